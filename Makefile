@@ -1,0 +1,50 @@
+# Each target does all its own set-up: a fresh machine needs Python 3.11+ and make.
+PYTHON ?= python3
+VENV   := .venv
+READY  := $(VENV)/.ready
+FAISS  := $(if $(shell command -v nvidia-smi 2>/dev/null),gpu,cpu)
+UV     := $(shell command -v uv 2>/dev/null)
+DEMO_SECONDS ?= 120
+DEMO_OUT     ?= demo-out
+
+.PHONY: demo test check bench lint format docs setup clean
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "stream-ssl needs Python 3.11 or newer; choose one with: make PYTHON=python3.12")'
+ifneq ($(UV),)
+	$(UV) venv --quiet --allow-existing --python $(PYTHON) $(VENV)
+	$(UV) pip install --quiet --python $(VENV)/bin/python -c constraints.txt -e '.[learner,$(FAISS),dev]'
+else
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[learner,$(FAISS),dev]'
+endif
+	@touch $@
+
+demo: $(READY)  ## the whole system on embedded real images, then a report
+	$(VENV)/bin/stream-ssl demo --seconds $(DEMO_SECONDS) --out $(DEMO_OUT)
+
+test: $(READY)  ## all tests
+	$(VENV)/bin/python -m pytest
+
+lint: $(READY)  ## style and types
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+format: $(READY)
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+check: lint test  ## what must pass before a commit
+
+bench: $(READY)  ## speed and memory, as a table and a dated report under benchmarks/
+	$(VENV)/bin/python -m benchmarks
+
+docs: $(READY)  ## regenerate the pages that are made from code
+	$(VENV)/bin/python -m stream_ssl.observe.page > docs/metrics.md
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
