@@ -1,0 +1,1 @@
+"""Commands, and what puts the parts together. Nothing imports this but tests."""

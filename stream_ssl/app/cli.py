@@ -1,0 +1,50 @@
+"""The console script. Each command imports what it needs when it is called, so help is quick."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+from stream_ssl import __version__
+
+COMMANDS = {
+    "demo": "the whole system at work on embedded real images, then a report",
+    "run": "the daemon: start receiver and learner from a config file, and watch both",
+    "receiver": "only the receiver: take samples from producers, journal them",
+    "learner": "only the learner: train from the journal",
+    "produce": "send a data set, a folder, tar shards or a synthetic stream to a receiver",
+    "keys": "make a CURVE key pair for a producer or a receiver",
+    "check": "validate a config file without opening a socket",
+    "status": "what a running daemon is doing: rates, lag, memory, last checkpoint",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status: 0 done, 1 failed, 2 wrong usage."""
+    parser = argparse.ArgumentParser(
+        prog="stream-ssl",
+        description="Learn an image encoder from an endless, uncurated stream.",
+        epilog="stream-ssl COMMAND --help tells a command's options.",
+    )
+    parser.add_argument("--version", action="version", version=f"stream-ssl {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, line in COMMANDS.items():
+        commands.add_parser(name, help=line, add_help=False)
+    chosen, rest = parser.parse_known_args(argv)
+    logging.basicConfig(
+        level=os.environ.get("STREAM_SSL_LOG", "INFO").upper(),
+        format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+    command = importlib.import_module(f"stream_ssl.app.commands.{chosen.command}")
+    status = command.main(rest)
+    assert isinstance(status, int)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,44 @@
+"""stream-ssl keys: make a CURVE key pair."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from jsonargparse import auto_cli
+
+from stream_ssl.wire.keys import Keys
+
+
+def keys(name: str, folder: Path = Path("keys"), allow: Path | None = None) -> int:
+    """Make a CURVE key pair: NAME.public.json and NAME.secret.json (readable by you alone).
+
+    A receiver needs its own pair, each producer too. The secret file stays on the machine that
+    made it; public files may be copied freely.
+
+    Args:
+        name: whom the keys belong to, for example "receiver" or "camera-1".
+        folder: where the two files go.
+        allow: allow-list of a receiver to enter the producer in; created when missing.
+    """
+    if (folder / f"{name}.secret.json").exists():
+        print(
+            f"{folder / name}.secret.json exists; remove it first to make new keys", file=sys.stderr
+        )
+        return 1
+    pair = Keys.generate(name)
+    public, secret = pair.save(folder)
+    print(f"public: {public}\nsecret: {secret}")
+    if allow is not None:
+        from stream_ssl.ingest.access import AllowList
+
+        AllowList.enter(allow, name, pair.public)
+        print(f"entered in {allow}")
+    return 0
+
+
+def main(arguments: Sequence[str]) -> int:
+    status = auto_cli(keys, args=list(arguments), prog="stream-ssl keys")
+    assert isinstance(status, int)
+    return status

@@ -1,0 +1,137 @@
+"""Starts a run's processes, restarts those that die, and stops them in order."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from stream_ssl.app.signals import PARENT
+
+log = logging.getLogger("stream_ssl.supervisor")
+
+USAGE = 2
+"""Exit status of a process whose configuration is wrong: starting it again mends nothing."""
+
+
+@dataclass
+class BackOff:
+    """How long to wait before the next start: doubles from `first` to `longest` seconds, and
+    begins anew after `healthy` seconds of life."""
+
+    first: float = 1.0
+    longest: float = 30.0
+    healthy: float = 60.0
+    _next: float = field(default=0.0, init=False)
+
+    def after(self, lived: float) -> float:
+        """Seconds to wait after a process that lived for `lived` seconds."""
+        fresh = self._next == 0.0 or lived >= self.healthy
+        wait = self.first if fresh else self._next
+        self._next = min(2 * wait, self.longest)
+        return wait
+
+
+@dataclass
+class Child:
+    """One supervised process."""
+
+    name: str
+    command: Sequence[str]
+    back_off: BackOff = field(default_factory=BackOff)
+    process: subprocess.Popen[bytes] | None = None
+    started: float = 0.0
+    start_at: float = 0.0
+    restarts: int = 0
+
+    def start(self, clock: Callable[[], float]) -> None:
+        """Start the process; it stops by itself should we die."""
+        self.process = subprocess.Popen(
+            self.command,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, PARENT: str(os.getpid())},
+            start_new_session=True,  # a terminal's Ctrl-C comes to us; we stop them in order
+        )
+        self.started = clock()
+        log.info("%s started, pid %d", self.name, self.process.pid)
+
+
+class Supervisor:
+    """Keeps processes alive.
+
+    Args:
+        commands: command line by name, in the order in which they start; they stop in reverse.
+        stop_seconds: how long a process may take over SIGTERM before it is killed.
+    """
+
+    def __init__(
+        self,
+        commands: dict[str, Sequence[str]],
+        stop_seconds: float = 60.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.children = [Child(name, command) for name, command in commands.items()]
+        self.stop_seconds = stop_seconds
+        self._clock = clock
+
+    def run(self, stop: threading.Event, poll: float = 0.2) -> int:
+        """Watch until `stop` is set; returns the exit status for the whole."""
+        status = 0
+        try:
+            while not stop.is_set():
+                if any(self._tend(child) == USAGE for child in self.children):
+                    status = USAGE
+                    break
+                stop.wait(poll)
+        finally:
+            stopped = self._stop_all()
+        return status or stopped
+
+    def _tend(self, child: Child) -> int | None:
+        """Start the child if it is due; returns the exit status of one that will not live."""
+        now = self._clock()
+        if child.process is None:
+            if now >= child.start_at:
+                child.start(self._clock)
+            return None
+        status = child.process.poll()
+        if status is None:
+            return None
+        child.process = None
+        if status == USAGE:
+            log.error(
+                "%s: wrong configuration (its message is above); nothing restarts", child.name
+            )
+            return status
+        wait = child.back_off.after(now - child.started)
+        child.start_at = now + wait
+        child.restarts += 1
+        log.warning("%s ended with status %d; restart in %.1f s", child.name, status, wait)
+        return status
+
+    def _stop_all(self) -> int:
+        worst = 0
+        for child in reversed(self.children):
+            if child.process is None:
+                continue
+            child.process.terminate()
+            try:
+                status = child.process.wait(self.stop_seconds)
+            except subprocess.TimeoutExpired:
+                log.error("%s did not stop in %.0f s: killed", child.name, self.stop_seconds)
+                child.process.kill()
+                child.process.wait()
+                status = 1
+            log.info("%s stopped with status %d", child.name, status)
+            worst = worst or (status and 1)
+        return worst
+
+
+def command(*arguments: str) -> list[str]:
+    """The command line of one of our own commands, in this interpreter."""
+    return [sys.executable, "-m", "stream_ssl.app.cli", *arguments]

@@ -1,0 +1,50 @@
+"""endpoints.json and the locks of the roles."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from pathlib import Path
+
+import pytest
+
+from stream_ssl.app.endpoints import RoleTaken, hold_role, load, publish
+
+
+def test_roles_share_the_file(tmp_path: Path) -> None:
+    assert load(tmp_path) == {}
+    publish(tmp_path, "receiver", data="tcp://127.0.0.1:1", http="http://127.0.0.1:2")
+    publish(tmp_path, "learner", http="http://127.0.0.1:3")
+    publish(tmp_path, "receiver", data="tcp://127.0.0.1:4", http="http://127.0.0.1:5")
+    assert load(tmp_path) == {
+        "receiver": {"data": "tcp://127.0.0.1:4", "http": "http://127.0.0.1:5", "pid": os.getpid()},
+        "learner": {"http": "http://127.0.0.1:3", "pid": os.getpid()},
+    }
+
+
+def _publish(run: Path, role: str) -> None:
+    publish(run, role, http=role)
+
+
+def test_writers_at_once_lose_nothing(tmp_path: Path) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    writers = [spawn.Process(target=_publish, args=(tmp_path, f"role-{n}")) for n in range(6)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert {role: entry["http"] for role, entry in load(tmp_path).items()} == {
+        f"role-{n}": f"role-{n}" for n in range(6)
+    }
+
+
+def test_a_role_is_held_once(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with hold_role(run, "learner"):
+        taken = rf"a learner already runs here \(pid {os.getpid()}\)"
+        with pytest.raises(RoleTaken, match=taken), hold_role(run, "learner"):
+            pass
+        with hold_role(run, "receiver"):
+            pass
+    with hold_role(run, "learner"):
+        assert (run / "learner.lock").read_text() == str(os.getpid())

@@ -1,0 +1,153 @@
+"""The supervisor restarts what dies, stops in order and leaves nothing running."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stream_ssl.app.supervisor import USAGE, BackOff, Supervisor
+
+# Each child appends its pid when it starts, so that a test sees starts without asking the child.
+LIVES = "import os, sys, time; open(sys.argv[1], 'a').write(f'{os.getpid()}\\n'); time.sleep(60)"
+DIES = "import os, sys; open(sys.argv[1], 'a').write(f'{os.getpid()}\\n'); sys.exit(3)"
+DEAF = (
+    "import os, signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+    "open(sys.argv[1], 'a').write(f'{os.getpid()}\\n'); time.sleep(60)"
+)
+
+
+def python(code: str, *arguments: object) -> list[str]:
+    return [sys.executable, "-c", code, *map(str, arguments)]
+
+
+def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the condition never came true"
+        time.sleep(0.02)
+
+
+def starts(path: Path) -> list[int]:
+    return [int(line) for line in path.read_text().split()] if path.exists() else []
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+class Running:
+    """A supervisor in a thread."""
+
+    def __init__(self, supervisor: Supervisor) -> None:
+        self.stop = threading.Event()
+        self.status: int | None = None
+        self._thread = threading.Thread(target=self._run, args=(supervisor,))
+        self._thread.start()
+
+    def _run(self, supervisor: Supervisor) -> None:
+        self.status = supervisor.run(self.stop, poll=0.02)
+
+    def join(self, ask: bool = True) -> int:
+        if ask:
+            self.stop.set()
+        self._thread.join(30)
+        assert self.status is not None, "the supervisor did not stop"
+        return self.status
+
+
+def test_back_off_doubles_to_its_bound_and_forgets() -> None:
+    back_off = BackOff(first=1, longest=5, healthy=60)
+    assert [back_off.after(0.1) for _ in range(5)] == [1, 2, 4, 5, 5]
+    assert back_off.after(61) == 1
+    assert back_off.after(0.1) == 2
+
+
+def test_a_killed_child_is_started_again(tmp_path: Path) -> None:
+    log = tmp_path / "pids"
+    supervisor = Supervisor({"child": python(LIVES, log)})
+    supervisor.children[0].back_off = BackOff(first=0.05)
+    running = Running(supervisor)
+    until(lambda: len(starts(log)) == 1)
+    os.kill(starts(log)[0], signal.SIGKILL)
+    until(lambda: len(starts(log)) == 2)
+    running.join()
+    assert supervisor.children[0].restarts == 1
+    assert not any(alive(pid) for pid in starts(log))
+
+
+def test_a_child_that_keeps_dying_leaves_the_other_alone(tmp_path: Path) -> None:
+    good, bad = tmp_path / "good", tmp_path / "bad"
+    supervisor = Supervisor({"good": python(LIVES, good), "bad": python(DIES, bad)})
+    supervisor.children[1].back_off = BackOff(first=0.01, longest=0.02)
+    running = Running(supervisor)
+    until(lambda: len(starts(bad)) >= 3)
+    assert len(starts(good)) == 1
+    assert alive(starts(good)[0])
+    running.join()
+    assert not alive(starts(good)[0])
+
+
+def test_wrong_configuration_stops_everything(tmp_path: Path) -> None:
+    good = tmp_path / "good"
+    usage = python(f"import sys; sys.exit({USAGE})")
+    running = Running(Supervisor({"good": python(LIVES, good), "bad": usage}))
+    assert running.join(ask=False) == USAGE
+    assert not any(alive(pid) for pid in starts(good))
+
+
+def test_a_child_deaf_to_sigterm_is_killed_and_reported(tmp_path: Path) -> None:
+    log = tmp_path / "pids"
+    running = Running(Supervisor({"deaf": python(DEAF, log)}, stop_seconds=0.3))
+    until(lambda: len(starts(log)) == 1)
+    assert running.join() == 1
+    assert not alive(starts(log)[0])
+
+
+ORPHAN = (
+    "import sys; from stream_ssl.app.signals import stop_on_signals; stop = stop_on_signals(); "
+    "print('up', flush=True); sys.exit(0 if stop.wait(30) else 9)"
+)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_set_the_stop_event(number: signal.Signals) -> None:
+    with subprocess.Popen(python(ORPHAN), stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"up\n"
+        process.send_signal(number)
+        assert process.wait(20) == 0
+
+
+def test_an_orphan_stops(tmp_path: Path) -> None:
+    log = tmp_path / "pids"
+    parent = (
+        "import subprocess, sys, os, time\n"
+        "from stream_ssl.app.signals import PARENT\n"
+        "child = subprocess.Popen(sys.argv[2:], env={**os.environ, PARENT: str(os.getpid())},"
+        " stdout=subprocess.PIPE)\n"
+        "assert child.stdout.readline() == b'up\\n'\n"
+        "open(sys.argv[1], 'a').write(f'{child.pid}\\n')\n"
+        "os._exit(0)\n"
+    )
+    subprocess.run(python(parent, log, *python(ORPHAN)), check=True, timeout=60)
+    until(lambda: not _running(starts(log)[0]))
+
+
+def _running(pid: int) -> bool:
+    """Not a zombie either: nobody may reap an orphan in a container."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
