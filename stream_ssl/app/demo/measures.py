@@ -1,0 +1,74 @@
+"""What the demo reads out of the metrics: shares of classes, collisions, effective classes.
+
+C classes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from stream_ssl.app.demo.data import CLASSES
+from stream_ssl.app.demo.scrape import History, key
+
+Holder = Literal["stream", "queue", "working"]
+HOLDERS: tuple[Holder, ...] = ("stream", "queue", "working")
+TITLES: Mapping[Holder, str] = {"stream": "stream", "queue": "queue", "working": "DUEL memory"}
+"""What a reader calls them; "working" is the label of the memory that trains the encoder."""
+
+
+def counts(values: Mapping[str, float], holder: Holder) -> list[float]:
+    """Samples of each class: seen so far in the stream, or held now in a memory; [C]."""
+    if holder == "stream":
+        return [
+            values.get(key("stream_ssl_stream_class_samples_total", {"class": str(c)}), 0.0)
+            for c in range(len(CLASSES))
+        ]
+    return [
+        values.get(key("stream_ssl_memory_class_slots", {"class": str(c), "memory": holder}), 0.0)
+        for c in range(len(CLASSES))
+    ]
+
+
+def shares(amounts: Sequence[float]) -> list[float]:
+    """Parts of the whole; zeros of an empty one."""
+    whole = sum(amounts)
+    return [amount / whole if whole else 0.0 for amount in amounts]
+
+
+def newest_counts(history: History, holder: Holder) -> list[float]:
+    """The newest counts that are not all zero, or zeros; [C]."""
+    for snapshot in reversed(history.snapshots):
+        found = counts(snapshot.values, holder)
+        if sum(found):
+            return found
+    return [0.0] * len(CLASSES)
+
+
+def meeting(a: Sequence[float], b: Sequence[float]) -> float:
+    """Chance that one drawn from each share the class: sum of products of their shares."""
+    return sum(p * q for p, q in zip(shares(a), shares(b), strict=True))
+
+
+def true_collisions(history: History, holder: Holder) -> list[tuple[float, float]]:
+    """(time, chance that a sample of the stream and a slot of the memory share their class)."""
+    points = []
+    for snapshot in history.snapshots:
+        held, streamed = counts(snapshot.values, holder), counts(snapshot.values, "stream")
+        if sum(held) and sum(streamed):
+            points.append((snapshot.time, meeting(streamed, held)))
+    return points
+
+
+def expected_collisions(history: History, holder: Holder) -> list[tuple[float, float]]:
+    """(time, mean score between batch and memory); what the learner sees without labels."""
+    name = "stream_ssl_collision_probability"
+    points = history.series(name, kind="expected", memory=holder)
+    return points or (history.series(name, kind="expected") if holder == "working" else [])
+
+
+def entropy_classes(amounts: Sequence[float]) -> float:
+    """Effective number of classes: exponential of the entropy of the shares, 0 when empty."""
+    parts = [p for p in shares(amounts) if p > 0]
+    return math.exp(-sum(p * math.log(p) for p in parts)) if parts else 0.0
