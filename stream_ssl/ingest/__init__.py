@@ -1,0 +1,1 @@
+"""From the wire to the learner: receiver, journal and batches."""

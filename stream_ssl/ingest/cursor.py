@@ -1,0 +1,75 @@
+"""How far the learner has come, told to the receiver through one small file."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+FILE_NAME = "cursor.json"
+
+
+@dataclass(frozen=True, slots=True)
+class CursorState:
+    """Journal positions: the next to read, and the first that the newest durable checkpoint needs.
+
+    Records before `durable` may be trimmed.
+    """
+
+    read: int = 1
+    durable: int = 1
+
+
+class Cursor:
+    """The file `cursor.json` in a folder: written by the learner, read by the receiver.
+
+    Args:
+        folder: where the file lies; made if it is missing.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.path = Path(folder) / FILE_NAME
+        self._seen: tuple[int, int, int] | None = None
+        self._state = CursorState()
+
+    def publish(self, read: int, durable: int) -> None:
+        """Replaces the state, atomically.
+
+        No fsync: a mark lost with the power is an older one, and older marks only trim less.
+
+        Raises:
+            ValueError: positions that are not 1 <= durable <= read.
+            OSError: the folder cannot be written.
+        """
+        if not 1 <= durable <= read:
+            raise ValueError(
+                f"cursor read={read}, durable={durable}: must hold 1 <= durable <= read; a "
+                "checkpoint cannot need less than what was read before it"
+            )
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = self.path.with_name(f".{FILE_NAME}.{os.getpid()}")
+        fresh.write_text(json.dumps({"read": read, "durable": durable}))
+        fresh.replace(self.path)
+
+    def load(self) -> CursorState:
+        """The newest state; the last good one while the file is missing or damaged."""
+        try:
+            facts = self.path.stat()
+            seen = (facts.st_mtime_ns, facts.st_ino, facts.st_size)
+            if seen == self._seen:
+                return self._state
+            fields = json.loads(self.path.read_text())
+            read, durable = int(fields["read"]), int(fields["durable"])
+            if not 1 <= durable <= read:
+                raise ValueError(f"read={read}, durable={durable}")
+        except FileNotFoundError:
+            return self._state
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            log.warning("cursor %s cannot be read (%r): keeping %s", self.path, error, self._state)
+            return self._state
+        self._seen, self._state = seen, CursorState(read, durable)
+        return self._state

@@ -1,0 +1,449 @@
+"""The journal: what producers sent, in order and on disk, between receiver and learner.
+
+It is a row of LMDB environments, "segments". Appending fills the newest; trimming deletes whole
+ones. One environment for all would do the same in less code, but its pages stay mapped: at a budget
+of 4 GiB the writer's resident set comes to 4 GiB, and trimming would write to the full disk that it
+is to relieve.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import shutil
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import lmdb
+
+from stream_ssl.ingest.segment import (
+    PAGE,
+    Damaged,
+    NewerFormat,
+    ProducerState,
+    Record,
+    Segment,
+    create_segment,
+    delete_segment,
+    disk_bytes,
+    file_bytes,
+    key_of,
+    list_segments,
+    pack_record,
+    put_state,
+    segment_path,
+    sync_folder,
+    unpack_head,
+    wire_checksum,
+)
+from stream_ssl.ingest.segment_reader import JournalReader
+from stream_ssl.wire import Position
+
+__all__ = [
+    "Commit",
+    "Entry",
+    "Journal",
+    "JournalError",
+    "JournalFull",
+    "JournalReader",
+    "NewerFormat",
+    "ProducerState",
+    "Record",
+]
+
+log = logging.getLogger(__name__)
+
+MAX_RECORDS = 1 << 20  # of a segment, so that a lost one leaves a known gap of positions
+_TREE = 16 * PAGE  # what a transaction may take beside its values
+
+
+class JournalError(Exception):
+    """Nothing of the append was kept; the same append may be tried again later."""
+
+
+class JournalFull(JournalError):
+    """No room: the budget is used up, or the disk is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A packet to journal.
+
+    Args:
+        position: the source's position after the packet.
+        received: seconds since the Unix epoch.
+        header: None only moves the producer's sequence on, past a packet that was refused for good.
+        checksum: as in DATA; computed if None.
+    """
+
+    producer: str
+    sequence: int
+    position: Position = None
+    received: float = 0.0
+    header: bytes | memoryview | None = None
+    payload: bytes | memoryview = b""
+    checksum: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What an append did: positions first..last are on disk (last < first: no record)."""
+
+    first: int
+    last: int
+    seconds: float  # in the transaction's commit, which is nearly all fsync
+
+
+class Journal:
+    """The only writer of a journal.
+
+    Opening needs no operator: what a crash or a bad disk left is recovered or set aside (beside
+    the folder, as `<name>.damaged-<time>-<segment>`) and counted in `damaged`.
+
+    Args:
+        path: folder of the journal; made if missing.
+        budget: bytes on disk, at least 1 MiB.
+        segment_bytes: size at which a new segment begins; an eighth of the budget, at most 64 MiB.
+
+    Raises:
+        ValueError: budget or segment_bytes are too small.
+        JournalError: another process writes this journal, or the folder cannot be used.
+        NewerFormat: the journal is of a later version.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        budget: int = 4 << 30,
+        segment_bytes: int | None = None,
+    ) -> None:
+        if budget < 1 << 20:
+            raise ValueError(f"journal budget {budget} bytes: must be at least 1 MiB ({1 << 20})")
+        self.path = Path(path)
+        self.budget = budget
+        self.segment_bytes = segment_bytes or min(budget // 8, 64 << 20)
+        if not 16 * PAGE <= self.segment_bytes <= budget // 2:
+            raise ValueError(
+                f"segment_bytes {self.segment_bytes}: must lie between {16 * PAGE} and half of the "
+                f"budget, {budget // 2}"
+            )
+        self.damaged = 0
+        self._active: Segment | None = None
+        self._closed: list[tuple[int, int]] = []  # (first position, bytes) of older segments
+        self._start = 1  # first position of the active segment
+        self._active_bytes = 0
+        self._states: dict[str, ProducerState] = {}
+        self._last = 0
+        self._total = 0  # bytes of header and payload ever journalled
+        self._lock_handle = _take_writer_lock(self.path)
+        try:
+            self._recover()
+        except BaseException:
+            self.close()
+            raise
+
+    # -- what there is
+
+    @property
+    def bytes(self) -> int:
+        """Bytes on disk."""
+        return sum(size for _, size in self._closed) + self._active_bytes
+
+    @property
+    def room(self) -> int:
+        """Bytes that can still be appended within the budget; trimming brings it back."""
+        return max(0, self.budget - self.bytes - _TREE)
+
+    @property
+    def first(self) -> int:
+        """The oldest position held; last + 1 when there is none."""
+        return self._closed[0][0] if self._closed else self._start
+
+    @property
+    def last(self) -> int:
+        """The newest position on disk; first - 1 when there is none."""
+        return self._last
+
+    def producers(self) -> dict[str, ProducerState]:
+        """Name to durable state, of every producer that was ever journalled."""
+        return dict(self._states)
+
+    def state(self, producer: str) -> ProducerState:
+        """The durable state of one producer; sequence 0 if it is unknown."""
+        return self._states.get(producer, ProducerState())
+
+    def bytes_after(self, position: int) -> int:
+        """Bytes of header and payload from `position` on: how far a reader lags."""
+        if position > self._last:
+            return 0
+        if position <= self.first:
+            position = self.first
+        later = [first for first, _ in self._closed if first <= position]
+        start = self._start if position >= self._start or not later else later[-1]
+        try:
+            before = self._total_before(start, position)
+        except (Damaged, lmdb.Error) as error:
+            log.warning("journal: lag at position %d is unknown: %s", position, error)
+            return self._total
+        return self._total if before is None else self._total - before
+
+    # -- what changes it
+
+    def append(self, entries: Sequence[Entry]) -> Commit:
+        """Writes entries in one transaction that is on disk when this returns.
+
+        Raises:
+            ValueError: a producer's sequence does not grow.
+            JournalFull: no room in the budget or on the disk; nothing was written.
+            JournalError: the disk failed; nothing was written.
+        """
+        self._check_order(entries)
+        need = _TREE + sum(_entry_bytes(entry) for entry in entries)
+        if need > self.budget - self.bytes and any(e.header is not None for e in entries):
+            raise JournalFull(
+                f"journal {self.path}: {need} bytes do not fit, {self.bytes} of {self.budget} are "
+                "used; it empties behind the learner's checkpoints, or raise journal.budget"
+            )
+        try:
+            if self._active is None or self._must_roll(need):
+                self._roll(need)
+            return self._write(entries)
+        except lmdb.MapFullError:
+            self._give_up_active()
+            raise JournalFull(f"journal {self.path}: segment overrun; try again") from None
+        except (lmdb.Error, OSError) as error:
+            self._give_up_active()
+            raise _translate(error, self.path) from error
+
+    def trim(self, before: int) -> int:
+        """Deletes whole segments of positions below `before`; returns the bytes that came free.
+
+        Needs no free space. Raises:
+            JournalError: the disk refuses to delete.
+        """
+        freed = 0
+        while self._closed:
+            following = self._closed[1][0] if len(self._closed) > 1 else self._start
+            if following > before:
+                break
+            first, size = self._closed[0]
+            path = segment_path(self.path, first)
+            try:
+                delete_segment(path)
+            except OSError as error:
+                raise _translate(error, self.path) from error
+            del self._closed[0]
+            freed += size
+        return freed
+
+    def close(self) -> None:
+        """Closes the files; what was appended is on disk already."""
+        if self._active is not None:
+            self._active.close()
+            self._active = None
+        if self._lock_handle is not None:
+            os.close(self._lock_handle)
+            self._lock_handle = None
+
+    # -- inside
+
+    def _check_order(self, entries: Iterable[Entry]) -> None:
+        seen: dict[str, int] = {}
+        for entry in entries:
+            last = seen.get(entry.producer, self.state(entry.producer).sequence)
+            if entry.sequence <= last:
+                raise ValueError(
+                    f"producer {entry.producer!r}: sequence {entry.sequence} after {last}; "
+                    "sequences only grow"
+                )
+            seen[entry.producer] = entry.sequence
+
+    def _must_roll(self, need: int) -> bool:
+        empty = self._last < self._start
+        full = self._active_bytes + need > self.segment_bytes
+        return (full and not empty) or self._last - self._start + 1 >= MAX_RECORDS
+
+    def _roll(self, need: int) -> None:
+        """Begins a new segment behind the last durable position, with all producers' states."""
+        if self._active is not None:
+            self._active.close()
+            self._active = None
+        if self._last >= self._start:
+            size = file_bytes(segment_path(self.path, self._start))
+            self._closed.append((self._start, size))
+            self._start, self._active_bytes = self._last + 1, 0
+        path = segment_path(self.path, self._start)
+        states = sum(64 + len(name) for name in self._states)
+        size = 2 * max(self.segment_bytes, need) + 16 * states + (1 << 20)
+        create_segment(path, self._states, size)
+        self._active = Segment(path)
+        self._active_bytes = self._active.used()
+
+    def _write(self, entries: Sequence[Entry]) -> Commit:
+        segment = self._active
+        assert segment is not None
+        position, total, states = self._last, self._total, dict[str, ProducerState]()
+        with segment.env.begin(write=True, buffers=True) as txn:
+            for entry in entries:
+                if entry.header is not None:
+                    position += 1
+                    total += len(entry.header) + len(entry.payload)
+                    value = _pack(position, total, entry)
+                    txn.put(key_of(position), value, db=segment.records, append=True)
+                    states[entry.producer] = ProducerState(entry.sequence, entry.position)
+                else:
+                    before = states.get(entry.producer, self.state(entry.producer))
+                    states[entry.producer] = ProducerState(entry.sequence, before.position)
+            for name, state in states.items():
+                put_state(txn, segment.producers, name, state)
+            begun = time.monotonic()
+        commit = Commit(self._last + 1, position, time.monotonic() - begun)
+        self._last, self._total = position, total
+        self._states.update(states)
+        self._active_bytes = segment.used()
+        return commit
+
+    def _give_up_active(self) -> None:
+        """After a failed commit the file's state is in doubt: go on in a new one.
+
+        Positions that the failed commit may have left are written again by the new segment, and
+        readers take a position from the newest segment that can hold it.
+        """
+        if self._active is not None:
+            self._active.close()
+            self._active = None
+
+    def _total_before(self, start: int, position: int) -> int | None:
+        segment = Segment(segment_path(self.path, start))
+        try:
+            with (
+                segment.env.begin(db=segment.records, buffers=True) as txn,
+                txn.cursor() as cursor,
+            ):
+                if not cursor.set_range(key_of(position)):
+                    return None
+                head = unpack_head(cursor.value())
+                return head.total - (head.end - head.start)
+        finally:
+            segment.close()
+
+    def _recover(self) -> None:
+        for leftover in self.path.glob(".*-segment-*"):  # half made or half deleted
+            shutil.rmtree(leftover)
+        found = list_segments(self.path)
+        held: list[tuple[int, Path]] = []
+        behind = 0  # what positions the newest segment, if lost, may have reached
+        for first, path in found:
+            try:
+                segment = Segment(path)
+            except Damaged as error:
+                self._set_aside(path, error)
+                behind = first + MAX_RECORDS
+                continue
+            bounds, states = segment.bounds(), segment.states()
+            segment.close()
+            behind = 0
+            self._states.update(states)
+            held.append((first, path))
+            self._last = max(first - 1, bounds[1] if bounds else 0)
+        self._adopt(held, behind)
+
+    def _adopt(self, held: list[tuple[int, Path]], behind: int) -> None:
+        """Takes the good segments over; the newest becomes the active one."""
+        for first, path in held[:-1]:
+            self._closed.append((first, file_bytes(path)))
+        if held:
+            self._start = held[-1][0]
+            self._total = self._newest_total(held)
+        if held and not behind:
+            self._active = Segment(held[-1][1])
+            self._active_bytes = self._active.used()
+            return
+        if held:
+            self._closed.append((self._start, file_bytes(held[-1][1])))
+        self._start = max(self._last + 1, behind, 1)
+        self._last = self._start - 1
+        try:
+            self._roll(0)
+        except (lmdb.Error, OSError) as error:
+            raise _translate(error, self.path) from error
+
+    def _newest_total(self, held: list[tuple[int, Path]]) -> int:
+        for _, path in reversed(held):
+            segment = Segment(path)
+            try:
+                with segment.env.begin(db=segment.records, buffers=True) as txn:
+                    cursor: Any = txn.cursor()
+                    if cursor.last():
+                        return unpack_head(cursor.value()).total
+            except Damaged as error:
+                log.error("journal: %s: newest record: %s", path, error)
+            finally:
+                segment.close()
+        return 0
+
+    def _set_aside(self, path: Path, error: Exception) -> None:
+        stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
+        aside = self.path.with_name(f"{self.path.name}.damaged-{stamp}-{path.name}")
+        path.rename(aside)
+        sync_folder(self.path)
+        self.damaged += 1
+        log.error(
+            "journal segment %s is damaged and was set aside as %s: %s; its records are lost, "
+            "intake goes on",
+            path,
+            aside,
+            error,
+        )
+
+
+def _pack(position: int, total: int, entry: Entry) -> bytes:
+    assert entry.header is not None
+    checksum = entry.checksum
+    if checksum is None:
+        checksum = wire_checksum(entry.sequence, entry.header, entry.payload)
+    return pack_record(
+        position,
+        total,
+        entry.producer,
+        entry.sequence,
+        entry.received,
+        checksum,
+        entry.header,
+        entry.payload,
+    )
+
+
+def _entry_bytes(entry: Entry) -> int:
+    if entry.header is None:
+        return 0
+    return disk_bytes(128 + len(entry.producer) + len(entry.header) + len(entry.payload))
+
+
+def _take_writer_lock(path: Path) -> int | None:
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        handle = os.open(path / "writer.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise _translate(error, path) from error
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        raise JournalError(
+            f"journal {path} is being written by another process: stop the other receiver first"
+        ) from None
+    return handle
+
+
+def _translate(error: Exception, path: Path) -> JournalError:
+    text = str(error)
+    full = isinstance(error, lmdb.DiskError) or any(
+        word in text for word in ("No space left", "Disk quota", "Errno 28", "Errno 122")
+    )
+    kind = JournalFull if full else JournalError
+    return kind(f"journal {path}: {text}")
