@@ -1,6 +1,10 @@
 """What producers and receivers say to each other: see docs/wire.md."""
 
+from stream_ssl.wire.address import is_loopback, require_loopback
+from stream_ssl.wire.errors import REASONS, WireError
+from stream_ssl.wire.keys import Keys
 from stream_ssl.wire.messages import (
+    VERSION,
     Ack,
     Bye,
     Data,
@@ -8,22 +12,32 @@ from stream_ssl.wire.messages import (
     Message,
     Nack,
     Welcome,
-    WireError,
+    check_name,
     decode,
+    encode,
+    sample_of,
 )
 from stream_ssl.wire.sample import CODECS, Position, Sample
 
 __all__ = [
     "CODECS",
+    "REASONS",
+    "VERSION",
     "Ack",
     "Bye",
     "Data",
     "Hello",
+    "Keys",
     "Message",
     "Nack",
     "Position",
     "Sample",
     "Welcome",
     "WireError",
+    "check_name",
     "decode",
+    "encode",
+    "is_loopback",
+    "require_loopback",
+    "sample_of",
 ]

@@ -1,4 +1,4 @@
-"""The messages, byte by byte: docs/wire.md is this file in prose.
+"""The messages, byte by byte: docs/wire.md is this folder in prose.
 
 Every message is a multipart ZeroMQ message whose first frame is four bytes: "SS", the protocol
 version, the kind. All but DATA carry one more frame, a msgpack map. DATA carries three: sequence
@@ -7,48 +7,51 @@ and checksum, the packet's header (a msgpack map), and the samples' payloads one
 
 from __future__ import annotations
 
-import struct
-import zlib
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from functools import cached_property
+import re
+import reprlib
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 import msgpack
 
-from stream_ssl.wire.sample import CODECS, Position, Sample
-
-MAGIC = b"SS"
-VERSION = 1
-DATA_HEAD = struct.Struct(">QI")  # sequence, CRC-32 of (sequence, header, payload)
-
-Frame = bytes | memoryview
-Frames = list[Frame]
-
-
-class WireError(ValueError):
-    """A message that breaks the protocol.
-
-    Attributes:
-        reason: one word of the bounded set that NACK and the metrics use.
-    """
-
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
-
-
-REASONS = (
-    "checksum",  # damaged on the way: send again
-    "codec",  # a codec that WELCOME did not list
-    "gap",  # not the next sequence: go back to the one named
-    "hello-required",  # the receiver does not know this connection: say HELLO
-    "malformed",  # no message of this protocol
-    "oversize",  # larger than WELCOME allows
-    "superseded",  # a newer incarnation of the same producer has connected
-    "unauthorised",  # the key may not speak for this producer
-    "version",  # another version of the protocol
+from stream_ssl.wire.errors import REASONS, WireError
+from stream_ssl.wire.packet import (
+    DATA_HEAD,
+    MAGIC,
+    VERSION,
+    Data,
+    Frame,
+    Frames,
+    prefix,
+    sample_of,
+    unpack_map,
 )
+from stream_ssl.wire.sample import CODECS, Position
+
+__all__ = [
+    "DATA_HEAD",
+    "MAGIC",
+    "REASONS",
+    "VERSION",
+    "Ack",
+    "Bye",
+    "Data",
+    "Frame",
+    "Frames",
+    "Hello",
+    "Message",
+    "Nack",
+    "Welcome",
+    "WireError",
+    "check_name",
+    "decode",
+    "encode",
+    "sample_of",
+]
+
+MAX_TEXT = 4096  # bytes of agent, detail and reason
+_NAME = re.compile(r"[A-Za-z0-9._/-]{1,128}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,7 @@ class Hello:
     kind: ClassVar[int] = 1
     producer: str  # 1..128 bytes of [A-Za-z0-9._/-]
     epoch: int  # grows with each incarnation of the producer: nanoseconds since the Unix epoch
-    first: int  # the oldest sequence that it can still send
+    first: int  # the oldest sequence that it can still send; 1 as long as it has numbered none
     codecs: tuple[str, ...] = CODECS
     agent: str = ""  # program and version, for the log
 
@@ -106,147 +109,34 @@ class Bye:
     reason: str = ""
 
 
-@dataclass(frozen=True)
-class Data:
-    """One packet of samples, numbered by its producer from 1 without gaps.
-
-    The header is the map {"source", "position", "samples"}; a sample is the map {"id", "time",
-    "codec", "size"} with "shape" (raw), "label" and "meta" where it has them. Payload holds the
-    samples' bytes one after the other, "size" each.
-    """
-
-    kind: ClassVar[int] = 3
-    sequence: int
-    header: Frame
-    payload: Frame
-
-    @classmethod
-    def pack(cls, sequence: int, samples: Sequence[Sample], position: Position = None) -> Data:
-        """A packet of samples that share one source; `position` is the source's after the last.
-
-        Raises:
-            ValueError: no samples, or of several sources.
-        """
-        if not samples:
-            raise ValueError("a packet holds at least one sample")
-        source = samples[0].source
-        if any(sample.source != source for sample in samples):
-            raise ValueError("the samples of a packet share one source; begin a new packet")
-        header = msgpack.packb(
-            {
-                "source": source,
-                "position": position,
-                "samples": [_describe(sample) for sample in samples],
-            }
-        )
-        return cls(sequence, header, b"".join(sample.data for sample in samples))
-
-    @property
-    def size(self) -> int:
-        """Bytes of header and payload: what counts against credit and max_packet."""
-        return len(self.header) + len(self.payload)
-
-    def encode(self) -> Frames:
-        """The message's four frames."""
-        head = DATA_HEAD.pack(self.sequence, self.checksum())
-        return [_prefix(self.kind), head, self.header, self.payload]
-
-    def checksum(self) -> int:
-        """CRC-32 over the sequence (8 bytes, big-endian), the header and the payload."""
-        crc = zlib.crc32(self.sequence.to_bytes(8, "big"))
-        return zlib.crc32(self.payload, zlib.crc32(self.header, crc))
-
-    @cached_property
-    def fields(self) -> dict[str, Any]:
-        """The header, unpacked and checked against the payload.
-
-        Raises:
-            WireError: "malformed" or "codec".
-        """
-        fields = _unpack(self.header)
-        try:
-            source, rows = fields["source"], fields["samples"]
-            assert isinstance(source, str) and 1 <= len(source.encode()) <= 64
-            assert isinstance(rows, list) and rows
-            assert all(isinstance(row["id"], str) and isinstance(row["time"], float) for row in rows)
-            assert all(isinstance(row["size"], int) and row["size"] >= 0 for row in rows)
-            codecs = {row["codec"] for row in rows}
-            total = sum(row["size"] for row in rows)
-        except (AssertionError, KeyError, TypeError, UnicodeError) as error:
-            raise WireError("malformed", f"packet {self.sequence}: bad header: {error!r}") from None
-        if not codecs <= set(CODECS):
-            raise WireError("codec", f"packet {self.sequence}: codecs {codecs - set(CODECS)}")
-        if total != len(self.payload):
-            raise WireError(
-                "malformed",
-                f"packet {self.sequence}: sizes add up to {total} bytes, the payload has "
-                f"{len(self.payload)}",
-            )
-        return fields
-
-    @property
-    def position(self) -> Position:
-        """The source's position after this packet."""
-        return self.fields.get("position")
-
-    def __len__(self) -> int:
-        return len(self.fields["samples"])
-
-    def samples(self) -> Iterator[Sample]:
-        """The samples, payloads as views of the packet's.
-
-        Raises:
-            ValueError: a sample breaks a rule; the packet's others can still be had from `fields`.
-        """
-        for row, data in self.rows():
-            yield sample_of(self.fields["source"], row, data)
-
-    def rows(self) -> Iterator[tuple[dict[str, Any], memoryview]]:
-        """The header's map and the payload of each sample, unchecked."""
-        view, start = memoryview(self.payload), 0
-        for row in self.fields["samples"]:
-            yield row, view[start : start + row["size"]]
-            start += row["size"]
+Mapped = Hello | Welcome | Ack | Nack | Bye
+Message = Mapped | Data
+_MAPS: dict[int, type[Mapped]] = {cls.kind: cls for cls in (Hello, Welcome, Ack, Nack, Bye)}
+_FIELDS: dict[type[Mapped], dict[str, Any]] = {
+    cls: {field.name: field.type for field in fields(cls)} for cls in _MAPS.values()
+}
 
 
-def sample_of(source: str, row: dict[str, Any], data: bytes | memoryview) -> Sample:
-    """The sample that a header's map describes.
+def check_name(name: str) -> str:
+    """A producer's name, as it is.
 
     Raises:
-        ValueError: it breaks one of Sample's rules.
+        ValueError: not 1 to 128 characters of letters, digits and `._/-`.
     """
-    shape, label, meta = row.get("shape"), row.get("label"), row.get("meta")
-    if shape is not None and not (
-        isinstance(shape, list) and len(shape) == 3 and all(isinstance(n, int) for n in shape)
-    ):
-        raise ValueError(f"sample {row['id']!r}: shape {shape!r} is no [H, W, C]")
-    if label is not None and not isinstance(label, int):
-        raise ValueError(f"sample {row['id']!r}: label {label!r} is no integer")
-    if meta is not None and not isinstance(meta, dict):
-        raise ValueError(f"sample {row['id']!r}: meta {meta!r} is no map")
-    return Sample(
-        id=row["id"],
-        data=data,
-        codec=row["codec"],
-        shape=None if shape is None else (shape[0], shape[1], shape[2]),
-        time=row["time"],
-        source=source,
-        label=label,
-        meta=meta,
-    )
-
-
-Message = Hello | Welcome | Data | Ack | Nack | Bye
-_MAPS: dict[int, type[Hello | Welcome | Ack | Nack | Bye]] = {
-    cls.kind: cls for cls in (Hello, Welcome, Ack, Nack, Bye)
-}
+    if not _NAME.fullmatch(name):
+        raise ValueError(
+            f"producer name {reprlib.repr(name)}: must be 1 to 128 characters of "
+            "A-Z a-z 0-9 . _ / -"
+        )
+    return name
 
 
 def encode(message: Message) -> Frames:
     """The frames of a message."""
     if isinstance(message, Data):
         return message.encode()
-    return [_prefix(message.kind), msgpack.packb(asdict(message))]
+    values = {name: getattr(message, name) for name in _FIELDS[type(message)]}
+    return [prefix(message.kind), msgpack.packb(values)]
 
 
 def decode(frames: Sequence[Frame]) -> Message:
@@ -255,10 +145,10 @@ def decode(frames: Sequence[Frame]) -> Message:
     Raises:
         WireError: "version", "malformed" or "checksum".
     """
-    prefix = bytes(frames[0]) if frames else b""
-    if len(prefix) != 4 or prefix[:2] != MAGIC:
-        raise WireError("malformed", f"the first frame {prefix[:16]!r} is not b'SS' + version + kind")
-    version, kind = prefix[2], prefix[3]
+    first = bytes(frames[0][:16]) if frames else b""
+    if len(first) != 4 or first[:2] != MAGIC:
+        raise WireError("malformed", f"the first frame {first!r} is not b'SS' + version + kind")
+    version, kind = first[2], first[3]
     if version != VERSION:
         raise WireError("version", f"protocol version {version}; this side speaks {VERSION}")
     if kind == Data.kind:
@@ -266,12 +156,14 @@ def decode(frames: Sequence[Frame]) -> Message:
     cls = _MAPS.get(kind)
     if cls is None or len(frames) != 2:
         raise WireError("malformed", f"kind {kind} with {len(frames)} frames is no message")
-    return _decode_map(cls, _unpack(frames[1]))
+    return _decode_map(cls, unpack_map(frames[1]))
 
 
 def _decode_data(frames: Sequence[Frame]) -> Data:
     if len(frames) != 4 or len(frames[1]) != DATA_HEAD.size:
-        raise WireError("malformed", f"DATA has 4 frames, the second of 12 bytes; got {len(frames)}")
+        raise WireError(
+            "malformed", f"DATA has 4 frames, the second of 12 bytes; got {len(frames)}"
+        )
     sequence, checksum = DATA_HEAD.unpack(frames[1])
     data = Data(sequence, frames[2], frames[3])
     if data.checksum() != checksum:
@@ -279,49 +171,33 @@ def _decode_data(frames: Sequence[Frame]) -> Data:
     return data
 
 
-def _decode_map(
-    cls: type[Hello | Welcome | Ack | Nack | Bye], fields: dict[str, Any]
-) -> Hello | Welcome | Ack | Nack | Bye:
-    known = cls.__dataclass_fields__
-    values = {name: value for name, value in fields.items() if name in known}  # later ones may add
+def _decode_map(cls: type[Mapped], sent: dict[str, Any]) -> Mapped:
+    known = _FIELDS[cls]
+    values: dict[str, Any] = {}
+    for name, value in sent.items():
+        if name not in known:  # a later minor revision may add fields
+            continue
+        if not _fits(known[name], value):
+            raise WireError("malformed", f"{cls.__name__.upper()}: {name} is {reprlib.repr(value)}")
+        values[name] = tuple(value) if name == "codecs" else value
     try:
         message = cls(**values)
-    except TypeError as error:
+        if isinstance(message, Hello):
+            check_name(message.producer)
+    except (TypeError, ValueError) as error:
         raise WireError("malformed", f"{cls.__name__.upper()}: {error}") from None
-    for name, value in values.items():
-        expected = {"int": int, "str": str, "bool": bool, "tuple[str, ...]": list}.get(
-            str(known[name].type)
-        )
-        if expected and (not isinstance(value, expected) or (expected is int and value < 0)):
-            raise WireError("malformed", f"{cls.__name__.upper()}: {name} is {value!r}")
     return message
 
 
-def _describe(sample: Sample) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "id": sample.id,
-        "time": float(sample.time),
-        "codec": sample.codec,
-        "size": len(sample.data),
-    }
-    if sample.shape is not None:
-        row["shape"] = sample.shape
-    if sample.label is not None:
-        row["label"] = sample.label
-    if sample.meta:
-        row["meta"] = dict(sample.meta)
-    return row
-
-
-def _prefix(kind: int) -> bytes:
-    return MAGIC + bytes((VERSION, kind))
-
-
-def _unpack(frame: Frame) -> dict[str, Any]:
-    try:
-        fields = msgpack.unpackb(frame, strict_map_key=True)
-    except (ValueError, msgpack.exceptions.UnpackException) as error:
-        raise WireError("malformed", f"not msgpack: {error!r}") from None
-    if not isinstance(fields, dict):
-        raise WireError("malformed", f"a msgpack map was due, not {type(fields).__name__}")
-    return fields
+def _fits(kind: Any, value: Any) -> bool:
+    """Whether a value has the type that a field is annotated with."""
+    match kind:
+        case "int":
+            return type(value) is int and value >= 0
+        case "str":
+            return isinstance(value, str) and len(value) <= MAX_TEXT
+        case "bool":
+            return isinstance(value, bool)
+        case "tuple[str, ...]":
+            return isinstance(value, list) and all(isinstance(item, str) for item in value)
+    return True

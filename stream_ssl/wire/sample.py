@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import operator
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,10 +17,13 @@ CODECS = ("raw", "jpeg", "png", "webp")
 MAX_ID_BYTES = 255
 MAX_SOURCE_BYTES = 64
 MAX_META_BYTES = 4096
+MAX_POSITION_BYTES = 4096
+MAX_POSITION_DEPTH = 16
 MAX_SIDE = 65_535
 
 Position = Any
-"""Where a source stands: a small value that msgpack can carry, opaque to all but the source."""
+"""Where a source stands: a value that msgpack can carry, at most 4 KiB packed and 16 levels deep.
+Opaque to all but the source."""
 
 Scalar = str | int | float | bool
 
@@ -36,7 +41,8 @@ class Sample:
         time: capture time, seconds since the Unix epoch.
         source: names where the sample was captured, 1 to 64 bytes of UTF-8.
         label: class in [0, 2^31), where the stream carries one. Never used for learning.
-        meta: further facts, at most 4 KiB packed.
+        meta: further facts: text keys, and values that are text, numbers or booleans; at most
+            4 KiB packed.
 
     Raises:
         ValueError: a field breaks its rule.
@@ -52,26 +58,32 @@ class Sample:
     meta: Mapping[str, Scalar] | None = None
 
     def __post_init__(self) -> None:
-        if not 1 <= len(self.id.encode()) <= MAX_ID_BYTES:
-            raise ValueError(f"sample id {self.id!r}: must be 1 to {MAX_ID_BYTES} bytes of UTF-8")
-        if not 1 <= len(self.source.encode()) <= MAX_SOURCE_BYTES:
-            raise ValueError(f"source {self.source!r}: must be 1 to {MAX_SOURCE_BYTES} bytes")
+        _check_text("sample id", self.id, MAX_ID_BYTES)
+        _check_text("source", self.source, MAX_SOURCE_BYTES)
         if self.codec not in CODECS:
             raise ValueError(f"codec {self.codec!r}: must be one of {', '.join(CODECS)}")
         if not math.isfinite(self.time):
             raise ValueError(f"sample {self.id!r}: time {self.time} is not finite")
-        if self.label is not None and not 0 <= self.label < 2**31:
-            raise ValueError(f"sample {self.id!r}: label {self.label} lies outside [0, 2^31)")
+        if type(self.data) is not bytes:
+            object.__setattr__(self, "data", _flat(self.id, self.data))
+        if self.label is not None:
+            object.__setattr__(self, "label", _label(self.id, self.label))
+        if self.meta:
+            _check_meta(self.id, self.meta)
         if self.codec == "raw":
             self._check_raw()
         elif self.shape is not None:
-            raise ValueError(f"sample {self.id!r}: an encoded image carries its own shape; pass None")
+            raise ValueError(
+                f"sample {self.id!r}: an encoded image carries its own shape; pass None"
+            )
         elif len(self.data) == 0:
             raise ValueError(f"sample {self.id!r}: the {self.codec} payload is empty")
 
     def _check_raw(self) -> None:
         if self.shape is None or len(self.shape) != 3:
-            raise ValueError(f"sample {self.id!r}: raw images need shape (H, W, C), not {self.shape}")
+            raise ValueError(
+                f"sample {self.id!r}: raw images need shape (H, W, C), not {self.shape}"
+            )
         height, width, channels = self.shape
         if not (1 <= height <= MAX_SIDE and 1 <= width <= MAX_SIDE and channels in (1, 3, 4)):
             raise ValueError(
@@ -85,8 +97,8 @@ class Sample:
             )
 
     @classmethod
-    def from_array(cls, image_HWC: NDArray[np.uint8], id: str, **fields: Any) -> Sample:
-        """A raw sample from uint8 pixels, H x W or H x W x C.
+    def from_array(cls, image_HWC: NDArray[np.uint8], id: str, **fields: Any) -> Sample:  # noqa: A002
+        """A raw sample from a copy of uint8 pixels, H x W or H x W x C.
 
         Raises:
             ValueError: the array is not uint8, or has no image's shape.
@@ -95,11 +107,92 @@ class Sample:
             raise ValueError(
                 f"sample {id!r}: pixels must be uint8, not {image_HWC.dtype}; scale to 0..255 first"
             )
-        if image_HWC.ndim == 2:
-            image_HWC = image_HWC[:, :, None]
-        if image_HWC.ndim != 3:
-            raise ValueError(f"sample {id!r}: {image_HWC.ndim} dimensions are no H x W x C image")
-        height, width, channels = image_HWC.shape
-        return cls(
-            id=id, data=image_HWC.tobytes(), codec="raw", shape=(height, width, channels), **fields
+        shape = image_HWC.shape
+        if len(shape) == 2:
+            shape = (*shape, 1)
+        if len(shape) != 3:
+            raise ValueError(f"sample {id!r}: {len(shape)} dimensions are no H x W x C image")
+        return cls(id, image_HWC.tobytes(), "raw", shape, **fields)
+
+
+def check_position(position: Position) -> None:
+    """Refuse a position that cannot travel.
+
+    Raises:
+        ValueError: msgpack cannot carry it, or it is too large or too deeply nested.
+    """
+    if position is None or (type(position) is int and -(2**63) <= position < 2**63):
+        return
+    if _depth(position, MAX_POSITION_DEPTH) < 0:
+        raise ValueError(f"position: nested more than {MAX_POSITION_DEPTH} levels deep; flatten it")
+    packed = _packed("position", position)
+    if packed > MAX_POSITION_BYTES:
+        raise ValueError(
+            f"position: {packed} bytes packed, at most {MAX_POSITION_BYTES}; "
+            "keep a place in the source, not the source's content"
         )
+
+
+def _check_text(what: str, text: str, limit: int) -> None:
+    if not isinstance(text, str):
+        raise ValueError(f"{what} {text!r}: must be text, not {type(text).__name__}")
+    if text.isascii() and 1 <= len(text) <= limit:
+        return
+    try:
+        fits = 1 <= len(text.encode()) <= limit
+    except UnicodeEncodeError:
+        fits = False
+    if not fits:
+        raise ValueError(f"{what} {text!r}: must be 1 to {limit} bytes of UTF-8")
+
+
+def _flat(name: str, data: Any) -> bytes | memoryview:
+    """Bytes of any contiguous buffer, so that len() counts them."""
+    try:
+        view = memoryview(data)
+        return view if view.format == "B" and view.ndim == 1 else view.cast("B")
+    except TypeError:
+        raise ValueError(
+            f"sample {name!r}: data must be bytes or a contiguous buffer, not {type(data).__name__}"
+        ) from None
+
+
+def _label(name: str, label: Any) -> int:
+    """A plain integer, also of numpy's."""
+    try:
+        value = operator.index(label)
+    except TypeError:
+        value = -1
+    if isinstance(label, bool) or not 0 <= value < 2**31:
+        raise ValueError(f"sample {name!r}: label {label!r} is no integer in [0, 2^31)")
+    return value
+
+
+def _check_meta(sample: str, meta: Mapping[str, Scalar]) -> None:
+    for name, value in meta.items():
+        if not isinstance(name, str) or not isinstance(value, str | int | float | bool):
+            raise ValueError(
+                f"sample {sample!r}: meta {name!r}: {type(value).__name__}; keys are text, "
+                "values text, numbers or booleans"
+            )
+    packed = _packed(f"sample {sample!r}: meta", dict(meta))
+    if packed > MAX_META_BYTES:
+        raise ValueError(f"sample {sample!r}: meta takes {packed} bytes, at most {MAX_META_BYTES}")
+
+
+def _packed(what: str, value: Any) -> int:
+    try:
+        return len(msgpack.packb(value))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"{what}: msgpack cannot carry it: {error}") from None
+
+
+def _depth(value: Any, allowed: int) -> int:
+    """Levels left of those allowed below a value; negative: too deep."""
+    if isinstance(value, Mapping):
+        value = value.values()
+    elif not isinstance(value, list | tuple):
+        return allowed
+    if allowed == 0:
+        return -1
+    return min((_depth(item, allowed - 1) for item in value), default=allowed - 1)

@@ -1,0 +1,39 @@
+"""Which addresses never leave this machine: only there may the wire be in plain text."""
+
+from __future__ import annotations
+
+import ipaddress
+
+
+def is_loopback(address: str) -> bool:
+    """Whether a ZeroMQ address stays on this machine: 127.0.0.0/8, [::1], localhost, ipc, inproc.
+
+    A name other than "localhost" does not count: what it resolves to can change.
+    """
+    transport, _, rest = address.partition("://")
+    if transport in ("ipc", "inproc"):
+        return bool(rest)
+    if transport != "tcp":
+        return False
+    host = rest.rpartition(":")[0]
+    if host == "localhost":
+        return True
+    try:
+        ip = ipaddress.ip_address(host.removeprefix("[").removesuffix("]").partition("%")[0])
+    except ValueError:
+        return False
+    mapped = getattr(ip, "ipv4_mapped", None)
+    return bool((mapped or ip).is_loopback)
+
+
+def require_loopback(address: str, remedy: str) -> None:
+    """Refuse to speak in plain text to or on an address that others can reach.
+
+    Raises:
+        ValueError: the address is not on loopback; the message ends with the remedy.
+    """
+    if not is_loopback(address):
+        raise ValueError(
+            f"{address}: plain text is allowed only on loopback "
+            f"(tcp://127.0.0.1:PORT, ipc://PATH); {remedy}"
+        )

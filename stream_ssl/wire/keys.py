@@ -1,0 +1,146 @@
+"""CURVE key pairs in files: NAME.public.json may be given away, NAME.secret.json may not."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
+_Z85 = re.compile(r"[0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """One party's key pair, or only its public half.
+
+    Args:
+        name: 1 to 64 characters of letters, digits and `._-`; names the files.
+        public: 40 characters of Z85.
+        secret: 40 characters of Z85; None where only the public half is known.
+
+    Raises:
+        ValueError: a malformed name or key, or a secret that does not belong to the public key.
+    """
+
+    name: str
+    public: str
+    secret: str | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
+            raise ValueError(
+                f"key name {self.name!r}: must be 1 to 64 characters of A-Z a-z 0-9 . _ - "
+                "and not begin with a dot"
+            )
+        check_key("public", self.public)
+        if self.secret is not None:
+            check_key("secret", self.secret)
+            if zmq.curve_public(self.secret.encode()).decode() != self.public:
+                raise ValueError(
+                    f"keys {self.name!r}: the secret does not belong to the public key"
+                )
+
+    @classmethod
+    def generate(cls, name: str) -> Keys:
+        """A new pair."""
+        public, secret = zmq.curve_keypair()
+        return cls(name, public.decode(), secret.decode())
+
+    @classmethod
+    def load(cls, path: str | Path) -> Keys:
+        """Keys from NAME.public.json or NAME.secret.json.
+
+        Raises:
+            ValueError: the file is missing, malformed, or a secret that others may read. The
+                message carries the command that mends it.
+        """
+        path = Path(path)
+        name = path.name.removesuffix(".json").removesuffix(".secret").removesuffix(".public")
+        mend = f"make a pair with: stream-ssl keys {name or 'NAME'}"
+        try:
+            mode = path.stat().st_mode
+            fields: Any = json.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ValueError(f"key file {path}: {error.strerror}; {mend}") from None
+        except ValueError:
+            raise ValueError(f"key file {path}: is not JSON; {mend}") from None
+        if not isinstance(fields, dict) or not {"name", "public"} <= fields.keys():
+            raise ValueError(f'key file {path}: must hold {{"name", "public"}}; {mend}')
+        if fields.get("secret") is not None and mode & 0o007:
+            raise ValueError(
+                f"key file {path}: everybody may read this secret (mode {mode & 0o777:04o}); "
+                f"run: chmod 600 {path}"
+            )
+        try:
+            return cls(fields["name"], fields["public"], fields.get("secret"))
+        except ValueError as error:
+            raise ValueError(f"key file {path}: {error}; {mend}") from None
+
+    def save(self, folder: str | Path, overwrite: bool = False) -> tuple[Path, Path]:
+        """Writes both files and returns (public, secret) paths; the secret has mode 0600.
+
+        Raises:
+            ValueError: there is no secret to save, or a file exists and `overwrite` is off.
+        """
+        if self.secret is None:
+            raise ValueError(f"keys {self.name!r}: only the public half is known; nothing to save")
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        public, secret = folder / f"{self.name}.public.json", folder / f"{self.name}.secret.json"
+        for path in (public, secret):
+            if path.exists() and not overwrite:
+                raise ValueError(
+                    f"key file {path}: exists; everything that trusts it would stop working. "
+                    "Remove it first, or choose another name"
+                )
+        _write(secret, asdict(self), 0o600)
+        _write(public, {"name": self.name, "public": self.public}, 0o644)
+        return public, secret
+
+    def public_only(self) -> Keys:
+        """What may be given away."""
+        return Keys(self.name, self.public)
+
+
+def check_key(what: str, key: Any) -> str:
+    """A Z85 key, as it is.
+
+    Raises:
+        ValueError: not 40 characters of Z85. A secret is never quoted.
+    """
+    if isinstance(key, str) and _Z85.fullmatch(key):
+        return key
+    shown = "" if what == "secret" else f" {key!r}"
+    raise ValueError(f"{what} key{shown}: must be 40 characters of Z85")
+
+
+def public_key(value: Keys | str | Path) -> str:
+    """The public key that a user named: keys, a key file, or the 40 characters themselves.
+
+    Raises:
+        ValueError: none of these.
+    """
+    if isinstance(value, Keys):
+        return value.public
+    if isinstance(value, str) and _Z85.fullmatch(value):
+        return value
+    return Keys.load(value).public
+
+
+def _write(path: Path, fields: dict[str, str], mode: int) -> None:
+    """Written beside and renamed, so that no reader sees half a key or a wider mode."""
+    partial = path.with_suffix(".partial")
+    partial.unlink(missing_ok=True)
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        json.dump(fields, file, indent=1)
+        file.write("\n")
+        file.flush()
+        os.fsync(descriptor)
+    partial.replace(path)
