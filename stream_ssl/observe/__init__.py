@@ -1,0 +1,1 @@
+"""What a run shows of itself: metrics, health, balance, drift, and a probe of the features."""

@@ -1,0 +1,246 @@
+"""Turns the loops' records into metrics: ReceiverMetrics and LearnerMetrics, one a process."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from prometheus_client import CollectorRegistry
+
+from stream_ssl.observe.catalogue import CLASSES, PERCENTILES, PHASES, SIGNALS
+from stream_ssl.observe.families import OTHER, Families
+from stream_ssl.wire.messages import REASONS
+
+if TYPE_CHECKING:
+    from memory import Admission, MemoryStats
+    from stream_ssl.ingest.records import ReceiverRecord
+    from stream_ssl.learning.records import CheckpointRecord, Idle, StepRecord
+
+WORKING = "working"
+"""Label of the memory that the learner trains from; shadows have names of their own."""
+
+
+class BalanceNumbers(Protocol):
+    """What `observe_balance` reads; see `balance.Balance`."""
+
+    @property
+    def effective_classes(self) -> float: ...
+    @property
+    def class_entropy(self) -> float: ...
+    def take_new(self) -> Mapping[int, int]: ...
+
+
+class ReceiverMetrics:
+    """Metrics of the receiver.
+
+    Args:
+        registry: a registry of its own; `self.registry` is what the server exposes.
+        config: the resolved settings, exported as config_info.
+    """
+
+    def __init__(
+        self, registry: CollectorRegistry, config: Mapping[str, object] | None = None
+    ) -> None:
+        self.registry = registry
+        self._families = Families(registry, "receiver", {"reason": (*REASONS, OTHER)}, config)
+        self._damaged = 0
+
+    def consume(self, record: ReceiverRecord) -> None:
+        """Take one record of `Receiver.run`."""
+        add, put = self._families.add, self._families.set
+        add("received_packets_total", record.packets)
+        add("received_samples_total", record.samples)
+        add("received_bytes_total", record.bytes)
+        add("acked_samples_total", record.acked_samples)
+        add("duplicate_samples_total", record.duplicates)
+        add("missing_packets_total", record.missing)
+        for reason, samples in record.rejected.items():
+            add("rejected_samples_total", samples, reason=reason)
+        for reason, connections in record.refused.items():
+            add("refused_connections_total", connections, reason=reason)
+        put("producers_connected", record.producers)
+        put("credit_bytes", record.credit)
+        self._consume_journal(record)
+        if record.captured is not None:
+            put("last_captured_timestamp_seconds", record.captured)
+        if record.received is not None:
+            put("last_received_timestamp_seconds", record.received)
+
+    def _consume_journal(self, record: ReceiverRecord) -> None:
+        add, put = self._families.add, self._families.set
+        if record.fsync_seconds is not None:
+            self._families.observe("journal_fsync_seconds", record.fsync_seconds)
+        add("journal_failures_total", record.journal_failures)
+        # The record has the total since the journal was opened.
+        add("journal_damaged_segments_total", max(0, record.journal_damaged - self._damaged))
+        self._damaged = record.journal_damaged
+        put("journal_bytes", record.journal_bytes)
+        put("journal_room_bytes", record.room)
+        put("journal_first_record", record.journal_first)
+        put("journal_last_record", record.journal_last)
+        put("lag_bytes", record.lag_bytes)
+
+
+class LearnerMetrics:
+    """Metrics of the learner.
+
+    Args:
+        registry: a registry of its own; `self.registry` is what the server exposes.
+        memories: names of all memories, the working one first; shadows after it.
+        classes: number of classes when it is known in advance: their series start at 0.
+        diagnostics: names that the loss reports, when known in advance.
+        config: the resolved settings, exported as config_info.
+        clock: seconds since the Unix epoch.
+    """
+
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        memories: Sequence[str] = (WORKING,),
+        classes: int = 0,
+        diagnostics: Iterable[str] = (),
+        config: Mapping[str, object] | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.registry = registry
+        known: dict[str, Iterable[str]] = {
+            "memory": memories,
+            "phase": PHASES,
+            "percentile": PERCENTILES,
+            "signal": SIGNALS,
+            "kind": ("expected",),  # the true one has no value where there are no labels
+            "class": dict.fromkeys(_class_label(label) for label in range(classes)),
+            "name": diagnostics,
+            "skipped_updates_total.reason": ("nan", "inf", OTHER),
+            "quarantined_samples_total.reason": (OTHER,),
+        }
+        self._families = Families(registry, "learner", known, config)
+        self._clock = clock
+        self._checkpoint_time = clock()  # until there is one, the age counts from the start
+        self._corrupt = 0
+        self._classes_held: dict[str, set[str]] = {}
+        self._families.gauge("checkpoint_age_seconds").set_function(
+            lambda: max(0.0, self._clock() - self._checkpoint_time)
+        )
+
+    def consume(self, record: StepRecord | Idle | CheckpointRecord) -> None:
+        """Take one record of `Learner.run`, or of the Checkpointer."""
+        if hasattr(record, "loss"):
+            self._step(record)
+        elif hasattr(record, "lag_seconds"):
+            self._waiting(record)
+        else:
+            self._checkpoint(record)
+
+    def admitted(self, memory: str, admission: Admission) -> None:
+        """Count what a shadow's `consume` returns; the working memory's comes with its step."""
+        add = self._families.add
+        add("memory_inserted_total", admission.inserted, memory=memory)
+        add("memory_evictions_total", len(admission.evicted), memory=memory)
+        add("memory_refused_total", len(admission.refused), memory=memory)
+
+    def observe_memory(
+        self, memory: str, stats: MemoryStats, class_counts: Mapping[int, int] | None = None
+    ) -> None:
+        """Report the state of a memory. `stats()` has an eigen-decomposition: call it now and then.
+
+        Args:
+            memory: one of the names given at the start.
+            stats: of `WorkingMemory.stats`.
+            class_counts: labelled slots by class, of `balance.class_counts`; classes that left the
+                memory go to 0.
+        """
+        put = self._families.set
+        put("memory_slots", stats.occupancy, memory=memory)
+        put("memory_capacity_slots", stats.capacity, memory=memory)
+        put("memory_expected_collisions", stats.expected_collisions, memory=memory)
+        put("memory_effective_classes", stats.effective_classes, memory=memory)
+        if class_counts is not None:
+            self._class_slots(memory, class_counts)
+
+    def observe_balance(self, balance: BalanceNumbers) -> None:
+        """Report the stream's balance."""
+        put = self._families.set
+        put("stream_effective_classes", balance.effective_classes)
+        put("stream_class_entropy_nats", balance.class_entropy)
+        for label, samples in balance.take_new().items():
+            self._families.add(
+                "stream_class_samples_total", samples, **{"class": _class_label(label)}
+            )
+
+    def observe_drift(self, shift: float, detections: Mapping[str, int]) -> None:
+        """Report the embeddings' shift, and the changes found since the call before, by signal."""
+        self._families.set("embedding_shift", shift)
+        for signal, found in detections.items():
+            self._families.add("drift_detections_total", found, signal=signal)
+
+    def observe_journal(self, waiting: int, corrupt: int) -> None:
+        """Report the records that wait, and those left out as corrupt since the reader opened."""
+        self._families.set("lag_records", waiting)
+        self._families.add("journal_corrupt_records_total", max(0, corrupt - self._corrupt))
+        self._corrupt = corrupt
+
+    def resumed(self, step: int, created: float) -> None:
+        """The learner goes on from a checkpoint made at `created`, seconds since the Unix epoch."""
+        self._checkpoint_time = created
+        self._families.set("checkpoint_timestamp_seconds", created)
+        self._families.set("checkpoint_step", step)
+
+    def checkpoint_failed(self) -> None:
+        """A checkpoint could not be written."""
+        self._families.add("checkpoint_failures_total")
+
+    def _step(self, record: StepRecord) -> None:
+        add, put = self._families.add, self._families.set
+        if record.skipped is None:
+            add("steps_total")
+        else:
+            add("skipped_updates_total", reason=record.skipped)
+        add("trained_samples_total", record.batch)
+        put("loss", record.loss)
+        put("gradient_norm", record.grad_norm)
+        put("learning_rate", record.learning_rate)
+        for phase, seconds in record.seconds.items():
+            self._families.observe("step_seconds", seconds, phase=phase)
+        for name, value in record.diagnostics.items():
+            put("loss_diagnostic", value, name=name)
+        put("collision_probability", record.collision_expected, kind="expected")
+        if record.collision_true is not None:
+            put("collision_probability", record.collision_true, kind="true")
+        if record.admission is not None:
+            self.admitted(WORKING, record.admission)
+        self._waiting(record)
+
+    def _waiting(self, record: StepRecord | Idle) -> None:
+        self._families.set("lag_seconds", record.lag_seconds)
+        for reason, samples in record.rejected.items():
+            self._families.add("quarantined_samples_total", samples, reason=reason)
+
+    def _checkpoint(self, record: CheckpointRecord) -> None:
+        self.resumed(record.step, record.created)
+        self._families.observe("checkpoint_seconds", record.seconds)
+
+    def _class_slots(self, memory: str, counts: Mapping[int, int]) -> None:
+        folded: dict[str, int] = {}
+        for label, slots in counts.items():
+            folded[_class_label(label)] = folded.get(_class_label(label), 0) + slots
+        gone = self._classes_held.get(memory, set()) - folded.keys()
+        self._classes_held[memory] = set(folded)
+        for label_name, slots in (folded | dict.fromkeys(gone, 0)).items():
+            self._families.set(
+                "memory_class_slots", slots, **{"memory": memory, "class": label_name}
+            )
+        self._families.set("memory_class_entropy_nats", entropy(counts.values()), memory=memory)
+
+
+def entropy(counts: Iterable[float]) -> float:
+    """Entropy in nats of the distribution that counts describe; 0 when they are all 0."""
+    positive = [count for count in counts if count > 0]
+    total = sum(positive)
+    return max(0.0, -sum(count / total * math.log(count / total) for count in positive))
+
+
+def _class_label(label: int) -> str:
+    return str(label) if 0 <= label < CLASSES else OTHER

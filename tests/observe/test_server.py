@@ -1,0 +1,181 @@
+"""The HTTP side: what it answers, to whom it listens, and what idle connections do to it."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry, Gauge
+
+from stream_ssl.observe import connections
+from stream_ssl.observe.health import Health
+from stream_ssl.observe.server import Server, is_loopback
+
+
+class Clock:
+    """Seconds that pass when told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def health(clock: Clock) -> Health:
+    health = Health(clock)
+    health.expect("train", 5.0)
+    return health
+
+
+@pytest.fixture
+def server(health: Health) -> Iterator[Server]:
+    registry = CollectorRegistry()
+    Gauge("answer", "The answer.", registry=registry).set(42)
+    with Server(registry, health, "learner") as server:
+        yield server
+
+
+def get(server: Server, path: str, **headers: str) -> httpx.Response:
+    return httpx.get(server.address + path, headers=headers, timeout=10, trust_env=False)
+
+
+def test_metrics_are_of_the_given_registry(server: Server) -> None:
+    reply = get(server, "/metrics")
+    assert reply.status_code == 200
+    assert reply.headers["content-type"].startswith("text/plain; version=")
+    assert reply.text == "# HELP answer The answer.\n# TYPE answer gauge\nanswer 42.0\n"
+
+
+def test_openmetrics_is_negotiated(server: Server) -> None:
+    reply = get(server, "/metrics", accept="application/openmetrics-text; version=1.0.0")
+    assert reply.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
+    assert reply.text.endswith("# EOF\n")
+
+
+def test_healthz_falls_when_a_loop_stands_still(
+    server: Server, health: Health, clock: Clock
+) -> None:
+    assert get(server, "/healthz").status_code == 200
+    clock.now += 5.1
+    reply = get(server, "/healthz")
+    assert reply.status_code == 503
+    assert reply.json()["failing"] == ["train"]
+    assert reply.json()["parts"]["train"] == {
+        "ok": False,
+        "seconds_since_tick": 5.1,
+        "patience_seconds": 5.0,
+    }
+    health.tick("train")
+    assert get(server, "/healthz").status_code == 200
+
+
+def test_readyz_names_the_check_that_fails(server: Server, health: Health, clock: Clock) -> None:
+    health.set("journal", False, "no room: 0 bytes left")
+    health.set("keys", True)
+    reply = get(server, "/readyz")
+    assert reply.status_code == 503
+    assert reply.json()["failing"] == ["journal"]
+    assert reply.json()["parts"]["journal"]["detail"] == "no room: 0 bytes left"
+    assert get(server, "/healthz").status_code == 200  # alive all the same
+    health.set("journal", True)
+    assert get(server, "/readyz").status_code == 200
+    clock.now += 6
+    assert get(server, "/readyz").json()["failing"] == ["train"]  # what is not alive is not ready
+
+
+def test_page_links_the_others_and_escapes(server: Server, health: Health) -> None:
+    health.set("disk", False, "<script>alert(1)</script>")
+    reply = get(server, "/")
+    assert reply.status_code == 200
+    assert "stream-ssl learner" in reply.text
+    for path in ("/metrics", "/healthz", "/readyz"):
+        assert f'href="{path}"' in reply.text
+    assert "<script>" not in reply.text
+    assert "&lt;script&gt;" in reply.text
+    assert get(server, "/nothing").status_code == 404
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org"])
+def test_public_addresses_are_refused(host: str, health: Health) -> None:
+    assert not is_loopback(host)
+    with pytest.raises(ValueError, match="is not loopback"):
+        Server(CollectorRegistry(), health, "learner", host)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "localhost", "::1"])
+def test_loopback_is_not(host: str) -> None:
+    assert is_loopback(host)
+
+
+def test_public_is_allowed_when_asked_for(health: Health) -> None:
+    with Server(CollectorRegistry(), health, "learner", "0.0.0.0", public=True) as server:
+        port = server.address.rsplit(":", 1)[1]
+        assert httpx.get(f"http://127.0.0.1:{port}/healthz", trust_env=False).status_code == 200
+
+
+def test_a_taken_port_is_named(server: Server, health: Health) -> None:
+    port = int(server.address.rsplit(":", 1)[1])
+    with pytest.raises(OSError, match=f"port {port} for metrics .*choose another"):
+        Server(CollectorRegistry(), health, "learner", port=port)
+
+
+def test_close_frees_the_port_and_may_be_repeated(health: Health) -> None:
+    server = Server(CollectorRegistry(), health, "learner")
+    port = int(server.start().rsplit(":", 1)[1])
+    with socket.create_connection(("127.0.0.1", port)):  # an idle client does not hold it up
+        began = time.monotonic()
+        server.close()
+        assert time.monotonic() - began < 5
+    server.close()
+    Server(CollectorRegistry(), health, "learner", port=port).close()
+
+
+def test_idle_connections_do_not_stop_scrapes(server: Server) -> None:
+    port = int(server.address.rsplit(":", 1)[1])
+    with contextlib.ExitStack() as stack:
+        idle = []
+        for number in range(3 * connections.LIMIT):
+            client = stack.enter_context(socket.create_connection(("127.0.0.1", port), 10))
+            if number % 2:
+                client.sendall(b"GET /metrics HTTP/1.1\r\n")  # a head that never ends
+            idle.append(client)
+        assert get(server, "/metrics").status_code == 200
+        assert idle[0].recv(1) == b""  # the oldest were closed; the newest are still held
+        idle[-1].setblocking(False)
+        with pytest.raises(BlockingIOError):
+            idle[-1].recv(1)
+
+
+def test_silent_connections_are_closed(monkeypatch: pytest.MonkeyPatch, health: Health) -> None:
+    monkeypatch.setattr(connections, "PATIENCE", 0.1)
+    with Server(CollectorRegistry(), health, "learner") as server:
+        port = int(server.address.rsplit(":", 1)[1])
+        with socket.create_connection(("127.0.0.1", port), 10) as client:
+            assert client.recv(1) == b""
+        with httpx.Client(base_url=server.address, trust_env=False) as keep_alive:
+            assert keep_alive.get("/healthz").status_code == 200
+            deadline = time.monotonic() + 0.3
+            while time.monotonic() < deadline:  # one that has asked is left to keep-alive
+                assert keep_alive.get("/healthz").status_code == 200
+
+
+def test_unknown_loops_do_not_tick() -> None:
+    health = Health()
+    with pytest.raises(KeyError):
+        health.tick("train")
+    with pytest.raises(ValueError, match="more than 0 s"):
+        health.expect("train", 0)
+    health.expect("train", 1e-9)
+    health.forget("train")
+    assert health.live().ok
