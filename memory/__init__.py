@@ -1,0 +1,8 @@
+"""A working memory for contrastive learning from a stream. Needs torch and numpy alone."""
+
+from memory.admission import Admission
+from memory.draws import Draw, Negatives
+from memory.stats import MemoryStats
+from memory.working import WorkingMemory
+
+__all__ = ["Admission", "Draw", "MemoryStats", "Negatives", "WorkingMemory"]

@@ -1,0 +1,77 @@
+"""What became of a batch of newcomers, worked out from the slots that a policy chose.
+
+Shapes: B newcomers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from memory.columns import Columns, Rows
+
+REFUSED = -1
+"""In a policy's plan: this newcomer does not join."""
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """The outcome of one `add`, on the CPU.
+
+    Attributes:
+        slots: int64 [B], where each newcomer stands now; -1 where it was refused, or evicted again
+            by a later newcomer of the same batch.
+        evicted: int64, ids in the order in which they were evicted.
+        ages: int64, for each evicted id the samples offered between its arrival and its eviction.
+        refused: int64, ids of the newcomers that never joined.
+        inserted: how many newcomers joined, those evicted again included.
+    """
+
+    slots: Tensor
+    evicted: Tensor
+    ages: Tensor
+    refused: Tensor
+    inserted: int
+
+
+def carry_out(plan: Tensor, rows: Rows, columns: Columns) -> Admission:
+    """Write each newcomer to the slot that the plan gives it, in turn.
+
+    Args:
+        plan: int64 [B] on the CPU; newcomer b goes to slot plan[b], or nowhere where it is -1.
+            A slot may occur often: each newcomer evicts the one before it. A slot not yet occupied
+            is filled and nobody is evicted.
+        rows: the newcomers.
+        columns: where to write; all but `occupied` is updated.
+    """
+    ids, born = rows.ids.cpu(), rows.born.cpu()
+    turn = torch.nonzero(plan != REFUSED).flatten()
+    slot = plan[turn]
+    # Sorted by slot and then by turn, each newcomer stands right behind the one it evicts.
+    order = torch.argsort(slot, stable=True)
+    follows = torch.zeros(len(turn), dtype=torch.bool)
+    follows[1:] = slot[order][1:] == slot[order][:-1]
+    previous = torch.full((len(turn),), -1, dtype=torch.int64)
+    previous[order[1:]] = torch.where(follows[1:], order[:-1], -1)
+    last = torch.ones(len(turn), dtype=torch.bool)
+    last[order[:-1]] = ~follows[1:]
+
+    where = slot.to(columns.device)
+    from_memory = previous < 0
+    old_ids = torch.where(from_memory, columns.ids[where].cpu(), ids[turn][previous])
+    old_born = torch.where(from_memory, columns.born[where].cpu(), born[turn][previous])
+    evicts = ~from_memory | (slot < columns.occupied)
+
+    survivor = turn[last]
+    columns.write(plan[survivor].to(columns.device), rows[survivor.to(columns.device)])
+    slots = torch.full((len(rows),), -1, dtype=torch.int64)
+    slots[survivor] = plan[survivor]
+    return Admission(
+        slots=slots,
+        evicted=old_ids[evicts],
+        ages=(born[turn] - old_born)[evicts],
+        refused=ids[plan == REFUSED],
+        inserted=len(turn),
+    )

@@ -1,0 +1,72 @@
+"""What every eviction policy is: it chooses slots; the memory carries the choice out.
+
+Shapes: B newcomers, D embedding, K slots, k occupied slots.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+from torch import Tensor
+
+from memory.columns import Columns, Rows
+from memory.scores import Linear, Score
+
+
+class Policy(ABC):
+    """Chooses which sample makes room for each newcomer.
+
+    A policy serves one memory. It reads the memory's columns and never writes them. Its own numbers
+    (a sum of rows, a generator, a queue's head) are its state, saved with the memory.
+    """
+
+    name: ClassVar[str]
+    score: Score = Linear()
+    """By what the memory counts duplicates under this policy."""
+
+    columns: Columns
+
+    def bind(self, columns: Columns, seed: int) -> None:
+        """Serve the memory of these columns, from its present rows on. Called once by the memory,
+        and again when its rows were replaced from outside or their dtype changed.
+
+        Args:
+            columns: the memory's, read at every later call.
+            seed: for a policy that draws; distinct from the memory's own.
+        """
+        del seed
+        self.columns = columns
+
+    def joined(self, rows: Rows) -> None:
+        """Newcomers were written to slots that had been empty, the last of the occupied ones."""
+        del rows
+
+    @abstractmethod
+    def choose(self, rows: Rows) -> Tensor:
+        """The slot of each newcomer, taken in turn, in a memory that is full.
+
+        Returns:
+            int64 [B] on the CPU. A newcomer replaces who stands in its slot at that moment, perhaps
+            an earlier newcomer. -1 refuses it. The memory writes the rows after this returns.
+        """
+
+    def refreshed(self, slots: Tensor, before_RD: Tensor) -> None:
+        """The embeddings of these slots were replaced; `before_RD` were the old ones."""
+        del slots, before_RD
+
+    def counts(self) -> Tensor:
+        """N(j) of the occupied slots (DUEL, eq. 5), float64 [k]."""
+        return self.score.counts(self.columns.z_kD)
+
+    def state(self) -> dict[str, Tensor]:
+        """What `load` needs to go on exactly as this policy would."""
+        return {}
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Take over what `state` gave. Called after the rows were loaded."""
+        del state
+
+    def check(self) -> tuple[bool, str]:
+        """Whether the policy's own numbers agree with the rows; if not, what is wrong."""
+        return True, ""

@@ -1,0 +1,64 @@
+"""Evict the sample with the largest duplicate count: DUEL's Algorithm 2."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from memory.columns import Columns, Rows
+from memory.eviction.base import Policy
+from memory.eviction.linear import LinearTally
+from memory.eviction.scored import ScoredTally
+from memory.scores import Linear, Score
+
+
+class MostDuplicated(Policy):
+    """For each newcomer in turn, evict argmax_j N(j); the newcomer takes that slot.
+
+    DUEL, Definition 3 and Algorithm 2. Exact: at every step the evicted has the largest count of
+    that moment, to rounding. Ties go to the lowest slot; rows that are equal bit by bit tie always.
+
+    Args:
+        score: h of eq. 5; Linear() where not given.
+
+    >>> import torch
+    >>> from memory import WorkingMemory
+    >>> memory = WorkingMemory(capacity=3, dim=2, eviction=MostDuplicated())
+    >>> memory.add(torch.arange(3), torch.eye(2)[[0, 1, 1]]).evicted.tolist()
+    []
+    >>> memory.add(torch.tensor([3]), torch.eye(2)[[0]]).evicted.tolist()
+    [1]
+    """
+
+    name = "most-duplicated"
+
+    def __init__(self, score: Score | None = None) -> None:
+        self.score = Linear() if score is None else score
+
+    def bind(self, columns: Columns, seed: int) -> None:
+        super().bind(columns, seed)
+        self._tally: LinearTally | ScoredTally = (
+            LinearTally(columns)
+            if isinstance(self.score, Linear)
+            else ScoredTally(columns, self.score)
+        )
+
+    def joined(self, rows: Rows) -> None:
+        self._tally.joined(rows.embeddings)
+
+    def choose(self, rows: Rows) -> Tensor:
+        return self._tally.choose(rows.embeddings)
+
+    def refreshed(self, slots: Tensor, before_RD: Tensor) -> None:
+        self._tally.refreshed(slots, before_RD)
+
+    def counts(self) -> Tensor:
+        return self._tally.counts()
+
+    def state(self) -> dict[str, Tensor]:
+        return self._tally.state()
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        self._tally.load(state)
+
+    def check(self) -> tuple[bool, str]:
+        return self._tally.check()

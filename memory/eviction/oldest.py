@@ -1,0 +1,45 @@
+"""Evict the sample that has been in the memory longest: the queue of MoCo."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from memory.columns import Columns, Rows
+from memory.eviction.base import Policy
+
+
+class Oldest(Policy):
+    """First in, first out (MoCo, He et al. 2020, section 3.1).
+
+    >>> from memory import WorkingMemory
+    >>> memory = WorkingMemory(capacity=2, dim=2, eviction=Oldest())
+    >>> memory.add(torch.arange(3), torch.eye(2)[[0, 1, 0]]).evicted.tolist()
+    [0]
+    """
+
+    name = "oldest"
+
+    def bind(self, columns: Columns, seed: int) -> None:
+        super().bind(columns, seed)
+        self._head = 0  # empty slots fill in order of arrival, so slot 0 is the oldest
+
+    def choose(self, rows: Rows) -> Tensor:
+        plan = (self._head + torch.arange(len(rows))) % self.columns.capacity
+        self._head = (self._head + len(rows)) % self.columns.capacity
+        return plan
+
+    def state(self) -> dict[str, Tensor]:
+        return {"head": torch.tensor([self._head])}
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        self._head = int(state["head"])
+
+    def check(self) -> tuple[bool, str]:
+        born = self.columns.born
+        if self.columns.full and int(born.argmin()) != self._head:
+            return (
+                False,
+                f"queue head is slot {self._head}, the oldest is slot {int(born.argmin())}",
+            )
+        return True, ""
