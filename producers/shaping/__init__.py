@@ -1,0 +1,6 @@
+"""Streams shaped like those of the world: biased, repetitive, correlated in time, paced."""
+
+from producers.shaping.rate import RateLimit
+from producers.shaping.shaped import Shaped
+
+__all__ = ["RateLimit", "Shaped"]

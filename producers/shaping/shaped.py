@@ -1,0 +1,221 @@
+"""Any source, shaped: class bias, repetitions, correlation in time, and pace."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import numpy as np
+
+from producers.shaping.rate import RateLimit
+from producers.shaping.repeat import NearBy, repeat
+from producers.sources.base import Facts, Source, checked, misfit
+from stream_ssl.wire.sample import Position, Sample
+
+Order = Literal["keep", "iid", "sequential", "blurred"]
+
+
+class Shaped:
+    """Takes a source's samples window by window; thins, reorders and repeats within the window.
+
+    Bias is that of DUEL's experiments: the dominant class keeps all its samples, each of the
+    others one in `bias`, so that over C classes equal in the source the dominant one has the share
+    bias / (bias + C - 1).
+
+    Repetitions carry ids of their own, and meta "duplicate_of" and "duplicate" ("exact" or
+    "near"). Each output is one with probability `duplicates`, of an original drawn evenly from
+    the `recent` last ones of its window.
+
+    All randomness is a function of seed and window. A position holds where its window begins in
+    the source: going on reads that window again, so the source must still have it.
+
+    Args:
+        source: what to shape.
+        bias: how many times as frequent the dominant class becomes, 1 or more.
+        dominant: the label of that class.
+        duplicates: share of the outputs that repeat a recent sample, 0 to 0.95.
+        near: share of the repetitions that differ a little from their original, 0 to 1.
+        near_by: how raw images differ: "jitter" moves them by up to a pixel and changes brightness
+            and noise; "jpeg" passes them through JPEG of quality 50 to 90, which needs Pillow.
+            Encoded images are always encoded anew as such JPEG.
+        recent: how far back a repetition may reach, in originals.
+        order: "keep" as the source has it; "iid" permuted within the window; "sequential" class
+            after class within the window; "blurred" the same with mixed borders. All but "keep"
+            wait for a whole window.
+        window: samples taken from the source at a time.
+        blur: width of the mixed borders: no sample is moved by as much as this.
+        rate: samples per second; null: as fast as they are taken. Not part of the position.
+        limit: end after so many samples, counted from the start of the stream; null: never. Not
+            part of the position.
+        seed: the key of all randomness.
+
+    Raises:
+        ValueError: an argument lies outside its range; while running, a sample without a label
+            where bias or order needs one.
+        ImportError: a near repetition needs Pillow, and it is not installed; raised while running.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        bias: float = 1.0,
+        dominant: int = 0,
+        duplicates: float = 0.0,
+        near: float = 1.0,
+        near_by: NearBy = "jitter",
+        recent: int = 256,
+        order: Order = "keep",
+        window: int = 1024,
+        blur: int = 64,
+        rate: float | None = None,
+        limit: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        for what, value, low, high in (
+            ("bias", bias, 1.0, 1e9),
+            ("duplicates", duplicates, 0.0, 0.95),
+            ("near", near, 0.0, 1.0),
+            ("recent", recent, 1, 2**31),
+            ("window", window, 1, 2**31),
+            ("blur", blur, 1, 2**31),
+            ("limit", limit or 0, 0, 2**62),
+            ("seed", seed, 0, 2**62),
+        ):
+            if not low <= value <= high:
+                raise ValueError(f"{what} {value}: must lie in [{low:g}, {high:g}]")
+        if rate is not None:
+            RateLimit(rate)
+        self.source = source
+        self.name = source.name
+        self.rate, self.limit = rate, limit
+        self._bias, self._dominant = bias, dominant
+        self._duplicates, self._near, self._near_by = duplicates, near, near_by
+        self._recent, self._order, self._window, self._blur = recent, order, window, blur
+        self._seed = seed
+        self._facts: Facts = {
+            "source": self.name,
+            "bias": bias,
+            "dominant": dominant if bias > 1 else None,
+            "duplicates": duplicates,
+            "near": f"{near} {near_by} {recent}" if duplicates else None,
+            "order": order,
+            "window": window,
+            "blur": blur if order == "blurred" else None,
+            "seed": seed,
+        }
+
+    def samples(self, position: Position = None) -> Iterator[tuple[Sample, Position]]:
+        """Each sample with the position after it; see `Source`."""
+        inner: Position = None
+        window = skip = sent = 0
+        if position is not None:
+            at = checked(position, self._facts, self.name)
+            if not (isinstance(at, list | tuple) and len(at) == 3 and set(map(type, at)) == {int}):
+                raise misfit(self.name, f"{at!r:.80} is no [window, offset, sent]")
+            inner = position.get("inner")
+            window, skip, sent = at
+        # Here, not at the first sample: the inner source's errors are the caller's to see now.
+        taken = self.source.samples(inner)
+        return self._paced(self._run(taken, inner, window, skip, sent), sent)
+
+    def _paced(
+        self, shaped: Iterator[tuple[Sample, Position]], sent: int
+    ) -> Iterator[tuple[Sample, Position]]:
+        if self.limit is not None:
+            shaped = itertools.islice(shaped, max(self.limit - sent, 0))
+        if self.rate is None:
+            yield from shaped
+            return
+        limiter = RateLimit(self.rate)
+        for item in shaped:
+            limiter.wait()
+            yield item
+
+    def _run(
+        self,
+        taken: Iterator[tuple[Sample, Position]],
+        inner: Position,
+        window: int,
+        skip: int,
+        sent: int,
+    ) -> Iterator[tuple[Sample, Position]]:
+        for number in itertools.count(window):
+            after = [inner]  # where the next window begins, once this one has been taken
+            outputs = self._shape(self._take(taken, after), number)
+            for offset, sample in enumerate(outputs, start=1):
+                if offset > skip:
+                    sent += 1
+                    at = [number, offset, sent]
+                    yield sample, {"at": at, "inner": inner, "of": self._facts}
+            if len(after) <= self._window:
+                return
+            inner, skip = after[-1], 0
+
+    def _take(
+        self, taken: Iterator[tuple[Sample, Position]], after: list[Position]
+    ) -> Iterator[Sample]:
+        for sample, position in itertools.islice(taken, self._window):
+            after.append(position)
+            yield sample
+
+    def _shape(self, window: Iterator[Sample], number: int) -> Iterator[Sample]:
+        # Each stage has its own generator, so that a change in one leaves the others' draws alone.
+        thinning, ordering, repeating = (
+            np.random.default_rng([self._seed, number, stage]) for stage in range(3)
+        )
+        return self._repeat(
+            self._reorder(self._thin(window, thinning), ordering), repeating, number
+        )
+
+    def _thin(self, window: Iterator[Sample], rng: np.random.Generator) -> Iterator[Sample]:
+        if self._bias == 1:
+            yield from window
+            return
+        keep = (rng.random(self._window) * self._bias < 1).tolist()
+        for sample, kept in zip(window, keep, strict=False):
+            if self._label(sample) == self._dominant or kept:
+                yield sample
+
+    def _reorder(self, window: Iterator[Sample], rng: np.random.Generator) -> Iterator[Sample]:
+        if self._order == "keep":
+            yield from window
+            return
+        samples = list(window)
+        if self._order == "iid":
+            rank = rng.permutation(len(samples))
+        else:
+            rank = np.argsort([self._label(sample) for sample in samples], kind="stable")
+            if self._order == "blurred":
+                rank = rank[np.argsort(np.arange(len(rank)) + rng.random(len(rank)) * self._blur)]
+        for index in rank.tolist():
+            yield samples[index]
+
+    def _repeat(
+        self, window: Iterator[Sample], rng: np.random.Generator, number: int
+    ) -> Iterator[Sample]:
+        if self._duplicates == 0:
+            yield from window
+            return
+        # Outputs are originals or repetitions by independent draws, so repetitions between two
+        # originals are geometric in number.
+        runs = (rng.geometric(1 - self._duplicates, self._window) - 1).tolist()
+        originals: list[Sample] = []
+        made = 0
+        for sample, run in zip(window, runs, strict=False):
+            yield sample
+            originals.append(sample)
+            del originals[: -self._recent]
+            for _ in range(run):
+                near: Any = self._near_by if rng.random() < self._near else None
+                original = originals[int(rng.integers(len(originals)))]
+                yield repeat(original, f"{number}.{made}", near, rng)
+                made += 1
+
+    def _label(self, sample: Sample) -> int:
+        if sample.label is None:
+            raise ValueError(
+                f"source {self.name!r}: sample {sample.id!r} carries no label, which bias and the "
+                'orders "sequential" and "blurred" need; set bias to 1 and order to "keep" or "iid"'
+            )
+        return sample.label

@@ -1,0 +1,29 @@
+"""Where samples come from. A new source is one file, and one line in the table below."""
+
+from producers.sources.base import Source
+from producers.sources.cifar import CifarBinary
+from producers.sources.idx import IdxDataset
+from producers.sources.image_folder import ImageFolder
+from producers.sources.synthetic import Synthetic
+from producers.sources.watched import WatchedFolder
+from producers.sources.webdataset import WebDataset
+
+SOURCES: dict[str, type[Source]] = {
+    "cifar": CifarBinary,
+    "idx": IdxDataset,
+    "images": ImageFolder,
+    "synthetic": Synthetic,
+    "watch": WatchedFolder,
+    "webdataset": WebDataset,
+}
+
+__all__ = [
+    "SOURCES",
+    "CifarBinary",
+    "IdxDataset",
+    "ImageFolder",
+    "Source",
+    "Synthetic",
+    "WatchedFolder",
+    "WebDataset",
+]

@@ -1,0 +1,87 @@
+"""What a source is, and how its positions are made and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+from stream_ssl.wire.sample import Position, Sample
+
+Facts = Mapping[str, str | int | float | bool | None]
+"""What a position holds true for: the settings and the files that fix the order of samples."""
+
+
+class Source(Protocol):
+    """Samples in a fixed order that can be taken up again at any of them."""
+
+    name: str
+
+    def samples(self, position: Position = None) -> Iterator[tuple[Sample, Position]]:
+        """Each sample with the position after it.
+
+        Args:
+            position: go on exactly after the sample it came with; None: from the start.
+
+        Raises:
+            ValueError: the position was taken from another source, or under other settings.
+        """
+        ...
+
+
+def mark(at: object, facts: Facts) -> dict[str, Any]:
+    """A position: where (`at`), and what it holds true for."""
+    return {"at": at, "of": facts}
+
+
+def place(position: Position, facts: Facts, name: str, limits: tuple[int, ...]) -> tuple[int, ...]:
+    """The integers that `mark` was given as `at`; zeros for None.
+
+    Args:
+        position: what `mark` returned, perhaps after a round trip through JSON or msgpack.
+        facts: those of the source that is to go on.
+        name: the source's name, for the error.
+        limits: the largest value of each integer.
+
+    Raises:
+        ValueError: no such position, or other facts.
+    """
+    if position is None:
+        return (0,) * len(limits)
+    at = checked(position, facts, name)
+    if not (
+        isinstance(at, list | tuple)
+        and len(at) == len(limits)
+        and all(
+            type(value) is int and 0 <= value <= limit
+            for value, limit in zip(at, limits, strict=True)
+        )
+    ):
+        raise misfit(name, f"{at!r:.80} does not lie within 0..{list(limits)}")
+    return tuple(at)
+
+
+def checked(position: Position, facts: Facts, name: str) -> Any:
+    """The `at` of a position, once its facts have been found to be `facts`.
+
+    Raises:
+        ValueError: no such position, or other facts; it names each that differs.
+    """
+    if not (isinstance(position, Mapping) and isinstance(position.get("of"), Mapping)):
+        raise misfit(name, f"{position!r:.80} is no position of a source")
+    made: Facts = position["of"]
+    differing = [
+        f"{key} was {made.get(key)!r} and is {facts.get(key)!r}"
+        for key in sorted({*made, *facts})
+        if made.get(key) != facts.get(key)
+    ]
+    if differing:
+        raise misfit(name, "since it was taken, " + "; ".join(differing))
+    return position.get("at")
+
+
+def misfit(name: str, what: str) -> ValueError:
+    """The error of a position that does not fit the source."""
+    return ValueError(
+        f"source {name!r}: the position does not fit: {what}. "
+        "Give the source the settings and files it had, or start anew with position None"
+    )

@@ -1,0 +1,120 @@
+"""The binary form of CIFAR-10 and CIFAR-100.
+
+Shapes: N images, R bytes a record: labels, then 32 x 32 pixels of red, of green, of blue.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from producers.sources.fields import digest
+from producers.sources.finite import Finite
+from stream_ssl.wire.sample import Sample
+
+SIDE = 32
+PIXELS = 3 * SIDE * SIDE
+SHAPE = (SIDE, SIDE, 3)
+FILES = {
+    (10, "train"): "data_batch_*.bin",
+    (10, "test"): "test_batch.bin",
+    (100, "train"): "train.bin",
+    (100, "test"): "test.bin",
+}
+FOLDERS = {10: "cifar-10-batches-bin", 100: "cifar-100-binary"}
+
+
+class CifarBinary(Finite):
+    """CIFAR-10 or CIFAR-100, whichever lies in the folder; the files are mapped, not loaded.
+
+    Sample ids are "SPLIT/INDEX". Samples of CIFAR-100 carry both labels, the one not chosen as
+    meta "coarse" or "fine".
+
+    Args:
+        root: folder of the .bin files, or the one that holds cifar-10-batches-bin or
+            cifar-100-binary.
+        split: the 50,000 or the 10,000.
+        labels: which of CIFAR-100's two labels is the sample's.
+        name: the source's name; null: "cifar10" or "cifar100".
+
+    Raises:
+        ValueError: a file is not whole, or a label is none of the data set.
+        FileNotFoundError: no such files.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        split: Literal["train", "test"] = "train",
+        labels: Literal["fine", "coarse"] = "fine",
+        name: str | None = None,
+        **passes: Any,
+    ) -> None:
+        classes, files = find_files(Path(root), split)
+        self._split = split
+        self._heads = 1 if classes == 10 else 2  # bytes of labels: CIFAR-100 has coarse, fine
+        self._column = 0 if classes == 10 or labels == "coarse" else 1
+        self._other = None if classes == 10 else {"fine": "coarse", "coarse": "fine"}[labels]
+        self._record_NR = [read_records(path, self._heads, classes) for path in files]
+        self._starts = np.cumsum([0, *map(len, self._record_NR)]).tolist()
+        content = digest(part[row].tobytes() for part in self._record_NR for row in (0, -1))
+        name = name or f"cifar{classes}"
+        super().__init__(name, self._starts[-1], f"{content} {labels}", **passes)
+
+    def _sample(self, index: int) -> Sample:
+        part = int(np.searchsorted(self._starts, index, side="right")) - 1
+        record_R = self._record_NR[part][index - self._starts[part]]
+        image_CHW = record_R[self._heads :].reshape(3, SIDE, SIDE)
+        other = None if self._other is None else {self._other: int(record_R[1 - self._column])}
+        return Sample(
+            id=f"{self._split}/{index}",
+            data=image_CHW.transpose(1, 2, 0).tobytes(),
+            shape=SHAPE,
+            source=self.name,
+            label=int(record_R[self._column]),
+            meta=other,
+        )
+
+
+def find_files(root: Path, split: str) -> tuple[int, list[Path]]:
+    """How many classes the data set has, and its files in order.
+
+    Raises:
+        FileNotFoundError: none there.
+        ValueError: both data sets there.
+    """
+    found = [
+        (classes, files)
+        for classes, folder in FOLDERS.items()
+        for place in (root, root / folder)
+        if (files := sorted(place.glob(FILES[classes, split])))
+    ]
+    if not found:
+        wanted = " or ".join(FILES[classes, split] for classes in FOLDERS)
+        raise FileNotFoundError(f"no {wanted} in {root} or its {' or '.join(FOLDERS.values())}")
+    if len(found) > 1:
+        places = ", ".join(str(files[0].parent) for _, files in found)
+        raise ValueError(f"{root} holds several data sets: pass as root one of {places}")
+    return found[0]
+
+
+def read_records(path: Path, heads: int, classes: int) -> NDArray[np.uint8]:
+    """The records [N, R] of one file.
+
+    Raises:
+        ValueError: not a whole number of records, or labels out of range.
+    """
+    size, length = path.stat().st_size, heads + PIXELS
+    if size == 0 or size % length:
+        raise ValueError(
+            f"{path}: {size} bytes are not a whole number of records of {length}; "
+            "it is truncated or damaged: fetch it again"
+        )
+    record_NR = np.memmap(path, dtype=np.uint8, mode="r").reshape(-1, length)
+    largest = int(record_NR[:, heads - 1].max())
+    if largest >= classes:
+        raise ValueError(f"{path}: label {largest} lies outside [0, {classes}); no such data set")
+    return record_NR

@@ -1,0 +1,59 @@
+"""The fields of a sample, made to fit the wire's rules."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+
+import msgpack
+
+from stream_ssl.wire.sample import MAX_ID_BYTES, MAX_META_BYTES, Scalar
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
+DIGEST_CHARS = 16
+
+
+def codec_of(data: bytes) -> str | None:
+    """The codec by the first bytes, since names lie; None: not one that the wire carries."""
+    if data.startswith(b"\xff\xd8\xff"):
+        return "jpeg"
+    if data.startswith(b"\x89PNG\r\n\x1a\n"):
+        return "png"
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        return "webp"
+    return None
+
+
+def digest(parts: Iterable[bytes]) -> str:
+    """64 bits of blake2b over the parts, as hexadecimal digits."""
+    state = hashlib.blake2b(digest_size=DIGEST_CHARS // 2)
+    for part in parts:
+        state.update(part)
+    return state.hexdigest()
+
+
+def short_id(text: str) -> str:
+    """`text`, or where it is too long for an id its beginning and a digest of the whole."""
+    # Names of files need not be UTF-8; the wire's ids are.
+    raw = text.encode(errors="surrogateescape")
+    if len(raw) <= MAX_ID_BYTES and raw == text.encode(errors="replace"):
+        return text
+    head = raw[: MAX_ID_BYTES - DIGEST_CHARS - 1].decode(errors="ignore")
+    return f"{head}#{digest([raw])}"
+
+
+def fitting_meta(*facts: Mapping[str, object]) -> dict[str, Scalar] | None:
+    """The scalars among the facts, the first ones first, as far as the wire's limit goes."""
+    meta: dict[str, Scalar] = {}
+    room = MAX_META_BYTES - 8  # the map's own head
+    for key, value in (item for part in facts for item in part.items()):
+        if key in meta or not isinstance(value, str | int | float | bool):
+            continue
+        try:
+            room -= len(msgpack.packb({key: value}))
+        except (OverflowError, UnicodeEncodeError):  # beyond 64 bits; a lone surrogate
+            continue
+        if room < 0:
+            break
+        meta[key] = value
+    return meta or None

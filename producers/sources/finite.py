@@ -1,0 +1,113 @@
+"""Order and positions of a source that holds all its samples at once."""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from producers.sources.base import Facts, mark, place
+from producers.sources.fields import digest
+from stream_ssl.wire.sample import Position, Sample
+
+ENDLESS = 2**62
+
+
+class Finite(ABC):
+    """A source of `count` samples by index: passes over them, whole or in part, in a keyed order.
+
+    Args:
+        name: the source's name on the wire.
+        count: how many samples there are.
+        content: identifies the files, so that a position is not used with others.
+        shuffle: a new order in each pass, a function of seed and pass; False: as stored.
+        seed: the key of the orders.
+        epochs: passes to make; null: endless.
+        subset: which samples to send: "start:stop:step" as Python slices, or a list of indices.
+
+    Raises:
+        ValueError: an argument breaks its rule, or nothing is left to send.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        count: int,
+        content: str,
+        shuffle: bool = True,
+        seed: int = 0,
+        epochs: int | None = 1,
+        subset: list[int] | str | None = None,
+    ) -> None:
+        if seed < 0:
+            raise ValueError(f"seed {seed}: must be 0 or more")
+        if epochs is not None and epochs < 1:
+            raise ValueError(f"epochs {epochs}: must be 1 or more, or null for an endless stream")
+        self.name = name
+        self.shuffle, self.seed, self.epochs = shuffle, seed, epochs
+        self._index_N = select(count, subset)
+        if len(self._index_N) == 0:
+            raise ValueError(f"source {name!r}: subset {subset!r} of {count} samples is empty")
+        self._facts: Facts = {
+            "source": name,
+            "content": content,
+            "samples": digest([self._index_N.tobytes()]),
+            "shuffle": shuffle,
+            "seed": seed if shuffle else None,
+        }
+
+    def __len__(self) -> int:
+        """Samples in one pass."""
+        return len(self._index_N)
+
+    def samples(self, position: Position = None) -> Iterator[tuple[Sample, Position]]:
+        """Each sample with the position after it; see `Source`."""
+        epoch, done = place(position, self._facts, self.name, (ENDLESS, len(self)))
+        return self._passes(epoch, done)
+
+    def _passes(self, epoch: int, done: int) -> Iterator[tuple[Sample, Position]]:
+        for current in itertools.count(epoch):
+            if self.epochs is not None and current >= self.epochs:
+                return
+            for step, index in enumerate(self._order(current)[done:].tolist(), start=done + 1):
+                sample = self._sample(index)
+                if sample is not None:
+                    yield sample, mark([current, step], self._facts)
+            done = 0
+
+    def _order(self, epoch: int) -> NDArray[np.int64]:
+        if not self.shuffle:
+            return self._index_N
+        return np.random.default_rng([self.seed, epoch]).permutation(self._index_N)
+
+    @abstractmethod
+    def _sample(self, index: int) -> Sample | None:
+        """The sample stored at `index`; None where it cannot be read."""
+
+
+def select(count: int, subset: list[int] | str | None) -> NDArray[np.int64]:
+    """The indices that a subset names, in its order.
+
+    Raises:
+        ValueError: no slice, or an index outside [0, count).
+    """
+    if subset is None:
+        return np.arange(count)
+    if isinstance(subset, str):
+        try:
+            parts = [int(part) if part.strip() else None for part in subset.split(":")]
+            if not 2 <= len(parts) <= 3:
+                raise ValueError
+            return np.arange(count)[slice(*parts)]
+        except ValueError:
+            raise ValueError(
+                f'subset {subset!r}: must be a slice such as "0:9000" or a list of indices'
+            ) from None
+    index_N = np.asarray(subset, dtype=np.int64)
+    outside = index_N[(index_N < 0) | (index_N >= count)]
+    if len(outside):
+        raise ValueError(f"subset: index {outside[0]} lies outside [0, {count})")
+    return index_N

@@ -1,0 +1,84 @@
+"""A folder of image files, one subfolder a class."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+from producers.sources.fields import SUFFIXES, codec_of, digest, fitting_meta, short_id
+from producers.sources.finite import Finite
+from stream_ssl.wire.sample import Sample
+
+log = logging.getLogger(__name__)
+
+
+class ImageFolder(Finite):
+    """JPEG, PNG and WebP files under one subfolder a class, sent as they are.
+
+    Classes are numbered by the sorted names of the subfolders; a class may have folders within.
+    Sample ids are paths below the root. A file that cannot be read, or is none of these formats,
+    is logged, counted in `skipped` and left out. The root is listed once, at the start.
+
+    Args:
+        root: the folder of class folders.
+        name: the source's name; null: that of the folder.
+
+    Raises:
+        FileNotFoundError: no such folder.
+        ValueError: no images in it.
+    """
+
+    def __init__(self, root: Path, name: str | None = None, **passes: Any) -> None:
+        self._root = Path(root)
+        if not self._root.is_dir():
+            raise FileNotFoundError(f"no folder {root}")
+        self.classes = sorted(entry.name for entry in self._root.iterdir() if entry.is_dir())
+        self._files = [
+            (file, label)
+            for label, folder in enumerate(self.classes)
+            for file in list_images(self._root, folder)
+        ]
+        if not self._files:
+            raise ValueError(
+                f"{root}: no {', '.join(SUFFIXES)} below its subfolders; "
+                "images lie as ROOT/CLASS/NAME.jpg"
+            )
+        self.skipped = 0
+        content = digest(os.fsencode(file) + b"\0" for file, _ in self._files)
+        name = name or self._root.absolute().name
+        super().__init__(name, len(self._files), content, **passes)
+
+    def _sample(self, index: int) -> Sample | None:
+        file, label = self._files[index]
+        try:
+            data = (self._root / file).read_bytes()
+        except OSError as error:
+            self._skip(file, str(error))
+            return None
+        codec = codec_of(data)
+        if codec is None:
+            self._skip(file, "neither JPEG, PNG nor WebP by its first bytes")
+            return None
+        return Sample(
+            id=short_id(file),
+            data=data,
+            codec=codec,
+            source=self.name,
+            label=label,
+            meta=fitting_meta({"class": self.classes[label]}),
+        )
+
+    def _skip(self, file: str, why: str) -> None:
+        self.skipped += 1
+        log.warning("source %s: left out %s: %s", self.name, file, why)
+
+
+def list_images(root: Path, folder: str) -> list[str]:
+    """Paths below root, with "/" between, of the images in one folder and those within."""
+    found = []
+    for parent, _, names in os.walk(root / folder):
+        below = Path(parent).relative_to(root)
+        found += [(below / name).as_posix() for name in names if name.lower().endswith(SUFFIXES)]
+    return sorted(found)

@@ -1,0 +1,216 @@
+"""Seeded images with known classes, known duplicates and known drift.
+
+Shapes: B samples of a block, C classes, H x W pixels, K channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+
+from producers.sources.base import Facts, mark, place
+from producers.sources.finite import ENDLESS
+from stream_ssl.wire.sample import Position, Sample, Scalar
+
+BLOCK = 256  # drawn at once
+COARSE = 5  # knots a side of a prototype's random field
+STEPS = 64  # of a prototype's way from one anchor to the next
+BRIGHTNESS = 24  # levels by which samples of a class differ as a whole
+NEAR = 8  # levels of noise between a near-duplicate and its original
+CONCENTRATION = 2.0  # of the moving mix: its most frequent class is e^4 = 55 x its rarest
+
+
+class Synthetic:
+    """Samples of classes: each a smooth random field, shifted, brightened and noised per sample.
+
+    Nothing is read: sample n is a function of the arguments and n, and its id is "SEED-n".
+
+    Duplicates repeat an earlier sample of the same block of 256, under an id of their own, with
+    meta "duplicate_of" (its id) and "duplicate" ("exact" or "near": fresh noise of up to 8 levels
+    a pixel).
+
+    Args:
+        count: samples to send; null: endless.
+        classes: how many, labelled 0, 1, ...
+        size: side of the square images, in pixels.
+        channels: 1 (grey) or 3 (colour).
+        noise: levels of the noise of each pixel, 0 to 64: what tells apart samples of one class.
+        shift: largest shift of a class's field in each direction, in pixels.
+        duplicates: share of samples that repeat an earlier one, 0 to 0.9.
+        near: share of the duplicates that are near ones, 0 to 1; the rest are exact.
+        prototype_period: samples after which a class's field has become another, unrelated one,
+            on a straight way in 64 steps; null: fields stand still.
+        mix_period: samples in which the peak of the class mix goes once round the classes, the
+            most frequent one being 55 times as frequent as the rarest; null: all equally frequent.
+        seed: the key of all randomness.
+        name: the source's name.
+
+    Raises:
+        ValueError: an argument lies outside its range.
+    """
+
+    def __init__(
+        self,
+        count: int | None = None,
+        classes: int = 10,
+        size: int = 32,
+        channels: int = 3,
+        noise: int = 48,
+        shift: int = 4,
+        duplicates: float = 0.0,
+        near: float = 0.5,
+        prototype_period: int | None = None,
+        mix_period: int | None = None,
+        seed: int = 0,
+        name: str = "synthetic",
+    ) -> None:
+        check("count", count, 1, ENDLESS)
+        check("classes", classes, 1, 100_000)
+        check("size", size, 1, 4096)
+        check("noise", noise, 0, 64)
+        check("shift", shift, 0, size)
+        check("duplicates", duplicates, 0.0, 0.9)
+        check("near", near, 0.0, 1.0)
+        check("prototype_period", prototype_period, STEPS, ENDLESS)
+        check("mix_period", mix_period, 1, ENDLESS)
+        check("seed", seed, 0, ENDLESS)
+        if channels not in (1, 3):
+            raise ValueError(f"channels {channels}: must be 1 or 3")
+        self.name, self.count, self.classes, self.seed = name, count, classes, seed
+        self._shape = (size, size, channels)
+        self._noise, self._shift = noise, shift
+        self._duplicates, self._near = duplicates, near
+        self._prototype_period, self._mix_period = prototype_period, mix_period
+        self._fields: tuple[int, NDArray[np.uint8]] | None = None
+        self._facts: Facts = {
+            "source": name,
+            "classes": classes,
+            "shape": f"{size} x {size} x {channels}",
+            "noise": noise,
+            "shift": shift,
+            "duplicates": duplicates,
+            "near": near,
+            "prototype_period": prototype_period,
+            "mix_period": mix_period,
+            "seed": seed,
+        }
+
+    def samples(self, position: Position = None) -> Iterator[tuple[Sample, Position]]:
+        """Each sample with the position after it; see `Source`."""
+        (start,) = place(position, self._facts, self.name, (ENDLESS,))
+        return self._from(start)
+
+    def _from(self, start: int) -> Iterator[tuple[Sample, Position]]:
+        end = ENDLESS if self.count is None else self.count
+        while start < end:
+            block, skip = divmod(start, BLOCK)
+            image_BHWK, label_B, origin_B, near_B = self._block(block)
+            for row in range(skip, min(BLOCK, end - block * BLOCK)):
+                start = block * BLOCK + row
+                yield (
+                    Sample(
+                        id=f"{self.seed}-{start}",
+                        data=image_BHWK[row].tobytes(),
+                        shape=self._shape,
+                        source=self.name,
+                        label=label_B[row],
+                        meta=self._meta(block, origin_B[row], near_B[row]),
+                    ),
+                    mark([start + 1], self._facts),
+                )
+            start += 1
+
+    def _meta(self, block: int, origin: int, near: bool) -> dict[str, Scalar] | None:
+        if origin < 0:
+            return None
+        return {
+            "duplicate_of": f"{self.seed}-{block * BLOCK + origin}",
+            "duplicate": "near" if near else "exact",
+        }
+
+    def class_shares(self, n: int) -> NDArray[np.float64]:
+        """The probabilities [C] of the classes from which sample n was drawn."""
+        if self._mix_period is None:
+            return np.full(self.classes, 1.0 / self.classes)
+        turn = n // BLOCK * BLOCK / self._mix_period
+        phase_C = turn - np.arange(self.classes) / self.classes
+        weight_C = np.exp(CONCENTRATION * np.cos(2 * np.pi * phase_C))
+        return np.asarray(weight_C / weight_C.sum())
+
+    def _block(self, block: int) -> tuple[NDArray[np.uint8], list[int], list[int], list[bool]]:
+        rng = np.random.default_rng([self.seed, 0, block])
+        height, width, channels = self._shape
+        label_B = rng.choice(self.classes, size=BLOCK, p=self.class_shares(block * BLOCK))
+        # One window of the field for each sample: rows are H, pixels of a row are flat.
+        view = sliding_window_view(
+            self._prototypes(block * BLOCK), (height, width * channels), axis=(1, 2)
+        )
+        down_B, right_B = rng.integers(0, 2 * self._shift + 1, size=(2, BLOCK))
+        image_BHX = view[label_B, down_B, right_B * channels]
+        # Fields keep below 255 minus all that is added: bytes never wrap, so none is clipped.
+        image_BHX += rng.integers(0, BRIGHTNESS + 1, (BLOCK, 1, 1), dtype=np.uint8)
+        image_BHX += rng.integers(0, self._noise + 1, image_BHX.shape, dtype=np.uint8)
+        origin_B, near_B = self._duplicate(rng, image_BHX, label_B)
+        return (
+            image_BHX.reshape(BLOCK, height, width, channels),
+            label_B.tolist(),
+            origin_B.tolist(),
+            near_B.tolist(),
+        )
+
+    def _duplicate(
+        self, rng: np.random.Generator, image_BHX: NDArray[np.uint8], label_B: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Replaces a share of the block by repetitions of originals before; -1: an original."""
+        origin_B = np.full(BLOCK, -1)
+        # The first of a block has nothing to repeat: the others make up for it.
+        repeat_B = rng.random(BLOCK) < self._duplicates * BLOCK / (BLOCK - 1)
+        repeat_B[0] = False
+        (original,) = np.nonzero(~repeat_B)
+        before_B = np.cumsum(~repeat_B)
+        pick_B = original[(rng.random(BLOCK) * before_B).astype(np.int64)]
+        near_B = repeat_B & (rng.random(BLOCK) < self._near)
+        origin_B[repeat_B] = pick_B[repeat_B]
+        image_BHX[repeat_B] = image_BHX[pick_B[repeat_B]]
+        label_B[repeat_B] = label_B[pick_B[repeat_B]]
+        (rows,) = np.nonzero(near_B)
+        jitter = rng.integers(0, NEAR + 1, (len(rows), *image_BHX.shape[1:]), dtype=np.uint8)
+        jitter[:, 0, 0] = NEAR  # a near-duplicate is never an exact one
+        image_BHX[rows] += jitter
+        return origin_B, near_B
+
+    def _prototypes(self, n: int) -> NDArray[np.uint8]:
+        """The fields [C, H + 2 shift, (W + 2 shift) K] of all classes at sample n."""
+        step = 0 if self._prototype_period is None else n * STEPS // self._prototype_period
+        if self._fields is None or self._fields[0] != step:
+            anchor, way = divmod(step, STEPS)
+            field_CHX = self._anchor(anchor)
+            if way:
+                field_CHX += (self._anchor(anchor + 1) - field_CHX) * (way / STEPS)
+            top = 255 - BRIGHTNESS - self._noise - NEAR
+            self._fields = step, (field_CHX * top).astype(np.uint8)
+        return self._fields[1]
+
+    def _anchor(self, number: int) -> NDArray[np.float64]:
+        """Random fields in [0, 1]: coarse noise, drawn out by linear interpolation."""
+        side, channels = self._shape[0] + 2 * self._shift, self._shape[2]
+        rng = np.random.default_rng([self.seed, 1, number])
+        knots: NDArray[Any] = rng.random((self.classes, COARSE, COARSE, channels))
+        at = np.linspace(0, COARSE - 1, side)
+        weights = np.maximum(0, 1 - np.abs(at[:, None] - np.arange(COARSE)))
+        field = np.einsum("yi,cijk,xj->cyxk", weights, knots, weights, optimize=True)
+        return np.ascontiguousarray(field).reshape(self.classes, side, side * channels)
+
+
+def check(what: str, value: float | None, low: float, high: float) -> None:
+    """Refuses a number outside [low, high].
+
+    Raises:
+        ValueError: it is.
+    """
+    if value is not None and not low <= value <= high:
+        raise ValueError(f"{what} {value}: must lie in [{low}, {high}]")

@@ -1,0 +1,204 @@
+"""Image files that appear in a folder."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from stat import S_ISREG
+from typing import Literal
+
+from producers.sources.base import Facts, checked, mark, misfit
+from producers.sources.fields import SUFFIXES, codec_of, digest, short_id
+from stream_ssl.wire.sample import Position, Sample
+
+log = logging.getLogger(__name__)
+
+Key = tuple[int, str]
+"""(stamp in nanoseconds, path below the root): the order in which files are sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A file at one look at the folder."""
+
+    key: Key
+    path: str
+    touched: int  # ns; the later of its two stamps
+    mtime: int  # ns
+
+
+def look_at(path: str, order: str, below: str) -> Found | None:
+    """The file at `path`, called `below` in positions; None where there is none (any more)."""
+    try:
+        stat = Path(path).stat()
+    except OSError:
+        return None
+    if not S_ISREG(stat.st_mode):
+        return None
+    stamp = stat.st_mtime_ns if order == "mtime" else stat.st_ctime_ns
+    # A name need not be UTF-8; what stands in a position must be.
+    name = os.fsencode(below).decode(errors="backslashreplace")
+    touched = max(stat.st_mtime_ns, stat.st_ctime_ns)
+    return Found((max(stamp, 0), name), path, touched, stat.st_mtime_ns)
+
+
+class WatchedFolder:
+    """Sends image files as they appear in a folder or below, oldest first, as they are.
+
+    A file is sent once it has rested `settle_seconds` since its last change, so that half-written
+    ones are not; none overtakes an older one that has not rested yet. Names that begin with "." or
+    "~" or do not end as an image's are taken for unfinished: rename them when they are complete.
+
+    Order and position are (stamp, path), and each run sends what lies above its position. A file
+    that turns up at or below it, being older than one already sent, is late: it is logged, counted
+    in `late` and left out. With `order="mtime"` this befalls files moved in with an old time (mv,
+    cp -p, rsync -t); `order="ctime"` goes by the time of their arrival instead, and sends a file
+    again after a chmod or a restore from backup. A file that was rewritten is sent again.
+
+    Sample ids are the path below the root and a digest of the content, capture time is the file's
+    modification time. What cannot be read, or is no image, is logged, counted in `skipped` and
+    passed over.
+
+    Args:
+        root: the folder.
+        order: stamp that orders the files: of the last writing, or of the last change of any kind.
+        settle_seconds: how long a file must have rested. Clocks that disagree (network file
+            systems) need more. Files dated in the future wait until then.
+        poll_seconds: pause between two looks at the folder.
+        idle_seconds: end when nothing has come for this long; null: watch for ever.
+        name: the source's name; null: that of the folder.
+
+    Raises:
+        FileNotFoundError: no such folder.
+        ValueError: a time is negative.
+    """
+
+    # Replaced in tests.
+    wall: Callable[[], float] = staticmethod(time.time)
+    monotonic: Callable[[], float] = staticmethod(time.monotonic)
+    sleep: Callable[[float], None] = staticmethod(time.sleep)
+
+    def __init__(
+        self,
+        root: Path,
+        order: Literal["mtime", "ctime"] = "mtime",
+        settle_seconds: float = 2.0,
+        poll_seconds: float = 0.5,
+        idle_seconds: float | None = None,
+        name: str | None = None,
+    ) -> None:
+        if not Path(root).is_dir():
+            raise FileNotFoundError(f"no folder {root}")
+        if settle_seconds < 0 or poll_seconds < 0 or (idle_seconds or 0.0) < 0:
+            raise ValueError(
+                f"settle_seconds {settle_seconds}, poll_seconds {poll_seconds} and idle_seconds "
+                f"{idle_seconds} must not be negative"
+            )
+        self.name = name or Path(root).absolute().name
+        self.late = 0
+        self.skipped = 0
+        self._root = Path(root)
+        self._order = order
+        self._settle, self._poll, self._idle = settle_seconds, poll_seconds, idle_seconds
+        self._facts: Facts = {"source": self.name, "order": order}
+
+    def samples(self, position: Position = None) -> Iterator[tuple[Sample, Position]]:
+        """Each sample with the position after it; see `Source`."""
+        return self._watch(self._key(position))
+
+    def _key(self, position: Position) -> Key:
+        if position is None:
+            return (0, "")
+        at = checked(position, self._facts, self.name)
+        if not (
+            isinstance(at, list | tuple) and len(at) == 2 and type(at[0]) is int and at[0] >= 0
+        ) or not isinstance(at[1], str):
+            raise misfit(self.name, f"{at!r:.80} is no [nanoseconds, path]")
+        return at[0], at[1]
+
+    def _watch(self, last: Key) -> Iterator[tuple[Sample, Position]]:
+        passed: set[Key] | None = None  # at or below `last`, and accounted for
+        came = self.monotonic()
+        while True:
+            files = sorted(self._look(), key=lambda found: found.key)
+            below = {found.key for found in files if found.key <= last}
+            self._note_late(below - passed if passed is not None else set())
+            passed = below
+            waiting = False
+            for found in files:
+                if found.key <= last:
+                    continue
+                age = self.wall() - found.touched * 1e-9
+                if age < self._settle:
+                    waiting = age >= 0
+                    break
+                last = found.key
+                passed.add(last)
+                sample = self._read(found)
+                if sample is not None:
+                    yield sample, mark(list(last), self._facts)
+                came = self.monotonic()
+            if waiting:
+                came = self.monotonic()
+            if self._idle is not None and self.monotonic() - came >= self._idle:
+                return
+            self.sleep(self._poll)
+
+    def _look(self) -> Iterator[Found]:
+        folders = [(self._root, "")]
+        while folders:
+            folder, below = folders.pop()
+            try:
+                entries = list(os.scandir(folder))
+            except OSError as error:  # taken away while we looked
+                log.warning("source %s: cannot list %s: %s", self.name, folder, error)
+                continue
+            for entry in entries:
+                if entry.name.startswith((".", "~")):
+                    continue
+                path = below + entry.name
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append((Path(entry.path), path + "/"))
+                elif entry.name.lower().endswith(SUFFIXES):
+                    found = look_at(entry.path, self._order, path)
+                    if found is not None:
+                        yield found
+
+    def _note_late(self, keys: set[Key]) -> None:
+        for stamp, path in sorted(keys):
+            self.late += 1
+            log.warning(
+                "source %s: left out %s: its time %.3f is not after that of a file already sent; "
+                'touch it, or watch with order="ctime"',
+                *(self.name, path, stamp * 1e-9),
+            )
+
+    def _read(self, found: Found) -> Sample | None:
+        path = found.key[1]
+        try:
+            data = Path(found.path).read_bytes()
+        except OSError as error:
+            self._skip(path, str(error))
+            return None
+        again = look_at(found.path, self._order, path)
+        if again is None or again.touched != found.touched:
+            return None  # rewritten meanwhile: it comes again, at its new time
+        codec = codec_of(data)
+        if codec is None:
+            self._skip(path, "neither JPEG, PNG nor WebP by its first bytes")
+            return None
+        return Sample(
+            id=short_id(f"{path}#{digest([data])}"),
+            data=data,
+            codec=codec,
+            time=found.mtime * 1e-9,
+            source=self.name,
+        )
+
+    def _skip(self, path: str, why: str) -> None:
+        self.skipped += 1
+        log.warning("source %s: left out %s: %s", self.name, path, why)

@@ -1,0 +1,150 @@
+"""Samples from tar shards in the WebDataset convention."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import posixpath
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from producers.sources.base import Facts, mark, misfit, place
+from producers.sources.fields import SUFFIXES, codec_of, fitting_meta, short_id
+from producers.sources.finite import ENDLESS
+from producers.sources.shards import ShardError, find_shards, read_members
+from stream_ssl.wire.sample import Position, Sample
+
+log = logging.getLogger(__name__)
+
+WANTED = (*SUFFIXES, ".cls", ".json")
+
+
+@dataclass(slots=True)
+class Group:
+    """The members that share a key: one sample."""
+
+    key: str
+    parts: dict[str, bytes | None] = field(default_factory=dict)
+
+
+class WebDataset:
+    """Tar shards read in sequence, one member after the other, nothing unpacked to disk.
+
+    Members that follow one another and share a name up to the first "." of its last part are one
+    sample: an image (.jpg, .jpeg, .png, .webp), a label (.cls, a decimal number) and facts (.json,
+    of which the scalars go along as meta); other members are passed over. Sample ids are
+    "SHARD/KEY". A sample that is not well formed is logged, counted in `skipped` and left out; of
+    a damaged shard what lies before the damage is sent.
+
+    Shards may be gzipped. A position is a byte in a shard: going on from it seeks in a plain tar,
+    and unpacks up to it in a gzipped one. Shards may be added behind the one a position lies in.
+
+    Args:
+        shards: paths, globs, or brace expansions such as "data-{000000..000009}.tar".
+        epochs: passes to make; null: endless.
+        name: the source's name.
+
+    Raises:
+        FileNotFoundError: a pattern matches no file.
+        ValueError: braces or epochs break their rule.
+    """
+
+    def __init__(
+        self, shards: list[str] | str, epochs: int | None = 1, name: str = "webdataset"
+    ) -> None:
+        if epochs is not None and epochs < 1:
+            raise ValueError(f"epochs {epochs}: must be 1 or more, or null for an endless stream")
+        self.name = name
+        self.epochs = epochs
+        self.skipped = 0
+        self._shards = find_shards(shards)
+
+    def samples(self, position: Position = None) -> Iterator[tuple[Sample, Position]]:
+        """Each sample with the position after it; see `Source`."""
+        shard = 0
+        if isinstance(position, dict) and isinstance(position.get("of"), dict):
+            shard = position["of"].get("shard", 0)
+            if type(shard) is not int or not 0 <= shard < len(self._shards):
+                raise misfit(self.name, f"shard {shard!r} is none of {len(self._shards)}")
+        facts = self._facts(shard)
+        epoch, start = place(position, facts, self.name, (ENDLESS, ENDLESS))
+        return self._passes(epoch, shard, start)
+
+    def _facts(self, shard: int) -> Facts:
+        path = self._shards[shard]
+        return {
+            "source": self.name,
+            "shard": shard,
+            "file": path.name,
+            "bytes": path.stat().st_size,
+        }
+
+    def _passes(self, epoch: int, shard: int, start: int) -> Iterator[tuple[Sample, Position]]:
+        for current in itertools.count(epoch):
+            if self.epochs is not None and current >= self.epochs:
+                return
+            for number in range(shard, len(self._shards)):
+                facts = self._facts(number)
+                for sample, end in self._shard(number, start):
+                    yield sample, mark([current, end], facts)
+                start = 0
+            shard = 0
+
+    def _shard(self, number: int, start: int) -> Iterator[tuple[Sample, int]]:
+        path = self._shards[number]
+        stem = path.name.partition(".")[0]
+        group: Group | None = None
+        try:
+            for member in read_members(path, start, WANTED):
+                folder, base = posixpath.split(member.name)
+                key, _, extension = base.partition(".")
+                key = posixpath.join(folder, key)
+                if group is not None and key != group.key:
+                    sample = self._sample(stem, group)
+                    if sample is not None:
+                        yield sample, member.start
+                    group = None
+                if base and not base.startswith((".", "__")):
+                    group = group or Group(key)
+                    group.parts[extension.lower()] = member.data
+        except ShardError as error:
+            self._skip(f"{path} after {group.key if group else 'its beginning'}", str(error))
+
+    def _sample(self, stem: str, group: Group) -> Sample | None:
+        try:
+            return build(stem, group, self.name)
+        except ValueError as error:  # JSON's and UTF-8's errors are ValueErrors too
+            self._skip(f"{stem}/{group.key}", str(error))
+            return None
+
+    def _skip(self, what: str, why: str) -> None:
+        self.skipped += 1
+        log.warning("source %s: left out %s: %s", self.name, what, why)
+
+
+def build(stem: str, group: Group, source: str) -> Sample:
+    """The sample that a group of members describes.
+
+    Raises:
+        ValueError: no image, or a label or facts that cannot be read.
+    """
+    images = [part for suffix in SUFFIXES if (part := group.parts.get(suffix[1:])) is not None]
+    if len(images) != 1:
+        raise ValueError(f"{len(images)} images under {sorted(group.parts)}; must be one")
+    codec = codec_of(images[0])
+    if codec is None:
+        raise ValueError("neither JPEG, PNG nor WebP by its first bytes")
+    label, facts = group.parts.get("cls"), group.parts.get("json")
+    described: Any = {} if facts is None else json.loads(facts)
+    if not isinstance(described, dict):
+        raise ValueError("the .json is no object")
+    return Sample(
+        id=short_id(f"{stem}/{group.key}"),
+        data=images[0],
+        codec=codec,
+        source=source,
+        label=None if label is None else int(label.decode()),
+        meta=fitting_meta(described),
+    )
