@@ -1,0 +1,441 @@
+"""Batches of one size, in journal order: a function of the journal and the offset alone.
+
+Legend: B batch, H height, W width, C channels.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import accumulate
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stream_ssl.ingest.decode import Decoder, Pixels
+from stream_ssl.ingest.offset import START, Offset
+from stream_ssl.ingest.pieces import JournalRecord, Piece, Task, bad_packet, decode_piece
+from stream_ssl.ingest.quarantine import Quarantine
+from stream_ssl.wire import Data, WireError
+
+log = logging.getLogger(__name__)
+
+POLL = 0.02  # seconds between two looks into a journal that has nothing new
+LOOK = 0.25  # seconds between two looks at the journal's end while there is no room for more
+READ = 4 << 20  # bytes of records taken from the journal at once
+PIECE = 64  # samples decoded by one task, at most: bounds what lies between journal and batch
+
+
+class Reader(Protocol):
+    """What is asked of a journal, from one thread."""
+
+    @property
+    def first(self) -> int: ...
+    @property
+    def last(self) -> int: ...
+    def read(self, position: int, max_bytes: int = ...) -> Sequence[JournalRecord]: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """Samples ready to be learned from.
+
+    Attributes:
+        image_BHWC: uint8 pixels.
+        key_B: 63-bit number of source and id, >= 0: equal for two sendings of one sample.
+        hash_B: 63-bit number of the pixels, > 0: equal for equal pixels.
+        label_B: class, or -1 where the stream carries none.
+        time_B: capture time, seconds since the Unix epoch.
+        received_B: when the receiver took it, likewise.
+        offset: the first sample after this batch; Batches(start=offset) goes on from there.
+        rejected: samples left out since the batch before, by reason.
+    """
+
+    image_BHWC: Pixels = field(repr=False)
+    key_B: NDArray[np.int64] = field(repr=False)
+    hash_B: NDArray[np.int64] = field(repr=False)
+    label_B: NDArray[np.int64] = field(repr=False)
+    time_B: NDArray[np.float64] = field(repr=False)
+    received_B: NDArray[np.float64] = field(repr=False)
+    offset: Offset
+    rejected: Mapping[str, int]
+
+    def __len__(self) -> int:
+        return len(self.key_B)
+
+
+class Batches:
+    """Reads, decodes and fills batches ahead of the consumer, in threads of its own.
+
+    A sample that cannot be decoded goes to the quarantine and its place to the next good one. A
+    batch ends with its last good sample: bad ones right behind it belong to the next batch, as they
+    do when one starts from `offset`. Records that the journal no longer holds are stepped over.
+
+    Args:
+        reader: the journal; closed by whoever opened it, after this.
+        decoder: payloads to pixels.
+        quarantine: takes the bad samples; not to be used elsewhere meanwhile.
+        batch_size: samples in every batch.
+        start: the first sample to read.
+        workers: threads that decode.
+        prefetch: batches made ahead.
+        clock: seconds since the Unix epoch.
+
+    Raises:
+        ValueError: batch_size, workers or prefetch below 1.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        decoder: Decoder,
+        quarantine: Quarantine,
+        batch_size: int,
+        start: Offset = START,
+        workers: int = 2,
+        prefetch: int = 2,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        if min(batch_size, workers, prefetch) < 1:
+            raise ValueError(f"{batch_size=}, {workers=}, {prefetch=}: each must be at least 1")
+        self._reader, self._decoder, self._quarantine = reader, decoder, quarantine
+        self._prefetch, self._workers, self._clock = prefetch, workers, clock
+        self._filler = _Filler(batch_size, decoder)
+        self._change = threading.Condition()  # guards what follows
+        self._ready: deque[Batch] = deque()
+        self._unread: dict[int, _Span] = {}  # records read that hold samples to hand out
+        self._pending = 0
+        self._skipped = 0
+        self._last = reader.last
+        self._due = 0.0  # when to look at the journal's end again
+        self._offset = start  # of the next batch to hand out
+        self._rubbish = start  # nothing but bad samples lies between `_offset` and here
+        self._failure: Exception | None = None
+        self._closed = False
+        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="decode")
+        self._thread = threading.Thread(target=self._run, name="batches", daemon=True)
+        self._thread.start()
+
+    def next(self, timeout: float) -> Batch | None:
+        """The next batch; None when there is none after `timeout` seconds, or after close().
+
+        Raises:
+            RuntimeError: reading or decoding failed (not a bad sample); its cause says how.
+        """
+        with self._change:
+            self._change.wait_for(lambda: self._ready or self._failure or self._closed, timeout)
+            if self._closed:
+                return None
+            if not self._ready:
+                if self._failure:
+                    raise RuntimeError(
+                        f"no more batches: failed behind {self._offset}: {self._failure!r}"
+                    ) from self._failure
+                return None
+            batch = self._ready.popleft()
+            self._pending -= len(batch) + sum(batch.rejected.values())
+            self._offset = batch.offset
+            self._forget()
+            self._change.notify_all()
+            return batch
+
+    @property
+    def offset(self) -> Offset:
+        """The first sample not handed out; where only bad ones follow so far, the one after them.
+
+        Behind the last batch's offset a stream of rubbish alone would hold the journal until it is
+        full: publish this one while next() gives None. What starts here counts fewer `rejected`.
+        """
+        with self._change:
+            return self._offset if self._ready else max(self._offset, self._rubbish)
+
+    def lag(self) -> float:
+        """Seconds since the receipt of the oldest sample not handed out; 0 when there is none. Bad
+        ones do not count."""
+        with self._change:
+            oldest = next(iter(self._unread.values()), None)
+            return max(0.0, self._clock() - oldest.received) if oldest else 0.0
+
+    def waiting(self) -> int:
+        """Journal records not wholly handed out, as of a moment ago."""
+        with self._change:
+            return max(0, self._last + 1 - self._offset.record)
+
+    def pending(self) -> int:
+        """Samples read from the journal, neither handed out nor counted in a batch's `rejected`.
+
+        While the journal rests these are all that wait: fewer good ones than a batch, after the
+        consumer has taken what is ready.
+        """
+        with self._change:
+            return self._pending
+
+    @property
+    def skipped_records(self) -> int:
+        """Positions stepped over because the journal no longer had them, or had them damaged.
+
+        After the loss of a whole segment more than the records lost, since the journal then leaves
+        a wide gap."""
+        with self._change:
+            return self._skipped
+
+    def close(self) -> None:
+        """Stops the threads and waits for them; batches made ahead are dropped."""
+        with self._change:
+            self._closed = True
+            self._change.notify_all()
+        self._thread.join()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _run(self) -> None:
+        try:
+            tasks = self._tasks(self._offset)
+            flying: deque[Future[Piece]] = deque()
+            while not self._closed:
+                self._look(at_once=False)
+                while len(flying) <= self._workers and (task := next(tasks)) is not None:
+                    flying.append(self._submit(task))
+                if flying:
+                    self._fill(flying.popleft().result())
+                else:
+                    with self._change:
+                        self._change.wait_for(lambda: self._closed, POLL)
+        except Exception as error:
+            with self._change:
+                self._failure = error
+                self._change.notify_all()
+
+    def _submit(self, task: Task | Piece) -> Future[Piece]:
+        if isinstance(task, Task):
+            return self._pool.submit(decode_piece, self._decoder, task)
+        done: Future[Piece] = Future()
+        done.set_result(task)
+        return done
+
+    def _fill(self, piece: Piece) -> None:
+        for bad in piece.bad:
+            self._quarantine.put(
+                bad.error,
+                bad.row,
+                bad.data,
+                source=bad.source,
+                producer=piece.record.producer,
+                sequence=piece.record.sequence,
+                index=bad.index,
+                received=piece.record.received,
+            )
+        for batch in self._filler.add(piece):
+            while not self._room():
+                self._look()
+            with self._change:
+                self._ready.append(batch)
+                self._change.notify_all()
+        with self._change:
+            if self._filler.empty and piece.bad:
+                self._rubbish = _offset(piece, piece.end)
+            self._settle(piece)
+
+    def _settle(self, piece: Piece) -> None:
+        """Notes how far into its record there are good samples."""
+        span = self._unread.get(piece.record.position)
+        if span is None:
+            return
+        if len(piece.index_N):
+            span.known = int(piece.index_N[-1]) + 1
+        if piece.last:
+            span.end = span.known
+            self._forget()
+            if not span.known:
+                self._unread.pop(piece.record.position, None)
+
+    def _forget(self) -> None:
+        """Drops the records of which all good samples are handed out."""
+        at = (self._offset.record, self._offset.sample)
+        while self._unread:
+            place = next(iter(self._unread))
+            if (place, self._unread[place].end) > at:
+                return
+            del self._unread[place]
+
+    def _room(self) -> bool:
+        """Waits a while for the consumer; whether one more batch may be made ready."""
+        with self._change:
+            return self._change.wait_for(
+                lambda: self._closed or len(self._ready) < self._prefetch, LOOK
+            )
+
+    def _look(self, at_once: bool = True) -> int:
+        """The journal's end, looked at if it is time."""
+        now = time.monotonic()
+        if at_once or now >= self._due:
+            last, self._due = self._reader.last, now + LOOK
+            with self._change:
+                self._last = max(self._last, last)
+        return self._last
+
+    def _tasks(self, start: Offset) -> Iterator[Task | Piece | None]:
+        """What to decode, in order; None each time the journal has nothing new."""
+        start = yield from self._begin(start)
+        position, sample = start.record, start.sample
+        while True:
+            records = self._reader.read(position, READ)
+            if records and records[0].position > position:  # a gap: believe it when seen twice
+                records = self._reader.read(position, READ)
+            for record in records:
+                if record.position > position:
+                    self._step_over(position, record.position)
+                    sample = 0
+                yield from self._split(record, sample)
+                position, sample = record.position + 1, 0
+            if not records:
+                yield None
+
+    def _begin(self, start: Offset) -> Generator[None, None, Offset]:
+        """Where to read: `start`, unless records come in before it.
+
+        A journal only grows, so then it is a new one, and all in it is unread. One that ends before
+        `start` and stands still may have a damaged end, behind which it goes on.
+        """
+        seen = self._look()
+        if start.record <= seen + 1:
+            return start
+        log.error(
+            "the journal ends at record %d, yet the next to read is %s: it was replaced or its end "
+            "is damaged; waiting for it to go on",
+            seen,
+            start,
+        )
+        while (last := self._look()) == seen:
+            yield None
+        if start.record <= last + 1:
+            return start
+        first = max(self._reader.first, 1)
+        log.error("the journal is a new one: reading all that it has, from record %d", first)
+        with self._change:
+            self._offset = self._rubbish = Offset(first, 0)
+        return self._offset
+
+    def _step_over(self, expected: int, found: int) -> None:
+        log.error(
+            "journal records %d to %d cannot be read (trimmed or damaged): what they held is lost "
+            "to this learner",
+            expected,
+            found - 1,
+        )
+        with self._change:
+            self._skipped += found - expected
+
+    def _split(self, record: JournalRecord, sample: int) -> Iterator[Task | Piece]:
+        data = Data(record.sequence, record.header, record.payload)
+        try:
+            rows: list[dict[str, Any]] = data.fields["samples"]
+        except WireError as error:
+            self._note(record, 1)
+            yield bad_packet(record, error)
+            return
+        self._note(record, len(rows) - sample)
+        view, starts = memoryview(record.payload), [0, *accumulate(row["size"] for row in rows)]
+        for begin in range(sample, len(rows), PIECE):
+            end = min(begin + PIECE, len(rows))
+            payload, last = view[starts[begin] : starts[end]], end == len(rows)
+            yield Task(record, data.fields["source"], rows[begin:end], payload, begin, last)
+
+    def _note(self, record: JournalRecord, samples: int) -> None:
+        if samples > 0:
+            with self._change:
+                self._unread[record.position] = _Span(record.received)
+                self._pending += samples
+                self._last = max(self._last, record.position)
+
+
+@dataclass(slots=True)
+class _Span:
+    """Where the good samples of a record end: unknown until all of it is decoded."""
+
+    received: float
+    end: float = math.inf
+    known: int = 0
+
+
+class _Filler:
+    """Joins pieces, in order, to batches."""
+
+    def __init__(self, batch_size: int, decoder: Decoder) -> None:
+        self._size = batch_size
+        self._shape = (batch_size, decoder.size, decoder.size, decoder.channels)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._filled = 0
+        self._rejected: Counter[str] = Counter()
+        self._image_BHWC = np.empty(self._shape, np.uint8)
+        self._key_B, self._hash_B, self._label_B = np.empty((3, self._size), np.int64)
+        self._time_B, self._received_B = np.empty((2, self._size), np.float64)
+
+    @property
+    def empty(self) -> bool:
+        """Whether no sample waits for its batch to be full."""
+        return self._filled == 0
+
+    def add(self, piece: Piece) -> Iterator[Batch]:
+        """The batches that this piece completes."""
+        taken, good, bad = 0, len(piece.index_N), deque(piece.bad)
+        while taken < good:
+            count = min(self._size - self._filled, good - taken)
+            self._take(piece, taken, count)
+            taken += count
+            if self._filled < self._size:
+                break
+            after = int(piece.index_N[taken - 1]) + 1
+            while bad and bad[0].index < after:
+                self._rejected[bad.popleft().error.reason] += 1
+            yield self._batch(_offset(piece, after))
+            self._begin()
+        self._rejected.update(sample.error.reason for sample in bad)
+
+    def _take(self, piece: Piece, start: int, count: int) -> None:
+        to, source = slice(self._filled, self._filled + count), slice(start, start + count)
+        self._image_BHWC[to] = piece.image_NHWC[source]
+        self._key_B[to] = piece.key_N[source]
+        self._hash_B[to] = piece.hash_N[source]
+        self._label_B[to] = piece.label_N[source]
+        self._time_B[to] = piece.time_N[source]
+        self._received_B[to] = piece.record.received
+        self._filled += count
+
+    def _batch(self, offset: Offset) -> Batch:
+        return Batch(
+            image_BHWC=self._image_BHWC,
+            key_B=self._key_B,
+            hash_B=self._hash_B,
+            label_B=self._label_B,
+            time_B=self._time_B,
+            received_B=self._received_B,
+            offset=offset,
+            rejected=dict(self._rejected),
+        )
+
+
+def _offset(piece: Piece, sample: int) -> Offset:
+    if piece.last and sample == piece.end:
+        return Offset(piece.record.position + 1, 0)
+    return Offset(piece.record.position, sample)

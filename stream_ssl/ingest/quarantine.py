@@ -1,0 +1,194 @@
+"""A bounded folder of the samples that could not be learned from, each with the reason."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import re
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from stream_ssl.ingest.decode import BadSample
+from stream_ssl.wire import CODECS
+
+log = logging.getLogger(__name__)
+
+_OURS = re.compile(r"[A-Za-z0-9_-]{1,40}\.[0-9a-f]{8}\.[0-9]{12,}\.[0-9]{4,}\.[a-z]{1,5}(\.part)?")
+_LONGEST = 1024  # characters kept of any text that a producer chose
+
+
+class Quarantine:
+    """Keeps a bad sample's payload beside a JSON file that says why; drops the oldest to stay
+    within its bounds, also across restarts. A sample has one name, so a replay adds no file.
+
+    It never raises once made: what it could not write is counted in `unwritten`. For one thread.
+
+    Args:
+        folder: made when the first sample comes.
+        max_bytes: of all its files together.
+        max_files: two for each sample.
+        rate: samples written per second in the long run, after a first folder full: a stream of
+            nothing but rubbish must not keep the disk busy. The others are only counted.
+
+    Attributes:
+        counts: samples put, by reason.
+        unwritten: those of them that are not on disk: over `rate`, or the disk refused.
+
+    Raises:
+        ValueError: a bound that holds no sample.
+    """
+
+    def __init__(
+        self,
+        folder: Path | str,
+        max_bytes: int = 64 << 20,
+        max_files: int = 1000,
+        rate: float = 50.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if max_bytes < 1 or max_files < 2 or rate < 0:
+            raise ValueError(
+                f"{max_bytes=}, {max_files=}, {rate=}: need at least 1 byte, 2 files, rate 0"
+            )
+        self.folder, self.max_bytes, self.max_files = Path(folder), max_bytes, max_files
+        self.counts: Counter[str] = Counter()
+        self.unwritten = 0
+        self.bytes = 0
+        self._rate, self._clock, self._seen = rate, clock, clock()
+        self._allowance = self._burst = max_files / 2
+        self._files: OrderedDict[str, dict[str, int]] = OrderedDict()  # stem -> name -> bytes
+        self._scan()
+        self._shrink(0, 0)
+
+    @property
+    def files(self) -> int:
+        """Files in the folder that are its own."""
+        return sum(map(len, self._files.values()))
+
+    def put(
+        self,
+        error: BadSample,
+        row: Mapping[str, Any],
+        data: bytes | memoryview,
+        *,
+        source: str,
+        producer: str,
+        sequence: int,
+        index: int,
+        received: float,
+    ) -> None:
+        """Keeps sample `index` of a producer's packet `sequence`; never raises."""
+        self.counts[error.reason] += 1
+        try:
+            stem = _stem(producer, sequence, index)
+            if f"{stem}.json" in self._files.get(stem, ()):
+                return
+            facts = {
+                "reason": error.reason,
+                "message": str(error),
+                "producer": producer,
+                "sequence": sequence,
+                "index": index,
+                "source": source,
+                "received": received,
+                **{name: row.get(name) for name in ("id", "time", "codec", "shape", "size")},
+            }
+            codec = row.get("codec")
+            note = json.dumps({name: _plain(value) for name, value in facts.items()}, indent=1)
+            suffix = codec if codec in CODECS else "bin"
+            self._keep(stem, {f"{stem}.{suffix}": data, f"{stem}.json": note.encode()})
+        except Exception as failure:  # the stream goes on
+            self._give_up(failure)
+
+    def _keep(self, stem: str, parts: dict[str, bytes | memoryview]) -> None:
+        size = sum(map(len, parts.values()))
+        if size > self.max_bytes:  # the note alone tells enough
+            parts = {name: part for name, part in parts.items() if name.endswith(".json")}
+            size = sum(map(len, parts.values()))
+        if not self._allowed() or not self._shrink(size, len(parts)):
+            self.unwritten += 1
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for name, part in parts.items():
+            path = self.folder / name
+            half = path.with_name(name + ".part")
+            try:
+                half.write_bytes(part)
+                half.replace(path)
+            except OSError:
+                half.unlink(missing_ok=True)
+                raise
+            self._enter(stem, name, len(part))
+
+    def _allowed(self) -> bool:
+        now = self._clock()
+        grown = self._allowance + (now - self._seen) * self._rate
+        self._allowance, self._seen = min(self._burst, grown), now
+        if self._allowance < 1:
+            return False
+        self._allowance -= 1
+        return True
+
+    def _shrink(self, size: int, files: int) -> bool:
+        """Drops the oldest until that much more fits; whether it does."""
+        while self.bytes + size > self.max_bytes or self.files + files > self.max_files:
+            if not self._files:
+                return False
+            stem = next(iter(self._files))
+            for name in list(self._files[stem]):
+                try:
+                    (self.folder / name).unlink(missing_ok=True)
+                except OSError as failure:
+                    log.warning("quarantine: cannot drop %s: %s", name, failure)
+                    return False
+                self.bytes -= self._files[stem].pop(name)
+            del self._files[stem]
+        return True
+
+    def _enter(self, stem: str, name: str, size: int) -> None:
+        files = self._files.setdefault(stem, {})
+        self.bytes += size - files.get(name, 0)
+        files[name] = size
+
+    def _scan(self) -> None:
+        found = []
+        try:
+            for path in self.folder.iterdir() if self.folder.is_dir() else ():
+                if not _OURS.fullmatch(path.name):
+                    continue  # a stranger's file: neither counted nor dropped
+                if path.suffix == ".part":
+                    path.unlink()
+                    continue
+                stat = path.stat()
+                found.append((stat.st_mtime_ns, path.name, stat.st_size))
+        except OSError as failure:
+            log.warning("quarantine: cannot read %s: %s", self.folder, failure)
+        for _, name, size in sorted(found):
+            self._enter(name.rpartition(".")[0], name, size)
+
+    def _give_up(self, failure: Exception) -> None:
+        self.unwritten += 1
+        if self.unwritten & (self.unwritten - 1) == 0:  # the 1st, 2nd, 4th, 8th...
+            log.warning("quarantine: %d samples not written, the last: %s", self.unwritten, failure)
+
+
+def _stem(producer: str, sequence: int, index: int) -> str:
+    """One name per sample, of harmless characters; the digest keeps cut names apart."""
+    clean = re.sub(r"[^A-Za-z0-9_-]", "_", producer)[:40] or "_"
+    digest = blake2b(producer.encode(errors="surrogatepass"), digest_size=4).hexdigest()
+    return f"{clean}.{digest}.{sequence:012d}.{index:04d}"
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int):
+        return value
+    if isinstance(value, float) and math.isfinite(value):
+        return value
+    if isinstance(value, list | tuple) and len(value) <= 8:
+        return [_plain(item) for item in value]
+    return str(value)[:_LONGEST]
