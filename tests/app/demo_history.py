@@ -2,6 +2,11 @@
 
 import math
 
+import numpy as np
+
+from stream_ssl.app.demo import data
+from stream_ssl.app.demo.evaluation import Evaluation, Probe
+from stream_ssl.app.demo.report import Facts, StreamSample
 from stream_ssl.app.demo.scrape import History, Snapshot, key
 
 DOMINANT = 0
@@ -32,12 +37,14 @@ def _values(now: float, slots: int) -> dict[str, float]:
         "stream_ssl_trained_samples_total": trained,
         "stream_ssl_loss": 3.2 + 3.5 * math.exp(-now / 20) + 0.1 * math.sin(now * 5),
         "stream_ssl_learning_rate": 0.03,
-        key("stream_ssl_collision_probability", {"kind": "expected", "memory": "working"}): 0.5
-        + 0.2 * settled,
-        key("stream_ssl_collision_probability", {"kind": "expected", "memory": "queue"}): 0.72,
+        key("stream_ssl_memory_expected_collisions", {"memory": "working"}): 0.5 + 0.2 * settled,
+        key("stream_ssl_memory_expected_collisions", {"memory": "queue"}): 0.72,
         key("process_resident_memory_bytes", {"job": "receiver"}): 6e7,
         key("process_resident_memory_bytes", {"job": "learner"}): 6e8,
         "stream_ssl_duplicate_samples_total": 0.0,
+        "stream_ssl_journal_fsync_seconds_sum": 0.003 * now,
+        "stream_ssl_journal_fsync_seconds_count": 2 * now,
+        key("stream_ssl_memory_slots", {"memory": "working"}): filled,
     }
     for c in range(10):
         label = {"class": str(c)}
@@ -48,3 +55,38 @@ def _values(now: float, slots: int) -> dict[str, float]:
                 filled * part
             )
     return values
+
+
+def made_up_evaluation(slots: int = 640) -> Evaluation:
+    """The embedded images as if the memory held them, and plausible accuracies."""
+    image_NHW, label_N = data.load()
+    rows = data.split(label_N).streamed[:slots]
+    probes = {
+        name: Probe(overall, tuple(overall + 0.02 * (c - 4.5) for c in range(10)))
+        for name, overall in (("trained", 0.78), ("untrained", 0.70), ("pixels", 0.79))
+    }
+    return Evaluation(probes, image_NHW[rows], label_N[rows], step=720, samples=45_600)
+
+
+def made_up_stream(count: int = 600) -> StreamSample:
+    """Images in the stream's proportions."""
+    image_NHW, label_N = data.load()
+    rows = data.split(label_N).streamed
+    weight = np.where(label_N[rows] == DOMINANT, RATIO, 1.0)
+    chosen = np.random.default_rng(0).choice(rows, count, p=weight / weight.sum())
+    return StreamSample(image_NHW[chosen], label_N[chosen])
+
+
+def made_up_facts() -> Facts:
+    return Facts(
+        created="2026-01-02 03:04 UTC",
+        seconds=120,
+        ratio=RATIO,
+        dominant="T-shirt/top",
+        duplicates=0.2,
+        run=[("stream-ssl", "0.1.0"), ("processor", "a <quick> one")],
+        commands=["stream-ssl run demo-out/config.yaml"],
+        places=[("metrics over time", "demo-out/history.jsonl")],
+        addresses={"receiver": "http://127.0.0.1:4001", "learner": "http://127.0.0.1:4002"},
+        config="learner:\n  seed: 0\n",
+    )

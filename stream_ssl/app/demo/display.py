@@ -22,6 +22,7 @@ from rich.text import Text
 from stream_ssl.app.demo.data import CLASSES
 from stream_ssl.app.demo.measures import (
     HOLDERS,
+    MEMORIES,
     TITLES,
     Holder,
     entropy_classes,
@@ -37,7 +38,6 @@ STAGES: tuple[Stage, ...] = get_args(Stage)
 COLOUR: dict[Holder, str] = {"stream": "grey62", "queue": "dark_orange", "working": "dodger_blue1"}
 BLOCKS = "▁▂▃▄▅▆▇█"
 EIGHTHS = " ▏▎▍▌▋▊▉"
-MEMORIES: tuple[Holder, ...] = ("queue", "working")
 NARROW = 72
 
 

@@ -14,6 +14,7 @@ from stream_ssl.app.demo.scrape import History, key
 
 Holder = Literal["stream", "queue", "working"]
 HOLDERS: tuple[Holder, ...] = ("stream", "queue", "working")
+MEMORIES: tuple[Holder, ...] = ("queue", "working")
 TITLES: Mapping[Holder, str] = {"stream": "stream", "queue": "queue", "working": "DUEL memory"}
 """What a reader calls them; "working" is the label of the memory that trains the encoder."""
 
@@ -62,10 +63,8 @@ def true_collisions(history: History, holder: Holder) -> list[tuple[float, float
 
 
 def expected_collisions(history: History, holder: Holder) -> list[tuple[float, float]]:
-    """(time, mean score between batch and memory); what the learner sees without labels."""
-    name = "stream_ssl_collision_probability"
-    points = history.series(name, kind="expected", memory=holder)
-    return points or (history.series(name, kind="expected") if holder == "working" else [])
+    """(time, mean score between two slots of the memory); what can be seen without labels."""
+    return history.series("stream_ssl_memory_expected_collisions", memory=holder)
 
 
 def entropy_classes(amounts: Sequence[float]) -> float:

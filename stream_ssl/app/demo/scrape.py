@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -14,7 +14,14 @@ from urllib.parse import urlsplit
 from prometheus_client.parser import text_string_to_metric_families
 
 PREFIX = "stream_ssl_"
-UNUSED_ENDINGS = ("_bucket", "_created")  # most of a page, and nothing here reads them
+Points = Sequence[tuple[float, float]]
+"""Moments, seconds, and the values then."""
+
+UNUSED_ENDINGS = (
+    "_bucket",
+    "_created",
+    "config_info",
+)  # most of a page, and nothing here reads them
 
 
 def key(name: str, labels: Mapping[str, str]) -> str:

@@ -1,0 +1,117 @@
+"""What the learnt encoder is worth: held-out images, found by their nearest neighbours.
+
+Shapes: B batch, C channels, F features, H height, W width, K slots, N images, Q queries.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.numpy import load_file
+from torch import Tensor
+
+from stream_ssl.app.demo import data
+from stream_ssl.observe.probe import probe
+
+BATCH = 250
+NEIGHBOURS = 20
+
+
+class Encoder(Protocol):
+    """What is evaluated."""
+
+    def features(self, image_BCHW: Tensor) -> Tensor:
+        """Features [B, F] of uint8 images."""
+        ...
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Accuracy of the nearest neighbours' vote on the held-out query images.
+
+    Args:
+        overall: part of all queries.
+        by_class: part of each class's queries.
+    """
+
+    overall: float
+    by_class: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What a checkpoint holds and is worth.
+
+    Args:
+        probes: by representation: the trained encoder, the same before training, raw pixels.
+        image_KHW: the memory's images.
+        label_K: their classes.
+        step: updates of the weights when the checkpoint was made.
+        samples: samples trained on until then.
+    """
+
+    probes: Mapping[str, Probe]
+    image_KHW: NDArray[np.uint8]
+    label_K: NDArray[np.int64]
+    step: int
+    samples: int
+
+
+def evaluate(checkpoint: Path) -> Evaluation:
+    """Evaluate a checkpoint folder; takes some seconds."""
+    from stream_ssl.app import build
+
+    state: dict[str, Any] = json.loads((checkpoint / "state.json").read_text())
+    image_KHW, label_K = memory_content(checkpoint)
+    probes = probe_all(build.load_encoder(checkpoint), build.fresh_encoder(state["config"]))
+    return Evaluation(probes, image_KHW, label_K, int(state["step"]), int(state["samples"]))
+
+
+def memory_content(checkpoint: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Grey images [K, H, W] of the occupied slots, and their labels [K].
+
+    Raises:
+        ValueError: the memory keeps no images.
+    """
+    tensors = load_file(checkpoint / "memory.safetensors")
+    if "columns.images" not in tensors:
+        raise ValueError(f"{checkpoint}: the memory keeps no images, so there are none to show")
+    return tensors["columns.images"][:, 0], tensors["columns.labels"]
+
+
+def probe_all(trained: Encoder, untrained: Encoder) -> dict[str, Probe]:
+    """Probe the three representations on the same held-out images."""
+    image_NHW, label_N = data.load()
+    parts = data.split(label_N)
+    extractors = {"trained": trained.features, "untrained": untrained.features, "pixels": pixels}
+    probes = {}
+    for name, extract in extractors.items():
+        result = probe(
+            features(extract, image_NHW[parts.query]),
+            torch.from_numpy(label_N[parts.query]),
+            features(extract, image_NHW[parts.reference]),
+            torch.from_numpy(label_N[parts.reference]),
+            k=NEIGHBOURS,
+        )
+        by_class = tuple(result.per_class[label] for label in range(len(data.CLASSES)))
+        probes[name] = Probe(result.accuracy, by_class)
+    return probes
+
+
+@torch.inference_mode()
+def features(extract: Callable[[Tensor], Tensor], image_NHW: NDArray[np.uint8]) -> Tensor:
+    """Features [N, F] of grey images, a batch at a time, in float32 on the CPU."""
+    images_NCHW = torch.from_numpy(image_NHW[:, None].copy())
+    return torch.cat([extract(image_BCHW).float().cpu() for image_BCHW in images_NCHW.split(BATCH)])
+
+
+def pixels(image_BCHW: Tensor) -> Tensor:
+    """The image itself as features [B, C * H * W], in [0, 1]."""
+    return image_BCHW.flatten(1).float() / 255

@@ -1,0 +1,230 @@
+"""The report: one HTML file that needs nothing beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+from jinja2 import Environment, StrictUndefined
+from numpy.typing import NDArray
+
+from stream_ssl.app.demo import charts, mosaic
+from stream_ssl.app.demo.data import CLASSES
+from stream_ssl.app.demo.evaluation import Evaluation
+from stream_ssl.app.demo.measures import (
+    HOLDERS,
+    MEMORIES,
+    TITLES,
+    expected_collisions,
+    newest_counts,
+    shares,
+    true_collisions,
+)
+from stream_ssl.app.demo.scrape import History, Points
+from stream_ssl.app.demo.summary import Figures
+
+COLUMNS, ROWS = 24, 24
+TEMPLATE = "report.html.j2"
+REPRESENTATION_TITLES = {
+    "trained": "trained encoder",
+    "untrained": "untrained encoder",
+    "pixels": "raw pixels",
+}
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the report says about the run besides its figures.
+
+    Args:
+        created: date and time, as it shall stand in the page.
+        seconds: how long the stream ran.
+        ratio: how many times as frequent the dominant class was as each other.
+        dominant: the dominant class.
+        duplicates: part of the stream that repeats an earlier image, altered a little.
+        run: (name, value) of versions, hardware, settings.
+        commands: command lines that were run.
+        places: (what, path) of what the run left.
+        addresses: HTTP address by role, while it ran.
+        config: the configuration file's text.
+    """
+
+    created: str
+    seconds: float
+    ratio: float
+    dominant: str
+    duplicates: float
+    run: Sequence[tuple[str, str]]
+    commands: Sequence[str]
+    places: Sequence[tuple[str, str]]
+    addresses: Mapping[str, str] = field(default_factory=dict)
+    config: str = ""
+
+
+@dataclass(frozen=True)
+class StreamSample:
+    """Images of the stream as it was sent, N of them, with their classes."""
+
+    image_NHW: NDArray[np.uint8]
+    label_N: NDArray[np.int64]
+
+
+def write(
+    path: Path,
+    history: History,
+    evaluation: Evaluation,
+    found: Figures,
+    stream: StreamSample,
+    facts: Facts,
+) -> None:
+    """Write the report."""
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    source = files("stream_ssl.app.demo").joinpath(TEMPLATE).read_text()
+    page = environment.from_string(source).render(
+        f=found,
+        facts=facts,
+        classes=CLASSES,
+        headlines=headlines(found),
+        verdict=verdict(found),
+        plots=plots(history, evaluation, facts),
+        mosaics=mosaics(evaluation, stream),
+        accuracy_rows=accuracy_rows(evaluation),
+        representation_titles=REPRESENTATION_TITLES,
+        slots=int(found["memory_slots"]),
+    )
+    path.write_text(page)
+
+
+def headlines(f: Figures) -> list[tuple[str, str, str]]:
+    """(figure, what it is, what to compare it with) for the top of the page."""
+    return [
+        (
+            f"{f['memory_true_collision_probability']:.0%}",
+            "of the DUEL memory shares the class of the sample it is compared with",
+            f"{f['queue_true_collision_probability']:.0%} of a queue of the same size",
+        ),
+        (
+            f"{f['memory_effective_classes']:.1f} of {len(CLASSES)}",
+            "effective classes in the DUEL memory",
+            (
+                f"{f['queue_effective_classes']:.1f} in the queue, "
+                f"{f['stream_effective_classes']:.1f} in the stream"
+            ),
+        ),
+        (
+            f"{f['knn_trained_accuracy']:.1%}",
+            "of held-out images classified rightly by their neighbours",
+            (
+                f"{f['knn_untrained_accuracy']:.1%} before training, "
+                f"{f['knn_pixels_accuracy']:.1%} on raw pixels"
+            ),
+        ),
+        (
+            f"{f['received_samples']:,.0f}",
+            "samples received, all on disk before they were acknowledged",
+            f"{f['trained_samples']:,.0f} trained on in {f['steps']:,.0f} steps",
+        ),
+    ]
+
+
+def verdict(f: Figures) -> str:
+    """What the accuracies say, with their uncertainty."""
+    trained, untrained = f["knn_trained_accuracy"], f["knn_untrained_accuracy"]
+    pixels = f["knn_pixels_accuracy"]
+    return (
+        f"Training {_compare(trained, untrained)} the same encoder before training, and "
+        f"{_compare(trained, pixels, 'stands')} raw pixels."
+    )
+
+
+def _compare(ours: float, other: float, verb: str = "ended") -> str:
+    # Two standard errors of a difference between two accuracies on 1,000 images.
+    noise = 2 * (2 * max(ours * (1 - ours), 0.0) / 1000) ** 0.5
+    points = 100 * (ours - other)
+    if abs(ours - other) <= noise:
+        return f"{verb} within the noise of the probe ({points:+.1f} points) of"
+    return f"{verb} {abs(points):.1f} points {'above' if points > 0 else 'below'}"
+
+
+def plots(history: History, evaluation: Evaluation, facts: Facts) -> dict[str, Any]:
+    """The plots by name, as SVG."""
+    parts = {holder: shares(newest_counts(history, holder)) for holder in HOLDERS}
+    true = {holder: true_collisions(history, holder) for holder in MEMORIES}
+    expected = {holder: expected_collisions(history, holder) for holder in MEMORIES}
+    losses = history.series("stream_ssl_loss")
+    largest = ", ".join(f"{TITLES[h]} {max(part):.0%}" for h, part in parts.items())
+    ends = ", ".join(f"{TITLES[h]} {_last(points):.0%}" for h, points in true.items())
+    probes = evaluation.probes
+    return {
+        "classes": charts.class_bars(
+            parts, f"Bar chart of the share of each class. Largest class: {largest}."
+        ),
+        "collisions": charts.collision_curves(
+            true,
+            expected,
+            f"Line charts of collision probability over time. True, at last: {ends}.",
+        ),
+        "loss": charts.loss_curve(
+            losses,
+            smooth(losses),
+            f"Line chart of the loss over time, {_last(losses):.2f} at last.",
+        ),
+        "flow": charts.flow_curves(
+            history.rates("stream_ssl_received_samples_total"),
+            history.rates("stream_ssl_trained_samples_total"),
+            history.series("stream_ssl_lag_seconds"),
+            f"Line charts over {facts.seconds:.0f} s: samples received and trained per second, "
+            "and the learner's lag.",
+        ),
+        "accuracy": charts.accuracy_bars(
+            [
+                (REPRESENTATION_TITLES[name], probe.overall, name == "trained")
+                for name, probe in probes.items()
+            ],
+            "Bar chart of kNN accuracy: "
+            + ", ".join(f"{REPRESENTATION_TITLES[n]} {p.overall:.1%}" for n, p in probes.items()),
+        ),
+    }
+
+
+def mosaics(evaluation: Evaluation, stream: StreamSample) -> dict[str, tuple[str, int, int, int]]:
+    """(data address, images, width, height) of stream and memory, equally many images of each."""
+    count = min(COLUMNS * ROWS, len(evaluation.image_KHW), len(stream.image_NHW))
+    found = {}
+    for name, image_NHW, label_N in (
+        ("stream", stream.image_NHW, stream.label_N),
+        ("memory", evaluation.image_KHW, evaluation.label_K),
+    ):
+        picture_HW = mosaic.tile(mosaic.by_class(image_NHW, label_N, count), COLUMNS)
+        height, width = picture_HW.shape
+        found[name] = (mosaic.png_uri(picture_HW), count, width, height)
+    return found
+
+
+def accuracy_rows(evaluation: Evaluation) -> list[tuple[str, list[float], int]]:
+    """(class, accuracy by representation, which of them is best) for the table."""
+    probes = list(evaluation.probes.values())
+    rows = []
+    for c, name in enumerate(CLASSES):
+        values = [probe.by_class[c] for probe in probes]
+        rows.append((name, values, max(range(len(values)), key=values.__getitem__)))
+    return rows
+
+
+def smooth(points: Points, seconds: float = 5.0) -> Points:
+    """Means over the `seconds` before each point."""
+    return [
+        (time, fmean(value for at, value in points[: i + 1] if at > time - seconds))
+        for i, (time, _) in enumerate(points)
+    ]
+
+
+def _last(points: Points) -> float:
+    return points[-1][1] if points else 0.0

@@ -1,0 +1,206 @@
+"""Every figure of a demo run by name: as summary.json, and as a table for the terminal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean, median
+
+from rich import box
+from rich.table import Table
+
+from stream_ssl.app.demo.data import CLASSES
+from stream_ssl.app.demo.evaluation import Evaluation
+from stream_ssl.app.demo.measures import (
+    HOLDERS,
+    Holder,
+    entropy_classes,
+    expected_collisions,
+    newest_counts,
+    shares,
+    true_collisions,
+)
+from stream_ssl.app.demo.scrape import History, Points
+
+Figures = dict[str, float]
+
+NAMES: Mapping[Holder, str] = {"stream": "stream", "queue": "queue", "working": "memory"}
+PHASES = ("data", "forward", "backward", "memory")
+
+
+def figures(history: History, evaluation: Evaluation) -> Figures:
+    """All figures; shares, probabilities and accuracies lie in [0, 1]."""
+    return {
+        **_flow(history),
+        **_learning(history, evaluation),
+        **_balance(history),
+        **_resources(history),
+        **_accuracy(evaluation),
+    }
+
+
+def write(path: Path, found: Figures) -> None:
+    """Write summary.json."""
+    path.write_text(json.dumps(found, indent=2) + "\n")
+
+
+def _flow(history: History) -> Figures:
+    received = history.series("stream_ssl_received_samples_total")
+    amount = history.series("stream_ssl_received_bytes_total")
+    lags = [lag for _, lag in history.series("stream_ssl_lag_seconds")] or [0.0]
+    fsyncs = history.total("stream_ssl_journal_fsync_seconds_count")
+    return {
+        "received_samples": history.total("stream_ssl_received_samples_total"),
+        "received_bytes": history.total("stream_ssl_received_bytes_total"),
+        "received_samples_per_second": mean_rate(received),
+        "received_megabytes_per_second": mean_rate(amount) / 1e6,
+        "acked_samples": history.total("stream_ssl_acked_samples_total"),
+        "repeated_samples": history.total("stream_ssl_duplicate_samples_total"),
+        "missing_packets": history.total("stream_ssl_missing_packets_total"),
+        "journal_peak_bytes": max(
+            (held for _, held in history.series("stream_ssl_journal_bytes")), default=0.0
+        ),
+        "journal_fsync_mean_seconds": (
+            history.total("stream_ssl_journal_fsync_seconds_sum") / fsyncs if fsyncs else 0.0
+        ),
+        "lag_median_seconds": median(lags),
+        "lag_largest_seconds": max(lags),
+    }
+
+
+def _learning(history: History, evaluation: Evaluation) -> Figures:
+    trained = history.series("stream_ssl_trained_samples_total")
+    losses = history.series("stream_ssl_loss")
+    found: Figures = {
+        "steps": float(evaluation.step),
+        "trained_samples": float(evaluation.samples),
+        "trained_samples_per_second": mean_rate(trained),
+        "steps_per_second": mean_rate(history.series("stream_ssl_steps_total")),
+        "skipped_updates": sum(
+            history.total("stream_ssl_skipped_updates_total", reason=reason)
+            for reason in ("nan", "inf", "other")
+        ),
+        "loss_last_nats": tail_mean(losses),
+    }
+    for phase in PHASES:
+        count = history.total("stream_ssl_step_seconds_count", phase=phase)
+        total = history.total("stream_ssl_step_seconds_sum", phase=phase)
+        found[f"step_{phase}_mean_seconds"] = total / count if count else 0.0
+    return found
+
+
+def _balance(history: History) -> Figures:
+    found: Figures = {"memory_slots": history.last("stream_ssl_memory_slots", memory="working")}
+    for holder in HOLDERS:
+        held = newest_counts(history, holder)
+        found[f"{NAMES[holder]}_largest_class_share"] = max(shares(held))
+        found[f"{NAMES[holder]}_effective_classes"] = entropy_classes(held)
+        if holder != "stream":
+            name = NAMES[holder]
+            found[f"{name}_true_collision_probability"] = tail_mean(
+                true_collisions(history, holder)
+            )
+            found[f"{name}_expected_collision_probability"] = tail_mean(
+                expected_collisions(history, holder)
+            )
+    return found
+
+
+def _resources(history: History) -> Figures:
+    return {
+        f"{job}_largest_resident_bytes": max(
+            (held for _, held in history.series("process_resident_memory_bytes", job=job)),
+            default=0.0,
+        )
+        for job in ("receiver", "learner")
+    }
+
+
+def _accuracy(evaluation: Evaluation) -> Figures:
+    found: Figures = {}
+    for name, probe in evaluation.probes.items():
+        found[f"knn_{name}_accuracy"] = probe.overall
+        for title, accuracy in zip(CLASSES, probe.by_class, strict=True):
+            word = title.lower().replace("-", "_").replace("/", "_").replace(" ", "_")
+            found[f"knn_{name}_{word}_accuracy"] = accuracy
+    return found
+
+
+def mean_rate(points: Points) -> float:
+    """A counter's rise per second between the first and the last moment at which it moved."""
+    rises = [
+        (before[0], after[0], after[1] - before[1])
+        for before, after in pairwise(points)
+        if after[1] > before[1]
+    ]
+    if not rises:
+        return 0.0
+    return sum(rise for _, _, rise in rises) / (rises[-1][1] - rises[0][0])
+
+
+def tail_mean(points: Points, seconds: float = 10.0) -> float:
+    """Mean of the last `seconds`; 0 without points."""
+    if not points:
+        return 0.0
+    end = points[-1][0]
+    return fmean(value for time, value in points if time >= end - seconds)
+
+
+def table(found: Figures) -> Table:
+    """The main figures, for the terminal."""
+    rows = Table(box=box.SIMPLE, show_header=False, title="Summary", title_justify="left")
+    rows.add_column("what")
+    rows.add_column("figure", justify="right", no_wrap=True)
+    rows.add_column("beside it", style="dim")
+    for row in _rows(found):
+        rows.add_row(*row)
+    return rows
+
+
+def _rows(f: Figures) -> Sequence[tuple[str, str, str]]:
+    memory, queue = "memory_true_collision_probability", "queue_true_collision_probability"
+    return (
+        (
+            "received",
+            f"{f['received_samples']:,.0f} samples",
+            (
+                f"{f['received_samples_per_second']:,.0f}/s, "
+                f"{f['received_megabytes_per_second']:.2f} MB/s, "
+                f"{f['acked_samples']:,.0f} durable and acknowledged"
+            ),
+        ),
+        (
+            "trained",
+            f"{f['trained_samples']:,.0f} samples",
+            (
+                f"{f['trained_samples_per_second']:,.0f}/s, {f['steps']:,.0f} steps, "
+                f"lag {f['lag_median_seconds']:.1f} s (median)"
+            ),
+        ),
+        ("loss at the end", f"{f['loss_last_nats']:.3f} nats", ""),
+        (
+            "negatives of the sample's own class",
+            f"{f[memory]:.1%} in the DUEL memory",
+            f"{f[queue]:.1%} in a queue of the same size",
+        ),
+        (
+            "effective classes",
+            f"{f['memory_effective_classes']:.1f} of {len(CLASSES)} in the DUEL memory",
+            (
+                f"{f['queue_effective_classes']:.1f} in the queue, "
+                f"{f['stream_effective_classes']:.1f} in the stream"
+            ),
+        ),
+        (
+            "kNN accuracy, held-out images",
+            f"{f['knn_trained_accuracy']:.1%} trained encoder",
+            f"{f['knn_untrained_accuracy']:.1%} untrained, {f['knn_pixels_accuracy']:.1%} pixels",
+        ),
+        (
+            "memory of the processes",
+            f"{f['receiver_largest_resident_bytes'] / 1e6:,.0f} MB receiver",
+            f"{f['learner_largest_resident_bytes'] / 1e6:,.0f} MB learner",
+        ),
+    )
