@@ -26,6 +26,24 @@ def is_loopback(address: str) -> bool:
     return bool((mapped or ip).is_loopback)
 
 
+def check_address(address: str) -> str:
+    """An address to connect to, as it is.
+
+    Raises:
+        ValueError: neither tcp://HOST:PORT nor ipc://PATH.
+    """
+    transport, _, rest = address.partition("://")
+    host, _, port = rest.rpartition(":")
+    if transport == "tcp" and host not in ("", "*") and port.isdecimal():
+        if 1 <= int(port) <= 65_535:
+            return address
+    elif transport == "ipc" and rest:
+        return address
+    raise ValueError(
+        f"address {address!r}: must be tcp://HOST:PORT, port 1 to 65535, or ipc://PATH"
+    )
+
+
 def require_loopback(address: str, remedy: str) -> None:
     """Refuse to speak in plain text to or on an address that others can reach.
 

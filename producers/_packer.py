@@ -1,0 +1,101 @@
+"""Gathers samples into packets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from stream_ssl.wire import Data, Position, Sample
+
+ROW_BYTES = 96  # at least what a header's map takes beyond id, source and meta
+NOT_GIVEN = object()
+
+
+@dataclass(slots=True, eq=False)
+class Packet:
+    """One packet: packed once, numbered when it is first sent."""
+
+    data: Data  # its sequence is only a place-holder
+    count: int
+    size: int
+    positions: tuple[Position, ...]  # after each sample, so that the packet can be split
+    sent: bool = False
+    rejected: bool = False
+
+    def split(self, max_packet: int, max_samples: int) -> Iterator[Packet]:
+        """The same samples within the limits; a sample too large for any packet stands alone."""
+        samples = list(self.data.samples())
+        start, size = 0, 0
+        for end, sample in enumerate(samples):
+            cost = cost_of(sample)
+            if end > start and (size + cost > max_packet or end - start >= max_samples):
+                yield self._part(samples, start, end)
+                start, size = end, 0
+            size += cost
+        yield self._part(samples, start, len(samples))
+
+    def _part(self, samples: list[Sample], start: int, end: int) -> Packet:
+        part = pack(samples[start:end], self.positions[start:end])
+        part.sent = self.sent
+        return part
+
+
+class Packer:
+    """Samples on their way into the next packet.
+
+    Args:
+        packet_bytes: a packet closes before it grows beyond; one larger sample travels alone.
+        packet_samples: a packet closes at so many.
+    """
+
+    def __init__(self, packet_bytes: int, packet_samples: int) -> None:
+        self.packet_bytes = packet_bytes
+        self.packet_samples = packet_samples
+        self.size = 0  # an upper estimate of the packet's bytes
+        self.began: float | None = None  # monotonic time of the first sample
+        self._samples: list[Sample] = []
+        self._positions: list[Position] = []
+        self._position: Position = None  # the last one given: a packet never takes it back
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def add(self, sample: Sample, position: object, now: float) -> Iterator[Packet]:
+        """Takes a sample in; yields the packets that are full, at most two."""
+        cost = cost_of(sample)
+        if self._samples and (
+            self.size + cost > self.packet_bytes or self._samples[0].source != sample.source
+        ):
+            yield self.take()
+        if not self._samples:
+            self.began = now
+        if position is not NOT_GIVEN:
+            self._position = position
+        self._samples.append(sample)
+        self._positions.append(self._position)
+        self.size += cost
+        if len(self._samples) >= self.packet_samples or self.size >= self.packet_bytes:
+            yield self.take()
+
+    def take(self) -> Packet:
+        """The packet as far as it has come; there must be a sample in it."""
+        packet = pack(self._samples, tuple(self._positions))
+        self._samples, self._positions = [], []
+        self.size, self.began = 0, None
+        return packet
+
+
+def pack(samples: list[Sample], positions: tuple[Position, ...]) -> Packet:
+    """One packet of samples with one source."""
+    data = Data.pack(0, samples, positions[-1])
+    return Packet(data, len(samples), data.size, positions)
+
+
+def cost_of(sample: Sample) -> int:
+    """An upper estimate of a sample's bytes in a packet, position and meta apart."""
+    cost = len(sample.data) + ROW_BYTES + len(sample.id) + len(sample.source)
+    if not sample.id.isascii() or not sample.source.isascii():
+        cost += 3 * (len(sample.id) + len(sample.source))
+    if sample.meta:
+        cost += sum(16 + 4 * (len(name) + len(str(value))) for name, value in sample.meta.items())
+    return cost
