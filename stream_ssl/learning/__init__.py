@@ -1,0 +1,1 @@
+"""From batches to an encoder: views, pace, the learner, and its checkpoints."""

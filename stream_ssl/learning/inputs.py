@@ -1,0 +1,59 @@
+"""A batch on the device that learns from it.
+
+Shapes: B samples, C channels, H height, W width.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from memory import WorkingMemory
+    from stream_ssl.ingest.batches import Batch
+
+
+class Inputs(NamedTuple):
+    """uint8 images [B, C, H, W] and what is known of each sample, int64 [B]."""
+
+    image_BCHW: Tensor
+    ids_B: Tensor
+    labels_B: Tensor  # -1: none
+    hashes_B: Tensor  # 0: none
+    slots_B: Tensor | None = None  # of the memory they were drawn from
+
+    @classmethod
+    def of_batch(cls, batch: Batch, device: torch.device) -> Inputs:
+        """A fresh batch; the copies to a GPU overlap with what it still computes."""
+        return cls(
+            _move(batch.image_BHWC, device).permute(0, 3, 1, 2),
+            _move(batch.key_B, device),
+            _move(batch.label_B, device),
+            _move(batch.hash_B, device),
+        )
+
+    @classmethod
+    def of_memory(cls, memory: WorkingMemory, count: int, device: torch.device) -> Inputs:
+        """At most `count` samples of the memory, uniformly, each at most once."""
+        draw = memory.sample(min(count, len(memory)))
+        assert draw.images is not None, "only a memory that keeps images is drawn from"
+        return cls(
+            draw.images.to(device),
+            draw.ids.to(device),
+            memory.labels[draw.slots].to(device),
+            memory.hashes[draw.slots].to(device),
+            draw.slots,
+        )
+
+    def __len__(self) -> int:
+        return len(self.ids_B)
+
+
+def _move(array: NDArray[Any], device: torch.device) -> Tensor:
+    tensor = torch.from_numpy(array)
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)

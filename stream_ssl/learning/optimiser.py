@@ -1,0 +1,74 @@
+"""The optimiser by name, with its settings, and its state as plain tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True, slots=True)
+class OptimiserSettings:
+    """`momentum` is SGD's; `betas` are Adam's. `clip` bounds the norm of the gradient, or None."""
+
+    name: Literal["adam", "adamw", "sgd"] = "adam"
+    learning_rate: float = 1e-3
+    weight_decay: float = 1e-6
+    momentum: float = 0.9
+    betas: tuple[float, float] = (0.9, 0.999)
+    clip: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.name not in ("adam", "adamw", "sgd"):
+            raise ValueError(f'optimiser is {self.name!r}: choose "adam", "adamw" or "sgd"')
+        if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
+            raise ValueError(f"learning_rate is {self.learning_rate}: it must be positive, finite")
+        if self.clip is not None and self.clip <= 0:
+            raise ValueError(f"clip is {self.clip}: a norm is positive; None does not clip")
+
+    def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        """The optimiser over these parameters."""
+        rate, decay = self.learning_rate, self.weight_decay
+        if self.name == "sgd":
+            return torch.optim.SGD(parameters, lr=rate, weight_decay=decay, momentum=self.momentum)
+        kind = torch.optim.Adam if self.name == "adam" else torch.optim.AdamW
+        return kind(parameters, lr=rate, weight_decay=decay, betas=self.betas)
+
+
+def optimiser_tensors(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The optimiser's state, flat: "7.exp_avg" belongs to parameter 7 in order."""
+    flat: dict[str, Tensor] = {}
+    for index, parameter in enumerate(_parameters(optimiser)):
+        for name, value in optimiser.state.get(parameter, {}).items():
+            if value is not None:
+                flat[f"{index}.{name}"] = torch.as_tensor(value)
+    return flat
+
+
+def load_optimiser(optimiser: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """Put back what `optimiser_tensors` gave. ValueError if a shape does not fit."""
+    parameters = _parameters(optimiser)
+    optimiser.state.clear()
+    for key, value in tensors.items():
+        index, name = key.split(".", 1)
+        parameter = parameters[int(index)]
+        if value.ndim and value.shape != parameter.shape:
+            raise ValueError(
+                f"optimiser state {key} has shape {tuple(value.shape)}, its parameter "
+                f"{tuple(parameter.shape)}: the checkpoint is of another model"
+            )
+        if value.ndim:
+            # In the parameter's own memory layout: other strides take other vector code, and the
+            # last bit of a sum may differ.
+            value = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+        else:
+            value = value.clone()
+        optimiser.state[parameter][name] = value
+
+
+def _parameters(optimiser: torch.optim.Optimizer) -> list[nn.Parameter]:
+    return [parameter for group in optimiser.param_groups for parameter in group["params"]]

@@ -1,0 +1,96 @@
+"""How many updates a received sample is worth."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Any
+
+
+class Pace:
+    """Counts samples and updates, and says whether an update is owed or allowed.
+
+    It knows no clock: a faster device changes when updates happen, never how many a sample is
+    worth. `updates_per_sample` is that worth (1 / batch size is one update a batch); None is one
+    update per batch whatever its size. `band` is how many updates may be made ahead of what has
+    been received, on images of the memory while the stream is idle. With `band=0` the sequence
+    of updates is a function of the samples alone, and replay after a crash is exact.
+
+    After every settled step `floor(target) <= updates <= target + band`.
+    """
+
+    def __init__(self, updates_per_sample: float | None = None, band: int = 0) -> None:
+        if updates_per_sample is not None and not (
+            math.isfinite(updates_per_sample) and updates_per_sample > 0
+        ):
+            raise ValueError(
+                f"updates_per_sample is {updates_per_sample}: it must be positive and finite, "
+                "1 / batch size for one update a batch"
+            )
+        if band < 0:
+            raise ValueError(f"band is {band}: it is a number of updates, 0 or more")
+        self.band = band
+        # A fraction, for 0.01 added up as floats drifts off the whole numbers.
+        self._worth = (
+            None
+            if updates_per_sample is None
+            else Fraction(updates_per_sample).limit_denominator(10**9)
+        )
+        self._target = Fraction(0)
+        self._samples = 0
+        self._updates = 0
+
+    @property
+    def samples(self) -> int:
+        """Samples received."""
+        return self._samples
+
+    @property
+    def updates(self) -> int:
+        """Updates made."""
+        return self._updates
+
+    @property
+    def target(self) -> Fraction:
+        """Updates that the samples received are worth."""
+        return self._target
+
+    def received(self, count: int) -> None:
+        """A batch of `count` samples came."""
+        if count < 1:
+            raise ValueError(f"received {count} samples: a batch has at least 1")
+        self._samples += count
+        self._target += 1 if self._worth is None else count * self._worth
+
+    def updated(self) -> None:
+        """An update was made."""
+        self._updates += 1
+
+    def must_update(self) -> bool:
+        """True while at least one whole update is owed."""
+        return self._target - self._updates >= 1
+
+    def may_update(self) -> bool:
+        """True if one more update stays within the band."""
+        return self._updates + 1 <= self._target + self.band
+
+    def replays(self, batch: int) -> bool:
+        """True if a batch of this size may owe more than the one update on itself, or the band
+        allows idle ones: both need images to train on again."""
+        return self.band > 0 or (self._worth is not None and self._worth * batch > 1)
+
+    def state_dict(self) -> dict[str, int]:
+        """Counts as JSON can hold them."""
+        return {
+            "samples": self._samples,
+            "updates": self._updates,
+            "target_numerator": self._target.numerator,
+            "target_denominator": self._target.denominator,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from counts that `state_dict` gave."""
+        self._samples = int(state["samples"])
+        self._updates = int(state["updates"])
+        self._target = Fraction(int(state["target_numerator"]), int(state["target_denominator"]))

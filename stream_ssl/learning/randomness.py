@@ -1,0 +1,107 @@
+"""Randomness and threads: what must be fixed for a run to be repeatable."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Mapping
+from types import TracebackType
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def settle(seed: int, threads: int | None = None, deterministic: bool = False) -> None:
+    """Seed every generator and fix the threads; call it before the model is built.
+
+    `threads` are those of torch's operators (None leaves them); two runs are bit-equal only with
+    the same number. `deterministic` refuses GPU kernels that add up in no fixed order.
+    """
+    settle_threads(threads)
+    if deterministic:
+        # cuBLAS reads this when it is first used.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def settle_threads(threads: int | None) -> None:
+    """Fix the threads of torch's operators; None leaves them."""
+    if threads is None:
+        return
+    if threads < 1:
+        raise ValueError(f"threads is {threads}: at least 1 thread has to compute")
+    torch.set_num_threads(threads)
+
+
+class OwnRandomness:
+    """The learner's generators, swapped in while it computes and out again afterwards.
+
+    So whoever consumes the records may draw numbers, and what is learned stays the same.
+    """
+
+    def __init__(self, seed: int, device: torch.device) -> None:
+        self._cuda = device if device.type == "cuda" else None
+        outer = self._read()
+        settle(seed)
+        self._mine = self._read()
+        self._write(outer)
+        self._outer: dict[str, Tensor] = {}
+
+    def __enter__(self) -> OwnRandomness:
+        self._outer = self._read()
+        self._write(self._mine)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._mine = self._read()
+        self._write(self._outer)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The state of each generator, as tensors that safetensors holds."""
+        return {name: value.clone() for name, value in self._mine.items()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from a saved state; a generator that it lacks keeps its own (another device)."""
+        self._mine = {name: state.get(name, value).clone() for name, value in self._mine.items()}
+
+    def _read(self) -> dict[str, Tensor]:
+        found = {"torch": torch.get_rng_state()}
+        if self._cuda is not None:
+            found["cuda"] = torch.cuda.get_rng_state(self._cuda)
+        version, inner, gauss = random.getstate()
+        found["python"] = torch.tensor([version, *inner], dtype=torch.int64)
+        found["python_gauss"] = _optional(gauss)
+        numpy = np.random.get_state(legacy=False)
+        words = [*numpy["state"]["key"].tolist(), numpy["state"]["pos"]]
+        found["numpy"] = torch.tensor(words, dtype=torch.int64)
+        found["numpy_gauss"] = _optional(numpy["gauss"] if numpy["has_gauss"] else None)
+        return found
+
+    def _write(self, state: Mapping[str, Tensor]) -> None:
+        torch.set_rng_state(state["torch"])
+        if self._cuda is not None:
+            torch.cuda.set_rng_state(state["cuda"], self._cuda)
+        version, *inner = state["python"].tolist()
+        random.setstate((version, tuple(inner), _value(state["python_gauss"])))
+        *keys, position = state["numpy"].tolist()
+        cached = _value(state["numpy_gauss"])
+        numpy_keys = np.array(keys, dtype=np.uint32)
+        has_gauss = int(cached is not None)
+        np.random.set_state(("MT19937", numpy_keys, position, has_gauss, cached or 0.0))
+
+
+def _optional(value: float | None) -> Tensor:
+    return torch.tensor([] if value is None else [value], dtype=torch.float64)
+
+
+def _value(tensor: Tensor) -> float | None:
+    return float(tensor[0]) if tensor.numel() else None

@@ -1,0 +1,59 @@
+"""What the learner says about each step; metrics, displays and checkpoints consume it.
+
+Shapes: B samples, D embedding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from memory import Admission
+    from stream_ssl.ingest.offset import Offset
+
+PHASES = ("data", "forward", "backward", "memory")
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One step: a fresh batch, or a replay of images from the memory.
+
+    `skipped` says why no update was made: "loss" or "gradient" (not finite), "keys" (not of unit
+    norm), "pace" (none owed); None if one was. `admission` is None where nothing was inserted: on
+    replays, and with keys that are not of unit norm. `seconds` has the phases of `PHASES`.
+    `rejected` are samples left out, by reason, since the record before. `lag_seconds` is the age
+    of the oldest sample not yet read.
+    """
+
+    step: int  # steps so far, this one included
+    samples: int  # fresh samples learned from so far
+    batch: int  # samples in this step
+    replay: bool
+    loss: float
+    grad_norm: float
+    learning_rate: float
+    skipped: str | None
+    seconds: Mapping[str, float]
+    diagnostics: Mapping[str, float]
+    collision_expected: float  # mean h over pairs of batch and memory, before insertion
+    collision_true: float | None  # share of such pairs with the same label; None without labels
+    admission: Admission | None
+    keys_BD: Tensor
+    ids_B: Tensor
+    labels_B: Tensor
+    hashes_B: Tensor
+    lag_seconds: float
+    offset: Offset
+    rejected: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """About each second while no batch comes."""
+
+    lag_seconds: float
+    rejected: Mapping[str, int] = field(default_factory=dict)

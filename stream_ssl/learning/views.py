@@ -1,0 +1,117 @@
+"""Augmented views of a batch, drawn per sample on the device that holds it.
+
+Shapes: B samples, C channels, H height, W width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import kornia.augmentation as K
+import torch
+from torch import Tensor, nn
+
+Range = tuple[float, float]
+
+
+class Views(nn.Module):
+    """uint8 [B, C, H, W] to one augmented, normalised float32 view of each sample.
+
+    Draws from torch's global generator only, so a seed fixes the views. The defaults are close to
+    SimCLR's for small images; `crop=None` is the DUEL paper's choice, which does not crop.
+
+    `crop`: range of the area kept before resizing back, or None. `flip`: probability.
+    `brightness`, `contrast`, `saturation`, `hue`: half-widths of the colour jitter, applied with
+    probability `jitter`; the last two only to colour images. `grey`: probability of dropping the
+    colour. `blur`: probability of a Gaussian blur, sigma 0.1 to 2 pixels. `mean`, `std`: one number
+    per channel, or one for all.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(
+        self,
+        size: int,
+        channels: int = 3,
+        crop: Range | None = (0.2, 1.0),
+        flip: float = 0.5,
+        brightness: float = 0.4,
+        contrast: float = 0.4,
+        saturation: float = 0.4,
+        hue: float = 0.1,
+        jitter: float = 0.8,
+        grey: float = 0.2,
+        blur: float = 0.0,
+        mean: Sequence[float] = (0.5,),
+        std: Sequence[float] = (0.25,),
+    ) -> None:
+        super().__init__()
+        _check(channels, crop, {"flip": flip, "jitter": jitter, "grey": grey, "blur": blur})
+        steps: list[nn.Module] = []
+        if crop is not None:
+            steps.append(K.RandomResizedCrop((size, size), scale=crop, cropping_mode="resample"))
+        if flip:
+            steps.append(K.RandomHorizontalFlip(p=flip))
+        if channels == 3:
+            if jitter and any((brightness, contrast, saturation, hue)):
+                steps.append(K.ColorJitter(brightness, contrast, saturation, hue, p=jitter))
+            if grey:
+                steps.append(K.RandomGrayscale(p=grey))
+        elif jitter:
+            if brightness:
+                steps.append(K.RandomBrightness((1 - brightness, 1 + brightness), p=jitter))
+            if contrast:
+                steps.append(K.RandomContrast((1 - contrast, 1 + contrast), p=jitter))
+        if blur:
+            steps.append(K.RandomGaussianBlur((_odd(size), _odd(size)), (0.1, 2.0), p=blur))
+        self.steps = nn.ModuleList(steps)
+        self.register_buffer("mean", _per_channel(mean, channels, "mean"), persistent=False)
+        self.register_buffer("std", _per_channel(std, channels, "std"), persistent=False)
+
+    @torch.no_grad()
+    def forward(self, image_BCHW: Tensor) -> Tensor:
+        view_BCHW = _to_float(image_BCHW)
+        for step in self.steps:
+            view_BCHW = step(view_BCHW)
+        return self._normalise(view_BCHW)
+
+    @torch.no_grad()
+    def plain(self, image_BCHW: Tensor) -> Tensor:
+        """The images normalised and not augmented, as evaluation wants them."""
+        return self._normalise(_to_float(image_BCHW))
+
+    def _normalise(self, view_BCHW: Tensor) -> Tensor:
+        scaled_BCHW = (view_BCHW - self.mean) / self.std
+        return scaled_BCHW.contiguous(memory_format=torch.channels_last)
+
+
+def _to_float(image_BCHW: Tensor) -> Tensor:
+    if image_BCHW.dtype != torch.uint8:
+        raise ValueError(
+            f"images are {image_BCHW.dtype}: views start from uint8 [B, C, H, W], 0 to 255"
+        )
+    return image_BCHW.float() / 255.0
+
+
+def _odd(size: int) -> int:
+    """SimCLR's blur kernel: a tenth of the side, odd, at least 3."""
+    return max(3, size // 10 // 2 * 2 + 1)
+
+
+def _per_channel(values: Sequence[float], channels: int, name: str) -> Tensor:
+    if len(values) not in (1, channels):
+        raise ValueError(f"{name} has {len(values)} numbers: give 1, or {channels}, one a channel")
+    if name == "std" and min(values) <= 0:
+        raise ValueError(f"std is {tuple(values)}: views are divided by it, so it must be positive")
+    return torch.tensor(list(values), dtype=torch.float32).view(1, -1, 1, 1)
+
+
+def _check(channels: int, crop: Range | None, chances: dict[str, float]) -> None:
+    if channels not in (1, 3):
+        raise ValueError(f"channels is {channels}: views are made of grey (1) or colour (3) images")
+    if crop is not None and not 0 < crop[0] <= crop[1] <= 1:
+        raise ValueError(f"crop is {crop}: give the least and largest area kept, 0 < least <= 1")
+    for name, chance in chances.items():
+        if not 0 <= chance <= 1:
+            raise ValueError(f"{name} is {chance}: a probability lies in [0, 1]")

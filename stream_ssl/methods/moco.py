@@ -1,0 +1,136 @@
+"""D-MoCo: momentum contrast against a working memory.
+
+Shapes: V views, B samples, C channels, H height, W width, D embedding, F features, M positives,
+K memory slots, N = B + K negatives.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from stream_ssl.losses import Loss
+from stream_ssl.methods.base import Method, MethodOutput
+
+if TYPE_CHECKING:
+    from memory import WorkingMemory
+
+
+class MoCo(Method):
+    """Anchors from the trained encoder, keys and memory from a slow average of it.
+
+    DUEL, Algorithm 2, line 8: the negatives of anchor b are the other keys of the batch and the
+    memory. Left out are entries of the same sample id or the same content hash (0: unknown).
+
+    BatchNorm: the trained encoder normalises with the statistics of its batch. The key encoder
+    runs in evaluation mode on buffers that follow the trained encoder's by the same momentum as
+    the weights (as in EMAN, Cai et al. 2021). A key is thus a function of its own image only:
+    nothing about the batch leaks from key to anchor, and keys of batches with different class
+    shares can be compared in the memory.
+
+    `views` - 1 positives per anchor; the first key view goes to the memory.
+    """
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        projector: nn.Module,
+        loss: Loss,
+        momentum: float = 0.99,
+        views: int = 2,
+    ) -> None:
+        super().__init__()
+        if not 0 <= momentum < 1:
+            raise ValueError(f"momentum is {momentum}: the key encoder follows only within [0, 1)")
+        if views < 2:
+            raise ValueError(f"views is {views}: an anchor and at least one positive need 2")
+        self.encoder, self.projector, self.loss = encoder, projector, loss
+        self.momentum, self.views = momentum, views
+        dim = getattr(projector, "dim", None)
+        if not isinstance(dim, int):
+            raise ValueError(f"{type(projector).__name__} has no `dim`: a projector states its own")
+        self._dim = dim
+        self.key_encoder = copy.deepcopy(encoder).requires_grad_(False).eval()
+        self.key_projector = copy.deepcopy(projector).requires_grad_(False).eval()
+
+    def forward(
+        self,
+        view_VBCHW: Sequence[Tensor],
+        ids_B: Tensor,
+        hashes_B: Tensor | None,
+        memory: WorkingMemory,
+    ) -> MethodOutput:
+        if len(view_VBCHW) != self.views:
+            raise ValueError(f"got {len(view_VBCHW)} views: this method wants {self.views}")
+        z_BD = _unit(self.projector(self.encoder(view_VBCHW[0])))
+        positive_BMD = torch.stack([self.encode_keys(view) for view in view_VBCHW[1:]], dim=1)
+        key_BD = positive_BMD[:, 0]
+        held = memory.negatives()
+        negative_ND = torch.cat([key_BD, held.z_ND.to(key_BD)])
+        mask_BN = torch.cat(
+            [_same(ids_B, hashes_B), memory.mask(ids_B, hashes_B, held).to(ids_B.device)], dim=1
+        )
+        return MethodOutput(self.loss(z_BD, positive_BMD, negative_ND, mask_BN), key_BD)
+
+    @torch.no_grad()
+    def encode_keys(self, image_BCHW: Tensor) -> Tensor:
+        return _unit(self.key_projector(self.key_encoder(image_BCHW)))
+
+    @torch.no_grad()
+    def features(self, image_BCHW: Tensor) -> Tensor:
+        was_training = self.encoder.training
+        self.encoder.eval()
+        try:
+            feature_BF: Tensor = self.encoder(image_BCHW)
+        finally:
+            self.encoder.train(was_training)
+        return feature_BF.float()
+
+    @torch.no_grad()
+    def after_update(self) -> None:
+        for followed, follower in (
+            (self.encoder, self.key_encoder),
+            (self.projector, self.key_projector),
+        ):
+            weights: list[Tensor] = list(follower.parameters())
+            if weights:
+                sources: list[Tensor] = list(followed.parameters())
+                torch._foreach_lerp_(weights, sources, 1 - self.momentum)
+            for buffer, source in zip(follower.buffers(), followed.buffers(), strict=True):
+                if buffer.is_floating_point():
+                    buffer.lerp_(source, 1 - self.momentum)
+                else:
+                    buffer.copy_(source)
+
+    def train(self, mode: bool = True) -> MoCo:
+        """As for any module, but the key encoder stays in evaluation mode."""
+        super().train(mode)
+        self.key_encoder.eval()
+        self.key_projector.eval()
+        return self
+
+    @property
+    def trained(self) -> Iterable[nn.Parameter]:
+        return [*self.encoder.parameters(), *self.projector.parameters()]
+
+    @property
+    def dim(self) -> int:
+        return self._dim
+
+
+def _unit(z_BD: Tensor) -> Tensor:
+    # In float32 whatever autocast computed: the memory refuses rows that are off unit norm.
+    return F.normalize(z_BD.float(), dim=1)
+
+
+def _same(ids_B: Tensor, hashes_B: Tensor | None) -> Tensor:
+    """[B, B], True on the diagonal and where two rows show the same sample or content."""
+    same_BB = ids_B.unsqueeze(1) == ids_B
+    if hashes_B is not None:
+        same_BB |= (hashes_B.unsqueeze(1) == hashes_B) & (hashes_B != 0)
+    return same_BB
