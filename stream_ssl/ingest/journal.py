@@ -240,6 +240,28 @@ class Journal:
             freed += size
         return freed
 
+    def skip_to(self, position: int) -> None:
+        """Lets the next record have at least this position.
+
+        A learner may have read further than a journal reaches that was lost and begun anew; under
+        old positions it would take new records for ones it knows.
+
+        Raises:
+            JournalError: the disk does not take a new segment; the next append tries again.
+        """
+        if position <= self._last + 1:
+            return
+        log.error("journal %s ends at %d: going on at %d", self.path, self._last, position)
+        empty = segment_path(self.path, self._start) if self._last < self._start else None
+        self._seal()
+        self._start, self._last = position, position - 1
+        try:
+            self._roll(0)
+            if empty is not None:
+                delete_segment(empty)
+        except (lmdb.Error, OSError) as error:
+            raise _translate(error, self.path) from error
+
     def close(self) -> None:
         """Closes the files; what was appended is on disk already."""
         if self._active is not None:
@@ -269,19 +291,21 @@ class Journal:
 
     def _roll(self, need: int) -> None:
         """Begins a new segment behind the last durable position, with all producers' states."""
-        if self._active is not None:
-            self._active.close()
-            self._active = None
-        if self._last >= self._start:
-            size = file_bytes(segment_path(self.path, self._start))
-            self._closed.append((self._start, size))
-            self._start, self._active_bytes = self._last + 1, 0
+        self._seal()
         path = segment_path(self.path, self._start)
         states = sum(64 + len(name) for name in self._states)
         size = 2 * max(self.segment_bytes, need) + 16 * states + (1 << 20)
         create_segment(path, self._states, size)
         self._active = Segment(path)
         self._active_bytes = self._active.used()
+
+    def _seal(self) -> None:
+        """Closes the active segment; one without records gives its place up."""
+        self._give_up_active()
+        path = segment_path(self.path, self._start)
+        if self._last >= self._start:
+            self._closed.append((self._start, file_bytes(path)))
+            self._start, self._active_bytes = self._last + 1, 0
 
     def _write(self, entries: Sequence[Entry]) -> Commit:
         segment = self._active

@@ -1,0 +1,239 @@
+"""Who may send: CURVE keys on an allow-list, checked at the handshake and at every message.
+
+The handshake alone would not do: it binds a connection to a key, but ends no connection when the
+key is revoked, and the routing id of a connection says nothing about its key.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import zmq
+from zmq.auth.base import Authenticator
+
+from stream_ssl.ingest.seldom import SeldomLog
+from stream_ssl.wire import Keys, check_name
+from stream_ssl.wire.keys import check_key
+
+log = logging.getLogger(__name__)
+
+DOMAIN = "stream-ssl"
+_RELOAD_SECONDS = 0.2
+
+
+class AllowList:
+    """A JSON file {"producer name": "public key", ...}, read again when it changes.
+
+    Args:
+        path: the file.
+
+    Raises:
+        ValueError: it is missing or malformed.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._seen = self._facts()
+        self._names = self._read()
+        self._checked = time.monotonic()
+
+    @classmethod
+    def enter(cls, path: str | Path, name: str, public: str) -> None:
+        """Adds or replaces a producer's key; makes the file if it is missing.
+
+        Raises:
+            ValueError: the file is malformed, or the key belongs to another producer.
+        """
+        path = Path(path)
+        names = {name: key for key, name in cls(path)._names.items()} if path.exists() else {}
+        names[name] = public
+        _check(names, path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = path.with_name(f".{path.name}.new")
+        fresh.write_text(json.dumps(names, indent=1) + "\n", encoding="utf-8")
+        fresh.replace(path)
+
+    def name_of(self, key: str) -> str | None:
+        """The producer whose key this is; None: nobody's, or nobody's any more."""
+        return self._names.get(key)
+
+    def reload(self) -> None:
+        """Takes a changed file over; keeps the last good list, and says so, when it is bad."""
+        if time.monotonic() - self._checked < _RELOAD_SECONDS:
+            return
+        self._checked = time.monotonic()
+        facts = self._facts()
+        if facts == self._seen:
+            return
+        self._seen = facts
+        try:
+            self._names = self._read()
+        except ValueError as error:
+            log.error("%s; the list before it stays in force", error)
+        else:
+            log.info("allow-list %s: %d keys", self.path, len(self._names))
+
+    def _facts(self) -> tuple[int, int, int] | None:
+        try:
+            facts = self.path.stat()
+        except OSError:
+            return None
+        return facts.st_mtime_ns, facts.st_ino, facts.st_size
+
+    def _read(self) -> dict[str, str]:
+        try:
+            names = json.loads(self.path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ValueError(
+                f"allow-list {self.path}: {error.strerror}; "
+                f"enter a producer with: stream-ssl keys NAME --allow {self.path}"
+            ) from None
+        except ValueError as error:
+            raise ValueError(f"allow-list {self.path}: is not JSON: {error}") from None
+        return _check(names, self.path)
+
+
+def _check(names: Any, path: Path) -> dict[str, str]:
+    """Key to name."""
+    if not isinstance(names, dict):
+        raise ValueError(f'allow-list {path}: must be {{"producer name": "public key", ...}}')
+    found: dict[str, str] = {}
+    for name, key in names.items():
+        try:
+            check_name(name)
+            check_key("public", key)
+        except ValueError as error:
+            raise ValueError(f"allow-list {path}: {name!r}: {error}") from None
+        if key in found:
+            raise ValueError(
+                f"allow-list {path}: {name!r} and {found[key]!r} have one key; "
+                "a key names one producer, which may use names below its own: NAME/..."
+            )
+        found[key] = name
+    return found
+
+
+class Access:
+    """CURVE for a receiver's socket, and the question whether a message may be heard.
+
+    Args:
+        keys: the receiver's own pair with its secret, or the path of NAME.secret.json.
+        allow: path of the allow-list.
+
+    Raises:
+        ValueError: the secret is missing, or a file is malformed.
+
+    Attributes:
+        denied: handshakes refused so far.
+        failures: handshakes refused because checking them raised.
+    """
+
+    def __init__(self, keys: Keys | str | Path, allow: str | Path) -> None:
+        self.keys = keys if isinstance(keys, Keys) else Keys.load(keys)
+        if self.keys.secret is None:
+            raise ValueError(
+                f"receiver keys {self.keys.name!r}: the secret half is needed; "
+                f"name {self.keys.name}.secret.json"
+            )
+        self.allow = AllowList(allow)
+        self.denied = 0
+        self.failures = 0
+        self._authenticator: _Authenticator | None = None
+
+    def start(self, context: zmq.Context[Any]) -> zmq.Socket[Any]:
+        """Begins to answer a context's handshakes; returns the socket to poll for `handle`."""
+        self._authenticator = _Authenticator(self, context)
+        self._authenticator.start()
+        return self._authenticator.zap_socket
+
+    def secure(self, socket: zmq.Socket[Any]) -> None:
+        """Makes a socket a CURVE server; call it before bind."""
+        assert self.keys.secret is not None
+        socket.setsockopt(zmq.CURVE_SERVER, 1)
+        socket.setsockopt(zmq.CURVE_SECRETKEY, self.keys.secret.encode())
+        # Without a domain to enforce, a missing ZAP handler lets everybody in.
+        socket.setsockopt(zmq.ZAP_DOMAIN, DOMAIN.encode())
+        socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+
+    def handle(self) -> None:
+        """Answers the handshakes that wait. Never raises: what cannot be checked is denied."""
+        if self._authenticator is not None:
+            self.allow.reload()
+            self._authenticator.answer_all()
+
+    def permits(self, key: str | None, producer: str) -> bool:
+        """Whether a message's User-Id may speak for a producer now."""
+        name = self.allow.name_of(key) if key else None
+        return name is not None and (producer == name or producer.startswith(f"{name}/"))
+
+    def knows(self, key: str | None) -> bool:
+        """Whether a message's User-Id is on the list now."""
+        return bool(key) and self.allow.name_of(key or "") is not None
+
+    def stop(self) -> None:
+        """Closes the socket of start()."""
+        if self._authenticator is not None:
+            self._authenticator.stop()
+            self._authenticator = None
+
+
+class _Authenticator(Authenticator):
+    """pyzmq's ZAP protocol, answered within the receiver's own loop.
+
+    pyzmq's own thread for it ends for good when a check raises once.
+    """
+
+    def __init__(self, access: Access, context: zmq.Context[Any]) -> None:
+        super().__init__(context)
+        self._access = access
+        self._replied = False
+        self._seldom = SeldomLog(log)
+        self.configure_curve_callback(DOMAIN, self)
+
+    def callback(self, domain: str, key: bytes) -> bool:  # noqa: ARG002 - pyzmq's signature
+        """Whether a public key (Z85) may connect; its User-Id will be that key."""
+        return self._access.allow.name_of(key.decode("ascii")) is not None
+
+    def answer_all(self) -> None:
+        while True:
+            try:
+                message = self.zap_socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.ZMQError:
+                return
+            self._answer(message)
+
+    def _answer(self, message: list[bytes]) -> None:
+        self._replied = False
+        try:
+            _drive(self.handle_zap_message(message))
+        except Exception:
+            self._access.failures += 1
+            log.exception("a handshake could not be checked and was denied")
+        if not self._replied:  # a REP socket must answer, or it is stuck
+            request = message[1] if len(message) > 1 else b""
+            self._send_zap_reply(request, b"500", b"Internal error")
+
+    def _send_zap_reply(
+        self, request_id: bytes, status_code: bytes, status_text: bytes, user_id: str = "anonymous"
+    ) -> None:
+        self._replied = True
+        if status_code != b"200":
+            self._access.denied += 1
+            reason = status_text.decode("utf-8", "replace")
+            self._seldom.warn(reason, f"connection denied: {reason}")
+        super()._send_zap_reply(request_id, status_code, status_text, user_id)
+
+
+def _drive(coroutine: Coroutine[Any, Any, None]) -> None:
+    """Runs a coroutine that waits for nothing."""
+    try:
+        coroutine.send(None)
+    except StopIteration:
+        return
+    coroutine.close()
+    raise RuntimeError("a handshake's check waited for something")

@@ -1,0 +1,95 @@
+"""What waits for the next group commit, and what is counted until the next record."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+from stream_ssl.ingest.journal import Entry
+from stream_ssl.ingest.sessions import Session
+from stream_ssl.wire import Data, Nack, WireError
+
+
+class Group:
+    """Packets that are taken but not yet on disk.
+
+    Attributes:
+        entries: in order of arrival.
+        last: producer -> last sequence among them.
+        nacks: refusals to send when the advance behind them is durable.
+        began: when the first came, time.monotonic.
+    """
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self.last: dict[str, int] = {}
+        self.nacks: list[tuple[bytes, Nack]] = []
+        self.bytes = 0
+        self.samples = 0
+        self.began = 0.0
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def take(self, session: Session, data: Data, checksum: int) -> int:
+        """Adds a packet; returns its number of samples.
+
+        Raises:
+            WireError: its header is not what it must be.
+        """
+        samples = len(data)
+        entry = Entry(
+            session.producer,
+            data.sequence,
+            data.position,
+            time.time(),
+            data.header,
+            data.payload,
+            checksum,
+        )
+        self._add(entry)
+        self.bytes += data.size
+        self.samples += samples
+        return samples
+
+    def refuse(self, session: Session, sequence: int, error: WireError) -> None:
+        """Adds only the advance past a packet that no receiver will ever take."""
+        self._add(Entry(session.producer, sequence))
+        nack = Nack(sequence, error.reason, str(error), permanent=True)
+        self.nacks.append((session.route, nack))
+
+    def _add(self, entry: Entry) -> None:
+        if not self.entries:
+            self.began = time.monotonic()
+        self.entries.append(entry)
+        self.last[entry.producer] = entry.sequence
+
+
+@dataclass(slots=True)
+class Tally:
+    """Increments of the record that comes next; the names are ReceiverRecord's."""
+
+    packets: int = 0
+    samples: int = 0
+    bytes: int = 0
+    duplicates: int = 0
+    missing: int = 0
+    acked_samples: int = 0
+    journal_failures: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)
+    fsync_seconds: float | None = None
+
+
+def samples_of(data: Data) -> int:
+    """The number of samples; 1 where the header cannot say."""
+    try:
+        return len(data)
+    except WireError:
+        return 1
+
+
+def latest_capture(data: Data) -> float:
+    """The latest capture time of a packet, seconds since the Unix epoch."""
+    return float(max(row["time"] for row in data.fields["samples"]))

@@ -1,0 +1,311 @@
+"""The receiver: takes packets from producers and lays them into the journal."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import zmq
+
+from stream_ssl.ingest.access import Access
+from stream_ssl.ingest.credit import CreditPolicy
+from stream_ssl.ingest.cursor import Cursor
+from stream_ssl.ingest.dialogue import Dialogue
+from stream_ssl.ingest.group import Tally
+from stream_ssl.ingest.journal import Journal, JournalError
+from stream_ssl.ingest.records import ReceiverRecord
+from stream_ssl.ingest.sessions import Sessions
+from stream_ssl.wire import Message, encode, require_loopback
+
+log = logging.getLogger(__name__)
+
+HEARTBEAT_MS = 1000
+HEARTBEAT_TIMEOUT_MS = 3000
+_HANDSHAKE_MS = 5000
+_FRAME_SLACK = 64 << 10
+_TICK_SECONDS = 0.05
+_IDLE_SECONDS = 1.0
+_BURST = 256  # messages read before anything else gets its turn
+_QUIET_SECONDS = 0.1  # of silence that end a drain
+
+
+class Receiver:
+    """Listens for producers; see docs/wire.md for what it says to them.
+
+    The loop is `run`, in one thread: fsync before ACK needs no second one, and libzmq's own threads
+    go on receiving meanwhile.
+
+    Args:
+        bind: ZeroMQ address to listen at; port 0 chooses a free one.
+        journal: where packets go; the receiver does not close it.
+        cursor: how far the learner has come.
+        access: who may send; None means plain text, which only loopback addresses allow.
+        max_packet: bytes of the largest packet.
+        max_samples: samples in the largest packet.
+        credit: bytes that one producer may have unacknowledged.
+        total_credit: bytes for all producers together; bounds the receiver's memory.
+        max_lag_bytes: bytes the learner may lie behind before credit stops; None: only the
+            journal's budget limits.
+        group_packets: packets after which a group is committed.
+        group_seconds: how long a packet may wait for its group.
+        max_producers: connected at once; beyond, the one unheard for longest must say HELLO again.
+        drain_seconds: how long stopping may wait for what is under way.
+
+    Raises:
+        ValueError: a limit makes no sense, or plain text beyond loopback.
+        OSError: the address cannot be bound.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        cursor: Cursor,
+        bind: str = "tcp://127.0.0.1:0",
+        access: Access | None = None,
+        max_packet: int = 8 << 20,
+        max_samples: int = 1024,
+        credit: int = 16 << 20,
+        total_credit: int = 96 << 20,
+        max_lag_bytes: int | None = None,
+        group_packets: int = 64,
+        group_seconds: float = 0.005,
+        max_producers: int = 4096,
+        drain_seconds: float = 2.0,
+    ) -> None:
+        if access is None:
+            require_loopback(
+                bind,
+                "for other addresses make keys with `stream-ssl keys receiver` and "
+                "`stream-ssl keys NAME --allow FILE`, and give the receiver both as `access`",
+            )
+        if min(max_samples, group_packets, max_producers) < 1:
+            raise ValueError("max_samples, group_packets and max_producers must be at least 1")
+        if max_lag_bytes is not None and max_lag_bytes < max_packet:
+            raise ValueError(
+                f"max_lag_bytes {max_lag_bytes}: must be at least max_packet, {max_packet}, or no "
+                "producer ever gets credit"
+            )
+        self.journal = journal
+        self.cursor = cursor
+        self.drain_seconds = drain_seconds
+        self._policy = CreditPolicy(credit, total_credit, max_packet)
+        self._max_lag = max_lag_bytes
+        self._group_packets = group_packets
+        self._group_bytes = max(max_packet, 16 << 20)
+        self._group_seconds = group_seconds
+        self._access = access
+        self._denied = 0
+        self._lag = 0
+        self._record_at = self._tick_at = self._probe_at = 0.0
+        self._dialogue = Dialogue(
+            journal, self._policy, access, Sessions(max_producers), max_samples, self._send
+        )
+        journal.skip_to(cursor.load().read)
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._poller = zmq.Poller()
+        self._zap: zmq.Socket[Any] | None = None
+        try:
+            self._socket = self._listen(bind)
+        except zmq.ZMQError as error:
+            self.close()
+            raise OSError(f"cannot listen at {bind}: {error.strerror}") from error
+
+    def _listen(self, bind: str) -> zmq.Socket[Any]:
+        if self._access is not None:
+            self._zap = self._access.start(self._context)
+            self._poller.register(self._zap, zmq.POLLIN)
+        socket: zmq.Socket[Any] = self._context.socket(zmq.ROUTER)
+        self._socket = socket
+        for option, value in (
+            (zmq.LINGER, 0),
+            (zmq.MAXMSGSIZE, self._policy.max_packet + _FRAME_SLACK),
+            (zmq.RCVHWM, 64),  # messages of a connection that ignores its credit
+            # Sending to a connection that is gone must say so: it is how a session ends.
+            (zmq.ROUTER_MANDATORY, 1),
+            # A connection that claims a living one's routing id must not cut it off. Producers
+            # choose no ids of their own, so a reconnect never needs the old one's.
+            (zmq.ROUTER_HANDOVER, 0),
+            (zmq.HEARTBEAT_IVL, HEARTBEAT_MS),
+            (zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS),
+            (zmq.HEARTBEAT_TTL, HEARTBEAT_TIMEOUT_MS),
+            (zmq.HANDSHAKE_IVL, _HANDSHAKE_MS),
+            (zmq.IPV6, int("[" in bind)),
+        ):
+            socket.setsockopt(option, value)
+        if self._access is not None:
+            self._access.secure(socket)
+        socket.bind(bind)
+        self._poller.register(socket, zmq.POLLIN)
+        return socket
+
+    @property
+    def endpoint(self) -> str:
+        """The address listened at, with its actual port."""
+        return self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    def run(self, stop: threading.Event) -> Iterator[ReceiverRecord]:
+        """Receives until `stop` is set: a record for each group commit, or second without one.
+
+        Then drains: gives no more credit, commits what comes in still, acknowledges, says BYE and
+        closes.
+        """
+        try:
+            self._tick(time.monotonic())
+            while not stop.is_set():
+                if self._turn():
+                    yield self._record()
+            yield from self._drain()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Closes the sockets; the journal stays open."""
+        if self._context.closed:
+            return
+        if self._access is not None:
+            self._access.stop()
+        socket = getattr(self, "_socket", None)
+        if socket is not None:
+            socket.close()
+        self._context.term()
+
+    # -- the loop
+
+    def _turn(self) -> bool:
+        """Polls once and does what is due; whether there is something to report."""
+        self._poll()
+        now = time.monotonic()
+        dialogue = self._dialogue
+        dialogue.flush(now)
+        if self._group_due(now):
+            dialogue.commit(now)
+            if self.journal.room < 2 * self._policy.total:
+                self._tick_at = 0.0  # near the end of the room, every commit counts
+        if now >= self._tick_at:
+            self._tick(now)
+        return dialogue.tally.fsync_seconds is not None or now - self._record_at >= _IDLE_SECONDS
+
+    def _poll(self) -> None:
+        now = time.monotonic()
+        until = self._tick_at
+        if self._dialogue.group and self._dialogue.ready:
+            until = min(until, self._dialogue.group.began + self._group_seconds)
+        ready = dict(self._poller.poll(max(0, int((until - now) * 1000 + 0.999))))
+        if self._zap in ready and self._access is not None:
+            self._access.handle()
+        if self._socket in ready:
+            self._receive()
+
+    def _receive(self) -> None:
+        dialogue = self._dialogue
+        for _ in range(_BURST):
+            try:
+                route, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            user = _user_of(frames[0]) if self._access is not None and frames else None
+            now = time.monotonic()
+            dialogue.handle(route.bytes, user, [frame.buffer for frame in frames], now)
+            if self._group_full():
+                return
+
+    def _group_full(self) -> bool:
+        group = self._dialogue.group
+        return len(group) >= self._group_packets or group.bytes >= self._group_bytes
+
+    def _group_due(self, now: float) -> bool:
+        group = self._dialogue.group
+        waited = len(group) > 0 and now - group.began >= self._group_seconds
+        return waited or self._group_full()
+
+    def _tick(self, now: float) -> None:
+        """What is due now and then: trim, measure the room, share credit."""
+        dialogue = self._dialogue
+        self._tick_at = now + _TICK_SECONDS
+        state = self.cursor.load()
+        if self._access is not None:
+            self._access.allow.reload()
+            denied, self._denied = self._access.denied - self._denied, self._access.denied
+            dialogue.tally.refused["denied"] += denied
+        try:
+            self.journal.trim(state.durable)
+        except JournalError as error:
+            log.warning("cannot trim: %s", error)
+        self._lag = self.journal.bytes_after(state.read)
+        room = self.journal.room
+        if self._max_lag is not None:
+            room = min(room, self._max_lag - self._lag)
+        dialogue.room = room
+        dialogue.grant(now)
+        if now >= self._probe_at:
+            self._probe_at = now + _IDLE_SECONDS
+            dialogue.probe(now)
+
+    def _drain(self) -> Iterator[ReceiverRecord]:
+        dialogue = self._dialogue
+        dialogue.closing = True
+        now = time.monotonic()
+        end, quiet = now + self.drain_seconds, now + _QUIET_SECONDS
+        dialogue.grant(now)
+        while now < min(end, quiet) or (dialogue.group and now < end):
+            before = dialogue.tally.packets
+            if self._turn():
+                yield self._record()
+                before = -1
+            now = time.monotonic()
+            if dialogue.tally.packets != before:
+                quiet = now + _QUIET_SECONDS
+        dialogue.farewell("the receiver stops")
+        self._socket.setsockopt(zmq.LINGER, 1000)
+        yield self._record()
+
+    def _send(self, route: bytes, message: Message) -> bool | None:
+        try:
+            self._socket.send_multipart([route, *encode(message)], zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                log.warning("cannot answer a producer: %s", error)
+            return None
+        return True
+
+    def _record(self) -> ReceiverRecord:
+        dialogue, journal = self._dialogue, self.journal
+        tally, dialogue.tally = dialogue.tally, Tally()
+        self._record_at = time.monotonic()
+        return ReceiverRecord(
+            packets=tally.packets,
+            samples=tally.samples,
+            bytes=tally.bytes,
+            duplicates=tally.duplicates,
+            rejected=dict(tally.rejected),
+            refused={reason: n for reason, n in tally.refused.items() if n},
+            missing=tally.missing,
+            acked_samples=tally.acked_samples,
+            fsync_seconds=tally.fsync_seconds,
+            journal_failures=tally.journal_failures,
+            journal_damaged=journal.damaged,
+            producers=len(dialogue.sessions),
+            journal_bytes=journal.bytes,
+            journal_first=journal.first,
+            journal_last=journal.last,
+            credit=sum(session.credit for session in dialogue.sessions),
+            room=journal.room,
+            lag_bytes=self._lag,
+            captured=dialogue.captured,
+            received=dialogue.received,
+            ready=dialogue.ready,
+        )
+
+
+def _user_of(frame: zmq.Frame) -> str | None:
+    """The connection's User-Id, which ZAP set to its public key."""
+    try:
+        user = frame.get("User-Id")
+    except zmq.ZMQError:
+        return None
+    return user if isinstance(user, str) else None
