@@ -21,6 +21,7 @@ from stream_ssl.wire.messages import Frames
 
 BACKOFF = (0.05, 1.0)  # seconds between connections: first and most
 BYE_LINGER_MS = 500
+BURST = 64  # messages sent before looking for acknowledgements
 
 logger = logging.getLogger("producers")
 
@@ -111,32 +112,48 @@ class Courier:
 
     def _turn(self, connection: Connection) -> None:
         """Sends what can be sent, then waits until something happens."""
-        blocked = connection.up and self._send(connection)
-        with self._changed:
-            if self._stopping:
-                return
-            timeout = self._dialogue.timer(time.monotonic()) if connection.up else 1.0
-            self._asleep = not self._sendable(connection, blocked)
-            if not self._asleep:
-                timeout = 0.0
+        blocked, timeout = self._send(connection)
         poller = zmq.Poller()
         poller.register(connection.socket, zmq.POLLIN | (zmq.POLLOUT if blocked else 0))
         poller.register(connection.monitor, zmq.POLLIN)
         poller.register(self._alarm.fileno(), zmq.POLLIN)
         ready = dict(poller.poll(1000 * timeout))
-        with self._changed:
-            self._asleep = False
+        self._asleep = False
         if self._alarm.fileno() in ready:
             self._hush()
         if connection.monitor in ready:
             self._watch(connection)
-        self._receive(connection)
+        if connection.socket in ready:
+            self._receive(connection)
 
-    def _sendable(self, connection: Connection, blocked: bool) -> bool:
-        """Whether something came up between the last send and now."""
-        if not connection.up or blocked:
-            return False
-        return self._dialogue.outgoing(time.monotonic()) is not None
+    def _send(self, connection: Connection) -> tuple[bool, float]:
+        """Sends until nothing is due or the socket is full (True); and seconds to sleep then."""
+        sent = None
+        for _ in range(BURST):
+            with self._changed:
+                now = time.monotonic()
+                if sent is not None:
+                    self._dialogue.left(sent, now)
+                sent = self._due(connection, now)
+                if sent is None:
+                    self._asleep = not self._stopping
+                    return False, self._dialogue.timer(now) if self._asleep else 0.0
+            if not connection.send(_frames(sent)):
+                self._asleep = True
+                return True, 0.0 if self._stopping else 1.0
+        with self._changed:
+            assert sent is not None
+            self._dialogue.left(sent, time.monotonic())
+        return False, 0.0
+
+    def _due(self, connection: Connection, now: float) -> Hello | tuple[int, Packet] | None:
+        """What should leave over this connection now."""
+        if self._stopping or not connection.up:
+            return None
+        if self._dialogue.stale(now):
+            connection.lost, connection.reason = True, self._dialogue.trouble
+            return None
+        return self._dialogue.outgoing(now)
 
     def _hush(self) -> None:
         try:
@@ -154,22 +171,6 @@ class Courier:
             elif not connection.up:
                 self._dialogue.disconnected(connection.reason)
             self._changed.notify_all()
-
-    def _send(self, connection: Connection) -> bool:
-        """Sends until there is nothing left, or the socket takes no more (True)."""
-        for _ in range(64):  # then look for acknowledgements
-            with self._changed:
-                now = time.monotonic()
-                if self._dialogue.stale(now):
-                    connection.lost, connection.reason = True, self._dialogue.trouble
-                message = self._dialogue.outgoing(now)
-            if message is None or self._stopping:
-                return False
-            if not connection.send(_frames(message)):
-                return True
-            with self._changed:
-                self._dialogue.left(message, time.monotonic())
-        return False
 
     def _receive(self, connection: Connection) -> None:
         """Takes in all that has arrived."""

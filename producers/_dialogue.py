@@ -28,6 +28,7 @@ SILENCE_SECONDS = 5.0  # without a word while an answer is due
 GREETING_SECONDS = 10.0  # without WELCOME: the connection is thrown away
 REWIND_SECONDS = 1.0  # in which further NACKs for the same gap are echoes of the first
 MAX_DAMAGED = 3
+MIN_SLEEP_SECONDS = 0.05
 
 logger = logging.getLogger("producers")
 
@@ -67,7 +68,7 @@ class Dialogue:
         self.trouble = trouble  # why the state is not active
         self.done = 0  # samples acknowledged or rejected, of those accepted
         self.flush_to = 0  # samples, of those accepted, whose packet must not linger
-        self._linger = linger
+        self.linger = linger
         self._connections = 0
         self._next_hello = 0.0
         self._greeting_since = 0.0
@@ -127,12 +128,16 @@ class Dialogue:
         self.window.advance()
 
     def timer(self, now: float) -> float:
-        """Seconds until `outgoing` should be asked again, if nothing happens before."""
+        """Seconds until `outgoing` should be asked again, if nothing happens before.
+
+        Never longer than the linger, so that a sample that opens a packet need not wake anybody.
+        """
         if self.state == "greeting":
             return max(0.0, self._next_hello - now)
+        left = max(self.linger, MIN_SLEEP_SECONDS)
         if self.state == "active" and self.packer.began is not None and self._idle:
-            return min(1.0, max(0.0, self.packer.began + self._linger - now))
-        return 1.0
+            left = max(0.0, self.packer.began + self.linger - now)
+        return min(1.0, left)
 
     @property
     def _idle(self) -> bool:
@@ -144,7 +149,7 @@ class Dialogue:
         if packer.began is None or not self._idle:
             return
         packed = self.stats.accepted.samples - len(packer)
-        if self.flush_to > packed or now - packer.began >= self._linger:
+        if self.flush_to > packed or now - packer.began >= self.linger:
             self.window.append(packer.take())
 
     # What arrives

@@ -60,9 +60,8 @@ class Packer:
     def __len__(self) -> int:
         return len(self._samples)
 
-    def add(self, sample: Sample, position: object, now: float) -> Iterator[Packet]:
-        """Takes a sample in; yields the packets that are full, at most two."""
-        cost = cost_of(sample)
+    def add(self, sample: Sample, cost: int, position: object, now: float) -> Iterator[Packet]:
+        """Takes a sample of a cost_of() in; yields the packets that are full, at most two."""
         if self._samples and (
             self.size + cost > self.packet_bytes or self._samples[0].source != sample.source
         ):

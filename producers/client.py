@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from producers._connection import Curve
 from producers._courier import Courier
-from producers._dialogue import Dialogue
+from producers._dialogue import MIN_SLEEP_SECONDS, Dialogue
 from producers._packer import NOT_GIVEN, Packer, cost_of, pack
 from producers.errors import (
     CannotConnectError,
@@ -148,19 +148,18 @@ class Producer:
         sample = self._sample(image, id, label, fields)
         if position is not NOT_GIVEN:
             check_position(position)
+        cost = cost_of(sample)
         with self._changed:
             self._check_usable()
-            self._check_size(sample, position)
-            if not self._make_room(cost_of(sample), timeout):
+            self._check_size(sample, cost, position)
+            if not self._make_room(cost, timeout):
                 self._dialogue.stats.dropped.add(1, len(sample.data))
                 return False
             self._dialogue.stats.accepted.add(1, len(sample.data))
-            first = len(self._packer) == 0
-            full = False
-            for packet in self._packer.add(sample, position, time.monotonic()):
+            for packet in self._packer.add(sample, cost, position, time.monotonic()):
                 self._dialogue.window.append(packet)
-                full = True
-            if full or first:
+                self._courier.wake()
+            if self._dialogue.linger < MIN_SLEEP_SECONDS:  # else it looks by itself in time
                 self._courier.wake()
         return True
 
@@ -258,9 +257,8 @@ class Producer:
             raise ValueError(f'sample {name!r}: say what the bytes are, as codec="jpeg"')
         return Sample(name, bytes(image), label=label, **fields)
 
-    def _check_size(self, sample: Sample, position: Any) -> None:
+    def _check_size(self, sample: Sample, cost: int, position: Any) -> None:
         """Refuses what can never travel, before it takes up room."""
-        cost = cost_of(sample)
         if len(sample.data) > self._buffer_bytes:
             raise SampleTooLargeError(
                 f"sample {sample.id!r}: {len(sample.data)} bytes exceed buffer_bytes "
