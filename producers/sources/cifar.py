@@ -5,6 +5,7 @@ Shapes: N images, R bytes a record: labels, then 32 x 32 pixels of red, of green
 
 from __future__ import annotations
 
+import bisect
 from pathlib import Path
 from typing import Any, Literal
 
@@ -65,13 +66,16 @@ class CifarBinary(Finite):
         super().__init__(name, self._starts[-1], f"{content} {labels}", **passes)
 
     def _sample(self, index: int) -> Sample:
-        part = int(np.searchsorted(self._starts, index, side="right")) - 1
+        part = bisect.bisect(self._starts, index) - 1
         record_R = self._record_NR[part][index - self._starts[part]]
-        image_CHW = record_R[self._heads :].reshape(3, SIDE, SIDE)
+        plane_CX = record_R[self._heads :].reshape(3, SIDE * SIDE)
+        pixel_XC = np.empty((SIDE * SIDE, 3), dtype=np.uint8)
+        for channel in range(3):  # half the time of a transposed copy
+            pixel_XC[:, channel] = plane_CX[channel]
         other = None if self._other is None else {self._other: int(record_R[1 - self._column])}
         return Sample(
             id=f"{self._split}/{index}",
-            data=image_CHW.transpose(1, 2, 0).tobytes(),
+            data=pixel_XC.tobytes(),
             shape=SHAPE,
             source=self.name,
             label=int(record_R[self._column]),
@@ -113,7 +117,8 @@ def read_records(path: Path, heads: int, classes: int) -> NDArray[np.uint8]:
             f"{path}: {size} bytes are not a whole number of records of {length}; "
             "it is truncated or damaged: fetch it again"
         )
-    record_NR = np.memmap(path, dtype=np.uint8, mode="r").reshape(-1, length)
+    # Indexing a memmap costs ten times what indexing an array does, and maps no less.
+    record_NR = np.asarray(np.memmap(path, dtype=np.uint8, mode="r")).reshape(-1, length)
     largest = int(record_NR[:, heads - 1].max())
     if largest >= classes:
         raise ValueError(f"{path}: label {largest} lies outside [0, {classes}); no such data set")

@@ -8,6 +8,7 @@ import re
 import tarfile
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, cast
@@ -72,12 +73,17 @@ def expand_braces(pattern: str) -> list[str]:
     return [head + part + rest for rest in expand_braces(tail) for part in parts]
 
 
-def open_shard(path: Path) -> IO[bytes]:
+@contextmanager
+def open_shard(path: Path) -> Iterator[IO[bytes]]:
     """The shard's tar bytes, unpacked on the way where it is gzipped."""
-    file = path.open("rb")
-    packed = file.read(2) == b"\x1f\x8b"
-    file.seek(0)
-    return cast(IO[bytes], gzip.GzipFile(fileobj=file)) if packed else file
+    with path.open("rb") as file:
+        packed = file.read(2) == b"\x1f\x8b"
+        file.seek(0)
+        if not packed:
+            yield file
+            return
+        with gzip.GzipFile(fileobj=file) as unpacked:
+            yield cast(IO[bytes], unpacked)
 
 
 def read_members(path: Path, start: int, suffixes: tuple[str, ...]) -> Iterator[Member]:

@@ -5,6 +5,7 @@ Shapes: B samples of a block, C classes, H x W pixels, K channels.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,6 +22,7 @@ COARSE = 5  # knots a side of a prototype's random field
 STEPS = 64  # of a prototype's way from one anchor to the next
 BRIGHTNESS = 24  # levels by which samples of a class differ as a whole
 NEAR = 8  # levels of noise between a near-duplicate and its original
+POOL = 2**20  # places in the pool of noise
 CONCENTRATION = 2.0  # of the moving mix: its most frequent class is e^4 = 55 x its rarest
 
 
@@ -85,6 +87,7 @@ class Synthetic:
         self._noise, self._shift = noise, shift
         self._duplicates, self._near = duplicates, near
         self._prototype_period, self._mix_period = prototype_period, mix_period
+        self._pools: dict[int, NDArray[np.uint8]] = {}
         self._fields: tuple[int, NDArray[np.uint8]] | None = None
         self._facts: Facts = {
             "source": name,
@@ -153,7 +156,7 @@ class Synthetic:
         image_BHX = view[label_B, down_B, right_B * channels]
         # Fields keep below 255 minus all that is added: bytes never wrap, so none is clipped.
         image_BHX += rng.integers(0, BRIGHTNESS + 1, (BLOCK, 1, 1), dtype=np.uint8)
-        image_BHX += rng.integers(0, self._noise + 1, image_BHX.shape, dtype=np.uint8)
+        image_BHX += self._noises(rng, BLOCK, self._noise).reshape(image_BHX.shape)
         origin_B, near_B = self._duplicate(rng, image_BHX, label_B)
         return (
             image_BHX.reshape(BLOCK, height, width, channels),
@@ -178,10 +181,22 @@ class Synthetic:
         image_BHX[repeat_B] = image_BHX[pick_B[repeat_B]]
         label_B[repeat_B] = label_B[pick_B[repeat_B]]
         (rows,) = np.nonzero(near_B)
-        jitter = rng.integers(0, NEAR + 1, (len(rows), *image_BHX.shape[1:]), dtype=np.uint8)
+        jitter = self._noises(rng, len(rows), NEAR).reshape(len(rows), *image_BHX.shape[1:])
         jitter[:, 0, 0] = NEAR  # a near-duplicate is never an exact one
         image_BHX[rows] += jitter
         return origin_B, near_B
+
+    def _noises(self, rng: np.random.Generator, count: int, top: int) -> NDArray[np.uint8]:
+        """Noise [count, H W K] in 0..top: stretches of one pool, each from a place of its own.
+
+        Drawing bytes anew would cost more than all else together.
+        """
+        length = math.prod(self._shape)
+        if top not in self._pools:
+            source = np.random.default_rng([self.seed, 2, top])
+            self._pools[top] = source.integers(0, top + 1, length + POOL, dtype=np.uint8)
+        stretches = sliding_window_view(self._pools[top], length)
+        return np.asarray(stretches[rng.integers(0, POOL, count)])
 
     def _prototypes(self, n: int) -> NDArray[np.uint8]:
         """The fields [C, H + 2 shift, (W + 2 shift) K] of all classes at sample n."""

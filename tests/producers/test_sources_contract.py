@@ -1,0 +1,207 @@
+"""What holds for every source in the table, and for every way to shape one."""
+
+import inspect
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import jsonargparse
+import msgpack
+import numpy as np
+import pytest
+from source_files import (
+    age,
+    pixels,
+    shard_members,
+    write_cifar,
+    write_idx,
+    write_images,
+    write_tar,
+)
+
+from producers.shaping import Shaped
+from producers.sources import (
+    SOURCES,
+    CifarBinary,
+    IdxDataset,
+    ImageFolder,
+    Source,
+    Synthetic,
+    WatchedFolder,
+    WebDataset,
+)
+from stream_ssl.wire.sample import Sample, check_position
+
+
+def idx(folder: Path, **settings: object) -> Source:
+    write_idx(folder / "Tiny/raw", "train", pixels(12, 4, 5), np.arange(12) % 3, packed=True)
+    return IdxDataset(folder, epochs=2, **settings)
+
+
+def cifar(folder: Path, **settings: object) -> Source:
+    for part in (1, 2):
+        labels = np.arange(5) % 3
+        write_cifar(folder / f"data_batch_{part}.bin", pixels(5, 32, 32, 3, seed=part), labels)
+    return CifarBinary(folder, epochs=2, **settings)
+
+
+def images(folder: Path, **settings: object) -> Source:
+    for label, name in enumerate(("ant", "bee", "cat")):
+        write_images(folder / name, 4, seed=label)
+    return ImageFolder(folder, epochs=2, **settings)
+
+
+def synthetic(folder: Path, **settings: object) -> Source:
+    drift = {"prototype_period": 300, "mix_period": 500, "duplicates": 0.3}
+    return Synthetic(count=530, size=8, **(drift | settings))
+
+
+def watch(folder: Path, **settings: object) -> Source:
+    for number, path in enumerate(write_images(folder / "in", 9)):
+        age(path, 1000 + number % 4)
+    quick = {"settle_seconds": 0, "idle_seconds": 0, "poll_seconds": 0}
+    return WatchedFolder(folder, **(quick | settings))
+
+
+def webdataset(folder: Path, **settings: object) -> Source:
+    folder.mkdir(exist_ok=True)
+    write_tar(folder / "data-000.tar", shard_members(0, 5))
+    write_tar(folder / "data-001.tar", shard_members(5, 4), "w:gz")
+    return WebDataset(str(folder / "data-{000..001}.tar"), epochs=2, **settings)
+
+
+BUILDERS: dict[str, Callable[..., Source]] = {
+    "cifar": cifar,
+    "idx": idx,
+    "images": images,
+    "synthetic": synthetic,
+    "watch": watch,
+    "webdataset": webdataset,
+}
+SHAPES = {
+    "kept": {"duplicates": 0.3, "near": 0.5, "window": 7},
+    "biased": {"bias": 3, "dominant": 1, "order": "iid", "duplicates": 0.2, "window": 5},
+    "sequential": {"order": "sequential", "window": 8, "limit": 15},
+    "blurred": {"order": "blurred", "blur": 3, "window": 24},
+}
+UNLABELLED = {"watch"}
+CASES = [(kind, None) for kind in BUILDERS] + [
+    (kind, shape)
+    for kind, shape in itertools.product(BUILDERS, SHAPES)
+    if not (kind in UNLABELLED and shape != "kept")
+]
+
+
+def build(kind: str, shape: str | None, folder: Path) -> Source:
+    source = BUILDERS[kind](folder)
+    return source if shape is None else Shaped(source, **SHAPES[shape])
+
+
+def said(sample: Sample) -> tuple:
+    """All of a sample but its time: a replay takes place later."""
+    meta = tuple(sorted((sample.meta or {}).items()))
+    shape = sample.shape
+    return sample.id, sample.source, sample.label, sample.codec, shape, bytes(sample.data), meta
+
+
+def test_every_listed_source_is_covered():
+    assert set(BUILDERS) == set(SOURCES)
+
+
+@pytest.mark.parametrize(("kind", "shape"), CASES)
+def test_goes_on_exactly_after_every_position(kind, shape, tmp_path):
+    source = build(kind, shape, tmp_path)
+    stream = list(source.samples())
+    assert len(stream) >= 5
+    every = 1 if len(stream) < 100 else 29
+    for at in range(0, len(stream), every):
+        position = stream[at][1]
+        rest = list(build(kind, shape, tmp_path).samples(position))
+        assert [said(sample) for sample, _ in rest] == [said(s) for s, _ in stream[at + 1 :]]
+        assert [after for _, after in rest] == [after for _, after in stream[at + 1 :]]
+
+
+@pytest.mark.parametrize(("kind", "shape"), CASES)
+def test_positions_survive_msgpack_and_json(kind, shape, tmp_path):
+    source = build(kind, shape, tmp_path)
+    stream = list(itertools.islice(source.samples(), 8))
+    for at, (_, position) in enumerate(stream[:-1]):
+        check_position(position)
+        by_json = json.loads(json.dumps(position))
+        by_msgpack = msgpack.unpackb(msgpack.packb(position))
+        assert by_json == by_msgpack
+        for travelled in (by_json, by_msgpack):
+            following, _ = next(source.samples(travelled))
+            assert said(following) == said(stream[at + 1][0])
+
+
+@pytest.mark.parametrize(("kind", "shape"), CASES)
+def test_one_id_names_one_content(kind, shape, tmp_path):
+    contents: dict[str, bytes] = {}
+    source = build(kind, shape, tmp_path)
+    for sample, _ in source.samples():
+        assert sample.source == source.name
+        assert contents.setdefault(sample.id, bytes(sample.data)) == bytes(sample.data)
+    assert len(contents) >= 5
+
+
+@pytest.mark.parametrize("kind", [kind for kind in BUILDERS if kind not in ("watch", "synthetic")])
+def test_ids_are_the_same_in_every_epoch(kind, tmp_path):
+    ids = [sample.id for sample, _ in BUILDERS[kind](tmp_path).samples()]
+    half = len(ids) // 2
+    assert set(ids[:half]) == set(ids[half:])
+    assert len(set(ids)) == half
+
+
+@pytest.mark.parametrize("kind", BUILDERS)
+def test_another_sources_position_is_refused(kind, tmp_path):
+    source = BUILDERS[kind](tmp_path)
+    _, position = next(iter(source.samples()))
+    other = BUILDERS[kind](tmp_path, name="another")
+    with pytest.raises(ValueError, match=r"source was '.+' and is 'another'.*position None"):
+        next(other.samples(position))
+    for broken in (17, "here", [], {}, {"at": [0], "of": 3}, position | {"at": [-1, "x"]}):
+        with pytest.raises(ValueError, match="position does not fit"):
+            next(source.samples(broken))
+
+
+@pytest.mark.parametrize("kind", ["cifar", "idx", "images", "synthetic"])
+def test_another_seed_is_named(kind, tmp_path):
+    _, position = next(iter(BUILDERS[kind](tmp_path, seed=1).samples()))
+    with pytest.raises(ValueError, match="seed was 1 and is 2"):
+        BUILDERS[kind](tmp_path, seed=2).samples(position)
+
+
+@pytest.mark.parametrize("kind", ["cifar", "idx", "images"])
+def test_another_subset_does_not_fit(kind, tmp_path):
+    _, position = next(iter(BUILDERS[kind](tmp_path, subset=":7").samples()))
+    with pytest.raises(ValueError, match="samples was"):
+        BUILDERS[kind](tmp_path, subset="1:8").samples(position)
+
+
+@pytest.mark.parametrize("source", [*SOURCES.values(), Shaped])
+def test_every_argument_has_a_type_and_a_help_text(source):
+    parser = jsonargparse.ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(source, "of", skip={"source"})
+    described = {action.dest: action.help for action in parser._actions}
+    own = set(inspect.signature(source).parameters) - {"self", "passes", "source"}
+    assert {f"of.{name}" for name in own} <= set(described)
+    for name, text in described.items():
+        assert name == "help" or name.endswith((".help",)) or text, name
+
+
+def test_a_config_file_can_nest_a_source_in_a_shape(tmp_path):
+    write_idx(tmp_path / "Tiny/raw", "train", pixels(12, 4, 5), np.arange(12), packed=False)
+    parser = jsonargparse.ArgumentParser(exit_on_error=False)
+    parser.add_subclass_arguments(Shaped, "stream")
+    source = {
+        "class_path": "producers.sources.IdxDataset",
+        "init_args": {"root": str(tmp_path), "subset": "2:9", "epochs": None, "seed": 3},
+    }
+    arguments = {"source": source, "bias": 27, "dominant": 2, "order": "iid"}
+    config = {"stream": {"class_path": "producers.shaping.Shaped", "init_args": arguments}}
+    shaped = parser.instantiate(parser.parse_object(config)).stream
+    assert isinstance(shaped, Shaped)
+    assert len(shaped.source) == 7
+    assert shaped.source.epochs is None
