@@ -144,7 +144,7 @@ class WatchedFolder:
                 came = self.monotonic()
             if waiting:
                 came = self.monotonic()
-            if self._idle is not None and self.monotonic() - came >= self._idle:
+            elif self._idle is not None and self.monotonic() - came >= self._idle:
                 return
             self.sleep(self._poll)
 

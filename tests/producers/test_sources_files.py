@@ -1,0 +1,241 @@
+"""IDX, CIFAR and image folders: what is read, and what is refused."""
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+from source_files import idx_bytes, pixels, write_cifar, write_idx, write_images
+
+from producers.sources import CifarBinary, IdxDataset, ImageFolder
+from producers.sources.finite import select
+
+EMBEDDED = Path(__file__).parents[2] / "stream_ssl/app/data"
+
+
+def arrays(source):
+    return [
+        np.frombuffer(sample.data, np.uint8).reshape(sample.shape) for sample, _ in source.samples()
+    ]
+
+
+def labels(source):
+    return [sample.label for sample, _ in source.samples()]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_idx_sends_what_the_files_hold(tmp_path, packed, split):
+    image_NHW, label_N = pixels(9, 4, 6), np.arange(9) % 4
+    stem = {"train": "train", "test": "t10k"}[split]
+    write_idx(tmp_path / "Tiny/raw", stem, image_NHW, label_N, packed)
+    for root in (tmp_path, tmp_path / "Tiny", tmp_path / "Tiny/raw"):
+        source = IdxDataset(root, split, shuffle=False)
+        assert np.array_equal(arrays(source), image_NHW[..., None])
+        assert labels(source) == label_N.tolist()
+        assert source.name == "Tiny"
+        assert next(source.samples())[0].id == f"{stem}/0"
+
+
+def test_the_embedded_images_are_fashion_mnists():
+    source = IdxDataset(
+        images=EMBEDDED / "t10k-images-idx3-ubyte.gz",
+        labels=EMBEDDED / "t10k-labels-idx1-ubyte.gz",
+        name="fashion-mnist",
+        shuffle=False,
+    )
+    assert len(source) == 10_000
+    assert np.bincount(labels(source)).tolist() == [1000] * 10
+    first, _ = next(source.samples())
+    assert (first.shape, first.label, first.id) == ((28, 28, 1), 9, "t10k/0")
+
+
+def test_idx_images_may_have_colour_and_no_labels(tmp_path):
+    image_NHWC = pixels(3, 4, 6, 3)
+    (tmp_path / "camera-images").write_bytes(idx_bytes(image_NHWC))
+    source = IdxDataset(images=tmp_path / "camera-images", shuffle=False)
+    assert np.array_equal(arrays(source), image_NHWC)
+    assert labels(source) == [None] * 3
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda data: data[:-1], "truncated or damaged"),
+        (lambda data: data + b"x", "truncated or damaged"),
+        (lambda data: data[:9], "truncated or damaged"),
+        (lambda data: b"\x01" + data[1:], "no IDX"),
+        (lambda data: data[:2] + b"\x0d" + data[3:], "no IDX"),
+        (lambda data: data[:3], "no IDX"),
+        (lambda data: b"", "empty"),
+        (lambda data: b"\x1f\x8b" + data, "cannot be unpacked"),
+        (lambda data: idx_bytes(np.zeros((2, 2))), "are no images"),
+        (lambda data: idx_bytes(np.zeros((2, 4, 4, 2))), "are no images"),
+        (lambda data: idx_bytes(np.zeros((4, 4, 4))), "one label for each of 4 images"),
+    ],
+)
+def test_damaged_idx_files_are_refused(tmp_path, damage, message):
+    write_idx(tmp_path, "train", pixels(5, 4, 4), np.arange(5), packed=False)
+    path = tmp_path / "train-images-idx3-ubyte"
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(ValueError, match=message):
+        IdxDataset(tmp_path)
+
+
+def test_idx_says_what_it_looked_for(tmp_path):
+    with pytest.raises(FileNotFoundError, match="t10k-images-idx3-ubyte"):
+        IdxDataset(tmp_path, "test")
+    with pytest.raises(FileNotFoundError, match="no file"):
+        IdxDataset(images=tmp_path / "none")
+    with pytest.raises(ValueError, match="one of the two"):
+        IdxDataset()
+    for name in ("One", "Two"):
+        write_idx(tmp_path / name / "raw", "train", pixels(1, 2, 2), np.zeros(1), packed=False)
+    with pytest.raises(ValueError, match=r"several data sets.*One.*Two"):
+        IdxDataset(tmp_path)
+
+
+def test_cifar10_sends_what_the_files_hold(tmp_path):
+    folder = tmp_path / "cifar-10-batches-bin"
+    folder.mkdir()
+    image_NHWC, label_N = pixels(9, 32, 32, 3), np.arange(9)
+    write_cifar(folder / "data_batch_1.bin", image_NHWC[:4], label_N[:4])
+    write_cifar(folder / "data_batch_2.bin", image_NHWC[4:], label_N[4:])
+    write_cifar(folder / "test_batch.bin", image_NHWC[::-1], label_N[::-1])
+    source = CifarBinary(tmp_path, shuffle=False)
+    assert np.array_equal(arrays(source), image_NHWC)
+    assert labels(source) == label_N.tolist()
+    assert source.name == "cifar10"
+    held_out = CifarBinary(folder, "test", shuffle=False)
+    assert labels(held_out) == label_N[::-1].tolist()
+
+
+def test_cifar100_has_two_labels(tmp_path):
+    image_NHWC, coarse_N, fine_N = pixels(5, 32, 32, 3), np.arange(5), np.arange(95, 100)
+    write_cifar(tmp_path / "train.bin", image_NHWC, coarse_N, fine_N)
+    fine = CifarBinary(tmp_path, shuffle=False)
+    assert labels(fine) == fine_N.tolist()
+    assert [sample.meta for sample, _ in fine.samples()] == [{"coarse": n} for n in range(5)]
+    coarse = CifarBinary(tmp_path, labels="coarse", shuffle=False)
+    assert labels(coarse) == coarse_N.tolist()
+    assert next(coarse.samples())[0].meta == {"fine": 95}
+    assert np.array_equal(arrays(coarse), image_NHWC)
+
+
+def test_damaged_cifar_files_are_refused(tmp_path):
+    path = tmp_path / "data_batch_1.bin"
+    with pytest.raises(FileNotFoundError, match=r"data_batch_\*\.bin"):
+        CifarBinary(tmp_path)
+    write_cifar(path, pixels(3, 32, 32, 3), [1, 2, 11])
+    with pytest.raises(ValueError, match=r"label 11 lies outside \[0, 10\)"):
+        CifarBinary(tmp_path)
+    path.write_bytes(path.read_bytes()[:-5])
+    with pytest.raises(ValueError, match="not a whole number of records of 3073"):
+        CifarBinary(tmp_path)
+    path.write_bytes(b"")
+    with pytest.raises(ValueError, match="0 bytes"):
+        CifarBinary(tmp_path)
+    write_cifar(path, pixels(3, 32, 32, 3), [1, 2, 3])
+    write_cifar(tmp_path / "train.bin", pixels(3, 32, 32, 3), [1, 2, 3], [1, 2, 3])
+    with pytest.raises(ValueError, match="several data sets"):
+        CifarBinary(tmp_path)
+
+
+def test_image_folder_sends_files_as_they_are(tmp_path):
+    write_images(tmp_path / "bee", 2, "JPEG")
+    write_images(tmp_path / "ant/inner", 2, "WEBP")
+    write_images(tmp_path / "ant", 1, "PNG")
+    (tmp_path / "ant/notes.txt").write_text("no image")
+    source = ImageFolder(tmp_path, shuffle=False)
+    sent = {sample.id: sample for sample, _ in source.samples()}
+    assert {name: (s.label, s.codec) for name, s in sent.items()} == {
+        "ant/000.png": (0, "png"),
+        "ant/inner/000.webp": (0, "webp"),
+        "ant/inner/001.webp": (0, "webp"),
+        "bee/000.jpg": (1, "jpeg"),
+        "bee/001.jpg": (1, "jpeg"),
+    }
+    for name, sample in sent.items():
+        assert sample.data == (tmp_path / name).read_bytes()
+    assert sent["bee/000.jpg"].meta == {"class": "bee"}
+    assert source.classes == ["ant", "bee"]
+
+
+def test_image_folder_goes_by_content_and_skips_what_is_no_image(tmp_path, caplog):
+    first, second, third = write_images(tmp_path / "ant", 3, "PNG")
+    first.rename(first.with_suffix(".jpg"))  # a name that lies
+    second.write_bytes(b"")
+    source = ImageFolder(tmp_path, shuffle=False)
+    third.unlink()
+    with caplog.at_level(logging.WARNING):
+        assert [(s.id, s.codec) for s, _ in source.samples()] == [("ant/000.jpg", "png")]
+    assert source.skipped == 2
+    assert "ant/001.png: neither JPEG" in caplog.text
+
+
+def test_image_folder_without_images_is_refused(tmp_path):
+    (tmp_path / "ant").mkdir()
+    with pytest.raises(ValueError, match="ROOT/CLASS/NAME"):
+        ImageFolder(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        ImageFolder(tmp_path / "none")
+
+
+def test_image_folder_takes_any_name(tmp_path):
+    (path,) = write_images(tmp_path / "ant", 1)
+    long = tmp_path / "ant" / ("ü" * 100)
+    long.mkdir()
+    path.rename(long / ("y" * 200 + ".png"))
+    ((sample, _),) = ImageFolder(tmp_path).samples()
+    assert len(sample.id.encode()) <= 255
+
+
+def make(tmp_path, **passes):
+    if not (tmp_path / "train-images-idx3-ubyte").exists():
+        write_idx(tmp_path, "train", pixels(40, 2, 2), np.arange(40), packed=False)
+    return IdxDataset(tmp_path, **passes)
+
+
+def test_each_pass_is_a_permutation_of_its_own(tmp_path):
+    order = np.reshape(labels(make(tmp_path, epochs=3, seed=5)), (3, 40))
+    assert np.array_equal(np.sort(order), np.tile(np.arange(40), (3, 1)))
+    assert len({tuple(epoch) for epoch in order.tolist()}) == 3
+    assert order[0].tolist() == labels(make(tmp_path, seed=5))
+    assert order[0].tolist() != labels(make(tmp_path, seed=6))
+
+
+def test_subset_splits_without_overlap(tmp_path):
+    train, held_out = make(tmp_path, subset=":30"), make(tmp_path, subset="30:")
+    assert sorted(labels(train)) == list(range(30))
+    assert sorted(labels(held_out)) == list(range(30, 40))
+    assert labels(make(tmp_path, subset=[7, 3], shuffle=False)) == [7, 3]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"subset": "5"}, "must be a slice"),
+        ({"subset": "a:b"}, "must be a slice"),
+        ({"subset": "::0"}, "must be a slice"),
+        ({"subset": [40]}, r"index 40 lies outside \[0, 40\)"),
+        ({"subset": "40:"}, "is empty"),
+        ({"subset": []}, "is empty"),
+        ({"epochs": 0}, "epochs 0"),
+        ({"seed": -1}, "seed -1"),
+    ],
+)
+def test_wrong_arguments_are_named(tmp_path, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        make(tmp_path, **arguments)
+
+
+def test_slices_mean_what_they_mean_in_python():
+    for text, part in (("::2", slice(None, None, 2)), ("-3:", slice(-3, None))):
+        assert select(10, text).tolist() == list(range(10))[part]
+
+
+def test_a_replaced_file_does_not_fit_an_old_position(tmp_path):
+    _, position = next(make(tmp_path).samples())
+    write_idx(tmp_path, "train", pixels(40, 2, 2, seed=9), np.arange(40), packed=False)
+    with pytest.raises(ValueError, match="content was"):
+        make(tmp_path).samples(position)

@@ -1,0 +1,253 @@
+"""A watched folder: what is sent, in which order, and what happens to the rest."""
+
+import itertools
+import logging
+import os
+import threading
+import time
+
+import pytest
+from source_files import age, encoded, pixels, write_images
+
+from producers.sources import WatchedFolder
+
+
+class Clock:
+    """Time that passes only in sleep."""
+
+    def __init__(self, now=10_000.0):
+        self.now = now
+        self.on_sleep = lambda: None
+
+    def __call__(self):
+        return self.now
+
+    def sleep(self, seconds):
+        assert seconds > 0
+        self.now += seconds
+        self.on_sleep()
+
+
+def watch(folder, clock=None, **settings):
+    source = WatchedFolder(folder, **({"settle_seconds": 0, "idle_seconds": 1} | settings))
+    clock = clock or Clock(2.0**33)  # after any real file
+    source.wall = source.monotonic = clock
+    source.sleep = clock.sleep
+    return source
+
+
+def add(folder, name, mtime, seed=0):
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(encoded(pixels(1, 4, 4, 3, seed=seed)[0]))
+    age(path, mtime)
+    return path
+
+
+def names(samples):
+    return [sample.id.partition("#")[0] for sample, _ in samples]
+
+
+def test_order_is_by_time_then_name(tmp_path):
+    for name, mtime in (("b.png", 5), ("sub/a.png", 5), ("z.png", 1), ("a.png", 7)):
+        add(tmp_path, name, mtime)
+    stream = list(watch(tmp_path).samples())
+    assert names(stream) == ["z.png", "b.png", "sub/a.png", "a.png"]
+    assert [sample.time for sample, _ in stream] == [1, 5, 5, 7]
+    assert stream[0][0].data == (tmp_path / "z.png").read_bytes()
+
+
+def test_equal_times_resume_by_name(tmp_path):
+    for name in "dacb":
+        add(tmp_path, f"{name}.png", 5)
+    stream = list(watch(tmp_path).samples())
+    _, after_b = stream[1]
+    assert names(watch(tmp_path).samples(after_b)) == ["c.png", "d.png"]
+
+
+def test_new_files_are_sent_as_they_come(tmp_path):
+    add(tmp_path, "a.png", 1)
+    clock = Clock()
+    arrivals = iter([("b.png", 3), ("c.png", 2), ("d.png", 4)])
+    clock.on_sleep = lambda: add(tmp_path, *next(arrivals, ("d.png", 4)))
+    source = watch(tmp_path, clock, settle_seconds=0, idle_seconds=5)
+    source.wall = lambda: 2.0**33
+    assert names(source.samples()) == ["a.png", "b.png", "d.png"]
+    assert source.late == 1  # c.png came after b.png, and is older
+
+
+def test_late_files_are_named_with_the_remedy(tmp_path, caplog):
+    add(tmp_path, "new.png", 9)
+    clock = Clock(2.0**33)
+    clock.on_sleep = lambda: add(tmp_path, "old.png", 3)
+    source = watch(tmp_path, clock)
+    with caplog.at_level(logging.WARNING):
+        assert names(source.samples()) == ["new.png"]
+    assert source.late == 1
+    assert "old.png: its time 3.000 is not after" in caplog.text
+    assert 'order="ctime"' in caplog.text
+
+
+def test_by_ctime_files_moved_in_with_an_old_time_are_sent(tmp_path):
+    inside, outside = tmp_path / "in", tmp_path / "out"
+    add(inside, "new.png", 9)
+    moved = add(outside, "old.png", 3)
+    clock = Clock(2.0**33)
+
+    def move():
+        if moved.exists():
+            moved.rename(inside / "old.png")
+
+    clock.on_sleep = move
+    source = watch(inside, clock, order="ctime")
+    assert names(source.samples()) == ["new.png", "old.png"]
+    assert source.late == 0
+
+
+def test_a_rewritten_file_is_sent_again_under_another_id(tmp_path):
+    add(tmp_path, "a.png", 1, seed=1)
+    clock = Clock(2.0**33)
+    clock.on_sleep = lambda: add(tmp_path, "a.png", 2, seed=2)
+    first, second = (sample for sample, _ in watch(tmp_path, clock).samples())
+    assert first.id.startswith("a.png#")
+    assert second.id.startswith("a.png#")
+    assert first.id != second.id
+
+
+def test_a_file_waits_until_it_has_rested(tmp_path):
+    changed = add(tmp_path, "a.png", 1).stat().st_ctime
+    clock = Clock(changed + 0.25)
+    source = watch(tmp_path, clock, settle_seconds=2.0, poll_seconds=0.5, idle_seconds=0)
+    assert names(source.samples()) == ["a.png"]
+    assert clock.now - changed >= 2.0
+
+
+def test_no_file_overtakes_an_older_one_that_has_not_rested(tmp_path):
+    newer = add(tmp_path, "newer.png", 2).stat().st_ctime_ns
+    deadline = time.monotonic() + 10
+    while add(tmp_path, "older.png", 1).stat().st_ctime_ns == newer:
+        assert time.monotonic() < deadline
+    clock = Clock(newer * 1e-9 + 2.0)  # at which newer.png has rested, and older.png has not
+    source = watch(tmp_path, clock, settle_seconds=2.0, idle_seconds=0)
+    assert names(source.samples()) == ["older.png", "newer.png"]
+    assert source.late == 0
+
+
+def test_a_file_dated_in_the_future_waits_for_its_time(tmp_path):
+    add(tmp_path, "now.png", 5)
+    add(tmp_path, "later.png", 2.0**34)
+    source = watch(tmp_path)
+    stream = list(source.samples())
+    assert names(stream) == ["now.png"]
+    assert names(watch(tmp_path, Clock(2.0**35)).samples(stream[-1][1])) == ["later.png"]
+
+
+def test_unfinished_names_and_other_files_are_left_alone(tmp_path):
+    kinds = (".a.png", "~b.png", "c.png.part", "d.tmp", "e.txt", ".git/f.png")
+    for number, name in enumerate((*kinds, "good.png")):
+        add(tmp_path, name, number)
+    (tmp_path / "folder.png").mkdir()
+    os.mkfifo(tmp_path / "pipe.png")
+    (tmp_path / "nowhere.png").symlink_to(tmp_path / "missing")
+    source = watch(tmp_path)
+    assert names(source.samples()) == ["good.png"]
+    assert source.skipped == 0
+
+
+def test_a_file_renamed_when_complete_is_sent(tmp_path):
+    part = add(tmp_path, "a.png.part", 1)
+    clock = Clock(2.0**33)
+
+    def finish():
+        if part.exists():
+            part.rename(tmp_path / "a.png")
+
+    clock.on_sleep = finish
+    assert names(watch(tmp_path, clock).samples()) == ["a.png"]
+
+
+def test_what_is_no_image_is_counted_and_passed_over(tmp_path, caplog):
+    add(tmp_path, "a.png", 1).write_bytes(b"no image")
+    age(tmp_path / "a.png", 1)
+    add(tmp_path, "b.png", 2)
+    source = watch(tmp_path)
+    with caplog.at_level(logging.WARNING):
+        assert names(source.samples()) == ["b.png"]
+    assert source.skipped == 1
+    assert "a.png: neither JPEG" in caplog.text
+
+
+def test_a_file_taken_away_before_it_is_read_is_counted(tmp_path):
+    for number, name in enumerate(("a.png", "b.png", "c.png")):
+        add(tmp_path, name, number)
+    source = watch(tmp_path)
+    stream = source.samples()
+    next(stream)
+    (tmp_path / "b.png").unlink()
+    assert names(stream) == ["c.png"]
+    assert source.skipped == 1
+
+
+def test_a_file_rewritten_before_it_is_read_comes_at_its_new_time(tmp_path):
+    for number, name in enumerate(("a.png", "b.png", "c.png")):
+        add(tmp_path, name, number)
+    source = watch(tmp_path)
+    stream = source.samples()
+    next(stream)
+    add(tmp_path, "b.png", 50, seed=3)
+    assert names(stream) == ["c.png", "b.png"]
+    assert source.skipped == source.late == 0
+
+
+def test_names_need_not_be_unicode(tmp_path):
+    path = tmp_path / os.fsdecode(b"\xff\xfe.png")
+    path.write_bytes(encoded(pixels(1, 4, 4, 3)[0]))
+    ((sample, position),) = watch(tmp_path).samples()
+    assert sample.id.startswith(r"\xff\xfe.png#")
+    assert list(watch(tmp_path).samples(position)) == []
+
+
+def test_it_ends_only_when_nothing_came_for_the_idle_time(tmp_path):
+    clock = Clock(2.0**33)
+    start = clock.now
+    arrivals = itertools.count(1)
+
+    def arrive():
+        number = next(arrivals)
+        if number <= 5:
+            add(tmp_path, f"{number}.png", number)
+
+    clock.on_sleep = arrive
+    source = watch(tmp_path, clock, poll_seconds=2, idle_seconds=3)
+    assert len(list(source.samples())) == 5
+    assert clock.now - start == 5 * 2 + 4
+
+
+def test_a_thread_that_writes_while_it_is_watched(tmp_path):
+    """With the real clock: nothing is sent twice, cut off or left out."""
+    images = [encoded(image) for image in pixels(40, 4, 4, 3)]
+
+    def write():
+        for number, data in enumerate(images):
+            part = tmp_path / f"{number:02d}.tmp"
+            part.write_bytes(data)
+            part.rename(tmp_path / f"{number:02d}.png")
+
+    source = WatchedFolder(tmp_path, settle_seconds=0.05, poll_seconds=0.01, idle_seconds=0.5)
+    writer = threading.Thread(target=write)
+    writer.start()
+    sent = [sample.data for sample, _ in source.samples()]
+    writer.join()
+    assert sorted(sent) == sorted(images)
+
+
+def test_wrong_arguments_are_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no folder"):
+        WatchedFolder(tmp_path / "none")
+    with pytest.raises(ValueError, match="poll_seconds -1"):
+        WatchedFolder(tmp_path, poll_seconds=-1)
+    write_images(tmp_path, 1)
+    source = watch(tmp_path)
+    ((_, position),) = source.samples()
+    with pytest.raises(ValueError, match="order was 'mtime' and is 'ctime'"):
+        watch(tmp_path, order="ctime").samples(position)
