@@ -35,7 +35,7 @@ VARIABLES = {
 }
 COLOUR: Mapping[Holder, str] = {"stream": STREAM, "queue": QUEUE, "working": DUEL}
 
-STYLE: dict[str, Any] = {
+STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "stream-ssl",
     "font.family": "sans-serif",

@@ -132,23 +132,26 @@ def size(amount: float) -> str:
     return f"{amount:.3g} GB"
 
 
-def page(history: History, progress: Progress, width: int) -> RenderableType:
+def page(
+    history: History, progress: Progress, width: int, ascii_only: bool = False
+) -> RenderableType:
     """The whole live page, 22 lines high; below 72 columns without the panels."""
     if width < NARROW:
-        return Group(_header(progress), _classes(history))
+        return Group(_header(progress, ascii_only), _classes(history))
     panels = Table.grid(expand=True)
     for _ in range(3):
         panels.add_column(ratio=1)
     panels.add_row(_stream_panel(history), _learner_panel(history), _collision_panel(history))
-    return Group(_header(progress), panels, _classes(history))
+    return Group(_header(progress, ascii_only), panels, _classes(history))
 
 
-def _header(progress: Progress) -> RenderableType:
+def _header(progress: Progress, ascii_only: bool) -> RenderableType:
     done = STAGES.index(progress.stage)
+    past, present, future = "+*-" if ascii_only else "✓●○"
     trail = Text(" ")
     for i, stage in enumerate(STAGES):
         style = "green" if i < done else "bold" if i == done else "dim"
-        trail.append(("✓ " if i < done else "● " if i == done else "○ ") + stage, style)
+        trail.append(f"{past if i < done else present if i == done else future} {stage}", style)
         trail.append("  ")
     grid = Table.grid(expand=True, padding=(0, 1))
     grid.add_column(no_wrap=True)
@@ -309,4 +312,9 @@ class Display:
             )
 
     def _page(self) -> RenderableType:
-        return page(self._history, self._progress, self._console.width)
+        return page(
+            self._history,
+            self._progress,
+            self._console.width,
+            self._console.options.ascii_only,
+        )

@@ -108,8 +108,13 @@ def probe_all(trained: Encoder, untrained: Encoder) -> dict[str, Probe]:
 @torch.inference_mode()
 def features(extract: Callable[[Tensor], Tensor], image_NHW: NDArray[np.uint8]) -> Tensor:
     """Features [N, F] of grey images, a batch at a time, in float32 on the CPU."""
-    images_NCHW = torch.from_numpy(image_NHW[:, None].copy())
-    return torch.cat([extract(image_BCHW).float().cpu() for image_BCHW in images_NCHW.split(BATCH)])
+    image_NCHW = torch.from_numpy(image_NHW[:, None].copy())
+    return torch.cat(
+        [
+            extract(image_NCHW[start : start + BATCH]).float().cpu()
+            for start in range(0, len(image_NCHW), BATCH)
+        ]
+    )
 
 
 def pixels(image_BCHW: Tensor) -> Tensor:
