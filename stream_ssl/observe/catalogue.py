@@ -19,6 +19,10 @@ CHECKPOINT_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120
 
 PHASES = ("data", "forward", "backward", "memory")
 PERCENTILES = ("50", "90", "100")
+SKIPS = ("loss", "gradient", "keys", "pace")
+REFUSALS = ("denied", "internal")
+"""Why a connection is refused, beside the wire's reasons: by its key; by an error of ours."""
+BAD_SAMPLES = ("damaged", "empty", "fields", "format", "packet", "pixels", "shape")
 SIGNALS = ("loss", "collision", "embedding")
 CLASSES = 64
 """Class labels "0" to "63" are told apart; the rest are counted as "other"."""
@@ -168,13 +172,18 @@ CATALOGUE: tuple[Spec, ...] = (
     ),
     Spec(
         "learner", "counter", "trained_samples_total", "samples",
-        "Samples trained on since this process started.",
+        "Fresh samples taken from the journal since this process started.",
         "The rate against that of received_samples_total.",
     ),
     Spec(
+        "learner", "counter", "replayed_samples_total", "samples",
+        "Samples trained on again, drawn from the memory.",
+        "The rate that the pace asks for; 0 when the stream alone keeps the learner busy.",
+    ),
+    Spec(
         "learner", "counter", "skipped_updates_total", "updates",
-        "Updates left out because loss or gradient was not finite, by reason.",
-        "More than a few an hour: the learning rate is too high.", ("reason",),
+        "Steps without an update: loss or gradient not finite, keys not of unit norm, none owed.",
+        "Any but pace, more than a few an hour: the learning rate is too high.", ("reason",),
     ),
     Spec(
         "learner", "counter", "quarantined_samples_total", "samples",

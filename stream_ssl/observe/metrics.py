@@ -9,17 +9,37 @@ from typing import TYPE_CHECKING, Protocol
 
 from prometheus_client import CollectorRegistry
 
-from stream_ssl.observe.catalogue import CLASSES, PERCENTILES, PHASES, SIGNALS
+from stream_ssl.observe.catalogue import (
+    BAD_SAMPLES,
+    CLASSES,
+    PERCENTILES,
+    PHASES,
+    REFUSALS,
+    SIGNALS,
+    SKIPS,
+)
+from stream_ssl.observe.counts import entropy
 from stream_ssl.observe.families import OTHER, Families
 from stream_ssl.wire.messages import REASONS
 
 if TYPE_CHECKING:
     from memory import Admission, MemoryStats
     from stream_ssl.ingest.records import ReceiverRecord
-    from stream_ssl.learning.records import CheckpointRecord, Idle, StepRecord
+    from stream_ssl.learning.records import Idle, StepRecord
 
 WORKING = "working"
 """Label of the memory that the learner trains from; shadows have names of their own."""
+
+
+class Saved(Protocol):
+    """What the Checkpointer says of a checkpoint that is durable."""
+
+    @property
+    def step(self) -> int: ...
+    @property
+    def created(self) -> float: ...  # seconds since the Unix epoch
+    @property
+    def seconds(self) -> float: ...  # from the capture until it was durable
 
 
 class BalanceNumbers(Protocol):
@@ -44,7 +64,11 @@ class ReceiverMetrics:
         self, registry: CollectorRegistry, config: Mapping[str, object] | None = None
     ) -> None:
         self.registry = registry
-        self._families = Families(registry, "receiver", {"reason": (*REASONS, OTHER)}, config)
+        known = {
+            "reason": (*REASONS, OTHER),
+            "refused_connections_total.reason": (*REASONS, *REFUSALS, OTHER),
+        }
+        self._families = Families(registry, "receiver", known, config)
         self._damaged = 0
 
     def consume(self, record: ReceiverRecord) -> None:
@@ -113,8 +137,8 @@ class LearnerMetrics:
             "kind": ("expected",),  # the true one has no value where there are no labels
             "class": dict.fromkeys(_class_label(label) for label in range(classes)),
             "name": diagnostics,
-            "skipped_updates_total.reason": ("nan", "inf", OTHER),
-            "quarantined_samples_total.reason": (OTHER,),
+            "skipped_updates_total.reason": (*SKIPS, OTHER),
+            "quarantined_samples_total.reason": (*BAD_SAMPLES, OTHER),
         }
         self._families = Families(registry, "learner", known, config)
         self._clock = clock
@@ -125,14 +149,19 @@ class LearnerMetrics:
             lambda: max(0.0, self._clock() - self._checkpoint_time)
         )
 
-    def consume(self, record: StepRecord | Idle | CheckpointRecord) -> None:
+    def consume(self, record: StepRecord | Idle | Saved) -> None:
         """Take one record of `Learner.run`, or of the Checkpointer."""
-        if hasattr(record, "loss"):
+        # Imported here: the receiver's process has no torch.
+        from stream_ssl.learning.records import Idle, StepRecord
+
+        if isinstance(record, StepRecord):
             self._step(record)
-        elif hasattr(record, "lag_seconds"):
+            self._waiting(record)
+        elif isinstance(record, Idle):
             self._waiting(record)
         else:
-            self._checkpoint(record)
+            self.resumed(record.step, record.created)
+            self._families.observe("checkpoint_seconds", record.seconds)
 
     def admitted(self, memory: str, admission: Admission) -> None:
         """Count what a shadow's `consume` returns; the working memory's comes with its step."""
@@ -149,7 +178,7 @@ class LearnerMetrics:
         Args:
             memory: one of the names given at the start.
             stats: of `WorkingMemory.stats`.
-            class_counts: labelled slots by class, of `balance.class_counts`; classes that left the
+            class_counts: labelled slots by class, of `counts.class_counts`; classes that left the
                 memory go to 0.
         """
         put = self._families.set
@@ -157,6 +186,9 @@ class LearnerMetrics:
         put("memory_capacity_slots", stats.capacity, memory=memory)
         put("memory_expected_collisions", stats.expected_collisions, memory=memory)
         put("memory_effective_classes", stats.effective_classes, memory=memory)
+        ages = (stats.age_p50, stats.age_p90, stats.age_max)
+        for percentile, age in zip(PERCENTILES, ages, strict=True):
+            put("memory_age_samples", age, memory=memory, percentile=percentile)
         if class_counts is not None:
             self._class_slots(memory, class_counts)
 
@@ -193,34 +225,35 @@ class LearnerMetrics:
         self._families.add("checkpoint_failures_total")
 
     def _step(self, record: StepRecord) -> None:
-        add, put = self._families.add, self._families.set
+        add = self._families.add
         if record.skipped is None:
             add("steps_total")
         else:
-            add("skipped_updates_total", reason=record.skipped)
-        add("trained_samples_total", record.batch)
-        put("loss", record.loss)
-        put("gradient_norm", record.grad_norm)
-        put("learning_rate", record.learning_rate)
+            add("skipped_updates_total", 1, reason=record.skipped)
+        add("replayed_samples_total" if record.replay else "trained_samples_total", record.batch)
+        # A step without update has no loss: the last one stays, a gap would look like a stop.
+        if record.skipped is None:
+            self._set_finite("loss", record.loss)
+            self._set_finite("gradient_norm", record.grad_norm)
+            self._set_finite("learning_rate", record.learning_rate)
         for phase, seconds in record.seconds.items():
             self._families.observe("step_seconds", seconds, phase=phase)
         for name, value in record.diagnostics.items():
-            put("loss_diagnostic", value, name=name)
-        put("collision_probability", record.collision_expected, kind="expected")
+            self._set_finite("loss_diagnostic", value, name=name)
+        self._set_finite("collision_probability", record.collision_expected, kind="expected")
         if record.collision_true is not None:
-            put("collision_probability", record.collision_true, kind="true")
+            self._set_finite("collision_probability", record.collision_true, kind="true")
         if record.admission is not None:
             self.admitted(WORKING, record.admission)
-        self._waiting(record)
+
+    def _set_finite(self, name: str, value: float, /, **labels: str) -> None:
+        if math.isfinite(value):
+            self._families.set(name, value, **labels)
 
     def _waiting(self, record: StepRecord | Idle) -> None:
         self._families.set("lag_seconds", record.lag_seconds)
         for reason, samples in record.rejected.items():
             self._families.add("quarantined_samples_total", samples, reason=reason)
-
-    def _checkpoint(self, record: CheckpointRecord) -> None:
-        self.resumed(record.step, record.created)
-        self._families.observe("checkpoint_seconds", record.seconds)
 
     def _class_slots(self, memory: str, counts: Mapping[int, int]) -> None:
         folded: dict[str, int] = {}
@@ -233,13 +266,6 @@ class LearnerMetrics:
                 "memory_class_slots", slots, **{"memory": memory, "class": label_name}
             )
         self._families.set("memory_class_entropy_nats", entropy(counts.values()), memory=memory)
-
-
-def entropy(counts: Iterable[float]) -> float:
-    """Entropy in nats of the distribution that counts describe; 0 when they are all 0."""
-    positive = [count for count in counts if count > 0]
-    total = sum(positive)
-    return max(0.0, -sum(count / total * math.log(count / total) for count in positive))
 
 
 def _class_label(label: int) -> str:

@@ -1,0 +1,98 @@
+"""How balanced the stream is: by its labels where it has some, by its embeddings always.
+
+Shapes: B batch, D embedding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from stream_ssl.observe.counts import class_counts, entropy
+
+if TYPE_CHECKING:
+    from stream_ssl.learning.records import StepRecord
+
+
+def effective_classes(moment_DD: Tensor) -> float:
+    """Effective number of classes: the exponential of the entropy of a spectrum.
+
+    For unit-norm embeddings that lie in c orthogonal directions with shares p it is exp(H(p)): c
+    when balanced, 1 when all embeddings are equal.
+
+    Args:
+        moment_DD: second moment of the embeddings, Z^T Z times any positive factor; not centred.
+
+    Returns:
+        In [1, D]; 0 for a moment of 0.
+
+    Raises:
+        ValueError: a moment that is not finite.
+    """
+    if not bool(torch.isfinite(moment_DD).all()):
+        raise ValueError("the second moment is not finite; leave such embeddings out of it")
+    spectrum = torch.linalg.eigvalsh(moment_DD.double()).clamp_min(0.0)
+    total = float(spectrum.sum())
+    if total <= 0.0:
+        return 0.0
+    share = spectrum / total
+    return math.exp(float(torch.special.entr(share).sum()))
+
+
+class Balance:
+    """Running balance of the stream that the learner trains on.
+
+    Args:
+        half_life: samples after which one counts half as much in what is said of the recent
+            stream. Totals are not forgotten.
+    """
+
+    def __init__(self, half_life: float = 20_000.0) -> None:
+        if not half_life > 0:
+            raise ValueError(f"half_life must be more than 0 samples; got {half_life}")
+        self.half_life = half_life
+        self.totals: Counter[int] = Counter()
+        self.recent: dict[int, float] = {}
+        self._new: Counter[int] = Counter()
+        self._moment_DD: Tensor | None = None
+
+    def consume(self, record: StepRecord) -> None:
+        """Take the keys and labels of a fresh batch; replays, and keys that the memory did not
+        take, say nothing of the stream."""
+        if record.admission is not None:
+            self.update(record.keys_BD, record.labels_B)
+
+    def update(self, keys_BD: Tensor, labels_B: Tensor) -> None:
+        """Take a batch: unit-norm rows, and class labels with -1 where there is none."""
+        decay = 0.5 ** (len(keys_BD) / self.half_life)
+        moment_DD = keys_BD.float().T @ keys_BD.float()
+        if self._moment_DD is None:
+            self._moment_DD = torch.zeros_like(moment_DD)
+        self._moment_DD.mul_(decay).add_(moment_DD)
+        counts = class_counts(labels_B)
+        self.totals.update(counts)
+        self._new.update(counts)
+        self.recent = {label: count * decay for label, count in self.recent.items()}
+        for label, count in counts.items():
+            self.recent[label] = self.recent.get(label, 0.0) + count
+
+    @property
+    def effective_classes(self) -> float:
+        """Of the recent stream, from its embeddings; 0 before the first. Costs O(D^3): a few
+        milliseconds, so ask now and then."""
+        return 0.0 if self._moment_DD is None else effective_classes(self._moment_DD)
+
+    @property
+    def class_entropy(self) -> float:
+        """Entropy in nats of the recent labels; 0 when there are none."""
+        return entropy(self.recent.values())
+
+    def take_new(self) -> Mapping[int, int]:
+        """Labelled samples by class since the call before."""
+        new, self._new = self._new, Counter()
+        return new

@@ -1,0 +1,117 @@
+"""Watches loss, collisions and embeddings for a change of level.
+
+Shapes: B batch, D embedding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Protocol
+
+from river.drift import ADWIN
+from torch import Tensor
+from torch.nn.functional import cosine_similarity
+
+from stream_ssl.observe.catalogue import SIGNALS
+
+if TYPE_CHECKING:
+    from stream_ssl.learning.records import StepRecord
+
+
+class Detector(Protocol):
+    """What is used of river's detectors, which have no types."""
+
+    @property
+    def drift_detected(self) -> bool: ...
+    def update(self, x: float) -> None: ...
+
+
+class Mean:
+    """Exponential mean of rows, unbiased from the first batch on."""
+
+    def __init__(self, half_life: float) -> None:
+        self._half_life = half_life
+        self._sum_D: Tensor | None = None
+
+    def update(self, rows_BD: Tensor) -> None:
+        """Take a batch."""
+        decay = 0.5 ** (len(rows_BD) / self._half_life)
+        new_D = rows_BD.sum(dim=0)
+        self._sum_D = new_D if self._sum_D is None else self._sum_D * decay + new_D
+
+    def cosine(self, other_D: Tensor) -> float:
+        """With another direction; 1 before the first batch."""
+        if self._sum_D is None:
+            return 1.0
+        return float(cosine_similarity(self._sum_D, other_D, dim=0))
+
+    @property
+    def direction_D(self) -> Tensor | None:
+        """The mean, up to its length; None before the first batch."""
+        return self._sum_D
+
+
+class Drift:
+    """Change detection by ADWIN (Bifet and Gavalda, 2007), one detector a signal.
+
+    Signals: "loss"; "collision", the expected collision probability; "embedding", the cosine of
+    each batch's mean key with the long running mean. A falling loss early in a run is a change of
+    level too, and is found.
+
+    Args:
+        delta: a detector's bound on the probability of a false alarm.
+        short: half-life, in samples, of the mean that stands for now.
+        long: half-life, in samples, of the mean that stands for what was usual.
+
+    Raises:
+        ValueError: not 0 < short < long.
+    """
+
+    def __init__(self, delta: float = 0.002, short: float = 2_000, long: float = 50_000) -> None:
+        if not 0 < short < long:
+            raise ValueError(
+                f"half-lives must hold 0 < short < long; got short={short}, long={long}"
+            )
+        self._short, self._long = Mean(short), Mean(long)
+        self._detectors: dict[str, Detector] = {signal: _adwin(delta) for signal in SIGNALS}
+        self._new = dict.fromkeys(SIGNALS, 0)
+
+    def consume(self, record: StepRecord) -> None:
+        """Take one step. Replays are left out: the memory's loss is on another level than the
+        stream's. So are values that are not finite."""
+        if record.replay:
+            return
+        self._watch("loss", record.loss)
+        self._watch("collision", record.collision_expected)
+        if record.admission is None:
+            return
+        keys_BD = record.keys_BD.float()
+        # Against the mean of what came before: the running means themselves are too correlated
+        # from step to step for a test that supposes independent values.
+        self._watch("embedding", self._long.cosine(keys_BD.sum(dim=0)))
+        self._short.update(keys_BD)
+        self._long.update(keys_BD)
+
+    @property
+    def shift(self) -> float:
+        """1 - cosine between the short and the long running mean of the keys, in [0, 2]."""
+        now_D = self._short.direction_D
+        return 0.0 if now_D is None else max(0.0, 1.0 - self._long.cosine(now_D))
+
+    def take_new(self) -> Mapping[str, int]:
+        """Changes found since the call before, by signal."""
+        new, self._new = self._new, dict.fromkeys(SIGNALS, 0)
+        return new
+
+    def _watch(self, signal: str, value: float) -> None:
+        if not math.isfinite(value):
+            return
+        detector = self._detectors[signal]
+        detector.update(value)
+        self._new[signal] += detector.drift_detected
+
+
+def _adwin(delta: float) -> Detector:
+    detector: Detector = ADWIN(delta=delta)  # type: ignore[no-untyped-call]
+    return detector
