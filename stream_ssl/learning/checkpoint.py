@@ -1,0 +1,221 @@
+"""Checkpoints: one folder each, whole or absent, hashed, with the one before to fall back on."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from safetensors.torch import load_file, save_file
+
+from stream_ssl.ingest.offset import Offset
+from stream_ssl.learning.folders import damage, discard, point, publish, seal, write_json
+from stream_ssl.learning.learner import Capture
+from stream_ssl.learning.records import Idle, StepRecord
+
+log = logging.getLogger(__name__)
+
+FORMAT = 1  # raised when an older reader could not read it; the manifest's form stays
+STATE = "state.json"
+LATEST = "latest"
+PREFIX = "step-"
+DAMAGED = "damaged-"
+INCOMPLETE = ".incomplete-"
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that is whole and yet cannot be used."""
+
+
+class Captured(Protocol):
+    """What is checkpointed: a learner."""
+
+    def capture(self) -> Capture: ...
+
+    def restore(self, capture: Capture) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRecord:
+    """A checkpoint that is now durable. `needed` is the least offset that any checkpoint kept
+    would replay from: the journal must hold it, or there is nothing to fall back on."""
+
+    step: int
+    seconds: float
+    bytes: int
+    path: Path
+    offset: Offset
+    needed: Offset
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A verified checkpoint. Build the learner from `config`, its stream from `offset`."""
+
+    path: Path
+    facts: Mapping[str, Any]
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The configuration of the run, which wins over a new one: see `configuration.diff`."""
+        config: Mapping[str, Any] = self.facts["config"]
+        return config
+
+    @property
+    def step(self) -> int:
+        return int(self.facts["step"])
+
+    @property
+    def offset(self) -> Offset:
+        return _offset(self.facts)
+
+    def restore(self, learner: Captured) -> None:
+        """Put the learner where the run was; ValueError if it is built otherwise."""
+        tensors = {path.stem: load_file(path) for path in sorted(self.path.glob("*.safetensors"))}
+        learner.restore(Capture(tensors, self.facts))
+
+
+class Checkpointer:
+    """Saves into and loads from `folder`, which one process owns.
+
+    A checkpoint is due after `every_seconds` or `every_steps` (None: not by that), and the newest
+    `keep` stay. `newest` sets damaged ones aside, counted in `damaged`, and takes the one before.
+    """
+
+    def __init__(
+        self,
+        folder: Path | str,
+        keep: int = 3,
+        every_seconds: float | None = 60.0,
+        every_steps: int | None = None,
+    ) -> None:
+        if keep < 1:
+            raise ValueError(
+                f"keep is {keep}: at least the newest checkpoint stays; 2 or more "
+                "allow falling back"
+            )
+        if any(every is not None and every <= 0 for every in (every_seconds, every_steps)):
+            raise ValueError(
+                f"every_seconds={every_seconds}, every_steps={every_steps}: each positive, or None"
+            )
+        self.folder, self.keep = Path(folder), keep
+        self.every_seconds, self.every_steps = every_seconds, every_steps
+        self.damaged = 0
+        self._step = self._tried_step = 0
+        self._tried = time.monotonic()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for leftover in [*self.folder.glob(f"{INCOMPLETE}*"), *self.folder.glob(".discarded-*")]:
+            shutil.rmtree(leftover, ignore_errors=True)
+
+    def due(self, record: StepRecord | Idle) -> bool:
+        """True when it is time to save. After a failed attempt, time counts from that."""
+        if isinstance(record, StepRecord):
+            self._step = record.step
+        steps = self._step - self._tried_step
+        if steps == 0:
+            return False
+        if self.every_steps is not None and steps >= self.every_steps:
+            return True
+        waited = time.monotonic() - self._tried
+        return self.every_seconds is not None and waited >= self.every_seconds
+
+    def save(self, learner: Captured, config: Mapping[str, Any]) -> CheckpointRecord:
+        """Write a checkpoint; when this returns it survives a power cut.
+
+        Raises OSError if the disk does not take it: what was there before stays untouched.
+        """
+        started = self._tried = time.monotonic()
+        captured = learner.capture()
+        step, offset = int(captured.facts["step"]), _offset(captured.facts)
+        self._step = self._tried_step = step
+        target = self.folder / f"{PREFIX}{step:09d}"
+        size = self._write(target, captured, config)
+        point(self.folder / LATEST, target.name)
+        self._prune()
+        return CheckpointRecord(
+            step, time.monotonic() - started, size, target, offset, self.needed() or offset
+        )
+
+    def newest(self) -> Saved | None:
+        """The newest checkpoint that is whole, or None where there is none.
+
+        Raises CheckpointError if it was written by a newer version of this program.
+        """
+        for path in reversed(self._paths()):
+            reason = damage(path)
+            if reason is not None:
+                self._set_aside(path, reason)
+                continue
+            facts = json.loads((path / STATE).read_text())
+            if facts["version"] > FORMAT:
+                raise CheckpointError(
+                    f"{path} has format {facts['version']}, this program reads up to {FORMAT}: "
+                    "upgrade stream-ssl, or choose another run folder"
+                )
+            self._step = self._tried_step = int(facts["step"])
+            return Saved(path, facts)
+        if self.damaged:
+            log.error("no checkpoint in %s is whole: the run begins anew", self.folder)
+        return None
+
+    def needed(self) -> Offset | None:
+        """The least offset that any checkpoint kept replays from; None without checkpoints."""
+        offsets = []
+        for path in self._paths():
+            try:
+                offsets.append(_offset(json.loads((path / STATE).read_text())))
+            except (OSError, ValueError, KeyError, TypeError):
+                continue  # damaged: `newest` will say so, and never replay from it
+        return min(offsets, default=None)
+
+    def _write(self, target: Path, captured: Capture, config: Mapping[str, Any]) -> int:
+        if target.exists():
+            # A step names one state of a run, so what is there and whole is this one.
+            reason = damage(target)
+            if reason is None:
+                return sum(path.stat().st_size for path in target.iterdir())
+            self._set_aside(target, reason)
+        scratch = self.folder / f"{INCOMPLETE}{target.name}"
+        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.mkdir()
+        try:
+            for name, tensors in captured.tensors.items():
+                flat = {key: tensor.contiguous() for key, tensor in tensors.items()}
+                save_file(flat, scratch / f"{name}.safetensors")
+            state = {**captured.facts, "version": FORMAT, "created": time.time(), "config": config}
+            write_json(scratch / STATE, state)
+            size = seal(scratch)
+            publish(scratch, target)
+        except BaseException:
+            shutil.rmtree(scratch, ignore_errors=True)
+            raise
+        return size
+
+    def _prune(self) -> None:
+        for path in self._paths()[: -self.keep]:
+            discard(path)
+
+    def _set_aside(self, path: Path, reason: str) -> None:
+        """Out of the way of `keep`, which would else prune whole ones; the last such stays."""
+        self.damaged += 1
+        log.error("checkpoint %s is damaged (%s): using the one before", path, reason)
+        try:
+            for older in self.folder.glob(f"{DAMAGED}*"):
+                shutil.rmtree(older, ignore_errors=True)
+            path.rename(path.with_name(DAMAGED + path.name))
+        except OSError as error:
+            log.warning("cannot set %s aside: %s", path, error)
+
+    def _paths(self) -> list[Path]:
+        found = (path for path in self.folder.glob(f"{PREFIX}*") if path.is_dir())
+        numbered = (path for path in found if path.name[len(PREFIX) :].isdigit())
+        return sorted(numbered, key=lambda path: int(path.name[len(PREFIX) :]))
+
+
+def _offset(facts: Mapping[str, Any]) -> Offset:
+    return Offset(int(facts["offset"]["record"]), int(facts["offset"]["sample"]))
