@@ -9,9 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import numpy as np
 from jinja2 import Environment, StrictUndefined
-from numpy.typing import NDArray
 
 from stream_ssl.app.demo import charts, mosaic
 from stream_ssl.app.demo.data import CLASSES
@@ -26,6 +24,7 @@ from stream_ssl.app.demo.measures import (
     true_collisions,
 )
 from stream_ssl.app.demo.scrape import History, Points
+from stream_ssl.app.demo.stream import StreamSample
 from stream_ssl.app.demo.summary import Figures
 
 COLUMNS, ROWS = 24, 24
@@ -64,14 +63,6 @@ class Facts:
     places: Sequence[tuple[str, str]]
     addresses: Mapping[str, str] = field(default_factory=dict)
     config: str = ""
-
-
-@dataclass(frozen=True)
-class StreamSample:
-    """Images of the stream as it was sent, N of them, with their classes."""
-
-    image_NHW: NDArray[np.uint8]
-    label_N: NDArray[np.int64]
 
 
 def write(

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.table import Table
 
 from stream_ssl.app.demo.data import CLASSES
-from stream_ssl.app.demo.evaluation import Evaluation
 from stream_ssl.app.demo.measures import (
     HOLDERS,
     Holder,
@@ -23,6 +23,9 @@ from stream_ssl.app.demo.measures import (
     true_collisions,
 )
 from stream_ssl.app.demo.scrape import History, Points
+
+if TYPE_CHECKING:  # it brings torch, which the live display does without
+    from stream_ssl.app.demo.evaluation import Evaluation
 
 Figures = dict[str, float]
 

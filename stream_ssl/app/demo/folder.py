@@ -1,0 +1,48 @@
+"""The demo's folder: its files' names, and how it is made ready for another run."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+CONFIG = "demo.yaml"
+STREAM = "stream.json"
+HISTORY = "history.jsonl"
+SUMMARY = "summary.json"
+REPORT = "report.html"
+MARK = ".stream-ssl-demo"
+OURS = (
+    *(CONFIG, STREAM, HISTORY, SUMMARY, REPORT, "logs"),
+    *("journal", "checkpoints", "quarantine", "cursor.json", "endpoints.json"),
+)
+
+
+class NotOurs(RuntimeError):
+    """The folder holds what no demo has written."""
+
+
+def claim(out: Path) -> None:
+    """Make the folder, or take one that an earlier demo made.
+
+    Raises:
+        NotOurs: it holds something else.
+    """
+    if out.exists() and not out.is_dir():
+        raise NotOurs(f"{out} is no folder; give another one with --out")
+    if out.is_dir() and any(out.iterdir()) and not (out / MARK).exists():
+        raise NotOurs(
+            f"{out} holds files that no demo has written, and the demo would replace what it "
+            "finds; give an empty or a new folder with --out (with make: DEMO_OUT=...)"
+        )
+    out.mkdir(parents=True, exist_ok=True)
+    (out / MARK).touch()
+
+
+def clear(out: Path) -> None:
+    """Remove what an earlier demo left, and nothing else."""
+    for name in OURS:
+        path = out / name
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)

@@ -1,0 +1,226 @@
+"""The demo from start to end: the real commands as processes, watched through their metrics."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from stream_ssl.app.demo import data, folder, machine, stream
+from stream_ssl.app.demo.children import Child, ChildFailed
+from stream_ssl.app.demo.display import Display, Progress
+from stream_ssl.app.demo.scrape import History, Scraper
+from stream_ssl.app.endpoints import RoleTaken, hold_role, load
+from stream_ssl.app.signals import stop_on_signals
+from stream_ssl.app.supervisor import command
+
+LEAST_SECONDS = 15.0
+POLL_SECONDS = 0.5
+START_SECONDS = 90.0
+FIRST_STEP_SECONDS = 60.0
+STOP_SECONDS = 60.0
+DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+
+log = logging.getLogger("stream_ssl.demo")
+
+
+class Interrupted(Exception):
+    """Ctrl-C or SIGTERM."""
+
+
+def run(seconds: float, out: Path) -> int:
+    """Run the demo and write its report.
+
+    Args:
+        seconds: how long the stream runs, at least 15; start and evaluation take some 20 more.
+        out: the run's folder. What an earlier demo left there is replaced.
+
+    Returns:
+        0: done; 1: a process failed; 2: wrong arguments; 130: interrupted.
+    """
+    console = Console()
+    if not seconds >= LEAST_SECONDS:
+        console.print(
+            f"{seconds:g} seconds are too short to learn anything: give --seconds "
+            f"{LEAST_SECONDS:g} or more (with make: DEMO_SECONDS={LEAST_SECONDS:g})."
+        )
+        return USAGE
+    try:
+        data.check()
+        folder.claim(out)
+        with hold_role(out, "demo"):
+            folder.clear(out)
+            Demo(seconds, out, console, stop_on_signals()).run()
+    except Interrupted:
+        console.print("Interrupted; all processes have ended.")
+        return INTERRUPTED
+    except (ChildFailed, data.DataDamaged, folder.NotOurs, RoleTaken) as error:
+        console.print(f"The demo failed: {error}", style="red", markup=False, highlight=False)
+        return FAILED
+    return DONE
+
+
+class Demo:
+    """One run.
+
+    Args:
+        seconds: how long the stream runs.
+        out: the run's folder, empty.
+        console: where the display goes.
+        stop: set when the user has had enough.
+    """
+
+    def __init__(self, seconds: float, out: Path, console: Console, stop: threading.Event) -> None:
+        self._out, self._console, self._stop = out, console, stop
+        self._progress = Progress(seconds)
+        self._history = History()
+        self._scraper = Scraper(self._addresses)
+        self._display = Display(self._history, self._progress, console)
+        self._seen: dict[str, str] = {}
+        self._commands: list[str] = []
+        self._logs = out / "logs"
+
+    def run(self) -> None:
+        """Stream, stop, evaluate, write."""
+        self._write_settings()
+        with self._display:
+            with ExitStack() as stack:
+                self._stream(stack)
+            figures = self._finish()
+        self._console.print(figures)
+        for what, where in self._places():
+            self._console.print(f"  {what:<22} {where}", highlight=False, soft_wrap=True)
+
+    def _stream(self, stack: ExitStack) -> None:
+        settings = str(self._out / folder.CONFIG)
+        daemon = self._start(stack, "daemon", "run", settings, "--run", str(self._out))
+        self._wait(self._ready, START_SECONDS, [daemon], "starting receiver and learner")
+        receiver = load(self._out)["receiver"]["data"]
+        source = ("idx", "--config", str(self._out / folder.STREAM))
+        producer = self._start(
+            stack, "producer", "produce", *source, "--to", receiver, "--name", stream.NAME
+        )
+        self._watch([daemon, producer])
+        self._halt([producer, daemon])
+
+    def _write_settings(self) -> None:
+        self._logs.mkdir()
+        text = files("stream_ssl.app.demo").joinpath("demo.yaml").read_text()
+        (self._out / folder.CONFIG).write_text(text)
+        (self._out / folder.STREAM).write_text(json.dumps(stream.settings()) + "\n")
+
+    def _start(self, stack: ExitStack, name: str, *arguments: str) -> Child:
+        self._commands.append(" ".join(["stream-ssl", *arguments]))
+        child = Child(name, command(*arguments), self._logs / f"{name}.log")
+        stack.callback(child.kill)
+        return child
+
+    def _addresses(self) -> dict[str, str]:
+        addresses = {role: entry["http"] for role, entry in load(self._out).items()}
+        self._seen |= addresses
+        return addresses
+
+    def _ready(self) -> bool:
+        snapshot = self._scraper.scrape()
+        return {"receiver", "learner"} <= set(snapshot.up)
+
+    def _watch(self, children: list[Child]) -> None:
+        """Scrape and show until the time is over."""
+        self._scraper = Scraper(self._addresses)
+        detail = f"metrics: {', '.join(f'{url}/metrics' for url in self._seen.values())}"
+        self._display.update("streaming", detail)
+        start = time.monotonic()
+        while (elapsed := time.monotonic() - start) < self._progress.total:
+            self._pause(children)
+            self._history.append(self._scraper.scrape())
+            self._progress.elapsed = elapsed
+            trained = self._history.last("stream_ssl_steps_total") > 0
+            self._display.update("training" if trained else "streaming")
+            if elapsed > FIRST_STEP_SECONDS and not trained:
+                raise children[0].failed(f"trained nothing in {FIRST_STEP_SECONDS:.0f} s")
+        self._progress.elapsed = self._progress.total
+
+    def _halt(self, children: list[Child]) -> None:
+        """Stop producer, then learner and receiver; the learner writes its last checkpoint."""
+        self._display.update(
+            "checkpoint", "stopping the processes; the learner writes a checkpoint"
+        )
+        for child in children:
+            child.stop(STOP_SECONDS)
+        if not (self._out / "checkpoints" / "latest").exists():
+            raise children[-1].failed("wrote no checkpoint")
+
+    def _finish(self) -> Table:
+        """Evaluate and write everything; returns the summary."""
+        self._display.update("evaluating", "asking the held-out images' neighbours")
+        # Only now: it brings torch, and the learner needed the cores.
+        from stream_ssl.app.demo import evaluation, report, summary
+
+        self._history.save(self._out / folder.HISTORY)
+        found = evaluation.evaluate(self._out / "checkpoints" / "latest")
+        figures = summary.figures(self._history, found)
+        summary.write(self._out / folder.SUMMARY, figures)
+        self._display.update("report", "drawing the plots")
+        sent = stream.sample(int(figures["received_samples"]))
+        page = self._out / folder.REPORT
+        report.write(page, self._history, found, figures, sent, self._facts())
+        return summary.table(figures)
+
+    def _wait(
+        self, ready: Callable[[], bool], seconds: float, children: list[Child], what: str
+    ) -> None:
+        deadline = time.monotonic() + seconds
+        while not ready():
+            self._display.update(detail=what)
+            self._pause(children)
+            if time.monotonic() > deadline:
+                raise children[0].failed(f"was not ready after {seconds:.0f} s ({what})")
+
+    def _pause(self, children: list[Child]) -> None:
+        for child in children:
+            child.check()
+        if self._stop.wait(POLL_SECONDS):
+            raise Interrupted
+
+    def _facts(self) -> Any:
+        from stream_ssl.app.demo.report import Facts
+
+        settings = {
+            "stream": f"{stream.SAMPLES_PER_SECOND:.0f} samples/s at most, endless passes over "
+            "7,000 images, 700 of each class",
+        }
+        return Facts(
+            created=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+            seconds=self._progress.total,
+            ratio=stream.RATIO,
+            dominant=data.CLASSES[stream.DOMINANT],
+            duplicates=stream.DUPLICATES,
+            run=[*(machine.hardware() | machine.versions() | settings).items()],
+            commands=self._commands,
+            places=self._places(),
+            addresses=self._seen,
+            config=(self._out / folder.CONFIG).read_text(),
+        )
+
+    def _places(self) -> list[tuple[str, str]]:
+        names = {
+            "report": folder.REPORT,
+            "all figures": folder.SUMMARY,
+            "metrics over time": folder.HISTORY,
+            "checkpoint": "checkpoints/latest",
+            "journal": "journal",
+            "logs": "logs",
+            "daemon's settings": folder.CONFIG,
+            "stream's settings": folder.STREAM,
+        }
+        return [(what, str(self._out / name)) for what, name in names.items()]
