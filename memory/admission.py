@@ -35,6 +35,17 @@ class Admission:
     refused: Tensor
     inserted: int
 
+    def then(self, later: Admission) -> Admission:
+        """One admission of this one and the next, which may evict newcomers of this one."""
+        stay = ~torch.isin(self.slots, later.slots)
+        return Admission(
+            slots=torch.cat([torch.where(stay, self.slots, -1), later.slots]),
+            evicted=torch.cat([self.evicted, later.evicted]),
+            ages=torch.cat([self.ages, later.ages]),
+            refused=torch.cat([self.refused, later.refused]),
+            inserted=self.inserted + later.inserted,
+        )
+
 
 def carry_out(plan: Tensor, rows: Rows, columns: Columns) -> Admission:
     """Write each newcomer to the slot that the plan gives it, in turn.

@@ -145,17 +145,19 @@ class WorkingMemory:
             ValueError: an input breaks its rule; nothing was added.
         """
         rows = self._check_rows(ids, z, images, labels, hashes)
-        free = min(len(rows), self.capacity - len(self))
+        offered = len(rows)
+        free = min(offered, self.capacity - len(self))
         plan = torch.arange(len(self), len(self) + free)
         admission = carry_out(plan, rows[:free], self._columns)
         self._columns.occupied += free
         if free:
             self.eviction.joined(rows[:free])
-        rest = rows[free:]
-        if len(rest):
-            turnover = carry_out(self.eviction.choose(rest), rest, self._columns)
-            admission = _join(admission, turnover)
-        self._added += len(rows)
+        rows = rows[free:]
+        while len(rows):
+            plan = self.eviction.choose(rows)
+            admission = admission.then(carry_out(plan, rows[: len(plan)], self._columns))
+            rows = rows[len(plan) :]
+        self._added += offered
         self._evicted += len(admission.evicted)
         self._refused += len(admission.refused)
         return admission
@@ -367,16 +369,3 @@ class WorkingMemory:
         if joined != len(self):
             return False, f"{joined} samples should be held by the counters, {len(self)} slots are"
         return check(self._columns, self._added, self.eviction)
-
-
-def _join(first: Admission, second: Admission) -> Admission:
-    """One admission of two in a row. The second may evict newcomers of the first."""
-    slots = first.slots
-    slots = torch.where(torch.isin(slots, second.slots), -1, slots)
-    return Admission(
-        slots=torch.cat([slots, second.slots]),
-        evicted=torch.cat([first.evicted, second.evicted]),
-        ages=torch.cat([first.ages, second.ages]),
-        refused=torch.cat([first.refused, second.refused]),
-        inserted=first.inserted + second.inserted,
-    )

@@ -47,8 +47,9 @@ class Policy(ABC):
         """The slot of each newcomer, taken in turn, in a memory that is full.
 
         Returns:
-            int64 [B] on the CPU. A newcomer replaces who stands in its slot at that moment, perhaps
-            an earlier newcomer. -1 refuses it. The memory writes the rows after this returns.
+            int64 [b] on the CPU, for the first b >= 1 newcomers: the memory writes these and asks
+            again with the rest. A newcomer replaces who stands in its slot at that moment, perhaps
+            an earlier newcomer. -1 refuses it.
         """
 
     def refreshed(self, slots: Tensor, before_RD: Tensor) -> None:

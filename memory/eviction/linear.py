@@ -1,56 +1,180 @@
 """Most duplicated under linear h, where the sum of all rows stands for all counts.
 
-N(j) = (K + z_j . s - z_j . z_j) / 2 - 1/2 with s the sum of the rows.
+N(j) = (K - 1 + z_j . s - z_j . z_j) / 2 with s the sum of the rows, so the largest count is an
+inner product search with the query s. Three nested sets keep it exact and cheap: a shortlist,
+in which every newcomer's eviction is found; a pool on the host, from which shortlists are drawn;
+the whole column, from which the pool is drawn. Each level bounds what lies outside it (bounds.py),
+and is drawn anew only when its bound no longer proves the next step. A pool outlasts many batches,
+so the column is read less than once a batch.
 
-Shapes: B newcomers, D embedding, K slots, R slots refreshed.
+Shapes: B newcomers, D embedding, K slots, P rows of the pool, R slots refreshed, S shortlist.
 """
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import torch
 from torch import Tensor
 
 from memory.columns import Columns
-from memory.scores import sum_rows
+from memory.eviction.bounds import Ceiling, Matrix, Vector, rounding
+from memory.eviction.shortlist import Pool, Shortlist, settle
+from memory.scores import BLOCK_ELEMENTS, sum_rows
+
+POOL_ROWS = 8192
+"""Largest pool: its rows are read for each shortlist, so they should fit a CPU's cache."""
+
+SHORTLIST_ROWS = 256
+"""Smallest shortlist, read for each newcomer."""
+
+RECOUNT_AFTER = 1 << 20
+"""Evictions, besides four a slot, after which the sum is taken anew."""
+
+NEWCOMERS = 1024
+"""Most newcomers taken at a time."""
 
 
 class LinearTally:
-    """Duplicate counts by (1 + x) / 2, and who has the largest."""
+    """Duplicate counts by (1 + x) / 2, and who has the largest.
+
+    Args:
+        columns: of the memory. Rows are read from them when a pool is drawn.
+    """
 
     def __init__(self, columns: Columns) -> None:
         self._columns = columns
-        self._sum_D = sum_rows(columns.z_kD)
+        self._pool: Pool | None = None
+        self._size = SHORTLIST_ROWS
+        self._direct = 0  # newcomers to search the whole column for, before another pool is tried
+        self._wait = 0  # how many that was the last time
+        self.recount()
+
+    def recount(self) -> None:
+        """Sum anew, and so forget the rounding of all additions and subtractions since."""
+        self._sum_D = sum_rows(self._columns.z_kD).cpu().numpy()
+        self._radii = norms(self._columns.z_kD)
+        self._since = 0
 
     def joined(self, z_BD: Tensor) -> None:
-        self._sum_D += sum_rows(z_BD)
+        self._sum_D += sum_rows(z_BD).cpu().numpy()
+        self._widen(z_BD)
+        self._pool = None
 
     def choose(self, z_BD: Tensor) -> Tensor:
-        z_KD = self._columns.embeddings.clone()
-        own_K = (z_KD * z_KD).sum(dim=1)
-        plan = []
-        for x_D in z_BD:
-            slot = int((z_KD @ self._sum_D.to(z_KD.dtype) - own_K).argmax())
-            self._sum_D += x_D.to(torch.float64) - z_KD[slot].to(torch.float64)
-            z_KD[slot], own_K[slot] = x_D, x_D @ x_D
-            plan.append(slot)
+        """Slots of the first newcomers, at least one: as many as a pool can prove."""
+        if self._since > 4 * self._columns.capacity + RECOUNT_AFTER:
+            self.recount()
+            self._pool = None
+        z_BD = z_BD[:NEWCOMERS]
+        self._widen(z_BD)
+        x_BD = z_BD.cpu().numpy()
+        plan: list[int] = []
+        if self._direct == 0:
+            fresh = self._pool is None
+            self._take(x_BD, plan)
+            if not plan and not fresh:
+                fresh = True
+                self._take(x_BD, plan)
+            if fresh:
+                self._wait = 0 if len(plan) >= min(4, len(x_BD)) else min(64, 2 * self._wait + 1)
+                self._direct = self._wait
+        if not plan:
+            plan.append(self._search(x_BD[0].astype(np.float64)))
+            self._direct = max(0, self._direct - 1)
+        self._since += len(plan)
         return torch.tensor(plan, dtype=torch.int64)
 
+    def _take(self, x_BD: Matrix, plan: list[int]) -> None:
+        """Place newcomers by shortlists of one pool, until all are placed or the pool is spent."""
+        pool = self._pool = self._pool or self._draw_pool()
+        while len(plan) < len(x_BD):
+            size = min(self._size, len(pool))
+            shortlist = Shortlist(pool, self._sum_D, size, self._radii)
+            steps = shortlist.run(x_BD[len(plan) :], self._sum_D, plan)
+            # To draw costs about as much as reading P + 8 S + 4,000 rows, a step S + 600.
+            draw, spent = len(pool) + 8 * size + 4000, steps * (size + 600)
+            if len(plan) < len(x_BD) and spent < draw:
+                if size == len(pool) or shortlist.bounded_by_pool:
+                    self._pool = None
+                    return
+                self._size = 2 * size
+            elif spent > 4 * draw:
+                self._size = max(SHORTLIST_ROWS, int(0.8 * size))
+
+    def _draw_pool(self) -> Pool:
+        z_KD, capacity = self._columns.embeddings, self._columns.capacity
+        if capacity <= POOL_ROWS:
+            everything = np.arange(capacity)
+            nobody = Ceiling(self._sum_D, -math.inf, self._radii[1])
+            return Pool(everything, np.array(z_KD.cpu().numpy()), capacity, nobody)
+        gain_K, slack = self._gains()
+        most = torch.topk(gain_K, POOL_ROWS + 1)
+        slots = torch.sort(most.indices[:-1]).values
+        ceiling = Ceiling(self._sum_D, float(most.values[-1]) + slack, self._radii[1])
+        return Pool(slots.cpu().numpy(), z_KD[slots].cpu().numpy(), capacity, ceiling)
+
+    def _gains(self) -> tuple[Tensor, float]:
+        """z . s of every slot, and how far rounding may have moved it."""
+        z_KD = self._columns.embeddings
+        sum_D = torch.from_numpy(self._sum_D).to(z_KD.device, z_KD.dtype)
+        unit = rounding(len(self._sum_D), torch.finfo(z_KD.dtype).eps)
+        return z_KD @ sum_D, unit * float(np.linalg.norm(self._sum_D)) * self._radii[1]
+
+    def _search(self, x_D: Vector) -> int:
+        """One step, searching the whole column; for when no pool can prove even that."""
+        gain_K, slack = self._gains()
+        slack = 2 * slack + self._radii[1] ** 2 - self._radii[0] ** 2
+        near = torch.nonzero(gain_K >= gain_K.max() - slack).flatten()
+        row_nD = self._columns.embeddings[near].cpu().numpy()
+        chosen = settle(row_nD, near.cpu().numpy(), self._sum_D)
+        self._sum_D += x_D
+        self._sum_D -= row_nD[chosen]
+        self._pool = None
+        return int(near[chosen])
+
     def refreshed(self, slots: Tensor, before_RD: Tensor) -> None:
-        self._sum_D += sum_rows(self._columns.embeddings[slots]) - sum_rows(before_RD)
+        after_RD = self._columns.embeddings[slots]
+        self._sum_D += (sum_rows(after_RD) - sum_rows(before_RD)).cpu().numpy()
+        self._widen(after_RD)
+        if self._pool is not None:
+            self._pool.replace(slots.cpu().numpy(), after_RD.cpu().numpy())
+
+    def _widen(self, z_BD: Tensor) -> None:
+        """Keep the range of norms: it only loosens bounds, so it is never narrowed but anew."""
+        least, most = norms(z_BD)
+        self._radii = min(self._radii[0], least), max(self._radii[1], most)
 
     def counts(self) -> Tensor:
+        """N(j) of the occupied slots, float64 [k]."""
         z_kD = self._columns.z_kD
-        own_k = (z_kD * z_kD).sum(dim=1, dtype=torch.float64)
-        return 0.5 * (len(z_kD) - 1 + z_kD.to(torch.float64) @ self._sum_D - own_k)
+        sum_D = torch.from_numpy(self._sum_D).to(z_kD.device)
+        count_k = torch.empty(len(z_kD), dtype=torch.float64, device=z_kD.device)
+        step = max(1, BLOCK_ELEMENTS // z_kD.shape[1])
+        for start in range(0, len(z_kD), step):
+            wide_bD = z_kD[start : start + step].to(torch.float64)
+            count_k[start : start + step] = (wide_bD * (sum_D - wide_bD)).sum(dim=1)
+        return count_k.add_(len(z_kD) - 1).mul_(0.5)
 
     def state(self) -> dict[str, Tensor]:
-        return {"sum": self._sum_D.clone()}
+        return {"sum": torch.from_numpy(self._sum_D.copy()), "since": torch.tensor([self._since])}
 
     def load(self, state: dict[str, Tensor]) -> None:
-        self._sum_D = state["sum"].to(self._columns.device, torch.float64).clone()
+        self._sum_D = state["sum"].cpu().numpy().astype(np.float64)
+        self._since = int(state["since"])
+        self._pool = None
 
     def check(self) -> tuple[bool, str]:
-        off = float((self._sum_D - sum_rows(self._columns.z_kD)).abs().max())
-        if off > 1e-6 * max(1, self._columns.occupied):
+        off = float(np.abs(self._sum_D - sum_rows(self._columns.z_kD).cpu().numpy()).max())
+        if off > 1e-9 * max(1, self._columns.occupied):
             return False, f"the sum of the rows is off by {off:.3g}"
         return True, ""
+
+
+def norms(z_BD: Tensor) -> tuple[float, float]:
+    """Least and largest norm of the rows, widened by rounding; (1, 1) for none."""
+    if len(z_BD) == 0:
+        return 1.0, 1.0
+    norm_B = torch.linalg.vector_norm(z_BD, dim=1, dtype=torch.float64)
+    return float(norm_B.min()) * (1 - 1e-12), float(norm_B.max()) * (1 + 1e-12)

@@ -1,0 +1,69 @@
+"""What the slots outside a shortlist can reach at most while the sum of the rows moves.
+
+Shapes: D embedding.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Vector = NDArray[np.float64]
+Matrix = NDArray[Any]
+
+
+class Ceiling:
+    """Bounds z . s over all rows z of which only this is known: |z| <= radius, z . s_0 <= limit.
+
+    With p = z . s_0 / |s_0| and s = s_0 + d, where d has the component `along` on s_0 and the rest
+    `across`: z . s <= (|s_0| + along) p + across sqrt(radius^2 - p^2). That is concave in p and has
+    its peak at the direction of s, so the bound is its value at the largest p allowed, or at the
+    peak. |d| alone would bound nothing: evictions move s against itself, where such rows lose too.
+
+    Args:
+        sum_D: s_0.
+        limit: of z . s_0; -inf where there are no such rows.
+        radius: of the rows.
+    """
+
+    def __init__(self, sum_D: Vector, limit: float, radius: float) -> None:
+        self.sum_D = sum_D.copy()
+        self._norm = math.sqrt(float(sum_D @ sum_D))
+        self._unit_D = self.sum_D / self._norm if self._norm > 0 else np.zeros_like(sum_D)
+        self._limit, self._radius = limit, radius
+        self._cosine = limit / self._norm if self._norm > 0 else radius
+
+    def covers(self, row_ND: Matrix) -> NDArray[np.bool_]:
+        """Which rows the bound holds for, bool [N]."""
+        return np.asarray(row_ND.astype(np.float64, copy=False) @ self.sum_D <= self._limit)
+
+    def __call__(self, moved_D: Vector) -> float:
+        """The bound at s_0 + moved_D."""
+        if self._limit == -math.inf:
+            return -math.inf
+        along = float(moved_D @ self._unit_D)
+        across = math.sqrt(max(0.0, float(moved_D @ moved_D) - along * along)) * (1 + 1e-9) + 1e-12
+        along += self._norm
+        length = math.hypot(along, across)
+        if self._cosine * length >= self._radius * along:
+            return self._radius * length
+        cosine = max(self._cosine, -self._radius)
+        return along * cosine + across * math.sqrt(self._radius**2 - cosine * cosine)
+
+
+def rounding(dim: int, eps: float) -> float:
+    """Largest error of a dot product of `dim` terms, relative to the norms of its factors."""
+    return (dim + 2) * eps
+
+
+def exact_gain(row_ND: Matrix, sum_D: Vector) -> Vector:
+    """z . s - z . z of each row, in float64 and in one fixed order of summation.
+
+    So the same row has the same gain wherever it stands, which no matrix product promises: rows
+    equal bit by bit tie, and a decision does not depend on how the shortlist was made.
+    """
+    wide_ND = row_ND.astype(np.float64, copy=False)
+    return np.asarray((wide_ND * (sum_D - wide_ND)).sum(axis=1))
