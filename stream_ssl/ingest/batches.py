@@ -212,8 +212,8 @@ class Batches:
             flying: deque[Future[Piece]] = deque()
             while not self._closed:
                 self._look(at_once=False)
-                while len(flying) <= self._workers and (task := next(tasks)) is not None:
-                    flying.append(self._submit(task))
+                while len(flying) <= self._workers and (one := self._submit(tasks)):
+                    flying.append(one)
                 if flying:
                     self._fill(flying.popleft().result())
                 else:
@@ -224,12 +224,19 @@ class Batches:
                 self._failure = error
                 self._change.notify_all()
 
-    def _submit(self, task: Task | Piece) -> Future[Piece]:
+    def _submit(self, tasks: Iterator[Task | Piece | None]) -> Future[Piece] | None:
+        made: Future[Piece] = Future()
+        try:
+            task = next(tasks)
+        except Exception as error:  # surfaces in its turn, behind what was read before
+            made.set_exception(error)
+            return made
         if isinstance(task, Task):
             return self._pool.submit(decode_piece, self._decoder, task)
-        done: Future[Piece] = Future()
-        done.set_result(task)
-        return done
+        if task is None:
+            return None
+        made.set_result(task)
+        return made
 
     def _fill(self, piece: Piece) -> None:
         for bad in piece.bad:
@@ -349,8 +356,9 @@ class Batches:
         try:
             rows: list[dict[str, Any]] = data.fields["samples"]
         except WireError as error:
-            self._note(record, 1)
-            yield bad_packet(record, error)
+            if sample == 0:
+                self._note(record, 1)
+                yield bad_packet(record, error)
             return
         self._note(record, len(rows) - sample)
         view, starts = memoryview(record.payload), [0, *accumulate(row["size"] for row in rows)]
