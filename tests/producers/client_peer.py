@@ -1,0 +1,222 @@
+"""A receiver that does what a test tells it to, over real TCP."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Self, TypeVar
+
+import numpy as np
+import zmq
+from zmq.auth.thread import ThreadAuthenticator
+
+from stream_ssl.wire import (
+    CODECS,
+    Ack,
+    Bye,
+    Data,
+    Hello,
+    Keys,
+    Message,
+    Welcome,
+    decode,
+    encode,
+)
+
+PATIENCE = 10.0  # seconds until a test gives up
+MANY = 16 * 1024 * 1024
+T = TypeVar("T")
+
+
+def image(value: int = 0, side: int = 4) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """A grey square."""
+    return np.full((side, side), value, np.uint8)
+
+
+def until(what: Callable[[], bool]) -> None:
+    """Waits for something to become true."""
+    deadline = time.monotonic() + PATIENCE
+    while not what():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.005)
+
+
+class _Allowed:
+    """The allow-list, as pyzmq's authenticator asks it."""
+
+    def __init__(self, keys: list[Keys]) -> None:
+        self._keys = {key.public for key in keys}
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        return key.decode() in self._keys
+
+
+class Peer:
+    """A ROUTER on a port of its own choosing; used from one thread at a time."""
+
+    def __init__(self, server: Keys | None = None, allowed: list[Keys] | None = None) -> None:
+        self.context: zmq.Context[Any] = zmq.Context()
+        self.server = server
+        self._authenticator: ThreadAuthenticator | None = None
+        if server is not None:
+            self._authenticator = ThreadAuthenticator(self.context)
+            self._authenticator.start()
+            self._authenticator.configure_curve_callback("test", _Allowed(allowed or []))
+        self.who = b""
+        self.journal: list[Data] = []
+        self.address = "tcp://127.0.0.1:0"
+        self.open()
+
+    def open(self) -> None:
+        """Binds, after a close at the same port as before."""
+        self.socket = self.context.socket(zmq.ROUTER)
+        self.socket.linger = 0
+        self.socket.router_mandatory = True
+        if self.server is not None:
+            assert self.server.secret is not None
+            self.socket.curve_server = True
+            self.socket.curve_publickey = self.server.public.encode()
+            self.socket.curve_secretkey = self.server.secret.encode()
+            self.socket.zap_domain = b"test"
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            try:
+                self.socket.bind(self.address)
+                break
+            except zmq.ZMQError:
+                assert time.monotonic() < deadline, f"{self.address} does not become free"
+                time.sleep(0.01)
+        self.address = self.socket.last_endpoint.decode()
+
+    def drop(self) -> None:
+        """Dies: the connection breaks, and nobody listens."""
+        self.socket.close(0)
+
+    def restart(self) -> None:
+        """Dies and comes back at the same port, knowing nobody."""
+        self.drop()
+        self.open()
+
+    def hear(self, timeout: float = PATIENCE) -> Message:
+        """The next message."""
+        assert self.socket.poll(1000 * timeout), "the producer says nothing"
+        self.who, *frames = self.socket.recv_multipart()
+        return decode(frames)
+
+    def expect(self, kind: type[T]) -> T:
+        """The next message, which must be of a kind; repeated HELLOs are passed over."""
+        message = self.hear()
+        while isinstance(message, Hello) and kind is not Hello:
+            message = self.hear()
+        assert isinstance(message, kind), message
+        return message
+
+    def quiet(self, seconds: float = 0.3) -> bool:
+        """Whether nothing but HELLO comes for a while."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            if self.socket.poll(1000 * left) and not isinstance(self.hear(), Hello):
+                return False
+        return True
+
+    def say(self, message: Message) -> None:
+        """Answers the last one heard."""
+        self.socket.send_multipart([self.who, *encode(message)])
+
+    def welcome(self, **fields: Any) -> Hello:
+        """Waits for HELLO and says WELCOME."""
+        hello = self.expect(Hello)
+        self.say(welcome(**fields))
+        return hello
+
+    @contextmanager
+    def serving(self, **fields: Any) -> Iterator[list[Data]]:
+        """Takes everything in, in another thread, and acknowledges it."""
+        stop = threading.Event()
+        failures: list[BaseException] = []
+
+        def serve() -> None:
+            try:
+                while not stop.is_set():
+                    if self.socket.poll(20):
+                        self._take(fields)
+            except BaseException as error:
+                failures.append(error)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield self.journal
+        finally:
+            stop.set()
+            thread.join(PATIENCE)
+            assert not thread.is_alive()
+            assert not failures, failures
+
+    def _take(self, fields: dict[str, Any]) -> None:
+        message = self.hear()
+        through = self.journal[-1].sequence if self.journal else fields.get("resume", 0)
+        if isinstance(message, Hello):
+            self.say(welcome(**{**fields, "resume": through}))
+        elif isinstance(message, Data) and message.sequence == through + 1:
+            self.journal.append(message)
+            self.say(Ack(message.sequence, MANY))
+        else:
+            assert isinstance(message, Bye | Data)
+
+    def close(self) -> None:
+        self.socket.close(0)
+        if self._authenticator is not None:
+            self._authenticator.stop()
+        self.context.destroy(0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def welcome(**fields: Any) -> Welcome:
+    """WELCOME of a receiver that grants much."""
+    return Welcome(
+        **{
+            "resume": 0,
+            "position": None,
+            "credit": MANY,
+            "max_packet": MANY,
+            "max_samples": 1024,
+            "codecs": CODECS,
+            "epoch": 1,
+            **fields,
+        }
+    )
+
+
+@contextmanager
+def background(what: Callable[[], T]) -> Iterator[Callable[[], T]]:
+    """Runs something in a thread; the value is a function that waits for its result."""
+    box: list[Any] = []
+
+    def run() -> None:
+        try:
+            box.append((what(), None))
+        except BaseException as error:
+            box.append((None, error))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+
+    def result() -> T:
+        thread.join(PATIENCE)
+        assert box, "it does not end"
+        value, error = box[0]
+        if error is not None:
+            raise error
+        return value
+
+    yield result
+    thread.join(PATIENCE)
+    assert not thread.is_alive()

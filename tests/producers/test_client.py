@@ -1,0 +1,237 @@
+"""What a producer sends, and what it does when things go well."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from client_peer import Peer, background, image, welcome
+
+from producers import ClosedError, DeadlineError, Producer, Sample, SampleTooLargeError
+from stream_ssl.wire import CODECS, Ack, Bye, Data, Hello
+
+
+@pytest.fixture
+def peer() -> Iterator[Peer]:
+    with Peer() as peer:
+        yield peer
+
+
+def test_connect_returns_welcome_and_says_who_it_is(peer: Peer) -> None:
+    with Producer(peer.address, name="camera-1") as producer:
+        with background(producer.connect) as connected:
+            hello = peer.welcome(resume=7, position={"file": 3})
+            assert connected().position == {"file": 3}
+        assert (hello.producer, hello.first, hello.codecs) == ("camera-1", 1, CODECS)
+
+
+def test_hello_is_repeated_until_welcome_comes(peer: Peer) -> None:
+    with Producer(peer.address, name="camera-1") as producer:
+        first, second = peer.expect(Hello), peer.expect(Hello)
+        assert first == second
+        peer.say(welcome())
+        producer.connect()
+
+
+def test_sequences_go_on_after_what_is_durable(peer: Peer) -> None:
+    with peer.serving(resume=41) as journal, Producer(peer.address, name="a") as producer:
+        producer.send(image(5), id="x", label=3, position=[2, 9])
+        producer.flush()
+    (data,) = journal
+    (sample,) = data.samples()
+    assert (data.sequence, data.position) == (42, [2, 9])
+    assert (sample.id, sample.label, sample.source, sample.shape) == ("x", 3, "a", (4, 4, 1))
+    assert bytes(sample.data) == image(5).tobytes()
+
+
+def test_samples_arrive_once_in_order_in_full_packets(peer: Peer) -> None:
+    with peer.serving() as journal, Producer(peer.address, name="a") as producer:
+        for number in range(1000):
+            assert producer.send(image(), id=str(number), position=number)
+        producer.flush()
+        stats = producer.stats
+    assert [s.id for data in journal for s in data.samples()] == [str(n) for n in range(1000)]
+    assert max(len(data) for data in journal) == 64
+    assert all(data.position == int(list(data.samples())[-1].id) for data in journal)
+    assert stats.sent.samples == stats.acked.samples == stats.accepted.samples == 1000
+    assert stats.resent.samples == stats.buffered.samples == stats.buffered.bytes == 0
+
+
+def test_a_position_once_given_is_not_taken_back(peer: Peer) -> None:
+    with peer.serving() as journal, Producer(peer.address, "a", packet_samples=1) as producer:
+        producer.send(image(), position=8)
+        producer.send(image())
+        producer.flush()
+    assert [data.position for data in journal] == [8, 8]
+
+
+def test_packets_keep_to_their_bytes_and_to_one_source(peer: Peer) -> None:
+    limit = 4096
+    with (
+        peer.serving() as journal,
+        Producer(peer.address, name="a", packet_bytes=limit) as producer,
+    ):
+        for number in range(40):
+            source = "left" if number < 20 else "right"
+            producer.send(Sample.from_array(image(side=20), f"é{number}", source=source))
+        producer.send(image(side=100), id="large")
+        producer.flush()
+    assert all(data.size <= limit for data in journal[:-1])
+    assert [data.fields["source"] for data in journal[:-1]] == sorted(
+        data.fields["source"] for data in journal[:-1]
+    )
+    assert len(journal[-1]) == 1
+
+
+def test_a_packet_that_is_not_full_leaves_after_the_linger(peer: Peer) -> None:
+    with Producer(peer.address, name="a", linger=0.05) as producer:
+        peer.welcome()
+        producer.send(image(), id="x")
+        assert len(peer.expect(Data)) == 1
+        peer.say(Ack(1, 1 << 20))
+
+
+def test_linger_zero_sends_each_sample_at_once(peer: Peer) -> None:
+    with Producer(peer.address, name="a", linger=0) as producer:
+        peer.welcome()
+        producer.connect()
+        producer.send(image(), id="x")
+        assert peer.expect(Data).sequence == 1
+        producer.send(image(), id="y")
+        assert peer.expect(Data).sequence == 2
+        peer.say(Ack(2, 1 << 20))
+
+
+def test_encoded_bytes_and_ids_of_its_own(peer: Peer) -> None:
+    with peer.serving() as journal, Producer(peer.address, name="a") as producer:
+        producer.send(b"\xff\xd8 not looked at here", codec="jpeg", time=5.0)
+        producer.send(memoryview(b"RIFF"), codec="webp", meta={"gain": 1.5})
+        producer.flush()
+        with pytest.raises(ValueError, match='codec="jpeg"'):
+            producer.send(b"what am I")
+    first, second = journal[0].samples()
+    assert (first.codec, first.time, second.codec, second.meta) == (
+        "jpeg",
+        5.0,
+        "webp",
+        {"gain": 1.5},
+    )
+    assert first.id != second.id
+
+
+def test_a_view_may_be_overwritten_after_send(peer: Peer) -> None:
+    pixels = image(1)
+    with peer.serving() as journal, Producer(peer.address, name="a") as producer:
+        producer.send(Sample("x", memoryview(pixels), shape=(4, 4, 1)))
+        pixels[:] = 9
+        producer.flush()
+    assert bytes(journal[0].payload) == image(1).tobytes()
+
+
+def test_a_sample_and_its_fields_are_not_mixed() -> None:
+    with (
+        Producer("tcp://127.0.0.1:1", name="a") as producer,
+        pytest.raises(ValueError, match="pass it alone"),
+    ):
+        producer.send(Sample.from_array(image(), "x"), label=3)
+
+
+def test_close_flushes_and_says_bye(peer: Peer) -> None:
+    producer = Producer(peer.address, name="a", linger=60)
+    with peer.serving() as journal:
+        producer.send(image(), id="x")
+        producer.close()
+        assert len(journal) == 1
+    with pytest.raises(ClosedError, match="closed"):
+        producer.send(image())
+    producer.close()
+
+
+def test_bye_is_said(peer: Peer) -> None:
+    with Producer(peer.address, name="a") as producer:
+        peer.welcome()
+        producer.connect()
+    assert peer.expect(Bye).reason == "closed"
+
+
+def test_a_full_buffer_blocks_until_something_is_acknowledged(peer: Peer) -> None:
+    with Producer(peer.address, name="a", packet_samples=1, buffer_bytes=1000) as producer:
+        peer.welcome()
+        producer.send(image(side=28), id="1")
+        with pytest.raises(DeadlineError, match=r"1000 bytes is full after 0\.1 s.*not acknowl"):
+            producer.send(image(side=28), id="2", timeout=0.1)
+        with background(lambda: producer.send(image(side=28), id="3")) as sent:
+            assert peer.expect(Data).sequence == 1
+            peer.say(Ack(1, 1 << 20))
+            assert sent()
+        assert peer.expect(Data).sequence == 2
+        peer.say(Ack(2, 1 << 20))
+
+
+def test_a_full_buffer_drops_the_newest(peer: Peer) -> None:
+    with Producer(
+        peer.address, name="a", packet_samples=1, buffer_bytes=1000, on_full="drop"
+    ) as producer:
+        taken = [producer.send(image(side=28), id=str(n)) for n in range(5)]
+        assert taken == [True, False, False, False, False]
+        assert (producer.stats.dropped.samples, producer.stats.dropped.bytes) == (4, 4 * 784)
+        with peer.serving() as journal:
+            producer.flush()
+    assert [s.id for data in journal for s in data.samples()] == ["0"]
+
+
+def test_a_sample_larger_than_the_limits_is_refused(peer: Peer) -> None:
+    with Producer(peer.address, name="a", buffer_bytes=10_000) as producer:
+        with pytest.raises(SampleTooLargeError, match="buffer_bytes 10000"):
+            producer.send(image(side=200))
+        peer.welcome(max_packet=1000, credit=1000)
+        producer.connect()
+        with pytest.raises(SampleTooLargeError, match="takes at most 1000"):
+            producer.send(image(side=40))
+        producer.send(image(side=28), id="x")
+        assert peer.expect(Data).size <= 1000
+        peer.say(Ack(1, 1000))
+
+
+def test_packets_made_before_welcome_are_cut_to_its_limits(peer: Peer) -> None:
+    rejected = []
+    with Producer(peer.address, name="a", on_rejected=rejected.append) as producer:
+        for number in range(64):
+            side = 60 if number == 40 else 20
+            producer.send(image(side=side), id=str(number), position=number)
+        with peer.serving(max_packet=2000, max_samples=3, credit=4000) as journal:
+            producer.flush()
+        assert producer.stats.rejected.samples == 1
+    assert all(data.size <= 2000 and len(data) <= 3 for data in journal)
+    assert [s.id for data in journal for s in data.samples()] == [
+        str(n) for n in range(64) if n != 40
+    ]
+    assert all(data.position == int(list(data.samples())[-1].id) for data in journal)
+    assert [(r.reason, r.ids) for r in rejected] == [("oversize", ("40",))]
+
+
+def test_many_threads_may_send(peer: Peer) -> None:
+    with peer.serving() as journal, Producer(peer.address, name="a") as producer:
+
+        def work(worker: int) -> None:
+            for number in range(200):
+                producer.send(image(), id=f"{worker}-{number}")
+
+        with background(lambda: work(0)) as a, background(lambda: work(1)) as b:
+            work(2)
+            a(), b()
+        producer.flush()
+    ids = [s.id for data in journal for s in data.samples()]
+    assert len(ids) == len(set(ids)) == 600
+    for worker in range(3):
+        mine = [name for name in ids if name.startswith(f"{worker}-")]
+        assert mine == [f"{worker}-{n}" for n in range(200)]
+
+
+def test_pixels_must_be_uint8(peer: Peer) -> None:
+    with (
+        Producer(peer.address, name="a") as producer,
+        pytest.raises(ValueError, match="must be uint8"),
+    ):
+        producer.send(np.zeros((4, 4), np.float32))

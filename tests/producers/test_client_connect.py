@@ -1,0 +1,211 @@
+"""Why a producer cannot connect: each cause by its own words. And keys."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from client_peer import Peer, background, image
+
+from producers import CannotConnectError, ClosedError, Keys, Producer
+from stream_ssl.wire import Ack, Data
+
+SERVER, CAMERA, STRANGER = (Keys.generate(name) for name in ("server", "camera", "stranger"))
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[Peer]:
+    """A receiver that knows only the camera's key."""
+    with Peer(server=SERVER, allowed=[CAMERA]) as peer:
+        yield peer
+
+
+def reason(address: str, timeout: float = 1.0, **keys: object) -> str:
+    with (
+        closing(Producer(address, name="camera", **keys)) as producer,  # type: ignore[arg-type]
+        pytest.raises(CannotConnectError) as caught,
+    ):
+        producer.connect(timeout)
+    return str(caught.value)
+
+
+def test_a_known_key_is_let_in(guarded: Peer) -> None:
+    with Producer(guarded.address, "camera", keys=CAMERA, server_key=SERVER.public) as producer:
+        guarded.welcome()
+        producer.connect()
+        producer.send(image(), id="x")
+        assert guarded.expect(Data).sequence == 1
+        guarded.say(Ack(1, 1 << 20))
+
+
+def test_keys_may_be_files(guarded: Peer, tmp_path: Path) -> None:
+    _, secret = CAMERA.save(tmp_path)
+    public, _ = SERVER.save(tmp_path)
+    with Producer(guarded.address, "camera", keys=secret, server_key=str(public)) as producer:
+        guarded.welcome()
+        producer.connect()
+
+
+def test_wrong_server_key(guarded: Peer) -> None:
+    text = reason(guarded.address, keys=CAMERA, server_key=STRANGER.public)
+    assert "server key is wrong" in text
+    assert "1 s" in text
+
+
+def test_not_on_the_allow_list(guarded: Peer) -> None:
+    text = reason(guarded.address, keys=STRANGER, server_key=SERVER.public)
+    assert "not on the receiver's allow-list" in text
+
+
+def test_plain_text_to_a_receiver_with_keys(guarded: Peer) -> None:
+    assert "requires keys" in reason(guarded.address)
+
+
+def test_keys_to_a_receiver_in_plain_text() -> None:
+    with Peer() as peer:
+        assert "in plain text" in reason(peer.address, keys=CAMERA, server_key=SERVER.public)
+
+
+def test_nobody_listens() -> None:
+    with Peer() as peer:
+        address = peer.address
+    assert f"nobody listens at {address}" in reason(address)
+
+
+def test_a_receiver_that_says_nothing() -> None:
+    with Peer() as peer:
+        assert "not said WELCOME" in reason(peer.address)
+
+
+def test_a_port_that_is_no_receiver() -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
+        assert "still connecting" in reason(address)
+
+
+def test_plain_text_beyond_loopback_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"192\.0\.2\.1:5555.*only on loopback.*stream-ssl keys"):
+        Producer("tcp://192.0.2.1:5555", name="a")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({"keys": CAMERA}, "belong together"),
+        ({"server_key": SERVER.public}, "belong together"),
+        ({"keys": CAMERA.public_only(), "server_key": SERVER}, r"camera\.secret\.json"),
+        ({"keys": CAMERA, "server_key": "short"}, "key file short"),
+        ({"on_full": "wait"}, "on_full 'wait'"),
+        ({"linger": -1}, "linger -1"),
+        ({"name": "two words"}, "two words"),
+        ({"address": "127.0.0.1:5555"}, "tcp://HOST:PORT"),
+        ({"address": "tcp://127.0.0.1:0"}, "port 1 to 65535"),
+    ],
+)
+def test_arguments_are_checked(arguments: dict[str, object], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        Producer(**{"address": "tcp://127.0.0.1:5555", "name": "a", **arguments})  # type: ignore[arg-type]
+
+
+def test_close_without_a_receiver_is_quick_and_loses_nothing_silently() -> None:
+    producer = Producer("tcp://127.0.0.1:1", name="a")
+    producer.send(image())
+    with pytest.raises(Exception, match="1 of 1 samples are not acknowledged"):
+        producer.close(timeout=0.1)
+    with pytest.raises(ClosedError):
+        producer.send(image())
+
+
+def test_the_error_that_ends_a_block_is_not_hidden() -> None:
+    def fail() -> None:
+        with Producer("tcp://127.0.0.1:1", name="a") as producer:
+            producer.send(image())
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError) as caught:
+        fail()
+    assert "not acknowledged" in caught.value.__notes__[0]
+
+
+def test_a_forked_child_is_told() -> None:
+    code = """
+import os, sys, warnings
+import numpy as np
+from producers import ClosedError, Producer
+producer = Producer("tcp://127.0.0.1:1", name="a")
+warnings.simplefilter("ignore")
+child = os.fork()
+if child == 0:
+    try:
+        producer.send(np.zeros((4, 4), np.uint8))
+    except ClosedError as error:
+        os._exit(7 if "fork" in str(error) else 8)
+    os._exit(9)
+code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+producer.close()
+sys.exit(code)
+"""
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 7
+
+
+def test_a_program_that_forgets_to_close_still_ends() -> None:
+    code = (
+        "import numpy as np\nfrom producers import Producer\n"
+        "producer = Producer('tcp://127.0.0.1:1', name='a')\n"
+        "producer.send(np.zeros((4, 4), np.uint8))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], timeout=60, capture_output=True)
+    assert done.returncode == 0
+
+
+def test_a_blocked_send_can_be_interrupted() -> None:
+    producer = Producer("tcp://127.0.0.1:1", name="a", buffer_bytes=100)
+    producer.send(image())
+
+    def interrupt(*_: object) -> None:
+        raise InterruptedError("by hand")
+
+    previous = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    try:
+        with pytest.raises(InterruptedError):
+            producer.send(image(side=10))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+    with pytest.raises(Exception, match="not acknowledged"):
+        producer.close(timeout=0)
+
+
+def test_close_wakes_a_blocked_send() -> None:
+    producer = Producer("tcp://127.0.0.1:1", name="a", buffer_bytes=100)
+    producer.send(image())
+    with background(lambda: producer.send(image(side=10))) as sent:
+        with pytest.raises(Exception, match="not acknowledged"):
+            producer.close(timeout=0.1)
+        with pytest.raises(ClosedError):
+            sent()
+
+
+def test_descriptors_are_given_back() -> None:
+    def descriptors() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    def once() -> None:
+        with Peer() as peer, Producer(peer.address, name="a") as producer:
+            peer.welcome()
+            producer.connect()
+            peer.restart()
+            peer.welcome(epoch=2)
+
+    once()
+    before = descriptors()
+    for _ in range(3):
+        once()
+    assert descriptors() <= before

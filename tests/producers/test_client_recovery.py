@@ -1,0 +1,280 @@
+"""What a producer does when a connection, a receiver or a packet is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from client_peer import Peer, background, image, until
+
+from producers import (
+    DamagedError,
+    DeadlineError,
+    Producer,
+    RefusedError,
+    SupersededError,
+    UnauthorisedError,
+    VersionRefusedError,
+)
+from stream_ssl.wire import Ack, Bye, Data, Hello, Nack
+
+MANY = 1 << 24
+
+
+@pytest.fixture
+def peer() -> Iterator[Peer]:
+    with Peer() as peer:
+        yield peer
+
+
+@pytest.fixture
+def producer(peer: Peer) -> Iterator[Producer]:
+    """One sample a packet, connected."""
+    producer = Producer(peer.address, name="a", packet_samples=1)
+    peer.welcome()
+    producer.connect()
+    yield producer
+    peer.close()
+    with pytest.MonkeyPatch.context() as patch:  # what is unacknowledged then is the test's wish
+        patch.setattr(producer, "flush", lambda timeout: None)
+        producer.close()
+
+
+def send(producer: Producer, *names: str) -> None:
+    for name in names:
+        producer.send(image(), id=name)
+
+
+def arrive(peer: Peer, count: int) -> list[tuple[int, str]]:
+    """Sequence and id of the next packets."""
+    packets = [peer.expect(Data) for _ in range(count)]
+    return [(data.sequence, next(data.samples()).id) for data in packets]
+
+
+def test_after_a_restart_the_rest_is_sent_again(peer: Peer, producer: Producer) -> None:
+    send(producer, "1", "2", "3", "4", "5")
+    arrive(peer, 5)
+    peer.say(Ack(1, MANY))
+    until(lambda: producer.stats.acked.samples == 1)
+    peer.restart()
+    assert peer.welcome(resume=3, epoch=2).first == 2
+    assert arrive(peer, 2) == [(4, "4"), (5, "5")]
+    peer.say(Ack(5, MANY))
+    producer.flush()
+    stats = producer.stats
+    assert (stats.acked.samples, stats.sent.samples, stats.resent.samples) == (5, 5, 2)
+    assert stats.reconnects == 1
+
+
+def test_a_receiver_that_is_away_is_waited_for(peer: Peer, producer: Producer) -> None:
+    peer.drop()
+    send(producer, "1", "2")
+    with pytest.raises(DeadlineError, match=r"2 of 2 samples are not acknowledged"):
+        producer.flush(timeout=0.2)
+    peer.open()
+    peer.welcome(epoch=2)
+    assert arrive(peer, 2) == [(1, "1"), (2, "2")]
+    peer.say(Ack(2, MANY))
+    producer.flush()
+
+
+def test_a_journal_that_lost_acknowledged_packets(peer: Peer, producer: Producer) -> None:
+    send(producer, "1", "2", "3")
+    arrive(peer, 3)
+    peer.say(Ack(2, MANY))
+    until(lambda: producer.stats.acked.samples == 2)
+    peer.restart()
+    assert peer.welcome(resume=0, epoch=2).first == 3
+    assert arrive(peer, 1) == [(3, "3")]
+    peer.say(Ack(3, MANY))
+    producer.flush()
+
+
+def test_a_gap_rewinds_once(peer: Peer, producer: Producer) -> None:
+    send(producer, "1", "2", "3", "4")
+    arrive(peer, 4)
+    for _ in range(2):  # packets 3 and 4 each find 2 missing
+        peer.say(Nack(2, "gap", "expected 2", permanent=False))
+    assert arrive(peer, 3) == [(2, "2"), (3, "3"), (4, "4")]
+    peer.say(Ack(4, MANY))
+    producer.flush()
+    assert producer.stats.resent.samples == 3
+
+
+def test_a_gap_before_what_is_held_asks_anew(peer: Peer, producer: Producer) -> None:
+    send(producer, "1", "2", "3")
+    arrive(peer, 3)
+    peer.say(Ack(2, MANY))
+    peer.say(Nack(1, "gap", "expected 1", permanent=False))
+    assert peer.welcome(resume=0).first == 3
+    assert arrive(peer, 1) == [(3, "3")]
+
+
+def test_hello_is_said_when_it_is_required(peer: Peer, producer: Producer) -> None:
+    send(producer, "1", "2")
+    arrive(peer, 2)
+    for sequence in (1, 2):
+        peer.say(Nack(sequence, "hello-required", "who are you?", permanent=False))
+    assert peer.welcome(resume=1).first == 1
+    assert arrive(peer, 1) == [(2, "2")]
+
+
+def test_bye_of_the_receiver_stops_data_until_the_next_welcome(
+    peer: Peer, producer: Producer
+) -> None:
+    peer.say(Bye("draining"))
+    until(lambda: "BYE: draining" in producer._dialogue.why())
+    send(producer, "1")
+    assert peer.quiet()
+    peer.welcome()
+    assert arrive(peer, 1) == [(1, "1")]
+
+
+def test_a_second_welcome_changes_only_what_is_durable(peer: Peer, producer: Producer) -> None:
+    send(producer, "1", "2", "3")
+    arrive(peer, 3)
+    from client_peer import welcome
+
+    peer.say(welcome(resume=1))
+    until(lambda: producer.stats.acked.samples == 1)
+    assert peer.quiet()
+    assert producer.stats.resent.samples == 0
+
+
+def test_no_packet_leaves_without_credit(peer: Peer) -> None:
+    with Producer(peer.address, name="a", packet_samples=1) as producer:
+        peer.welcome(credit=0)
+        producer.connect()
+        send(producer, "1", "2", "3")
+        with pytest.raises(DeadlineError, match="no credit"):
+            producer.flush(0.1)
+        assert peer.quiet()
+        size = producer.stats.buffered.bytes // 3
+        peer.say(Ack(0, 2 * size))
+        assert arrive(peer, 2) == [(1, "1"), (2, "2")]
+        assert peer.quiet()
+        peer.say(Ack(1, 2 * size))
+        assert arrive(peer, 1) == [(3, "3")]
+        peer.say(Ack(3, 2 * size))
+        producer.flush()
+        assert producer.stats.credit == 2 * size
+
+
+def test_a_rejected_packet_is_told_and_left_behind(peer: Peer) -> None:
+    rejected = []
+    with Producer(
+        peer.address, name="a", packet_samples=1, on_rejected=rejected.append
+    ) as producer:
+        peer.welcome()
+        send(producer, "1", "2", "3")
+        arrive(peer, 3)
+        peer.say(Nack(2, "malformed", "no such shape", permanent=True))
+        peer.say(Nack(2, "malformed", "no such shape", permanent=True))
+        peer.say(Ack(3, MANY))
+        producer.flush()
+        stats = producer.stats
+    assert [(r.reason, r.detail, r.ids) for r in rejected] == [
+        ("malformed", "no such shape", ("2",))
+    ]
+    assert (stats.acked.samples, stats.rejected.samples) == (2, 1)
+
+
+def test_the_last_packet_may_be_rejected(peer: Peer, producer: Producer) -> None:
+    send(producer, "1")
+    arrive(peer, 1)
+    peer.say(Nack(1, "codec", "not webp", permanent=True))
+    producer.flush()
+    send(producer, "2")
+    assert arrive(peer, 1) == [(2, "2")]
+
+
+def test_on_rejected_may_fail_and_may_not_wait(peer: Peer) -> None:
+    seen = []
+
+    def complain(rejection: object) -> None:
+        try:
+            producer.flush()
+        except Exception as error:
+            seen.append(str(error))
+            raise
+
+    producer = Producer(peer.address, name="a", packet_samples=1, on_rejected=complain)
+    with producer:
+        peer.welcome()
+        send(producer, "1", "2")
+        arrive(peer, 2)
+        peer.say(Nack(1, "codec", "", permanent=True))
+        until(lambda: bool(seen))
+        peer.say(Ack(2, MANY))
+        producer.flush()
+    assert "wait for itself" in seen[0]
+
+
+def test_a_damaged_packet_is_sent_again_twice(peer: Peer, producer: Producer) -> None:
+    send(producer, "1", "2")
+    arrive(peer, 2)
+    for _ in range(2):
+        peer.say(Nack(1, "checksum", "damaged", permanent=False))
+        peer.say(Nack(1, "gap", "expected 1", permanent=False))
+        assert arrive(peer, 2) == [(1, "1"), (2, "2")]
+    peer.say(Nack(1, "checksum", "damaged", permanent=False))
+    with pytest.raises(DamagedError, match="3 times in a row"):
+        producer.flush()
+
+
+@pytest.mark.parametrize(
+    ("reason", "error", "match"),
+    [
+        ("superseded", SupersededError, "another producer named 'a' has taken over: since"),
+        ("unauthorised", UnauthorisedError, "may not speak for 'a'"),
+        ("version", VersionRefusedError, "same release"),
+        ("malformed", RefusedError, "malformed: since"),
+    ],
+)
+def test_a_refusal_for_good_reaches_whoever_waits(
+    peer: Peer, producer: Producer, reason: str, error: type[RefusedError], match: str
+) -> None:
+    send(producer, "1")
+    arrive(peer, 1)
+    with background(producer.flush) as flushed:
+        peer.say(Nack(0, reason, "since then", permanent=True))
+        with pytest.raises(error, match=match):
+            flushed()
+    with pytest.raises(error, match=match):
+        producer.send(image())
+    with pytest.raises(error, match=match):
+        producer.connect()
+
+
+def test_a_receiver_of_another_version(peer: Peer) -> None:
+    producer = Producer(peer.address, name="a")
+    peer.expect(Hello)
+    peer.socket.send_multipart([peer.who, b"SS\x02\x05", b"\x80"])
+    with pytest.raises(VersionRefusedError, match="version 2; this side speaks 1"):
+        producer.connect()
+    producer.close()
+
+
+def test_what_cannot_be_read_is_passed_over(peer: Peer, producer: Producer) -> None:
+    for frames in ([b"SS\x01\x04", b"\xc1"], [b""], [b"GET / HTTP/1.1"], [b"SS\x01\x01", b"\x80"]):
+        peer.socket.send_multipart([peer.who, *frames])
+    peer.say(Hello("b", 1, 1))
+    send(producer, "1")
+    assert arrive(peer, 1) == [(1, "1")]
+
+
+def test_another_producer_of_the_same_name_shows(peer: Peer, producer: Producer) -> None:
+    send(producer, "1")
+    arrive(peer, 1)
+    peer.restart()
+    peer.welcome(resume=9, epoch=2)
+    with pytest.raises(SupersededError, match="sequence 9, the last sent is 1"):
+        producer.flush()
+
+
+def test_not_refused_for_good_is_tried_again(peer: Peer, producer: Producer) -> None:
+    send(producer, "1")
+    arrive(peer, 1)
+    peer.say(Nack(1, "unauthorised", "being rotated", permanent=False))
+    peer.welcome()
+    assert arrive(peer, 1) == [(1, "1")]
