@@ -1,0 +1,103 @@
+"""D-MoCo: its negatives, its mask, and how the key encoder follows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from methods_small import SmallEncoder, SmallProjector, memory_of
+from torch import Tensor, nn
+
+from stream_ssl.losses import InfoNCE, Loss, LossOutput
+from stream_ssl.methods import MoCo
+
+
+class Spy(Loss):
+    """Keeps what it was given."""
+
+    def forward(
+        self, z_BD: Tensor, positive_BMD: Tensor, negative: Tensor, mask_BN: Tensor | None = None
+    ) -> LossOutput:
+        self.given = (z_BD, positive_BMD, negative, mask_BN)
+        return LossOutput(z_BD.sum(), z_BD.sum(1))
+
+
+def moco(loss: Loss | None = None, momentum: float = 0.9, views: int = 2) -> MoCo:
+    torch.manual_seed(0)
+    chosen = InfoNCE(0.2) if loss is None else loss
+    return MoCo(SmallEncoder(), SmallProjector(), chosen, momentum, views).train()
+
+
+def views_of(count: int, batch: int = 4) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(batch, 1, 6, 6, generator=generator) for _ in range(count)]
+
+
+def test_negatives_are_the_keys_of_the_batch_and_the_memory() -> None:
+    spy, memory = Spy(), memory_of(5)
+    out = moco(spy)(views_of(2), torch.arange(4), None, memory)
+    _, positive_BMD, negative_ND, mask_BN = spy.given
+    assert torch.equal(positive_BMD[:, 0], out.keys_BD)
+    assert torch.equal(negative_ND, torch.cat([out.keys_BD, memory.embeddings]))
+    assert torch.equal(mask_BN[:, :4], torch.eye(4, dtype=torch.bool))
+    assert not mask_BN[:, 4:].any()
+
+
+def test_the_same_sample_or_content_is_no_negative() -> None:
+    spy, memory = Spy(), memory_of(3, first_id=10)  # ids 10 11 12, hashes 11 12 13
+    ids_B, hashes_B = torch.tensor([10, 2, 2, 3]), torch.tensor([0, 12, 5, 5])
+    moco(spy)(views_of(2), ids_B, hashes_B, memory)
+    expected = [
+        [1, 0, 0, 0, 1, 0, 0],  # id 10 is held; no hash known
+        [0, 1, 1, 0, 0, 1, 0],  # id 2 twice in the batch; hash 12 is held
+        [0, 1, 1, 1, 0, 0, 0],  # and hash 5 twice
+        [0, 0, 1, 1, 0, 0, 0],
+    ]
+    assert spy.given[3].int().tolist() == expected
+
+
+def test_more_views_are_more_positives() -> None:
+    spy = Spy()
+    views = views_of(4)
+    method = moco(spy, views=4)
+    out = method(views, torch.arange(4), None, memory_of(0))
+    positive_BMD = spy.given[1]
+    assert positive_BMD.shape == (4, 3, 4)
+    assert torch.equal(out.keys_BD, method.encode_keys(views[1]))
+    assert torch.equal(positive_BMD[:, 2], method.encode_keys(views[3]))
+
+
+def test_the_key_encoder_follows_weights_and_statistics() -> None:
+    method = moco(momentum=0.9)
+    with torch.no_grad():
+        for parameter in method.encoder.parameters():
+            parameter.add_(1.0)
+    method(views_of(2), torch.arange(4), None, memory_of(0))
+    trained = {n: v.clone() for n, v in method.encoder.state_dict().items()}
+    before = {n: v.clone() for n, v in method.key_encoder.state_dict().items()}
+    method.after_update()
+    after = method.key_encoder.state_dict()
+    for name, value in after.items():
+        if value.is_floating_point():
+            expected = 0.9 * before[name] + 0.1 * trained[name]
+            torch.testing.assert_close(value, expected)
+    assert after["norm.num_batches_tracked"] == trained["norm.num_batches_tracked"] == 1
+    assert not torch.equal(after["norm.running_mean"], before["norm.running_mean"])
+
+
+def test_a_key_is_a_function_of_its_own_image() -> None:
+    method = moco()
+    image_BCHW = views_of(1)[0]
+    together = method.encode_keys(image_BCHW)
+    torch.testing.assert_close(together[1:2], method.encode_keys(image_BCHW[1:2]))
+    assert not method.train().key_encoder.training
+
+
+def test_wrong_settings_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"momentum is 1\.0"):
+        moco(momentum=1.0)
+    with pytest.raises(ValueError, match="views is 1"):
+        moco(views=1)
+    with pytest.raises(ValueError, match="Linear has no `dim`"):
+        MoCo(SmallEncoder(), nn.Linear(8, 4), InfoNCE(0.2))
+    with pytest.raises(ValueError, match="got 3 views: this method wants 2"):
+        moco()(views_of(3), torch.arange(4), None, memory_of(0))
