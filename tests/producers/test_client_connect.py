@@ -19,7 +19,7 @@ from stream_ssl.wire import Ack, Data
 SERVER, CAMERA, STRANGER = (Keys.generate(name) for name in ("server", "camera", "stranger"))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def guarded() -> Iterator[Peer]:
     """A receiver that knows only the camera's key."""
     with Peer(server=SERVER, allowed=[CAMERA]) as peer:
