@@ -1,0 +1,185 @@
+"""Settings to objects, for the learner. The order of the sections is that of a sample's life."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from jsonargparse import ArgumentParser, Namespace
+from safetensors.torch import load_file
+from torch import Tensor
+
+from memory import WorkingMemory
+from memory.eviction import Policy
+from stream_ssl.app import config
+from stream_ssl.ingest.batches import Batches
+from stream_ssl.ingest.decode import Decoder
+from stream_ssl.ingest.journal import JournalReader
+from stream_ssl.ingest.offset import START, Offset
+from stream_ssl.ingest.quarantine import Quarantine
+from stream_ssl.learning import randomness
+from stream_ssl.learning.encoder import ResNet
+from stream_ssl.learning.learner import Learner, Stream
+from stream_ssl.learning.optimiser import OptimiserSettings
+from stream_ssl.learning.pace import Pace
+from stream_ssl.learning.projector import Projector
+from stream_ssl.learning.views import Views
+from stream_ssl.methods import Method, MoCo
+from stream_ssl.observe.shadow import Shadow
+
+# What a checkpoint's tensors mean depends on these; on resume the run's own values win.
+FIXED_BY_RUN = (
+    "decoder",
+    "batches.batch_size",
+    "encoder",
+    "projector",
+    "views",
+    "loss",
+    "method",
+    "memory",
+    "optimiser",
+    "schedule",
+    "pace",
+    "learner.seed",
+    "learner.reencode",
+    "learner.precision",
+)
+
+
+class Encoder:
+    """An encoder as evaluation sees it."""
+
+    def __init__(self, method: Method, views: Views) -> None:
+        self._method, self._views = method.eval(), views
+
+    @torch.no_grad()
+    def features(self, image_BCHW: Tensor) -> Tensor:
+        """Features [B, F] of uint8 images, neither augmented nor scaled to unit norm."""
+        return self._method.features(self._views.plain(image_BCHW))
+
+
+def method(settings: Namespace) -> Method:
+    """The method with weights drawn from `learner.seed`.
+
+    `settings` has been through `parser.instantiate`, as for all functions here.
+    """
+    randomness.settle(settings.learner.seed)
+    encoder = ResNet(channels=settings.decoder.channels, **settings.encoder)
+    projector = Projector(encoder.dim, **settings.projector)
+    return MoCo(encoder, projector, settings.loss, **settings.method)
+
+
+def views(settings: Namespace) -> Views:
+    """The augmentation."""
+    return Views(settings.decoder.size, settings.decoder.channels, **settings.views)
+
+
+def memory(settings: Namespace, dim: int) -> WorkingMemory:
+    """The working memory, with the images it was made from."""
+    size, channels = settings.decoder.size, settings.decoder.channels
+    return WorkingMemory(
+        dim=dim,
+        image_shape=(channels, size, size),
+        device=settings.learner.device,
+        **settings.memory,
+    )
+
+
+def shadows(settings: Namespace, dim: int) -> list[Shadow]:
+    """Memories of the same size under other policies; without images."""
+
+    def beside(policy: Policy) -> WorkingMemory:
+        return WorkingMemory(
+            settings.memory.capacity,
+            dim,
+            eviction=policy,
+            device=settings.learner.device,
+            seed=settings.memory.seed,
+        )
+
+    return [Shadow(name, beside(policy)) for name, policy in settings.shadows.items()]
+
+
+def batches(settings: Namespace, reader: JournalReader, start: Offset) -> Batches:
+    """The journal's samples as batches."""
+    return Batches(
+        reader,
+        Decoder(**settings.decoder),
+        Quarantine(settings.run / "quarantine", **settings.quarantine),
+        start=start,
+        **settings.batches,
+    )
+
+
+def learner(settings: Namespace, stream: Stream, start: Offset) -> Learner:
+    """A learner that has seen nothing yet."""
+    network = method(settings)
+    return Learner(
+        network,
+        memory(settings, network.dim),
+        views(settings),
+        stream,
+        optimiser=OptimiserSettings(**settings.optimiser),
+        schedule=settings.schedule,
+        pace=Pace(**settings.pace),
+        offset=start,
+        **settings.learner,
+    )
+
+
+class Silence:
+    """A stream that never has a batch."""
+
+    def next(self, timeout: float) -> None:
+        """Nothing."""
+
+    def lag(self) -> float:
+        """None behind."""
+        return 0.0
+
+
+def rehearse(settings: Namespace) -> None:
+    """Build what a run would build that touches neither disk nor socket.
+
+    Raises:
+        ValueError: the settings cannot work.
+    """
+    Decoder(**settings.decoder)
+    network = learner(settings, Silence(), START).method
+    shadows(settings, network.dim)
+
+
+def prefer_run(file: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, Any]:
+    """The file's configuration with what the run has fixed, as it was when the run began."""
+    merged: dict[str, Any] = json.loads(json.dumps(file))
+    for path in FIXED_BY_RUN:
+        section, _, option = path.partition(".")
+        if section not in run:
+            continue
+        if option:
+            merged[section][option] = run[section][option]
+        else:
+            merged[section] = run[section]
+    return merged
+
+
+def load_encoder(checkpoint: Path) -> Encoder:
+    """The trained encoder of a checkpoint folder, on the CPU."""
+    settings = _stored_settings(json.loads((checkpoint / "state.json").read_text())["config"])
+    network = method(settings)
+    network.load_state_dict(load_file(checkpoint / "model.safetensors"))
+    return Encoder(network, views(settings))
+
+
+def fresh_encoder(stored: Mapping[str, Any]) -> Encoder:
+    """The encoder as it was before its first update, by a checkpoint's configuration."""
+    settings = _stored_settings(stored)
+    return Encoder(method(settings), views(settings))
+
+
+def _stored_settings(stored: Mapping[str, Any]) -> Namespace:
+    parser: ArgumentParser = config.learner_parser()
+    return parser.instantiate(parser.parse_object(dict(stored)))

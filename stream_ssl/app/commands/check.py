@@ -1,0 +1,79 @@
+"""stream-ssl check: would this configuration run? Opens no socket and writes nothing."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from jsonargparse import ArgumentParser, Namespace
+
+from stream_ssl.app import config
+from stream_ssl.app.failures import configuring, reported
+
+log = logging.getLogger("stream_ssl.check")
+
+
+def main(arguments: Sequence[str], quiet: bool = False) -> int:
+    """Parse with both roles' parsers and build what can be built without touching the run."""
+    receiver, learner = config.receiver_parser("check"), config.learner_parser("check")
+    receiver_settings = config.read(receiver, arguments)
+    learner_settings = config.read(learner, arguments)
+
+    def work() -> None:
+        with configuring():
+            check_receiver(receiver, receiver_settings)
+            check_learner(learner, learner_settings)
+        if not quiet:
+            print(summary(learner, learner_settings))
+
+    return reported(work)
+
+
+def check_receiver(parser: ArgumentParser, settings: Namespace) -> None:
+    """The receiver's settings, its keys and allow-list included.
+
+    Raises:
+        ValueError: they cannot work.
+    """
+    from stream_ssl.wire.address import require_loopback
+
+    access = parser.instantiate(settings).access
+    if access is None:
+        require_loopback(settings.receiver.bind, "give `access` keys and an allow-list")
+
+
+def check_learner(parser: ArgumentParser, settings: Namespace) -> None:
+    """The learner's settings: everything that a run would build is built and thrown away.
+
+    Raises:
+        ValueError: they cannot work.
+    """
+    import torch
+
+    from stream_ssl.app import build
+
+    device = settings.learner.device
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        log.warning("learner.device is %r and this machine has no GPU: checked on the CPU", device)
+        settings = settings.clone()
+        settings.learner.device = "cpu"
+    build.rehearse(parser.instantiate(settings))
+
+
+def summary(parser: ArgumentParser, settings: Namespace) -> str:
+    """What the configuration would run, in a few lines."""
+    from stream_ssl.app import build
+
+    network = build.method(parser.instantiate(settings))
+    encoder = sum(p.numel() for p in network.trained) / 1e6
+    decoder, memory = settings.decoder, settings.memory
+    image = decoder.size**2 * decoder.channels
+    megabytes = memory.capacity * (image + 4 * network.dim) / 1e6
+    return (
+        f"the configuration is sound\n"
+        f"  run folder   {settings.run}\n"
+        f"  images       {decoder.size} x {decoder.size} x {decoder.channels}, "
+        f"batches of {settings.batches.batch_size}\n"
+        f"  network      {encoder:.2f} M parameters, embeddings of {network.dim}\n"
+        f"  memory       {memory.capacity} slots, {megabytes:.1f} MB"
+    )

@@ -1,0 +1,22 @@
+"""stream-ssl learner: train from the journal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stream_ssl.app import config
+from stream_ssl.app.failures import reported
+from stream_ssl.app.signals import stop_on_signals
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run until SIGTERM or SIGINT; returns the exit status."""
+    parser = config.learner_parser()
+    settings = config.read(parser, arguments)
+
+    def work() -> None:
+        from stream_ssl.app.learn import learn
+
+        learn(parser, settings, stop_on_signals())
+
+    return reported(work)

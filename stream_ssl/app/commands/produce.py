@@ -1,0 +1,147 @@
+"""stream-ssl produce: send a source to a receiver. Needs no torch."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from jsonargparse import ArgumentParser, Namespace
+
+from producers import Producer
+from producers.errors import DeadlineError, ProducerError
+from producers.shaping import Shaped
+from producers.sources import SOURCES, Source
+from stream_ssl.app.failures import Failure, configuring, reported
+from stream_ssl.app.signals import stop_on_signals
+from stream_ssl.wire import Position, Sample
+
+log = logging.getLogger("stream_ssl.produce")
+
+REPORT_SECONDS = 5.0
+STOP_SECONDS = 20.0
+GIVEN = {"address", "name", "keys", "server_key", "source", "on_rejected", "on_full"}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Send until the source ends, or SIGTERM; then wait until all is acknowledged."""
+    names = argparse.ArgumentParser(
+        prog="stream-ssl produce",
+        usage="stream-ssl produce SOURCE --to ADDRESS --name NAME [OPTIONS]",
+        description="Send a source to a receiver. A producer of the same name that was stopped "
+        "goes on where the receiver's journal ends.",
+        epilog="stream-ssl produce SOURCE --help tells a source's options.",
+        formatter_class=argparse.RawTextHelpFormatter,
+    )
+    lines = [f"{name:<11} {first_line(cls)}" for name, cls in SOURCES.items()]
+    names.add_argument("source", choices=list(SOURCES), metavar="SOURCE", help="\n".join(lines))
+    chosen = names.parse_args(list(arguments[:1]))
+    parser = source_parser(chosen.source)
+    settings = parser.parse_args(list(arguments[1:]))
+    return reported(lambda: produce(settings, SOURCES[chosen.source], stop_on_signals()))
+
+
+def source_parser(name: str) -> ArgumentParser:
+    """The parser of one source's options, the shaping's and the producer's."""
+    parser = ArgumentParser(
+        prog=f"stream-ssl produce {name}",
+        description=first_line(SOURCES[name]),
+    )
+    parser.add_argument("--config", action="config", help="file with these options (YAML)")
+    parser.add_argument("--to", required=True, help="the receiver, as tcp://HOST:PORT")
+    parser.add_argument(
+        "--name", required=True, help="of this producer; the same after a restart, unlike others'"
+    )
+    parser.add_argument(
+        "--key", type=Path | None, default=None, help="this producer's NAME.secret.json"
+    )
+    parser.add_argument(
+        "--server_key", type=Path | None, default=None, help="the receiver's NAME.public.json"
+    )
+    parser.add_argument(
+        "--connect_seconds", type=float, default=30.0, help="give up when nobody answers that long"
+    )
+    parser.add_class_arguments(SOURCES[name], "source", instantiate=False)
+    parser.add_class_arguments(Shaped, "shape", skip={"source"}, instantiate=False)
+    parser.add_class_arguments(Producer, "producer", skip=GIVEN, instantiate=False)
+    return parser
+
+
+def produce(settings: Namespace, cls: Callable[..., Source], stop: threading.Event) -> None:
+    """Send a source's samples until it ends or `stop` is set."""
+    with configuring():
+        source = Shaped(cls(**settings.source), **settings.shape)
+        producer = Producer(
+            settings.to,
+            settings.name,
+            keys=settings.key,
+            server_key=settings.server_key,
+            on_rejected=lambda rejection: log.warning("refused for good: %s", rejection),
+            **settings.producer,
+        )
+    try:
+        with producer:
+            send_all(source, producer, settings.connect_seconds, stop)
+    except ProducerError as error:
+        raise Failure(f"producer {settings.name!r}: {error}") from error
+
+
+def send_all(source: Source, producer: Producer, patience: float, stop: threading.Event) -> None:
+    """Send from where the receiver's journal ends; return when all is on its disk."""
+    position = producer.connect(patience).position
+    log.info("connected to %s%s", producer.address, "; going on" if position is not None else "")
+    report = Report(producer)
+    with configuring():
+        samples = source.samples(position)
+    for sample, after in samples:
+        if not send(producer, sample, after, stop):
+            break
+        report.now_and_then()
+    log.info("waiting until the receiver has all of it on disk")
+    producer.flush(STOP_SECONDS if stop.is_set() else None)
+    report.write()
+
+
+def send(producer: Producer, sample: Sample, after: Position, stop: threading.Event) -> bool:
+    """Send one sample, however long the receiver gives no credit; False once asked to stop."""
+    while not stop.is_set():
+        try:
+            return producer.send(sample, position=after, timeout=1.0)
+        except DeadlineError:
+            continue
+    return False
+
+
+class Report:
+    """A line of progress now and then."""
+
+    def __init__(self, producer: Producer) -> None:
+        self._producer = producer
+        self._last = time.monotonic()
+        self._acked = 0
+
+    def now_and_then(self) -> None:
+        """Write when it is time."""
+        if time.monotonic() - self._last >= REPORT_SECONDS:
+            self.write()
+
+    def write(self) -> None:
+        """Write totals, and the rate since the line before."""
+        stats, now = self._producer.stats, time.monotonic()
+        rate = (stats.acked.samples - self._acked) / max(now - self._last, 1e-9)
+        self._last, self._acked = now, stats.acked.samples
+        log.info(
+            "%d samples on the receiver's disk (%.1f MB), %.0f samples/s, %d waiting",
+            stats.acked.samples,
+            stats.acked.bytes / 1e6,
+            rate,
+            stats.buffered.samples,
+        )
+
+
+def first_line(cls: object) -> str:
+    """Of a docstring."""
+    return (cls.__doc__ or "").strip().splitlines()[0]

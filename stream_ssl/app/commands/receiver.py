@@ -1,0 +1,23 @@
+"""stream-ssl receiver: take samples from producers, journal them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stream_ssl.app import config
+from stream_ssl.app.failures import reported
+from stream_ssl.app.signals import stop_on_signals
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run until SIGTERM or SIGINT; returns the exit status."""
+    parser = config.receiver_parser()
+    settings = config.read(parser, arguments)
+
+    def work() -> None:
+        from stream_ssl.app.receive import receive
+
+        resolved = config.resolved(parser, settings)
+        receive(parser.instantiate(settings), resolved, stop_on_signals())
+
+    return reported(work)

@@ -1,0 +1,201 @@
+"""One config file for both processes: each section is the call of a constructor.
+
+A role's parser knows its own sections by their constructors' signatures, and carries the other
+role's along unread: the receiver must not import torch to skip the learner's settings.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import ArgumentParser, Namespace
+
+RECEIVER_SECTIONS = ("receiver", "journal", "access")
+LEARNER_SECTIONS = (
+    "decoder",
+    "quarantine",
+    "batches",
+    "encoder",
+    "projector",
+    "views",
+    "loss",
+    "method",
+    "memory",
+    "shadows",
+    "optimiser",
+    "schedule",
+    "pace",
+    "learner",
+    "checkpoints",
+    "classes",
+)
+
+
+LEARNER_PARTS = {
+    "method",
+    "memory",
+    "views",
+    "batches",
+    "optimiser",
+    "schedule",
+    "pace",
+    "offset",
+}
+"""Arguments of Learner that are sections of their own."""
+
+
+@dataclass
+class Http:
+    """Where each process serves /metrics, /healthz and /readyz.
+
+    Args:
+        receiver: HOST:PORT of the receiver; port 0 takes a free one (see endpoints.json).
+        learner: HOST:PORT of the learner.
+        public: allow addresses other than loopback. There is no log-in.
+    """
+
+    receiver: str = "127.0.0.1:9108"
+    learner: str = "127.0.0.1:9109"
+    public: bool = False
+
+    def __post_init__(self) -> None:
+        for role in ("receiver", "learner"):
+            split_address(getattr(self, role))
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """HOST:PORT as (host, port).
+
+    Raises:
+        ValueError: it is no such thing.
+    """
+    host, colon, port = address.rpartition(":")
+    if not (host and colon and port.isdecimal() and int(port) < 65536):
+        raise ValueError(f"http address {address!r}: give HOST:PORT, for example 127.0.0.1:9108")
+    return host.strip("[]"), int(port)
+
+
+def receiver_parser(command: str = "receiver") -> ArgumentParser:
+    """The parser of the receiver's sections."""
+    from stream_ssl.ingest.access import Access
+    from stream_ssl.ingest.journal import Journal
+    from stream_ssl.ingest.receiver import Receiver
+
+    parser = _parser(command)
+    _section(parser, Receiver, "receiver", skip={"journal", "cursor", "access"})
+    _section(parser, Journal, "journal", skip={"path"})
+    parser.add_argument(
+        "--access",
+        type=Access | None,
+        default=None,
+        help="CURVE keys and allow-list; without it the receiver speaks plain text on loopback",
+    )
+    _carry(parser, LEARNER_SECTIONS)
+    return parser
+
+
+def learner_parser(command: str = "learner") -> ArgumentParser:
+    """The parser of the learner's sections."""
+    from memory import WorkingMemory
+    from memory.eviction import Policy
+    from stream_ssl.ingest.batches import Batches
+    from stream_ssl.ingest.decode import Decoder
+    from stream_ssl.ingest.quarantine import Quarantine
+    from stream_ssl.learning.checkpoint import Checkpointer
+    from stream_ssl.learning.encoder import ResNet
+    from stream_ssl.learning.learner import Learner
+    from stream_ssl.learning.optimiser import OptimiserSettings
+    from stream_ssl.learning.pace import Pace
+    from stream_ssl.learning.projector import Projector
+    from stream_ssl.learning.schedule import Schedule
+    from stream_ssl.learning.views import Views
+    from stream_ssl.losses import InfoNCE, Loss
+    from stream_ssl.methods import MoCo
+
+    parser = _parser(command)
+    _section(parser, Decoder, "decoder")
+    _section(parser, Quarantine, "quarantine", skip={"folder", "clock"})
+    _section(parser, Batches, "batches", skip={"reader", "decoder", "quarantine", "start", "clock"})
+    _section(parser, ResNet, "encoder", skip={"channels"})
+    _section(parser, Projector, "projector", skip={"features"})
+    _section(parser, Views, "views", skip={"size", "channels"})
+    parser.add_subclass_arguments(Loss, "loss", default={"class_path": _path(InfoNCE)})
+    _section(parser, MoCo, "method", skip={"encoder", "projector", "loss"})
+    _section(parser, WorkingMemory, "memory", skip={"dim", "image_shape", "device", "dtype"})
+    parser.add_argument(
+        "--shadows",
+        type=dict[str, Policy],
+        default={},
+        help="memories beside the working one, fed the same embeddings under another policy",
+    )
+    _section(parser, OptimiserSettings, "optimiser")
+    parser.add_argument("--schedule", type=Schedule, default=None, help="of the learning rate")
+    _section(parser, Pace, "pace")
+    _section(parser, Learner, "learner", skip=LEARNER_PARTS)
+    _section(parser, Checkpointer, "checkpoints", skip={"folder"})
+    parser.add_argument(
+        "--classes", type=int, default=0, help="number of classes, where labels are known"
+    )
+    _carry(parser, RECEIVER_SECTIONS)
+    return parser
+
+
+def read(parser: ArgumentParser, arguments: Sequence[str]) -> Namespace:
+    """Parse a command's arguments; the config file may stand bare in front.
+
+    Exits with status 2 and a message on a wrong one, as argparse does.
+    """
+    arguments = list(arguments)
+    if arguments and not arguments[0].startswith("-"):
+        arguments.insert(0, "--config")
+    return parser.parse_args(arguments)
+
+
+def resolved(parser: ArgumentParser, settings: Namespace) -> dict[str, Any]:
+    """The settings as plain JSON values: defaults, file, environment and command line in one."""
+    values: dict[str, Any] = json.loads(parser.dump(settings, format="json"))
+    return values
+
+
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Nested settings as {"memory.capacity": "2048"}, for the config_info metric and for logs."""
+    items: dict[str, str] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            items |= flat(value, f"{prefix}{name}.")
+        else:
+            items[prefix + name] = str(value)
+    return items
+
+
+def _parser(command: str) -> ArgumentParser:
+    parser = ArgumentParser(
+        prog=f"stream-ssl {command}",
+        usage=f"stream-ssl {command} CONFIG [--SECTION.OPTION VALUE ...]",
+        description="Sections of the config file and their options; each option may be given on "
+        "the command line as well, or in the environment, as STREAM_SSL_MEMORY__CAPACITY=4096.",
+        default_env=True,
+        env_prefix="STREAM_SSL",
+    )
+    parser.add_argument("--config", action="config", help="config file (YAML)")
+    parser.add_argument("--run", type=Path, default=Path("runs/default"), help="the run's folder")
+    parser.add_class_arguments(Http, "http")
+    return parser
+
+
+def _section(parser: ArgumentParser, cls: type, name: str, skip: set[str] | None = None) -> None:
+    parser.add_class_arguments(cls, name, skip=skip or set(), instantiate=False)
+
+
+def _carry(parser: ArgumentParser, sections: Sequence[str]) -> None:
+    """Accept the other role's sections unread."""
+    for name in sections:
+        parser.add_argument(f"--{name}", type=Any, default=None, help="the other process's")
+
+
+def _path(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"

@@ -1,0 +1,46 @@
+"""Exceptions to exit statuses: one line for what a user can mend, a traceback for the rest."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from stream_ssl.app.endpoints import RoleTaken
+
+log = logging.getLogger("stream_ssl")
+
+DONE, FAILED, USAGE = 0, 1, 2
+
+
+class Failure(Exception):
+    """What went wrong, in a line that needs no traceback."""
+
+
+class Misconfigured(ValueError):
+    """The settings cannot work; starting again with the same ones will not help."""
+
+
+@contextmanager
+def configuring() -> Iterator[None]:
+    """While objects are built, a ValueError speaks of the settings. Later it would be a bug."""
+    try:
+        yield
+    except ValueError as error:
+        raise Misconfigured(str(error)) from error
+
+
+def reported(work: Callable[[], None]) -> int:
+    """Run `work`; 0 when it returns, 2 on wrong settings, 1 on what may pass when tried again."""
+    try:
+        work()
+    except Misconfigured as error:
+        log.error("%s", error)
+        return USAGE
+    except (OSError, RoleTaken, Failure) as error:
+        log.error("%s", error, exc_info=log.isEnabledFor(logging.DEBUG))
+        return FAILED
+    except Exception:
+        log.exception("stopped by an error that nobody foresaw")
+        return FAILED
+    return DONE

@@ -1,0 +1,147 @@
+"""The learner's process: the loop, those who watch it, and its checkpoints."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import Any
+
+from jsonargparse import ArgumentParser, Namespace
+from prometheus_client import CollectorRegistry
+
+from stream_ssl.app import build
+from stream_ssl.app.config import flat, resolved, split_address
+from stream_ssl.app.endpoints import hold_role, publish
+from stream_ssl.app.failures import configuring
+from stream_ssl.app.watch import Watch
+from stream_ssl.ingest.cursor import Cursor
+from stream_ssl.ingest.journal import JournalReader
+from stream_ssl.ingest.offset import START
+from stream_ssl.learning.checkpoint import Checkpointer, Saved
+from stream_ssl.learning.configuration import diff
+from stream_ssl.observe.health import Health
+from stream_ssl.observe.metrics import WORKING, LearnerMetrics
+from stream_ssl.observe.server import Server
+
+log = logging.getLogger("stream_ssl.learner")
+
+TELL_SECONDS = 0.5
+PATIENCE = 120.0
+"""Seconds without a record after which the process counts as stuck; a first GPU step compiles."""
+
+
+def learn(parser: ArgumentParser, settings: Namespace, stop: threading.Event) -> None:
+    """Train until `stop` is set; then write a last checkpoint and return.
+
+    Args:
+        parser: what `settings` come from.
+        settings: as parsed, not yet instantiated.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(hold_role(settings.run, "learner"))
+        with configuring():
+            process = Process(parser, settings, stack)
+        process.run(stop)
+
+
+class Process:
+    """Everything of one learner process.
+
+    Args:
+        parser, settings: as for `learn`.
+        stack: takes what must be closed.
+    """
+
+    def __init__(self, parser: ArgumentParser, settings: Namespace, stack: ExitStack) -> None:
+        self._checkpointer = Checkpointer(settings.run / "checkpoints", **settings.checkpoints)
+        saved = self._checkpointer.newest()
+        if saved is not None:
+            settings = _prefer_run(parser, settings, saved)
+        self._config = resolved(parser, settings)
+        settings = parser.instantiate(settings)
+        self._serve(settings, stack)
+        start = START if saved is None else saved.offset
+        reader = JournalReader(settings.run / "journal")
+        stack.callback(reader.close)
+        batches = stack.enter_context(build.batches(settings, reader, start))
+        self.learner = build.learner(settings, batches, start)
+        if saved is not None:
+            saved.restore(self.learner)
+            self.metrics.resumed(saved.step, float(saved.facts["created"]))
+            log.info("going on at step %d from %s", saved.step, saved.path)
+        self._cursor = Cursor(settings.run)
+        self._durable = (self._checkpointer.needed() or START).record
+        shadows = build.shadows(settings, self.learner.method.dim)
+        self._watch = Watch(self.metrics, self.learner.memory, shadows, batches, reader)
+
+    def _serve(self, settings: Namespace, stack: ExitStack) -> None:
+        self.metrics = LearnerMetrics(
+            CollectorRegistry(),
+            memories=(WORKING, *settings.shadows),
+            classes=settings.classes,
+            config=flat(self._config),
+        )
+        self._health = Health()
+        self._health.set("learner", False, "starting")
+        host, port = split_address(settings.http.learner)
+        server = Server(
+            self.metrics.registry, self._health, "learner", host, port, settings.http.public
+        )
+        stack.enter_context(server)
+        publish(settings.run, "learner", http=server.address)
+        log.info("metrics at %s/metrics", server.address)
+
+    def run(self, stop: threading.Event) -> None:
+        """The loop."""
+        self._health.expect("learner", PATIENCE)
+        self._health.set("learner", True)
+        self._tell_receiver()
+        for record in self.learner.run(stop):
+            self._watch.consume(record)
+            self._health.tick("learner")
+            if time.monotonic() >= self._tell_at:
+                self._tell_receiver()
+            if self._checkpointer.due(record):
+                self.save()
+        self._health.set("learner", False, "stopping")
+        self._watch.survey()
+        if self.learner.step:
+            self.save()
+
+    def _tell_receiver(self) -> None:
+        """How far we have read (its credit) and what we still need (its trimming)."""
+        read = max(self.learner.offset.record, self._durable)
+        self._cursor.publish(read=read, durable=self._durable)
+        self._tell_at = time.monotonic() + TELL_SECONDS
+
+    def save(self) -> None:
+        """Write a checkpoint; what cannot be written now is tried again later, and counted."""
+        try:
+            record = self._checkpointer.save(self.learner, self._config)
+        except OSError as error:
+            self.metrics.checkpoint_failed()
+            self._health.set("checkpoint", False, str(error))
+            log.error("checkpoint not written, training goes on: %s", error)
+            return
+        self._health.set("checkpoint", True)
+        self.metrics.consume(record)
+        self._durable = record.needed.record
+        self._tell_receiver()
+        log.info(
+            "checkpoint at step %d: %.1f MB in %.2f s",
+            record.step,
+            record.bytes / 1e6,
+            record.seconds,
+        )
+
+
+def _prefer_run(parser: ArgumentParser, settings: Namespace, saved: Saved) -> Namespace:
+    """The settings with what the run has fixed; each difference is logged."""
+    file = resolved(parser, settings)
+    merged: Mapping[str, Any] = build.prefer_run(file, saved.config)
+    for line in diff(merged, file):
+        log.warning("the run keeps its own setting: %s", line)
+    return parser.parse_object(dict(merged))

@@ -1,0 +1,59 @@
+"""The receiver's process: the loop, and those who watch it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import Any
+
+from jsonargparse import Namespace
+from prometheus_client import CollectorRegistry
+
+from stream_ssl.app.config import flat, split_address
+from stream_ssl.app.endpoints import hold_role, publish
+from stream_ssl.app.failures import configuring
+from stream_ssl.ingest.cursor import Cursor
+from stream_ssl.ingest.journal import Journal
+from stream_ssl.ingest.receiver import Receiver
+from stream_ssl.observe.health import Health
+from stream_ssl.observe.metrics import ReceiverMetrics
+from stream_ssl.observe.server import Server
+
+log = logging.getLogger("stream_ssl.receiver")
+
+PATIENCE = 15.0
+"""Seconds without a round of the loop after which the process counts as stuck."""
+
+
+def receive(settings: Namespace, resolved: Mapping[str, Any], stop: threading.Event) -> None:
+    """Take samples until `stop` is set; then commit what is held, acknowledge, and return.
+
+    Args:
+        settings: after `parser.instantiate`.
+        resolved: the same as plain values, for the metrics.
+    """
+    host, port = split_address(settings.http.receiver)
+    metrics = ReceiverMetrics(CollectorRegistry(), flat(resolved))
+    health = Health()
+    health.expect("receiver", PATIENCE)
+    with ExitStack() as stack:
+        stack.enter_context(hold_role(settings.run, "receiver"))
+        with configuring():
+            server = Server(metrics.registry, health, "receiver", host, port, settings.http.public)
+            stack.enter_context(server)
+            journal = Journal(settings.run / "journal", **settings.journal)
+            stack.callback(journal.close)
+            receiver = Receiver(
+                journal, Cursor(settings.run), access=settings.access, **settings.receiver
+            )
+            stack.callback(receiver.close)
+        publish(settings.run, "receiver", data=receiver.endpoint, http=server.address)
+        log.info("taking samples at %s; metrics at %s/metrics", receiver.endpoint, server.address)
+        for record in receiver.run(stop):
+            metrics.consume(record)
+            health.tick("receiver")
+            health.set("journal", record.ready, "" if record.ready else "cannot be written")
+        health.forget("receiver")
+    log.info("drained: all that was taken is journalled and acknowledged")
