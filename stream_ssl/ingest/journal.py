@@ -11,34 +11,35 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
-import shutil
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import lmdb
 
-from stream_ssl.ingest.segment import (
+from stream_ssl.ingest.layout import (
     PAGE,
     Damaged,
-    NewerFormat,
     ProducerState,
     Record,
+    disk_bytes,
+    key_of,
+    pack_record,
+    unpack_head,
+    wire_checksum,
+)
+from stream_ssl.ingest.recovery import recover
+from stream_ssl.ingest.segment import (
+    MAX_RECORDS,
+    NewerFormat,
     Segment,
     create_segment,
     delete_segment,
-    disk_bytes,
     file_bytes,
-    key_of,
-    list_segments,
-    pack_record,
+    publish_segment,
     put_state,
     segment_path,
-    sync_folder,
-    unpack_head,
-    wire_checksum,
 )
 from stream_ssl.ingest.segment_reader import JournalReader
 from stream_ssl.wire import Position
@@ -57,8 +58,9 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
-MAX_RECORDS = 1 << 20  # of a segment, so that a lost one leaves a known gap of positions
-_TREE = 16 * PAGE  # what a transaction may take beside its values
+MIN_SEGMENT = 256 << 10
+MAX_SEGMENT = 64 << 20
+_TREE = 8 * PAGE  # what a transaction may take beside its values
 
 
 class JournalError(Exception):
@@ -107,7 +109,9 @@ class Journal:
     Args:
         path: folder of the journal; made if missing.
         budget: bytes on disk, at least 1 MiB.
-        segment_bytes: size at which a new segment begins; an eighth of the budget, at most 64 MiB.
+        segment_bytes: size at which a new segment begins; an eighth of the budget, within 256 KiB
+            and 64 MiB.
+        check: whether opening walks through old segments, in a process of its own, to find damage.
 
     Raises:
         ValueError: budget or segment_bytes are too small.
@@ -120,31 +124,37 @@ class Journal:
         path: str | os.PathLike[str],
         budget: int = 4 << 30,
         segment_bytes: int | None = None,
+        check: bool = True,
     ) -> None:
         if budget < 1 << 20:
             raise ValueError(f"journal budget {budget} bytes: must be at least 1 MiB ({1 << 20})")
         self.path = Path(path)
         self.budget = budget
-        self.segment_bytes = segment_bytes or min(budget // 8, 64 << 20)
-        if not 16 * PAGE <= self.segment_bytes <= budget // 2:
+        self.segment_bytes = segment_bytes or max(MIN_SEGMENT, min(budget // 8, MAX_SEGMENT))
+        if not MIN_SEGMENT <= self.segment_bytes <= budget // 2:
             raise ValueError(
-                f"segment_bytes {self.segment_bytes}: must lie between {16 * PAGE} and half of the "
-                f"budget, {budget // 2}"
+                f"segment_bytes {self.segment_bytes}: must lie between {MIN_SEGMENT} and half of "
+                f"the budget, {budget // 2}"
             )
-        self.damaged = 0
         self._active: Segment | None = None
-        self._closed: list[tuple[int, int]] = []  # (first position, bytes) of older segments
-        self._start = 1  # first position of the active segment
         self._active_bytes = 0
-        self._states: dict[str, ProducerState] = {}
-        self._last = 0
-        self._total = 0  # bytes of header and payload ever journalled
         self._lock_handle = _take_writer_lock(self.path)
         try:
-            self._recover()
+            found = recover(self.path, check)
+        except (OSError, lmdb.Error) as error:
+            self.close()
+            raise _translate(error, self.path) from error
         except BaseException:
             self.close()
             raise
+        self.damaged = found.damaged
+        self._closed = found.segments  # (first position, bytes) of all but the active one
+        self._states = found.states
+        self._total = found.total  # bytes of header and payload ever journalled
+        self._last = found.last
+        # Appending begins a new segment: an older one is only ever read, so that damage to LMDB's
+        # list of free pages, which no reader notices, does no harm.
+        self._start = found.last + 1
 
     # -- what there is
 
@@ -240,27 +250,21 @@ class Journal:
             freed += size
         return freed
 
+    def clear_readers(self) -> int:
+        """Frees what dead readers hold of the active segment; returns how many there were."""
+        return int(self._active.env.reader_check()) if self._active is not None else 0
+
     def skip_to(self, position: int) -> None:
         """Lets the next record have at least this position.
 
         A learner may have read further than a journal reaches that was lost and begun anew; under
         old positions it would take new records for ones it knows.
-
-        Raises:
-            JournalError: the disk does not take a new segment; the next append tries again.
         """
         if position <= self._last + 1:
             return
         log.error("journal %s ends at %d: going on at %d", self.path, self._last, position)
-        empty = segment_path(self.path, self._start) if self._last < self._start else None
         self._seal()
         self._start, self._last = position, position - 1
-        try:
-            self._roll(0)
-            if empty is not None:
-                delete_segment(empty)
-        except (lmdb.Error, OSError) as error:
-            raise _translate(error, self.path) from error
 
     def close(self) -> None:
         """Closes the files; what was appended is on disk already."""
@@ -295,15 +299,17 @@ class Journal:
         path = segment_path(self.path, self._start)
         states = sum(64 + len(name) for name in self._states)
         size = 2 * max(self.segment_bytes, need) + 16 * states + (1 << 20)
-        create_segment(path, self._states, size)
+        publish_segment(create_segment(path, self._states, size), path)
         self._active = Segment(path)
         self._active_bytes = self._active.used()
 
     def _seal(self) -> None:
-        """Closes the active segment; one without records gives its place up."""
+        """Closes the active segment; one without records makes way for the next."""
         self._give_up_active()
         path = segment_path(self.path, self._start)
-        if self._last >= self._start:
+        if self._last < self._start:
+            return
+        if path.exists():
             self._closed.append((self._start, file_bytes(path)))
             self._start, self._active_bytes = self._last + 1, 0
 
@@ -354,75 +360,6 @@ class Journal:
                 return head.total - (head.end - head.start)
         finally:
             segment.close()
-
-    def _recover(self) -> None:
-        for leftover in self.path.glob(".*-segment-*"):  # half made or half deleted
-            shutil.rmtree(leftover)
-        found = list_segments(self.path)
-        held: list[tuple[int, Path]] = []
-        behind = 0  # what positions the newest segment, if lost, may have reached
-        for first, path in found:
-            try:
-                segment = Segment(path)
-            except Damaged as error:
-                self._set_aside(path, error)
-                behind = first + MAX_RECORDS
-                continue
-            bounds, states = segment.bounds(), segment.states()
-            segment.close()
-            behind = 0
-            self._states.update(states)
-            held.append((first, path))
-            self._last = max(first - 1, bounds[1] if bounds else 0)
-        self._adopt(held, behind)
-
-    def _adopt(self, held: list[tuple[int, Path]], behind: int) -> None:
-        """Takes the good segments over; the newest becomes the active one."""
-        for first, path in held[:-1]:
-            self._closed.append((first, file_bytes(path)))
-        if held:
-            self._start = held[-1][0]
-            self._total = self._newest_total(held)
-        if held and not behind:
-            self._active = Segment(held[-1][1])
-            self._active_bytes = self._active.used()
-            return
-        if held:
-            self._closed.append((self._start, file_bytes(held[-1][1])))
-        self._start = max(self._last + 1, behind, 1)
-        self._last = self._start - 1
-        try:
-            self._roll(0)
-        except (lmdb.Error, OSError) as error:
-            raise _translate(error, self.path) from error
-
-    def _newest_total(self, held: list[tuple[int, Path]]) -> int:
-        for _, path in reversed(held):
-            segment = Segment(path)
-            try:
-                with segment.env.begin(db=segment.records, buffers=True) as txn:
-                    cursor: Any = txn.cursor()
-                    if cursor.last():
-                        return unpack_head(cursor.value()).total
-            except Damaged as error:
-                log.error("journal: %s: newest record: %s", path, error)
-            finally:
-                segment.close()
-        return 0
-
-    def _set_aside(self, path: Path, error: Exception) -> None:
-        stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
-        aside = self.path.with_name(f"{self.path.name}.damaged-{stamp}-{path.name}")
-        path.rename(aside)
-        sync_folder(self.path)
-        self.damaged += 1
-        log.error(
-            "journal segment %s is damaged and was set aside as %s: %s; its records are lost, "
-            "intake goes on",
-            path,
-            aside,
-            error,
-        )
 
 
 def _pack(position: int, total: int, entry: Entry) -> bytes:

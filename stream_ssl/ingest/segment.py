@@ -1,4 +1,4 @@
-"""One segment of the journal: an LMDB environment, and the layout of a record in it.
+"""One segment of the journal: an LMDB environment.
 
 Segments are folders `segment-<first position>` with LMDB's `data.mdb` and `lock.mdb`. Three
 databases lie in each: `meta` (format), `records` (position, 8 bytes big-endian -> record) and
@@ -10,151 +10,23 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import struct
 import threading
-import zlib
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import lmdb
 import msgpack
 
-from stream_ssl.wire import Position
+from stream_ssl.ingest.layout import PAGE, Damaged, ProducerState, key_of, position_of, unpack_head
 
 FORMAT = 1
 PREFIX = "segment-"
-PAGE = 4096
-
-# magic, CRC-32 of all of the head after it, position, bytes journalled up to and with this record,
-# sequence, received, CRC-32 as on the wire, lengths of name, header and payload
-_HEAD = struct.Struct(">4sIQQQdIHII")
-MAGIC = b"SSJ1"
-_KEY = struct.Struct(">Q")
-_CHECKED_FROM = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """One packet as the journal holds it; positions run from 1, without gaps but where damaged."""
-
-    position: int
-    producer: str
-    sequence: int
-    received: float  # seconds since the Unix epoch
-    header: bytes
-    payload: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class ProducerState:
-    """The last sequence of a producer that is on disk, and the source's position after it."""
-
-    sequence: int = 0
-    position: Position = None
-
-
-class Damaged(Exception):
-    """Bytes that do not match their checksum, or a file that LMDB cannot open."""
+MAX_RECORDS = 1 << 20  # of a segment, so that a lost one leaves a known gap of positions
 
 
 class NewerFormat(Exception):
     """The journal was written by a later version of this program."""
-
-
-def key_of(position: int) -> bytes:
-    """The record's key."""
-    return _KEY.pack(position)
-
-
-def position_of(key: bytes | memoryview) -> int:
-    """The position that a key stands for."""
-    return int(_KEY.unpack(key)[0])
-
-
-def wire_checksum(sequence: int, header: Any, payload: Any) -> int:
-    """CRC-32 as in DATA: kept from producer to learner, so that it covers every copy between."""
-    crc = zlib.crc32(header, zlib.crc32(sequence.to_bytes(8, "big")))
-    return zlib.crc32(payload, crc)
-
-
-def pack_record(
-    position: int,
-    total: int,
-    producer: str,
-    sequence: int,
-    received: float,
-    checksum: int,
-    header: Any,
-    payload: Any,
-) -> bytes:
-    """The value that `records` holds."""
-    name = producer.encode()
-    fields = (position, total, sequence, received, checksum, len(name), len(header), len(payload))
-    head = _HEAD.pack(MAGIC, 0, *fields)
-    crc = zlib.crc32(name, zlib.crc32(head[_CHECKED_FROM:]))
-    return b"".join((_HEAD.pack(MAGIC, crc, *fields), name, header, payload))
-
-
-@dataclass(frozen=True, slots=True)
-class Head:
-    """A record's fixed part and name, checked."""
-
-    position: int
-    total: int
-    sequence: int
-    received: float
-    checksum: int
-    producer: str
-    start: int  # of the header, in the value
-    middle: int  # of the payload
-    end: int
-
-
-def unpack_head(value: memoryview) -> Head:
-    """The head of a record.
-
-    Raises:
-        Damaged: it does not match its checksum.
-    """
-    if len(value) < _HEAD.size:
-        raise Damaged(f"{len(value)} bytes are no record")
-    magic, crc, position, total, sequence, received, checksum, n_name, n_header, n_payload = (
-        _HEAD.unpack_from(value)
-    )
-    start = _HEAD.size + n_name
-    checked = value[_CHECKED_FROM:start]
-    if magic != MAGIC or zlib.crc32(checked) != crc:
-        raise Damaged("head does not match its checksum")
-    name = bytes(value[_HEAD.size : start]).decode()
-    middle = start + n_header
-    return Head(
-        position, total, sequence, received, checksum, name, start, middle, middle + n_payload
-    )
-
-
-def unpack_record(value: memoryview) -> Record:
-    """The record that a value holds; value may be longer.
-
-    Raises:
-        Damaged: head, header or payload do not match their checksum.
-    """
-    head = unpack_head(value)
-    if head.end > len(value):
-        raise Damaged(f"record {head.position} is cut off")
-    header, payload = value[head.start : head.middle], value[head.middle : head.end]
-    if wire_checksum(head.sequence, header, payload) != head.checksum:
-        raise Damaged(f"record {head.position} does not match its checksum")
-    return Record(
-        head.position, head.producer, head.sequence, head.received, bytes(header), bytes(payload)
-    )
-
-
-def disk_bytes(length: int) -> int:
-    """Bytes that a value takes in LMDB: a share of a tree's page if short, else whole pages."""
-    if length < PAGE // 2 - 64:
-        return 2 * length + 64  # a page of two such values may be half empty
-    return -(-(length + 16) // PAGE) * PAGE + 64
 
 
 def list_segments(folder: Path) -> list[tuple[int, Path]]:
@@ -241,6 +113,17 @@ class Segment:
             pairs = [(bytes(k).decode(), msgpack.unpackb(v)) for k, v in cursor]
         return {name: ProducerState(*fields) for name, fields in pairs}
 
+    def newest_total(self) -> int:
+        """Bytes ever journalled, as the newest record has it.
+
+        Raises:
+            Damaged: there is none, or not an intact one.
+        """
+        with self.env.begin(db=self.records, buffers=True) as txn, txn.cursor() as cursor:
+            if not cursor.last():
+                raise Damaged(f"{self.path} holds no record")
+            return unpack_head(cursor.value()).total
+
     def used(self) -> int:
         """Bytes of all pages ever used."""
         return (int(self.env.info()["last_pgno"]) + 1) * PAGE
@@ -259,8 +142,19 @@ class Segment:
             env.close()
 
 
-def create_segment(path: Path, states: dict[str, ProducerState], map_size: int) -> None:
-    """Makes an empty segment that knows the producers; it appears at once or not at all.
+def create_segment(
+    path: Path,
+    states: Mapping[str, ProducerState],
+    map_size: int,
+    records: Mapping[int, bytes] | None = None,
+) -> Path:
+    """Makes a segment under a name that no reader looks for; `publish_segment` shows it.
+
+    Args:
+        path: of the segment to come.
+        states: all producers so far.
+        map_size: most bytes that it will hold.
+        records: position -> packed record, in order; those that it begins with.
 
     Raises:
         OSError, lmdb.Error: the disk does not take it.
@@ -271,17 +165,43 @@ def create_segment(path: Path, states: dict[str, ProducerState], map_size: int) 
     env = lmdb.open(str(fresh), max_dbs=3, map_size=map_size, mode=0o600, readahead=False)
     try:
         meta, producers = env.open_db(b"meta"), env.open_db(b"producers")
-        env.open_db(b"records")
+        database = env.open_db(b"records")
         with env.begin(write=True) as txn:
             txn.put(b"format", str(FORMAT).encode(), db=meta)
             for name, state in states.items():
                 put_state(txn, producers, name, state)
+            for position, value in (records or {}).items():
+                txn.put(key_of(position), value, db=database, append=True)
     finally:
         env.close()
     sync_folder(fresh)
-    delete_segment(path)  # left by a commit that failed: none of it was promised
+    return fresh
+
+
+def publish_segment(fresh: Path, path: Path) -> None:
+    """Gives a new segment its name, in place of one without records that may have it.
+
+    A crash between the two renames is mended by `tidy`.
+    """
+    gone = path.with_name(f".old-{path.name}")
+    with contextlib.suppress(FileNotFoundError):
+        path.rename(gone)
     fresh.rename(path)
     sync_folder(path.parent)
+    shutil.rmtree(gone, ignore_errors=True)
+
+
+def tidy(folder: Path) -> None:
+    """Ends what a crash left half done: segments half made, half exchanged or half deleted."""
+    for gone in folder.glob(f".old-{PREFIX}*"):
+        path = folder / gone.name.removeprefix(".old-")
+        fresh = folder / f".new-{path.name}"
+        if fresh.exists() and not path.exists():
+            fresh.rename(path)
+            sync_folder(folder)
+        shutil.rmtree(gone)
+    for fresh in folder.glob(f".new-{PREFIX}*"):
+        shutil.rmtree(fresh)
 
 
 def put_state(txn: Any, producers: Any, name: str, state: ProducerState) -> None:

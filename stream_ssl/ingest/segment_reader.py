@@ -9,15 +9,17 @@ from typing import Any
 
 import lmdb
 
-from stream_ssl.ingest.segment import (
+from stream_ssl.ingest.layout import (
     Damaged,
     Record,
-    Segment,
-    identity,
     key_of,
-    list_segments,
     position_of,
     unpack_record,
+)
+from stream_ssl.ingest.segment import (
+    Segment,
+    identity,
+    list_segments,
 )
 
 log = logging.getLogger(__name__)

@@ -1,0 +1,50 @@
+"""Walks segments in a process of its own: `python segment_check.py DATABASE_FOLDER...`.
+
+LMDB trusts its pages: on a damaged one it may abort or read outside the file, and take the process
+with it. Prints `begin N` before and `good N` after the N-th folder; whoever reads that knows at
+which one the process died. Imports only lmdb, so that it starts at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import lmdb
+
+
+def walk(folder: str) -> None:
+    """Touches every page that a reader could come to, records' payloads excepted.
+
+    Raises:
+        lmdb.Error, ValueError: damage that LMDB or this check notices.
+    """
+    size = os.stat(os.path.join(folder, "data.mdb")).st_size  # noqa: PTH116, PTH118
+    with lmdb.open(
+        folder, max_dbs=3, create=False, readonly=True, lock=False, readahead=False, map_size=0
+    ) as env:
+        if (int(env.info()["last_pgno"]) + 1) * int(env.stat()["psize"]) > size:
+            raise ValueError("truncated")
+        for name in (b"meta", b"producers", b"records"):
+            database = env.open_db(name, create=False)
+            with env.begin(db=database, buffers=True) as txn:
+                before, count = b"", 0
+                for key, value in txn.cursor():
+                    if bytes(key) <= before:
+                        raise ValueError("keys out of order")
+                    if len(value):
+                        value[-1]  # a wild length ends here, not in a reader
+                    before, count = bytes(key), count + 1
+                if count != txn.stat(database)["entries"]:
+                    raise ValueError(f"{count} entries where others are due")
+
+
+def main(folders: list[str]) -> None:
+    for number, folder in enumerate(folders):
+        os.write(1, f"begin {number}\n".encode())
+        walk(folder)
+        os.write(1, f"good {number}\n".encode())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

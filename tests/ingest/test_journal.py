@@ -1,0 +1,361 @@
+"""The journal against a dict, its budget, and a reader beside it."""
+
+import subprocess
+import sys
+
+import lmdb
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from stream_ssl.ingest.journal import (
+    Entry,
+    Journal,
+    JournalError,
+    JournalFull,
+    JournalReader,
+    NewerFormat,
+    ProducerState,
+)
+from stream_ssl.ingest.segment import list_segments
+
+MIB = 1 << 20
+SEGMENT = 256 << 10
+
+
+def entry(sequence, size=1000, producer="robot/1"):
+    payload = bytes([sequence % 256]) * size
+    return Entry(producer, sequence, ["file", sequence], 1.5, b"header", payload)
+
+
+def fill(journal, sequence=1, size=9000):
+    """Appends until the journal is full; returns the next sequence."""
+    while True:
+        try:
+            journal.append([entry(sequence, size)])
+        except JournalFull:
+            return sequence
+        sequence += 1
+
+
+def read_all(reader, position=1):
+    records = []
+    while found := reader.read(position):
+        records += found
+        position = found[-1].position + 1
+    return records
+
+
+def test_what_was_appended_is_read_back_by_a_reopened_journal(tmp_path):
+    journal = Journal(tmp_path / "journal")
+    commit = journal.append([entry(1), entry(1, producer="b"), entry(2)])
+    journal.close()
+
+    journal = Journal(tmp_path / "journal")
+    reader = JournalReader(tmp_path / "journal")
+    records = reader.read(1)
+
+    assert (commit.first, commit.last) == (1, 3)
+    assert [(r.position, r.producer, r.sequence) for r in records] == [
+        (1, "robot/1", 1),
+        (2, "b", 1),
+        (3, "robot/1", 2),
+    ]
+    assert records[0].payload == bytes([1]) * 1000
+    assert (records[0].header, records[0].received) == (b"header", 1.5)
+    assert journal.producers() == {
+        "robot/1": ProducerState(2, ["file", 2]),
+        "b": ProducerState(1, ["file", 1]),
+    }
+    assert (reader.first, reader.last, reader.corrupt) == (1, 3, 0)
+    reader.close()
+    journal.close()
+
+
+def test_a_reader_may_come_before_the_journal(tmp_path):
+    reader = JournalReader(tmp_path / "journal")
+    assert (reader.read(1), reader.first, reader.last) == ([], 1, 0)
+    with pytest.raises(ValueError, match="positions start at 1"):
+        reader.read(0)
+
+
+def test_read_returns_at_least_one_record_and_about_max_bytes(tmp_path):
+    journal = Journal(tmp_path)
+    journal.append([entry(n) for n in range(1, 11)])
+    reader = JournalReader(tmp_path)
+    assert len(reader.read(1, max_bytes=1)) == 1
+    assert len(reader.read(1, max_bytes=2500)) == 3
+    assert [r.position for r in reader.read(8)] == [8, 9, 10]
+    reader.close()
+    journal.close()
+
+
+def test_an_advance_moves_the_sequence_but_makes_no_record(tmp_path):
+    journal = Journal(tmp_path)
+    journal.append([entry(1), Entry("robot/1", 2), Entry("new", 1)])
+    journal.close()
+    journal = Journal(tmp_path)
+    assert journal.last == 1
+    assert journal.state("robot/1") == ProducerState(2, ["file", 1])
+    assert journal.state("new") == ProducerState(1, None)
+    journal.close()
+
+
+def test_sequences_only_grow(tmp_path):
+    journal = Journal(tmp_path)
+    journal.append([entry(5)])
+    with pytest.raises(ValueError, match="sequence 5 after 5"):
+        journal.append([entry(5)])
+    with pytest.raises(ValueError, match="sequence 7 after 7"):
+        journal.append([entry(7), entry(7)])
+    assert journal.last == 1
+    journal.close()
+
+
+def test_a_full_journal_says_so_and_takes_more_after_a_trim(tmp_path):
+    journal = Journal(tmp_path, budget=MIB)
+    sequence = fill(journal)
+    assert journal.bytes <= MIB
+    states, last = journal.producers(), journal.last
+
+    with pytest.raises(JournalFull, match=r"journal\.budget"):
+        journal.append([entry(sequence, 9000)])
+    assert (journal.producers(), journal.last) == (states, last)
+    journal.append([Entry("robot/1", sequence)])  # an advance needs no room
+
+    freed = journal.trim(last + 1)
+    assert freed > MIB // 2
+    assert journal.room > freed // 2
+    journal.append([entry(sequence + 1, 9000)])
+    assert journal.last == last + 1
+    journal.close()
+
+
+def test_many_times_the_budget_pass_through_without_the_files_growing(tmp_path):
+    journal = Journal(tmp_path, budget=MIB)
+    largest = 0
+    for n in range(1, 1001, 10):
+        journal.append([entry(n + k, 9000) for k in range(10)])
+        journal.trim(n - 10)
+        largest = max(largest, journal.bytes)
+        on_disk = sum(f.stat().st_size for f in tmp_path.glob("segment-*/data.mdb"))
+        assert on_disk <= MIB
+    assert largest < 3 * MIB // 4
+    assert journal.first > 900
+    assert [r.sequence for r in read_all(JournalReader(tmp_path), 990)] == list(range(990, 1001))
+    journal.close()
+
+
+def test_bytes_after_counts_headers_and_payloads(tmp_path):
+    journal = Journal(tmp_path, budget=8 * MIB, segment_bytes=SEGMENT)
+    for start in range(1, 1001, 100):
+        journal.append([entry(n) for n in range(start, start + 100)])
+    assert len(list_segments(tmp_path)) > 1
+    each = 1000 + len(b"header")
+    assert journal.bytes_after(1001) == 0
+    assert journal.bytes_after(1000) == each
+    assert journal.bytes_after(51) == 950 * each
+    assert journal.bytes_after(1) == 1000 * each
+    journal.close()
+
+
+def test_positions_can_be_made_to_go_on_further_up(tmp_path):
+    journal = Journal(tmp_path)
+    journal.skip_to(500)
+    assert (journal.first, journal.last) == (500, 499)
+    journal.append([entry(1)])
+    assert journal.first == 500
+    journal.skip_to(100)
+    journal.close()
+    journal = Journal(tmp_path)
+    journal.append([entry(2)])
+    reader = JournalReader(tmp_path)
+    assert [r.position for r in read_all(reader)] == [500, 501]
+    assert [r.position for r in reader.read(501)] == [501]
+    reader.close()
+    journal.close()
+
+
+def test_a_second_writer_is_refused(tmp_path):
+    journal = Journal(tmp_path)
+    with pytest.raises(JournalError, match="another process"):
+        Journal(tmp_path)
+    journal.close()
+    Journal(tmp_path).close()
+
+
+def test_a_newer_format_is_refused_clearly(tmp_path):
+    journal = Journal(tmp_path)
+    journal.append([entry(1)])
+    journal.close()
+    (_, path), *_ = list_segments(tmp_path)
+    env = lmdb.open(str(path), max_dbs=3)
+    with env.begin(write=True, db=env.open_db(b"meta")) as txn:
+        txn.put(b"format", b"99")
+    env.close()
+    with pytest.raises(NewerFormat, match="format 99"):
+        Journal(tmp_path)
+
+
+@pytest.mark.parametrize(("budget", "segment"), [(1000, None), (MIB, 1000), (MIB, MIB)])
+def test_budgets_that_make_no_sense_are_refused(tmp_path, budget, segment):
+    with pytest.raises(ValueError, match=r"must (be at least|lie between)"):
+        Journal(tmp_path, budget=budget, segment_bytes=segment)
+
+
+READER = """
+import sys
+from stream_ssl.ingest.journal import JournalReader
+reader, position = JournalReader(sys.argv[1]), 1
+for line in sys.stdin:
+    found = reader.read(position)
+    position = found[-1].position + 1 if found else position
+    print(*(f"{r.position}:{r.sequence}:{len(r.payload)}" for r in found), flush=True)
+"""
+
+
+def test_a_reader_in_another_process_follows_writer_and_trims(tmp_path):
+    journal = Journal(tmp_path, budget=MIB, segment_bytes=SEGMENT)
+    command = [sys.executable, "-c", READER, str(tmp_path)]
+    reader = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    seen = []
+    try:
+        for n in range(1, 201):
+            journal.append([entry(n, 4000)])
+            reader.stdin.write("\n")
+            reader.stdin.flush()
+            seen += reader.stdout.readline().split()
+            if n % 7 == 0:
+                journal.trim(n)
+    finally:
+        reader.stdin.close()
+        reader.stdout.close()
+        reader.wait(10)
+    assert seen == [f"{n}:{n}:4000" for n in range(1, 201)]
+    assert journal.first > 1
+    journal.close()
+
+
+def test_slots_of_readers_that_died_are_cleared(tmp_path):
+    journal = Journal(tmp_path)
+    journal.append([entry(1)])
+    hold = (
+        "import sys, os, signal, lmdb\n"
+        "env = lmdb.open(sys.argv[1], max_dbs=3); txn = env.begin()\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    (_, path), *_ = list_segments(tmp_path)
+    subprocess.run([sys.executable, "-c", hold, str(path)], check=False)
+    reader = JournalReader(tmp_path)
+    assert len(reader.read(1)) == 1
+    for n in range(2, 5):
+        journal.append([entry(n)])
+    assert journal.clear_readers() == 1
+    assert journal.clear_readers() == 0
+    reader.close()
+    journal.close()
+
+
+class AgainstDict(RuleBasedStateMachine):
+    """Random appends, advances, trims, reopenings and reads, against lists and dicts."""
+
+    def __init__(self):
+        super().__init__()
+        import tempfile
+
+        self.folder = tempfile.TemporaryDirectory()
+        self.journal = self.open()
+        self.reader = JournalReader(self.folder.name)
+        self.records = {}
+        self.states = {}
+        self.trimmed = 1
+
+    def open(self):
+        return Journal(self.folder.name, budget=MIB, segment_bytes=SEGMENT, check=False)
+
+    @rule(
+        packets=st.lists(
+            st.tuples(
+                st.sampled_from(["a", "b", "camera/1"]),
+                st.integers(0, 3),
+                st.sampled_from([None, 0, 10, 1900, 2100, 9000, 40_000]),
+            ),
+            max_size=8,
+        )
+    )
+    def append(self, packets):
+        sequences = {name: state.sequence for name, state in self.states.items()}
+        entries = []
+        for name, gap, size in packets:
+            sequences[name] = sequence = sequences.get(name, 0) + 1 + gap
+            if size is None:
+                entries.append(Entry(name, sequence))
+            else:
+                payload = bytes([sequence % 256]) * size
+                entries.append(Entry(name, sequence, sequence, 2.0, b"h" * gap, payload))
+        try:
+            commit = self.journal.append(entries)
+        except JournalFull:
+            return
+        position = commit.first
+        for item in entries:
+            before = self.states.get(item.producer, ProducerState())
+            if item.header is None:
+                self.states[item.producer] = ProducerState(item.sequence, before.position)
+                continue
+            self.states[item.producer] = ProducerState(item.sequence, item.position)
+            self.records[position] = item
+            position += 1
+        assert commit.last == position - 1
+
+    @precondition(lambda self: self.records)
+    @rule(part=st.floats(0, 1))
+    def trim(self, part):
+        before = int(part * (max(self.records) + 1))
+        self.journal.trim(before)
+        assert self.journal.first <= max(before, self.trimmed)
+        self.trimmed = self.journal.first
+        self.records = {p: e for p, e in self.records.items() if p >= self.trimmed}
+
+    @rule()
+    def reopen(self):
+        self.journal.close()
+        self.journal = self.open()
+        assert self.journal.damaged == 0
+
+    @rule(part=st.floats(0, 1), max_bytes=st.integers(1, 100_000))
+    def read(self, part, max_bytes):
+        start = 1 + int(part * (self.journal.last + 1))
+        found = self.reader.read(start, max_bytes)
+        due = [p for p in sorted(self.records) if p >= start]
+        assert [r.position for r in found] == due[: len(found)]
+        assert bool(found) == bool(due)
+        for record in found:
+            item = self.records[record.position]
+            assert (record.producer, record.sequence) == (item.producer, item.sequence)
+            assert (record.header, record.payload) == (item.header, item.payload)
+
+    @invariant()
+    def agrees(self):
+        assert self.journal.producers() == self.states
+        assert self.journal.bytes <= self.journal.budget
+        assert self.reader.corrupt == 0
+        held = [len(e.header) + len(e.payload) for e in self.records.values()]
+        assert self.journal.bytes_after(1) == sum(held)
+        if self.records:
+            assert (self.journal.first, self.journal.last) == (
+                min(self.records),
+                max(self.records),
+            )
+
+    def teardown(self):
+        self.reader.close()
+        self.journal.close()
+        self.folder.cleanup()
+
+
+TestAgainstDict = AgainstDict.TestCase
+TestAgainstDict.settings = settings(
+    max_examples=40, stateful_step_count=20, deadline=None, derandomize=True
+)

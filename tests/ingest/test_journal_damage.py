@@ -1,0 +1,208 @@
+"""What a journal keeps when its writer is killed or its files are damaged."""
+
+import random
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from stream_ssl.ingest.journal import Entry, Journal, JournalError, JournalFull, JournalReader
+from stream_ssl.ingest.segment import create_segment, list_segments
+
+WRITER = Path(__file__).with_name("journal_writer.py")
+SIZE = 9000
+
+
+def build(folder, groups=12):
+    """Segments of 256 KiB with groups of 5 packets; closed."""
+    journal = Journal(folder, budget=8 << 20, segment_bytes=256 << 10)
+    for group in range(groups):
+        journal.append([packet(5 * group + n) for n in range(1, 6)])
+    journal.close()
+
+
+def packet(sequence):
+    return Entry("robot", sequence, None, float(sequence), b"head", body(sequence))
+
+
+def body(sequence):
+    return random.Random(sequence).randbytes(SIZE)
+
+
+def read_all(folder):
+    reader, records, position = JournalReader(folder), [], 1
+    while found := reader.read(position):
+        records += found
+        position = found[-1].position + 1
+    reader.close()
+    for record in records:
+        assert record.payload == body(record.sequence)
+        assert record.header == b"head"
+    return records, reader.corrupt
+
+
+def flip(path, at):
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def test_sigkill_of_the_writer_loses_nothing_committed_and_doubles_nothing(tmp_path):
+    draw = random.Random(7)
+    committed, positions = {}, {}
+    for kill in range(8):
+        command = [sys.executable, str(WRITER), str(tmp_path), str(kill)]
+        writer = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        try:
+            assert writer.stdout.readline() == "open\n"
+            timer = threading.Timer(draw.uniform(0, 0.6), writer.kill)
+            timer.start()
+            for line in writer.stdout:
+                if line.endswith("\n") and len(fields := line.split()) == 3:
+                    name, sequence, position = fields[0], int(fields[1]), int(fields[2])
+                    assert position not in positions
+                    positions[position] = (name, sequence)
+                    committed[name] = sequence
+            timer.join()
+        finally:
+            writer.kill()
+            writer.stdout.close()
+            writer.wait()
+
+        journal = Journal(tmp_path, budget=8 << 20, segment_bytes=256 << 10)
+        assert journal.damaged == 0
+        for name, sequence in committed.items():
+            assert journal.state(name).sequence >= sequence
+        reader = JournalReader(tmp_path)
+        held, position = {}, journal.first
+        while found := reader.read(position):
+            held |= {record.position: (record.producer, record.sequence) for record in found}
+            position = found[-1].position + 1
+        assert list(held) == list(range(journal.first, journal.last + 1))
+        assert len(set(held.values())) == len(held)
+        kept = {p: names for p, names in positions.items() if p >= journal.first}
+        assert kept.items() <= held.items()
+        positions |= held
+        reader.close()
+        journal.close()
+    assert len(positions) > 100
+
+
+def test_a_flipped_bit_costs_the_record_that_it_hits(tmp_path):
+    build(tmp_path)
+    data = list_segments(tmp_path)[0][1] / "data.mdb"
+    flip(data, data.read_bytes().index(body(3)) + 777)
+
+    journal = Journal(tmp_path)
+    records, corrupt = read_all(tmp_path)
+    assert [r.sequence for r in records] == [n for n in range(1, 61) if n != 3]
+    assert corrupt == 1
+    journal.append([packet(61)])
+    assert journal.damaged == 0
+    journal.close()
+
+
+@pytest.mark.parametrize("which", [0, 1, -1])
+def test_a_truncated_segment_gives_its_intact_records_back(tmp_path, which):
+    folder = tmp_path / "journal"
+    build(folder)
+    first, path = list_segments(folder)[which]
+    data = path / "data.mdb"
+    content = data.read_bytes()
+    data.write_bytes(content[: content.index(body(first + 3)) + 100])
+
+    journal = Journal(folder, budget=8 << 20)
+    assert journal.damaged == 1
+    assert len(list(tmp_path.glob("journal.damaged-*"))) == 1
+    records, corrupt = read_all(folder)
+    held = [r.sequence for r in records]
+    assert corrupt == 0
+    assert {first, first + 1, first + 2} <= set(held)
+    assert first + 3 not in held
+    segments = [start for start, _ in list_segments(folder)]
+    assert set(held) >= set(range(1, 61)) - set(range(first, first + 20))
+    assert segments[0] == 1
+
+    before = journal.state("robot").sequence
+    assert before == max(held)
+    commit = journal.append([packet(before + 1)])
+    assert commit.first > 60  # no position is given out twice
+    journal.close()
+
+
+def test_every_single_zeroed_page_costs_at_most_the_record_it_hits(tmp_path):
+    build(tmp_path / "good", groups=2)
+    (_, good), *_ = list_segments(tmp_path / "good")
+    content = (good / "data.mdb").read_bytes()
+    for page in range(len(content) // 4096):
+        folder = tmp_path / f"page-{page}"
+        (path := folder / good.name).mkdir(parents=True)
+        start = page * 4096
+        (path / "data.mdb").write_bytes(content[:start] + bytes(4096) + content[start + 4096 :])
+
+        journal = Journal(folder, budget=8 << 20)
+        records, corrupt = read_all(folder)
+        assert len(records) >= 9, f"page {page}: {[r.sequence for r in records]}"
+        assert corrupt + journal.damaged >= (len(records) < 10)
+        commit = journal.append([packet(journal.state("robot").sequence + 1)])
+        assert commit.first >= 11
+        journal.close()
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\0" * 8192, b"nonsense" * 4096])
+def test_a_segment_that_is_no_segment_is_set_aside(tmp_path, content):
+    folder = tmp_path / "journal"
+    build(folder)
+    first, path = list_segments(folder)[-1]
+    (path / "data.mdb").unlink()
+    if content is not None:
+        (path / "data.mdb").write_bytes(content)
+
+    journal = Journal(folder, budget=8 << 20)
+    assert journal.damaged == 1
+    records, _ = read_all(folder)
+    assert [r.sequence for r in records] == list(range(1, first))
+    assert journal.state("robot").sequence == first - 1
+    assert journal.append([packet(first)]).first > 60
+    journal.close()
+
+
+def test_an_exchange_of_segments_that_was_cut_short_is_finished(tmp_path):
+    journal = Journal(tmp_path)
+    journal.append([Entry("robot", 7)])  # an advance: its segment holds no record
+    states = journal.producers()
+    journal.close()
+    (_, path), *_ = list_segments(tmp_path)
+    create_segment(path, states, 1 << 20)
+    path.rename(tmp_path / f".old-{path.name}")
+
+    journal = Journal(tmp_path)
+    assert journal.producers() == states
+    journal.append([packet(8)])
+    assert [r.position for r in read_all(tmp_path)[0]] == [1]
+    assert not list(tmp_path.glob(".*"))
+    journal.close()
+
+
+def test_a_disk_that_fails_loses_nothing_and_is_tried_again(tmp_path, monkeypatch):
+    journal = Journal(tmp_path, budget=8 << 20)
+    journal.append([packet(1)])
+    journal._active.env.close()
+    with pytest.raises(JournalError):
+        journal.append([packet(2)])
+    assert (journal.last, journal.state("robot").sequence) == (1, 1)
+
+    def no_space(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("stream_ssl.ingest.journal.create_segment", no_space)
+        with pytest.raises(JournalFull, match="No space left"):
+            journal.append([packet(2)])
+    assert journal.last == 1
+
+    journal.append([packet(2)])
+    assert [r.sequence for r in read_all(tmp_path)[0]] == [1, 2]
+    journal.close()
