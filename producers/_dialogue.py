@@ -24,7 +24,10 @@ from producers.stats import Rejection, Stats
 from stream_ssl.wire import VERSION, Ack, Bye, Hello, Message, Nack, Welcome, WireError
 
 HELLO_SECONDS = 1.0  # between two HELLOs that were not answered
-SILENCE_SECONDS = 5.0  # without a word while an answer is due
+SILENCE_SECONDS = 5.0  # without a word while packets are unacknowledged
+STARVED_SECONDS = (
+    30.0  # without a word while only credit is missing: three of the receiver's probes
+)
 GREETING_SECONDS = 10.0  # without WELCOME: the connection is thrown away
 REWIND_SECONDS = 1.0  # in which further NACKs for the same gap are echoes of the first
 MAX_DAMAGED = 3
@@ -100,14 +103,18 @@ class Dialogue:
         """What to send now; to be followed by `left` when it has been sent."""
         if self.state == "active":
             self._close_packet(now)
-            due = self.window.unacked or self.window.starved
-            if not due:
-                self._quiet_since = now
-            elif now - self._quiet_since > SILENCE_SECONDS:
-                self._greet(now, f"the receiver has been silent for {SILENCE_SECONDS:.0f} s")
+            self._check_silence(now)
         if self.state == "greeting" and now >= self._next_hello:
             return self.greeting()
         return self.window.next() if self.state == "active" else None
+
+    def _check_silence(self, now: float) -> None:
+        """The receiver may have forgotten this connection: HELLO asks."""
+        if not self.window.unacked and not self.window.starved:
+            self._quiet_since = now
+        patience = SILENCE_SECONDS if self.window.unacked else STARVED_SECONDS
+        if now - self._quiet_since > patience:
+            self._greet(now, f"the receiver has been silent for {patience:.0f} s")
 
     def greeting(self) -> Hello:
         """HELLO as of now."""
@@ -201,9 +208,7 @@ class Dialogue:
             window.rewind(window.first)
         self.state, self.welcome, self._gap, self._damaged = "active", welcome, (0, 0.0), 0
         window.credit = self.stats.credit = welcome.credit
-        limit = min(self.packer.packet_bytes, welcome.max_packet)
-        self.packer.packet_bytes = limit
-        self.packer.packet_samples = min(self.packer.packet_samples, welcome.max_samples)
+        self.packer.limit(welcome.max_packet, welcome.max_samples)
         if previous is None or previous.epoch != welcome.epoch:
             return self._fit(welcome)
         return []

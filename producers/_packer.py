@@ -49,8 +49,8 @@ class Packer:
     """
 
     def __init__(self, packet_bytes: int, packet_samples: int) -> None:
-        self.packet_bytes = packet_bytes
-        self.packet_samples = packet_samples
+        self.packet_bytes = self._wanted_bytes = packet_bytes
+        self.packet_samples = self._wanted_samples = packet_samples
         self.size = 0  # an upper estimate of the packet's bytes
         self.began: float | None = None  # monotonic time of the first sample
         self._samples: list[Sample] = []
@@ -59,6 +59,11 @@ class Packer:
 
     def __len__(self) -> int:
         return len(self._samples)
+
+    def limit(self, max_packet: int, max_samples: int) -> None:
+        """What the receiver of the day takes; it binds where it is less than what is wanted."""
+        self.packet_bytes = min(self._wanted_bytes, max_packet)
+        self.packet_samples = min(self._wanted_samples, max_samples)
 
     def add(self, sample: Sample, cost: int, position: object, now: float) -> Iterator[Packet]:
         """Takes a sample of a cost_of() in; yields the packets that are full, at most two."""

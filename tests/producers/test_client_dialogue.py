@@ -1,0 +1,266 @@
+"""The state machine alone: against a simulated receiver that loses whatever can be lost."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from client_peer import image, welcome
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from producers._dialogue import GREETING_SECONDS, SILENCE_SECONDS, STARVED_SECONDS, Dialogue
+from producers._packer import Packer, Packet
+from stream_ssl.wire import Ack, Data, Hello, Message, Nack, Sample, Welcome
+
+SIZE = 200  # at least what a packet of the tests takes
+
+
+def new_dialogue() -> Dialogue:
+    return Dialogue(Hello("a", 1, 1), Packer(1 << 20, 1), linger=0.2, trouble="")
+
+
+def put(dialogue: Dialogue, number: int) -> None:
+    """One sample, a packet of its own."""
+    sample = Sample.from_array(image(side=1), str(number), source="a", time=0.0)
+    dialogue.stats.accepted.add(1, 1)
+    for packet in dialogue.packer.add(sample, 100, number, now=0.0):
+        dialogue.window.append(packet)
+
+
+def pull(dialogue: Dialogue, now: float) -> Hello | tuple[int, Packet] | None:
+    """What leaves now."""
+    message = dialogue.outgoing(now)
+    if message is not None:
+        dialogue.left(message, now)
+    return message
+
+
+@dataclass
+class Receiver:
+    """An honest receiver: durable journal, volatile group, one connection."""
+
+    journal: list[str] = field(default_factory=list)  # ids; the sequence is the index + 1
+    group: list[str] = field(default_factory=list)  # taken, not yet durable
+    epoch: int = 1
+    known: bool = False
+    credit: int = 3 * SIZE
+
+    @property
+    def expected(self) -> int:
+        return len(self.journal) + len(self.group) + 1
+
+    def take(self, message: Hello | Data, damaged: bool) -> Message | None:
+        if isinstance(message, Hello):
+            assert message.first <= self.expected, "acknowledged packets are gone"
+            self.known = True
+            return welcome(resume=len(self.journal), credit=self.credit, epoch=self.epoch)
+        if not self.known:
+            return Nack(message.sequence, "hello-required", "", permanent=False)
+        if damaged:
+            return Nack(self.expected, "checksum", "", permanent=False)
+        if message.sequence > self.expected:
+            return Nack(self.expected, "gap", "", permanent=False)
+        if message.sequence < self.expected:
+            return Ack(len(self.journal), self.credit)
+        self.group.append(next(message.samples()).id)
+        return None
+
+    def commit(self) -> Ack:
+        self.journal += self.group
+        self.group = []
+        return Ack(len(self.journal), self.credit)
+
+    def restart(self) -> None:
+        self.group, self.known = [], False
+        self.epoch += 1
+
+
+class Simulation(RuleBasedStateMachine):
+    """Sends, breaks and restarts in any order; then heals, and everything must have arrived."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.dialogue = new_dialogue()
+        self.receiver = Receiver()
+        self.count = 0
+        self.connected = False
+        self.there: deque[Hello | Data] = deque()
+        self.back: deque[Message] = deque()
+
+    @rule(count=st.integers(1, 4))
+    def send(self, count: int) -> None:
+        for _ in range(count):
+            put(self.dialogue, self.count)
+            self.count += 1
+
+    @precondition(lambda self: not self.connected)
+    @rule()
+    def connect(self) -> None:
+        self.connected = True
+        self.receiver.known = False
+        self.dialogue.connected(self.now)
+
+    @precondition(lambda self: self.connected)
+    @rule(restarted=st.booleans())
+    def disconnect(self, restarted: bool) -> None:
+        self.connected = False
+        self.there.clear()
+        self.back.clear()
+        self.dialogue.disconnected("cut")
+        if restarted:
+            self.receiver.restart()
+
+    @rule()
+    def receiver_forgets(self) -> None:
+        self.receiver.known = False
+
+    @precondition(lambda self: self.connected)
+    @rule(count=st.integers(1, 6))
+    def producer_speaks(self, count: int) -> None:
+        for _ in range(count):
+            message = pull(self.dialogue, self.now)
+            if isinstance(message, Hello):
+                self.there.append(message)
+            elif message is not None:
+                sequence, packet = message
+                self.there.append(Data(sequence, packet.data.header, packet.data.payload))
+
+    @rule(count=st.integers(1, 6), damaged=st.booleans())
+    def receiver_hears(self, count: int, damaged: bool) -> None:
+        # Damage in a row is an error of its own: here at most every other packet.
+        for turn in range(min(count, len(self.there))):
+            answer = self.receiver.take(self.there.popleft(), damaged and turn == 0)
+            if answer is not None:
+                self.back.append(answer)
+        if self.receiver.known and self.connected:
+            self.back.append(self.receiver.commit())
+
+    @rule(count=st.integers(1, 6))
+    def producer_hears(self, count: int) -> None:
+        for _ in range(min(count, len(self.back))):
+            self.dialogue.received(self.back.popleft(), self.now)
+
+    @precondition(lambda self: self.receiver.known and self.connected)
+    @rule(credit=st.sampled_from([0, SIZE, 3 * SIZE]))
+    def credit_changes(self, credit: int) -> None:
+        self.receiver.credit = credit
+        self.back.append(Ack(len(self.receiver.journal), credit))
+
+    @rule(seconds=st.sampled_from([0.3, 1.1, 6.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+
+    @invariant()
+    def nothing_is_lost_or_doubled(self) -> None:
+        taken = self.receiver.journal + self.receiver.group
+        assert taken == [str(number) for number in range(len(taken))]
+        assert self.dialogue.stats.acked.samples <= len(self.receiver.journal)
+        held = [packet.data.position for packet in self.dialogue.window._packets]
+        assert held == list(range(self.dialogue.stats.acked.samples, self.count))
+
+    @invariant()
+    def the_books_balance(self) -> None:
+        window = self.dialogue.window
+        packets = list(window._packets)
+        assert window.size == sum(packet.size for packet in packets)
+        assert window.outstanding == sum(packet.size for packet in packets[: window.unacked])
+
+    def teardown(self) -> None:
+        self.receiver.credit = 3 * SIZE
+        for _ in range(20 * (self.count + 20)):
+            if self.dialogue.fatal is not None:
+                assert "damaged" in str(self.dialogue.fatal)
+                return
+            if not self.connected:
+                self.connect()
+            self.producer_speaks(6)
+            self.receiver_hears(6, damaged=False)
+            self.producer_hears(20)
+            self.now += 0.3
+        assert self.receiver.journal == [str(number) for number in range(self.count)]
+        assert self.dialogue.stats.acked.samples == self.count
+        self.nothing_is_lost_or_doubled()
+
+
+TestSimulation = Simulation.TestCase
+TestSimulation.settings = settings(
+    max_examples=60, stateful_step_count=40, deadline=None, derandomize=True
+)
+
+
+@pytest.fixture
+def active() -> Dialogue:
+    dialogue = new_dialogue()
+    dialogue.connected(0.0)
+    assert isinstance(pull(dialogue, 0.0), Hello)
+    dialogue.received(welcome(), 0.0)
+    return dialogue
+
+
+def test_silence_while_packets_are_unacknowledged_asks_anew(active: Dialogue) -> None:
+    put(active, 0)
+    assert isinstance(pull(active, 100.0), tuple)
+    assert pull(active, 100.0 + SILENCE_SECONDS) is None
+    assert pull(active, 100.1 + SILENCE_SECONDS) == Hello("a", 1, 1)
+
+
+def test_silence_of_an_idle_producer_is_no_trouble(active: Dialogue) -> None:
+    assert pull(active, 1e6) is None
+    put(active, 0)
+    assert isinstance(pull(active, 1e6 + 3), tuple)
+    assert pull(active, 1e6 + 4) is None
+
+
+def test_a_producer_without_credit_asks_seldom(active: Dialogue) -> None:
+    active.received(Ack(0, 0), 0.0)
+    put(active, 0)
+    assert pull(active, STARVED_SECONDS) is None
+    assert isinstance(pull(active, STARVED_SECONDS + 1), Hello)
+
+
+def test_hello_comes_once_a_second_and_then_the_connection_is_stale() -> None:
+    dialogue = new_dialogue()
+    dialogue.connected(0.0)
+    said = [isinstance(pull(dialogue, tenth / 10), Hello) for tenth in range(30)]
+    assert [tenth for tenth, hello in enumerate(said) if hello] == [0, 10, 20]
+    assert not dialogue.stale(GREETING_SECONDS)
+    assert dialogue.stale(GREETING_SECONDS + 0.1)
+
+
+def test_a_partial_packet_waits_while_others_wait_for_credit(active: Dialogue) -> None:
+    active.packer.packet_samples = 10  # so that one sample does not fill it
+    sample = Sample.from_array(image(), "x")
+    active.received(Ack(0, 0), 0.0)
+    active.window.append(_packet(sample))
+    assert not list(active.packer.add(sample, 100, None, now=0.0))
+    assert pull(active, 1.0) is None
+    assert len(active.packer) == 1
+    active.received(Ack(0, 1 << 20), 1.0)
+    assert isinstance(pull(active, 1.0), tuple)
+    assert isinstance(pull(active, 1.0), tuple)
+    assert len(active.packer) == 0
+
+
+def test_the_limits_of_a_packet_do_not_outlive_the_receiver(active: Dialogue) -> None:
+    active.disconnected("cut")
+    active.connected(1.0)
+    active.received(_limits(max_packet=1000, max_samples=2, epoch=2), 1.0)
+    assert (active.packer.packet_bytes, active.packer.packet_samples) == (1000, 1)
+    active.disconnected("cut")
+    active.connected(2.0)
+    active.received(_limits(max_packet=1 << 24, max_samples=1024, epoch=3), 2.0)
+    assert active.packer.packet_bytes == 1 << 20
+
+
+def _limits(**fields: Any) -> Welcome:
+    return welcome(**fields)
+
+
+def _packet(sample: Sample) -> Packet:
+    data = Data.pack(0, [sample])
+    return Packet(data, 1, data.size, (None,))
