@@ -1,0 +1,50 @@
+"""Records as the loops make them, with chosen fields."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from memory import Admission
+from stream_ssl.ingest.offset import Offset
+from stream_ssl.learning.records import StepRecord
+
+
+def admission(inserted: int = 4, evicted: int = 0, refused: int = 0) -> Admission:
+    """An admission with so many of each."""
+    return Admission(
+        slots=torch.arange(inserted),
+        evicted=torch.arange(evicted),
+        ages=torch.zeros(evicted, dtype=torch.int64),
+        refused=torch.arange(refused),
+        inserted=inserted,
+    )
+
+
+def step(**fields: Any) -> StepRecord:
+    """A record of a fresh batch of 4 in 3 dimensions, unless told otherwise."""
+    keys_BD = fields.get("keys_BD", torch.eye(3)[[0, 1, 2, 0]])
+    count = len(keys_BD)
+    usual: dict[str, Any] = {
+        "step": 1,
+        "samples": count,
+        "batch": count,
+        "replay": False,
+        "loss": 2.5,
+        "grad_norm": 0.5,
+        "learning_rate": 0.01,
+        "skipped": None,
+        "seconds": {"data": 0.1, "forward": 0.2, "backward": 0.3, "memory": 0.05},
+        "diagnostics": {},
+        "collision_expected": 0.5,
+        "collision_true": None,
+        "admission": admission(count),
+        "keys_BD": keys_BD,
+        "ids_B": torch.arange(count),
+        "labels_B": torch.full((count,), -1),
+        "hashes_B": torch.zeros(count, dtype=torch.int64),
+        "lag_seconds": 0.0,
+        "offset": Offset(1, 0),
+    }
+    return StepRecord(**{**usual, **fields})

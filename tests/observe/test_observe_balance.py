@@ -1,0 +1,119 @@
+"""Numbers of balance against closed forms."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from observe_naive import moment
+from observe_records import step
+
+from memory.stats import effective_classes as of_rows
+from stream_ssl.observe.balance import Balance, effective_classes
+from stream_ssl.observe.counts import class_counts, entropy
+
+NONE = torch.tensor([-1])
+
+
+def clusters(shares: list[int], dim: int, seed: int = 0) -> torch.Tensor:
+    """Rows in orthonormal directions, so many of each."""
+    basis = torch.linalg.qr(torch.randn(dim, dim, generator=torch.Generator().manual_seed(seed))).Q
+    return torch.cat([basis[[index]].repeat(count, 1) for index, count in enumerate(shares)])
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 16])
+def test_orthonormal_clusters_count_as_classes(count: int) -> None:
+    balance = Balance()
+    balance.update(clusters([5] * count, 16), torch.full((5 * count,), -1))
+    assert balance.effective_classes == pytest.approx(count, rel=1e-5)
+
+
+def test_unequal_clusters_give_the_exponential_of_their_entropy() -> None:
+    shares = [27, 1, 1, 1]
+    balance = Balance()
+    balance.update(clusters(shares, 8), torch.full((30,), -1))
+    assert balance.effective_classes == pytest.approx(math.exp(entropy(shares)), rel=1e-5)
+
+
+def test_stream_and_memory_are_measured_alike() -> None:
+    rows = torch.nn.functional.normalize(
+        torch.randn(50, 8, generator=torch.Generator().manual_seed(1)), dim=1
+    )
+    assert effective_classes(rows.T @ rows) == pytest.approx(of_rows(rows), rel=1e-5)
+
+
+def test_half_life() -> None:
+    """One cluster for long, then another for one half-life: both weigh the same."""
+    first, second = clusters([1, 1], 4)
+    balance = Balance(half_life=40)
+    for batch in [first.repeat(20, 1)] * 100 + [second.repeat(20, 1)] * 2:
+        balance.update(batch, torch.full((20,), -1))
+    # What the last batches weigh among themselves differs by the decay between them.
+    late = 1 + 0.5**0.5
+    early = 0.5 / (1 - 0.5**0.5)
+    assert balance.effective_classes == pytest.approx(math.exp(entropy([early, late])), rel=1e-4)
+
+
+def test_forgetting_against_a_weighted_sum() -> None:
+    generator = torch.Generator().manual_seed(2)
+    batches = [
+        torch.nn.functional.normalize(torch.randn(3, 4, generator=generator), dim=1)
+        for _ in range(5)
+    ]
+    balance = Balance(half_life=6)
+    for batch in batches:
+        balance.update(batch, torch.full((3,), -1))
+    weights = [0.5 ** ((4 - index) * 3 / 6) for index in range(5) for _ in range(3)]
+    expected = moment(torch.cat(batches).tolist(), weights)
+    assert balance.effective_classes == pytest.approx(
+        effective_classes(torch.tensor(expected)), rel=1e-5
+    )
+
+
+def test_labels() -> None:
+    balance = Balance(half_life=4)
+    rows = torch.eye(4)
+    balance.update(rows, torch.tensor([0, 0, 1, -1]))
+    assert balance.take_new() == {0: 2, 1: 1}
+    assert balance.class_entropy == pytest.approx(entropy([2, 1]))
+    balance.update(rows, torch.tensor([2, 2, 2, 2]))
+    assert balance.take_new() == {2: 4}
+    assert balance.take_new() == {}
+    assert balance.totals == {0: 2, 1: 1, 2: 4}
+    assert balance.recent == pytest.approx({0: 1.0, 1: 0.5, 2: 4.0})
+
+
+def test_before_the_first_and_without_labels() -> None:
+    balance = Balance()
+    assert balance.effective_classes == 0
+    assert balance.class_entropy == 0
+    balance.update(torch.eye(3), torch.full((3,), -1))
+    assert balance.class_entropy == 0
+    assert balance.take_new() == {}
+
+
+def test_only_fresh_batches_count() -> None:
+    balance = Balance()
+    labels = torch.tensor([0, 1, 2, 0])
+    balance.consume(step(labels_B=labels, replay=True, admission=None))
+    balance.consume(step(keys_BD=torch.full((4, 3), math.nan), labels_B=labels, admission=None))
+    assert balance.totals == {}
+    balance.consume(step(labels_B=labels))
+    assert balance.totals == {0: 2, 1: 1, 2: 1}
+    assert balance.effective_classes == pytest.approx(math.exp(entropy([2, 1, 1])), rel=1e-5)
+
+
+def test_wrong_arguments_are_named() -> None:
+    with pytest.raises(ValueError, match="half_life must be more than 0"):
+        Balance(half_life=0)
+    with pytest.raises(ValueError, match="not finite"):
+        effective_classes(torch.full((2, 2), math.nan))
+    assert effective_classes(torch.zeros(2, 2)) == 0
+
+
+def test_counts() -> None:
+    assert class_counts(torch.tensor([3, -1, 3, 0])) == {3: 2, 0: 1}
+    assert entropy([]) == 0
+    assert entropy([5]) == 0
+    assert entropy([2, 2, 2, 0]) == pytest.approx(math.log(3))

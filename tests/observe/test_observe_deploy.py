@@ -1,0 +1,104 @@
+"""What is shipped for Prometheus and Grafana asks for metrics that exist."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stream_ssl.observe.page import exported
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+RULES = DEPLOY / "prometheus" / "alerts.yml"
+DASHBOARD = DEPLOY / "grafana" / "stream-ssl.json"
+CASES = Path(__file__).parent / "alerts_cases.yml"
+
+
+def series() -> set[str]:
+    """Names as they can be asked for, histograms' parts included."""
+    names = set(exported())
+    for name, family in exported().items():
+        if family.type == "histogram":
+            names |= {name + suffix for suffix in ("_bucket", "_sum", "_count")}
+    return names
+
+
+def panels() -> list[dict[str, Any]]:
+    return [panel for panel in json.loads(DASHBOARD.read_text())["panels"] if "targets" in panel]
+
+
+def expressions() -> Iterator[tuple[str, str]]:
+    for panel in panels():
+        for target in panel["targets"]:
+            yield panel["title"], target["expr"]
+    for expression in re.findall(r"^ +expr: (.+)$", RULES.read_text(), re.MULTILINE):
+        yield "alert", expression
+
+
+@pytest.mark.parametrize(("title", "expression"), list(expressions()))
+def test_every_metric_exists(title: str, expression: str) -> None:
+    asked = set(re.findall(r"\b(?:stream_ssl|process)_[a-z_]+", expression))
+    assert asked <= series(), f"{title}: {asked - series()}"
+    assert asked or "up{" in expression
+
+
+@pytest.mark.parametrize("panel", panels(), ids=lambda panel: f"{panel['id']}-{panel['title']}")
+def test_panels_name_what_they_show(panel: dict[str, Any]) -> None:
+    for target in panel["targets"]:
+        grouped = re.findall(r"by \(([a-z_, ]+)\)", target["expr"])
+        shown = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
+        if grouped:  # what a legend shows must have survived the sum
+            kept = {label.strip() for group in grouped for label in group.split(",")}
+            assert shown <= kept | {"role"}
+
+
+def test_panels_lie_side_by_side() -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in json.loads(DASHBOARD.read_text())["panels"]:
+        at = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(at["x"], at["x"] + at["w"])
+            for y in range(at["y"], at["y"] + at["h"])
+        }
+        assert not cells & taken
+        assert at["x"] + at["w"] <= 24
+        taken |= cells
+
+
+def test_promtool_takes_configuration_and_rules() -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        assert RULES.name in (DEPLOY / "prometheus" / "prometheus.yml").read_text()
+        return
+    for command in (
+        ["check", "config", str(DEPLOY / "prometheus" / "prometheus.yml")],
+        ["test", "rules", str(CASES)],
+    ):
+        result = subprocess.run([promtool, *command], capture_output=True, text=True)
+        assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_promtool_parses_the_dashboards_questions(tmp_path: Path) -> None:
+    questions = [
+        expression.replace("$__rate_interval", "5m").replace("$job", "stream-ssl")
+        for _, expression in expressions()
+    ]
+    assert not any("$" in question for question in questions)
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        return
+    rules = [
+        {"record": f"question:{number}", "expr": question}
+        for number, question in enumerate(questions)
+    ]
+    file = tmp_path / "rules.yml"  # JSON is YAML
+    file.write_text(json.dumps({"groups": [{"name": "dashboard", "rules": rules}]}))
+    result = subprocess.run([promtool, "check", "rules", str(file)], capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr

@@ -1,0 +1,92 @@
+"""Changes of level are found; their absence is not taken for one."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from observe_records import step
+
+from stream_ssl.learning.records import StepRecord
+from stream_ssl.observe.drift import Drift
+
+
+def around(direction: int, generator: torch.Generator, spread: float = 0.3) -> torch.Tensor:
+    rows = spread * torch.randn(8, 6, generator=generator)
+    rows[:, direction] += 1
+    return torch.nn.functional.normalize(rows, dim=1)
+
+
+def noisy(generator: torch.Generator, direction: int = 0, **level: float) -> StepRecord:
+    """A step whose loss and collisions scatter around a level."""
+    loss, collision = level.get("loss", 3.0), level.get("collision", 0.3)
+    scatter = torch.randn(2, generator=generator).tolist()
+    return step(
+        loss=loss + 0.2 * scatter[0],
+        collision_expected=collision + 0.02 * scatter[1],
+        keys_BD=around(direction, generator),
+    )
+
+
+def test_a_steady_stream_raises_nothing() -> None:
+    generator = torch.Generator().manual_seed(0)
+    drift = Drift(short=100, long=1000)
+    for _ in range(2000):
+        drift.consume(noisy(generator))
+    assert drift.take_new() == {"loss": 0, "collision": 0, "embedding": 0}
+    assert drift.shift < 0.01
+
+
+@pytest.mark.parametrize(
+    ("signal", "change"),
+    [
+        ("loss", {"loss": 4.0}),
+        ("collision", {"collision": 0.5}),
+        ("embedding", {"direction": 3}),
+    ],
+)
+def test_a_change_is_found_in_its_signal_alone(signal: str, change: dict[str, int]) -> None:
+    generator = torch.Generator().manual_seed(1)
+    drift = Drift(short=100, long=10_000)
+    for _ in range(500):
+        drift.consume(noisy(generator))
+    assert sum(drift.take_new().values()) == 0
+    for _ in range(300):
+        drift.consume(noisy(generator, **change))
+    found = drift.take_new()
+    assert found[signal] >= 1
+    assert sum(found.values()) == found[signal]
+    assert sum(drift.take_new().values()) == 0  # told once
+
+
+def test_shift_in_closed_form() -> None:
+    """First all along one axis for ever, then one short half-life along another."""
+    drift = Drift(short=40, long=1_000_000)
+    first, second = torch.eye(2)[[0]].repeat(20, 1), torch.eye(2)[[1]].repeat(20, 1)
+    assert drift.shift == 0
+    for _ in range(200):
+        drift.consume(step(keys_BD=first))
+    assert drift.shift == pytest.approx(0, abs=1e-6)
+    for _ in range(2):
+        drift.consume(step(keys_BD=second))
+    early, late = 0.5 / (1 - 0.5**0.5), 1 + 0.5**0.5
+    usual = (200.0, 2.0)  # the long mean forgets next to nothing
+    dot = early * usual[0] + late * usual[1]
+    expected = 1 - dot / math.hypot(early, late) / math.hypot(*usual)
+    assert drift.shift == pytest.approx(expected, abs=1e-3)
+
+
+def test_replays_and_bad_values_are_left_out() -> None:
+    drift = Drift()
+    drift.consume(step(replay=True, admission=None, keys_BD=torch.eye(3)))
+    drift.consume(step(loss=math.nan, collision_expected=math.nan, keys_BD=torch.eye(3)[[0] * 4]))
+    drift.consume(step(admission=None, keys_BD=torch.full((4, 3), math.nan)))
+    drift.consume(step(keys_BD=torch.eye(3)[[0] * 4]))
+    assert drift.shift == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize(("short", "long"), [(0, 10), (10, 10), (20, 10)])
+def test_half_lives_are_checked(short: float, long: float) -> None:
+    with pytest.raises(ValueError, match="0 < short < long"):
+        Drift(short=short, long=long)

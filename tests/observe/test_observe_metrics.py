@@ -1,0 +1,335 @@
+"""Records in, metrics out."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import dataclass
+
+import pytest
+from observe_records import admission, step
+from prometheus_client import CollectorRegistry
+
+from memory import MemoryStats
+from stream_ssl import __version__
+from stream_ssl.ingest import decode
+from stream_ssl.ingest.records import ReceiverRecord
+from stream_ssl.learning import records
+from stream_ssl.learning.records import Idle
+from stream_ssl.observe import catalogue
+from stream_ssl.observe.families import LIMIT, settings
+from stream_ssl.observe.metrics import LearnerMetrics, ReceiverMetrics
+
+
+@dataclass
+class Saved:
+    step: int = 7
+    created: float = 1000.0
+    seconds: float = 0.4
+
+
+def receiver() -> ReceiverMetrics:
+    return ReceiverMetrics(CollectorRegistry())
+
+
+def learner() -> LearnerMetrics:
+    return LearnerMetrics(CollectorRegistry(), ("working", "queue"), classes=3)
+
+
+def value(metrics: ReceiverMetrics | LearnerMetrics, name: str, /, **labels: str) -> float | None:
+    return metrics.registry.get_sample_value(f"stream_ssl_{name}", labels)
+
+
+def test_receiver_increments_add_up_and_gauges_follow() -> None:
+    metrics = receiver()
+    first = ReceiverRecord(
+        packets=2,
+        samples=128,
+        bytes=4096,
+        duplicates=3,
+        rejected={"codec": 5},
+        refused={"denied": 1},
+        missing=1,
+        acked_samples=128,
+        fsync_seconds=0.004,
+        journal_failures=1,
+        journal_damaged=2,
+        producers=3,
+        journal_bytes=10_000,
+        journal_first=4,
+        journal_last=9,
+        credit=77,
+        room=90_000,
+        lag_bytes=500,
+        captured=12.0,
+        received=13.0,
+    )
+    metrics.consume(first)
+    metrics.consume(ReceiverRecord(packets=1, samples=2, journal_damaged=2, producers=1))
+    expected = {
+        "received_packets_total": 3,
+        "received_samples_total": 130,
+        "received_bytes_total": 4096,
+        "acked_samples_total": 128,
+        "duplicate_samples_total": 3,
+        "missing_packets_total": 1,
+        "journal_failures_total": 1,
+        "journal_damaged_segments_total": 2,
+        "journal_fsync_seconds_count": 1,
+        "producers_connected": 1,
+        "journal_bytes": 0,
+        "journal_first_record": 1,
+        "journal_last_record": 0,
+        "lag_bytes": 0,
+        "credit_bytes": 0,
+        "journal_room_bytes": 0,
+        "last_captured_timestamp_seconds": 12,
+        "last_received_timestamp_seconds": 13,
+    }
+    assert {name: value(metrics, name) for name in expected} == expected
+    assert value(metrics, "rejected_samples_total", reason="codec") == 5
+    assert value(metrics, "refused_connections_total", reason="denied") == 1
+
+
+def test_every_reason_starts_at_zero() -> None:
+    metrics = receiver()
+    assert value(metrics, "rejected_samples_total", reason="malformed") == 0
+    assert value(metrics, "rejected_samples_total", reason="other") == 0
+    assert value(metrics, "refused_connections_total", reason="unauthorised") == 0
+    assert value(learner(), "quarantined_samples_total", reason="pixels") == 0
+    assert value(learner(), "step_seconds_count", phase="backward") == 0
+    assert value(learner(), "memory_evictions_total", memory="queue") == 0
+    held = learner().registry.get_sample_value(
+        "stream_ssl_memory_class_slots", {"memory": "queue", "class": "2"}
+    )
+    assert held == 0
+
+
+def test_what_is_known_in_advance_is_what_the_sources_say() -> None:
+    assert records.PHASES == catalogue.PHASES
+    assert tuple(decode.REASONS) == catalogue.BAD_SAMPLES
+    for reason in catalogue.SKIPS:
+        assert f'"{reason}"' in (records.StepRecord.__doc__ or "")
+
+
+def test_a_step() -> None:
+    metrics = learner()
+    metrics.consume(
+        step(
+            loss=1.5,
+            diagnostics={"clamp_rate": 0.25},
+            collision_true=0.125,
+            admission=admission(4, 3, 1),
+            lag_seconds=9.0,
+            rejected={"damaged": 2},
+        )
+    )
+    metrics.consume(step(loss=1.25, batch=4))
+    expected = {
+        "steps_total": 2,
+        "trained_samples_total": 8,
+        "replayed_samples_total": 0,
+        "loss": 1.25,
+        "gradient_norm": 0.5,
+        "learning_rate": 0.01,
+        "lag_seconds": 0.0,
+    }
+    assert {name: value(metrics, name) for name in expected} == expected
+    assert value(metrics, "step_seconds_sum", phase="forward") == pytest.approx(0.4)
+    assert value(metrics, "loss_diagnostic", name="clamp_rate") == 0.25
+    assert value(metrics, "collision_probability", kind="expected") == 0.5
+    assert value(metrics, "collision_probability", kind="true") == 0.125
+    assert value(metrics, "memory_inserted_total", memory="working") == 8
+    assert value(metrics, "memory_evictions_total", memory="working") == 3
+    assert value(metrics, "memory_refused_total", memory="working") == 1
+    assert value(metrics, "quarantined_samples_total", reason="damaged") == 2
+
+
+def test_replays_are_no_fresh_samples() -> None:
+    metrics = learner()
+    metrics.consume(step(replay=True, admission=None))
+    assert value(metrics, "steps_total") == 1
+    assert value(metrics, "trained_samples_total") == 0
+    assert value(metrics, "replayed_samples_total") == 4
+
+
+def test_a_skipped_update_keeps_the_last_loss() -> None:
+    metrics = learner()
+    metrics.consume(step(loss=1.5))
+    metrics.consume(step(skipped="loss", loss=math.nan, grad_norm=math.nan, batch=4))
+    assert value(metrics, "loss") == 1.5
+    assert value(metrics, "gradient_norm") == 0.5
+    assert value(metrics, "steps_total") == 1
+    assert value(metrics, "trained_samples_total") == 8
+    assert value(metrics, "skipped_updates_total", reason="loss") == 1
+
+
+def test_idle_tells_lag_and_rejected() -> None:
+    metrics = learner()
+    metrics.consume(Idle(3.5, {"empty": 2}))
+    assert value(metrics, "lag_seconds") == 3.5
+    assert value(metrics, "quarantined_samples_total", reason="empty") == 2
+    assert value(metrics, "steps_total") == 0
+
+
+def test_checkpoint_age_is_computed_when_it_is_read() -> None:
+    now = [1000.0]
+    metrics = LearnerMetrics(CollectorRegistry(), clock=lambda: now[0])
+    now[0] = 1060.0
+    assert value(metrics, "checkpoint_age_seconds") == 60  # none yet: since the start
+    assert value(metrics, "checkpoint_timestamp_seconds") == 0
+    metrics.consume(Saved(step=7, created=1050.0, seconds=0.4))
+    assert value(metrics, "checkpoint_age_seconds") == 10
+    now[0] = 1100.0
+    assert value(metrics, "checkpoint_age_seconds") == 50
+    assert value(metrics, "checkpoint_step") == 7
+    assert value(metrics, "checkpoint_timestamp_seconds") == 1050
+    assert value(metrics, "checkpoint_seconds_sum") == 0.4
+    metrics.checkpoint_failed()
+    assert value(metrics, "checkpoint_failures_total") == 1
+    metrics.resumed(step=3, created=900.0)
+    assert value(metrics, "checkpoint_age_seconds") == 200
+    assert value(metrics, "checkpoint_seconds_count") == 1  # nothing was written
+
+
+def stats(occupancy: int = 8) -> MemoryStats:
+    return MemoryStats(
+        occupancy=occupancy,
+        capacity=16,
+        added=100,
+        inserted=90,
+        evicted=82,
+        refused=10,
+        expected_collisions=0.3,
+        effective_classes=2.5,
+        age_p50=10.0,
+        age_p90=40.0,
+        age_max=99.0,
+    )
+
+
+def class_slots(metrics: LearnerMetrics, label: str) -> float | None:
+    return metrics.registry.get_sample_value(
+        "stream_ssl_memory_class_slots", {"memory": "working", "class": label}
+    )
+
+
+def test_memory() -> None:
+    metrics = learner()
+    metrics.observe_memory("working", stats(), Counter({0: 4, 1: 4}))
+    expected = {
+        "memory_slots": 8,
+        "memory_capacity_slots": 16,
+        "memory_expected_collisions": 0.3,
+        "memory_effective_classes": 2.5,
+        "memory_class_entropy_nats": pytest.approx(math.log(2)),
+    }
+    assert {name: value(metrics, name, memory="working") for name in expected} == expected
+    ages = [
+        value(metrics, "memory_age_samples", memory="working", percentile=percentile)
+        for percentile in ("50", "90", "100")
+    ]
+    assert ages == [10, 40, 99]
+    assert value(metrics, "memory_slots", memory="queue") == 0
+
+
+def test_a_class_that_left_the_memory_goes_to_zero() -> None:
+    metrics = learner()
+    metrics.observe_memory("working", stats(), {0: 4, 9: 4})
+    metrics.observe_memory("working", stats(), {0: 8})
+    assert class_slots(metrics, "0") == 8
+    assert class_slots(metrics, "9") == 0
+    assert value(metrics, "memory_class_entropy_nats", memory="working") == 0
+
+
+def test_classes_beyond_63_are_folded() -> None:
+    metrics = learner()
+    metrics.observe_memory("working", stats(), {63: 1, 64: 2, 1_000_000: 3})
+    assert class_slots(metrics, "63") == 1
+    assert class_slots(metrics, "other") == 5
+    metrics.observe_memory("working", stats(), dict.fromkeys(range(500), 1))
+    assert class_slots(metrics, "0") == 1
+    assert class_slots(metrics, "other") == 500 - 64
+
+
+class FixedBalance:
+    effective_classes = 3.5
+    class_entropy = 1.25
+
+    def take_new(self) -> dict[int, int]:
+        return {2: 5, 70: 1}
+
+
+def test_balance_drift_and_journal() -> None:
+    metrics = learner()
+    metrics.observe_balance(FixedBalance())
+    metrics.observe_drift(0.2, {"loss": 1, "embedding": 0})
+    metrics.observe_journal(waiting=12, corrupt=2)
+    metrics.observe_journal(waiting=3, corrupt=5)
+    assert value(metrics, "stream_effective_classes") == 3.5
+    assert value(metrics, "stream_class_entropy_nats") == 1.25
+    seen = {
+        label: metrics.registry.get_sample_value(
+            "stream_ssl_stream_class_samples_total", {"class": label}
+        )
+        for label in ("0", "2", "other")
+    }
+    assert seen == {"0": 0, "2": 5, "other": 1}
+    assert value(metrics, "embedding_shift") == 0.2
+    assert value(metrics, "drift_detections_total", signal="loss") == 1
+    assert value(metrics, "drift_detections_total", signal="collision") == 0
+    assert value(metrics, "lag_records") == 3
+    assert value(metrics, "journal_corrupt_records_total") == 5
+
+
+def test_labels_stay_bounded_whatever_comes() -> None:
+    metrics = receiver()
+    for number in range(1000):
+        metrics.consume(ReceiverRecord(rejected={f"reason-{number}": 1}))
+    family = next(
+        family
+        for family in metrics.registry.collect()
+        if family.name == "stream_ssl_rejected_samples"
+    )
+    assert len(family.samples) == LIMIT
+    assert sum(sample.value for sample in family.samples) == 1000
+
+
+def test_build_and_config_are_told() -> None:
+    config = {"loss": {"temperature": 0.2, "Prior+": "memory"}, "device": "cpu", "none": None}
+    metrics = LearnerMetrics(CollectorRegistry(), config=config)
+    families = {family.name: family for family in metrics.registry.collect()}
+    build = families["stream_ssl_build"].samples[0].labels
+    assert build["version"] == __version__
+    assert build["role"] == "learner"
+    assert build["torch"]
+    assert families["stream_ssl_config"].samples[0].labels == {
+        "loss_temperature": "0.2",
+        "loss_prior": "memory",
+        "device": "cpu",
+    }
+
+
+def test_settings_hide_secrets_and_stay_bounded() -> None:
+    flat = settings({"secret_key": "abc", "keys": {"password": "x"}, "name": "y" * 1000})
+    assert flat == {"name": "y" * 128}
+    assert len(settings({f"setting{number}": number for number in range(500)})) == LIMIT
+
+
+def test_two_of_a_kind_share_nothing() -> None:
+    one, other = receiver(), receiver()
+    one.consume(ReceiverRecord(samples=5))
+    assert value(one, "received_samples_total") == 5
+    assert value(other, "received_samples_total") == 0
+
+
+def test_the_receivers_process_needs_no_torch() -> None:
+    script = (
+        "import sys; from prometheus_client import CollectorRegistry as R;"
+        "from stream_ssl.observe.metrics import ReceiverMetrics;"
+        "from stream_ssl.observe.server import Server;"
+        "ReceiverMetrics(R()); sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", script], timeout=60).returncode == 0
