@@ -52,7 +52,7 @@ def exported() -> dict[str, Metric]:
 
 
 def _entry(spec: Spec) -> list[str]:
-    facts = [spec.kind]
+    facts: list[str] = [spec.kind]
     if spec.unit:
         facts.append(spec.unit)
     if spec.labels:
