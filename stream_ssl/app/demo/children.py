@@ -60,15 +60,21 @@ class Child:
         try:
             self._process.wait(seconds)
         except subprocess.TimeoutExpired:
-            self.kill()
+            self._process.kill()
+            self._process.wait()
             raise self.failed(f"did not stop within {seconds:.0f} s of SIGTERM") from None
         if self.status:
             raise self.failed(f"ended with status {self.status}")
 
-    def kill(self) -> None:
-        """End it now, with what it has started itself; nothing if it has ended."""
-        if self.status is None:
-            os.killpg(self._process.pid, signal.SIGKILL)
+    def end(self, seconds: float = 30.0) -> None:
+        """SIGTERM, then SIGKILL if that is not enough; nothing if it has ended."""
+        if self.status is not None:
+            return
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self._process.kill()  # what it has started itself sees that, and ends
             self._process.wait()
 
     def failed(self, how: str) -> ChildFailed:

@@ -34,6 +34,7 @@ from stream_ssl.app.demo.scrape import History
 
 Stage = Literal["starting", "streaming", "training", "checkpoint", "evaluating", "report"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
+MEASURED: tuple[Stage, ...] = ("streaming", "training")
 
 COLOUR: dict[Holder, str] = {"stream": "grey62", "queue": "dark_orange", "working": "dodger_blue1"}
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -235,7 +236,7 @@ def _classes(history: History) -> Table:
 def line(history: History, progress: Progress) -> str:
     """The page in one line, for logs."""
     start = f"[{clock(progress.elapsed)}] {progress.stage}: "
-    if progress.stage not in ("streaming", "training"):
+    if progress.stage not in MEASURED:
         return start + progress.detail
     parts = [
         f"{history.rate('stream_ssl_received_samples_total'):,.0f} samples/s",
@@ -304,7 +305,8 @@ class Display:
         if detail is not None:
             self._progress.detail = detail
         changed = self._progress.stage != self._shown
-        if self._live is None and (changed or self._now() >= self._next):
+        due = self._progress.stage in MEASURED and self._now() >= self._next
+        if self._live is None and (changed or due):
             self._shown = self._progress.stage
             self._next = self._now() + self._every
             self._console.print(

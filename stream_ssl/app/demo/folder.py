@@ -7,12 +7,13 @@ from pathlib import Path
 
 CONFIG = "demo.yaml"
 STREAM = "stream.json"
+IMAGES = "images"
 HISTORY = "history.jsonl"
 SUMMARY = "summary.json"
 REPORT = "report.html"
 MARK = ".stream-ssl-demo"
 OURS = (
-    *(CONFIG, STREAM, HISTORY, SUMMARY, REPORT, "logs"),
+    *(CONFIG, STREAM, IMAGES, HISTORY, SUMMARY, REPORT, "logs"),
     *("journal", "checkpoints", "quarantine", "cursor.json", "endpoints.json"),
 )
 

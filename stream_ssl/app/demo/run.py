@@ -26,7 +26,7 @@ from stream_ssl.app.supervisor import command
 
 LEAST_SECONDS = 15.0
 POLL_SECONDS = 0.5
-START_SECONDS = 90.0
+START_SECONDS = 180.0
 FIRST_STEP_SECONDS = 60.0
 STOP_SECONDS = 60.0
 DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
@@ -117,12 +117,14 @@ class Demo:
         self._logs.mkdir()
         text = files("stream_ssl.app.demo").joinpath("demo.yaml").read_text()
         (self._out / folder.CONFIG).write_text(text)
-        (self._out / folder.STREAM).write_text(json.dumps(stream.settings()) + "\n")
+        stream.write_images(self._out / folder.IMAGES)
+        source = stream.settings(self._out / folder.IMAGES)
+        (self._out / folder.STREAM).write_text(json.dumps(source, indent=2) + "\n")
 
     def _start(self, stack: ExitStack, name: str, *arguments: str) -> Child:
         self._commands.append(" ".join(["stream-ssl", *arguments]))
         child = Child(name, command(*arguments), self._logs / f"{name}.log")
-        stack.callback(child.kill)
+        stack.callback(child.end)
         return child
 
     def _addresses(self) -> dict[str, str]:
@@ -171,7 +173,7 @@ class Demo:
         figures = summary.figures(self._history, found)
         summary.write(self._out / folder.SUMMARY, figures)
         self._display.update("report", "drawing the plots")
-        sent = stream.sample(int(figures["received_samples"]))
+        sent = stream.sample(self._out / folder.IMAGES, int(figures["received_samples"]))
         page = self._out / folder.REPORT
         report.write(page, self._history, found, figures, sent, self._facts())
         return summary.table(figures)

@@ -23,6 +23,7 @@ DUPLICATES = 0.2
 SAMPLES_PER_SECOND = 500.0
 SHOWN = 2000
 NAME = "demo"
+IMAGES, LABELS = "streamed-images-idx3-ubyte", "streamed-labels-idx1-ubyte"
 
 
 @dataclass(frozen=True)
@@ -33,15 +34,27 @@ class StreamSample:
     label_N: NDArray[np.int64]
 
 
-def settings() -> dict[str, Any]:
-    """The file that `stream-ssl produce idx --config FILE` takes, as plain values."""
-    _, label_N = data.load()
+def write_images(where: Path) -> None:
+    """Write the images that may be streamed, and their labels, as IDX files of their own."""
+    image_NHW, label_N = data.load()
+    rows = data.split(label_N).streamed
+    where.mkdir()
+    for name, array in ((IMAGES, image_NHW[rows]), (LABELS, label_N[rows].astype(np.uint8))):
+        sizes = b"".join(size.to_bytes(4, "big") for size in array.shape)
+        (where / name).write_bytes(bytes([0, 0, 8, array.ndim]) + sizes + array.tobytes())
+
+
+def settings(where: Path) -> dict[str, Any]:
+    """The file that `stream-ssl produce idx --config FILE` takes, as plain values.
+
+    Args:
+        where: the folder that `write_images` made.
+    """
     return {
         "source": {
-            "images": str(data.folder() / data.IMAGES),
-            "labels": str(data.folder() / data.LABELS),
+            "images": str(where / IMAGES),
+            "labels": str(where / LABELS),
             "name": "fashion-mnist",
-            "subset": data.split(label_N).streamed.tolist(),
             "epochs": None,
         },
         "shape": {
@@ -53,13 +66,13 @@ def settings() -> dict[str, Any]:
     }
 
 
-def sample(sent: int) -> StreamSample:
+def sample(where: Path, sent: int) -> StreamSample:
     """Images spread evenly over the first `sent` of the stream, as they were sent.
 
     The stream is a function of its settings, so it is made again rather than kept.
     """
-    chosen = settings()
-    source = IdxDataset(**{**chosen["source"], "images": Path(chosen["source"]["images"])})
+    chosen = settings(where)
+    source = IdxDataset(**chosen["source"])
     again = Shaped(source, **{**chosen["shape"], "rate": None})
     step = max(1, sent // SHOWN)
     taken = [sent for sent, _ in itertools.islice(again.samples(), 0, max(sent, 1), step)]
