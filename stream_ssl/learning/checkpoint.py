@@ -46,6 +46,7 @@ class CheckpointRecord:
     would replay from: the journal must hold it, or there is nothing to fall back on."""
 
     step: int
+    created: float  # seconds since the Unix epoch
     seconds: float
     bytes: int
     path: Path
@@ -137,9 +138,9 @@ class Checkpointer:
         size = self._write(target, captured, config)
         point(self.folder / LATEST, target.name)
         self._prune()
-        return CheckpointRecord(
-            step, time.monotonic() - started, size, target, offset, self.needed() or offset
-        )
+        seconds = time.monotonic() - started
+        needed = self.needed() or offset
+        return CheckpointRecord(step, time.time(), seconds, size, target, offset, needed)
 
     def newest(self) -> Saved | None:
         """The newest checkpoint that is whole, or None where there is none.
