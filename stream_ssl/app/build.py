@@ -153,17 +153,25 @@ def rehearse(settings: Namespace) -> None:
 
 
 def prefer_run(file: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, Any]:
-    """The file's configuration with what the run has fixed, as it was when the run began."""
-    merged: dict[str, Any] = json.loads(json.dumps(file))
+    """The file's configuration with what the run has fixed, as it was when the run began.
+
+    Options that the run does not know, being older than they are, come from the file.
+    """
+    merged = dict(file)
     for path in FIXED_BY_RUN:
         section, _, option = path.partition(".")
-        if section not in run:
-            continue
-        if option:
-            merged[section][option] = run[section][option]
-        else:
-            merged[section] = run[section]
+        if not option and section in run:
+            merged[section] = _overlay(file.get(section), run[section])
+        elif option and option in run.get(section, {}):
+            merged[section] = {**merged[section], option: run[section][option]}
     return merged
+
+
+def _overlay(file: Any, run: Any) -> Any:
+    both = isinstance(file, Mapping) and isinstance(run, Mapping)
+    if not both or "class_path" in run:  # another class takes other arguments
+        return run
+    return {key: _overlay(file.get(key), run.get(key, file.get(key))) for key in {**file, **run}}
 
 
 def load_encoder(checkpoint: Path) -> Encoder:

@@ -194,7 +194,7 @@ def _section(parser: ArgumentParser, cls: type, name: str, skip: set[str] | None
 def _carry(parser: ArgumentParser, sections: Sequence[str]) -> None:
     """Accept the other role's sections unread."""
     for name in sections:
-        parser.add_argument(f"--{name}", type=Any, default=None, help="the other process's")
+        parser.add_argument(f"--{name}", type=dict[str, Any] | int | None, default=None, help="the other's")
 
 
 def _path(cls: type) -> str:

@@ -85,7 +85,7 @@ class Process:
             config=flat(self._config),
         )
         self._health = Health()
-        self._health.set("learner", False, "starting")
+        self._health.set("started", False, "starting")
         host, port = split_address(settings.http.learner)
         server = Server(
             self.metrics.registry, self._health, "learner", host, port, settings.http.public
@@ -97,7 +97,7 @@ class Process:
     def run(self, stop: threading.Event) -> None:
         """The loop."""
         self._health.expect("learner", PATIENCE)
-        self._health.set("learner", True)
+        self._health.set("started", True)
         self._tell_receiver()
         for record in self.learner.run(stop):
             self._watch.consume(record)
@@ -106,7 +106,7 @@ class Process:
                 self._tell_receiver()
             if self._checkpointer.due(record):
                 self.save()
-        self._health.set("learner", False, "stopping")
+        self._health.set("started", False, "stopping")
         self._watch.survey()
         if self.learner.step:
             self.save()
