@@ -40,18 +40,21 @@ class Ceiling:
         """Which rows the bound holds for, bool [N]."""
         return np.asarray(row_ND.astype(np.float64, copy=False) @ self.sum_D <= self._limit)
 
-    def __call__(self, moved_D: Vector) -> float:
-        """The bound at s_0 + moved_D."""
+    def __call__(self, moved_ND: Matrix) -> Vector:
+        """The bound at s_0 + each of these moves, float64 [N]."""
         if self._limit == -math.inf:
-            return -math.inf
-        along = float(moved_D @ self._unit_D)
-        across = math.sqrt(max(0.0, float(moved_D @ moved_D) - along * along)) * (1 + 1e-9) + 1e-12
-        along += self._norm
-        length = math.hypot(along, across)
-        if self._cosine * length >= self._radius * along:
-            return self._radius * length
+            return np.full(len(moved_ND), -math.inf)
+        along_N = moved_ND @ self._unit_D
+        square_N = np.einsum("nd,nd->n", moved_ND, moved_ND) - along_N * along_N
+        across_N = np.sqrt(np.maximum(square_N, 0.0)) * (1 + 1e-9) + 1e-12
+        along_N += self._norm
+        length_N = np.hypot(along_N, across_N)
         cosine = max(self._cosine, -self._radius)
-        return along * cosine + across * math.sqrt(self._radius**2 - cosine * cosine)
+        edge_N = along_N * cosine
+        if cosine < self._radius:
+            edge_N += across_N * math.sqrt(self._radius**2 - cosine**2)
+        free_N = self._cosine * length_N >= self._radius * along_N
+        return np.where(free_N, self._radius * length_N, edge_N)
 
 
 def rounding(dim: int, eps: float) -> float:

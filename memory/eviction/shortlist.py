@@ -1,10 +1,12 @@
 """The sequential rule of DUEL inside a small block of candidates, under linear h.
 
 Shapes: B newcomers, D embedding, K slots, P rows of the pool, R rows replaced, S rows of the
-shortlist.
+shortlist, T steps taken before they are judged.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +14,9 @@ from numpy.typing import NDArray
 from memory.eviction.bounds import Ceiling, Matrix, Vector, exact_gain, rounding
 
 Indices = NDArray[np.int64]
+
+STRIDE = 32
+"""Largest T."""
 
 WIDE_EPS = float(np.finfo(np.float64).eps)
 
@@ -58,7 +63,7 @@ class Shortlist:
 
     def __init__(self, pool: Pool, sum_D: Vector, size: int, radii: tuple[float, float]) -> None:
         self._pool, self._radii = pool, radii
-        limit = pool.ceiling(sum_D - pool.ceiling.sum_D)
+        limit = float(pool.ceiling((sum_D - pool.ceiling.sum_D)[None])[0])
         self.bounded_by_pool = size == len(pool)
         if size == len(pool):
             self._index = np.arange(size)
@@ -72,51 +77,110 @@ class Shortlist:
             self.bounded_by_pool = limit > below
             limit = max(limit, below)
         self._ceiling = Ceiling(sum_D, limit, radii[1])
+        self._slot_S = pool.slots[self._index]
         self._row_SD = pool.row_PD[self._index]
-        self._gain_S = gains(self._row_SD, sum_D)
+        gain_S = gains(self._row_SD, sum_D)
+        # Gains are kept below the largest of this moment, so that float32 holds their differences.
+        self._top = float(gain_S.max())
+        self._gain_S = (gain_S - self._top).astype(self._row_SD.dtype)
 
     def run(self, x_BD: Matrix, sum_D: Vector, plan: list[int]) -> int:
         """Take newcomers in turn until one cannot be certified. Returns how many were taken.
 
-        A step is certified while the best candidate has more than any row outside can have. Where
-        rounding could decide between candidates, `settle` does.
+        A step is certified while the best candidate has more than any row outside can have. Steps
+        are taken some at a time and judged together; those that fail are taken back. Where rounding
+        could decide between candidates, `settle` does.
 
         Args:
             x_BD: the newcomers.
             sum_D: s, moved along.
             plan: the slot of each newcomer taken is appended.
         """
-        row_SD, gain_S, ceiling = self._row_SD, self._gain_S, self._ceiling
-        slot_S = self._pool.slots[self._index]
-        wide_BD = x_BD.astype(np.float64, copy=False)
-        joining_B = gains(wide_BD, ceiling.sum_D)
-        noise = rounding(len(sum_D), float(np.finfo(row_SD.dtype).eps)) * self._radii[1]
-        floor = rounding(len(sum_D), WIDE_EPS) * (1 + float(np.linalg.norm(sum_D)))
-        least = self._radii[0] ** 2
-        move_S, now_S = np.empty(len(row_SD), row_SD.dtype), np.empty(len(row_SD))
-        taken = []
-        for turn in range(len(x_BD)):
-            moved_D = sum_D - ceiling.sum_D
-            np.dot(row_SD, moved_D.astype(row_SD.dtype), out=move_S)
-            np.add(gain_S, move_S, out=now_S)
-            best = int(now_S.argmax())
-            most = float(now_S[best])
-            slack = 2 * (noise * float(moved_D @ moved_D) ** 0.5 + floor)
-            if not most - slack > ceiling(moved_D) - least:
-                break
-            now_S[best] = -np.inf
-            if now_S[now_S.argmax()] >= most - slack:
-                now_S[best] = most
-                near = np.flatnonzero(now_S >= most - slack)
-                best = int(near[settle(row_SD[near], slot_S[near], sum_D)])
-            sum_D += wide_BD[turn]
-            sum_D -= row_SD[best]
-            row_SD[best] = x_BD[turn]
-            gain_S[best] = joining_B[turn]
-            taken.append(best)
-        plan.extend(slot_S[taken].tolist())
-        self._pool.row_PD[self._index[taken]] = row_SD[taken]
+        taken: list[int] = []
+        stride = STRIDE
+        while len(taken) < len(x_BD):
+            x_TD = x_BD[len(taken) : len(taken) + stride]
+            race = self._race(x_TD, sum_D)
+            steps, tied = self._judge(race, sum_D)
+            taken.extend(race.best_T[:steps].tolist())
+            stride = min(STRIDE, 2 * stride)
+            if steps < len(x_TD):
+                self._take_back(race, steps)
+                if tied is None:
+                    break
+                taken.append(self._settle(tied, x_TD[steps], sum_D))
+                stride = steps + 1
+        plan.extend(self._slot_S[taken].tolist())
+        self._pool.row_PD[self._index[taken]] = self._row_SD[taken]
         return len(taken)
+
+    def _race(self, x_TD: Matrix, sum_D: Vector) -> Race:
+        """Take these newcomers without looking at any bound."""
+        row_SD, gain_S = self._row_SD, self._gain_S
+        joining_T = (gains(x_TD, self._ceiling.sum_D) - self._top).astype(gain_S.dtype)
+        gain_TS = np.empty((len(x_TD), len(row_SD)), gain_S.dtype)
+        gone_TD, best_T = np.empty_like(x_TD), np.empty(len(x_TD), np.int64)
+        lost_T = np.empty_like(joining_T)
+        moved_D = (sum_D - self._ceiling.sum_D).astype(row_SD.dtype)
+        for turn, (x_D, now_S) in enumerate(zip(x_TD, gain_TS, strict=True)):
+            np.dot(row_SD, moved_D, out=now_S)
+            now_S += gain_S
+            best_T[turn] = best = now_S.argmax()
+            row_D = row_SD[best]
+            gone_TD[turn] = row_D
+            moved_D += x_D
+            moved_D -= row_D
+            row_D[:] = x_D
+            lost_T[turn] = gain_S[best]
+            gain_S[best] = joining_T[turn]
+        return Race(x_TD, gain_TS, best_T, gone_TD, lost_T)
+
+    def _judge(self, race: Race, sum_D: Vector) -> tuple[int, Indices | None]:
+        """How many steps hold, moving s along; and the rivals, where a near tie ended them."""
+        turns, dim = race.x_TD.shape
+        path = np.empty((2 * turns + 1, dim))
+        path[0], path[1::2] = sum_D, race.x_TD
+        np.negative(race.gone_TD, out=path[2::2], casting="unsafe")
+        np.add.accumulate(path, axis=0, out=path)  # in turn, so rounded as one step at a time is
+        moved_TD = path[:-1:2] - self._ceiling.sum_D
+        most_T = race.gain_TS[np.arange(turns), race.best_T]
+        length_T = np.sqrt(np.einsum("td,td->t", moved_TD, moved_TD))
+        unit = rounding(dim + 2 * STRIDE, float(np.finfo(most_T.dtype).eps)) * self._radii[1]
+        wide = rounding(dim, WIDE_EPS) * (1 + float(np.linalg.norm(sum_D)))
+        slack_T = 2 * (unit * (length_T.max() + 2.0 + np.abs(most_T)) + wide)
+        ceiling_T = self._ceiling(moved_TD) - self._radii[0] ** 2 - self._top
+        certain_T = most_T - slack_T > ceiling_T
+        near_TS = race.gain_TS >= (most_T - slack_T).astype(most_T.dtype)[:, None]
+        held_T = certain_T & (near_TS.sum(axis=1) == 1)
+        steps = turns if held_T.all() else int(held_T.argmin())
+        sum_D[:] = path[2 * steps]
+        tied = steps < turns and bool(certain_T[steps])
+        return steps, np.flatnonzero(near_TS[steps]) if tied else None
+
+    def _take_back(self, race: Race, steps: int) -> None:
+        for turn in range(len(race.best_T) - 1, steps - 1, -1):
+            best = race.best_T[turn]
+            self._row_SD[best], self._gain_S[best] = race.gone_TD[turn], race.lost_T[turn]
+
+    def _settle(self, near: Indices, x_D: Matrix, sum_D: Vector) -> int:
+        """Take one newcomer where these candidates tie within rounding."""
+        best = int(near[settle(self._row_SD[near], self._slot_S[near], sum_D)])
+        sum_D += x_D
+        sum_D -= self._row_SD[best]
+        self._row_SD[best] = x_D
+        self._gain_S[best] = gains(x_D[None], self._ceiling.sum_D)[0] - self._top
+        return best
+
+
+@dataclass(frozen=True, slots=True)
+class Race:
+    """Steps taken in a shortlist, not yet judged. Gains are relative to the shortlist's top."""
+
+    x_TD: Matrix  # newcomers
+    gain_TS: Matrix  # of every candidate before each step
+    best_T: Indices  # who was evicted, by place in the shortlist
+    gone_TD: Matrix  # its row
+    lost_T: Matrix  # and its gain when the shortlist was made
 
 
 def gains(row_ND: Matrix, sum_D: Vector) -> Vector:
