@@ -323,6 +323,11 @@ CATALOGUE: tuple[Spec, ...] = (
         "Step of the newest durable checkpoint.", "What a restart would go on from.",
     ),
     Spec(
+        "learner", "gauge", "checkpoint_bytes", "bytes",
+        "Size of the newest checkpoint that this process wrote.",
+        "Times the checkpoints kept: the disk that a run needs beside its journal.",
+    ),
+    Spec(
         "learner", "histogram", "checkpoint_seconds", "seconds",
         "Time to make a checkpoint durable.", "Against the interval.", buckets=CHECKPOINT_BUCKETS,
     ),

@@ -25,21 +25,11 @@ from stream_ssl.wire.messages import REASONS
 if TYPE_CHECKING:
     from memory import Admission, MemoryStats
     from stream_ssl.ingest.records import ReceiverRecord
+    from stream_ssl.learning.checkpoint import CheckpointRecord
     from stream_ssl.learning.records import Idle, StepRecord
 
 WORKING = "working"
 """Label of the memory that the learner trains from; shadows have names of their own."""
-
-
-class Saved(Protocol):
-    """What the Checkpointer says of a checkpoint that is durable."""
-
-    @property
-    def step(self) -> int: ...
-    @property
-    def created(self) -> float: ...  # seconds since the Unix epoch
-    @property
-    def seconds(self) -> float: ...  # from the capture until it was durable
 
 
 class BalanceNumbers(Protocol):
@@ -149,8 +139,8 @@ class LearnerMetrics:
             lambda: max(0.0, self._clock() - self._checkpoint_time)
         )
 
-    def consume(self, record: StepRecord | Idle | Saved) -> None:
-        """Take one record of `Learner.run`, or of the Checkpointer."""
+    def consume(self, record: StepRecord | Idle | CheckpointRecord) -> None:
+        """Take one record of `Learner.run`, or what `Checkpointer.save` returned just now."""
         # Imported here: the receiver's process has no torch.
         from stream_ssl.learning.records import Idle, StepRecord
 
@@ -160,8 +150,9 @@ class LearnerMetrics:
         elif isinstance(record, Idle):
             self._waiting(record)
         else:
-            self.resumed(record.step, record.created)
+            self.resumed(record.step, self._clock())
             self._families.observe("checkpoint_seconds", record.seconds)
+            self._families.set("checkpoint_bytes", record.bytes)
 
     def admitted(self, memory: str, admission: Admission) -> None:
         """Count what a shadow's `consume` returns; the working memory's comes with its step."""

@@ -6,7 +6,7 @@ import math
 import subprocess
 import sys
 from collections import Counter
-from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from observe_records import admission, step
@@ -15,19 +15,18 @@ from prometheus_client import CollectorRegistry
 from memory import MemoryStats
 from stream_ssl import __version__
 from stream_ssl.ingest import decode
+from stream_ssl.ingest.offset import Offset
 from stream_ssl.ingest.records import ReceiverRecord
 from stream_ssl.learning import records
+from stream_ssl.learning.checkpoint import CheckpointRecord
 from stream_ssl.learning.records import Idle
 from stream_ssl.observe import catalogue
 from stream_ssl.observe.families import LIMIT, settings
 from stream_ssl.observe.metrics import LearnerMetrics, ReceiverMetrics
 
 
-@dataclass
-class Saved:
-    step: int = 7
-    created: float = 1000.0
-    seconds: float = 0.4
+def saved(step: int) -> CheckpointRecord:
+    return CheckpointRecord(step, 0.4, 5000, Path("step-7"), Offset(9, 0), Offset(3, 0))
 
 
 def receiver() -> ReceiverMetrics:
@@ -180,12 +179,13 @@ def test_checkpoint_age_is_computed_when_it_is_read() -> None:
     now[0] = 1060.0
     assert value(metrics, "checkpoint_age_seconds") == 60  # none yet: since the start
     assert value(metrics, "checkpoint_timestamp_seconds") == 0
-    metrics.consume(Saved(step=7, created=1050.0, seconds=0.4))
-    assert value(metrics, "checkpoint_age_seconds") == 10
+    metrics.consume(saved(step=7))
+    assert value(metrics, "checkpoint_age_seconds") == 0
     now[0] = 1100.0
-    assert value(metrics, "checkpoint_age_seconds") == 50
+    assert value(metrics, "checkpoint_age_seconds") == 40
     assert value(metrics, "checkpoint_step") == 7
-    assert value(metrics, "checkpoint_timestamp_seconds") == 1050
+    assert value(metrics, "checkpoint_timestamp_seconds") == 1060
+    assert value(metrics, "checkpoint_bytes") == 5000
     assert value(metrics, "checkpoint_seconds_sum") == 0.4
     metrics.checkpoint_failed()
     assert value(metrics, "checkpoint_failures_total") == 1
