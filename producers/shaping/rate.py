@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 BURST_SECONDS = 0.02
+ROUNDING = 1e-6  # of a sample: a smaller rest may be less than the clock can tell
 
 
 class RateLimit:
@@ -38,7 +39,7 @@ class RateLimit:
     def wait(self) -> None:
         """Returns once the next sample is due."""
         self._fill()
-        while self._tokens < 1:
+        while self._tokens < 1 - ROUNDING:
             self._sleep((1 - self._tokens) / self.rate)
             self._fill()
         self._tokens -= 1

@@ -43,17 +43,17 @@ def short_id(text: str) -> str:
 
 
 def fitting_meta(*facts: Mapping[str, object]) -> dict[str, Scalar] | None:
-    """The scalars among the facts, the first ones first, as far as the wire's limit goes."""
+    """The scalars among the facts, as many as the wire's limit allows, first come first."""
     meta: dict[str, Scalar] = {}
     room = MAX_META_BYTES - 8  # the map's own head
     for key, value in (item for part in facts for item in part.items()):
         if key in meta or not isinstance(value, str | int | float | bool):
             continue
         try:
-            room -= len(msgpack.packb({key: value}))
+            size = len(msgpack.packb({key: value}))
         except (OverflowError, UnicodeEncodeError):  # beyond 64 bits; a lone surrogate
             continue
-        if room < 0:
-            break
-        meta[key] = value
+        if size <= room:
+            room -= size
+            meta[key] = value
     return meta or None

@@ -70,7 +70,7 @@ def expand_braces(pattern: str) -> list[str]:
         parts = inner.split(",")
     else:
         raise ValueError(f"{pattern}: {{{inner}}} must be a range {{000..009}} or a list {{a,b}}")
-    return [head + part + rest for rest in expand_braces(tail) for part in parts]
+    return [head + part + rest for part in parts for rest in expand_braces(tail)]
 
 
 @contextmanager

@@ -137,7 +137,10 @@ def build(stem: str, group: Group, source: str) -> Sample:
     if codec is None:
         raise ValueError("neither JPEG, PNG nor WebP by its first bytes")
     label, facts = group.parts.get("cls"), group.parts.get("json")
-    described: Any = {} if facts is None else json.loads(facts)
+    try:
+        described: Any = {} if facts is None else json.loads(facts)
+    except RecursionError:
+        raise ValueError("the .json is nested too deeply") from None
     if not isinstance(described, dict):
         raise ValueError("the .json is no object")
     return Sample(

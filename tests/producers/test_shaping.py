@@ -1,0 +1,286 @@
+"""Shaped streams follow the laws that their arguments name."""
+
+import io
+import itertools
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+from source_files import encoded, pixels, write_idx, write_images
+
+from producers.shaping import Shaped
+from producers.shaping.repeat import jitter, repeat
+from producers.sources import IdxDataset, ImageFolder, Synthetic, WatchedFolder
+from stream_ssl.wire.sample import MAX_ID_BYTES, Sample
+
+
+@pytest.fixture
+def balanced(tmp_path):
+    """Ten classes in equal parts, 8 x 8 grey, endless, the index in the id."""
+    write_idx(tmp_path, "train", pixels(1000, 8, 8), np.arange(1000) % 10, packed=False)
+    return IdxDataset(tmp_path, epochs=None)
+
+
+def draw(source, count):
+    return [sample for sample, _ in itertools.islice(source.samples(), count)]
+
+
+def labels(samples):
+    return np.array([sample.label for sample in samples])
+
+
+def pixels_of(sample):
+    return np.frombuffer(sample.data, np.uint8).reshape(sample.shape).astype(int)
+
+
+def sigmas(share, law, count):
+    return abs(share - law) / np.sqrt(law * (1 - law) / count)
+
+
+@pytest.mark.parametrize("bias", [1, 3, 9, 27])
+def test_the_dominant_class_has_the_share_of_the_law(balanced, bias):
+    count = 4000
+    label = labels(draw(Shaped(balanced, bias=bias, dominant=4), count))
+    share = np.bincount(label, minlength=10) / count
+    assert sigmas(share[4], bias / (bias + 9), count) < 5
+    for other in set(range(10)) - {4}:
+        assert sigmas(share[other], 1 / (bias + 9), count) < 5
+
+
+def test_thinning_takes_nothing_twice_in_an_epoch(tmp_path):
+    write_idx(tmp_path, "train", pixels(1000, 8, 8), np.arange(1000) % 10, packed=False)
+    shaped = Shaped(IdxDataset(tmp_path, epochs=1), bias=3, window=100)
+    ids = [sample.id for sample, _ in shaped.samples()]
+    assert len(set(ids)) == len(ids)
+    assert 100 + 9 * 25 < len(ids) < 100 + 9 * 42
+
+
+def test_iid_permutes_within_the_window_only(balanced):
+    plain = [sample.id for sample in draw(balanced, 400)]
+    mixed = [sample.id for sample in draw(Shaped(balanced, order="iid", window=100), 400)]
+    for start in range(0, 400, 100):
+        assert plain[start : start + 100] != mixed[start : start + 100]
+        assert set(plain[start : start + 100]) == set(mixed[start : start + 100])
+
+
+def test_iid_neighbours_are_independent():
+    source = Synthetic(classes=4, size=2, shift=0)
+    label = labels(draw(Shaped(source, order="iid"), 20_000))
+    assert sigmas(np.mean(label[1:] == label[:-1]), 0.25, 20_000) < 5
+
+
+def test_sequential_is_class_after_class_within_the_window(balanced):
+    shaped = Shaped(balanced, order="sequential", window=200)
+    label = labels(draw(shaped, 1000)).reshape(5, 200)
+    assert np.array_equal(label, np.sort(label, axis=1))
+    # Five windows are one epoch of the source, so nothing is lost or made up.
+    assert np.bincount(label.ravel()).tolist() == [100] * 10
+
+
+def test_blurred_mixes_the_borders_and_only_these(balanced):
+    window, blur = 1000, 30
+    shaped = Shaped(balanced, order="blurred", blur=blur, window=window)
+    label = labels(draw(shaped, window))
+    border = np.arange(window) % 100
+    away = (border >= blur) & (border < 100 - blur)
+    expected = np.arange(window) // 100
+    assert np.array_equal(label[away], expected[away])
+    mixed = np.mean(label[~away] != expected[~away])
+    assert 0.05 < mixed < 0.4
+    places = np.array([np.flatnonzero(label == c).mean() for c in range(10)])
+    assert np.abs(places - (np.arange(10) * 100 + 49.5)).max() < blur
+
+
+def test_keep_holds_nothing_back(tmp_path):
+    """A live source's sample goes out before the next has come."""
+    taken = []
+
+    class Live:
+        name = "live"
+
+        def samples(self, position=None):
+            for number in itertools.count():
+                taken.append(number)
+                yield Sample(str(number), b"x", "raw", (1, 1, 1), source="live"), [number]
+
+    stream = Shaped(Live(), duplicates=0.2, near=0).samples()
+    for _ in range(20):
+        sample, _ = next(stream)
+        assert int(sample.id.partition("~")[0]) <= taken[-1]
+        if not sample.meta:
+            assert int(sample.id) == taken[-1]
+
+
+@pytest.mark.parametrize(("duplicates", "near"), [(0.2, 1.0), (0.5, 0.25), (0.9, 0.0)])
+def test_duplicates_have_their_share_of_the_output(duplicates, near):
+    source, count = Synthetic(size=4, shift=0), 12_000
+    samples = draw(Shaped(source, duplicates=duplicates, near=near, order="iid"), count)
+    repeated = [sample for sample in samples if sample.meta]
+    assert sigmas(len(repeated) / count, duplicates, count) < 5
+    kinds = np.array([sample.meta["duplicate"] == "near" for sample in repeated])
+    if 0 < near < 1:
+        assert sigmas(kinds.mean(), near, len(kinds)) < 5
+    else:
+        assert kinds.mean() == near
+    # Independent draws: a repetition follows a repetition no more often than an original.
+    follows = np.array([bool(sample.meta) for sample in samples])
+    after = follows[1:][follows[:-1]]
+    assert sigmas(after.mean(), duplicates, len(after)) < 5
+
+
+def test_duplicates_name_a_recent_original_and_are_near_it():
+    samples = draw(Shaped(Synthetic(size=16), duplicates=0.4, near=0.5, recent=20), 3000)
+    assert len({sample.id for sample in samples}) == 3000
+    originals, last = {}, []
+    for sample in samples:
+        if not sample.meta:
+            originals[sample.id] = sample
+            last = [*last[-19:], sample.id]
+            continue
+        assert sample.meta["duplicate_of"] in last
+        original = originals[sample.meta["duplicate_of"]]
+        assert (sample.label, sample.shape) == (original.label, original.shape)
+        distance = np.abs(pixels_of(sample) - pixels_of(original)).mean()
+        if sample.meta["duplicate"] == "exact":
+            assert distance == 0
+        else:
+            assert 0 < distance < 40  # noise of neighbours is 48 levels, and a shift moves it
+
+
+def test_a_jitter_is_small_on_smooth_images_and_never_nothing():
+    rng = np.random.default_rng(0)
+    ramp = np.repeat(np.arange(0, 256, 8, dtype=np.uint8)[None, :, None], 32, axis=0)
+    for _ in range(200):
+        distance = np.abs(jitter(ramp, rng).astype(int) - ramp)
+        assert 0 < distance.mean() <= 8 + 6 + 4
+        assert distance.max() <= 8 + 6 + 4
+    one = Sample("a", b"\x00", "raw", (1, 1, 1))
+    for number in range(200):
+        assert repeat(one, str(number), "jitter", rng).data != one.data
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_raw_images_can_pass_through_jpeg(channels):
+    ramp = np.linspace(0, 255, 24 * 24 * channels).reshape(24, 24, channels).astype(np.uint8)
+    original = Sample.from_array(ramp, "a")
+    rng = np.random.default_rng(1)
+    copies = [repeat(original, str(number), "jpeg", rng) for number in range(20)]
+    assert len({copy.data for copy in copies}) > 5
+    for copy in copies:
+        assert (copy.codec, copy.shape) == ("raw", original.shape)
+        assert 0 < np.abs(pixels_of(copy) - ramp).mean() < 12
+        if channels == 4:
+            assert np.array_equal(pixels_of(copy)[..., 3], ramp[..., 3])
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
+def test_encoded_images_are_encoded_anew(tmp_path, kind):
+    write_images(tmp_path / "ant", 5, kind)
+    samples = draw(Shaped(ImageFolder(tmp_path), duplicates=0.8), 60)
+    originals = {
+        sample.id: sample for sample in samples if not (sample.meta or {}).get("duplicate")
+    }
+    copies = [sample for sample in samples if sample.id not in originals]
+    assert len(copies) > 5
+    for copy in copies:
+        original = originals[copy.meta["duplicate_of"]]
+        assert copy.meta == {
+            "duplicate_of": original.id,
+            "duplicate": "near",
+            "class": "ant",
+        }
+        assert copy.codec == "jpeg"
+        assert copy.data != original.data
+        before, after = (np.asarray(Image.open(io.BytesIO(s.data))) for s in (original, copy))
+        assert before.shape == after.shape
+
+
+def test_encoding_anew_keeps_the_image_upright():
+    turned = Image.fromarray(np.zeros((4, 8, 3), np.uint8))
+    file = io.BytesIO()
+    exif = turned.getexif()
+    exif[0x0112] = 6  # a quarter turn
+    turned.save(file, "JPEG", exif=exif)
+    copy = repeat(Sample("a", file.getvalue(), "jpeg"), "0", "jitter", np.random.default_rng(0))
+    with Image.open(io.BytesIO(copy.data)) as image:
+        assert image.size == (4, 8)
+        assert 0x0112 not in image.getexif()
+
+
+def test_what_cannot_be_decoded_is_repeated_as_it_is():
+    broken = Sample("a", encoded(pixels(1, 9, 9, 3)[0])[:40], "png")
+    copy = repeat(broken, "0", "jitter", np.random.default_rng(0))
+    assert copy.data == broken.data
+    assert copy.meta == {"duplicate_of": "a", "duplicate": "exact"}
+
+
+def test_repeating_keeps_within_the_wires_limits():
+    original = Sample("i" * MAX_ID_BYTES, b"x", shape=(1, 1, 1), meta={"long": "y" * 4080})
+    first, second = (repeat(original, number, None, np.random.default_rng(0)) for number in "12")
+    assert len(first.id) <= MAX_ID_BYTES
+    assert first.id != second.id
+    assert first.meta["duplicate_of"] == original.id
+
+
+def test_without_pillow_the_error_carries_the_command(monkeypatch):
+    sample = Sample("a", encoded(pixels(1, 9, 9, 3)[0]), "png")
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(ImportError, match=r"pip install 'stream-ssl\[images\]'"):
+        repeat(sample, "0", "jitter", np.random.default_rng(0))
+    raw = Sample("a", b"x", shape=(1, 1, 1))
+    assert repeat(raw, "0", "jitter", np.random.default_rng(0)).data != b"x"
+
+
+@pytest.mark.parametrize("settings", [{"bias": 2}, {"order": "sequential"}, {"order": "blurred"}])
+def test_labels_are_asked_for_where_they_are_needed(tmp_path, settings):
+    write_images(tmp_path, 2)
+    watched = WatchedFolder(tmp_path, settle_seconds=0, idle_seconds=0)
+    with pytest.raises(ValueError, match=r"sample '000.png#.*carries no label.*set bias to 1"):
+        next(Shaped(watched, **settings).samples())
+
+
+def test_the_limit_counts_from_the_start_of_the_stream(balanced):
+    shaped = Shaped(balanced, limit=25, duplicates=0.3)
+    stream = list(shaped.samples())
+    assert len(stream) == 25
+    assert len(list(shaped.samples(stream[9][1]))) == 15
+    assert list(shaped.samples(stream[-1][1])) == []
+    longer = Shaped(balanced, limit=40, duplicates=0.3)
+    assert len(list(longer.samples(stream[-1][1]))) == 15
+
+
+def test_other_settings_do_not_fit_a_position(balanced):
+    _, position = next(Shaped(balanced, bias=3, seed=1).samples())
+    with pytest.raises(ValueError, match="bias was 3 and is 9; seed was 1 and is 2"):
+        Shaped(balanced, bias=9, seed=2).samples(position)
+    balanced.name = "other"
+    with pytest.raises(ValueError, match="source was"):
+        Shaped(balanced, bias=3, seed=1).samples(position)
+
+
+def test_a_position_of_another_inner_source_is_refused_at_once(balanced, tmp_path):
+    shaped = Shaped(balanced, window=2)
+    *_, (_, position) = itertools.islice(shaped.samples(), 5)
+    reseeded = Shaped(IdxDataset(tmp_path, epochs=None, seed=7), window=2)
+    with pytest.raises(ValueError, match="seed was 0 and is 7"):
+        reseeded.samples(position)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"bias": 0.5}, r"bias 0.5: must lie in \[1,"),
+        ({"duplicates": 1.0}, "duplicates 1.0"),
+        ({"near": -0.1}, "near -0.1"),
+        ({"window": 0}, "window 0"),
+        ({"blur": 0}, "blur 0"),
+        ({"recent": 0}, "recent 0"),
+        ({"rate": 0}, "rate 0: must be above 0"),
+        ({"limit": -1}, "limit -1"),
+        ({"seed": -1}, "seed -1"),
+    ],
+)
+def test_wrong_arguments_are_named(balanced, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        Shaped(balanced, **arguments)

@@ -1,0 +1,81 @@
+"""The limit on samples per second, on a clock of our own."""
+
+import itertools
+
+import pytest
+
+from producers.shaping import RateLimit, Shaped, shaped
+from producers.sources import Synthetic
+
+
+class Clock:
+    """Time passes in sleep, which oversleeps, and by hand."""
+
+    def __init__(self, late=0.0):
+        self.now, self.late = 50.0, late
+
+    def __call__(self):
+        return self.now
+
+    def sleep(self, seconds):
+        assert seconds > 0
+        self.now += seconds + self.late
+
+
+def limiter(rate, clock):
+    return RateLimit(rate, clock=clock, sleep=clock.sleep)
+
+
+@pytest.mark.parametrize("rate", [0.5, 10, 1000, 50_000])
+@pytest.mark.parametrize("late", [0.0, 0.0002])
+def test_the_average_is_the_rate(rate, late):
+    clock = Clock(late)
+    limit = limiter(rate, clock)
+    for _ in range(2001):
+        limit.wait()
+    assert 2000 / (clock.now - 50.0) == pytest.approx(rate, rel=0.01)
+
+
+def test_the_first_does_not_wait_and_the_next_does():
+    clock = Clock()
+    limit = limiter(4, clock)
+    limit.wait()
+    assert clock.now == 50.0
+    limit.wait()
+    assert clock.now == pytest.approx(50.25)
+
+
+def test_a_pause_is_not_made_up_for():
+    clock = Clock()
+    limit = limiter(1000, clock)
+    limit.wait()
+    clock.now += 3600
+    for _ in range(1020):  # a burst of 0.02 s, and a second
+        limit.wait()
+    assert clock.now == pytest.approx(3650 + 1.0, abs=0.01)
+
+
+def test_time_that_the_consumer_takes_counts():
+    clock = Clock()
+    limit = limiter(100, clock)
+    for _ in range(101):
+        limit.wait()
+        clock.now += 0.009
+    assert clock.now - 50.0 == pytest.approx(1.01, abs=0.01)
+
+
+@pytest.mark.parametrize("rate", [0, -1, float("nan")])
+def test_a_rate_that_is_none_is_refused(rate):
+    with pytest.raises(ValueError, match="must be above 0"):
+        RateLimit(rate)
+
+
+def test_a_shaped_stream_keeps_the_rate_and_its_content(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(shaped, "RateLimit", lambda rate: limiter(rate, clock))
+    source = Synthetic(size=2, shift=0)
+    slow = list(itertools.islice(Shaped(source, rate=20).samples(), 101))
+    assert clock.now - 50.0 == pytest.approx(5.0)
+    quick = list(itertools.islice(Shaped(source).samples(), 101))
+    assert [p for _, p in slow] == [p for _, p in quick]
+    assert [s.data for s, _ in slow] == [s.data for s, _ in quick]

@@ -1,0 +1,180 @@
+"""Tar shards: what becomes a sample, and what happens to damage."""
+
+import logging
+
+import pytest
+from source_files import encoded, pixels, shard_members, write_tar
+
+from producers.sources import WebDataset
+from producers.sources.shards import expand_braces, find_shards, read_members
+
+PNG = encoded(pixels(1, 6, 5, 3)[0])
+
+
+def ids(source):
+    return [sample.id for sample, _ in source.samples()]
+
+
+@pytest.mark.parametrize("mode", ["w", "w:gz"])
+def test_a_shard_is_read_as_it_was_written(tmp_path, mode):
+    members = shard_members(10, 4)
+    write_tar(tmp_path / "data-007.tar", members, mode)
+    source = WebDataset(str(tmp_path / "data-007.tar"))
+    stream = [sample for sample, _ in source.samples()]
+    assert [sample.id for sample in stream] == [f"data-007/{n:06d}" for n in range(10, 14)]
+    assert [sample.label for sample in stream] == [n % 3 for n in range(10, 14)]
+    assert [sample.meta for sample in stream] == [{"n": n} for n in range(10, 14)]
+    assert [sample.data for sample in stream] == [members[3 * n][1] for n in range(4)]
+    assert source.skipped == 0
+
+
+def test_going_on_reads_no_earlier_member(tmp_path):
+    path = tmp_path / "data.tar"
+    write_tar(path, shard_members(0, 6))
+    stream = list(WebDataset(str(path)).samples())
+    _, position = stream[3]
+    # Were it read from the start, this would end the shard at once.
+    path.write_bytes(b"\xff" * 1024 + path.read_bytes()[1024:])
+    source = WebDataset(str(path))
+    assert [sample.id for sample, _ in source.samples(position)] == ["data/000004", "data/000005"]
+    assert source.skipped == 0
+
+
+def test_members_group_by_folder_and_name_up_to_the_first_dot(tmp_path):
+    members = [
+        ("x/a.left.png", PNG),  # an image of another name than the sample's
+        ("x/a.png", PNG),
+        ("x/a.cls", b"4\n"),
+        ("y/a.PNG", PNG),
+        ("y/a.txt", b"not wanted"),
+        ("__meta__.json", b"not a sample"),
+        ("._b.png", b"not a sample"),
+        ("c.jpg", PNG),
+    ]
+    write_tar(tmp_path / "data.tar", members)
+    stream = [sample for sample, _ in WebDataset(str(tmp_path / "data.tar")).samples()]
+    assert [(s.id, s.label, s.codec) for s in stream] == [
+        ("data/x/a", 4, "png"),
+        ("data/y/a", None, "png"),
+        ("data/c", None, "png"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        ([("b.cls", b"1")], "0 images under"),
+        ([("b.png", PNG), ("b.webp", PNG)], "2 images under"),
+        ([("b.png", b"no image")], "neither JPEG"),
+        ([("b.png", b"")], "neither JPEG"),
+        ([("b.png", PNG), ("b.cls", b"cat")], "invalid literal"),
+        ([("b.png", PNG), ("b.cls", b"-1")], "label -1"),
+        ([("b.png", PNG), ("b.json", b"{")], "Expecting"),
+        ([("b.png", PNG), ("b.json", b"[1]")], "no object"),
+        ([("b.png", PNG), ("b.cls", b"\xff")], "decode"),
+        ([("b.png", PNG), ("b.json", b"[" * 100_000)], "nested"),
+    ],
+)
+def test_a_malformed_sample_is_counted_and_left_out(tmp_path, caplog, broken, message):
+    write_tar(tmp_path / "data.tar", [("a.png", PNG), *broken, ("c.png", PNG)])
+    source = WebDataset(str(tmp_path / "data.tar"))
+    with caplog.at_level(logging.WARNING):
+        assert ids(source) == ["data/a", "data/c"]
+    assert source.skipped == 1
+    assert "left out data/b" in caplog.text
+    assert message in caplog.text
+
+
+def test_facts_that_the_wire_cannot_carry_are_dropped(tmp_path):
+    facts = b'{"a": 1, "big": %d, "long": "%s", "list": [1], "none": null, "b": true}'
+    long = b"x" * 5000
+    write_tar(tmp_path / "data.tar", [("a.png", PNG), ("a.json", facts % (2**70, b"y"))])
+    write_tar(tmp_path / "long.tar", [("a.png", PNG), ("a.json", facts % (2, long))])
+    ((sample, _),) = WebDataset(str(tmp_path / "data.tar")).samples()
+    assert sample.meta == {"a": 1, "long": "y", "b": True}
+    ((sample, _),) = WebDataset(str(tmp_path / "long.tar")).samples()
+    assert sample.meta == {"a": 1, "big": 2, "b": True}
+
+
+@pytest.mark.parametrize("mode", ["w", "w:gz"])
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.7])
+def test_a_truncated_shard_gives_what_is_whole_and_the_next_goes_on(tmp_path, caplog, mode, share):
+    write_tar(tmp_path / "a.tar", shard_members(0, 8), mode)
+    write_tar(tmp_path / "b.tar", shard_members(8, 2))
+    whole = ids(WebDataset(str(tmp_path / "a.tar")))
+    data = (tmp_path / "a.tar").read_bytes()
+    (tmp_path / "a.tar").write_bytes(data[: int(len(data) * share) | 1])
+    source = WebDataset([str(tmp_path / "a.tar"), str(tmp_path / "b.tar")])
+    with caplog.at_level(logging.WARNING):
+        *rest, first, second = ids(source)
+    assert rest == whole[: len(rest)]
+    assert [first, second] == ["b/000008", "b/000009"]
+    assert len(rest) < 8
+    assert source.skipped == 1
+    assert "unreadable from byte" in caplog.text or "no header at byte" in caplog.text
+
+
+def test_a_damaged_header_is_not_taken_for_the_end(tmp_path, caplog):
+    path = tmp_path / "data.tar"
+    write_tar(path, shard_members(0, 6))
+    starts = [member.start for member in read_members(path, 0, ())]
+    data = bytearray(path.read_bytes())
+    data[starts[9] : starts[9] + 512] = b"\xff" * 512
+    path.write_bytes(data)
+    source = WebDataset(str(path))
+    with caplog.at_level(logging.WARNING):
+        assert ids(source) == ["data/000000", "data/000001"]  # the third may lack members
+    assert source.skipped == 1
+    assert f"no header at byte {starts[9]}" in caplog.text
+
+
+@pytest.mark.parametrize("data", [b"", b"no tar at all" * 100])
+def test_a_file_that_is_no_tar_is_counted(tmp_path, data):
+    (tmp_path / "a.tar").write_bytes(data)
+    write_tar(tmp_path / "b.tar", shard_members(0, 2))
+    source = WebDataset(str(tmp_path / "*.tar"))
+    assert ids(source) == ["b/000000", "b/000001"]
+    assert source.skipped == 1
+
+
+def test_shards_may_be_added_behind(tmp_path):
+    write_tar(tmp_path / "a.tar", shard_members(0, 3))
+    (*_, (_, position)) = WebDataset(str(tmp_path / "*.tar")).samples()
+    write_tar(tmp_path / "b.tar", shard_members(3, 2))
+    source = WebDataset(str(tmp_path / "*.tar"))
+    assert [sample.id for sample, _ in source.samples(position)] == ["b/000003", "b/000004"]
+
+
+def test_other_shards_do_not_fit_a_position(tmp_path):
+    for name in ("b", "c"):
+        write_tar(tmp_path / f"{name}.tar", shard_members(0, 3))
+    (*_, (_, position)) = WebDataset(str(tmp_path / "*.tar")).samples()
+    with pytest.raises(ValueError, match="shard 1 is none of 1"):
+        WebDataset(str(tmp_path / "b.tar")).samples(position)
+    write_tar(tmp_path / "a.tar", shard_members(0, 3))
+    with pytest.raises(ValueError, match=r"file was 'c\.tar' and is 'b\.tar'"):
+        WebDataset(str(tmp_path / "*.tar")).samples(position)
+    write_tar(tmp_path / "c.tar", shard_members(0, 40))
+    with pytest.raises(ValueError, match="bytes was"):
+        WebDataset([str(tmp_path / "b.tar"), str(tmp_path / "c.tar")]).samples(position)
+
+
+def test_braces_expand_as_in_a_shell():
+    assert expand_braces("d-{008..011}.tar") == [f"d-{n:03d}.tar" for n in range(8, 12)]
+    assert expand_braces("{2..0}") == ["2", "1", "0"]
+    assert expand_braces("{a,b}/{0..1}") == ["a/0", "a/1", "b/0", "b/1"]
+    assert expand_braces("plain*.tar") == ["plain*.tar"]
+    with pytest.raises(ValueError, match="must be a range"):
+        expand_braces("{x..y}")
+
+
+def test_missing_shards_are_named(tmp_path):
+    write_tar(tmp_path / "d-0.tar", shard_members(0, 1))
+    with pytest.raises(FileNotFoundError, match=r"d-1\.tar \(of .*d-\{0\.\.1\}\.tar\)"):
+        WebDataset(str(tmp_path / "d-{0..1}.tar"))
+    with pytest.raises(FileNotFoundError, match="no shard"):
+        find_shards(str(tmp_path / "x*.tar"))
+    with pytest.raises(FileNotFoundError, match="pass a path"):
+        find_shards([])
+    with pytest.raises(ValueError, match="epochs 0"):
+        WebDataset(str(tmp_path / "d-0.tar"), epochs=0)
