@@ -1,0 +1,44 @@
+"""stream-ssl status: what a running daemon is doing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from jsonargparse import auto_cli
+
+from stream_ssl.app.endpoints import load
+
+
+def status(run: Path, seconds: float = 2.0, json: bool = False) -> int:
+    """Show what the processes of a run folder are doing; exit status 1 when one does not answer.
+
+    Args:
+        run: the run's folder, as `run:` in the config file.
+        seconds: how long to measure rates.
+        json: print the figures as JSON.
+    """
+    from rich.console import Console
+
+    from stream_ssl.app import overview
+
+    addresses = {role: entry["http"] for role, entry in load(run).items()}
+    console = Console()
+    if not addresses:
+        console.print(
+            f"{run}: nothing has run here. Start it with: stream-ssl run CONFIG --run {run}"
+        )
+        return 1
+    figures = overview.measure(lambda: addresses, seconds, time.sleep)
+    if json:
+        console.print_json(data=figures)
+    else:
+        console.print(overview.table(run, addresses, figures))
+    return 0 if all(figures["up"].values()) else 1
+
+
+def main(arguments: Sequence[str]) -> int:
+    result = auto_cli(status, args=list(arguments), prog="stream-ssl status")
+    assert isinstance(result, int)
+    return result
