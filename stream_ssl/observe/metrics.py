@@ -140,7 +140,7 @@ class LearnerMetrics:
         )
 
     def consume(self, record: StepRecord | Idle | CheckpointRecord) -> None:
-        """Take one record of `Learner.run`, or what `Checkpointer.save` returned just now."""
+        """Take one record of `Learner.run`, or what `Checkpointer.save` returned."""
         # Imported here: the receiver's process has no torch.
         from stream_ssl.learning.records import Idle, StepRecord
 
@@ -150,7 +150,7 @@ class LearnerMetrics:
         elif isinstance(record, Idle):
             self._waiting(record)
         else:
-            self.resumed(record.step, self._clock())
+            self.resumed(record.step, record.created)
             self._families.observe("checkpoint_seconds", record.seconds)
             self._families.set("checkpoint_bytes", record.bytes)
 

@@ -25,8 +25,16 @@ from stream_ssl.observe.families import LIMIT, settings
 from stream_ssl.observe.metrics import LearnerMetrics, ReceiverMetrics
 
 
-def saved(step: int) -> CheckpointRecord:
-    return CheckpointRecord(step, 0.4, 5000, Path("step-7"), Offset(9, 0), Offset(3, 0))
+def saved(step: int, created: float) -> CheckpointRecord:
+    return CheckpointRecord(
+        step=step,
+        created=created,
+        seconds=0.4,
+        bytes=5000,
+        path=Path("step-7"),
+        offset=Offset(9, 0),
+        needed=Offset(3, 0),
+    )
 
 
 def receiver() -> ReceiverMetrics:
@@ -179,12 +187,12 @@ def test_checkpoint_age_is_computed_when_it_is_read() -> None:
     now[0] = 1060.0
     assert value(metrics, "checkpoint_age_seconds") == 60  # none yet: since the start
     assert value(metrics, "checkpoint_timestamp_seconds") == 0
-    metrics.consume(saved(step=7))
-    assert value(metrics, "checkpoint_age_seconds") == 0
+    metrics.consume(saved(step=7, created=1050.0))
+    assert value(metrics, "checkpoint_age_seconds") == 10
     now[0] = 1100.0
-    assert value(metrics, "checkpoint_age_seconds") == 40
+    assert value(metrics, "checkpoint_age_seconds") == 50
     assert value(metrics, "checkpoint_step") == 7
-    assert value(metrics, "checkpoint_timestamp_seconds") == 1060
+    assert value(metrics, "checkpoint_timestamp_seconds") == 1050
     assert value(metrics, "checkpoint_bytes") == 5000
     assert value(metrics, "checkpoint_seconds_sum") == 0.4
     metrics.checkpoint_failed()
