@@ -286,13 +286,13 @@ class Dialogue:
     # -- credit
 
     def grant(self, now: float, quiet: Session | None = None) -> None:
-        """Shares credit out anew; tells those whose share changed much, but for `quiet`."""
+        """Shares credit out anew; tells those whose share changed, but for `quiet`."""
         holders = list(self.sessions)
         room = 0 if self.closing or not self.ready else max(0, self.room - self.group.bytes)
         for session, credit in zip(holders, self.policy.plan(holders, room, now), strict=True):
             before = session.credit
-            if abs(credit - before) * 4 <= before and (credit == 0) == (before == 0):
-                continue
+            if before <= credit and (credit - before) * 4 <= before:
+                continue  # not worth a message; but less is always told
             if (credit == 0) != (before == 0):
                 session.since = now
             session.credit = credit

@@ -88,6 +88,11 @@ class Receiver:
                 f"max_lag_bytes {max_lag_bytes}: must be at least max_packet, {max_packet}, or no "
                 "producer ever gets credit"
             )
+        if journal.budget < 4 * max_packet:
+            raise ValueError(
+                f"journal budget {journal.budget} bytes: must be at least 4 times max_packet "
+                f"({max_packet}), or no producer ever gets credit"
+            )
         self.journal = journal
         self.cursor = cursor
         self.drain_seconds = drain_seconds
@@ -182,7 +187,7 @@ class Receiver:
         dialogue.flush(now)
         if self._group_due(now):
             dialogue.commit(now)
-            if self.journal.room < 2 * self._policy.total:
+            if self.journal.room < 4 * self._policy.total:
                 self._tick_at = 0.0  # near the end of the room, every commit counts
         if now >= self._tick_at:
             self._tick(now)
@@ -218,8 +223,8 @@ class Receiver:
 
     def _group_due(self, now: float) -> bool:
         group = self._dialogue.group
-        waited = len(group) > 0 and now - group.began >= self._group_seconds
-        return waited or self._group_full()
+        seconds = 0.0 if self._dialogue.closing else self._group_seconds
+        return self._group_full() or (len(group) > 0 and now - group.began >= seconds)
 
     def _tick(self, now: float) -> None:
         """What is due now and then: trim, measure the room, share credit."""
@@ -235,7 +240,7 @@ class Receiver:
         except JournalError as error:
             log.warning("cannot trim: %s", error)
         self._lag = self.journal.bytes_after(state.read)
-        room = self.journal.room
+        room = self.journal.room // 2  # bytes take more on disk, small packets above all
         if self._max_lag is not None:
             room = min(room, self._max_lag - self._lag)
         dialogue.room = room

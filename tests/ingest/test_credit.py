@@ -1,0 +1,169 @@
+"""How credit is shared: the plan by itself, and over TCP."""
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from receiver_peer import KIB, MIB, Peer, Running, packet, until
+
+from stream_ssl.ingest.credit import QUIET_SECONDS, TURN_SECONDS, CreditPolicy
+from stream_ssl.wire import Ack
+
+SMALL = {"max_packet": 64 * KIB, "credit": 256 * KIB, "total_credit": 256 * KIB}
+
+
+@dataclass
+class Holder:
+    credit: int = 0
+    since: float = 0.0
+    heard: float = 0.0
+
+
+def give(holders, grants, now):
+    for holder, grant in zip(holders, grants, strict=True):
+        if (holder.credit == 0) != (grant == 0):
+            holder.since = now
+        holder.credit = grant
+
+
+@settings(deadline=None, derandomize=True)
+@given(
+    max_packet=st.integers(1, 100),
+    more=st.integers(0, 300),
+    most=st.integers(0, 3000),
+    room=st.integers(-50, 5000),
+    holders=st.lists(
+        st.builds(Holder, st.integers(0, 9), st.floats(0, 9), st.floats(0, 9)), max_size=40
+    ),
+)
+def test_grants_fit_all_bounds(max_packet, more, most, room, holders):
+    policy = CreditPolicy(max_packet + more, max_packet + more + most, max_packet)
+    grants = policy.plan(holders, max(0, room), now=9.0)
+    assert len(grants) == len(holders)
+    assert all(g == 0 or max_packet <= g <= policy.each for g in grants)
+    assert sum(grants) <= min(policy.total, max(0, room))
+    if holders and room >= max_packet:
+        assert any(grants)
+
+
+def test_the_budget_is_shared_evenly():
+    policy = CreditPolicy(each=16, total=40, max_packet=4)
+    assert policy.plan([Holder()] * 2, 1000, 0.0) == [16, 16]
+    assert policy.plan([Holder()] * 5, 1000, 0.0) == [8] * 5
+    assert policy.plan([Holder()] * 5, 20, 0.0) == [4] * 5
+
+
+def test_too_many_producers_take_turns_of_equal_length():
+    policy = CreditPolicy(each=4, total=12, max_packet=4)
+    holders = [Holder() for _ in range(10)]
+    turns, steps = [0] * 10, 10_000
+    for step in range(steps):
+        now = step * 0.01
+        give(holders, policy.plan(holders, 1000, now), now)
+        for n, holder in enumerate(holders):
+            turns[n] += holder.credit > 0
+            holder.heard = now + 0.001 if holder.credit else holder.heard
+    assert sum(turns) == 3 * steps
+    assert max(turns) <= 1.1 * min(turns)
+
+
+def test_a_producer_that_sends_nothing_passes_its_turn_on_sooner():
+    policy = CreditPolicy(each=4, total=4, max_packet=4)
+    silent = Holder(credit=4, since=10.0, heard=9.0)
+    sender = Holder(credit=4, since=10.0, heard=10.01)
+    for holder, seconds in ((silent, QUIET_SECONDS), (sender, TURN_SECONDS)):
+        waiting = Holder(since=5.0)
+        assert policy.plan([holder, waiting], 1000, 10 + 0.9 * seconds) == [4, 0]
+        assert policy.plan([holder, waiting], 1000, 10 + 1.1 * seconds) == [0, 4]
+
+
+@pytest.mark.parametrize(("each", "total", "packet"), [(4, 8, 5), (8, 4, 2), (4, 8, 0)])
+def test_a_policy_that_makes_no_sense_is_refused(each, total, packet):
+    with pytest.raises(ValueError, match="credit: must hold"):
+        CreditPolicy(each, total, packet)
+
+
+def test_credit_stops_while_the_learner_lags_and_comes_back_unasked(tmp_path):
+    size = packet(1).size
+    with (
+        Running(tmp_path, max_lag_bytes=64 * KIB, **SMALL) as running,
+        Peer(running.endpoint) as peer,
+    ):
+        peer.hello()
+        peer.with_credit()
+        peer.say(packet(1))
+        peer.acked(1)
+        while peer.credit:
+            peer.hear(Ack)
+        assert peer.silent(0.3)
+        running.cursor.publish(read=2, durable=1)
+        peer.with_credit()
+        peer.say(packet(2))
+        peer.acked(2)
+        until(lambda: running.last.lag_bytes == size)
+
+
+def test_credit_stops_before_the_journal_is_full_and_comes_back_after_a_checkpoint(tmp_path):
+    with (
+        Running(tmp_path, budget=2 * MIB, **SMALL) as running,
+        Peer(running.endpoint) as peer,
+    ):
+        peer.hello()
+        sequence = 0
+        while peer.credit:
+            sequence += 1
+            peer.say(packet(sequence, samples=1, side=200))
+            peer.acked(sequence)
+        assert sequence > 20
+        assert running.total("journal_failures") == 0
+        assert running.journal.bytes <= 2 * MIB
+        peer.say(packet(sequence + 1, samples=1, side=200))  # against the rules: still no harm
+        peer.acked(sequence + 1)
+
+        running.cursor.publish(read=sequence, durable=sequence)
+        peer.with_credit()
+        until(lambda: running.last.journal_first > 1)
+        assert running.journal.room > MIB
+
+
+def test_a_flood_beyond_all_credit_is_bounded_and_harms_nobody(tmp_path):
+    with (
+        Running(tmp_path, group_seconds=0.2, group_packets=10_000, **SMALL) as running,
+        Peer(running.endpoint) as bad,
+        Peer(running.endpoint) as good,
+    ):
+        bad.hello("bad")
+        good.hello("good")
+        for sequence in range(1, 201):
+            bad.say(packet(sequence, samples=1, side=250))
+        good.say(packet(1))
+        good.acked(1)
+        sent = [sequence for name, sequence in running.journalled() if name == "bad"]
+        assert sent == list(range(1, len(sent) + 1))
+        assert running.receiver._dialogue.group.bytes <= SMALL["total_credit"]
+
+
+def test_many_greedy_producers_are_served_alike(tmp_path):
+    """12 producers, credit for 4 packets: each gets its share by turns."""
+    with Running(tmp_path, **SMALL) as running:
+        peers = [Peer(running.endpoint) for _ in range(12)]
+        sent = [0] * len(peers)
+        for n, peer in enumerate(peers):
+            peer.hello(f"robot/{n}")
+
+        def pump():
+            for n, peer in enumerate(peers):
+                while peer.socket.poll(0):
+                    peer.hear(Ack)
+                if peer.credit and sent[n] == peer.through:
+                    sent[n] += 1
+                    peer.say(packet(sent[n], samples=1, side=200))
+            return min(sent) >= 12
+
+        until(pump, 60)
+        until(lambda: running.last.producers == 12)
+        assert all(record.credit <= SMALL["total_credit"] for record in running.records)
+        assert max(sent) <= 6 * min(sent)
+        for peer in peers:
+            peer.close()

@@ -1,0 +1,362 @@
+"""The receiver over TCP: what it takes, refuses and answers."""
+
+import gc
+
+import psutil
+import pytest
+import zmq
+from receiver_peer import KIB, MIB, Peer, Running, packet, until
+
+from stream_ssl.ingest.journal import JournalFull, ProducerState
+from stream_ssl.wire import Ack, Bye, Data, Hello, Nack, Sample, Welcome, encode
+
+
+@pytest.fixture
+def running(tmp_path):
+    with Running(tmp_path) as running:
+        yield running
+
+
+def test_packets_are_journalled_before_they_are_acknowledged(running):
+    with Peer(running.endpoint) as peer:
+        welcome = peer.hello()
+        assert (welcome.resume, welcome.position) == (0, None)
+        assert (welcome.max_packet, welcome.max_samples) == (8 * MIB, 1024)
+        assert welcome.credit >= welcome.max_packet
+        for sequence in range(1, 6):
+            peer.say(packet(sequence, position=["at", sequence]))
+        peer.acked(5)
+        assert running.journal.producers() == {"robot": ProducerState(5, ["at", 5])}
+        assert running.journalled() == [("robot", n) for n in range(1, 6)]
+    until(lambda: running.total("acked_samples") == 10)
+    assert (running.total("packets"), running.total("samples")) == (5, 10)
+    assert running.total("bytes") == sum(packet(n, position=["at", n]).size for n in range(1, 6))
+    assert running.last.captured == 1.0
+
+
+def test_a_producer_without_memory_is_told_where_to_go_on(running):
+    with Peer(running.endpoint) as peer:
+        peer.hello(epoch=1)
+        peer.say(packet(1, position={"file": "a", "row": 7}))
+        peer.acked(1)
+    with Peer(running.endpoint) as peer:
+        welcome = peer.hello(epoch=2)
+        assert (welcome.resume, welcome.position) == (1, {"file": "a", "row": 7})
+
+
+def test_resuming_counts_what_is_under_way(running):
+    """A HELLO behind DATA on one connection: resume must name what that DATA made durable."""
+    with Peer(running.endpoint) as peer:
+        peer.hello()
+        peer.say(packet(1))
+        peer.say(packet(2))
+        assert peer.hello().resume == 2
+
+
+def test_a_restarted_receiver_goes_on_where_its_journal_ends(tmp_path):
+    with Running(tmp_path) as running, Peer(running.endpoint) as peer:
+        peer.hello()
+        peer.say(packet(1))
+        peer.acked(1)
+    with Running(tmp_path) as running, Peer(running.endpoint) as peer:
+        peer.say(packet(2))
+        assert peer.nacked() == ("hello-required", 2, False)
+        assert peer.hello(first=2).resume == 1
+        peer.say(packet(2))
+        peer.acked(2)
+        assert running.journalled() == [("robot", 1), ("robot", 2)]
+
+
+def test_duplicates_are_acknowledged_again_and_journalled_once(running):
+    with Peer(running.endpoint) as peer:
+        peer.hello()
+        for sequence in (1, 2, 1, 2, 2, 3):
+            peer.say(packet(sequence))
+        peer.acked(3)
+        peer.say(packet(1))
+        assert peer.hear(Ack).through == 3
+        until(lambda: running.total("duplicates") == 8)
+        assert running.journalled() == [("robot", n) for n in (1, 2, 3)]
+
+
+def test_a_gap_sends_the_producer_back_once(running):
+    with Peer(running.endpoint) as peer:
+        peer.hello()
+        for sequence in (1, 4, 5, 6):
+            peer.say(packet(sequence))
+        assert peer.nacked() == ("gap", 2, False)
+        for sequence in (2, 3, 4):
+            peer.say(packet(sequence))
+        peer.acked(4)
+        assert peer.silent(0.2)
+        assert running.journalled() == [("robot", n) for n in (1, 2, 3, 4)]
+
+
+def test_packets_that_nobody_has_any_more_are_counted_once(running):
+    with Peer(running.endpoint) as peer:
+        peer.hello()
+        peer.say(packet(1))
+        peer.acked(1)
+        for _ in range(3):  # said again each second until WELCOME comes
+            assert peer.hello(first=10).resume == 1
+        peer.say(packet(10))
+        peer.acked(10)
+        until(lambda: running.total("missing") == 8)
+        assert running.journalled() == [("robot", 1), ("robot", 10)]
+
+
+def test_damage_on_the_way_is_asked_for_again(running):
+    with Peer(running.endpoint) as peer:
+        peer.hello()
+        frames = encode(packet(1))
+        frames[3] = b"\xff" * len(frames[3])
+        peer.frames(*frames)
+        peer.say(packet(2))
+        assert peer.nacked() == ("checksum", 1, False)
+        peer.say(packet(1))
+        peer.say(packet(2))
+        peer.acked(2)
+        until(lambda: running.counted("refused")["checksum"] == 1)
+
+
+def test_another_version_is_refused_in_ours(running):
+    with Peer(running.endpoint) as peer:
+        frames = encode(Hello("robot", 1, 1))
+        peer.frames(b"SS\x63\x01", *frames[1:])
+        nack = peer.hear(Nack)
+        assert (nack.sequence, nack.reason, nack.permanent) == (0, "version", True)
+        assert "99" in nack.detail
+        assert "1" in nack.detail
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [b""],
+        [b"GET / HTTP/1.1\r\n"],
+        [b"SS\x01\x03"],
+        [b"SS\x01\x03", b"short", b"", b""],
+        [b"SS\x01\x01", b"\xc1\xff"],
+        [b"SS\x01\x01", b"\x90"],
+        [b"SS\x01\x04", encode(Ack(1, 1))[1]],
+        [b"SS\x01\x00", b"\x80"],
+        encode(Hello("no blanks", 1, 1)),
+        encode(Hello("robot", 1, 1 << 63)),
+        [b"x"] * 300,
+    ],
+)
+def test_garbage_is_counted_and_answered_and_harms_nobody(running, frames):
+    with Peer(running.endpoint) as good, Peer(running.endpoint) as bad:
+        good.hello()
+        bad.frames(*frames)
+        assert bad.nacked() == ("malformed", 0, True)
+        good.say(packet(1))
+        good.acked(1)
+    until(lambda: running.counted("refused")["malformed"] == 1)
+
+
+def _header(**fields):
+    import msgpack
+
+    row = {"id": "a", "time": 1.0, "codec": "raw", "size": 4, "shape": [2, 2, 1]}
+    return msgpack.packb({"source": "s", "position": None, "samples": [row], **fields})
+
+
+@pytest.mark.parametrize(
+    ("data", "reason", "samples"),
+    [
+        (Data(1, b"no msgpack", b"1234"), "malformed", 1),
+        (Data(1, _header(samples=[]), b""), "malformed", 1),
+        (Data(1, _header(), b"12345"), "malformed", 1),
+        (Data(1, _header(samples=[{"id": "a", "time": 1.0, "codec": "tiff", "size": 4}]), b"1234"),
+         "codec", 1),
+        (packet(1, samples=5, side=1), "oversize", 5),
+        (packet(1, samples=1, side=80), "oversize", 1),
+    ],
+)  # fmt: skip
+def test_what_no_receiver_will_take_is_refused_for_good(tmp_path, data, reason, samples):
+    with (
+        Running(
+            tmp_path, max_packet=4 * KIB, max_samples=4, credit=MIB, total_credit=MIB
+        ) as running,
+        Peer(running.endpoint) as peer,
+    ):
+        peer.hello()
+        peer.say(data)
+        peer.say(packet(2))
+        assert peer.nacked() == (reason, 1, True)
+        assert running.journal.state("robot").sequence >= 1  # durable before it was said
+        peer.acked(2)
+        assert running.journalled() == [("robot", 2)]
+        until(lambda: running.counted("rejected")[reason] == samples)
+
+
+def test_a_frame_beyond_all_limits_ends_the_connection_and_nothing_else(tmp_path):
+    with (
+        Running(tmp_path, max_packet=64 * KIB, credit=MIB, total_credit=MIB) as running,
+        Peer(running.endpoint) as good,
+        Peer(running.endpoint) as bad,
+    ):
+        good.hello()
+        bad.hello("bad")
+        bad.say(Data(1, b"", bytes(4 * MIB)))
+        good.say(packet(1))
+        good.acked(1)
+        assert ("bad", 1) not in running.journalled()
+
+
+def test_a_newer_incarnation_takes_over(running):
+    with Peer(running.endpoint) as old, Peer(running.endpoint) as new:
+        old.hello(epoch=1)
+        old.say(packet(1))
+        old.acked(1)
+        assert new.hello(epoch=2).resume == 1
+        assert old.nacked() == ("superseded", 0, True)
+        old.say(packet(2))
+        assert old.nacked() == ("hello-required", 2, False)
+        old.say(Hello("robot", 1, 2))
+        assert old.nacked() == ("superseded", 0, True)
+        new.say(packet(2))
+        new.acked(2)
+        assert running.last.producers <= 2
+
+
+def test_an_older_epoch_is_heard_when_the_newer_connection_is_gone(running):
+    """A robot without a battery-backed clock may start before its own past."""
+    with Peer(running.endpoint) as first:
+        first.hello(epoch=1000)
+    with Peer(running.endpoint) as second:
+        second.say(Hello("robot", 5, 1))
+
+        def welcomed():
+            second.say(Hello("robot", 5, 1))
+            return isinstance(second.hear(Welcome | Nack), Welcome)
+
+        until(welcomed)
+
+
+def test_bye_frees_the_producer_s_credit(running):
+    with Peer(running.endpoint) as peer:
+        peer.hello()
+        until(lambda: running.records and running.last.producers == 1 and running.last.credit)
+        peer.say(Bye("done"))
+        until(lambda: running.last.producers == 0 and running.last.credit == 0)
+
+
+def test_stopping_commits_what_is_under_way_and_says_bye(tmp_path):
+    with (
+        Running(tmp_path, group_seconds=30.0, group_packets=1000) as running,
+        Peer(running.endpoint) as peer,
+    ):
+        peer.hello()
+        for sequence in range(1, 4):
+            peer.say(packet(sequence))
+        until(lambda: running.total("packets") == 3)
+        assert peer.through == 0
+        running.stop.set()
+        peer.acked(3)
+        assert peer.credit == 0
+        assert peer.hear(Bye).reason
+    assert running.total("acked_samples") == 6
+    with pytest.raises(zmq.ZMQError):
+        assert running.endpoint != running.receiver.endpoint
+
+
+def test_ten_thousand_producers_that_come_and_go_leave_nothing_behind(tmp_path):
+    process = psutil.Process()
+    with Running(tmp_path, max_producers=100) as running, Peer(running.endpoint) as peer:
+        for n in range(500):
+            peer.hello(f"warm/{n}")
+        gc.collect()
+        before = process.memory_info().rss
+        for n in range(10_000):
+            peer.hello(f"robot/{n}")
+        gc.collect()
+        assert process.memory_info().rss - before < 4 * MIB
+        assert running.journal.producers() == {}
+        until(lambda: running.last.producers <= 100)
+
+
+def test_more_producers_than_the_table_holds_are_all_served(tmp_path):
+    with Running(tmp_path, max_producers=2) as running:
+        peers = [Peer(running.endpoint) for _ in range(4)]
+        for n, peer in enumerate(peers):
+            peer.hello(f"robot/{n}")
+        for n, peer in enumerate(peers):
+            peer.hello(f"robot/{n}")
+            peer.with_credit()
+            peer.say(packet(1))
+            peer.acked(1)
+        assert sorted(running.journalled()) == [(f"robot/{n}", 1) for n in range(4)]
+        for peer in peers:
+            peer.close()
+
+
+def test_a_disk_that_fills_stops_credit_and_comes_back_by_itself(tmp_path, monkeypatch):
+    with Running(tmp_path) as running, Peer(running.endpoint) as peer:
+        peer.hello()
+        peer.say(packet(1))
+        peer.acked(1)
+        append = running.journal.append
+
+        def full(_):
+            raise JournalFull("no space left on device")
+
+        monkeypatch.setattr(running.journal, "append", full)
+        peer.say(packet(2))
+        while peer.credit:
+            peer.hear(Ack)
+        until(lambda: running.total("journal_failures") >= 2)
+        assert running.last.ready is False
+        assert peer.through == 1
+        assert peer.hello().resume == 1
+        assert peer.credit == 0
+
+        monkeypatch.setattr(running.journal, "append", append)
+        peer.acked(2)
+        peer.with_credit()
+        peer.say(packet(2))
+        peer.say(packet(3))
+        peer.acked(3)
+        assert running.journalled() == [("robot", n) for n in (1, 2, 3)]
+        until(lambda: running.last.ready)
+
+
+def test_nothing_that_raises_inside_ends_the_loop(running, monkeypatch):
+    with Peer(running.endpoint) as peer:
+        peer.hello()
+        with monkeypatch.context() as patched:
+            patched.setattr("stream_ssl.ingest.dialogue.decode", lambda _: 1 / 0)
+            peer.say(packet(1))
+            until(lambda: running.counted("refused")["internal"] == 1)
+        peer.say(packet(1))
+        peer.acked(1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"bind": "tcp://0.0.0.0:0"}, "stream-ssl keys"),
+        ({"bind": "tcp://*:0"}, "plain text is allowed only on loopback"),
+        ({"max_packet": 32 * MIB}, "max_packet"),
+        ({"budget": 16 * MIB}, "journal budget 16777216"),
+        ({"max_lag_bytes": 10}, "max_lag_bytes 10"),
+        ({"group_packets": 0}, "at least 1"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(tmp_path, settings, message):
+    with pytest.raises(ValueError, match=message):
+        Running(tmp_path, **settings)
+
+
+def test_an_address_in_use_is_named(running, tmp_path):
+    with pytest.raises(OSError, match="cannot listen at"):
+        Running(tmp_path / "other", bind=running.endpoint)
+
+
+def test_samples_are_not_looked_into(running):
+    """A bad image is the learner's to quarantine: the receiver must not spend its time on it."""
+    with Peer(running.endpoint) as peer:
+        peer.hello()
+        peer.say(Data.pack(1, [Sample("a", b"no jpeg at all", "jpeg")]))
+        peer.acked(1)
