@@ -15,7 +15,7 @@ class RateLimit:
     Args:
         rate: samples per second.
         clock: seconds that never run backwards.
-        sleep: waits for so many seconds, or somewhat longer.
+        sleep: waits for so many seconds, or somewhat longer; true when it was interrupted.
 
     Raises:
         ValueError: the rate is not above 0.
@@ -25,7 +25,7 @@ class RateLimit:
         self,
         rate: float,
         clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
+        sleep: Callable[[float], bool | None] = time.sleep,
     ) -> None:
         if not rate > 0:
             raise ValueError(f"rate {rate}: must be above 0 samples per second, or null for none")
@@ -36,13 +36,15 @@ class RateLimit:
         self._clock, self._sleep = clock, sleep
         self._last = clock()
 
-    def wait(self) -> None:
-        """Returns once the next sample is due."""
+    def wait(self) -> bool:
+        """True once the next sample is due; False when the sleep was interrupted."""
         self._fill()
         while self._tokens < 1 - ROUNDING:
-            self._sleep((1 - self._tokens) / self.rate)
+            if self._sleep((1 - self._tokens) / self.rate):
+                return False
             self._fill()
         self._tokens -= 1
+        return True
 
     def _fill(self) -> None:
         now = self._clock()

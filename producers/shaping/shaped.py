@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -86,6 +87,7 @@ class Shaped:
                 raise ValueError(f"{what} {value}: must lie in [{low:g}, {high:g}]")
         if rate is not None:
             RateLimit(rate)
+        self._stopped = threading.Event()
         self.source = source
         self.name = source.name
         self.rate, self.limit = rate, limit
@@ -119,6 +121,13 @@ class Shaped:
         taken = self.source.samples(inner)
         return self._paced(self._run(taken, inner, window, skip, sent), sent)
 
+    def stop(self) -> None:
+        """From any thread: streams end where they would wait, here or in the source."""
+        self._stopped.set()
+        stop = getattr(self.source, "stop", None)
+        if stop is not None:
+            stop()
+
     def _paced(
         self, shaped: Iterator[tuple[Sample, Position]], sent: int
     ) -> Iterator[tuple[Sample, Position]]:
@@ -127,9 +136,10 @@ class Shaped:
         if self.rate is None:
             yield from shaped
             return
-        limiter = RateLimit(self.rate)
+        limiter = RateLimit(self.rate, sleep=self._stopped.wait)
         for item in shaped:
-            limiter.wait()
+            if not limiter.wait():
+                return
             yield item
 
     def _run(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -77,11 +78,6 @@ class WatchedFolder:
         ValueError: a time is negative.
     """
 
-    # Replaced in tests.
-    wall: Callable[[], float] = staticmethod(time.time)
-    monotonic: Callable[[], float] = staticmethod(time.monotonic)
-    sleep: Callable[[float], None] = staticmethod(time.sleep)
-
     def __init__(
         self,
         root: Path,
@@ -101,6 +97,11 @@ class WatchedFolder:
         self.name = name or Path(root).absolute().name
         self.late = 0
         self.skipped = 0
+        self._stopped = threading.Event()
+        # Public for tests, whose time passes as they say.
+        self.wall: Callable[[], float] = time.time
+        self.monotonic: Callable[[], float] = time.monotonic
+        self.sleep: Callable[[float], object] = self._stopped.wait
         self._root = Path(root)
         self._order = order
         self._settle, self._poll, self._idle = settle_seconds, poll_seconds, idle_seconds
@@ -109,6 +110,10 @@ class WatchedFolder:
     def samples(self, position: Position = None) -> Iterator[tuple[Sample, Position]]:
         """Each sample with the position after it; see `Source`."""
         return self._watch(self._key(position))
+
+    def stop(self) -> None:
+        """From any thread: `samples` ends, at once where it waits for files."""
+        self._stopped.set()
 
     def _key(self, position: Position) -> Key:
         if position is None:
@@ -123,7 +128,7 @@ class WatchedFolder:
     def _watch(self, last: Key) -> Iterator[tuple[Sample, Position]]:
         passed: set[Key] | None = None  # at or below `last`, and accounted for
         came = self.monotonic()
-        while True:
+        while not self._stopped.is_set():
             files = sorted(self._look(), key=lambda found: found.key)
             below = {found.key for found in files if found.key <= last}
             self._note_late(below - passed if passed is not None else set())

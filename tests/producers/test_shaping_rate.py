@@ -1,6 +1,7 @@
 """The limit on samples per second, on a clock of our own."""
 
 import itertools
+import threading
 
 import pytest
 
@@ -72,10 +73,21 @@ def test_a_rate_that_is_none_is_refused(rate):
 
 def test_a_shaped_stream_keeps_the_rate_and_its_content(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(shaped, "RateLimit", lambda rate: limiter(rate, clock))
+    monkeypatch.setattr(shaped, "RateLimit", lambda rate, **_: limiter(rate, clock))
     source = Synthetic(size=2, shift=0)
     slow = list(itertools.islice(Shaped(source, rate=20).samples(), 101))
     assert clock.now - 50.0 == pytest.approx(5.0)
     quick = list(itertools.islice(Shaped(source).samples(), 101))
     assert [p for _, p in slow] == [p for _, p in quick]
     assert [s.data for s, _ in slow] == [s.data for s, _ in quick]
+
+
+def test_stop_ends_a_stream_that_waits_for_its_rate():
+    source = Shaped(Synthetic(size=2, shift=0), rate=1e-6)
+    stream = source.samples()
+    next(stream)
+    ended = threading.Thread(target=list, args=(stream,))
+    ended.start()
+    source.stop()
+    ended.join(10)
+    assert not ended.is_alive()

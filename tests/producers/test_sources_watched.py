@@ -9,6 +9,7 @@ import time
 import pytest
 from source_files import age, encoded, pixels, write_images
 
+from producers.shaping import Shaped
 from producers.sources import WatchedFolder
 
 
@@ -239,6 +240,19 @@ def test_a_thread_that_writes_while_it_is_watched(tmp_path):
     sent = [sample.data for sample, _ in source.samples()]
     writer.join()
     assert sorted(sent) == sorted(images)
+
+
+def test_stop_ends_a_watch_that_waits(tmp_path):
+    add(tmp_path, "a.png", 1)
+    source = WatchedFolder(tmp_path, settle_seconds=0, poll_seconds=3600)
+    shaped = Shaped(source, rate=1000)
+    stream = shaped.samples()
+    assert names([next(stream)]) == ["a.png"]
+    ended = threading.Thread(target=list, args=(stream,))
+    ended.start()
+    shaped.stop()
+    ended.join(10)
+    assert not ended.is_alive()
 
 
 def test_wrong_arguments_are_named(tmp_path):
