@@ -150,7 +150,7 @@ class Families:
             Info(stem, specs[name].help, registry=self.registry).info(values)
 
 
-def settings(config: Mapping[str, object], limit: int = LIMIT) -> dict[str, str]:
+def settings(config: Mapping[str, object], limit: int = 256) -> dict[str, str]:
     """Nested settings as labels: `{"loss": {"temperature": 0.2}}` becomes loss_temperature="0.2".
 
     At most `limit` of them, each cut to 128 characters; what looks like a secret is left out.
@@ -160,6 +160,8 @@ def settings(config: Mapping[str, object], limit: int = LIMIT) -> dict[str, str]
         if re.search("secret|password|token", key):
             continue
         name = re.sub(r"[^a-z0-9_]", "_", key.lower()).strip("_") or "value"
+        if name[0].isdigit():  # no label may begin so
+            name = f"setting_{name}"
         if isinstance(value, Mapping):
             flat.update({f"{name}_{inner}": text for inner, text in settings(value).items()})
         elif value is not None:

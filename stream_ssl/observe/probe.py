@@ -55,12 +55,14 @@ def classify(
         ValueError: shapes, labels or arguments that do not fit.
     """
     _check(query_QF, reference_NF, label_N, k, temperature)
-    reference_FN = normalize(reference_NF, dim=1).T
+    wide = torch.promote_types(query_QF.dtype, torch.float32)  # bfloat16 has too few digits
+    reference_FN = normalize(reference_NF.to(wide), dim=1).T
+    label_N = label_N.to(reference_NF.device)
     classes = int(label_N.max()) + 1
     k = min(k, len(label_N))
     predicted = []
     for part_qF in torch.split(query_QF, chunk):
-        cosine_qk, index_qk = (normalize(part_qF, dim=1) @ reference_FN).topk(k, dim=1)
+        cosine_qk, index_qk = (normalize(part_qF.to(wide), dim=1) @ reference_FN).topk(k, dim=1)
         # Relative to the nearest: exp(1 / 0.07) would still fit, exp(1 / 0.01) would not.
         weight_qk = ((cosine_qk - cosine_qk[:, :1]) / temperature).exp()
         vote_qC = weight_qk.new_zeros(len(part_qF), classes)
@@ -84,7 +86,9 @@ def probe(
             f"query_label_Q has shape {list(query_label_Q.shape)}; one label a query is due: "
             f"[{len(query_QF)}]"
         )
-    right_Q = classify(query_QF, reference_NF, label_N, k, temperature, chunk) == query_label_Q
+    predicted_Q = classify(query_QF, reference_NF, label_N, k, temperature, chunk)
+    query_label_Q = query_label_Q.to(predicted_Q.device)
+    right_Q = predicted_Q == query_label_Q
     per_class = {
         label: float(right_Q[query_label_Q == label].double().mean())
         for label in sorted(set(query_label_Q.tolist()))

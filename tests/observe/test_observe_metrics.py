@@ -323,7 +323,8 @@ def test_build_and_config_are_told() -> None:
 def test_settings_hide_secrets_and_stay_bounded() -> None:
     flat = settings({"secret_key": "abc", "keys": {"password": "x"}, "name": "y" * 1000})
     assert flat == {"name": "y" * 128}
-    assert len(settings({f"setting{number}": number for number in range(500)})) == LIMIT
+    assert len(settings({f"setting{number}": number for number in range(500)})) == 256
+    assert settings({"2d": True, "learner.seed": 1}) == {"setting_2d": "True", "learner_seed": "1"}
 
 
 def test_two_of_a_kind_share_nothing() -> None:

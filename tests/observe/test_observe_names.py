@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -16,7 +17,8 @@ from stream_ssl.observe.catalogue import CATALOGUE, Spec
 from stream_ssl.observe.metrics import LearnerMetrics, ReceiverMetrics
 from stream_ssl.observe.page import exported, page
 
-PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "metrics.md"
 
 
 def registries() -> dict[str, CollectorRegistry]:
@@ -78,6 +80,15 @@ def test_catalogue_entries_are_whole(spec: Spec) -> None:
 def test_names_are_unique() -> None:
     names = [spec.name for spec in CATALOGUE]
     assert len(names) == len(set(names))
+
+
+def test_names_used_elsewhere_exist() -> None:
+    """Displays and reports ask for metrics by name, as a string."""
+    known = set(exported())
+    known |= {name + part for name in exported() for part in ("_bucket", "_sum", "_count")}
+    for file in sorted((ROOT / "stream_ssl").rglob("*.py")):
+        asked = set(re.findall(r"""["'](stream_ssl_[a-z_]+[a-z])["']""", file.read_text()))
+        assert asked <= known, f"{file}: {asked - known}"
 
 
 def test_page_is_current() -> None:

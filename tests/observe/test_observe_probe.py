@@ -61,6 +61,16 @@ def test_temperature_weighs_nearness_against_number() -> None:
     assert classify(query, reference, label, 3, temperature=10.0).tolist() == [1]
 
 
+def test_half_precision_is_widened() -> None:
+    generator = torch.Generator().manual_seed(5)
+    reference = torch.randn(300, 32, generator=generator).bfloat16()
+    query = torch.randn(40, 32, generator=generator).bfloat16()
+    label = torch.randint(0, 3, (300,), generator=generator)
+    assert torch.equal(
+        classify(query, reference, label, k=5), classify(query.float(), reference.float(), label, 5)
+    )
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
