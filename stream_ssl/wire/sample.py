@@ -62,8 +62,8 @@ class Sample:
         _check_text("source", self.source, MAX_SOURCE_BYTES)
         if self.codec not in CODECS:
             raise ValueError(f"codec {self.codec!r}: must be one of {', '.join(CODECS)}")
-        if not math.isfinite(self.time):
-            raise ValueError(f"sample {self.id!r}: time {self.time} is not finite")
+        if not _finite(self.time):
+            raise ValueError(f"sample {self.id!r}: time {self.time!r} is not a finite number")
         if type(self.data) is not bytes:
             object.__setattr__(self, "data", _flat(self.id, self.data))
         if self.label is not None:
@@ -84,7 +84,7 @@ class Sample:
             raise ValueError(
                 f"sample {self.id!r}: raw images need shape (H, W, C), not {self.shape}"
             )
-        height, width, channels = self.shape
+        height, width, channels = shape
         if not (1 <= height <= MAX_SIDE and 1 <= width <= MAX_SIDE and channels in (1, 3, 4)):
             raise ValueError(
                 f"sample {self.id!r}: shape {self.shape} must have sides 1 to {MAX_SIDE} "
@@ -144,6 +144,13 @@ def _check_text(what: str, text: str, limit: int) -> None:
         fits = False
     if not fits:
         raise ValueError(f"{what} {text!r}: must be 1 to {limit} bytes of UTF-8")
+
+
+def _finite(time: Any) -> bool:
+    try:
+        return math.isfinite(time)
+    except (TypeError, OverflowError):
+        return False
 
 
 def _flat(name: str, data: Any) -> bytes | memoryview:

@@ -1,0 +1,37 @@
+"""Robots need no learner: the producer's side loads with pyzmq, numpy and msgpack alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+CODE = """
+import importlib.abc, sys
+
+FORBIDDEN = {
+    "torch", "torchvision", "faiss", "kornia", "PIL", "lmdb", "prometheus_client", "jsonargparse",
+    "river", "starlette", "uvicorn", "rich", "safetensors", "matplotlib", "yaml",
+}
+
+class Forbid(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in FORBIDDEN:
+            raise ModuleNotFoundError(name, name=name)
+
+sys.meta_path.insert(0, Forbid())
+import %s
+loaded = {name.partition(".")[0] for name in sys.modules}
+assert not loaded & FORBIDDEN, loaded & FORBIDDEN
+assert not loaded & {"memory"}
+print("fine")
+"""
+
+
+@pytest.mark.parametrize("module", ["producers", "stream_ssl.wire"])
+def test_imports_without_the_learner(module: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", CODE % module], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "fine\n", done.stderr

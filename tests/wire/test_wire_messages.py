@@ -1,0 +1,238 @@
+"""Round trips, and everything that must be refused with WireError and nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from wire_golden import DATA, GOLDEN
+
+from stream_ssl.wire import (
+    CODECS,
+    REASONS,
+    Ack,
+    Bye,
+    Data,
+    Hello,
+    Nack,
+    Sample,
+    Welcome,
+    WireError,
+    decode,
+    encode,
+    sample_of,
+)
+from stream_ssl.wire.messages import DATA_HEAD
+
+settings.register_profile("wire", deadline=None, derandomize=True)
+settings.load_profile("wire")
+
+numbers = st.integers(0, 2**64 - 1)
+texts = st.text(max_size=40)
+names = st.from_regex(r"[A-Za-z0-9._/-]{1,128}", fullmatch=True)
+codecs = st.lists(st.sampled_from(CODECS), max_size=4).map(tuple)
+positions = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | texts | st.binary(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=8,
+)
+messages = st.one_of(
+    st.builds(Hello, names, numbers, numbers, codecs, texts),
+    st.builds(Welcome, numbers, positions, numbers, numbers, numbers, codecs, numbers),
+    st.builds(Ack, numbers, numbers),
+    st.builds(Nack, numbers, st.sampled_from(REASONS), texts, st.booleans()),
+    st.builds(Bye, texts),
+)
+
+
+@st.composite
+def samples(draw: Any) -> Sample:
+    common = {
+        "id": draw(st.text(min_size=1, max_size=40)),
+        "time": draw(st.floats(allow_nan=False, allow_infinity=False)),
+        "source": "somewhere",
+        "label": draw(st.none() | st.integers(0, 2**31 - 1)),
+        "meta": draw(
+            st.none()
+            | st.dictionaries(
+                texts, texts | st.integers(-(2**63), 2**63) | st.booleans(), min_size=1, max_size=3
+            )
+        ),
+    }
+    codec = draw(st.sampled_from(CODECS))
+    if codec != "raw":
+        return Sample(data=draw(st.binary(min_size=1, max_size=50)), codec=codec, **common)
+    shape = (draw(st.integers(1, 5)), draw(st.integers(1, 5)), draw(st.sampled_from([1, 3, 4])))
+    size = shape[0] * shape[1] * shape[2]
+    return Sample(data=draw(st.binary(min_size=size, max_size=size)), shape=shape, **common)
+
+
+@given(messages)
+def test_messages_survive(message: Hello | Welcome | Ack | Nack | Bye) -> None:
+    assert decode(encode(message)) == message
+
+
+@given(st.lists(samples(), min_size=1, max_size=5), numbers, positions)
+def test_packets_survive(sent: list[Sample], sequence: int, position: Any) -> None:
+    data = decode(encode(Data.pack(sequence, sent, position)))
+    assert isinstance(data, Data)
+    assert (data.sequence, data.position, len(data)) == (sequence, position, len(sent))
+    assert list(data.samples()) == sent
+    assert data.size == sum(len(frame) for frame in encode(data)[2:])
+
+
+@given(st.lists(st.binary(max_size=60), max_size=5))
+@example([b"SS\x01\x03", bytes(12), b"", b""])
+@example([b"SS\x01\x01", b"\x80"])
+@example([b"SS\x01\x04", b"\x81\xa7through" + b"\x91" * 2000 + b"\x01"])
+@example([b"SS\x01\x02", b"\xc7\x05\xff12345"])
+def test_any_frames_are_a_message_or_a_wire_error(frames: list[bytes]) -> None:
+    with contextlib.suppress(WireError):
+        decode(frames)
+
+
+@given(st.sampled_from(sorted(GOLDEN)), st.integers(0, 3), st.data())
+def test_a_damaged_message_is_a_message_or_a_wire_error(
+    name: str, which: int, data: st.DataObject
+) -> None:
+    frames = [bytearray(bytes.fromhex(frame)) for frame in GOLDEN[name][1]]
+    frame = frames[which % len(frames)]
+    for _ in range(data.draw(st.integers(1, 3))):
+        frame[data.draw(st.integers(0, len(frame) - 1))] = data.draw(st.integers(0, 255))
+    with contextlib.suppress(WireError):
+        decode([bytes(frame) for frame in frames])
+
+
+@given(
+    st.binary(max_size=120)
+    | st.recursive(
+        st.none() | st.integers(-9, 9) | st.floats() | texts | st.binary(max_size=4),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(
+                st.sampled_from(["source", "position", "samples", "id", "time", "codec", "size"]),
+                inner,
+            )
+        ),
+        max_leaves=20,
+    ).map(msgpack.packb)
+)
+def test_any_header_is_read_or_refused(header: bytes) -> None:
+    with contextlib.suppress(WireError, ValueError):
+        list(Data(1, header, b"").samples())
+
+
+@given(st.data())
+def test_a_damaged_header_is_read_or_refused(data: st.DataObject) -> None:
+    header = bytearray(DATA.header)
+    for _ in range(data.draw(st.integers(1, 4))):
+        header[data.draw(st.integers(0, len(header) - 1))] = data.draw(st.integers(0, 255))
+    packet = Data(42, bytes(header), DATA.payload)
+    with contextlib.suppress(WireError):
+        for fields, payload in packet.rows():
+            with contextlib.suppress(ValueError):
+                sample_of(packet.fields["source"], fields, payload)
+
+
+@pytest.mark.parametrize(
+    ("frames", "reason", "match"),
+    [
+        ([], "malformed", "first frame"),
+        ([b"GET / HTTP/1.1\r\n"], "malformed", "first frame b'GET"),
+        ([b"SS\x02\x01", b"\x80"], "version", "version 2; this side speaks 1"),
+        ([b"SS\x01\x09", b"\x80"], "malformed", "kind 9"),
+        ([b"SS\x01\x04"], "malformed", "1 frames"),
+        ([b"SS\x01\x04", b"\x80", b""], "malformed", "3 frames"),
+        ([b"SS\x01\x04", b"\xc1"], "malformed", "not msgpack"),
+        ([b"SS\x01\x04", b"\x90"], "malformed", "map was due, not list"),
+        ([b"SS\x01\x04", b"\x80"], "malformed", "ACK: .*through"),
+        ([b"SS\x01\x03", b"short", b"", b""], "malformed", "4 frames"),
+        ([b"SS\x01\x03", DATA_HEAD.pack(1, 0), b"", b""], "checksum", "packet 1"),
+    ],
+)
+def test_what_is_no_message(frames: list[bytes], reason: str, match: str) -> None:
+    with pytest.raises(WireError, match=match) as caught:
+        decode(frames)
+    assert caught.value.reason == reason
+
+
+@pytest.mark.parametrize(
+    ("message", "field", "value"),
+    [
+        (Hello("a", 1, 1), "producer", "two words"),
+        (Hello("a", 1, 1), "producer", ""),
+        (Hello("a", 1, 1), "producer", 7),
+        (Hello("a", 1, 1), "epoch", -1),
+        (Hello("a", 1, 1), "first", True),
+        (Hello("a", 1, 1), "codecs", "raw"),
+        (Hello("a", 1, 1), "codecs", ["raw", 5]),
+        (Hello("a", 1, 1), "agent", "x" * 5000),
+        (Ack(1, 1), "credit", 1.0),
+        (Nack(1, "gap", "", permanent=False), "permanent", 0),
+        (Bye(), "reason", None),
+    ],
+)
+def test_a_field_of_the_wrong_kind_is_named(message: Any, field: str, value: object) -> None:
+    prefix, body = encode(message)
+    sent = {**msgpack.unpackb(body), field: value}
+    with pytest.raises(WireError, match=field) as caught:
+        decode([prefix, msgpack.packb(sent)])
+    assert caught.value.reason == "malformed"
+
+
+def test_fields_of_later_releases_are_passed_over() -> None:
+    prefix, body = encode(Ack(3, 4))
+    sent = {**msgpack.unpackb(body), "kind": 9, "mood": "good"}
+    assert decode([prefix, msgpack.packb(sent)]) == Ack(3, 4)
+
+
+def row(**fields: Any) -> dict[str, Any]:
+    return {"id": "a", "time": 1.0, "codec": "jpeg", "size": 1, **fields}
+
+
+@pytest.mark.parametrize(
+    ("header", "reason", "match"),
+    [
+        ({"samples": [row()]}, "malformed", "source"),
+        ({"source": "s" * 65, "samples": [row()]}, "malformed", "source"),
+        ({"source": "s", "samples": []}, "malformed", "at least one"),
+        ({"source": "s", "samples": {}}, "malformed", "at least one"),
+        ({"source": "s", "samples": [1]}, "malformed", "no map"),
+        ({"source": "s", "samples": [row(size=-1)]}, "malformed", "lacks"),
+        ({"source": "s", "samples": [row(size=2)]}, "malformed", "2 bytes, the payload has 1"),
+        ({"source": "s", "samples": [row(time="noon")]}, "malformed", "lacks"),
+        ({"source": "s", "samples": [row(codec="tiff")]}, "codec", "tiff"),
+        ({"source": "s", "samples": [row()], "position": "x" * 5000}, "malformed", "position"),
+    ],
+)
+def test_headers_that_are_refused(header: dict[str, Any], reason: str, match: str) -> None:
+    with pytest.raises(WireError, match=match) as caught:
+        _ = Data(1, msgpack.packb(header), b"x").fields
+    assert caught.value.reason == reason
+
+
+def test_one_bad_sample_leaves_the_others() -> None:
+    bad = [row(label=True), row(shape=[1, 2]), row(meta=[1]), row(time=float("nan"))]
+    header = {"source": "s", "samples": [row(), *bad, row(id="z", time=7)]}
+    data = Data(1, msgpack.packb(header), b"123456")
+    good = []
+    for fields, payload in data.rows():
+        with contextlib.suppress(ValueError):
+            good.append(sample_of("s", fields, payload))
+    assert [(sample.id, bytes(sample.data), sample.time) for sample in good] == [
+        ("a", b"1", 1.0),
+        ("z", b"6", 7.0),
+    ]
+
+
+def test_a_packet_has_samples_of_one_source() -> None:
+    image = np.zeros((2, 2), np.uint8)
+    with pytest.raises(ValueError, match="at least one"):
+        Data.pack(1, [])
+    with pytest.raises(ValueError, match="one source"):
+        Data.pack(1, [Sample.from_array(image, "a", source=s) for s in ("x", "y")])
