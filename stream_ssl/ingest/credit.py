@@ -15,11 +15,12 @@ QUIET_SECONDS = 0.05  # after which a turn passes on from a producer that does n
 
 
 class Holder(Protocol):
-    """What a grant is decided on; `since` is when credit was last given or taken."""
+    """What a grant is decided on: see Session."""
 
     credit: int
     since: float
     heard: float
+    turns: int
 
 
 class CreditPolicy:
@@ -66,10 +67,11 @@ class CreditPolicy:
         seated = set(ranked[:seats])
         return [self.max_packet if i in seated else 0 for i in range(len(holders))]
 
-    def _rank(self, holder: Holder, now: float) -> tuple[int, float]:
+    def _rank(self, holder: Holder, now: float) -> tuple[int, float, int]:
         """First those in the midst of their turn, then those who wait, then the rest."""
         if not holder.credit:
-            return 1, holder.since
+            # Many lose their turn at one moment; of these the least served comes first.
+            return 1, holder.since, holder.turns
         held = now - holder.since
         quiet = holder.heard < holder.since and held >= QUIET_SECONDS
-        return (2 if quiet or held >= TURN_SECONDS else 0), holder.since
+        return (2 if quiet or held >= TURN_SECONDS else 0), holder.since, holder.turns

@@ -295,6 +295,7 @@ class Dialogue:
                 continue  # not worth a message; but less is always told
             if (credit == 0) != (before == 0):
                 session.since = now
+                session.turns += credit > 0
             session.credit = credit
             if session is not quiet:
                 self._ack(session, now)

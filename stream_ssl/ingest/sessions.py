@@ -18,6 +18,7 @@ class Session:
         through: the last that is on disk.
         credit: bytes granted, as last told.
         since: when credit was last given or taken, time.monotonic.
+        turns: how often credit was given after there had been none.
         heard: when a message last came.
         probed: when a message was last sent.
         missing: packets before `expected` that are lost, until the first one behind them comes.
@@ -34,6 +35,7 @@ class Session:
     since: float
     heard: float
     credit: int = 0
+    turns: int = 0
     probed: float = 0.0
     missing: int = 0
     gap_told: float = 0.0

@@ -18,12 +18,14 @@ class Holder:
     credit: int = 0
     since: float = 0.0
     heard: float = 0.0
+    turns: int = 0
 
 
 def give(holders, grants, now):
     for holder, grant in zip(holders, grants, strict=True):
         if (holder.credit == 0) != (grant == 0):
             holder.since = now
+            holder.turns += grant > 0
         holder.credit = grant
 
 
@@ -34,7 +36,8 @@ def give(holders, grants, now):
     most=st.integers(0, 3000),
     room=st.integers(-50, 5000),
     holders=st.lists(
-        st.builds(Holder, st.integers(0, 9), st.floats(0, 9), st.floats(0, 9)), max_size=40
+        st.builds(Holder, st.integers(0, 9), st.floats(0, 9), st.floats(0, 9), st.integers(0, 9)),
+        max_size=40,
     ),
 )
 def test_grants_fit_all_bounds(max_packet, more, most, room, holders):
