@@ -80,10 +80,9 @@ class Sample:
             raise ValueError(f"sample {self.id!r}: the {self.codec} payload is empty")
 
     def _check_raw(self) -> None:
-        if self.shape is None or len(self.shape) != 3:
-            raise ValueError(
-                f"sample {self.id!r}: raw images need shape (H, W, C), not {self.shape}"
-            )
+        shape = self.shape
+        if type(shape) is not tuple or [type(side) for side in shape] != [int, int, int]:
+            raise ValueError(f"sample {self.id!r}: raw images need shape (H, W, C), not {shape!r}")
         height, width, channels = shape
         if not (1 <= height <= MAX_SIDE and 1 <= width <= MAX_SIDE and channels in (1, 3, 4)):
             raise ValueError(
