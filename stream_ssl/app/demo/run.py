@@ -110,7 +110,10 @@ class Demo:
         producer = self._start(
             stack, "producer", "produce", *source, "--to", receiver, "--name", stream.NAME
         )
-        self._watch([daemon, producer])
+        try:
+            self._watch([daemon, producer])
+        finally:
+            self._history.save(self._out / folder.HISTORY)
         self._halt([producer, daemon])
 
     def _write_settings(self) -> None:
@@ -168,7 +171,6 @@ class Demo:
         # Only now: it brings torch, and the learner needed the cores.
         from stream_ssl.app.demo import evaluation, report, summary
 
-        self._history.save(self._out / folder.HISTORY)
         found = evaluation.evaluate(self._out / "checkpoints" / "latest")
         figures = summary.figures(self._history, found)
         summary.write(self._out / folder.SUMMARY, figures)

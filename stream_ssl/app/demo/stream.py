@@ -20,7 +20,7 @@ from stream_ssl.app.demo import data
 RATIO = 27.0
 DOMINANT = 0
 DUPLICATES = 0.2
-SAMPLES_PER_SECOND = 500.0
+SAMPLES_PER_SECOND = 2000.0
 SHOWN = 2000
 NAME = "demo"
 IMAGES, LABELS = "streamed-images-idx3-ubyte", "streamed-labels-idx1-ubyte"

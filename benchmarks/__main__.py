@@ -1,0 +1,50 @@
+"""python -m benchmarks [NAME ...]: run the benchmarks, print their tables, write a dated report."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+import time
+from collections.abc import Sequence
+from datetime import date
+from pathlib import Path
+
+from rich.console import Console
+
+from benchmarks.report import Result, path_of, table, write
+
+NAMES = ("ingest", "eviction", "learner")
+REPORTS = Path(__file__).parent / "reports"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns 0 when all ran, 1 when one failed; a missed target is told, and is no failure."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", choices=[*NAMES, []], help="default: all of them")
+    parser.add_argument("--reports", type=Path, default=REPORTS, help="folder of the report")
+    chosen = parser.parse_args(arguments)
+    console = Console()
+    names = chosen.names or list(NAMES)
+    results = [measure(name, number, len(names), console) for number, name in enumerate(names, 1)]
+    path = path_of(chosen.reports, date.today())
+    write(path, results, " ".join(["python -m benchmarks", *chosen.names]))
+    console.print(f"report: {path}", soft_wrap=True)
+    return 1 if any(result.error for result in results) else 0
+
+
+def measure(name: str, number: int, total: int, console: Console) -> Result:
+    """Run one benchmark and print its table; an error is part of the result."""
+    start = time.monotonic()
+    with console.status(f"benchmark {number} of {total}: {name}"):
+        try:
+            rows, error = importlib.import_module(f"benchmarks.{name}").run(), ""
+        except Exception as raised:
+            rows, error = [], f"{type(raised).__name__}: {raised}"
+    result = Result(name, rows, time.monotonic() - start, error)
+    console.print(table(result))
+    return result
+
+
+if __name__ == "__main__":
+    sys.exit(main())
