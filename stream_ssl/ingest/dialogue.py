@@ -177,10 +177,14 @@ class Dialogue:
             self._acks_due[route] = session
         elif data.sequence > session.expected:
             self._gap(session, f"packet {session.expected} is next, not {data.sequence}", now)
-        elif self.group.bytes + data.size > self.policy.total:
+        elif self._full(data.size) and not self.commit(now):
             self._gap(session, "more than the credit granted: wait for an ACK", now)
         else:
             self._take(session, data, checksum)
+
+    def _full(self, size: int) -> bool:
+        """Whether the group cannot take `size` more bytes within the memory budget."""
+        return bool(self.group) and self.group.bytes + size > self.policy.total
 
     def _take(self, session: Session, data: Data, checksum: int) -> None:
         try:

@@ -99,7 +99,7 @@ class Receiver:
         self._policy = CreditPolicy(credit, total_credit, max_packet)
         self._max_lag = max_lag_bytes
         self._group_packets = group_packets
-        self._group_bytes = max(max_packet, 16 << 20)
+        self._group_bytes = min(total_credit, 16 << 20)
         self._group_seconds = group_seconds
         self._access = access
         self._denied = 0
