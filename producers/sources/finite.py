@@ -72,10 +72,14 @@ class Finite(ABC):
         for current in itertools.count(epoch):
             if self.epochs is not None and current >= self.epochs:
                 return
+            gave = done > 0
             for step, index in enumerate(self._order(current)[done:].tolist(), start=done + 1):
                 sample = self._sample(index)
                 if sample is not None:
+                    gave = True
                     yield sample, mark([current, step], self._facts)
+            if not gave:
+                raise barren(self.name)
             done = 0
 
     def _order(self, epoch: int) -> NDArray[np.int64]:
@@ -86,6 +90,13 @@ class Finite(ABC):
     @abstractmethod
     def _sample(self, index: int) -> Sample | None:
         """The sample stored at `index`; None where it cannot be read."""
+
+
+def barren(name: str) -> ValueError:
+    """The error of a pass that gave nothing: another would be as empty, for ever."""
+    return ValueError(
+        f"source {name!r}: not one sample of a whole pass can be read; the log says why of each"
+    )
 
 
 def select(count: int, subset: list[int] | str | None) -> NDArray[np.int64]:

@@ -50,6 +50,8 @@ class IdxDataset(Finite):
     ) -> None:
         if (root is None) == (images is None):
             raise ValueError("an IDX data set is named by root, or by images: pass one of the two")
+        if root is not None and labels is not None:
+            raise ValueError("a root finds its own labels: pass labels along with images only")
         if root is not None:
             images, labels = find_pair(Path(root), split)
         assert images is not None

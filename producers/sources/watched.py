@@ -97,6 +97,7 @@ class WatchedFolder:
         self.name = name or Path(root).absolute().name
         self.late = 0
         self.skipped = 0
+        self._unlisted: set[Path] = set()
         self._stopped = threading.Event()
         # Public for tests, whose time passes as they say.
         self.wall: Callable[[], float] = time.time
@@ -160,7 +161,9 @@ class WatchedFolder:
             try:
                 entries = list(os.scandir(folder))
             except OSError as error:  # taken away while we looked
-                log.warning("source %s: cannot list %s: %s", self.name, folder, error)
+                if folder not in self._unlisted:  # not at every look
+                    log.warning("source %s: cannot list %s: %s", self.name, folder, error)
+                self._unlisted.add(folder)
                 continue
             for entry in entries:
                 if entry.name.startswith((".", "~")):

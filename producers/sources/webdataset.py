@@ -12,7 +12,7 @@ from typing import Any
 
 from producers.sources.base import Facts, mark, misfit, place
 from producers.sources.fields import SUFFIXES, codec_of, fitting_meta, short_id
-from producers.sources.finite import ENDLESS
+from producers.sources.finite import ENDLESS, barren
 from producers.sources.shards import ShardError, find_shards, read_members
 from stream_ssl.wire.sample import Position, Sample
 
@@ -85,11 +85,15 @@ class WebDataset:
         for current in itertools.count(epoch):
             if self.epochs is not None and current >= self.epochs:
                 return
+            gave = (shard, start) != (0, 0)
             for number in range(shard, len(self._shards)):
                 facts = self._facts(number)
                 for sample, end in self._shard(number, start):
+                    gave = True
                     yield sample, mark([current, end], facts)
                 start = 0
+            if not gave:
+                raise barren(self.name)
             shard = 0
 
     def _shard(self, number: int, start: int) -> Iterator[tuple[Sample, int]]:

@@ -89,6 +89,8 @@ def test_idx_says_what_it_looked_for(tmp_path):
         IdxDataset(images=tmp_path / "none")
     with pytest.raises(ValueError, match="one of the two"):
         IdxDataset()
+    with pytest.raises(ValueError, match="along with images only"):
+        IdxDataset(tmp_path, labels=tmp_path / "labels")
     for name in ("One", "Two"):
         write_idx(tmp_path / name / "raw", "train", pixels(1, 2, 2), np.zeros(1), packed=False)
     with pytest.raises(ValueError, match=r"several data sets.*One.*Two"):
@@ -171,6 +173,17 @@ def test_image_folder_goes_by_content_and_skips_what_is_no_image(tmp_path, caplo
         assert [(s.id, s.codec) for s, _ in source.samples()] == [("ant/000.jpg", "png")]
     assert source.skipped == 2
     assert "ant/001.png: neither JPEG" in caplog.text
+
+
+def test_an_endless_source_of_which_nothing_can_be_read_ends(tmp_path):
+    paths = write_images(tmp_path / "ant", 3)
+    source = ImageFolder(tmp_path, epochs=None)
+    _, position = next(source.samples())
+    for path in paths:
+        path.unlink()
+    with pytest.raises(ValueError, match="not one sample of a whole pass"):
+        next(source.samples(position))
+    assert source.skipped == 2 + 3
 
 
 def test_image_folder_without_images_is_refused(tmp_path):

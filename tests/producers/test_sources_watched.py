@@ -242,6 +242,16 @@ def test_a_thread_that_writes_while_it_is_watched(tmp_path):
     assert sorted(sent) == sorted(images)
 
 
+def test_a_folder_that_is_taken_away_is_logged_once(tmp_path, caplog):
+    folder = tmp_path / "in"
+    add(folder, "a.png", 1).unlink()
+    source = watch(folder, idle_seconds=5)
+    folder.rmdir()
+    with caplog.at_level(logging.WARNING):
+        assert list(source.samples()) == []
+    assert caplog.text.count("cannot list") == 1
+
+
 def test_stop_ends_a_watch_that_waits(tmp_path):
     add(tmp_path, "a.png", 1)
     source = WatchedFolder(tmp_path, settle_seconds=0, poll_seconds=3600)

@@ -137,6 +137,14 @@ def test_a_file_that_is_no_tar_is_counted(tmp_path, data):
     assert source.skipped == 1
 
 
+def test_an_endless_source_of_which_nothing_can_be_read_ends(tmp_path):
+    write_tar(tmp_path / "a.tar", [("a.png", b"no image")])
+    source = WebDataset(str(tmp_path / "a.tar"), epochs=None)
+    with pytest.raises(ValueError, match="not one sample of a whole pass"):
+        next(source.samples())
+    assert source.skipped == 1
+
+
 def test_shards_may_be_added_behind(tmp_path):
     write_tar(tmp_path / "a.tar", shard_members(0, 3))
     (*_, (_, position)) = WebDataset(str(tmp_path / "*.tar")).samples()
