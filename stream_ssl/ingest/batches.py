@@ -1,7 +1,4 @@
-"""Batches of one size, in journal order: a function of the journal and the offset alone.
-
-Legend: B batch, H height, W width, C channels.
-"""
+"""Batches of one size, in journal order: a function of the journal and the offset alone."""
 
 from __future__ import annotations
 
@@ -9,22 +6,22 @@ import logging
 import math
 import threading
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-import numpy as np
-from numpy.typing import NDArray
-
-from stream_ssl.ingest.decode import Decoder, Pixels
+from stream_ssl.ingest.batch import Batch, Filler, offset_behind
+from stream_ssl.ingest.decode import Decoder
 from stream_ssl.ingest.offset import START, Offset
 from stream_ssl.ingest.pieces import JournalRecord, Piece, Task, bad_packet, decode_piece
 from stream_ssl.ingest.quarantine import Quarantine
 from stream_ssl.wire import Data, WireError
+
+__all__ = ["Batch", "Batches", "Offset", "Reader"]
 
 log = logging.getLogger(__name__)
 
@@ -42,34 +39,6 @@ class Reader(Protocol):
     @property
     def last(self) -> int: ...
     def read(self, position: int, max_bytes: int = ...) -> Sequence[JournalRecord]: ...
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Batch:
-    """Samples ready to be learned from.
-
-    Attributes:
-        image_BHWC: uint8 pixels.
-        key_B: 63-bit number of source and id, >= 0: equal for two sendings of one sample.
-        hash_B: 63-bit number of the pixels, > 0: equal for equal pixels.
-        label_B: class, or -1 where the stream carries none.
-        time_B: capture time, seconds since the Unix epoch.
-        received_B: when the receiver took it, likewise.
-        offset: the first sample after this batch; Batches(start=offset) goes on from there.
-        rejected: samples left out since the batch before, by reason.
-    """
-
-    image_BHWC: Pixels = field(repr=False)
-    key_B: NDArray[np.int64] = field(repr=False)
-    hash_B: NDArray[np.int64] = field(repr=False)
-    label_B: NDArray[np.int64] = field(repr=False)
-    time_B: NDArray[np.float64] = field(repr=False)
-    received_B: NDArray[np.float64] = field(repr=False)
-    offset: Offset
-    rejected: Mapping[str, int]
-
-    def __len__(self) -> int:
-        return len(self.key_B)
 
 
 class Batches:
@@ -108,7 +77,7 @@ class Batches:
             raise ValueError(f"{batch_size=}, {workers=}, {prefetch=}: each must be at least 1")
         self._reader, self._decoder, self._quarantine = reader, decoder, quarantine
         self._prefetch, self._workers, self._clock = prefetch, workers, clock
-        self._filler = _Filler(batch_size, decoder)
+        self._filler = Filler(batch_size, decoder)
         self._change = threading.Condition()  # guards what follows
         self._ready: deque[Batch] = deque()
         self._unread: dict[int, _Span] = {}  # records read that hold samples to hand out
@@ -258,7 +227,7 @@ class Batches:
                 self._change.notify_all()
         with self._change:
             if self._filler.empty and piece.bad:
-                self._rubbish = _offset(piece, piece.end)
+                self._rubbish = offset_behind(piece, piece.end)
             self._settle(piece)
 
     def _settle(self, piece: Piece) -> None:
@@ -382,68 +351,3 @@ class _Span:
     received: float
     end: float = math.inf
     known: int = 0
-
-
-class _Filler:
-    """Joins pieces, in order, to batches."""
-
-    def __init__(self, batch_size: int, decoder: Decoder) -> None:
-        self._size = batch_size
-        self._shape = (batch_size, decoder.size, decoder.size, decoder.channels)
-        self._begin()
-
-    def _begin(self) -> None:
-        self._filled = 0
-        self._rejected: Counter[str] = Counter()
-        self._image_BHWC = np.empty(self._shape, np.uint8)
-        self._key_B, self._hash_B, self._label_B = np.empty((3, self._size), np.int64)
-        self._time_B, self._received_B = np.empty((2, self._size), np.float64)
-
-    @property
-    def empty(self) -> bool:
-        """Whether no sample waits for its batch to be full."""
-        return self._filled == 0
-
-    def add(self, piece: Piece) -> Iterator[Batch]:
-        """The batches that this piece completes."""
-        taken, good, bad = 0, len(piece.index_N), deque(piece.bad)
-        while taken < good:
-            count = min(self._size - self._filled, good - taken)
-            self._take(piece, taken, count)
-            taken += count
-            if self._filled < self._size:
-                break
-            after = int(piece.index_N[taken - 1]) + 1
-            while bad and bad[0].index < after:
-                self._rejected[bad.popleft().error.reason] += 1
-            yield self._batch(_offset(piece, after))
-            self._begin()
-        self._rejected.update(sample.error.reason for sample in bad)
-
-    def _take(self, piece: Piece, start: int, count: int) -> None:
-        to, source = slice(self._filled, self._filled + count), slice(start, start + count)
-        self._image_BHWC[to] = piece.image_NHWC[source]
-        self._key_B[to] = piece.key_N[source]
-        self._hash_B[to] = piece.hash_N[source]
-        self._label_B[to] = piece.label_N[source]
-        self._time_B[to] = piece.time_N[source]
-        self._received_B[to] = piece.record.received
-        self._filled += count
-
-    def _batch(self, offset: Offset) -> Batch:
-        return Batch(
-            image_BHWC=self._image_BHWC,
-            key_B=self._key_B,
-            hash_B=self._hash_B,
-            label_B=self._label_B,
-            time_B=self._time_B,
-            received_B=self._received_B,
-            offset=offset,
-            rejected=dict(self._rejected),
-        )
-
-
-def _offset(piece: Piece, sample: int) -> Offset:
-    if piece.last and sample == piece.end:
-        return Offset(piece.record.position + 1, 0)
-    return Offset(piece.record.position, sample)
