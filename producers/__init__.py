@@ -1,4 +1,17 @@
-"""Clients that send images: needs pyzmq, numpy and msgpack, never torch."""
+"""Clients that send images: needs pyzmq, numpy and msgpack, never torch.
+
+A producer that goes on where its last run ended:
+
+    import numpy as np
+    from producers import Producer
+
+    with Producer("tcp://127.0.0.1:5555", name="camera-1") as producer:
+        start = producer.connect().position or 0
+        for number in range(start, 1000):
+            pixels = np.random.default_rng(number).integers(0, 256, (32, 32, 3), np.uint8)
+            producer.send(pixels, id=f"frame-{number}", position=number + 1)
+    print("every image is on the receiver's disk")
+"""
 
 from producers.client import Producer
 from producers.errors import (

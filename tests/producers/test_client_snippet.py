@@ -1,0 +1,51 @@
+"""The producer in ten lines, as documented, runs."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+from client_peer import Peer
+
+import producers
+
+ADDRESS = "tcp://127.0.0.1:5555"
+README = Path(__file__).parents[2] / "README.md"
+
+
+def snippet() -> str:
+    documented = producers.__doc__
+    assert documented is not None
+    return textwrap.dedent(documented[documented.index("    import numpy") :])
+
+
+def run(code: str) -> None:
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(code, "snippet", "exec"), names)
+
+
+@pytest.mark.parametrize("position", [None, 990])
+def test_it_runs(position: int | None, capsys: pytest.CaptureFixture[str]) -> None:
+    with Peer() as peer, peer.serving(position=position) as journal:
+        run(snippet().replace(ADDRESS, peer.address))
+    sent = [sample for data in journal for sample in data.samples()]
+    assert [sample.id for sample in sent] == [f"frame-{n}" for n in range(position or 0, 1000)]
+    assert (journal[-1].position, sent[-1].shape, sent[-1].source) == (
+        1000,
+        (32, 32, 3),
+        "camera-1",
+    )
+    assert "every image" in capsys.readouterr().out
+
+
+def test_it_is_short() -> None:
+    assert len([line for line in snippet().splitlines() if line]) <= 10
+
+
+def test_the_readme_shows_no_other() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    shown = [block for block in blocks if "from producers import Producer" in block]
+    assert all(block.strip() == snippet().strip() for block in shown)
