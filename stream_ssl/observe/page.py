@@ -18,8 +18,9 @@ Made from the code by `make docs`; edit `stream_ssl/observe/catalogue.py` instea
 Receiver and learner each serve `/metrics` from a port of their own, on loopback unless they are
 told otherwise: [deploy/prometheus](../deploy/prometheus) has a scrape configuration and alerts,
 [deploy/grafana](../deploy/grafana) a dashboard. Counters count from the start of the process: use
-`rate`. Series whose labels are known in advance are there from the start, at 0. A label has at
-most 65 values; what goes beyond is counted under `other`. Classes are told apart up to `63`.
+`rate`. Series whose labels are known in advance are there from the start, at 0; so is a gauge that
+nothing has set yet, such as the loss before the first step. A label has at most 65 values; what
+goes beyond is counted under `other`. Classes are told apart up to `63`.
 """
 
 SECTIONS = {
