@@ -26,6 +26,7 @@ from stream_ssl.app.demo.measures import (
     TITLES,
     Holder,
     entropy_classes,
+    losses,
     newest_counts,
     shares,
     true_collisions,
@@ -195,13 +196,13 @@ def _stream_panel(history: History) -> Panel:
 
 def _learner_panel(history: History) -> Panel:
     steps = history.last("stream_ssl_steps_total")
-    losses = [value for _, value in history.series("stream_ssl_loss")]
+    curve = [value for _, value in losses(history)]
     return _panel(
         "Learner",
         _pair("steps", f"{steps:,.0f} ({history.rate('stream_ssl_steps_total'):.1f}/s)"),
         _pair("samples trained", f"{history.last('stream_ssl_trained_samples_total'):,.0f}"),
-        _pair("loss", f"{losses[-1]:.3f}" if losses else "-"),
-        Sparkline(losses[1:], "green"),
+        _pair("loss", f"{curve[-1]:.3f}" if curve else "-"),
+        Sparkline(curve, "green"),
     )
 
 
@@ -244,8 +245,8 @@ def line(history: History, progress: Progress) -> str:
         f"lag {history.last('stream_ssl_lag_seconds'):.1f} s",
         f"step {history.last('stream_ssl_steps_total'):,.0f}",
     ]
-    if history.has("stream_ssl_loss"):
-        parts.append(f"loss {history.last('stream_ssl_loss'):.3f}")
+    if points := losses(history):
+        parts.append(f"loss {points[-1][1]:.3f}")
     for holder in MEMORIES:
         if points := true_collisions(history, holder):
             parts.append(f"{TITLES[holder]} collides {points[-1][1]:.1%}")

@@ -67,6 +67,15 @@ def expected_collisions(history: History, holder: Holder) -> list[tuple[float, f
     return history.series("stream_ssl_memory_expected_collisions", memory=holder)
 
 
+def losses(history: History) -> list[tuple[float, float]]:
+    """(time, loss) from the first step on; before it the gauge says 0."""
+    return [
+        (snapshot.time, snapshot.values["stream_ssl_loss"])
+        for snapshot in history.snapshots
+        if snapshot.values.get("stream_ssl_steps_total") and "stream_ssl_loss" in snapshot.values
+    ]
+
+
 def entropy_classes(amounts: Sequence[float]) -> float:
     """Effective number of classes: exponential of the entropy of the shares, 0 when empty."""
     parts = [p for p in shares(amounts) if p > 0]

@@ -19,6 +19,7 @@ from stream_ssl.app.demo.measures import (
     MEMORIES,
     TITLES,
     expected_collisions,
+    losses,
     newest_counts,
     shares,
     true_collisions,
@@ -149,7 +150,7 @@ def plots(history: History, evaluation: Evaluation, facts: Facts) -> dict[str, A
     parts = {holder: shares(newest_counts(history, holder)) for holder in HOLDERS}
     true = {holder: true_collisions(history, holder) for holder in MEMORIES}
     expected = {holder: expected_collisions(history, holder) for holder in MEMORIES}
-    losses = history.series("stream_ssl_loss")
+    curve = losses(history)
     largest = ", ".join(f"{TITLES[h]} {max(part):.0%}" for h, part in parts.items())
     ends = ", ".join(f"{TITLES[h]} {_last(points):.0%}" for h, points in true.items())
     probes = evaluation.probes
@@ -163,9 +164,9 @@ def plots(history: History, evaluation: Evaluation, facts: Facts) -> dict[str, A
             f"Line charts of collision probability over time. True, at last: {ends}.",
         ),
         "loss": charts.loss_curve(
-            losses,
-            smooth(losses),
-            f"Line chart of the loss over time, {_last(losses):.2f} at last.",
+            curve,
+            smooth(curve),
+            f"Line chart of the loss over time, {_last(curve):.2f} at last.",
         ),
         "flow": charts.flow_curves(
             history.rates("stream_ssl_received_samples_total"),

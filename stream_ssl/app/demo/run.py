@@ -114,7 +114,7 @@ class Demo:
             self._watch([daemon, producer])
         finally:
             self._history.save(self._out / folder.HISTORY)
-        self._halt([producer, daemon])
+        self._halt(producer, daemon)
 
     def _write_settings(self) -> None:
         self._logs.mkdir()
@@ -155,15 +155,15 @@ class Demo:
                 raise children[0].failed(f"trained nothing in {FIRST_STEP_SECONDS:.0f} s")
         self._progress.elapsed = self._progress.total
 
-    def _halt(self, children: list[Child]) -> None:
+    def _halt(self, producer: Child, daemon: Child) -> None:
         """Stop producer, then learner and receiver; the learner writes its last checkpoint."""
         self._display.update(
             "checkpoint", "stopping the processes; the learner writes a checkpoint"
         )
-        for child in children:
-            child.stop(STOP_SECONDS)
+        producer.end()  # what it has not delivered is no loss: the stream has no end
+        daemon.stop(STOP_SECONDS)
         if not (self._out / "checkpoints" / "latest").exists():
-            raise children[-1].failed("wrote no checkpoint")
+            raise daemon.failed("wrote no checkpoint")
 
     def _finish(self) -> Table:
         """Evaluate and write everything; returns the summary."""

@@ -63,6 +63,8 @@ def settings(where: Path) -> dict[str, Any]:
             "duplicates": DUPLICATES,
             "rate": SAMPLES_PER_SECOND,
         },
+        # Little, so that little waits when the learner sets the pace.
+        "producer": {"buffer_bytes": 256 * 1024},
     }
 
 

@@ -18,6 +18,7 @@ from stream_ssl.app.demo.measures import (
     Holder,
     entropy_classes,
     expected_collisions,
+    losses,
     newest_counts,
     shares,
     true_collisions,
@@ -75,7 +76,6 @@ def _flow(history: History) -> Figures:
 
 def _learning(history: History, evaluation: Evaluation) -> Figures:
     trained = history.series("stream_ssl_trained_samples_total")
-    losses = history.series("stream_ssl_loss")
     found: Figures = {
         "steps": float(evaluation.step),
         "trained_samples": float(evaluation.samples),
@@ -85,7 +85,7 @@ def _learning(history: History, evaluation: Evaluation) -> Figures:
             history.total("stream_ssl_skipped_updates_total", reason=reason)
             for reason in ("nan", "inf", "other")
         ),
-        "loss_last_nats": tail_mean(losses),
+        "loss_last_nats": tail_mean(losses(history)),
     }
     for phase in PHASES:
         count = history.total("stream_ssl_step_seconds_count", phase=phase)
