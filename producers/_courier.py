@@ -63,6 +63,7 @@ class Courier:
         """Says BYE, ends the thread, frees the sockets."""
         with self._changed:
             self._stopping = True
+            self._changed.notify_all()
             self.wake()
         self.thread.join()
         self._waker.close()
@@ -125,6 +126,7 @@ class Courier:
             self._watch(connection)
         if connection.socket in ready:
             self._receive(connection)
+        self._tell()
 
     def _send(self, connection: Connection) -> tuple[bool, float]:
         """Sends until nothing is due or the socket is full (True); and seconds to sleep then."""
@@ -174,7 +176,6 @@ class Courier:
 
     def _receive(self, connection: Connection) -> None:
         """Takes in all that has arrived."""
-        rejections: list[Rejection] = []
         heard = False
         while (frames := connection.receive()) is not None:
             heard = True
@@ -185,22 +186,25 @@ class Courier:
                     self._dialogue.misread(error)
                 continue
             with self._changed:
-                rejections += self._dialogue.received(message, time.monotonic())
+                self._dialogue.received(message, time.monotonic())
                 if self._dialogue.state == "active":
                     self._backoff = BACKOFF[0]
         if heard:
             with self._changed:
                 self._changed.notify_all()
-        for rejection in rejections:
-            self._tell(rejection)
 
-    def _tell(self, rejection: Rejection) -> None:
-        if self._on_rejected is None:
+    def _tell(self) -> None:
+        """Passes rejections on, without the lock: what the user does with them may take time."""
+        if not self._dialogue.rejections:
             return
-        try:
-            self._on_rejected(rejection)
-        except Exception:
-            logger.exception("on_rejected failed")
+        with self._changed:
+            rejections, self._dialogue.rejections = self._dialogue.rejections, []
+            self._changed.notify_all()
+        for rejection in rejections if self._on_rejected else ():
+            try:
+                self._on_rejected(rejection)
+            except Exception:
+                logger.exception("on_rejected failed")
 
 
 def _frames(message: Hello | tuple[int, Packet]) -> Frames:

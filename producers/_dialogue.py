@@ -69,6 +69,7 @@ class Dialogue:
         self.welcome: Welcome | None = None
         self.fatal: ProducerError | None = None
         self.trouble = trouble  # why the state is not active
+        self.rejections: list[Rejection] = []  # to be told and taken away
         self.done = 0  # samples acknowledged or rejected, of those accepted
         self.flush_to = 0  # samples, of those accepted, whose packet must not linger
         self.linger = linger
@@ -151,26 +152,38 @@ class Dialogue:
         """Whether all closed packets have been sent; until then an open one had better fill up."""
         return self.window.unacked == len(self.window)
 
+    def enqueue(self, packet: Packet) -> None:
+        """A closed packet, cut to the receiver's limits if it has outgrown them."""
+        limits = self.welcome
+        if limits is None:
+            self.window.append(packet)
+            return
+        for part in packet.split(limits.max_packet, limits.max_samples):
+            if part.size <= limits.max_packet:
+                self.window.append(part)
+            else:
+                self._oversize(part, limits)
+
     def _close_packet(self, now: float) -> None:
         packer = self.packer
         if packer.began is None or not self._idle:
             return
         packed = self.stats.accepted.samples - len(packer)
         if self.flush_to > packed or now - packer.began >= self.linger:
-            self.window.append(packer.take())
+            self.enqueue(packer.take())
 
     # What arrives
 
-    def received(self, message: Message, now: float) -> list[Rejection]:
-        """Takes a message in; returns what the receiver has refused for good."""
+    def received(self, message: Message, now: float) -> None:
+        """Takes a message in."""
         self._quiet_since = now
         match message:
             case Welcome():
-                return self._welcomed(message)
+                self._welcomed(message)
             case Ack():
                 self._acked(message.through, message.credit)
             case Nack(permanent=True):
-                return self._refused(message)
+                self._refused(message)
             case Nack():
                 self._sent_back(message, now)
             case Bye():
@@ -178,7 +191,6 @@ class Dialogue:
                 self._next_hello = now + HELLO_SECONDS
             case _:
                 logger.warning("ignored a %s from the receiver", type(message).__name__)
-        return []
 
     def misread(self, error: WireError) -> None:
         """A message that could not be read."""
@@ -187,16 +199,16 @@ class Dialogue:
         else:
             logger.warning("ignored a message that could not be read: %s", error)
 
-    def _welcomed(self, welcome: Welcome) -> list[Rejection]:
+    def _welcomed(self, welcome: Welcome) -> None:
         window, previous = self.window, self.welcome
         if self.state != "greeting":  # the answer to a repeated HELLO
             self._acked(welcome.resume, welcome.credit)
-            return []
+            return
         if window.first is None:
             window.first = welcome.resume + 1
             window.sent_through = welcome.resume
         elif not self._acked(welcome.resume, welcome.credit):
-            return []
+            return
         else:
             if welcome.resume + 1 < window.first:
                 logger.warning(
@@ -210,17 +222,14 @@ class Dialogue:
         window.credit = self.stats.credit = welcome.credit
         self.packer.limit(welcome.max_packet, welcome.max_samples)
         if previous is None or previous.epoch != welcome.epoch:
-            return self._fit(welcome)
-        return []
+            # This receiver has seen none of what is buffered: it may still be cut up.
+            for packet in self.window.split(welcome.max_packet, welcome.max_samples):
+                self._oversize(packet, welcome)
 
-    def _fit(self, welcome: Welcome) -> list[Rejection]:
-        """Cuts what is buffered to the limits of a receiver that has seen none of it."""
-        rejections = []
-        for packet in self.window.split(welcome.max_packet, welcome.max_samples):
-            detail = f"{packet.size} bytes in a packet, the receiver takes {welcome.max_packet}"
-            rejections.append(self._reject(packet, "oversize", detail))
-            self.done += packet.count
-        return rejections
+    def _oversize(self, packet: Packet, limits: Welcome) -> None:
+        detail = f"{packet.size} bytes in a packet, the receiver takes {limits.max_packet}"
+        self._reject(packet, "oversize", detail)
+        self.done += packet.count
 
     def _acked(self, through: int, credit: int) -> bool:
         """Forgets what is durable. False: the receiver speaks of packets that never were."""
@@ -244,28 +253,25 @@ class Dialogue:
             if not packet.rejected:
                 self.stats.acked.add(packet.count, packet.size)
 
-    def _refused(self, nack: Nack) -> list[Rejection]:
+    def _refused(self, nack: Nack) -> None:
         if nack.reason in _REFUSALS:
             cls = _REFUSALS[nack.reason][0]
             self._stop(cls(self._refusal(nack.reason, nack.detail)))
-            return []
+            return
         packet = self.window.find(nack.sequence)
         if packet is None:
             if nack.sequence == 0:
                 self._stop(RefusedError(f"the receiver refuses: {nack.reason}: {nack.detail}"))
-            return []
-        if packet.rejected:
-            return []
-        packet.rejected = True
-        rejection = self._reject(packet, nack.reason, nack.detail)
-        self._forget(self.window.pop_rejected())
-        return [rejection]
+        elif not packet.rejected:
+            packet.rejected = True
+            self._reject(packet, nack.reason, nack.detail)
+            self._forget(self.window.pop_rejected())
 
-    def _reject(self, packet: Packet, reason: str, detail: str) -> Rejection:
+    def _reject(self, packet: Packet, reason: str, detail: str) -> None:
         self.stats.rejected.add(packet.count, packet.size)
         ids = tuple(row["id"] for row in packet.data.fields["samples"])
         logger.warning("%d samples rejected: %s: %s", packet.count, reason, detail)
-        return Rejection(reason, detail, ids)
+        self.rejections.append(Rejection(reason, detail, ids))
 
     def _sent_back(self, nack: Nack, now: float) -> None:
         if self.state != "active":

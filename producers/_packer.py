@@ -24,15 +24,12 @@ class Packet:
 
     def split(self, max_packet: int, max_samples: int) -> Iterator[Packet]:
         """The same samples within the limits; a sample too large for any packet stands alone."""
-        samples = list(self.data.samples())
-        start, size = 0, 0
-        for end, sample in enumerate(samples):
-            cost = cost_of(sample)
-            if end > start and (size + cost > max_packet or end - start >= max_samples):
-                yield self._part(samples, start, end)
-                start, size = end, 0
-            size += cost
-        yield self._part(samples, start, len(samples))
+        if self.count == 1 or (self.size <= max_packet and self.count <= max_samples):
+            yield self
+            return
+        samples, half = list(self.data.samples()), self.count // 2
+        for part in (self._part(samples, 0, half), self._part(samples, half, self.count)):
+            yield from part.split(max_packet, max_samples)
 
     def _part(self, samples: list[Sample], start: int, end: int) -> Packet:
         part = pack(samples[start:end], self.positions[start:end])
@@ -55,7 +52,7 @@ class Packer:
         self.began: float | None = None  # monotonic time of the first sample
         self._samples: list[Sample] = []
         self._positions: list[Position] = []
-        self._position: Position = None  # the last one given: a packet never takes it back
+        self.position: Position = None  # the last one given: a packet never takes it back
 
     def __len__(self) -> int:
         return len(self._samples)
@@ -74,9 +71,9 @@ class Packer:
         if not self._samples:
             self.began = now
         if position is not NOT_GIVEN:
-            self._position = position
+            self.position = position
         self._samples.append(sample)
-        self._positions.append(self._position)
+        self._positions.append(self.position)
         self.size += cost
         if len(self._samples) >= self.packet_samples or self.size >= self.packet_bytes:
             yield self.take()

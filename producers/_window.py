@@ -101,9 +101,6 @@ class Window:
         assert self._cursor == 0
         refused, kept = [], deque[Packet]()
         for packet in self._packets:
-            if packet.size <= max_packet and packet.count <= max_samples:
-                kept.append(packet)
-                continue
             for part in packet.split(max_packet, max_samples):
                 (kept if part.size <= max_packet else refused).append(part)
         self._packets = kept

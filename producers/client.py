@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import time
@@ -86,7 +87,7 @@ class Producer:
         self._curve = _curve(address, keys, server_key)
         self._buffer_bytes, self._drop = buffer_bytes, on_full == "drop"
         self._epoch = time.time_ns()
-        self._auto = 0
+        self._numbers = itertools.count(1)
         self._pid, self._closed = os.getpid(), False
         self._packer = Packer(packet_bytes, packet_samples)
         hello = Hello(name, self._epoch, first=1, agent=AGENT)
@@ -157,7 +158,7 @@ class Producer:
                 return False
             self._dialogue.stats.accepted.add(1, len(sample.data))
             for packet in self._packer.add(sample, cost, position, time.monotonic()):
-                self._dialogue.window.append(packet)
+                self._dialogue.enqueue(packet)
                 self._courier.wake()
             if self._dialogue.linger < MIN_SLEEP_SECONDS:  # else it looks by itself in time
                 self._courier.wake()
@@ -248,8 +249,7 @@ class Producer:
                 **{**_fields(image), "data": bytes(image.data)}
             )  # others may overwrite it
         if name is None:
-            self._auto += 1
-            name = f"{self._epoch:x}-{self._auto}"
+            name = f"{self._epoch:x}-{next(self._numbers)}"
         fields.setdefault("source", self.source)
         if isinstance(image, np.ndarray):
             return Sample.from_array(image, name, label=label, **fields)
@@ -265,9 +265,16 @@ class Producer:
                 f"{self._buffer_bytes}; raise it or send a smaller image"
             )
         welcome = self._dialogue.welcome
+        if welcome is not None and sample.codec not in welcome.codecs:
+            raise ValueError(
+                f"sample {sample.id!r}: codec {sample.codec!r}: the receiver takes "
+                f"{', '.join(welcome.codecs)}"
+            )
         if welcome is None or cost + 4096 <= welcome.max_packet:
             return
-        size = pack([sample], (None if position is NOT_GIVEN else position,)).size
+        if position is NOT_GIVEN:
+            position = self._packer.position
+        size = pack([sample], (position,)).size
         if size > welcome.max_packet:
             raise SampleTooLargeError(
                 f"sample {sample.id!r}: {size} bytes in a packet, the receiver takes at most "

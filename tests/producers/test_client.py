@@ -211,6 +211,26 @@ def test_packets_made_before_welcome_are_cut_to_its_limits(peer: Peer) -> None:
     assert [(r.reason, r.ids) for r in rejected] == [("oversize", ("40",))]
 
 
+def test_packets_with_large_positions_keep_to_the_limits(peer: Peer) -> None:
+    with (
+        peer.serving(max_packet=8000, max_samples=64, credit=8000) as journal,
+        Producer(peer.address, name="a", linger=0.01) as producer,
+    ):
+        producer.connect()
+        for number in range(60):
+            producer.send(image(side=14), id=str(number), position="p" * 4000)
+        producer.flush()
+    assert all(data.size <= 8000 for data in journal)
+    assert [s.id for data in journal for s in data.samples()] == [str(n) for n in range(60)]
+
+
+def test_a_codec_that_the_receiver_does_not_take_is_refused(peer: Peer) -> None:
+    with peer.serving(codecs=("raw", "jpeg")), Producer(peer.address, name="a") as producer:
+        producer.connect()
+        with pytest.raises(ValueError, match="'webp': the receiver takes raw, jpeg"):
+            producer.send(b"RIFF", codec="webp")
+
+
 def test_many_threads_may_send(peer: Peer) -> None:
     with peer.serving() as journal, Producer(peer.address, name="a") as producer:
 

@@ -26,7 +26,7 @@ def put(dialogue: Dialogue, number: int) -> None:
     sample = Sample.from_array(image(side=1), str(number), source="a", time=0.0)
     dialogue.stats.accepted.add(1, 1)
     for packet in dialogue.packer.add(sample, 100, number, now=0.0):
-        dialogue.window.append(packet)
+        dialogue.enqueue(packet)
 
 
 def pull(dialogue: Dialogue, now: float) -> Hello | tuple[int, Packet] | None:
@@ -242,7 +242,7 @@ def test_a_partial_packet_waits_while_others_wait_for_credit(active: Dialogue) -
     active.packer.packet_samples = 10  # so that one sample does not fill it
     sample = Sample.from_array(image(), "x")
     active.received(Ack(0, 0), 0.0)
-    active.window.append(_packet(sample))
+    active.enqueue(_packet(sample))
     assert not list(active.packer.add(sample, 100, None, now=0.0))
     assert pull(active, 1.0) is None
     assert len(active.packer) == 1
