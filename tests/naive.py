@@ -1,0 +1,111 @@
+"""Obvious twins of the memory's parts, in float64, to compare with. Slow on purpose.
+
+Shapes: B newcomers, D embedding, K slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from memory.scores import Score
+
+
+def printed_algorithm_2(score: Score, z_KD: Tensor, x_BD: Tensor) -> list[int]:
+    """The slots of DUEL's Algorithm 2 as printed: all counts anew for every sample, O(K^2 D)."""
+    memory_KD = z_KD.clone()
+    slots = []
+    for x_D in x_BD:
+        h_KK = score(memory_KD @ memory_KD.T)
+        h_KK.fill_diagonal_(0)
+        slot = int(h_KK.sum(dim=1).argmax())
+        memory_KD[slot] = x_D
+        slots.append(slot)
+    return slots
+
+
+class IncrementalDuel:
+    """Algorithm 2 with counts carried along in float64, O(K D) a step; it judges a given step."""
+
+    def __init__(self, score: Score, z_KD: Tensor) -> None:
+        self.score = score
+        self.z_KD = z_KD.to(torch.float64).clone()
+        self.count_K = self.counts_anew()
+
+    def counts_anew(self) -> Tensor:
+        h_KK = self.score(self.z_KD @ self.z_KD.T)
+        h_KK.fill_diagonal_(0)
+        return h_KK.sum(dim=1)
+
+    def step(self, x_D: Tensor, slot: int) -> None:
+        """The newcomer takes over `slot`."""
+        self.count_K -= self.score(self.z_KD @ self.z_KD[slot])
+        self.z_KD[slot] = x_D.to(torch.float64)
+        near_K = self.score(self.z_KD @ self.z_KD[slot])
+        near_K[slot] = 0
+        self.count_K += near_K
+        self.count_K[slot] = near_K.sum()
+
+    def regret(self, slot: int) -> float:
+        """How far this slot's count lies below the largest."""
+        return float(self.count_K.max() - self.count_K[slot])
+
+    def lowest_equal(self, slot: int) -> int:
+        """The lowest slot that holds the same row, bit by bit."""
+        return int((self.z_KD == self.z_KD[slot]).all(dim=1).nonzero()[0])
+
+
+class Queue:
+    """First in, first out, as a list of ids."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.ids: list[int] = []
+
+    def add(self, ids: Sequence[int]) -> list[int]:
+        """Ids in the order in which they left."""
+        self.ids.extend(ids)
+        gone = self.ids[: max(0, len(self.ids) - self.capacity)]
+        self.ids = self.ids[len(gone) :]
+        return gone
+
+
+def replay_ids(
+    slots_before: Sequence[int], plan: Sequence[int], newcomers: Sequence[int]
+) -> tuple[list[int], list[int]]:
+    """Ids by slot after newcomers went to the slots of `plan` in turn, and the ids evicted."""
+    ids, evicted = list(slots_before), []
+    for slot, newcomer in zip(plan, newcomers, strict=True):
+        evicted.append(ids[slot])
+        ids[slot] = newcomer
+    return ids, evicted
+
+
+def reservoir_law(capacity: int, seen: int) -> float:
+    """The probability that any one of `seen` samples is held."""
+    return min(1.0, capacity / seen)
+
+
+def unit_rows(rng: np.random.Generator, kind: str, count: int, dim: int) -> Tensor:
+    """Test streams, float64 unit rows: the kinds on which eviction rules differ."""
+    if kind == "one-hot":  # every cosine is 0 or 1, so counts tie exactly and often
+        return torch.eye(dim, dtype=torch.float64)[torch.from_numpy(rng.integers(dim, size=count))]
+    z_ND = rng.standard_normal((count, dim))
+    if kind == "clustered":
+        weight_C = np.array([0.6, 0.2, 0.1, 0.1])
+        centre_CD = rng.standard_normal((4, dim))
+        z_ND = 2 * centre_CD[rng.choice(4, size=count, p=weight_C)] + 0.5 * z_ND
+    elif kind == "one class":
+        z_ND = z_ND * 0.05 + 1.0
+    elif kind == "duplicates":
+        z_ND = z_ND[rng.integers(1 + count // 4, size=count)]
+    elif kind != "uniform":
+        raise ValueError(f"unknown kind of stream {kind!r}")
+    z_ND /= np.linalg.norm(z_ND, axis=1, keepdims=True)
+    return torch.from_numpy(z_ND)
+
+
+STREAMS = ("uniform", "clustered", "one class", "duplicates", "one-hot")
