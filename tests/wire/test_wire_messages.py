@@ -29,8 +29,7 @@ from stream_ssl.wire import (
 )
 from stream_ssl.wire.messages import DATA_HEAD
 
-settings.register_profile("wire", deadline=None, derandomize=True)
-settings.load_profile("wire")
+seeded = settings(deadline=None, derandomize=True)
 
 numbers = st.integers(0, 2**64 - 1)
 texts = st.text(max_size=40)
@@ -72,11 +71,13 @@ def samples(draw: Any) -> Sample:
     return Sample(data=draw(st.binary(min_size=size, max_size=size)), shape=shape, **common)
 
 
+@seeded
 @given(messages)
 def test_messages_survive(message: Hello | Welcome | Ack | Nack | Bye) -> None:
     assert decode(encode(message)) == message
 
 
+@seeded
 @given(st.lists(samples(), min_size=1, max_size=5), numbers, positions)
 def test_packets_survive(sent: list[Sample], sequence: int, position: Any) -> None:
     data = decode(encode(Data.pack(sequence, sent, position)))
@@ -86,6 +87,7 @@ def test_packets_survive(sent: list[Sample], sequence: int, position: Any) -> No
     assert data.size == sum(len(frame) for frame in encode(data)[2:])
 
 
+@seeded
 @given(st.lists(st.binary(max_size=60), max_size=5))
 @example([b"SS\x01\x03", bytes(12), b"", b""])
 @example([b"SS\x01\x01", b"\x80"])
@@ -96,6 +98,7 @@ def test_any_frames_are_a_message_or_a_wire_error(frames: list[bytes]) -> None:
         decode(frames)
 
 
+@seeded
 @given(st.sampled_from(sorted(GOLDEN)), st.integers(0, 3), st.data())
 def test_a_damaged_message_is_a_message_or_a_wire_error(
     name: str, which: int, data: st.DataObject
@@ -108,6 +111,7 @@ def test_a_damaged_message_is_a_message_or_a_wire_error(
         decode([bytes(frame) for frame in frames])
 
 
+@seeded
 @given(
     st.binary(max_size=120)
     | st.recursive(
@@ -127,6 +131,7 @@ def test_any_header_is_read_or_refused(header: bytes) -> None:
         list(Data(1, header, b"").samples())
 
 
+@seeded
 @given(st.data())
 def test_a_damaged_header_is_read_or_refused(data: st.DataObject) -> None:
     header = bytearray(DATA.header)
