@@ -192,9 +192,12 @@ def _section(parser: ArgumentParser, cls: type, name: str, skip: set[str] | None
 
 
 def _carry(parser: ArgumentParser, sections: Sequence[str]) -> None:
-    """Accept the other role's sections unread."""
+    """Accept the other role's sections unread.
+
+    A bare dict: of a dict[str, Any] the parser would import the classes that it names.
+    """
     for name in sections:
-        parser.add_argument(f"--{name}", type=dict[str, Any] | int | None, default=None, help="the other's")
+        parser.add_argument(f"--{name}", type=dict | int | None, default=None, help="the other's")
 
 
 def _path(cls: type) -> str:

@@ -90,7 +90,8 @@ def table(run: Path, addresses: Mapping[str, str], figures: Mapping[str, Any]) -
     if (learning := figures["learner"]) is not None:
         shown.add_row(
             "learning",
-            f"{learning['samples_per_second']:,.0f} samples/s, {learning['steps_per_second']:.1f} steps/s, "
+            f"{learning['samples_per_second']:,.0f} samples/s, "
+            f"{learning['steps_per_second']:.1f} steps/s, "
             f"loss {learning['loss']:.3f}",
         )
         shown.add_row(

@@ -13,7 +13,7 @@ from stream_ssl.app.failures import configuring, reported
 log = logging.getLogger("stream_ssl.check")
 
 
-def main(arguments: Sequence[str], quiet: bool = False) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Parse with both roles' parsers and build what can be built without touching the run."""
     receiver, learner = config.receiver_parser("check"), config.learner_parser("check")
     receiver_settings = config.read(receiver, arguments)
@@ -23,8 +23,7 @@ def main(arguments: Sequence[str], quiet: bool = False) -> int:
         with configuring():
             check_receiver(receiver, receiver_settings)
             check_learner(learner, learner_settings)
-        if not quiet:
-            print(summary(learner, learner_settings))
+        print(summary(learner, learner_settings))
 
     return reported(work)
 

@@ -89,13 +89,14 @@ def produce(settings: Namespace, cls: Callable[..., Source], stop: threading.Eve
         raise Failure(f"producer {settings.name!r}: {error}") from error
 
 
-def send_all(source: Source, producer: Producer, patience: float, stop: threading.Event) -> None:
+def send_all(source: Shaped, producer: Producer, patience: float, stop: threading.Event) -> None:
     """Send from where the receiver's journal ends; return when all is on its disk."""
     position = producer.connect(patience).position
     log.info("connected to %s%s", producer.address, "; going on" if position is not None else "")
     report = Report(producer)
     with configuring():
         samples = source.samples(position)
+    threading.Thread(target=lambda: stop.wait() and source.stop(), daemon=True).start()
     for sample, after in samples:
         if not send(producer, sample, after, stop):
             break

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from stream_ssl.app import config
 from stream_ssl.app.signals import stop_on_signals
 from stream_ssl.app.supervisor import Supervisor, command
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Check the configuration in the two roles' own parsers, then start and watch both."""
-    from stream_ssl.app.commands import check
+    """Start receiver and learner, restart what dies, until SIGTERM or SIGINT.
 
-    return check.main(arguments, quiet=True) or _watch(list(arguments))
-
-
-def _watch(arguments: list[str]) -> int:
-    supervisor = Supervisor({role: command(role, *arguments) for role in ("receiver", "learner")})
+    The receiver's settings are parsed here, for they cost nothing; the learner's by itself, so
+    that this process never loads torch. One that finds its settings wrong stops the whole.
+    """
+    config.read(config.receiver_parser("run"), arguments)
+    roles = ("receiver", "learner")
+    supervisor = Supervisor({role: command(role, *arguments) for role in roles})
     return supervisor.run(stop_on_signals())

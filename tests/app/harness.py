@@ -1,0 +1,119 @@
+"""A run's processes for the tests: the real commands, real TCP, everything ended afterwards."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from stream_ssl.app.demo.scrape import Scraper
+from stream_ssl.app.endpoints import load
+from stream_ssl.app.supervisor import command
+
+BATCH = 16
+TINY: dict[str, Any] = {
+    "receiver": {"bind": "tcp://127.0.0.1:0"},
+    "http": {"receiver": "127.0.0.1:0", "learner": "127.0.0.1:0"},
+    "journal": {"budget": 64 << 20},
+    "decoder": {"size": 16, "channels": 1},
+    "batches": {"batch_size": BATCH},
+    "encoder": {"width": 4, "depths": [1, 1, 0, 0]},
+    "projector": {"dim": 16},
+    "memory": {"capacity": 64},
+    "learner": {"threads": 1},
+    "checkpoints": {"every_steps": 5, "every_seconds": None},
+    "classes": 10,
+}
+
+
+def until(ask: Callable[[], Any], what: Callable[[], str], seconds: float = 90.0) -> Any:
+    """Wait until `ask` gives something true, and return it; else fail with what `what` tells."""
+    deadline = time.monotonic() + seconds
+    while not (answer := ask()):
+        assert time.monotonic() < deadline, f"not in {seconds:.0f} s: {what()}"
+        time.sleep(0.02)
+    return answer
+
+
+class Processes:
+    """Starts commands in one run folder."""
+
+    def __init__(self, folder: Path, settings: dict[str, Any] | None = None) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self.config = folder / "config.yaml"  # JSON is YAML
+        self.config.write_text(json.dumps({**(settings or TINY), "run": str(folder)}))
+        self._started: list[subprocess.Popen[bytes]] = []
+        self._scraper = Scraper(lambda: {r: e["http"] for r, e in load(folder).items()})
+
+    def start(self, *arguments: str, log: str | None = None) -> subprocess.Popen[bytes]:
+        """One of our commands; its output goes to a log in the run folder."""
+        with (self.folder / f"{log or arguments[0]}.log").open("ab") as output:
+            process = subprocess.Popen(
+                command(*arguments), stdin=subprocess.DEVNULL, stdout=output, stderr=output
+            )
+        self._started.append(process)
+        return process
+
+    def role(self, name: str) -> subprocess.Popen[bytes]:
+        """Start receiver or learner, and wait until it has published where it is."""
+        process = self.start(name, str(self.config))
+        until(lambda: self.published(name, process.pid), lambda: self.log(name))
+        return process
+
+    def published(self, name: str, pid: int) -> bool:
+        return bool(load(self.folder).get(name, {}).get("pid") == pid)
+
+    def produce(self, samples: int, *extra: str, name: str = "robot") -> subprocess.Popen[bytes]:
+        """A synthetic stream, its end at `samples`."""
+        return self.start(
+            *("produce", "synthetic", "--to", self.address, "--name", name),
+            *("--source.size", "16", "--source.channels", "1", "--source.seed", "3"),
+            *("--shape.limit", str(samples), *extra),
+            log=name.replace("/", "-"),
+        )
+
+    @property
+    def address(self) -> str:
+        return str(load(self.folder)["receiver"]["data"])
+
+    def metric(self, key: str) -> float:
+        """A sample of either process's metrics, by its name without the prefix; -1: not there."""
+        return self._scraper.scrape().values.get(f"stream_ssl_{key}", -1.0)
+
+    def log(self, name: str) -> str:
+        path = self.folder / f"{name}.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def end(self) -> None:
+        for process in self._started:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+
+
+def stop(process: subprocess.Popen[bytes], seconds: float = 60.0) -> int:
+    """SIGTERM; returns the exit status."""
+    process.send_signal(signal.SIGTERM)
+    return process.wait(seconds)
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """SIGKILL, and wait until it is gone."""
+    process.kill()
+    process.wait()
+
+
+@contextmanager
+def processes(folder: Path, settings: dict[str, Any] | None = None) -> Iterator[Processes]:
+    """Processes that have all ended when the block is left."""
+    run = Processes(folder, settings)
+    try:
+        yield run
+    finally:
+        run.end()
