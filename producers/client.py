@@ -15,7 +15,7 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from producers._connection import Curve
+from producers._arguments import as_sample, curve_of
 from producers._courier import Courier
 from producers._dialogue import MIN_SLEEP_SECONDS, Dialogue
 from producers._packer import NOT_GIVEN, Packer, cost_of, pack
@@ -28,8 +28,7 @@ from producers.errors import (
 )
 from producers.stats import Rejection, Stats
 from stream_ssl.wire import Hello, Keys, Sample, Welcome, check_name
-from stream_ssl.wire.address import check_address, require_loopback
-from stream_ssl.wire.keys import public_key
+from stream_ssl.wire.address import check_address
 from stream_ssl.wire.sample import MAX_SOURCE_BYTES, check_position
 
 AGENT = "stream-ssl producers 1"
@@ -84,7 +83,7 @@ class Producer:
             )
         self.address, self.name = check_address(address), check_name(name)
         self.source = source or name[:MAX_SOURCE_BYTES]
-        self._curve = _curve(address, keys, server_key)
+        curve = curve_of(address, keys, server_key)
         self._buffer_bytes, self._drop = buffer_bytes, on_full == "drop"
         self._epoch = time.time_ns()
         self._numbers = itertools.count(1)
@@ -93,7 +92,7 @@ class Producer:
         hello = Hello(name, self._epoch, first=1, agent=AGENT)
         self._dialogue = Dialogue(hello, self._packer, linger, f"still connecting to {address}")
         self._changed = threading.Condition()
-        self._courier = Courier(address, self._curve, self._dialogue, self._changed, on_rejected)
+        self._courier = Courier(address, curve, self._dialogue, self._changed, on_rejected)
         self._courier.thread.start()
 
     def connect(self, timeout: float = 10.0) -> Welcome:
@@ -146,7 +145,12 @@ class Producer:
             DeadlineError: no room in time.
             RefusedError: the receiver refuses this producer.
         """
-        sample = self._sample(image, id, label, fields)
+        if isinstance(image, Sample):
+            if id is not None or label is not None or fields:
+                raise ValueError("a Sample carries its own id, label and fields; pass it alone")
+        elif id is None:
+            id = f"{self._epoch:x}-{next(self._numbers)}"  # noqa: A001
+        sample = as_sample(image, id, label, {"source": self.source, **fields})
         if position is not NOT_GIVEN:
             check_position(position)
         cost = cost_of(sample)
@@ -233,30 +237,6 @@ class Producer:
             assert error is not None
             error.add_note(f"closing the producer: {late}")
 
-    def _sample(
-        self,
-        image: NDArray[np.uint8] | Sample | bytes,
-        name: str | None,
-        label: int | None,
-        fields: dict[str, Any],
-    ) -> Sample:
-        if isinstance(image, Sample):
-            if name is not None or label is not None or fields:
-                raise ValueError("a Sample carries its own id, label and fields; pass it alone")
-            if isinstance(image.data, bytes):
-                return image
-            return Sample(
-                **{**_fields(image), "data": bytes(image.data)}
-            )  # others may overwrite it
-        if name is None:
-            name = f"{self._epoch:x}-{next(self._numbers)}"
-        fields.setdefault("source", self.source)
-        if isinstance(image, np.ndarray):
-            return Sample.from_array(image, name, label=label, **fields)
-        if "codec" not in fields:
-            raise ValueError(f'sample {name!r}: say what the bytes are, as codec="jpeg"')
-        return Sample(name, bytes(image), label=label, **fields)
-
     def _check_size(self, sample: Sample, cost: int, position: Any) -> None:
         """Refuses what can never travel, before it takes up room."""
         if len(sample.data) > self._buffer_bytes:
@@ -313,24 +293,3 @@ class Producer:
             raise ClosedError(f"producer {self.name!r} is closed")
         if self._dialogue.fatal is not None:
             raise self._dialogue.fatal
-
-
-def _curve(
-    address: str, keys: Keys | str | Path | None, server_key: Keys | str | Path | None
-) -> Curve | None:
-    if keys is None and server_key is None:
-        require_loopback(address, "pass keys= and server_key=, made with: stream-ssl keys NAME")
-        return None
-    if keys is None or server_key is None:
-        raise ValueError("keys and server_key belong together: pass both, or neither on loopback")
-    pair = keys if isinstance(keys, Keys) else Keys.load(keys)
-    if pair.secret is None:
-        raise ValueError(
-            f"keys {pair.name!r}: only the public half; pass {pair.name}.secret.json, "
-            f"made with: stream-ssl keys {pair.name}"
-        )
-    return Curve(pair.public, pair.secret, public_key(server_key))
-
-
-def _fields(sample: Sample) -> dict[str, Any]:
-    return {name: getattr(sample, name) for name in Sample.__dataclass_fields__}
