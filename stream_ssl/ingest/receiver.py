@@ -17,6 +17,7 @@ from stream_ssl.ingest.dialogue import Dialogue
 from stream_ssl.ingest.group import Tally
 from stream_ssl.ingest.journal import Journal, JournalError
 from stream_ssl.ingest.records import ReceiverRecord
+from stream_ssl.ingest.seldom import SeldomLog
 from stream_ssl.ingest.sessions import Sessions
 from stream_ssl.wire import Message, encode, require_loopback
 
@@ -103,6 +104,7 @@ class Receiver:
         self._group_seconds = group_seconds
         self._access = access
         self._denied = 0
+        self._seldom = SeldomLog(log)
         self._lag = 0
         self._record_at = self._tick_at = self._probe_at = 0.0
         self._dialogue = Dialogue(
@@ -238,7 +240,7 @@ class Receiver:
         try:
             self.journal.trim(state.durable)
         except JournalError as error:
-            log.warning("cannot trim: %s", error)
+            self._seldom.warn("trim", f"cannot trim: {error}")
         self._lag = self.journal.bytes_after(state.read)
         room = self.journal.room // 2  # bytes take more on disk, small packets above all
         if self._max_lag is not None:
@@ -248,6 +250,7 @@ class Receiver:
         if now >= self._probe_at:
             self._probe_at = now + _IDLE_SECONDS
             dialogue.probe(now)
+            self.journal.clear_readers()
 
     def _drain(self) -> Iterator[ReceiverRecord]:
         dialogue = self._dialogue

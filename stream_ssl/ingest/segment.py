@@ -22,6 +22,7 @@ from stream_ssl.ingest.layout import PAGE, Damaged, ProducerState, key_of, posit
 
 FORMAT = 1
 PREFIX = "segment-"
+_LOCK_BYTES = 8192  # LMDB's size for 126 readers
 MAX_RECORDS = 1 << 20  # of a segment, so that a lost one leaves a known gap of positions
 
 
@@ -162,6 +163,8 @@ def create_segment(
     fresh = path.with_name(f".new-{path.name}")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(mode=0o700)
+    # LMDB makes this file sparse and maps it: on a full disk the first write to it would be SIGBUS.
+    (fresh / "lock.mdb").write_bytes(bytes(_LOCK_BYTES))
     env = lmdb.open(str(fresh), max_dbs=3, map_size=map_size, mode=0o600, readahead=False)
     try:
         meta, producers = env.open_db(b"meta"), env.open_db(b"producers")

@@ -1,0 +1,195 @@
+"""Durable ingest: a producer process, a receiver process, fsync before every acknowledgement.
+
+Each row is one kind of sample with or without CURVE. The rate is of acknowledged samples while the
+producer sends as fast as it can; latency is that of single packets on a quiet connection, from
+send() to the acknowledgement. The journal is trimmed as a learner's checkpoints would.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from producers import Producer
+from stream_ssl.ingest.access import Access, AllowList
+from stream_ssl.ingest.cursor import Cursor
+from stream_ssl.ingest.journal import Journal
+from stream_ssl.ingest.receiver import Receiver
+from stream_ssl.wire import Keys, Sample
+
+SECONDS = 5.0
+WARM_UP_SECONDS = 1.0
+LATENCY_PACKETS = 200
+BUDGET = 1 << 30
+MIN_SAMPLES = 30_000  # a second, of 32 x 32 x 3
+MIN_MEGABYTES = 100.0  # a second, of 100 KB images
+MAX_RSS_MB = 300.0
+
+
+def run(seconds: float = SECONDS) -> list[dict[str, Any]]:
+    """A row for each of small raw samples and 100 KB images, without and with CURVE."""
+    rows = []
+    for curve in (False, True):
+        rows.append(measure("32x32x3 raw, packets of 64", small(), 64, curve, seconds))
+        rows.append(measure("100 KB images, packets of 1", large(), 1, curve, seconds))
+    return rows
+
+
+def small() -> list[Sample]:
+    """Raw 32 x 32 x 3 images."""
+    draw = np.random.default_rng(0)
+    images_NHWC = draw.integers(0, 256, (4096, 32, 32, 3), dtype=np.uint8)
+    return [Sample.from_array(image, str(n), label=1) for n, image in enumerate(images_NHWC)]
+
+
+def large() -> list[Sample]:
+    """Encoded images of 100 KB; the receiver does not look into them."""
+    draw = np.random.default_rng(0)
+    return [Sample(str(n), draw.bytes(100_000), "jpeg") for n in range(64)]
+
+
+def measure(
+    what: str, samples: list[Sample], packet_samples: int, curve: bool, seconds: float
+) -> dict[str, Any]:
+    """One row."""
+    with tempfile.TemporaryDirectory(prefix="stream-ssl-") as name:
+        folder = Path(name)
+        with receiver(folder, curve) as (endpoint, facts):
+            producer = Producer(
+                endpoint,
+                "bench",
+                keys=folder / "bench.secret.json" if curve else None,
+                server_key=folder / "receiver.public.json" if curve else None,
+                packet_samples=packet_samples,
+            )
+            with producer:
+                producer.connect()
+                rate, rate_bytes = throughput(producer, samples, seconds)
+                waits = latencies(producer, samples, packet_samples)
+        megabytes = rate_bytes / 1e6
+        met = rate >= MIN_SAMPLES if packet_samples > 1 else megabytes >= MIN_MEGABYTES
+        return {
+            "samples": what,
+            "curve": "yes" if curve else "no",
+            "samples/s": round(rate),
+            "MB/s": round(megabytes, 1),
+            "ack p50 ms": round(float(np.percentile(waits, 50)) * 1e3, 2),
+            "ack p99 ms": round(float(np.percentile(waits, 99)) * 1e3, 2),
+            "fsync p50 ms": round(facts["fsync_p50"] * 1e3, 2),
+            "receiver RSS MB": round(facts["rss"] / 1e6, 1),
+            "receiver CPU": round(facts["cpu"], 2),
+            "target": ">= 30,000 samples/s" if packet_samples > 1 else ">= 100 MB/s",
+            "met": bool(met) and facts["rss"] / 1e6 < MAX_RSS_MB,
+        }
+
+
+def throughput(producer: Producer, samples: list[Sample], seconds: float) -> tuple[float, float]:
+    """Acknowledged samples and bytes a second, after a warm-up."""
+    begun = mark = time.monotonic()
+    base = producer.stats.acked
+    number = 0
+    while True:
+        for sample in samples[number % len(samples) :][:64]:
+            producer.send(sample)
+        number += 64
+        now = time.monotonic()
+        if mark == begun and now - begun >= WARM_UP_SECONDS:
+            mark, base = now, producer.stats.acked
+        if now - mark >= seconds and mark != begun:
+            done = producer.stats.acked
+            break
+    producer.flush(60)
+    return (done.samples - base.samples) / (now - mark), (done.bytes - base.bytes) / (now - mark)
+
+
+def latencies(producer: Producer, samples: list[Sample], count: int) -> list[float]:
+    """Seconds from send() to the acknowledgement, of packets sent one at a time."""
+    waits = []
+    for n in range(LATENCY_PACKETS):
+        start = n * count % (len(samples) - count + 1)
+        begun = time.monotonic()
+        for sample in samples[start : start + count]:
+            producer.send(sample)
+        producer.flush(30)
+        waits.append(time.monotonic() - begun)
+    return waits
+
+
+@contextmanager
+def receiver(folder: Path, curve: bool) -> Iterator[tuple[str, dict[str, float]]]:
+    """A receiver process; its facts are there when the block has ended."""
+    if curve:
+        Keys.generate("receiver").save(folder)
+        pair = Keys.generate("bench")
+        pair.save(folder)
+        AllowList.enter(folder / "allow.json", "bench", pair.public)
+    command = [sys.executable, "-m", "benchmarks.ingest", "receive", str(folder)]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parent.parent
+    )
+    facts: dict[str, float] = {}
+    try:
+        assert process.stdout is not None
+        endpoint = process.stdout.readline().strip()
+        if not endpoint:
+            raise RuntimeError("the receiver did not start")
+        yield endpoint, facts
+        process.send_signal(signal.SIGTERM)
+        facts.update(json.loads(process.stdout.readline()))
+        process.wait(30)
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def receive(folder: Path) -> None:
+    """The receiver's process: prints its endpoint, and at the end what it used."""
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    secret = folder / "receiver.secret.json"
+    access = Access(secret, folder / "allow.json") if secret.exists() else None
+    journal, cursor = Journal(folder / "journal", budget=BUDGET), Cursor(folder)
+    server = Receiver(journal, cursor, access=access)
+    print(server.endpoint, flush=True)
+    fsyncs = []
+    begun, cpu = time.monotonic(), time.process_time()
+    for number, record in enumerate(server.run(stop)):
+        if record.fsync_seconds is not None:
+            fsyncs.append(record.fsync_seconds)
+        if number % 64 == 0:
+            cursor.publish(record.journal_last + 1, record.journal_last + 1)
+    cpu = (time.process_time() - cpu) / (time.monotonic() - begun)
+    journal.close()
+    print(json.dumps({"rss": peak_rss(), "cpu": cpu, "fsync_p50": float(np.median(fsyncs))}))
+
+
+def peak_rss() -> int:
+    """Bytes; the kernel's high-water mark, which counts mapped files too."""
+    status = Path("/proc/self/status").read_text()
+    line = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) * 1024
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["receive"]:
+        receive(Path(sys.argv[2]))
+    else:
+        from rich.console import Console
+
+        from benchmarks.report import Result, table
+
+        begun = time.monotonic()
+        rows = run()
+        Console(width=160).print(table(Result("ingest", rows, time.monotonic() - begun)))
