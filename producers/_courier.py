@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import random
 import socket
 import threading
@@ -118,7 +119,7 @@ class Courier:
         poller.register(connection.socket, zmq.POLLIN | (zmq.POLLOUT if blocked else 0))
         poller.register(connection.monitor, zmq.POLLIN)
         poller.register(self._alarm.fileno(), zmq.POLLIN)
-        ready = dict(poller.poll(1000 * timeout))
+        ready = dict(poller.poll(math.ceil(1000 * timeout)))
         self._asleep = False
         if self._alarm.fileno() in ready:
             self._hush()
@@ -200,7 +201,9 @@ class Courier:
         with self._changed:
             rejections, self._dialogue.rejections = self._dialogue.rejections, []
             self._changed.notify_all()
-        for rejection in rejections if self._on_rejected else ():
+        if self._on_rejected is None:
+            return
+        for rejection in rejections:
             try:
                 self._on_rejected(rejection)
             except Exception:

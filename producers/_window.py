@@ -99,7 +99,7 @@ class Window:
         Only after a rewind to the start, and only when no receiver holds any of the packets.
         """
         assert self._cursor == 0
-        refused, kept = [], deque[Packet]()
+        refused, kept = list[Packet](), deque[Packet]()
         for packet in self._packets:
             for part in packet.split(max_packet, max_samples):
                 (kept if part.size <= max_packet else refused).append(part)
