@@ -291,5 +291,6 @@ class Producer:
             raise ClosedError("a producer does not survive fork(); make it in this process")
         if self._closed:
             raise ClosedError(f"producer {self.name!r} is closed")
-        if self._dialogue.fatal is not None:
-            raise self._dialogue.fatal
+        fatal = self._dialogue.fatal
+        if fatal is not None:
+            raise type(fatal)(*fatal.args)  # afresh: each caller's has its own traceback
