@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,11 @@ class Result:
     rows: Sequence[Row]
     seconds: float
     error: str = ""
+
+
+def plain(row: Any) -> Row:
+    """A row as a dict, also where the benchmark has a class for it."""
+    return asdict(row) if is_dataclass(row) and not isinstance(row, type) else row
 
 
 def columns(rows: Sequence[Row]) -> list[str]:

@@ -3,6 +3,7 @@
 import io
 import sys
 import types
+from dataclasses import dataclass
 from datetime import date
 
 import pytest
@@ -87,6 +88,30 @@ def test_one_that_fails_does_not_take_the_others_with_it(fake, tmp_path):
     assert "Failed: OSError: no room" in report
     assert "## eviction" in report
     assert "## learner" not in report
+
+
+@dataclass
+class Measured:
+    score: str
+    ratio: float | None
+    same_sequence: bool | None
+
+
+@pytest.mark.parametrize(
+    ("row", "met"),
+    [
+        (Measured("Linear()", 1500.0, True), True),
+        (Measured("Linear()", 900.0, True), False),
+        (Measured("Linear()", 1500.0, False), False),
+        (Measured("VonMisesFisher(0.1)", 20.0, True), True),
+        (Measured("Linear()", None, None), None),
+    ],
+)
+def test_eviction_is_held_to_its_target(fake, tmp_path, row, met):
+    fake["benchmarks.eviction"].run = lambda: [row]
+    result = runner.measure("eviction", 1, 1, Console(file=io.StringIO()))
+    assert result.rows[0].get("met") is met
+    assert result.rows[0]["ratio"] == row.ratio
 
 
 def test_an_unknown_name_is_refused(tmp_path, capsys):

@@ -1,0 +1,80 @@
+"""The demo itself, as a user starts it: short, but with the real processes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from stream_ssl.app.demo import folder
+from stream_ssl.app.demo.data import CLASSES
+
+START = (
+    "import sys; from pathlib import Path; from stream_ssl.app.demo.run import run; "
+    "sys.exit(run(float(sys.argv[1]), Path(sys.argv[2])))"
+)
+
+
+def demo(seconds: int, out: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", START, str(seconds), str(out)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "COLUMNS": "200"},
+    )
+
+
+def pids(out: Path) -> list[int]:
+    return [entry["pid"] for entry in json.loads((out / "endpoints.json").read_text()).values()]
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.timeout(600)
+def test_a_short_demo_from_start_to_report(tmp_path):
+    out = tmp_path / "out"
+    one = demo(15, out)
+    printed, _ = one.communicate(timeout=580)
+    assert one.returncode == 0, printed
+    assert "training: " in printed
+    assert "kNN accuracy, held-out images" in printed
+    assert str(out / folder.REPORT) in printed
+    figures = json.loads((out / folder.SUMMARY).read_text())
+    assert figures["steps"] > 0
+    assert figures["trained_samples"] == 64 * figures["steps"]
+    assert figures["acked_samples"] <= figures["received_samples"]
+    assert figures["trained_samples"] <= figures["received_samples"] + 1024
+    assert 0.5 < figures["stream_largest_class_share"] < 0.9
+    assert figures["memory_slots"] > 0
+    assert 0.3 < figures["knn_pixels_accuracy"] < 1
+    page = (out / folder.REPORT).read_text()
+    assert all(name in page for name in CLASSES)
+    assert (out / "checkpoints" / "latest" / "manifest.json").is_file()
+    assert not [pid for pid in pids(out) if alive(pid)]
+
+
+@pytest.mark.timeout(600)
+def test_an_interrupted_demo_leaves_nothing_running(tmp_path):
+    out = tmp_path / "out"
+    one = demo(300, out)
+    deadline = time.monotonic() + 300
+    while not (out / "endpoints.json").exists() or len(pids(out)) < 2:
+        assert one.poll() is None, one.communicate()[0]
+        assert time.monotonic() < deadline, "receiver and learner never came up"
+        time.sleep(0.1)
+    one.send_signal(signal.SIGINT)
+    printed, _ = one.communicate(timeout=200)
+    assert one.returncode == 130, printed
+    assert "Interrupted; all processes have ended." in printed
+    assert not [pid for pid in pids(out) if alive(pid)]
