@@ -259,6 +259,24 @@ def test_rubbish_alone_moves_the_offset_but_holds_no_lag(quarantine: Quarantine)
         assert batches.pending() == 2
 
 
+def test_rubbish_behind_a_waiting_sample_moves_nothing(quarantine: Quarantine) -> None:
+    rng = np.random.default_rng(0)
+    reader = FakeReader([record(1, [BAD]), record(2, good(rng, 2)), record(3, [BAD, BAD])])
+    with Batches(reader, Decoder(SIZE), quarantine, 4) as batches:
+        until(lambda: quarantine.counts["format"] == 3)
+        reader.records.append(record(4, [BAD]))
+        until(lambda: quarantine.counts["format"] == 4)
+        assert batches.offset == Offset(2, 0)
+
+
+def test_an_unreadable_packet_counts_once(quarantine: Quarantine) -> None:
+    broken = FakeRecord(1, "robot", 1, 1.0, b"\xc1", b"x")
+    reader = FakeReader([broken, record(2, good(np.random.default_rng(0), 2))])
+    for start, rejected in ((Offset(1, 0), {"packet": 1}), (Offset(1, 1), {})):
+        with Batches(reader, Decoder(SIZE), quarantine, 2, start) as batches:
+            assert collect(batches, 1)[0].rejected == rejected
+
+
 def test_conservation_at_rest(quarantine: Quarantine) -> None:
     records = [r for r in journal(np.random.default_rng(3), 40, bad=0.4) if r.header != b"\xc1"]
     sent = sum(len(r.header) and len(_rows(r)) for r in records)
