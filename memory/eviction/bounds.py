@@ -31,10 +31,10 @@ class Ceiling:
 
     def __init__(self, sum_D: Vector, limit: float, radius: float) -> None:
         self.sum_D = sum_D.copy()
-        self._norm = math.sqrt(float(sum_D @ sum_D))
-        self._unit_D = self.sum_D / self._norm if self._norm > 0 else np.zeros_like(sum_D)
+        self.norm = math.sqrt(float(sum_D @ sum_D))
+        self._unit_D = self.sum_D / self.norm if self.norm > 0 else np.zeros_like(sum_D)
         self._limit, self._radius = limit, radius
-        self._cosine = limit / self._norm if self._norm > 0 else radius
+        self._cosine = limit / self.norm if self.norm > 0 else radius
 
     def covers(self, row_ND: Matrix) -> NDArray[np.bool_]:
         """Which rows the bound holds for, bool [N]."""
@@ -47,7 +47,7 @@ class Ceiling:
         along_N = moved_ND @ self._unit_D
         square_N = np.einsum("nd,nd->n", moved_ND, moved_ND) - along_N * along_N
         across_N = np.sqrt(np.maximum(square_N, 0.0)) * (1 + 1e-9) + 1e-12
-        along_N += self._norm
+        along_N += self.norm
         length_N = np.hypot(along_N, across_N)
         cosine = max(self._cosine, -self._radius)
         edge_N = along_N * cosine

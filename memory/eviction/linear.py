@@ -93,14 +93,14 @@ class LinearTally:
             size = min(self._size, len(pool))
             shortlist = Shortlist(pool, self._sum_D, size, self._radii)
             steps = shortlist.run(x_BD[len(plan) :], self._sum_D, plan)
-            # To draw costs about as much as reading P + 8 S + 4,000 rows, a step S + 600.
-            draw, spent = len(pool) + 8 * size + 4000, steps * (size + 600)
-            if len(plan) < len(x_BD) and spent < draw:
+            # To draw costs about as much as reading P + 16 S + 8,000 rows, a step S + 1,500.
+            draw, spent = len(pool) + 16 * size + 8000, steps * (size + 1500)
+            if len(plan) < len(x_BD) and spent < 4 * draw:
                 if size == len(pool) or shortlist.bounded_by_pool:
                     self._pool = None
                     return
                 self._size = 2 * size
-            elif spent > 4 * draw:
+            elif spent > 16 * draw:
                 self._size = max(SHORTLIST_ROWS, int(0.8 * size))
 
     def _draw_pool(self) -> Pool:
@@ -129,8 +129,7 @@ class LinearTally:
         near = torch.nonzero(gain_K >= gain_K.max() - slack).flatten()
         row_nD = self._columns.embeddings[near].cpu().numpy()
         chosen = settle(row_nD, near.cpu().numpy(), self._sum_D)
-        self._sum_D += x_D
-        self._sum_D -= row_nD[chosen]
+        self._sum_D += x_D - row_nD[chosen]
         self._pool = None
         return int(near[chosen])
 

@@ -6,6 +6,7 @@ shortlist, T steps taken before they are judged.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -138,22 +139,24 @@ class Shortlist:
     def _judge(self, race: Race, sum_D: Vector) -> tuple[int, Indices | None]:
         """How many steps hold, moving s along; and the rivals, where a near tie ended them."""
         turns, dim = race.x_TD.shape
-        path = np.empty((2 * turns + 1, dim))
-        path[0], path[1::2] = sum_D, race.x_TD
-        np.negative(race.gone_TD, out=path[2::2], casting="unsafe")
-        np.add.accumulate(path, axis=0, out=path)  # in turn, so rounded as one step at a time is
-        moved_TD = path[:-1:2] - self._ceiling.sum_D
+        path = np.empty((turns + 1, dim))
+        path[0] = sum_D
+        np.subtract(race.x_TD, race.gone_TD, out=path[1:], dtype=np.float64)
+        np.add.accumulate(path, axis=0, out=path)  # in turn, so rounded as single steps are
+        moved_TD = path[:-1] - self._ceiling.sum_D
         most_T = race.gain_TS[np.arange(turns), race.best_T]
-        length_T = np.sqrt(np.einsum("td,td->t", moved_TD, moved_TD))
+        length = math.sqrt(float(np.einsum("td,td->t", moved_TD, moved_TD).max()))
         unit = rounding(dim + 2 * STRIDE, float(np.finfo(most_T.dtype).eps)) * self._radii[1]
-        wide = rounding(dim, WIDE_EPS) * (1 + float(np.linalg.norm(sum_D)))
-        slack_T = 2 * (unit * (length_T.max() + 2.0 + np.abs(most_T)) + wide)
-        ceiling_T = self._ceiling(moved_TD) - self._radii[0] ** 2 - self._top
-        certain_T = most_T - slack_T > ceiling_T
+        wide = rounding(dim, WIDE_EPS) * (1 + self._ceiling.norm + length)
+        slack_T = 2 * (unit * (length + 2.0 + np.abs(most_T)) + wide)
+        certain_T = most_T - slack_T > self._ceiling(moved_TD) - self._radii[0] ** 2 - self._top
         near_TS = race.gain_TS >= (most_T - slack_T).astype(most_T.dtype)[:, None]
-        held_T = certain_T & (near_TS.sum(axis=1) == 1)
+        if np.count_nonzero(near_TS) > turns:
+            held_T = certain_T & (np.count_nonzero(near_TS, axis=1) == 1)
+        else:
+            held_T = certain_T
         steps = turns if held_T.all() else int(held_T.argmin())
-        sum_D[:] = path[2 * steps]
+        sum_D[:] = path[steps]
         tied = steps < turns and bool(certain_T[steps])
         return steps, np.flatnonzero(near_TS[steps]) if tied else None
 
@@ -165,8 +168,7 @@ class Shortlist:
     def _settle(self, near: Indices, x_D: Matrix, sum_D: Vector) -> int:
         """Take one newcomer where these candidates tie within rounding."""
         best = int(near[settle(self._row_SD[near], self._slot_S[near], sum_D)])
-        sum_D += x_D
-        sum_D -= self._row_SD[best]
+        sum_D += x_D.astype(np.float64) - self._row_SD[best]
         self._row_SD[best] = x_D
         self._gain_S[best] = gains(x_D[None], self._ceiling.sum_D)[0] - self._top
         return best
