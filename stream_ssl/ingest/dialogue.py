@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from stream_ssl.ingest.access import Access
 from stream_ssl.ingest.credit import CreditPolicy
-from stream_ssl.ingest.group import Group, Tally, latest_capture, samples_of
+from stream_ssl.ingest.group import Group, Tally, captured_at, samples_of
 from stream_ssl.ingest.journal import Journal, JournalError
 from stream_ssl.ingest.seldom import SeldomLog
 from stream_ssl.ingest.sessions import Session, Sessions
@@ -205,7 +205,7 @@ class Dialogue:
             self.tally.samples += samples
             self.tally.bytes += data.size
             self.received = self.group.entries[-1].received
-            captured = latest_capture(data)
+            captured = captured_at(data)
             if math.isfinite(captured):
                 self.captured = captured
         self._count_missing(session)

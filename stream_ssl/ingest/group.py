@@ -90,6 +90,6 @@ def samples_of(data: Data) -> int:
         return 1
 
 
-def latest_capture(data: Data) -> float:
-    """The latest capture time of a packet, seconds since the Unix epoch."""
-    return float(max(row["time"] for row in data.fields["samples"]))
+def captured_at(data: Data) -> float:
+    """The capture time of a packet's last sample, seconds since the Unix epoch."""
+    return float(data.fields["samples"][-1]["time"])

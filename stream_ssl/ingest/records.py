@@ -32,6 +32,6 @@ class ReceiverRecord:
     credit: int = 0  # bytes granted to all producers together
     room: int = 0  # bytes that the journal can still take
     lag_bytes: int = 0  # journalled and not yet read by the learner
-    captured: float | None = None  # latest capture time of a sample, seconds since the Unix epoch
+    captured: float | None = None  # when the latest sample was, seconds since the Unix epoch
     received: float | None = None  # when the latest packet came, seconds since the Unix epoch
     ready: bool = True  # False: the journal cannot be written
