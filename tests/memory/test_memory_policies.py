@@ -1,0 +1,187 @@
+"""What holds for every eviction policy, and the laws of the single ones.
+
+Shapes: B newcomers, D embedding, K slots.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+
+from memory import WorkingMemory
+from memory.columns import Rows
+from memory.eviction import POLICIES, MostDuplicated, Oldest, Policy, Reservoir
+from memory.scores import VonMisesFisher
+from tests.naive import STREAMS, Queue, replay_ids, reservoir_law, unit_rows
+
+MAKERS = {
+    **POLICIES,
+    "most-duplicated, sharp": lambda: MostDuplicated(VonMisesFisher(0.1)),
+}
+
+
+@pytest.fixture(params=sorted(MAKERS))
+def policy(request: pytest.FixtureRequest) -> Policy:
+    made: Policy = MAKERS[request.param]()
+    return made
+
+
+def stream(seed: int, count: int, dim: int = 6, kind: str = "clustered") -> tuple[Tensor, Tensor]:
+    return torch.arange(count), unit_rows(np.random.default_rng(seed), kind, count, dim)
+
+
+def another(policy: Policy) -> Policy:
+    twin = type(policy)()
+    twin.score = policy.score
+    return twin
+
+
+def states_equal(one: dict[str, Tensor], two: dict[str, Tensor]) -> bool:
+    return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_batches_are_as_single_samples(policy: Policy) -> None:
+    ids, z_ND = stream(0, 150)
+    together = WorkingMemory(20, 6, policy, seed=4)
+    single = WorkingMemory(20, 6, another(policy), seed=4)
+    admission = together.add(ids, z_ND)
+    one_by_one = [single.add(ids[n : n + 1], z_ND[n : n + 1]) for n in range(150)]
+    assert admission.evicted.tolist() == [i for one in one_by_one for i in one.evicted.tolist()]
+    assert admission.refused.tolist() == [i for one in one_by_one for i in one.refused.tolist()]
+    assert admission.ages.tolist() == [age for one in one_by_one for age in one.ages.tolist()]
+    assert torch.equal(together.ids, single.ids)
+    assert torch.equal(together.born, single.born)
+
+
+@pytest.mark.parametrize("kind", STREAMS)
+def test_an_admission_accounts_for_every_newcomer(policy: Policy, kind: str) -> None:
+    ids, z_ND = stream(1, 400, kind=kind)
+    memory = WorkingMemory(32, 6, policy)
+    for start, end in ((0, 20), (20, 20), (20, 90), (90, 91), (91, 400)):
+        held = set(memory.ids.tolist())
+        admission = memory.add(ids[start:end], z_ND[start:end])
+        offered = set(range(start, end))
+        gone, refused = set(admission.evicted.tolist()), set(admission.refused.tolist())
+        assert set(memory.ids.tolist()) == (held | offered) - gone - refused
+        assert refused <= offered
+        assert admission.inserted == end - start - len(refused)
+        for newcomer, slot in zip(range(start, end), admission.slots.tolist(), strict=True):
+            assert (slot == -1) == (newcomer in gone | refused)
+            assert slot == -1 or int(memory.ids[slot]) == newcomer
+        ages = dict(zip(admission.evicted.tolist(), admission.ages.tolist(), strict=True))
+        assert all(1 <= age <= end - 1 - born for born, age in ages.items())
+        assert memory.check_valid() == (True, "")
+    assert torch.equal(memory.embeddings, z_ND[memory.ids])
+
+
+def test_a_saved_memory_goes_on_bit_equal(policy: Policy) -> None:
+    ids, z_ND = stream(2, 500)
+    memory = WorkingMemory(50, 6, policy, seed=9, image_shape=(1, 2, 2))
+    images = torch.arange(500 * 4).to(torch.uint8).reshape(500, 1, 2, 2)
+    start = 0
+    for cut in (30, 100, 300, 400):
+        memory.add(ids[start:cut], z_ND[start:cut], images[start:cut])
+        memory.refresh(memory.stalest(3), z_ND[:3])
+        state = memory.state_dict()
+        loaded = WorkingMemory(50, 6, another(policy), seed=1, image_shape=(1, 2, 2))
+        loaded.load_state_dict(load(save(state)))
+        assert states_equal(loaded.state_dict(), state)
+        assert loaded.check_valid() == (True, "")
+        start = cut + 60
+        for each in (memory, loaded):
+            each.negatives(5)
+            each.sample(4)
+            each.add(ids[cut:start], z_ND[cut:start], images[cut:start])
+        assert states_equal(loaded.state_dict(), memory.state_dict())
+        memory = loaded
+
+
+def test_a_state_is_a_copy(policy: Policy) -> None:
+    ids, z_ND = stream(3, 60)
+    memory = WorkingMemory(20, 6, policy)
+    memory.add(ids[:30], z_ND[:30])
+    state = memory.state_dict()
+    kept = {name: value.clone() for name, value in state.items()}
+    memory.add(ids[30:], z_ND[30:])
+    memory.sample(3)
+    assert states_equal(state, kept)
+
+
+def test_a_policy_serves_one_memory(policy: Policy) -> None:
+    WorkingMemory(4, 3, policy)
+    with pytest.raises(ValueError, match="serves another memory"):
+        WorkingMemory(4, 3, policy)
+
+
+def test_one_slot_always_holds_the_last_that_joined(policy: Policy) -> None:
+    ids, z_ND = stream(4, 12)
+    memory = WorkingMemory(1, 6, policy)
+    admission = memory.add(ids, z_ND)
+    assert memory.ids.tolist() == [int(ids[admission.slots == 0])]
+    assert admission.inserted - len(admission.evicted) == 1
+
+
+@pytest.mark.parametrize("sizes", [(3, 4, 10, 35, 1), (100,), (10, 10, 10)])
+def test_oldest_is_a_queue(sizes: tuple[int, ...]) -> None:
+    queue, memory, start = Queue(10), WorkingMemory(10, 6, Oldest()), 0
+    ids, z_ND = stream(5, sum(sizes))
+    for size in sizes:
+        part = slice(start, start + size)
+        admission = memory.add(ids[part], z_ND[part])
+        assert admission.evicted.tolist() == queue.add(range(start, start + size))
+        assert sorted(memory.ids.tolist()) == queue.ids
+        start += size
+
+
+def test_the_reservoir_holds_each_sample_alike() -> None:
+    """Inclusion of 40 samples in 10 slots over 5,000 runs: 50,000 held samples, chi-square."""
+    capacity, seen, runs = 10, 40, 5000
+    ids, z_ND = stream(6, seen)
+    policy = Reservoir()
+    memory = WorkingMemory(capacity, 6, policy)
+    memory.add(ids[:capacity], z_ND[:capacity])
+    late = ids[capacity:]
+    rows = Rows(late, z_ND[capacity:], late, late, late)
+    held_N, pair = torch.zeros(seen), 0
+    for seed in range(runs):
+        policy.bind(policy.columns, seed)
+        joined = list(zip(policy.choose(rows).tolist(), late.tolist(), strict=True))
+        plan, newcomers = zip(*[(s, n) for s, n in joined if s >= 0], strict=True)
+        held, _ = replay_ids(range(capacity), plan, newcomers)
+        held_N[held] += 1
+        pair += {0, 1} <= set(held)
+    law = reservoir_law(capacity, seen)
+    expected = runs * law
+    # Held counts are dependent (their sum is fixed), which scales the statistic by 1 - K / N.
+    chi = float(((held_N - expected) ** 2 / (expected * (1 - law))).sum() * (seen - 1) / seen)
+    assert chi < 39 + 4.5 * (2 * 39) ** 0.5
+    both = runs * capacity * (capacity - 1) / (seen * (seen - 1))
+    assert abs(pair - both) < 4.5 * both**0.5
+
+
+def test_plans_are_carried_out_in_turn() -> None:
+    """Slots that recur within a batch: each newcomer evicts the one before it."""
+
+    class Fixed(Oldest):
+        name = "fixed"
+        plan = (2, 2, -1, 0, 2, -1, 0)
+
+        def choose(self, rows: object) -> Tensor:
+            del rows
+            return torch.tensor(self.plan)
+
+    ids, z_ND = stream(7, 10)
+    memory = WorkingMemory(3, 6, Fixed())
+    memory.add(ids[:3], z_ND[:3])
+    admission = memory.add(ids[3:], z_ND[3:])
+    joined = [(slot, 3 + turn) for turn, slot in enumerate(Fixed.plan) if slot >= 0]
+    held, evicted = replay_ids([0, 1, 2], *zip(*joined, strict=True))
+    assert memory.ids.tolist() == held == [9, 1, 7]
+    assert admission.evicted.tolist() == evicted == [2, 3, 0, 4, 6]
+    assert admission.ages.tolist() == [1, 1, 6, 3, 3]
+    assert admission.refused.tolist() == [5, 8]
+    assert admission.slots.tolist() == [-1, -1, -1, -1, 2, -1, 0]
+    assert admission.inserted == 5
