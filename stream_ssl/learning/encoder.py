@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+import torch
 import torchvision.models.resnet as torchvision_resnet
-from torch import nn
+from torch import Tensor, nn
 
 BLOCKS = {
     "basic": torchvision_resnet.BasicBlock,
@@ -55,6 +56,14 @@ class ResNet(torchvision_resnet.ResNet):  # type: ignore[misc]  # torchvision is
             self.maxpool = nn.Identity()
         self.fc = nn.Identity()
         self.dim: int = self.inplanes
+        # Channels last is the faster layout, on a CPU too. Below 8 channels, however, oneDNN's
+        # kernels for it write past the end of their buffers and corrupt the heap.
+        self.layout = torch.channels_last if width >= 8 else torch.contiguous_format
+        self.to(memory_format=self.layout)
+
+    def forward(self, image_BCHW: Tensor) -> Tensor:
+        feature_BF: Tensor = super().forward(image_BCHW.contiguous(memory_format=self.layout))
+        return feature_BF
 
     def _make_layer(
         self,

@@ -86,8 +86,7 @@ class Learner:
         _check(method, memory, self.pace, precision, reencode)
         settle_threads(threads)
         self.device = torch.device(device)
-        # On a CPU too, convolutions are faster with the channels last.
-        self.method = method.to(self.device).to(memory_format=torch.channels_last)
+        self.method = method.to(self.device)
         self.views = views.to(self.device)
         self.memory, self.batches, self.reencode = memory, batches, reencode
         self.precision = precision

@@ -82,8 +82,7 @@ class Views(nn.Module):
         return self._normalise(_to_float(image_BCHW))
 
     def _normalise(self, view_BCHW: Tensor) -> Tensor:
-        scaled_BCHW = (view_BCHW - self.mean) / self.std
-        return scaled_BCHW.contiguous(memory_format=torch.channels_last)
+        return (view_BCHW - self.mean) / self.std
 
 
 def _to_float(image_BCHW: Tensor) -> Tensor:

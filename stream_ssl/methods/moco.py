@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
@@ -27,14 +27,18 @@ class MoCo(Method):
     DUEL, Algorithm 2, line 8: the negatives of anchor b are the other keys of the batch and the
     memory. Left out are entries of the same sample id or the same content hash (0: unknown).
 
-    BatchNorm: the trained encoder normalises with the statistics of its batch. The key encoder
-    runs in evaluation mode on buffers that follow the trained encoder's by the same momentum as
-    the weights (as in EMAN, Cai et al. 2021). A key is thus a function of its own image only:
-    nothing about the batch leaks from key to anchor, and keys of batches with different class
-    shares can be compared in the memory.
+    BatchNorm: the trained encoder normalises with the statistics of its batch. What the key
+    encoder does is `key_statistics`. "average": it runs on buffers that follow the trained
+    encoder's by the same momentum as the weights (as in EMAN, Cai et al. 2021), so that a key is a
+    function of its own image alone and nothing about the batch leaks from key to anchor. "batch":
+    it normalises with the statistics of the batch of keys and keeps none.
 
-    `views` - 1 positives per anchor; the first key view goes to the memory.
+    `momentum` is reached gradually: update n uses at most (1 + n) / (10 + n), or the keys would be
+    those of random weights for the first 1 / (1 - momentum) updates. `views` - 1 positives per
+    anchor; the first key view goes to the memory.
     """
+
+    updates: Tensor
 
     def __init__(
         self,
@@ -43,6 +47,7 @@ class MoCo(Method):
         loss: Loss,
         momentum: float = 0.99,
         views: int = 2,
+        key_statistics: Literal["average", "batch"] = "average",
     ) -> None:
         super().__init__()
         if not 0 <= momentum < 1:
@@ -54,9 +59,16 @@ class MoCo(Method):
         dim = getattr(projector, "dim", None)
         if not isinstance(dim, int):
             raise ValueError(f"{type(projector).__name__} has no `dim`: a projector states its own")
+        if key_statistics not in ("average", "batch"):
+            raise ValueError(f'key_statistics is {key_statistics!r}: choose "average" or "batch"')
         self._dim = dim
-        self.key_encoder = copy.deepcopy(encoder).requires_grad_(False).eval()
-        self.key_projector = copy.deepcopy(projector).requires_grad_(False).eval()
+        self.key_encoder = copy.deepcopy(encoder).requires_grad_(False)
+        self.key_projector = copy.deepcopy(projector).requires_grad_(False)
+        if key_statistics == "batch":
+            _forget_statistics(self.key_encoder)
+            _forget_statistics(self.key_projector)
+        self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
+        self.train()
 
     def forward(
         self,
@@ -93,6 +105,9 @@ class MoCo(Method):
 
     @torch.no_grad()
     def after_update(self) -> None:
+        done = int(self.updates)
+        share = 1 - min(self.momentum, (1 + done) / (10 + done))
+        self.updates += 1
         for followed, follower in (
             (self.encoder, self.key_encoder),
             (self.projector, self.key_projector),
@@ -100,12 +115,13 @@ class MoCo(Method):
             weights: list[Tensor] = list(follower.parameters())
             if weights:
                 sources: list[Tensor] = list(followed.parameters())
-                torch._foreach_lerp_(weights, sources, 1 - self.momentum)
-            for buffer, source in zip(follower.buffers(), followed.buffers(), strict=True):
+                torch._foreach_lerp_(weights, sources, share)
+            sources_by_name = dict(followed.named_buffers())
+            for name, buffer in follower.named_buffers():
                 if buffer.is_floating_point():
-                    buffer.lerp_(source, 1 - self.momentum)
+                    buffer.lerp_(sources_by_name[name], share)
                 else:
-                    buffer.copy_(source)
+                    buffer.copy_(sources_by_name[name])
 
     def train(self, mode: bool = True) -> MoCo:
         """As for any module, but the key encoder stays in evaluation mode."""
@@ -134,3 +150,11 @@ def _same(ids_B: Tensor, hashes_B: Tensor | None) -> Tensor:
     if hashes_B is not None:
         same_BB |= (hashes_B.unsqueeze(1) == hashes_B) & (hashes_B != 0)
     return same_BB
+
+
+def _forget_statistics(module: nn.Module) -> None:
+    """Let every BatchNorm use the statistics of its batch, in evaluation mode too."""
+    for layer in module.modules():
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+            layer.track_running_stats = False
+            layer.running_mean = layer.running_var = layer.num_batches_tracked = None

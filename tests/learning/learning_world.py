@@ -1,0 +1,107 @@
+"""A small learner on a stream that repeats itself from any offset.
+
+Shapes: B samples, H height, W width, C channels.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from memory import WorkingMemory
+from stream_ssl.ingest.batches import Batch
+from stream_ssl.ingest.offset import START, Offset
+from stream_ssl.learning.encoder import ResNet
+from stream_ssl.learning.learner import Learner
+from stream_ssl.learning.projector import Projector
+from stream_ssl.learning.randomness import settle
+from stream_ssl.learning.records import Idle, StepRecord
+from stream_ssl.learning.views import Views
+from stream_ssl.losses import InfoNCE
+from stream_ssl.methods import MoCo
+
+BATCH, SIZE, SLOTS, DIM = 8, 8, 24, 6
+
+
+class Repeatable:
+    """Batch n is a function of n alone; record n of a journal holds it. Ends after `count`."""
+
+    def __init__(self, start: Offset = START, count: int | None = None, labelled: bool = True):
+        self.record, self.count, self.labelled = start.record, count, labelled
+
+    def next(self, timeout: float) -> Batch | None:
+        if self.count is not None and self.record > self.count:
+            return None
+        draw = np.random.default_rng(self.record)
+        ids = np.arange(BATCH, dtype=np.int64) + BATCH * self.record
+        labels = draw.integers(0, 4, BATCH) if self.labelled else np.full(BATCH, -1)
+        self.record += 1
+        return Batch(
+            image_BHWC=draw.integers(0, 256, (BATCH, SIZE, SIZE, 1), dtype=np.uint8),
+            key_B=ids,
+            hash_B=ids + 1,
+            label_B=labels.astype(np.int64),
+            time_B=np.zeros(BATCH),
+            received_B=np.zeros(BATCH),
+            offset=Offset(self.record, 0),
+            rejected={"image": 1} if self.record % 5 == 0 else {},
+        )
+
+    def lag(self) -> float:
+        return 1.5
+
+
+def build(
+    start: Offset = START,
+    images: bool = True,
+    stream: Any = None,
+    wrap: Callable[[MoCo], MoCo] = lambda method: method,
+    **settings: Any,
+) -> Learner:
+    settle(seed=3, threads=1)
+    encoder = ResNet(width=4, depths=(1, 1, 0, 0), channels=1)
+    method = wrap(MoCo(encoder, Projector(encoder.dim, DIM), InfoNCE(0.2), momentum=0.9))
+    shape = (1, SIZE, SIZE) if images else None
+    memory = WorkingMemory(capacity=SLOTS, dim=DIM, image_shape=shape)
+    return Learner(
+        method,
+        memory,
+        Views(SIZE, channels=1),
+        Repeatable(start) if stream is None else stream,
+        threads=1,
+        **settings,
+    )
+
+
+def steps(learner: Learner, count: int) -> list[StepRecord]:
+    """The next `count` step records."""
+    records: Iterator[StepRecord | Idle] = learner.run(threading.Event())
+    return [r for r in islice(records, count) if isinstance(r, StepRecord)]
+
+
+def state_of(learner: Learner) -> dict[str, Tensor]:
+    """Everything that two equal runs share, flat."""
+    captured = learner.capture()
+    flat = {
+        f"{file}/{name}": tensor.clone()
+        for file, tensors in captured.tensors.items()
+        for name, tensor in tensors.items()
+    }
+    flat["counts"] = learner.memory.counts()
+    return flat
+
+
+def differing(one: Learner, other: Learner) -> list[str]:
+    """Names of state that is not bit-equal."""
+    ours, theirs = state_of(one), state_of(other)
+    assert set(ours) == set(theirs)
+    names = [name for name in ours if not torch.equal(ours[name], theirs[name])]
+    if one.capture().facts != other.capture().facts:
+        names.append("facts")
+    return names

@@ -1,0 +1,298 @@
+"""Checkpoints are whole or absent, and a damaged one falls back to the one before."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from learning_world import build, differing, steps
+
+from stream_ssl.ingest.offset import Offset
+from stream_ssl.learning import checkpoint
+from stream_ssl.learning.checkpoint import Checkpointer, CheckpointError
+from stream_ssl.learning.configuration import diff
+from stream_ssl.learning.records import Idle
+
+CONFIG = {"memory": {"capacity": 24}, "loss": "infonce"}
+
+
+def saved(folder: Path, count: int = 3, **settings):
+    """A run that saved after each of `count` steps."""
+    checkpointer, learner = Checkpointer(folder, **settings), build()
+    records = []
+    for _ in range(count):
+        steps(learner, 1)
+        records.append(checkpointer.save(learner, CONFIG))
+    return checkpointer, learner, records
+
+
+def test_a_checkpoint_restores_everything(tmp_path: Path) -> None:
+    _, learner, records = saved(tmp_path)
+    found = Checkpointer(tmp_path).newest()
+    assert found.step == 3
+    assert found.offset == records[-1].offset == Offset(4, 0)
+    assert found.config == CONFIG
+    other = build(found.offset)
+    found.restore(other)
+    assert differing(learner, other) == []
+
+
+def test_the_folder_is_as_documented(tmp_path: Path) -> None:
+    _, _, records = saved(tmp_path)
+    folder = tmp_path / "step-000000003"
+    names = {"model", "optimiser", "memory", "rng"}
+    expected = {f"{name}.safetensors" for name in names} | {"state.json", "manifest.json"}
+    assert {path.name for path in folder.iterdir()} == expected
+    assert (tmp_path / "latest").readlink() == Path("step-000000003")
+    assert records[-1].path == folder
+    assert records[-1].bytes == sum(path.stat().st_size for path in folder.iterdir())
+    state = json.loads((folder / "state.json").read_text())
+    assert state["version"] == 1
+    assert state["samples"] == 24
+    assert abs(state["created"] - time.time()) < 60
+    assert state["offset"] == {"record": 4, "sample": 0}
+
+
+def test_only_the_newest_are_kept(tmp_path: Path) -> None:
+    checkpointer, _, records = saved(tmp_path, count=5, keep=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "latest",
+        "step-000000004",
+        "step-000000005",
+    ]
+    assert records[-1].needed == Offset(5, 0) == checkpointer.needed()
+    assert records[0].needed == Offset(2, 0)
+
+
+def test_without_any_there_is_none(tmp_path: Path) -> None:
+    checkpointer = Checkpointer(tmp_path / "new")
+    assert checkpointer.newest() is None
+    assert checkpointer.needed() is None
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-7])
+
+
+def zero(path: Path) -> None:
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+FILES = ["model.safetensors", "optimiser.safetensors", "memory.safetensors", "rng.safetensors"]
+
+
+@pytest.mark.parametrize("harm", [flip, cut, zero, Path.unlink])
+@pytest.mark.parametrize("name", [*FILES, "state.json", "manifest.json"])
+def test_a_damaged_one_falls_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, whole: Path, harm, name: str
+) -> None:
+    copy(whole, tmp_path)
+    harm(tmp_path / "step-000000003" / name)
+    checkpointer = Checkpointer(tmp_path)
+    with caplog.at_level(logging.ERROR):
+        found = checkpointer.newest()
+    assert found.step == 2
+    assert checkpointer.damaged == 1
+    assert "step-000000003 is damaged" in caplog.text
+    learner = build(found.offset)
+    found.restore(learner)
+    steps(learner, 1)
+    again = checkpointer.save(learner, CONFIG)
+    assert Checkpointer(tmp_path).newest().path == again.path
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole")
+    saved(folder)
+    return folder
+
+
+def copy(source: Path, target: Path) -> None:
+    for folder in source.glob("step-*"):
+        (target / folder.name).mkdir()
+        for path in folder.iterdir():
+            (target / folder.name / path.name).write_bytes(path.read_bytes())
+
+
+@settings(
+    max_examples=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(file=st.sampled_from(["state.json", "manifest.json", "rng.safetensors"]), data=st.data())
+def test_any_flipped_bit_is_found_or_harmless(
+    tmp_path_factory: pytest.TempPathFactory, whole: Path, file: str, data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("bits")
+    copy(whole, folder)
+    path = folder / "step-000000003" / file
+    content = bytearray(path.read_bytes())
+    bit = data.draw(st.integers(0, 8 * len(content) - 1))
+    content[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(content)
+    found = Checkpointer(folder).newest()
+    assert found.step == (3 if file == "manifest.json" and found.step == 3 else 2)
+    found.restore(build(found.offset))
+
+
+def test_a_damaged_one_does_not_push_out_whole_ones(tmp_path: Path) -> None:
+    saved(tmp_path, keep=2)
+    flip(tmp_path / "step-000000003" / "model.safetensors")
+    checkpointer = Checkpointer(tmp_path, keep=2)
+    found = checkpointer.newest()
+    learner = build(found.offset)
+    found.restore(learner)
+    for _ in range(2):
+        steps(learner, 1)
+        checkpointer.save(learner, CONFIG)
+    assert sorted(path.name for path in tmp_path.glob("*step-*")) == [
+        "damaged-step-000000003",
+        "step-000000003",
+        "step-000000004",
+    ]
+
+
+def test_all_damaged_is_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    saved(tmp_path)
+    for folder in tmp_path.glob("step-*"):
+        flip(folder / "model.safetensors")
+    checkpointer = Checkpointer(tmp_path)
+    with caplog.at_level(logging.ERROR):
+        assert checkpointer.newest() is None
+    assert checkpointer.damaged == 3
+    assert "the run begins anew" in caplog.text
+
+
+def test_a_newer_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "FORMAT", 2)
+    saved(tmp_path, count=1)
+    monkeypatch.undo()
+    with pytest.raises(CheckpointError, match=r"has format 2, this program reads up to 1: upgrade"):
+        Checkpointer(tmp_path).newest()
+    assert (tmp_path / "step-000000001").exists()
+
+
+def test_a_full_disk_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpointer, learner, _ = saved(tmp_path, every_steps=1)
+    record = steps(learner, 1)[0]
+    assert checkpointer.due(record)
+
+    def refuse(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "seal", refuse)
+    with pytest.raises(OSError, match="No space left"):
+        checkpointer.save(learner, CONFIG)
+    monkeypatch.undo()
+    assert not list(tmp_path.glob(".*"))
+    assert not checkpointer.due(record), "the next attempt waits its turn"
+    assert Checkpointer(tmp_path).newest().step == 3
+
+
+def test_an_unfinished_one_is_cleared_away(tmp_path: Path) -> None:
+    saved(tmp_path, count=1)
+    (tmp_path / ".incomplete-step-000000002").mkdir()
+    (tmp_path / ".incomplete-step-000000002" / "model.safetensors").write_bytes(b"half")
+    checkpointer = Checkpointer(tmp_path)
+    assert not list(tmp_path.glob(".incomplete*"))
+    assert checkpointer.newest().step == 1
+
+
+def test_nothing_is_moved_or_pruned_before_the_new_one_is_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    for name in ("save_file", "seal", "publish", "point", "discard"):
+        plain = getattr(checkpoint, name)
+        monkeypatch.setattr(
+            checkpoint, name, lambda *a, n=name, f=plain: (events.append(n), f(*a))[1]
+        )
+    saved(tmp_path, count=2, keep=1)
+    once = ["save_file"] * 4 + ["seal", "publish", "point"]
+    assert events == [*once, *once, "discard"]
+
+
+def test_saving_a_step_again_writes_nothing(tmp_path: Path) -> None:
+    checkpointer, learner, records = saved(tmp_path, count=1)
+    before = (records[0].path / "state.json").stat().st_mtime_ns
+    again = checkpointer.save(learner, CONFIG)
+    assert again.bytes == records[0].bytes
+    assert (again.path / "state.json").stat().st_mtime_ns == before
+    flip(again.path / "model.safetensors")
+    checkpointer.save(learner, CONFIG)
+    assert Checkpointer(tmp_path).newest().step == 1
+
+
+def test_due_by_steps_and_by_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    learner, now = build(), 100.0
+    monkeypatch.setattr(checkpoint.time, "monotonic", lambda: now)
+    by_steps = Checkpointer(tmp_path / "steps", every_seconds=None, every_steps=2)
+    by_time = Checkpointer(tmp_path / "time", every_seconds=60)
+    one, two = steps(learner, 2)
+    assert [by_steps.due(one), by_steps.due(two)] == [False, True]
+    assert not by_time.due(two)
+    now = 161.0
+    assert by_time.due(two)
+    assert by_time.due(Idle(0.0))
+    by_time.save(learner, CONFIG)
+    now = 1000.0
+    assert not by_time.due(Idle(0.0)), "nothing was learned since"
+
+
+def test_after_a_resume_the_interval_begins_at_the_checkpoint(tmp_path: Path) -> None:
+    saved(tmp_path)
+    checkpointer = Checkpointer(tmp_path, every_seconds=None, every_steps=2)
+    found = checkpointer.newest()
+    learner = build(found.offset)
+    found.restore(learner)
+    assert [checkpointer.due(record) for record in steps(learner, 2)] == [False, True]
+
+
+def test_tensors_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    saved(tmp_path, count=1)
+    found = Checkpointer(tmp_path).newest()
+    learner = build()
+    learner.method.encoder.conv1 = type(learner.method.encoder.conv1)(1, 5, 3)
+    with pytest.raises(ValueError, match=r"weights do not fit this model.*encoder\.conv1"):
+        found.restore(learner)
+    optimiser = safetensors.torch.load_file(found.path / "optimiser.safetensors")
+    assert optimiser["0.exp_avg"].shape == (4, 1, 3, 3)
+
+
+def test_numbers_that_json_lacks_are_refused(tmp_path: Path) -> None:
+    learner = build()
+    steps(learner, 1)
+    with pytest.raises(ValueError, match="JSON"):
+        Checkpointer(tmp_path).save(learner, {"rate": float("nan")})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_wrong_settings_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="keep is 0"):
+        Checkpointer(tmp_path, keep=0)
+    with pytest.raises(ValueError, match="every_steps=0"):
+        Checkpointer(tmp_path, every_steps=0)
+
+
+def test_differences_between_configurations() -> None:
+    ours = {"memory": {"capacity": 24, "dim": 6}, "views": {"crop": [0.2, 1.0]}, "seed": 1}
+    theirs = {"memory": {"capacity": 48, "dim": 6}, "views": {"crop": (0.2, 1.0)}, "run": "x"}
+    assert diff(ours, theirs) == [
+        "memory.capacity: 24 -> 48",
+        "run: absent -> 'x'",
+        "seed: 1 -> absent",
+    ]
+    assert diff(ours, ours) == []

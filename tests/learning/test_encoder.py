@@ -1,0 +1,75 @@
+"""The encoder and the projector."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torchvision
+from torch import nn
+
+from stream_ssl.learning.encoder import ResNet
+from stream_ssl.learning.projector import Projector
+
+
+def count(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+@pytest.mark.parametrize(
+    ("depths", "block", "twin"),
+    [
+        ((2, 2, 2, 2), "basic", torchvision.models.resnet18),
+        ((3, 4, 6, 3), "bottleneck", torchvision.models.resnet50),
+    ],
+)
+def test_at_full_width_it_is_the_library_s(depths, block, twin) -> None:
+    ours = ResNet(64, depths, stem="imagenet", block=block)
+    theirs = twin()
+    theirs.fc = nn.Identity()
+    shapes = {name: value.shape for name, value in ours.state_dict().items()}
+    assert shapes == {name: value.shape for name, value in theirs.state_dict().items()}
+
+
+@pytest.mark.parametrize(
+    ("width", "depths", "dim"),
+    [(16, (1, 1, 1, 1), 128), (8, (1, 1, 0, 0), 16), (5, (1, 0, 0, 2), 40)],
+)
+def test_width_scales_every_stage(width: int, depths: tuple[int, ...], dim: int) -> None:
+    encoder = ResNet(width, depths, channels=1).eval()
+    assert encoder.dim == dim
+    assert encoder(torch.zeros(2, 1, 28, 28)).shape == (2, dim)
+
+
+def test_the_cifar_stem_keeps_the_resolution() -> None:
+    encoder = ResNet(4, (1, 0, 0, 0), channels=3)
+    features = encoder.layer1(encoder.maxpool(encoder.conv1(torch.zeros(1, 3, 20, 20))))
+    assert features.shape == (1, 4, 20, 20)
+
+
+def test_a_narrow_net_is_small() -> None:
+    assert count(ResNet(16, (1, 1, 1, 1), channels=1)) < count(ResNet(64)) / 30
+
+
+@pytest.mark.parametrize("hidden", [0, 32])
+def test_projector(hidden: int) -> None:
+    projector = Projector(10, 6, hidden)
+    assert projector.dim == 6
+    assert projector(torch.zeros(3, 10)).shape == (3, 6)
+    assert count(projector) == (10 * 32 + 32 + 32 * 6 + 6 if hidden else 66)
+
+
+def test_wrong_settings_are_refused() -> None:
+    with pytest.raises(ValueError, match="width is 0"):
+        ResNet(0)
+    with pytest.raises(ValueError, match=r"depths is \(1, 1\)"):
+        ResNet(8, (1, 1))
+    with pytest.raises(ValueError, match=r"depths is \(0, 1, 1, 1\)"):
+        ResNet(8, (0, 1, 1, 1))
+    with pytest.raises(ValueError, match="channels is 0"):
+        ResNet(8, channels=0)
+    with pytest.raises(ValueError, match="stem is 'big'"):
+        ResNet(8, stem="big")
+    with pytest.raises(ValueError, match="block is 'wide'"):
+        ResNet(8, block="wide")
+    with pytest.raises(ValueError, match="features=0"):
+        Projector(0)

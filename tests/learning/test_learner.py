@@ -1,0 +1,313 @@
+"""The loop: what enters the memory, what is skipped, and when it replays."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+from learning_world import BATCH, SLOTS, Repeatable, build, differing, state_of, steps
+
+from memory import WorkingMemory
+from stream_ssl.ingest.offset import START, Offset
+from stream_ssl.learning.collisions import true_collisions
+from stream_ssl.learning.optimiser import OptimiserSettings
+from stream_ssl.learning.pace import Pace
+from stream_ssl.learning.records import PHASES, Idle, StepRecord
+from stream_ssl.learning.schedule import Constant
+from stream_ssl.losses import LossOutput
+from stream_ssl.methods import MethodOutput
+
+
+def test_a_step_says_what_happened() -> None:
+    learner = build(schedule=Constant(warmup=4))
+    first, second = steps(learner, 2)
+    assert (first.step, first.samples, first.batch) == (1, BATCH, BATCH)
+    assert (second.step, second.samples, second.offset) == (2, 2 * BATCH, Offset(3, 0))
+    assert not first.replay
+    assert first.skipped is None
+    assert set(first.seconds) == set(PHASES)
+    assert all(seconds > 0 for seconds in first.seconds.values())
+    assert second.learning_rate == pytest.approx(5e-4)
+    assert second.grad_norm > 0
+    assert second.lag_seconds == 1.5
+    assert second.diagnostics["negatives"] == BATCH - 1 + BATCH
+    assert first.collision_expected == 0
+    assert first.collision_true is None
+    assert 0 < second.collision_expected <= 1
+    assert 0 <= second.collision_true <= 1
+
+
+def test_the_memory_holds_keys_images_labels_and_hashes() -> None:
+    learner = build()
+    record = steps(learner, 1)[0]
+    batch = Repeatable(START).next(0)
+    memory = learner.memory
+    assert torch.equal(memory.embeddings, record.keys_BD)
+    assert memory.ids.tolist() == batch.key_B.tolist()
+    assert memory.labels.tolist() == batch.label_B.tolist()
+    assert memory.hashes.tolist() == batch.hash_B.tolist()
+    assert torch.equal(memory.images, torch.from_numpy(batch.image_BHWC).permute(0, 3, 1, 2))
+    assert record.admission.slots.tolist() == list(range(BATCH))
+
+
+def test_insertion_comes_after_the_loss() -> None:
+    counts = [record.diagnostics["negatives"] for record in steps(build(), 5)]
+    held = [0, BATCH, 2 * BATCH, SLOTS, SLOTS]
+    assert counts == [BATCH - 1 + slots for slots in held]
+
+
+def test_it_learns() -> None:
+    records = steps(build(stream=Cycle(), optimiser=OptimiserSettings(learning_rate=1e-2)), 60)
+    first = np.mean([record.diagnostics["positive_similarity"] for record in records[:5]])
+    gap = [
+        record.diagnostics["positive_similarity"] - record.diagnostics["negative_similarity"]
+        for record in records
+    ]
+    assert np.mean(gap[-5:]) > np.mean(gap[:5]) + 0.1, first
+
+
+class Cycle(Repeatable):
+    """Four batches over and over."""
+
+    def next(self, timeout):
+        self.record = (self.record - 1) % 4 + 1
+        return super().next(timeout)
+
+
+def test_labels_absent_give_no_true_collision() -> None:
+    record = steps(build(stream=Repeatable(labelled=False)), 3)[-1]
+    assert record.collision_true is None
+
+
+def test_rejected_samples_are_passed_on() -> None:
+    records = steps(build(), 6)
+    assert [dict(record.rejected) for record in records] == [{}, {}, {}, {"image": 1}, {}, {}]
+
+
+def spoil(learner, at: int, how: str) -> None:
+    """From step `at` on, once: a loss, gradient or key that is not finite."""
+    plain, state = learner.method.forward, {"step": 0}
+
+    def forward(*inputs) -> MethodOutput:
+        out = plain(*inputs)
+        state["step"] += 1
+        if state["step"] != at:
+            return out
+        loss, keys = out.loss.loss, out.keys_BD
+        if how == "loss":
+            loss = loss * math.inf
+        if how == "gradient":
+            loss = loss + (loss - loss.detach()).clamp_min(0).sqrt()  # value 0, slope infinite
+        if how == "keys":
+            keys = torch.zeros_like(keys)
+        if how == "everything":
+            for module in learner.method.encoder.modules():
+                if isinstance(module, torch.nn.BatchNorm2d):
+                    module.running_mean.fill_(math.nan)
+            loss, keys = loss * math.nan, keys * math.nan
+        return MethodOutput(LossOutput(loss, out.loss.per_anchor), keys)
+
+    learner.method.forward = forward
+
+
+@pytest.mark.parametrize(
+    ("how", "reason", "inserted"),
+    [
+        ("loss", "loss", True),
+        ("gradient", "gradient", True),
+        ("keys", "keys", False),
+        ("everything", "loss", False),
+    ],
+)
+def test_what_is_not_finite_is_skipped(how: str, reason: str, inserted: bool) -> None:
+    learner = build()
+    spoil(learner, 3, how)
+    steps(learner, 2)
+    before = state_of(learner)
+    bad = steps(learner, 1)[0]
+    after = state_of(learner)
+    assert bad.skipped == reason
+    assert (bad.admission is not None) == inserted
+    assert len(learner.memory) == (3 if inserted else 2) * BATCH
+    for name, value in before.items():
+        if name.startswith(("model/", "optimiser/")):
+            assert torch.equal(value, after[name]), name
+    assert steps(learner, 1)[0].skipped is None
+    assert all(torch.isfinite(v).all() for v in state_of(learner).values() if v.is_floating_point())
+
+
+def test_a_clipped_gradient_moves_less() -> None:
+    def moved(clip: float | None) -> float:
+        settings = OptimiserSettings("sgd", learning_rate=1.0, weight_decay=0, clip=clip)
+        learner = build(optimiser=settings)
+        before = [p.detach().clone() for p in learner.method.trained]
+        steps(learner, 1)
+        pairs = zip(learner.method.trained, before, strict=True)
+        return float(sum(((p.detach() - b) ** 2).sum() for p, b in pairs)) ** 0.5
+
+    assert moved(0.01) == pytest.approx(0.01, rel=1e-3)
+    assert moved(None) > 0.02
+
+
+def test_a_pace_of_two_replays_the_memory() -> None:
+    learner = build(pace=Pace(2 / BATCH))
+    records = steps(learner, 7)
+    assert [record.replay for record in records] == [False, True] * 3 + [False]
+    assert [record.samples for record in records] == [8, 8, 16, 16, 24, 24, 32]
+    assert all(record.skipped is None for record in records)
+    replay = records[3]
+    assert replay.admission is None
+    assert replay.batch == BATCH
+    assert set(replay.ids_B.tolist()) <= set(range(BATCH, 3 * BATCH))
+    assert learner.memory.check_valid() == (True, "")
+
+
+def test_a_replay_refreshes_the_slots_it_drew() -> None:
+    learner = build(pace=Pace(2 / BATCH))
+    steps(learner, 1)
+    before = learner.memory.embeddings.clone()
+    replay = steps(learner, 1)[0]
+    assert replay.replay
+    assert not torch.equal(before, learner.memory.embeddings)
+    rows = {tuple(row) for row in learner.memory.embeddings.tolist()}
+    assert rows == {tuple(row) for row in replay.keys_BD.tolist()}
+
+
+def test_a_pace_of_a_half_inserts_every_batch() -> None:
+    learner = build(pace=Pace(0.5 / BATCH))
+    records = steps(learner, 4)
+    assert [record.skipped for record in records] == ["pace", None, "pace", None]
+    assert all(record.admission is not None for record in records)
+    assert learner.samples == 4 * BATCH
+    assert learner.pace.updates == 2
+
+
+def test_idle_updates_stay_within_the_band() -> None:
+    learner = build(stream=Repeatable(count=3), pace=Pace(1 / BATCH, band=2))
+    records = until_idle(learner)
+    assert sum(record.replay for record in records) == 2
+    assert sum(not record.replay for record in records) == 3
+    assert learner.pace.updates == 5
+
+
+def until_idle(learner) -> list[StepRecord]:
+    records = []
+    for record in learner.run(threading.Event()):
+        if isinstance(record, Idle):
+            assert record.lag_seconds == 1.5
+            return records
+        records.append(record)
+    raise AssertionError("the run ended without being idle")
+
+
+def test_idle_is_told_about_each_second() -> None:
+    started = time.monotonic()
+    assert until_idle(build(stream=Waiting())) == []
+    assert 0.9 < time.monotonic() - started < 10
+
+
+class Waiting(Repeatable):
+    """Nothing ever comes; a call takes the time it was given."""
+
+    def next(self, timeout):
+        threading.Event().wait(timeout)
+
+
+def test_stop_ends_the_run_between_records() -> None:
+    stop, seen = threading.Event(), 0
+    for _ in build().run(stop):
+        seen += 1
+        if seen == 3:
+            stop.set()
+    assert seen == 3
+
+
+def test_reencoding_refreshes_the_stalest() -> None:
+    learner = build(reencode=4)
+    records = steps(learner, 8)
+    assert all(-1 <= record.diagnostics["drift_cosine"] <= 1 for record in records)
+    assert learner.memory.check_valid() == (True, "")
+    without = build()
+    steps(without, 8)
+    assert learner.memory.encoded.min() > without.memory.encoded.min()
+
+
+def test_draws_by_the_consumer_change_nothing() -> None:
+    quiet, noisy = build(), build()
+    steps(quiet, 6)
+    for _ in islice(noisy.run(threading.Event()), 6):
+        torch.rand(5)
+        np.random.rand(3)
+    assert differing(quiet, noisy) == []
+
+
+def test_the_consumer_s_generators_are_left_alone() -> None:
+    learner = build()
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    steps(learner, 2)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_bfloat16_runs_and_keeps_float32_keys() -> None:
+    learner = build(precision="bfloat16")
+    records = steps(learner, 3)
+    assert all(record.skipped is None for record in records)
+    assert records[-1].keys_BD.dtype == torch.float32
+    assert {p.dtype for p in learner.method.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "sgd"])
+def test_optimisers_by_name(name: str) -> None:
+    learner = build(optimiser=OptimiserSettings(name))
+    assert steps(learner, 2)[-1].skipped is None
+    assert learner.capture().tensors["optimiser"]
+
+
+def test_true_collisions_are_the_share_of_equal_pairs() -> None:
+    generator = torch.Generator().manual_seed(0)
+    batch = torch.randint(-1, 4, (50,), generator=generator) * 10**12
+    held = torch.randint(-1, 6, (70,), generator=generator) * 10**12
+    known_B, known_K = batch[batch >= 0], held[held >= 0]
+    expected = float((known_B[:, None] == known_K).double().mean())
+    assert true_collisions(batch, held) == pytest.approx(expected)
+    assert true_collisions(torch.full((3,), -1), held) is None
+    assert true_collisions(batch, held[:0]) is None
+
+
+def test_wrong_settings_are_refused() -> None:
+    with pytest.raises(ValueError, match="precision is 'float16'"):
+        build(precision="float16")
+    with pytest.raises(ValueError, match="reencode is -1"):
+        build(reencode=-1)
+    with pytest.raises(ValueError, match="band=2 and reencode=0"):
+        build(images=False, pace=Pace(band=2))
+    with pytest.raises(ValueError, match="threads is 0"):
+        build().__class__(**parts(threads=0))
+    with pytest.raises(ValueError, match="embeds in 6 dimensions, the memory holds 5"):
+        build().__class__(**parts(memory=WorkingMemory(8, 5)))
+    with pytest.raises(ValueError, match="more updates than batches of 8"):
+        steps(build(images=False, pace=Pace(1.0)), 1)
+    with pytest.raises(ValueError, match="optimiser is 'lion'"):
+        OptimiserSettings("lion")
+    with pytest.raises(ValueError, match="learning_rate is 0"):
+        OptimiserSettings(learning_rate=0)
+    with pytest.raises(ValueError, match="clip is 0"):
+        OptimiserSettings(clip=0)
+
+
+def parts(**changed):
+    learner = build()
+    given = {
+        "method": learner.method,
+        "memory": learner.memory,
+        "views": learner.views,
+        "batches": learner.batches,
+    }
+    return {**given, **changed}

@@ -1,0 +1,39 @@
+"""Learning rates as functions of the step."""
+
+from __future__ import annotations
+
+import pytest
+
+from stream_ssl.learning.schedule import Constant, Cosine
+
+
+def test_constant_rises_and_stays() -> None:
+    rate = Constant(warmup=4)
+    assert [rate(step) for step in (0, 1, 2, 3, 4, 10**9)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
+    assert Constant()(0) == 1.0
+
+
+def test_cosine_falls_by_half_at_half_time_and_repeats() -> None:
+    rate = Cosine(period=100, warmup=10, floor=0.1)
+    assert rate(0) == pytest.approx(0.1)
+    assert rate(9) == rate(10) == 1.0
+    assert rate(60) == pytest.approx(0.55)
+    assert rate(109) < 0.101
+    assert rate(110) == 1.0
+    assert rate(160) == pytest.approx(rate(60))
+
+
+def test_cosine_without_repeat_stays_at_its_floor() -> None:
+    rate = Cosine(period=100, floor=0.2, repeat=False)
+    assert rate(100) == rate(10**6) == pytest.approx(0.2)
+
+
+def test_wrong_settings_are_refused() -> None:
+    with pytest.raises(ValueError, match="period is 0"):
+        Cosine(0)
+    with pytest.raises(ValueError, match="floor is 2"):
+        Cosine(10, floor=2)
+    with pytest.raises(ValueError, match="warmup is -1"):
+        Cosine(10, warmup=-1)
+    with pytest.raises(ValueError, match="warmup is -1"):
+        Constant(-1)
