@@ -8,26 +8,23 @@ is to relieve.
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import lmdb
 
+from stream_ssl.ingest.entry import Commit, Entry, entry_bytes, pack_entry
+from stream_ssl.ingest.journal_errors import JournalError, JournalFull, take_writer_lock, translate
 from stream_ssl.ingest.layout import (
     PAGE,
     Damaged,
     ProducerState,
     Record,
-    disk_bytes,
     key_of,
-    pack_record,
     unpack_head,
-    wire_checksum,
 )
 from stream_ssl.ingest.recovery import recover
 from stream_ssl.ingest.segment import (
@@ -42,7 +39,6 @@ from stream_ssl.ingest.segment import (
     segment_path,
 )
 from stream_ssl.ingest.segment_reader import JournalReader
-from stream_ssl.wire import Position
 
 __all__ = [
     "Commit",
@@ -61,43 +57,6 @@ log = logging.getLogger(__name__)
 MIN_SEGMENT = 256 << 10
 MAX_SEGMENT = 64 << 20
 _TREE = 8 * PAGE  # what a transaction may take beside its values
-
-
-class JournalError(Exception):
-    """Nothing of the append was kept; the same append may be tried again later."""
-
-
-class JournalFull(JournalError):
-    """No room: the budget is used up, or the disk is."""
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A packet to journal.
-
-    Args:
-        position: the source's position after the packet.
-        received: seconds since the Unix epoch.
-        header: None only moves the producer's sequence on, past a packet that was refused for good.
-        checksum: as in DATA; computed if None.
-    """
-
-    producer: str
-    sequence: int
-    position: Position = None
-    received: float = 0.0
-    header: bytes | memoryview | None = None
-    payload: bytes | memoryview = b""
-    checksum: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """What an append did: positions first..last are on disk (last < first: no record)."""
-
-    first: int
-    last: int
-    seconds: float  # in the transaction's commit, which is nearly all fsync
 
 
 class Journal:
@@ -138,12 +97,12 @@ class Journal:
             )
         self._active: Segment | None = None
         self._active_bytes = 0
-        self._lock_handle = _take_writer_lock(self.path)
+        self._lock_handle: int | None = take_writer_lock(self.path)
         try:
             found = recover(self.path, check)
         except (OSError, lmdb.Error) as error:
             self.close()
-            raise _translate(error, self.path) from error
+            raise translate(error, self.path) from error
         except BaseException:
             self.close()
             raise
@@ -212,7 +171,7 @@ class Journal:
             JournalError: the disk failed; nothing was written.
         """
         self._check_order(entries)
-        need = _TREE + sum(_entry_bytes(entry) for entry in entries)
+        need = _TREE + sum(entry_bytes(entry) for entry in entries)
         if need > self.budget - self.bytes and any(e.header is not None for e in entries):
             raise JournalFull(
                 f"journal {self.path}: {need} bytes do not fit, {self.bytes} of {self.budget} are "
@@ -227,7 +186,7 @@ class Journal:
             raise JournalFull(f"journal {self.path}: segment overrun; try again") from None
         except (lmdb.Error, OSError) as error:
             self._give_up_active()
-            raise _translate(error, self.path) from error
+            raise translate(error, self.path) from error
 
     def trim(self, before: int) -> int:
         """Deletes whole segments of positions below `before`; returns the bytes that came free.
@@ -245,7 +204,7 @@ class Journal:
             try:
                 delete_segment(path)
             except OSError as error:
-                raise _translate(error, self.path) from error
+                raise translate(error, self.path) from error
             del self._closed[0]
             freed += size
         return freed
@@ -322,7 +281,7 @@ class Journal:
                 if entry.header is not None:
                     position += 1
                     total += len(entry.header) + len(entry.payload)
-                    value = _pack(position, total, entry)
+                    value = pack_entry(position, total, entry)
                     txn.put(key_of(position), value, db=segment.records, append=True)
                     states[entry.producer] = ProducerState(entry.sequence, entry.position)
                 else:
@@ -360,51 +319,3 @@ class Journal:
                 return head.total - (head.end - head.start)
         finally:
             segment.close()
-
-
-def _pack(position: int, total: int, entry: Entry) -> bytes:
-    assert entry.header is not None
-    checksum = entry.checksum
-    if checksum is None:
-        checksum = wire_checksum(entry.sequence, entry.header, entry.payload)
-    return pack_record(
-        position,
-        total,
-        entry.producer,
-        entry.sequence,
-        entry.received,
-        checksum,
-        entry.header,
-        entry.payload,
-    )
-
-
-def _entry_bytes(entry: Entry) -> int:
-    if entry.header is None:
-        return 0
-    return disk_bytes(128 + len(entry.producer) + len(entry.header) + len(entry.payload))
-
-
-def _take_writer_lock(path: Path) -> int | None:
-    try:
-        path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        handle = os.open(path / "writer.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise _translate(error, path) from error
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(handle)
-        raise JournalError(
-            f"journal {path} is being written by another process: stop the other receiver first"
-        ) from None
-    return handle
-
-
-def _translate(error: Exception, path: Path) -> JournalError:
-    text = str(error)
-    full = isinstance(error, lmdb.DiskError) or any(
-        word in text for word in ("No space left", "Disk quota", "Errno 28", "Errno 122")
-    )
-    kind = JournalFull if full else JournalError
-    return kind(f"journal {path}: {text}")
