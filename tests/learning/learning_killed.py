@@ -1,11 +1,15 @@
-"""A run that is killed from outside: `python learning_killed.py FOLDER STEPS`.
+"""A run that is killed again and again: `python learning_killed.py FOLDER STEPS SEED KILLS`.
 
-Goes on from the newest checkpoint in FOLDER, saves every third step, prints a line per step, and
-at STEPS writes FOLDER/final as a checkpoint of its own.
+Each life is a process of its own, forked after the imports and before anything has computed. It
+goes on from the newest checkpoint, saves every third step, tells each step down a pipe, and is
+SIGKILLed in the midst of what it does next. The last life reaches STEPS and saves.
 """
 
 from __future__ import annotations
 
+import os
+import random
+import signal
 import sys
 from pathlib import Path
 
@@ -16,7 +20,7 @@ from stream_ssl.learning.checkpoint import Checkpointer
 from stream_ssl.learning.pace import Pace
 
 
-def main(folder: Path, last: int) -> None:
+def live(folder: Path, last: int, pipe: int) -> None:
     checkpointer = Checkpointer(folder, every_seconds=None, every_steps=3)
     found = checkpointer.newest()
     learner = build(found.offset if found else START, pace=Pace(0.2), reencode=2)
@@ -24,11 +28,35 @@ def main(folder: Path, last: int) -> None:
         found.restore(learner)
     while learner.step < last:
         record = steps(learner, 1)[0]
-        if checkpointer.due(record):
+        os.write(pipe, b".")
+        if checkpointer.due(record) or learner.step == last:
             checkpointer.save(learner, {})
-        print(record.step, flush=True)
-    Checkpointer(folder / "final").save(learner, {})
+
+
+def life(folder: Path, last: int, kill_after: int | None) -> int:
+    """The status of one life, SIGKILLed after `kill_after` steps."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        live(folder, last, writing)
+        os._exit(0)
+    os.close(writing)
+    told = 0
+    while (kill_after is None or told < kill_after) and os.read(reading, 1):
+        told += 1
+    if kill_after is not None:
+        os.kill(child, signal.SIGKILL)
+    os.close(reading)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def main(folder: Path, last: int, seed: int, kills: int) -> None:
+    draw = random.Random(seed)
+    statuses = [life(folder, last, draw.randint(3, 9)) for _ in range(kills)]
+    statuses.append(life(folder, last, None))
+    sys.exit(statuses != [-signal.SIGKILL] * kills + [0])
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))

@@ -128,7 +128,7 @@ def copy(source: Path, target: Path) -> None:
 
 
 @settings(
-    max_examples=40,
+    max_examples=25,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
@@ -144,7 +144,7 @@ def test_any_flipped_bit_is_found_or_harmless(
     content[bit // 8] ^= 1 << bit % 8
     path.write_bytes(content)
     found = Checkpointer(folder).newest()
-    assert found.step == (3 if file == "manifest.json" and found.step == 3 else 2)
+    assert found.step in ((2, 3) if file == "manifest.json" else (2,))
     found.restore(build(found.offset))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 import torch
 from methods_small import SmallEncoder, SmallProjector, memory_of
@@ -21,10 +23,16 @@ class Spy(Loss):
         return LossOutput(z_BD.sum(), z_BD.sum(1))
 
 
-def moco(loss: Loss | None = None, momentum: float = 0.9, views: int = 2) -> MoCo:
+def moco(
+    loss: Loss | None = None,
+    momentum: float = 0.9,
+    views: int = 2,
+    key_statistics: Literal["average", "batch"] = "average",
+) -> MoCo:
     torch.manual_seed(0)
     chosen = InfoNCE(0.2) if loss is None else loss
-    return MoCo(SmallEncoder(), SmallProjector(), chosen, momentum, views).train()
+    method = MoCo(SmallEncoder(), SmallProjector(), chosen, momentum, views, key_statistics)
+    return method.train()
 
 
 def views_of(count: int, batch: int = 4) -> list[Tensor]:
@@ -78,10 +86,33 @@ def test_the_key_encoder_follows_weights_and_statistics() -> None:
     after = method.key_encoder.state_dict()
     for name, value in after.items():
         if value.is_floating_point():
-            expected = 0.9 * before[name] + 0.1 * trained[name]
+            expected = 0.1 * before[name] + 0.9 * trained[name]
             torch.testing.assert_close(value, expected)
     assert after["norm.num_batches_tracked"] == trained["norm.num_batches_tracked"] == 1
     assert not torch.equal(after["norm.running_mean"], before["norm.running_mean"])
+
+
+def test_the_momentum_is_reached_gradually() -> None:
+    method = moco(momentum=0.9)
+    shares = []
+    for _ in range(120):
+        with torch.no_grad():
+            method.encoder.conv.weight.fill_(1.0)
+            method.key_encoder.conv.weight.fill_(0.0)
+        method.after_update()
+        shares.append(float(method.key_encoder.conv.weight.mean()))
+    expected = [1 - min(0.9, (1 + n) / (10 + n)) for n in range(120)]
+    assert shares == pytest.approx(expected)
+
+
+def test_keys_by_the_statistics_of_their_batch_keep_none() -> None:
+    method = moco(key_statistics="batch")
+    image_BCHW = views_of(1)[0]
+    assert not list(method.key_encoder.buffers())
+    together = method.encode_keys(image_BCHW)
+    assert not torch.allclose(together[:2], method.encode_keys(image_BCHW[:2]))
+    assert torch.equal(together, method.eval().encode_keys(image_BCHW))
+    method.after_update()
 
 
 def test_a_key_is_a_function_of_its_own_image() -> None:
@@ -97,6 +128,8 @@ def test_wrong_settings_are_refused() -> None:
         moco(momentum=1.0)
     with pytest.raises(ValueError, match="views is 1"):
         moco(views=1)
+    with pytest.raises(ValueError, match="key_statistics is 'none'"):
+        moco(key_statistics="none")
     with pytest.raises(ValueError, match="Linear has no `dim`"):
         MoCo(SmallEncoder(), nn.Linear(8, 4), InfoNCE(0.2))
     with pytest.raises(ValueError, match="got 3 views: this method wants 2"):
