@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.table import Table
 
-from stream_ssl.app.demo.scrape import History, Scraper
+from stream_ssl.app.scrape import History, Scraper
 
 ROLES = ("receiver", "learner")
 

@@ -7,7 +7,7 @@ import numpy as np
 from stream_ssl.app.demo import data
 from stream_ssl.app.demo.evaluation import Evaluation, Probe
 from stream_ssl.app.demo.report import Facts, StreamSample
-from stream_ssl.app.demo.scrape import History, Snapshot, key
+from stream_ssl.app.scrape import History, Snapshot, key
 
 DOMINANT = 0
 RATIO = 27

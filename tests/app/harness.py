@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from stream_ssl.app.demo.scrape import Scraper
 from stream_ssl.app.endpoints import load
+from stream_ssl.app.scrape import Scraper
 from stream_ssl.app.supervisor import command
 
 BATCH = 16

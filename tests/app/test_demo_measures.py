@@ -5,8 +5,8 @@ import pytest
 
 from stream_ssl.app.demo import mosaic
 from stream_ssl.app.demo.measures import entropy_classes, meeting, shares, true_collisions
-from stream_ssl.app.demo.scrape import History, Snapshot, key
 from stream_ssl.app.demo.summary import mean_rate, tail_mean
+from stream_ssl.app.scrape import History, Snapshot, key
 
 
 def test_shares_sum_to_one_and_empty_is_zero():

@@ -146,7 +146,7 @@ def test_summary_table_fits_a_terminal(found):
 
 
 def test_a_run_without_steps_still_gives_figures():
-    from stream_ssl.app.demo.scrape import History
+    from stream_ssl.app.scrape import History
 
     found = summary.figures(History(), made_up_evaluation())
     assert found["received_samples"] == 0

@@ -31,7 +31,7 @@ from stream_ssl.app.demo.measures import (
     shares,
     true_collisions,
 )
-from stream_ssl.app.demo.scrape import History
+from stream_ssl.app.scrape import History
 
 Stage = Literal["starting", "streaming", "training", "checkpoint", "evaluating", "report"]
 STAGES: tuple[Stage, ...] = get_args(Stage)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from stream_ssl.app.demo.data import CLASSES
-from stream_ssl.app.demo.scrape import History, key
+from stream_ssl.app.scrape import History, key
 
 Holder = Literal["stream", "queue", "working"]
 HOLDERS: tuple[Holder, ...] = ("stream", "queue", "working")

@@ -24,9 +24,9 @@ from stream_ssl.app.demo.measures import (
     shares,
     true_collisions,
 )
-from stream_ssl.app.demo.scrape import History, Points
 from stream_ssl.app.demo.stream import StreamSample
 from stream_ssl.app.demo.summary import Figures
+from stream_ssl.app.scrape import History, Points
 
 COLUMNS, ROWS = 24, 24
 TEMPLATE = "report.html.j2"

@@ -19,8 +19,8 @@ from rich.table import Table
 from stream_ssl.app.demo import data, folder, machine, stream
 from stream_ssl.app.demo.children import Child, ChildFailed
 from stream_ssl.app.demo.display import Display, Progress
-from stream_ssl.app.demo.scrape import History, Scraper
 from stream_ssl.app.endpoints import RoleTaken, hold_role, load
+from stream_ssl.app.scrape import History, Scraper
 from stream_ssl.app.signals import stop_on_signals
 from stream_ssl.app.supervisor import command
 

@@ -23,7 +23,7 @@ from stream_ssl.app.demo.measures import (
     shares,
     true_collisions,
 )
-from stream_ssl.app.demo.scrape import History, Points
+from stream_ssl.app.scrape import History, Points
 
 if TYPE_CHECKING:  # it brings torch, which the live display does without
     from stream_ssl.app.demo.evaluation import Evaluation
@@ -83,7 +83,7 @@ def _learning(history: History, evaluation: Evaluation) -> Figures:
         "steps_per_second": mean_rate(history.series("stream_ssl_steps_total")),
         "skipped_updates": sum(
             history.total("stream_ssl_skipped_updates_total", reason=reason)
-            for reason in ("nan", "inf", "other")
+            for reason in ("loss", "gradient", "keys", "other")
         ),
         "loss_last_nats": tail_mean(losses(history)),
     }
