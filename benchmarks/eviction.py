@@ -30,9 +30,11 @@ class Row:
     capacity: int
     stream: str
     samples_per_second: float
-    naive_samples_per_second: float | None
-    ratio: float | None
+    printed_samples_per_second: float | None
+    times_faster: float | None
     same_sequence: bool | None
+    target: str
+    met: bool | None
 
 
 class Stream:
@@ -56,8 +58,9 @@ class Stream:
 
 def printed_step(score: Score, z_KD: torch.Tensor, x_D: torch.Tensor) -> int:
     """One sample of Algorithm 2 as printed: every pair anew, O(K^2 D)."""
-    h_KK = score.apply_(z_KD @ z_KD.T)
-    slot = int((h_KK.sum(dim=1) - h_KK.diagonal()).argmax())
+    h_KK = score(z_KD @ z_KD.T)
+    h_KK.fill_diagonal_(0)
+    slot = int(h_KK.sum(dim=1).argmax())
     z_KD[slot] = x_D
     return slot
 
@@ -68,7 +71,9 @@ def timed(work: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def against_printed(score: Score, capacity: int, batches: int, naive_steps: int) -> Row:
+def against_printed(
+    score: Score, capacity: int, times: int, batches: int = 20, naive_steps: int = 2
+) -> Row:
     """Both on the same rows in one run, alternating: a batch of ours, then the first samples of
     that batch by the printed algorithm from the same memory."""
     stream = Stream("clustered")
@@ -87,10 +92,22 @@ def against_printed(score: Score, capacity: int, batches: int, naive_steps: int)
             same &= held[found[0]] == int(outcome[0].evicted[step])
             held[found[0]] = int(ids[step])
     rate, naive_rate = 1 / statistics.median(ours), 1 / statistics.median(naive)
-    return Row(repr(score), capacity, "clustered", rate, naive_rate, rate / naive_rate, same)
+    ratio = rate / naive_rate
+    return Row(
+        score=repr(score),
+        capacity=capacity,
+        stream="clustered",
+        samples_per_second=rate,
+        printed_samples_per_second=naive_rate,
+        times_faster=ratio,
+        same_sequence=same,
+        target=f">= {times:,} times the printed, same sequence",
+        met=ratio >= times and same,
+    )
 
 
-def alone(score: Score, capacity: int, kind: str, batches: int) -> Row:
+def alone(score: Score, capacity: int, kind: str, batches: int, least: int | None = None) -> Row:
+    """Ours only, where the printed algorithm would take hours."""
     stream = Stream(kind)
     memory = WorkingMemory(capacity, DIM, MostDuplicated(score))
     memory.add(np.arange(capacity), stream.draw(capacity))
@@ -99,20 +116,31 @@ def alone(score: Score, capacity: int, kind: str, batches: int) -> Row:
         x_BD, ids = stream.draw(BATCH), np.arange(BATCH) + capacity + batch * BATCH
         seconds.append(timed(lambda: memory.add(ids, x_BD)))  # noqa: B023
     rate = BATCH / statistics.median(seconds)
-    return Row(repr(score), capacity, kind, rate, None, None, None)
+    return Row(
+        score=repr(score),
+        capacity=capacity,
+        stream=kind,
+        samples_per_second=rate,
+        printed_samples_per_second=None,
+        times_faster=None,
+        same_sequence=None,
+        target=f">= {least:,} samples/s" if least else "",
+        met=rate >= least if least else None,
+    )
 
 
 def run(large: bool = False) -> list[Row]:
     """The table. `large` adds the sizes that take minutes."""
     rows = [
-        against_printed(Linear(), 2048, batches=30, naive_steps=2),
+        against_printed(Linear(), 2048, times=1000),
+        alone(Linear(), 2048, "clustered", batches=60, least=40_000),
         alone(Linear(), 2048, "uniform", batches=20),
-        alone(Linear(), 65_536, "clustered", batches=20),
-        against_printed(VonMisesFisher(0.1), 2048, batches=5, naive_steps=2),
+        alone(Linear(), 65_536, "clustered", batches=20, least=25_000),
+        against_printed(VonMisesFisher(0.1), 2048, times=100, batches=5),
     ]
     if large:
-        rows.append(alone(Linear(), 262_144, "clustered", batches=20))
-        rows.append(alone(Linear(), 1 << 20, "clustered", batches=20))
+        rows.append(alone(Linear(), 262_144, "clustered", batches=20, least=15_000))
+        rows.append(alone(Linear(), 1 << 20, "clustered", batches=20, least=4_000))
         rows.append(alone(VonMisesFisher(0.1), 16_384, "clustered", batches=2))
     return rows
 

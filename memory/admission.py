@@ -35,8 +35,16 @@ class Admission:
     refused: Tensor
     inserted: int
 
+    @classmethod
+    def of_nobody(cls) -> Admission:
+        """Of a batch without newcomers."""
+        nothing = torch.empty(0, dtype=torch.int64)
+        return cls(nothing, nothing, nothing, nothing, 0)
+
     def then(self, later: Admission) -> Admission:
         """One admission of this one and the next, which may evict newcomers of this one."""
+        if len(self.slots) == 0:
+            return later
         stay = ~torch.isin(self.slots, later.slots)
         return Admission(
             slots=torch.cat([torch.where(stay, self.slots, -1), later.slots]),

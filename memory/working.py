@@ -148,9 +148,10 @@ class WorkingMemory:
         offered = len(rows)
         free = min(offered, self.capacity - len(self))
         plan = torch.arange(len(self), len(self) + free)
-        admission = carry_out(plan, rows[:free], self._columns)
-        self._columns.occupied += free
+        admission = Admission.of_nobody()
         if free:
+            admission = carry_out(plan, rows[:free], self._columns)
+            self._columns.occupied += free
             self.eviction.joined(rows[:free])
         rows = rows[free:]
         while len(rows):
@@ -207,7 +208,7 @@ class WorkingMemory:
         mean_k h(z_b . m_k) (DUEL, Definition 2), with the policy's score; 0 in an empty memory.
         """
         z_BD = as_tensor(z, self.device).to(self.dtype)
-        return self.eviction.score.total(z_BD, self.embeddings) / max(1, len(self))
+        return self.eviction.total(z_BD) / max(1, len(self))
 
     def negatives(
         self, n: int | None = None, generator: torch.Generator | None = None
@@ -329,8 +330,9 @@ class WorkingMemory:
         self._generator.set_state(state["generator"].cpu())
         if columns["embeddings"].dtype != self.dtype and not self._fixed_dtype:
             self._columns.promote(columns["embeddings"].dtype)
-        self._columns.load(columns)
+        self._columns.occupied = 0
         self.eviction.bind(self._columns, self._seed + 1)
+        self._columns.load(columns)
         self.eviction.load(eviction)
 
     def _check_state(

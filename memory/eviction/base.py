@@ -29,7 +29,7 @@ class Policy(ABC):
 
     def bind(self, columns: Columns, seed: int) -> None:
         """Serve the memory of these columns, from its present rows on. Called once by the memory,
-        and again when its rows were replaced from outside or their dtype changed.
+        again when the dtype of its rows changes, and on empty columns before a state is loaded.
 
         Args:
             columns: the memory's, read at every later call.
@@ -59,6 +59,10 @@ class Policy(ABC):
     def counts(self) -> Tensor:
         """N(j) of the occupied slots (DUEL, eq. 5), float64 [k]."""
         return self.score.counts(self.columns.z_kD)
+
+    def total(self, z_BD: Tensor) -> Tensor:
+        """sum_k h(z_b . m_k) of each row with the occupied slots, float64 [B]."""
+        return self.score.total(z_BD, self.columns.z_kD)
 
     def state(self) -> dict[str, Tensor]:
         """What `load` needs to go on exactly as this policy would."""

@@ -58,8 +58,12 @@ class Ceiling:
 
 
 def rounding(dim: int, eps: float) -> float:
-    """Largest error of a dot product of `dim` terms, relative to the norms of its factors."""
-    return (dim + 2) * eps
+    """Largest error of a dot product of `dim` terms, relative to the norms of its factors.
+
+    Higham, Accuracy and Stability of Numerical Algorithms, section 3.1: in any order of summation
+    at most dim roundings of eps / 2 each; three more for what is rounded before and after.
+    """
+    return (dim + 3) * 0.5 * eps
 
 
 def exact_gain(row_ND: Matrix, sum_D: Vector) -> Vector:

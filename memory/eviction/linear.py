@@ -23,7 +23,7 @@ from memory.eviction.bounds import Ceiling, Matrix, Vector, rounding
 from memory.eviction.shortlist import Pool, Shortlist, settle
 from memory.scores import BLOCK_ELEMENTS, sum_rows
 
-POOL_ROWS = 8192
+POOL_ROWS = 4096
 """Largest pool: its rows are read for each shortlist, so they should fit a CPU's cache."""
 
 SHORTLIST_ROWS = 256
@@ -156,12 +156,18 @@ class LinearTally:
             count_k[start : start + step] = (wide_bD * (sum_D - wide_bD)).sum(dim=1)
         return count_k.add_(len(z_kD) - 1).mul_(0.5)
 
+    def total(self, z_BD: Tensor) -> Tensor:
+        """sum_k h(z_b . m_k), float64 [B], without reading the column."""
+        sum_D = torch.from_numpy(self._sum_D).to(z_BD.device)
+        return 0.5 * (self._columns.occupied + z_BD.to(torch.float64) @ sum_D)
+
     def state(self) -> dict[str, Tensor]:
         return {"sum": torch.from_numpy(self._sum_D.copy()), "since": torch.tensor([self._since])}
 
     def load(self, state: dict[str, Tensor]) -> None:
         self._sum_D = state["sum"].cpu().numpy().astype(np.float64)
         self._since = int(state["since"])
+        self._radii = norms(self._columns.z_kD)
         self._pool = None
 
     def check(self) -> tuple[bool, str]:

@@ -54,6 +54,9 @@ class MostDuplicated(Policy):
     def counts(self) -> Tensor:
         return self._tally.counts()
 
+    def total(self, z_BD: Tensor) -> Tensor:
+        return self._tally.total(z_BD)
+
     def state(self) -> dict[str, Tensor]:
         return self._tally.state()
 

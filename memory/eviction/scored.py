@@ -124,6 +124,10 @@ class ScoredTally:
         count_k = self._count_K[: self._columns.occupied].copy()
         return torch.from_numpy(count_k).to(self._columns.device)
 
+    def total(self, z_BD: Tensor) -> Tensor:
+        """sum_k h(z_b . m_k), float64 [B]."""
+        return self._score.total(z_BD, self._columns.z_kD)
+
     def state(self) -> dict[str, Tensor]:
         return {"counts": self.counts().cpu(), "next": torch.tensor([self._next])}
 

@@ -6,7 +6,6 @@ shortlist, T steps taken before they are judged.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -110,7 +109,7 @@ class Shortlist:
                 if tied is None:
                     break
                 taken.append(self._settle(tied, x_TD[steps], sum_D))
-                stride = steps + 1
+                stride = max(1, stride // 2)
         plan.extend(self._slot_S[taken].tolist())
         self._pool.row_PD[self._index[taken]] = self._row_SD[taken]
         return len(taken)
@@ -145,10 +144,10 @@ class Shortlist:
         np.add.accumulate(path, axis=0, out=path)  # in turn, so rounded as single steps are
         moved_TD = path[:-1] - self._ceiling.sum_D
         most_T = race.gain_TS[np.arange(turns), race.best_T]
-        length = math.sqrt(float(np.einsum("td,td->t", moved_TD, moved_TD).max()))
+        length_T = np.sqrt(np.einsum("td,td->t", moved_TD, moved_TD))
         unit = rounding(dim + 2 * STRIDE, float(np.finfo(most_T.dtype).eps)) * self._radii[1]
-        wide = rounding(dim, WIDE_EPS) * (1 + self._ceiling.norm + length)
-        slack_T = 2 * (unit * (length + 2.0 + np.abs(most_T)) + wide)
+        wide = rounding(dim, WIDE_EPS) * (1 + self._ceiling.norm + float(length_T.max()))
+        slack_T = 2 * (unit * (np.maximum.accumulate(length_T) + 2.0 + np.abs(most_T)) + wide)
         certain_T = most_T - slack_T > self._ceiling(moved_TD) - self._radii[0] ** 2 - self._top
         near_TS = race.gain_TS >= (most_T - slack_T).astype(most_T.dtype)[:, None]
         if np.count_nonzero(near_TS) > turns:
