@@ -168,7 +168,7 @@ def receive(folder: Path) -> None:
     for number, record in enumerate(server.run(stop)):
         if record.fsync_seconds is not None:
             fsyncs.append(record.fsync_seconds)
-        if number % 64 == 0:
+        if number % 8 == 0:
             cursor.publish(record.journal_last + 1, record.journal_last + 1)
     cpu = (time.process_time() - cpu) / (time.monotonic() - begun)
     journal.close()

@@ -12,6 +12,7 @@ from typing import Protocol
 
 TURN_SECONDS = 0.25  # of a producer that sends
 QUIET_SECONDS = 0.05  # after which a turn passes on from a producer that does not
+DRAIN_SECONDS = 0.1  # of silence, after which nothing of a turn that ended is under way any more
 
 
 class Holder(Protocol):
@@ -21,6 +22,7 @@ class Holder(Protocol):
     since: float
     heard: float
     turns: int
+    revoked: int
 
 
 class CreditPolicy:
@@ -62,16 +64,33 @@ class CreditPolicy:
         share = self.share(len(holders), room)
         if share or not holders:
             return [share] * len(holders)
-        seats = min(self.total, room) // self.max_packet
-        ranked = sorted(range(len(holders)), key=lambda i: self._rank(holders[i], now))
-        seated = set(ranked[:seats])
+        under_way = sum(h.revoked for h in holders if _drains(h, now))
+        seats = max(0, min(self.total, room) - under_way) // self.max_packet
+        seated = self._seat(holders, seats, now)
         return [self.max_packet if i in seated else 0 for i in range(len(holders))]
 
-    def _rank(self, holder: Holder, now: float) -> tuple[int, float, int]:
-        """First those in the midst of their turn, then those who wait, then the rest."""
-        if not holder.credit:
-            # Many lose their turn at one moment; of these the least served comes first.
-            return 1, holder.since, holder.turns
-        held = now - holder.since
-        quiet = holder.heard < holder.since and held >= QUIET_SECONDS
-        return (2 if quiet or held >= TURN_SECONDS else 0), holder.since, holder.turns
+    def _seat(self, holders: Sequence[Holder], seats: int, now: float) -> set[int]:
+        """Who has a turn: those in the midst of theirs; of the rest, as many leave as wait.
+
+        What leaves is given on when it has drained, so that grants and what is under way of
+        earlier ones together stay within the budget.
+        """
+        # Many lose their turn at one moment; of these the least served comes first.
+        order = sorted(range(len(holders)), key=lambda i: (holders[i].since, holders[i].turns))
+        waiting = [i for i in order if not holders[i].credit]
+        over = [i for i in order if holders[i].credit and _is_over(holders[i], now)]
+        midst = [i for i in order if holders[i].credit and not _is_over(holders[i], now)][:seats]
+        free = max(0, seats - len(midst) - len(over))
+        unserved = max(0, len(waiting) - free)
+        stay = max(0, min(len(over) - unserved, seats - len(midst)))
+        return {*midst, *waiting[:free], *over[len(over) - stay :]}
+
+
+def _is_over(holder: Holder, now: float) -> bool:
+    held = now - holder.since
+    quiet = holder.heard < holder.since and held >= QUIET_SECONDS
+    return quiet or held >= TURN_SECONDS
+
+
+def _drains(holder: Holder, now: float) -> bool:
+    return not holder.credit and now - max(holder.heard, holder.since) < DRAIN_SECONDS

@@ -298,6 +298,7 @@ class Dialogue:
             if before <= credit and (credit - before) * 4 <= before:
                 continue  # not worth a message; but less is always told
             if (credit == 0) != (before == 0):
+                session.revoked = before if session.heard >= session.since else 0
                 session.since = now
                 session.turns += credit > 0
             session.credit = credit

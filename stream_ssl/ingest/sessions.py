@@ -19,6 +19,7 @@ class Session:
         credit: bytes granted, as last told.
         since: when credit was last given or taken, time.monotonic.
         turns: how often credit was given after there had been none.
+        revoked: bytes of credit that were taken back and may be under way still.
         heard: when a message last came.
         probed: when a message was last sent.
         missing: packets before `expected` that are lost, until the first one behind them comes.
@@ -36,6 +37,7 @@ class Session:
     heard: float
     credit: int = 0
     turns: int = 0
+    revoked: int = 0
     probed: float = 0.0
     missing: int = 0
     gap_told: float = 0.0

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from receiver_peer import KIB, MIB, Peer, Running, packet, until
 
-from stream_ssl.ingest.credit import QUIET_SECONDS, TURN_SECONDS, CreditPolicy
+from stream_ssl.ingest.credit import DRAIN_SECONDS, QUIET_SECONDS, TURN_SECONDS, CreditPolicy
 from stream_ssl.wire import Ack
 
 SMALL = {"max_packet": 64 * KIB, "credit": 256 * KIB, "total_credit": 256 * KIB}
@@ -19,11 +19,13 @@ class Holder:
     since: float = 0.0
     heard: float = 0.0
     turns: int = 0
+    revoked: int = 0
 
 
 def give(holders, grants, now):
     for holder, grant in zip(holders, grants, strict=True):
         if (holder.credit == 0) != (grant == 0):
+            holder.revoked = holder.credit if holder.heard >= holder.since else 0
             holder.since = now
             holder.turns += grant > 0
         holder.credit = grant
@@ -46,7 +48,7 @@ def test_grants_fit_all_bounds(max_packet, more, most, room, holders):
     assert len(grants) == len(holders)
     assert all(g == 0 or max_packet <= g <= policy.each for g in grants)
     assert sum(grants) <= min(policy.total, max(0, room))
-    if holders and room >= max_packet:
+    if holders and room >= max_packet and not any(h.credit or h.revoked for h in holders):
         assert any(grants)
 
 
@@ -67,7 +69,8 @@ def test_too_many_producers_take_turns_of_equal_length():
         for n, holder in enumerate(holders):
             turns[n] += holder.credit > 0
             holder.heard = now + 0.001 if holder.credit else holder.heard
-    assert sum(turns) == 3 * steps
+        assert sum(h.credit + h.revoked * (now - h.since < 0.09) for h in holders) <= 12
+    assert sum(turns) > 0.6 * 3 * steps
     assert max(turns) <= 1.1 * min(turns)
 
 
@@ -77,8 +80,16 @@ def test_a_producer_that_sends_nothing_passes_its_turn_on_sooner():
     sender = Holder(credit=4, since=10.0, heard=10.01)
     for holder, seconds in ((silent, QUIET_SECONDS), (sender, TURN_SECONDS)):
         waiting = Holder(since=5.0)
-        assert policy.plan([holder, waiting], 1000, 10 + 0.9 * seconds) == [4, 0]
-        assert policy.plan([holder, waiting], 1000, 10 + 1.1 * seconds) == [0, 4]
+        pair = [holder, waiting]
+        assert policy.plan(pair, 1000, 10 + 0.9 * seconds) == [4, 0]
+        now = 10 + 1.1 * seconds
+        give(pair, policy.plan(pair, 1000, now), now)
+        assert (holder.credit, waiting.credit) == (0, 0)
+        if holder is sender:  # it may have packets under way
+            holder.heard = now + 0.01
+            assert policy.plan(pair, 1000, now + DRAIN_SECONDS) == [0, 0]
+            now += 0.02 + DRAIN_SECONDS
+        assert policy.plan(pair, 1000, now) == [0, 4]
 
 
 @pytest.mark.parametrize(("each", "total", "packet"), [(4, 8, 5), (8, 4, 2), (4, 8, 0)])
