@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -65,32 +66,32 @@ def carry_out(plan: Tensor, rows: Rows, columns: Columns) -> Admission:
         rows: the newcomers.
         columns: where to write; all but `occupied` is updated.
     """
-    ids, born = rows.ids.cpu(), rows.born.cpu()
-    turn = torch.nonzero(plan != REFUSED).flatten()
-    slot = plan[turn]
+    # Numpy for the bookkeeping: at these sizes torch would spend its time in dispatch.
+    plan_B, ids_B, born_B = plan.numpy(), rows.ids.cpu().numpy(), rows.born.cpu().numpy()
+    turn = np.flatnonzero(plan_B != REFUSED)
+    slot = plan_B[turn]
     # Sorted by slot and then by turn, each newcomer stands right behind the one it evicts.
-    order = torch.argsort(slot, stable=True)
-    follows = torch.zeros(len(turn), dtype=torch.bool)
-    follows[1:] = slot[order][1:] == slot[order][:-1]
-    previous = torch.full((len(turn),), -1, dtype=torch.int64)
-    previous[order[1:]] = torch.where(follows[1:], order[:-1], -1)
-    last = torch.ones(len(turn), dtype=torch.bool)
-    last[order[:-1]] = ~follows[1:]
+    order = np.argsort(slot, kind="stable")
+    again = slot[order][1:] == slot[order][:-1]
+    previous = np.full(len(turn), -1)
+    previous[order[1:][again]] = order[:-1][again]
+    last = np.ones(len(turn), dtype=bool)
+    last[order[:-1][again]] = False
 
-    where = slot.to(columns.device)
-    from_memory = previous < 0
-    old_ids = torch.where(from_memory, columns.ids[where].cpu(), ids[turn][previous])
-    old_born = torch.where(from_memory, columns.born[where].cpu(), born[turn][previous])
-    evicts = ~from_memory | (slot < columns.occupied)
+    where = torch.from_numpy(slot).to(columns.device)
+    was_held = previous < 0
+    old_ids = np.where(was_held, columns.ids[where].cpu().numpy(), ids_B[turn[previous]])
+    old_born = np.where(was_held, columns.born[where].cpu().numpy(), born_B[turn[previous]])
+    evicts = ~was_held | (slot < columns.occupied)
 
     survivor = turn[last]
-    columns.write(plan[survivor].to(columns.device), rows[survivor.to(columns.device)])
-    slots = torch.full((len(rows),), -1, dtype=torch.int64)
-    slots[survivor] = plan[survivor]
+    columns.write(where[torch.from_numpy(last)], rows[torch.from_numpy(survivor)])
+    slots = np.full(len(plan_B), -1)
+    slots[survivor] = slot[last]
     return Admission(
-        slots=slots,
-        evicted=old_ids[evicts],
-        ages=(born[turn] - old_born)[evicts],
-        refused=ids[plan == REFUSED],
+        slots=torch.from_numpy(slots),
+        evicted=torch.from_numpy(old_ids[evicts]),
+        ages=torch.from_numpy((born_B[turn] - old_born)[evicts]),
+        refused=torch.from_numpy(ids_B[plan_B == REFUSED]),
         inserted=len(turn),
     )

@@ -22,7 +22,7 @@ SCORES: tuple[Score, ...] = (
     VonMisesFisher(kappa=0.1),
     VonMisesFisher(kappa=0.02),
 )
-CASES = 160  # of each stream
+CASES = 120  # of each stream
 
 
 @pytest.fixture
