@@ -22,7 +22,7 @@ SCORES: tuple[Score, ...] = (
     VonMisesFisher(kappa=0.1),
     VonMisesFisher(kappa=0.02),
 )
-CASES = 120  # of each stream
+CASES = 100  # of each stream
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def replay(memory: WorkingMemory, score: Score, z_ND: Tensor, cuts: list[int]) -
 def run_cases(stream: str, score: Score, seeds: range, dtype: torch.dtype = torch.float64) -> None:
     for seed in seeds:
         rng = np.random.default_rng([seed, STREAMS.index(stream)])
-        capacity, dim = int(rng.integers(1, 28)), int(rng.integers(1, 12))
+        capacity, dim = int(rng.integers(1, 24)), int(rng.integers(1, 12))
         count = int(rng.integers(capacity, 2 * capacity + 16))
         z_ND = unit_rows(rng, stream, count, dim).to(dtype)
         cuts = sorted(rng.integers(0, count, size=int(rng.integers(0, 5))).tolist())
