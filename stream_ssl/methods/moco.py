@@ -28,17 +28,15 @@ class MoCo(Method):
     memory. Left out are entries of the same sample id or the same content hash (0: unknown).
 
     BatchNorm: the trained encoder normalises with the statistics of its batch. What the key
-    encoder does is `key_statistics`. "average": it runs on buffers that follow the trained
-    encoder's by the same momentum as the weights (as in EMAN, Cai et al. 2021), so that a key is a
-    function of its own image alone and nothing about the batch leaks from key to anchor. "batch":
-    it normalises with the statistics of the batch of keys and keeps none.
+    encoder does is `key_statistics`. "batch": it normalises with the statistics of the batch of
+    keys and keeps none, so that keys are sound from the first step on; what a key knows of its
+    batch can leak to its anchor. "average": it runs on buffers that follow the trained encoder's
+    by the same momentum as the weights (as in EMAN, Cai et al. 2021). A key is then a function of
+    its own image alone and nothing leaks, but the buffers start far from the truth: for runs of
+    many times 1 / (1 - momentum) updates.
 
-    `momentum` is reached gradually: update n uses at most (1 + n) / (10 + n), or the keys would be
-    those of random weights for the first 1 / (1 - momentum) updates. `views` - 1 positives per
-    anchor; the first key view goes to the memory.
+    `views` - 1 positives per anchor; the first key view goes to the memory.
     """
-
-    updates: Tensor
 
     def __init__(
         self,
@@ -47,7 +45,7 @@ class MoCo(Method):
         loss: Loss,
         momentum: float = 0.99,
         views: int = 2,
-        key_statistics: Literal["average", "batch"] = "average",
+        key_statistics: Literal["average", "batch"] = "batch",
     ) -> None:
         super().__init__()
         if not 0 <= momentum < 1:
@@ -67,7 +65,6 @@ class MoCo(Method):
         if key_statistics == "batch":
             _forget_statistics(self.key_encoder)
             _forget_statistics(self.key_projector)
-        self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
         self.train()
 
     def forward(
@@ -105,9 +102,7 @@ class MoCo(Method):
 
     @torch.no_grad()
     def after_update(self) -> None:
-        done = int(self.updates)
-        share = 1 - min(self.momentum, (1 + done) / (10 + done))
-        self.updates += 1
+        share = 1 - self.momentum
         for followed, follower in (
             (self.encoder, self.key_encoder),
             (self.projector, self.key_projector),

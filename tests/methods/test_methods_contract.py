@@ -15,8 +15,8 @@ from stream_ssl.methods import METHODS, Method, MethodOutput, MoCo
 
 BUILD: dict[str, Callable[[], Method]] = {
     "moco": lambda: MoCo(SmallEncoder(), SmallProjector(), InfoNCE(0.2)),
-    "moco by batch": lambda: MoCo(
-        SmallEncoder(), SmallProjector(), InfoNCE(0.2), key_statistics="batch"
+    "moco by average": lambda: MoCo(
+        SmallEncoder(), SmallProjector(), InfoNCE(0.2), key_statistics="average"
     ),
 }
 BATCH = 6

@@ -1,0 +1,184 @@
+"""The learner's steps: seconds by phase, the stream against RAM, and memory held over time.
+
+`python -m benchmarks.learner`. Small settings for a CPU: ResNet of width 16 with four blocks,
+28 x 28 grey images, batch 128, 2,048 slots.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+
+from memory import WorkingMemory
+from stream_ssl.ingest.batches import Batch, Batches
+from stream_ssl.ingest.decode import Decoder
+from stream_ssl.ingest.entry import Entry
+from stream_ssl.ingest.journal import Journal
+from stream_ssl.ingest.offset import Offset
+from stream_ssl.ingest.quarantine import Quarantine
+from stream_ssl.ingest.segment_reader import JournalReader
+from stream_ssl.learning.encoder import ResNet
+from stream_ssl.learning.learner import Learner, Stream
+from stream_ssl.learning.projector import Projector
+from stream_ssl.learning.randomness import settle
+from stream_ssl.learning.records import PHASES, StepRecord
+from stream_ssl.learning.views import Views
+from stream_ssl.losses import InfoNCE
+from stream_ssl.methods import MoCo
+from stream_ssl.wire import Data, Sample
+
+BATCH, SIZE, SLOTS, DIM = 128, 28, 2048, 128
+PACKET = 64
+WARM_UP = 20  # steps until the memory is full and the allocator has what it needs
+ROUNDS, ROUND = 6, 10  # alternating rounds of so many steps
+FLAT_STEPS = 300
+MIN_SHARE = 0.95
+MAX_GROWTH_MB = 16.0
+
+
+class Ram:
+    """Batches made beforehand, handed out in turn."""
+
+    def __init__(self, count: int = 16) -> None:
+        draw = np.random.default_rng(0)
+        self._images = draw.integers(0, 256, (count, BATCH, SIZE, SIZE, 1), dtype=np.uint8)
+        self._next = 0
+
+    def next(self, timeout: float) -> Batch:  # noqa: ARG002
+        self._next += 1
+        ids_B = np.arange(BATCH, dtype=np.int64) + BATCH * self._next
+        zeros_B = np.zeros(BATCH)
+        return Batch(
+            image_BHWC=self._images[self._next % len(self._images)],
+            key_B=ids_B,
+            hash_B=ids_B,
+            label_B=ids_B % 10,
+            time_B=zeros_B,
+            received_B=zeros_B,
+            offset=Offset(self._next + 1, 0),
+            rejected={},
+        )
+
+    def lag(self) -> float:
+        return 0.0
+
+
+def run() -> list[dict[str, Any]]:
+    """Rows of: step seconds by phase, stream against RAM, growth of resident memory."""
+    ram = steps_of(learner(Ram()))
+    warm(ram)
+    rows = [phases(ram), *fed_by_the_stream()]
+    rows.append(growth(ram))
+    return rows
+
+
+def learner(stream: Stream) -> Learner:
+    settle(0)
+    encoder = ResNet(width=16, depths=(1, 1, 1, 1), channels=1)
+    method = MoCo(encoder, Projector(encoder.dim, DIM), InfoNCE(0.2))
+    memory = WorkingMemory(SLOTS, DIM, image_shape=(1, SIZE, SIZE))
+    return Learner(method, memory, Views(SIZE, channels=1), stream)
+
+
+def steps_of(subject: Learner) -> Iterator[StepRecord]:
+    for record in subject.run(threading.Event()):
+        if isinstance(record, StepRecord):
+            yield record
+
+
+def warm(records: Iterator[StepRecord]) -> None:
+    for _ in range(WARM_UP):
+        next(records)
+
+
+def phases(records: Iterator[StepRecord]) -> dict[str, Any]:
+    """Median milliseconds of a step, by phase."""
+    seen = [next(records).seconds for _ in range(2 * ROUND)]
+    found = {phase: statistics.median(1000 * s[phase] for s in seen) for phase in PHASES}
+    total = statistics.median(1000 * sum(s.values()) for s in seen)
+    return {
+        "what": f"ms a step, batch {BATCH}, {torch.get_num_threads()} threads",
+        "value": total,
+        **{f"{phase} ms": value for phase, value in found.items()},
+    }
+
+
+def fed_by_the_stream() -> Iterator[dict[str, Any]]:
+    """Steps a second fed from the journal against those fed from RAM, alternating."""
+    with journalled(BATCH * (WARM_UP + ROUNDS * ROUND + 8)) as batches:
+        sources = {"RAM": steps_of(learner(Ram())), "journal": steps_of(learner(batches))}
+        rates: dict[str, list[float]] = {name: [] for name in sources}
+        for records in sources.values():
+            warm(records)
+        for _ in range(ROUNDS):
+            for name, records in sources.items():
+                started = time.perf_counter()
+                for _ in range(ROUND):
+                    next(records)
+                rates[name].append(BATCH * ROUND / (time.perf_counter() - started))
+    medians = {name: statistics.median(values) for name, values in rates.items()}
+    for name, rate in medians.items():
+        yield {"what": f"samples/s fed from {name}", "value": rate}
+    # Neighbouring rounds share what else the machine does, so their ratio is the sound one.
+    share = statistics.median(
+        journal / ram for ram, journal in zip(rates["RAM"], rates["journal"], strict=True)
+    )
+    yield {
+        "what": "journal / RAM, median of neighbouring rounds",
+        "value": share,
+        "target": f">= {MIN_SHARE}",
+        "met": share >= MIN_SHARE,
+    }
+
+
+@contextmanager
+def journalled(samples: int) -> Iterator[Batches]:
+    """Batches of a real journal that holds so many samples."""
+    draw = np.random.default_rng(1)
+    with tempfile.TemporaryDirectory() as folder:
+        journal = Journal(Path(folder) / "journal", budget=1 << 30)
+        for sequence in range(1, samples // PACKET + 1):
+            image_PHWC = draw.integers(0, 256, (PACKET, SIZE, SIZE, 1), dtype=np.uint8)
+            packet = [
+                Sample.from_array(image, f"{sequence}-{n}", source="bench", label=n % 10)
+                for n, image in enumerate(image_PHWC)
+            ]
+            data = Data.pack(sequence, packet)
+            entry = Entry("bench", sequence, None, time.time(), data.header, data.payload)
+            journal.append([entry])
+        journal.close()
+        reader = JournalReader(Path(folder) / "journal")
+        quarantine = Quarantine(Path(folder) / "quarantine")
+        with Batches(reader, Decoder(SIZE, 1), quarantine, BATCH) as batches:
+            yield batches
+        reader.close()
+
+
+def growth(records: Iterator[StepRecord]) -> dict[str, Any]:
+    """Resident memory gained over many steps, after the warm-up."""
+    process = psutil.Process()
+    before = process.memory_info().rss
+    for _ in range(FLAT_STEPS):
+        next(records)
+    gained = (process.memory_info().rss - before) / 2**20
+    return {
+        "what": f"MB of RSS gained in {FLAT_STEPS} steps",
+        "value": gained,
+        "target": f"<= {MAX_GROWTH_MB:g}",
+        "met": gained <= MAX_GROWTH_MB,
+    }
+
+
+if __name__ == "__main__":
+    for row in run():
+        print(row)
