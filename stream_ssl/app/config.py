@@ -67,6 +67,19 @@ class Http:
             split_address(getattr(self, role))
 
 
+@dataclass
+class AccessFiles:
+    """Who may send: without these the receiver speaks plain text, on loopback.
+
+    Args:
+        keys: the receiver's own NAME.secret.json, as `stream-ssl keys` makes it.
+        allow: JSON file {"producer name": "public key", ...}; read again when it changes.
+    """
+
+    keys: Path
+    allow: Path
+
+
 def split_address(address: str) -> tuple[str, int]:
     """HOST:PORT as (host, port).
 
@@ -81,7 +94,6 @@ def split_address(address: str) -> tuple[str, int]:
 
 def receiver_parser(command: str = "receiver") -> ArgumentParser:
     """The parser of the receiver's sections."""
-    from stream_ssl.ingest.access import Access
     from stream_ssl.ingest.journal import Journal
     from stream_ssl.ingest.receiver import Receiver
 
@@ -90,7 +102,7 @@ def receiver_parser(command: str = "receiver") -> ArgumentParser:
     _section(parser, Journal, "journal", skip={"path"})
     parser.add_argument(
         "--access",
-        type=Access | None,
+        type=AccessFiles | None,
         default=None,
         help="CURVE keys and allow-list; without it the receiver speaks plain text on loopback",
     )

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from stream_ssl.app.config import flat, split_address
 from stream_ssl.app.endpoints import hold_role, publish
 from stream_ssl.app.failures import configuring
+from stream_ssl.ingest.access import Access
 from stream_ssl.ingest.cursor import Cursor
 from stream_ssl.ingest.journal import Journal
 from stream_ssl.ingest.receiver import Receiver
@@ -31,7 +32,7 @@ def receive(settings: Namespace, resolved: Mapping[str, Any], stop: threading.Ev
     """Take samples until `stop` is set; then commit what is held, acknowledge, and return.
 
     Args:
-        settings: after `parser.instantiate`.
+        settings: as the receiver's parser gives them.
         resolved: the same as plain values, for the metrics.
     """
     host, port = split_address(settings.http.receiver)
@@ -45,9 +46,10 @@ def receive(settings: Namespace, resolved: Mapping[str, Any], stop: threading.Ev
             stack.enter_context(server)
             journal = Journal(settings.run / "journal", **settings.journal)
             stack.callback(journal.close)
-            receiver = Receiver(
-                journal, Cursor(settings.run), access=settings.access, **settings.receiver
-            )
+            files = settings.access
+            access = Access(files["keys"], files["allow"]) if files else None
+            cursor = Cursor(settings.run)
+            receiver = Receiver(journal, cursor, access=access, **settings.receiver)
             stack.callback(receiver.close)
         publish(settings.run, "receiver", data=receiver.endpoint, http=server.address)
         log.info("taking samples at %s; metrics at %s/metrics", receiver.endpoint, server.address)

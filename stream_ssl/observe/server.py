@@ -68,12 +68,7 @@ class Server:
         port: int = 0,
         public: bool = False,
     ) -> None:
-        if not public and not is_loopback(host):
-            raise ValueError(
-                f"metrics address {host!r} is not loopback, and metrics have no log-in: whoever "
-                f"reaches the port reads them. Use 127.0.0.1 behind a proxy or tunnel, or set "
-                f"public to true if the network is trusted."
-            )
+        check_public(host, public)
         self._socket = _listen(host, port)
         shown = f"[{host}]" if ":" in host else host
         self.address = f"http://{shown}:{self._socket.getsockname()[1]}"
@@ -139,6 +134,16 @@ def application(registry: CollectorRegistry, health: Health, role: str) -> Starl
 
     routes = {"/": page, "/metrics": metrics, "/healthz": healthz, "/readyz": readyz}
     return Starlette(routes=[Route(path, endpoint) for path, endpoint in routes.items()])
+
+
+def check_public(host: str, public: bool) -> None:
+    """ValueError if metrics would leave the machine and nobody said `public`."""
+    if not public and not is_loopback(host):
+        raise ValueError(
+            f"metrics address {host!r} is not loopback, and metrics have no log-in: whoever "
+            f"reaches the port reads them. Use 127.0.0.1 behind a proxy or tunnel, or set "
+            f"public to true if the network is trusted."
+        )
 
 
 def is_loopback(host: str) -> bool:

@@ -9,6 +9,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 from stream_ssl.app import config
 from stream_ssl.app.failures import configuring, reported
+from stream_ssl.observe.server import check_public
 
 log = logging.getLogger("stream_ssl.check")
 
@@ -21,24 +22,29 @@ def main(arguments: Sequence[str]) -> int:
 
     def work() -> None:
         with configuring():
-            check_receiver(receiver, receiver_settings)
+            check_receiver(receiver_settings)
             check_learner(learner, learner_settings)
         print(summary(learner, learner_settings))
 
     return reported(work)
 
 
-def check_receiver(parser: ArgumentParser, settings: Namespace) -> None:
+def check_receiver(settings: Namespace) -> None:
     """The receiver's settings, its keys and allow-list included.
 
     Raises:
         ValueError: they cannot work.
     """
+    from stream_ssl.ingest.access import Access
     from stream_ssl.wire.address import require_loopback
 
-    access = parser.instantiate(settings).access
-    if access is None:
+    if settings.access:
+        Access(settings.access["keys"], settings.access["allow"])
+    else:
         require_loopback(settings.receiver.bind, "give `access` keys and an allow-list")
+    for role in ("receiver", "learner"):
+        host, _ = config.split_address(settings.http[role])
+        check_public(host, settings.http.public)
 
 
 def check_learner(parser: ArgumentParser, settings: Namespace) -> None:

@@ -17,7 +17,6 @@ def main(arguments: Sequence[str]) -> int:
     def work() -> None:
         from stream_ssl.app.receive import receive
 
-        resolved = config.resolved(parser, settings)
-        receive(parser.instantiate(settings), resolved, stop_on_signals())
+        receive(settings, config.resolved(parser, settings), stop_on_signals())
 
     return reported(work)
