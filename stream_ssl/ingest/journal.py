@@ -184,7 +184,7 @@ class Journal:
         except lmdb.MapFullError:
             self._give_up_active()
             raise JournalFull(f"journal {self.path}: segment overrun; try again") from None
-        except (lmdb.Error, OSError) as error:
+        except (lmdb.Error, OSError, Damaged) as error:
             self._give_up_active()
             raise translate(error, self.path) from error
 
@@ -258,8 +258,9 @@ class Journal:
         path = segment_path(self.path, self._start)
         states = sum(64 + len(name) for name in self._states)
         size = 2 * max(self.segment_bytes, need) + 16 * states + (1 << 20)
-        publish_segment(create_segment(path, self._states, size), path)
-        self._active = Segment(path)
+        fresh = create_segment(path, self._states, size)
+        self._active = Segment(fresh, write=True)
+        publish_segment(fresh, path)
         self._active_bytes = self._active.used()
 
     def _seal(self) -> None:

@@ -12,6 +12,7 @@ import os
 import shutil
 import threading
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -53,51 +54,42 @@ def file_bytes(path: Path) -> int:
         return 0
 
 
+@dataclass(slots=True)
+class _Open:
+    env: Any
+    records: Any
+    producers: Any
+    users: int = 0
+
+
 class Segment:
     """An open segment; writer and readers of one process share LMDB's environment of it.
 
     LMDB forbids a process to open an environment twice, and a test or a notebook has writer and
-    reader in one: so environments are counted per path.
+    reader in one: so environments are counted, and shared by whoever comes second.
+
+    Args:
+        path: its folder.
+        write: for the one writer, before others can find the segment.
 
     Raises:
         Damaged: the files are no segment.
         NewerFormat: they are one of a later version.
     """
 
-    _shared: dict[tuple[int, int], tuple[Any, int]] = {}  # noqa: RUF012 - by device and inode
+    _shared: dict[tuple[int, int], _Open] = {}  # noqa: RUF012 - by device and inode
     _lock = threading.Lock()
 
-    def __init__(self, path: Path, map_size: int = 0) -> None:
+    def __init__(self, path: Path, write: bool = False) -> None:
         self.path = path
         self.key = identity(path)
         with self._lock:
-            env, users = self._shared.get(self.key, (None, 0))
-            if env is None:
-                env = _open(path, map_size)
-            self._shared[self.key] = (env, users + 1)
-        self.env: Any = env
-        try:
-            self.records, self.producers = self._databases()
-        except BaseException:
-            self.close()
-            raise
-
-    def _databases(self) -> tuple[Any, Any]:
-        try:
-            meta = self.env.open_db(b"meta", create=False)
-            with self.env.begin(db=meta) as txn:
-                version = int(txn.get(b"format", b"0"))
-            if version > FORMAT:
-                raise NewerFormat(
-                    f"{self.path} has journal format {version}; this version reads up to {FORMAT}: "
-                    "start the newer stream-ssl again, or give the journal another folder"
-                )
-            if version < 1:
-                raise Damaged(f"{self.path} has no format version")
-            records = self.env.open_db(b"records", create=False)
-            return records, self.env.open_db(b"producers", create=False)
-        except (lmdb.Error, ValueError) as error:
-            raise Damaged(f"{self.path}: {error}") from error
+            shared = self._shared.get(self.key)
+            if shared is None:
+                shared = self._shared[self.key] = _open(path, write)
+            shared.users += 1
+        self.env: Any = shared.env
+        self.records, self.producers = shared.records, shared.producers
 
     def bounds(self) -> tuple[int, int] | None:
         """First and last position; None when there are no records."""
@@ -111,7 +103,9 @@ class Segment:
     def states(self) -> dict[str, ProducerState]:
         """The producers' states as of the last commit."""
         with self.env.begin(db=self.producers) as txn, txn.cursor() as cursor:
-            pairs = [(bytes(k).decode(), msgpack.unpackb(v)) for k, v in cursor]
+            pairs = [
+                (bytes(k).decode(), msgpack.unpackb(v, strict_map_key=False)) for k, v in cursor
+            ]
         return {name: ProducerState(*fields) for name, fields in pairs}
 
     def newest_total(self) -> int:
@@ -132,15 +126,14 @@ class Segment:
     def close(self) -> None:
         """Gives the environment up; the last user of the process closes it."""
         with self._lock:
-            env, users = self._shared.get(self.key, (None, 0))
-            if env is None or self.env is None:
+            if self.env is None:
                 return
             self.env = None
-            if users > 1:
-                self._shared[self.key] = (env, users - 1)
-                return
-            del self._shared[self.key]
-            env.close()
+            shared = self._shared[self.key]
+            shared.users -= 1
+            if not shared.users:
+                del self._shared[self.key]
+                shared.env.close()
 
 
 def create_segment(
@@ -242,7 +235,7 @@ def identity(path: Path) -> tuple[int, int]:
     return facts.st_dev, facts.st_ino
 
 
-def _open(path: Path, map_size: int) -> Any:
+def _open(path: Path, write: bool) -> _Open:
     size = file_bytes(path)
     if size < 2 * PAGE:
         raise Damaged(f"{path}: a data file of {size} bytes holds nothing")
@@ -250,17 +243,42 @@ def _open(path: Path, map_size: int) -> Any:
         env = lmdb.open(
             str(path),
             max_dbs=3,
-            map_size=map_size,  # 0: the size that the file names
+            map_size=0,  # what the file says
             create=False,
+            readonly=not write,
             mode=0o600,
             readahead=False,  # a page touched should bring no others into the resident set
             max_spare_txns=0,
         )
     except lmdb.Error as error:
         raise Damaged(f"{path}: {error}") from error
-    needed = (int(env.info()["last_pgno"]) + 1) * PAGE
-    if needed > size:  # touching the missing pages would kill the process
+    try:
+        needed = (int(env.info()["last_pgno"]) + 1) * PAGE
+        if needed > size:  # touching the missing pages would kill the process
+            raise Damaged(f"{path}: {size} bytes where {needed} are due: truncated")
+        env.reader_check()
+        return _open_databases(env, path)
+    except BaseException:
         env.close()
-        raise Damaged(f"{path}: {size} bytes where {needed} are due: truncated")
-    env.reader_check()
-    return env
+        raise
+
+
+def _open_databases(env: Any, path: Path) -> _Open:
+    """In a writable environment LMDB's binding opens databases within a writing transaction: a
+    reader there would wait for the writer, and could keep it waiting."""
+    try:
+        meta, records, producers = (
+            env.open_db(name, create=False) for name in (b"meta", b"records", b"producers")
+        )
+        with env.begin(db=meta) as txn:
+            version = int(txn.get(b"format", b"0"))
+    except (lmdb.Error, ValueError) as error:
+        raise Damaged(f"{path}: {error}") from error
+    if version > FORMAT:
+        raise NewerFormat(
+            f"{path} has journal format {version}; this version reads up to {FORMAT}: "
+            "start the newer stream-ssl again, or give the journal another folder"
+        )
+    if version < 1:
+        raise Damaged(f"{path} has no format version")
+    return _Open(env, records, producers)

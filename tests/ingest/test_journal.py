@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 
 import lmdb
 import pytest
@@ -234,6 +235,31 @@ def test_a_reader_in_another_process_follows_writer_and_trims(tmp_path):
         reader.wait(10)
     assert seen == [f"{n}:{n}:4000" for n in range(1, 201)]
     assert journal.first > 1
+    journal.close()
+
+
+def test_readers_in_threads_and_the_writer_never_wait_for_each_other(tmp_path):
+    journal = Journal(tmp_path, budget=8 * MIB, segment_bytes=SEGMENT)
+    journal.append([entry(1)])
+    seen = [0, 0]
+
+    def follow(who):
+        while seen[who] < 300:
+            reader = JournalReader(tmp_path)
+            seen[who] = max(
+                seen[who], *(record.sequence for record in reader.read(1 + seen[who])), 0
+            )
+            reader.close()
+
+    readers = [threading.Thread(target=follow, args=(who,), daemon=True) for who in (0, 1)]
+    for reader in readers:
+        reader.start()
+    for n in range(2, 301, 2):
+        journal.append([entry(n, 4000), entry(n + 1, 4000)])
+        assert journal.bytes_after(n) > 0
+    for reader in readers:
+        reader.join(60)
+    assert min(seen) >= 300
     journal.close()
 
 
