@@ -1,0 +1,131 @@
+"""The commands that need no daemon: what they print, write and return."""
+
+from __future__ import annotations
+
+import json
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stream_ssl import __version__
+from stream_ssl.app import cli
+from stream_ssl.app.commands import keys, produce, status
+from stream_ssl.ingest.access import AllowList
+from stream_ssl.wire.keys import Keys
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    """Commands take the signals over; give them back to pytest."""
+    held = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in held.items():
+        signal.signal(number, handler)
+
+
+def test_help_names_every_command_and_loads_nothing_heavy() -> None:
+    probe = (
+        "import sys\n"
+        "from stream_ssl.app.cli import main\n"
+        "try:\n    main(['--help'])\n"
+        "except SystemExit as end:\n    assert not end.code\n"
+        "heavy = {'torch', 'numpy', 'zmq', 'jsonargparse', 'rich', 'lmdb'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", probe], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    for name, line in cli.COMMANDS.items():
+        assert name in done.stdout
+        assert line.split(":")[0] in " ".join(done.stdout.split())
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(["--version"])
+    assert end.value.code == 0
+    assert __version__ in capsys.readouterr().out
+
+
+def test_an_unknown_command_is_refused_with_the_known_ones(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(["lern"])
+    assert end.value.code == 2
+    assert "learner" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main([command, "--help"])
+    assert not end.value.code
+    assert f"stream-ssl {command}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("source", produce.SOURCES)
+def test_every_source_has_help(source: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        produce.main([source, "--help"])
+    assert not end.value.code
+    said = capsys.readouterr().out
+    assert "--shape.bias" in said
+    assert "--to" in said
+
+
+def test_keys_are_made_once_and_entered_in_the_allow_list(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    allow = tmp_path / "allow.json"
+    arguments = ["robot-1", "--folder", str(tmp_path), "--allow", str(allow)]
+    assert keys.main(arguments) == 0
+    secret = tmp_path / "robot-1.secret.json"
+    assert stat.S_IMODE(secret.stat().st_mode) == 0o600
+    public = json.loads((tmp_path / "robot-1.public.json").read_text())["public"]
+    assert Keys.load(secret).public == public
+    assert AllowList(allow).name_of(public) == "robot-1"
+    assert keys.main(arguments) == 1
+    assert "remove it first" in capsys.readouterr().err
+    assert Keys.load(secret).public == public
+
+
+def test_status_of_a_folder_where_nothing_ran(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert status.main([str(tmp_path)]) == 1
+    assert "nothing has run here" in " ".join(capsys.readouterr().out.split())
+
+
+def test_produce_says_why_it_cannot_connect(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    arguments = ["--to", "tcp://127.0.0.1:1", "--name", "robot", "--connect_seconds", "0.5"]
+    assert produce.main(["synthetic", *arguments]) == 1
+    assert "producer 'robot': no connection within 0.5 s" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--source.size", "0"], "size"),
+        (["--shape.bias", "0.5"], "bias"),
+        (["--to", "tcp://192.0.2.1:5557"], "loopback"),
+        (
+            ["--key", "nowhere.secret.json", "--server_key", "nowhere.public.json"],
+            "stream-ssl keys",
+        ),
+    ],
+)
+def test_produce_refuses_what_cannot_work(
+    arguments: list[str], message: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    base = ["--to", "tcp://127.0.0.1:1", "--name", "robot"]
+    assert produce.main(["synthetic", *base, *arguments]) == 2
+    assert message in caplog.text
