@@ -190,4 +190,5 @@ def fresh_encoder(stored: Mapping[str, Any]) -> Encoder:
 
 def _stored_settings(stored: Mapping[str, Any]) -> Namespace:
     parser: ArgumentParser = config.learner_parser()
-    return parser.instantiate(parser.parse_object(dict(stored)))
+    settings: Namespace = parser.instantiate(parser.parse_object(dict(stored)))
+    return settings

@@ -144,4 +144,5 @@ def _prefer_run(parser: ArgumentParser, settings: Namespace, saved: Saved) -> Na
     merged: Mapping[str, Any] = build.prefer_run(file, saved.config)
     for line in diff(merged, file):
         log.warning("the run keeps its own setting: %s", line)
-    return parser.parse_object(dict(merged))
+    kept: Namespace = parser.parse_object(dict(merged))
+    return kept

@@ -96,7 +96,7 @@ def send_all(source: Shaped, producer: Producer, patience: float, stop: threadin
     report = Report(producer)
     with configuring():
         samples = source.samples(position)
-    threading.Thread(target=lambda: stop.wait() and source.stop(), daemon=True).start()
+    threading.Thread(target=_stop_source, args=(source, stop), daemon=True).start()
     for sample, after in samples:
         if not send(producer, sample, after, stop):
             break
@@ -104,6 +104,12 @@ def send_all(source: Shaped, producer: Producer, patience: float, stop: threadin
     log.info("waiting until the receiver has all of it on disk")
     producer.flush(STOP_SECONDS if stop.is_set() else None)
     report.write()
+
+
+def _stop_source(source: Shaped, stop: threading.Event) -> None:
+    """A source that waits for files looks at no event of ours."""
+    stop.wait()
+    source.stop()
 
 
 def send(producer: Producer, sample: Sample, after: Position, stop: threading.Event) -> bool:
