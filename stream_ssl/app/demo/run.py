@@ -27,7 +27,7 @@ from stream_ssl.app.supervisor import command
 LEAST_SECONDS = 15.0
 POLL_SECONDS = 0.5
 START_SECONDS = 180.0
-FIRST_STEP_SECONDS = 60.0
+FIRST_STEP_SECONDS = 90.0
 STOP_SECONDS = 60.0
 DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
@@ -140,19 +140,19 @@ class Demo:
         return {"receiver", "learner"} <= set(snapshot.up)
 
     def _watch(self, children: list[Child]) -> None:
-        """Scrape and show until the time is over."""
+        """Scrape and show until the time is over and something was learned."""
         self._scraper = Scraper(self._addresses)
         detail = f"metrics: {', '.join(f'{url}/metrics' for url in self._seen.values())}"
         self._display.update("streaming", detail)
-        start = time.monotonic()
-        while (elapsed := time.monotonic() - start) < self._progress.total:
+        start, trained = time.monotonic(), False
+        while (elapsed := time.monotonic() - start) < self._progress.total or not trained:
+            if not trained and elapsed > FIRST_STEP_SECONDS:
+                raise children[0].failed(f"trained nothing in {FIRST_STEP_SECONDS:.0f} s")
             self._pause(children)
             self._history.append(self._scraper.scrape())
-            self._progress.elapsed = elapsed
+            self._progress.elapsed = min(elapsed, self._progress.total)
             trained = self._history.last("stream_ssl_steps_total") > 0
             self._display.update("training" if trained else "streaming")
-            if elapsed > FIRST_STEP_SECONDS and not trained:
-                raise children[0].failed(f"trained nothing in {FIRST_STEP_SECONDS:.0f} s")
         self._progress.elapsed = self._progress.total
 
     def _halt(self, producer: Child, daemon: Child) -> None:
