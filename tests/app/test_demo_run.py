@@ -52,7 +52,9 @@ def test_a_short_demo_from_start_to_report(tmp_path):
     assert str(out / folder.REPORT) in printed
     figures = json.loads((out / folder.SUMMARY).read_text())
     assert figures["steps"] > 0
-    assert figures["trained_samples"] == 64 * figures["steps"]
+    state = json.loads((out / "checkpoints" / "latest" / "state.json").read_text())
+    batch = state["config"]["batches"]["batch_size"]
+    assert figures["trained_samples"] == batch * figures["steps"]
     assert figures["acked_samples"] <= figures["received_samples"]
     assert figures["trained_samples"] <= figures["received_samples"] + 1024
     assert 0.5 < figures["stream_largest_class_share"] < 0.9
