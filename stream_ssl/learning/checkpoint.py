@@ -84,8 +84,17 @@ class Saved:
 class Checkpointer:
     """Saves into and loads from `folder`, which one process owns.
 
-    A checkpoint is due after `every_seconds` or `every_steps` (None: not by that), and the newest
-    `keep` stay. `newest` sets damaged ones aside, counted in `damaged`, and takes the one before.
+    Args:
+        folder: where the checkpoints lie.
+        keep: how many stay; 2 or more allow falling back on the one before.
+        every_seconds: a checkpoint is due so long after the last; null: not by time.
+        every_steps: or so many steps after the last; null: not by steps.
+
+    Attributes:
+        damaged: checkpoints that `newest` found damaged and set aside.
+
+    Raises:
+        ValueError: an argument outside its range.
     """
 
     def __init__(

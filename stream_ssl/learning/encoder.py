@@ -21,10 +21,16 @@ BLOCKS = {
 class ResNet(torchvision_resnet.ResNet):  # type: ignore[misc]  # torchvision is untyped
     """Images [B, C, H, W] to features [B, F], F = `dim`.
 
-    `width` is the number of channels of the first stage (64 in the paper of ResNet), doubled at
-    each of the four stages; `depths` are the blocks of each stage, (2, 2, 2, 2) is ResNet-18;
-    a depth of 0 leaves a stage out. `stem="cifar"` is SimCLR's for small images: one 3x3
-    convolution of stride 1 and no pooling; `"imagenet"` is 7x7 of stride 2 and pooling.
+    Args:
+        width: channels of the first stage, doubled at each of the next (64 in ResNet's paper).
+        depths: blocks of each of the four stages; (2, 2, 2, 2) is ResNet-18, 0 leaves one out.
+        channels: of the images, 1 or 3.
+        stem: "cifar" is SimCLR's for small images, one 3x3 convolution of stride 1 and no pooling;
+            "imagenet" is 7x7 of stride 2 and pooling.
+        block: "basic" (ResNet-18, -34) or "bottleneck" (ResNet-50 and deeper).
+
+    Raises:
+        ValueError: an argument outside its range.
     """
 
     def __init__(

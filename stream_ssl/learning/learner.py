@@ -59,11 +59,23 @@ class Learner:
     On a CPU with fixed `threads`, a pace without band and a stream that repeats itself from an
     offset, a run that was captured, killed and restored ends bit-equal to one that was not.
 
-    `optimiser` and `schedule` give the learning rate; `pace` the updates per sample. `precision`
-    is what the method computes in; losses, keys and memory stay in float32. `seed` is of all
-    draws of the learner itself: weights are drawn before, under `randomness.settle`. `threads`
-    are torch's, None leaving them. `reencode` is how many of the stalest slots are encoded anew
-    after each step; it needs a memory with images. `offset` is where `batches` begins.
+    Args:
+        method: what is trained.
+        memory: where negatives come from, and keys go.
+        views: the augmentation.
+        batches: the stream.
+        optimiser: with `schedule` it gives the learning rate.
+        schedule: factor of the learning rate by step; constant where not given.
+        pace: updates per sample; one per batch where not given.
+        device: "cpu", "cuda" or "cuda:1".
+        precision: what the method computes in; losses, keys and memory stay in float32.
+        seed: of all the learner's draws, and of the first weights.
+        threads: of torch on the CPU; null leaves its default. A run repeats with the same number.
+        reencode: stalest slots of the memory to encode anew after each step.
+        offset: where `batches` begins.
+
+    Raises:
+        ValueError: parts that do not fit each other, or an argument outside its range.
     """
 
     def __init__(

@@ -13,7 +13,19 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, slots=True)
 class OptimiserSettings:
-    """`momentum` is SGD's; `betas` are Adam's. `clip` bounds the norm of the gradient, or None."""
+    """What updates the weights.
+
+    Args:
+        name: "adam", "adamw" or "sgd".
+        learning_rate: before the schedule's factor.
+        weight_decay: of all weights.
+        momentum: SGD's.
+        betas: Adam's.
+        clip: largest norm of the gradient; null does not clip.
+
+    Raises:
+        ValueError: an argument outside its range.
+    """
 
     name: Literal["adam", "adamw", "sgd"] = "adam"
     learning_rate: float = 1e-3

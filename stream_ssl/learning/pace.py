@@ -12,12 +12,18 @@ class Pace:
     """Counts samples and updates, and says whether an update is owed or allowed.
 
     It knows no clock: a faster device changes when updates happen, never how many a sample is
-    worth. `updates_per_sample` is that worth (1 / batch size is one update a batch); None is one
-    update per batch whatever its size. `band` is how many updates may be made ahead of what has
-    been received, on images of the memory while the stream is idle. With `band=0` the sequence
-    of updates is a function of the samples alone, and replay after a crash is exact.
+    worth. After every settled step `floor(target) <= updates <= target + band`.
 
-    After every settled step `floor(target) <= updates <= target + band`.
+    Args:
+        updates_per_sample: updates that a received sample is worth; 1 / batch size is one update a
+            batch, and null the same whatever the batch size. Beyond that, and while the stream is
+            idle, updates are made on images of the memory.
+        band: updates that may be made ahead of what has been received, while the stream is idle.
+            With 0 the updates are a function of the samples alone, and replay after a crash is
+            exact.
+
+    Raises:
+        ValueError: an argument outside its range.
     """
 
     def __init__(self, updates_per_sample: float | None = None, band: int = 0) -> None:

@@ -11,9 +11,16 @@ from torch import Tensor, nn
 class Projector(nn.Module):
     """Features [B, F] to embeddings [B, D]; the method scales them to unit norm.
 
-    `hidden=0` is the one linear layer of the DUEL paper; otherwise one hidden layer of that size
-    with a ReLU, as in MoCo v2. There is no BatchNorm here: it would tell an anchor about its
-    batch.
+    There is no BatchNorm here: it would tell an anchor about its batch.
+
+    Args:
+        features: F.
+        dim: D.
+        hidden: 0 is the one linear layer of the DUEL paper; else the size of one hidden layer with
+            a ReLU, as in MoCo v2.
+
+    Raises:
+        ValueError: an argument outside its range.
     """
 
     def __init__(self, features: int, dim: int = 128, hidden: int = 0) -> None:

@@ -13,7 +13,11 @@ class Schedule(Protocol):
 
 
 class Constant:
-    """1 at every step, after a linear rise over `warmup` steps."""
+    """1 at every step, after a linear rise.
+
+    Args:
+        warmup: steps of the rise.
+    """
 
     def __init__(self, warmup: int = 0) -> None:
         self.warmup = _not_negative("warmup", warmup)
@@ -23,10 +27,13 @@ class Constant:
 
 
 class Cosine:
-    """A half cosine from 1 to `floor` over `period` steps, after a rise over `warmup` steps.
+    """A half cosine from 1 to `floor`, again and again (SGDR, eq. 5).
 
-    With `repeat` a new period begins where one ends, as an endless stream needs (SGDR, eq. 5);
-    without, the rate stays at `floor`. Only the first period has a warm-up.
+    Args:
+        period: steps from 1 to the floor.
+        warmup: steps of a linear rise before the first period.
+        floor: where a period ends, a share of the learning rate in [0, 1].
+        repeat: begin a new period where one ends, as an endless stream needs; else stay there.
     """
 
     def __init__(

@@ -20,11 +20,23 @@ class Views(nn.Module):
     Draws from torch's global generator only, so a seed fixes the views. The defaults are close to
     SimCLR's for small images; `crop=None` is the DUEL paper's choice, which does not crop.
 
-    `crop`: range of the area kept before resizing back, or None. `flip`: probability.
-    `brightness`, `contrast`, `saturation`, `hue`: half-widths of the colour jitter, applied with
-    probability `jitter`; the last two only to colour images. `grey`: probability of dropping the
-    colour. `blur`: probability of a Gaussian blur, sigma 0.1 to 2 pixels. `mean`, `std`: one number
-    per channel, or one for all.
+    Args:
+        size: side of the images, pixels.
+        channels: 1 or 3.
+        crop: least and largest share of the area kept before resizing back; null does not crop.
+        flip: probability of a horizontal flip.
+        brightness: half-width of the jitter of brightness.
+        contrast: likewise of contrast.
+        saturation: likewise of saturation; colour images only.
+        hue: likewise of hue; colour images only.
+        jitter: probability that a sample is jittered at all.
+        grey: probability of dropping the colour.
+        blur: probability of a Gaussian blur, sigma 0.1 to 2 pixels.
+        mean: subtracted at the end, one number a channel or one for all.
+        std: divided by at the end, likewise.
+
+    Raises:
+        ValueError: an argument outside its range.
     """
 
     mean: Tensor

@@ -27,6 +27,12 @@ class InfoNCE(Loss):
     (mean number counted), `effective_negatives` (exponential of the entropy of the softmax over
     the negatives, mean), `first` (share of anchors closer to their positives than to any
     negative).
+
+    Args:
+        temperature: t; cosines are divided by it. 0.05 to 1 is usual.
+
+    Raises:
+        ValueError: t is not positive and finite.
     """
 
     def __init__(self, temperature: float = 0.2) -> None:

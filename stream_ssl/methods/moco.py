@@ -35,7 +35,16 @@ class MoCo(Method):
     its own image alone and nothing leaks, but the buffers start far from the truth: for runs of
     many times 1 / (1 - momentum) updates.
 
-    `views` - 1 positives per anchor; the first key view goes to the memory.
+    Args:
+        encoder: images to features; copied for the keys.
+        projector: features to embeddings; states its `dim`.
+        loss: of anchors, positives and negatives.
+        momentum: share of the key encoder that each update keeps, in [0, 1).
+        views: an anchor, and views - 1 positives; the first of these goes to the memory.
+        key_statistics: what the key encoder's BatchNorm uses, "batch" or "average", see above.
+
+    Raises:
+        ValueError: an argument outside its range.
     """
 
     def __init__(

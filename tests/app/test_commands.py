@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from stream_ssl import __version__
-from stream_ssl.app import cli
+from stream_ssl.app import cli, config
 from stream_ssl.app.commands import keys, produce, status
 from stream_ssl.ingest.access import AllowList
 from stream_ssl.wire.keys import Keys
@@ -129,3 +129,14 @@ def test_produce_refuses_what_cannot_work(
     base = ["--to", "tcp://127.0.0.1:1", "--name", "robot"]
     assert produce.main(["synthetic", *base, *arguments]) == 2
     assert message in caplog.text
+
+
+@pytest.mark.parametrize("role", ["receiver", "learner"])
+def test_every_option_of_a_config_file_is_explained(role: str) -> None:
+    parser = getattr(config, f"{role}_parser")()
+    silent = [
+        action.dest
+        for action in parser._actions
+        if "." in action.dest and not (action.help or "").split("(type:")[0].strip()
+    ]
+    assert silent == []
