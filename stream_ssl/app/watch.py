@@ -16,7 +16,9 @@ from stream_ssl.observe.metrics import WORKING, LearnerMetrics
 from stream_ssl.observe.shadow import Shadow
 
 SURVEY_SHARE = 0.02
-"""Share of the time that the dear numbers (spectra, histograms) may take."""
+"""Share of the time that the dear numbers (spectra, histograms) may take, ..."""
+SURVEY_SECONDS = 15.0
+"""... unless they would be older than this."""
 
 
 class Watch:
@@ -58,7 +60,7 @@ class Watch:
         if (begun := self._clock()) >= self._next:
             self.survey()
             spent = self._clock() - begun
-            self._next = begun + max(self._least, spent / SURVEY_SHARE)
+            self._next = begun + max(self._least, min(spent / SURVEY_SHARE, SURVEY_SECONDS))
 
     def survey(self) -> None:
         """Look at what costs more than a step should bear."""
