@@ -161,6 +161,7 @@ class Demo:
             "checkpoint", "stopping the processes; the learner writes a checkpoint"
         )
         producer.end()  # what it has not delivered is no loss: the stream has no end
+        self._history.append(self._scraper.scrape())  # now that nothing more comes
         daemon.stop(STOP_SECONDS)
         if not (self._out / "checkpoints" / "latest").exists():
             raise daemon.failed("wrote no checkpoint")

@@ -97,23 +97,6 @@ class Measured:
     same_sequence: bool | None
 
 
-@pytest.mark.parametrize(
-    ("row", "met"),
-    [
-        (Measured("Linear()", 1500.0, True), True),
-        (Measured("Linear()", 900.0, True), False),
-        (Measured("Linear()", 1500.0, False), False),
-        (Measured("VonMisesFisher(0.1)", 20.0, True), True),
-        (Measured("Linear()", None, None), None),
-    ],
-)
-def test_eviction_is_held_to_its_target(fake, tmp_path, row, met):
-    fake["benchmarks.eviction"].run = lambda: [row]
-    result = runner.measure("eviction", 1, 1, Console(file=io.StringIO()))
-    assert result.rows[0].get("met") is met
-    assert result.rows[0]["ratio"] == row.ratio
-
-
 def test_an_unknown_name_is_refused(tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         runner.main(["speed", "--reports", str(tmp_path)])
