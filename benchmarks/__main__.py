@@ -15,6 +15,7 @@ from rich.console import Console
 from benchmarks.report import Result, path_of, plain, table, write
 
 NAMES = ("ingest", "eviction", "learner")
+WIDE = 180  # columns, where the tables go to a file
 REPORTS = Path(__file__).parent / "reports"
 
 
@@ -25,6 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--reports", type=Path, default=REPORTS, help="folder of the report")
     chosen = parser.parse_args(arguments)
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=WIDE)
     names = chosen.names or list(NAMES)
     results = [measure(name, number, len(names), console) for number, name in enumerate(names, 1)]
     path = path_of(chosen.reports, date.today())

@@ -54,7 +54,8 @@ class Child:
         self.process = subprocess.Popen(
             self.command,
             stdin=subprocess.DEVNULL,
-            env={**os.environ, PARENT: str(os.getpid())},
+            # Memory that grows over days is mostly glibc's arenas, one or more a thread.
+            env={"MALLOC_ARENA_MAX": "2", **os.environ, PARENT: str(os.getpid())},
             start_new_session=True,  # a terminal's Ctrl-C comes to us; we stop them in order
         )
         self.started = clock()

@@ -104,13 +104,13 @@ def test_plain_text_beyond_loopback_is_refused() -> None:
         ({"on_full": "wait"}, "on_full 'wait'"),
         ({"linger": -1}, "linger -1"),
         ({"name": "two words"}, "two words"),
-        ({"address": "127.0.0.1:5555"}, "tcp://HOST:PORT"),
+        ({"address": "127.0.0.1:5557"}, "tcp://HOST:PORT"),
         ({"address": "tcp://127.0.0.1:0"}, "port 1 to 65535"),
     ],
 )
 def test_arguments_are_checked(arguments: dict[str, object], match: str) -> None:
     with pytest.raises(ValueError, match=match):
-        Producer(**{"address": "tcp://127.0.0.1:5555", "name": "a", **arguments})  # type: ignore[arg-type]
+        Producer(**{"address": "tcp://127.0.0.1:5557", "name": "a", **arguments})  # type: ignore[arg-type]
 
 
 def test_close_without_a_receiver_is_quick_and_loses_nothing_silently() -> None:

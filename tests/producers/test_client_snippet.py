@@ -12,7 +12,7 @@ from client_peer import Peer
 
 import producers
 
-ADDRESS = "tcp://127.0.0.1:5555"
+ADDRESS = "tcp://127.0.0.1:5557"
 README = Path(__file__).parents[2] / "README.md"
 
 

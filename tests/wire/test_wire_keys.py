@@ -97,7 +97,7 @@ def test_a_public_key_has_many_forms(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "address",
     [
-        "tcp://127.0.0.1:5555",
+        "tcp://127.0.0.1:5557",
         "tcp://127.8.9.10:0",
         "tcp://[::1]:5555",
         "tcp://localhost:5555",
@@ -119,9 +119,9 @@ def test_loopback(address: str) -> None:
         "tcp://[::]:5555",
         "tcp://127.0.0.1.example.org:5555",
         "tcp://localhost.example.org:5555",
-        "tcp://eth0;127.0.0.1:5555",
-        "udp://127.0.0.1:5555",
-        "127.0.0.1:5555",
+        "tcp://eth0;127.0.0.1:5557",
+        "udp://127.0.0.1:5557",
+        "127.0.0.1:5557",
         "",
     ],
 )

@@ -16,13 +16,16 @@ log = logging.getLogger("stream_ssl.check")
 
 def main(arguments: Sequence[str]) -> int:
     """Parse with both roles' parsers and build what can be built without touching the run."""
-    receiver, learner = config.receiver_parser("check"), config.learner_parser("check")
-    receiver_settings = config.read(receiver, arguments)
-    learner_settings = config.read(learner, arguments)
+    # First what is quickly known: a missing file, an unknown section, the receiver's own settings.
+    receiver_settings = config.read(config.receiver_parser("check"), arguments)
 
     def work() -> None:
         with configuring():
             check_receiver(receiver_settings)
+        log.info("the receiver's settings are sound; building the learner")
+        learner = config.learner_parser("check")
+        learner_settings = config.read(learner, arguments)
+        with configuring():
             check_learner(learner, learner_settings)
         print(summary(learner, learner_settings))
 

@@ -29,6 +29,7 @@ POLL_SECONDS = 0.5
 START_SECONDS = 180.0
 FIRST_STEP_SECONDS = 90.0
 STOP_SECONDS = 60.0
+ENOUGH_STEPS = 200
 DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
 log = logging.getLogger("stream_ssl.demo")
@@ -98,6 +99,12 @@ class Demo:
                 self._stream(stack)
             figures = self._finish()
         self._console.print(figures)
+        if (steps := self._history.last("stream_ssl_steps_total")) < ENOUGH_STEPS:
+            self._console.print(
+                f"  {steps:.0f} steps are too few to judge the encoder by: a network that has just "
+                "begun to learn is often worse than a random one. Give it more seconds.",
+                style="yellow",
+            )
         for what, where in self._places():
             self._console.print(f"  {what:<22} {where}", highlight=False, soft_wrap=True)
 
