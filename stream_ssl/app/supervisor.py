@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -129,6 +130,8 @@ class Supervisor:
                 child.process.wait()
                 status = 1
             log.info("%s stopped with status %d", child.name, status)
+            if status == -signal.SIGTERM:
+                status = 0  # it had not come as far as to take the signal over: nothing to drain
             worst = worst or (status and 1)
         return worst
 

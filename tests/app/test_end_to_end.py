@@ -72,6 +72,14 @@ def test_a_stream_becomes_an_encoder(tmp_path: Path) -> None:
         assert not torch.equal(trained, fresh)
 
 
+def test_a_daemon_that_is_still_starting_stops_cleanly(tmp_path: Path) -> None:
+    with processes(tmp_path / "run") as run:
+        daemon = run.start("run", str(run.config))
+        until(lambda: (run.folder / "receiver.lock").exists(), lambda: run.log("run"))
+        assert stop(daemon) == 0, run.log("run")
+        assert "Traceback" not in run.log("run")
+
+
 def test_nothing_acked_is_lost_and_nothing_comes_twice_whoever_is_killed(tmp_path: Path) -> None:
     samples, draw = 6000, random.Random(0)
     settings = TINY | {"receiver": {"bind": f"tcp://127.0.0.1:{free_port()}"}}

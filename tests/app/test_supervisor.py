@@ -82,7 +82,7 @@ def test_a_killed_child_is_started_again(tmp_path: Path) -> None:
     until(lambda: len(starts(log)) == 1)
     os.kill(starts(log)[0], signal.SIGKILL)
     until(lambda: len(starts(log)) == 2)
-    running.join()
+    assert running.join() == 0
     assert supervisor.children[0].restarts == 1
     assert not any(alive(pid) for pid in starts(log))
 

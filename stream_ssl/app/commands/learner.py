@@ -12,6 +12,7 @@ from stream_ssl.app.threads import share_cores
 
 def main(arguments: Sequence[str]) -> int:
     """Run until SIGTERM or SIGINT; returns the exit status."""
+    stop = stop_on_signals()  # before the slow imports, so that a stop meanwhile is one too
     share_cores()
     parser = config.learner_parser()
     settings = config.read(parser, arguments)
@@ -19,6 +20,6 @@ def main(arguments: Sequence[str]) -> int:
     def work() -> None:
         from stream_ssl.app.learn import learn
 
-        learn(parser, settings, stop_on_signals())
+        learn(parser, settings, stop)
 
     return reported(work)

@@ -11,12 +11,13 @@ from stream_ssl.app.signals import stop_on_signals
 
 def main(arguments: Sequence[str]) -> int:
     """Run until SIGTERM or SIGINT; returns the exit status."""
+    stop = stop_on_signals()
     parser = config.receiver_parser()
     settings = config.read(parser, arguments)
 
     def work() -> None:
         from stream_ssl.app.receive import receive
 
-        receive(settings, config.resolved(parser, settings), stop_on_signals())
+        receive(settings, config.resolved(parser, settings), stop)
 
     return reported(work)
