@@ -1,6 +1,11 @@
 """Eviction policies: who makes room for a newcomer. A new policy is one file and one line here."""
 
-from memory.eviction.base import Policy
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from memory.eviction.base import Feedback, Policy
 from memory.eviction.most_duplicated import MostDuplicated
 from memory.eviction.oldest import Oldest
 from memory.eviction.reservoir import Reservoir
@@ -9,4 +14,51 @@ POLICIES: dict[str, type[Policy]] = {
     policy.name: policy for policy in (MostDuplicated, Oldest, Reservoir)
 }
 
-__all__ = ["POLICIES", "MostDuplicated", "Oldest", "Policy", "Reservoir"]
+__all__ = ["POLICIES", "Feedback", "MostDuplicated", "Oldest", "Policy", "Reservoir", "policy"]
+
+
+def policy(name_or_path: str, **arguments: Any) -> Policy:
+    """The policy of this name, or of a class from outside.
+
+    Args:
+        name_or_path: a name of POLICIES, or "module:Class" of a subclass of Policy.
+        arguments: of its constructor.
+
+    Raises:
+        ValueError: there is no such policy, or it is none, or it does not take these arguments.
+
+    >>> policy("oldest").name
+    'oldest'
+    >>> policy("memory.eviction.reservoir:Reservoir").name
+    'reservoir'
+    """
+    found = POLICIES.get(name_or_path) or _from_outside(name_or_path)
+    try:
+        return found(**arguments)
+    except TypeError as error:
+        raise ValueError(
+            f"eviction policy {name_or_path!r} with arguments {sorted(arguments)}: {error}; "
+            f"give those of {found.__module__}.{found.__qualname__}"
+        ) from error
+
+
+def _from_outside(path: str) -> type[Policy]:
+    module, colon, name = path.partition(":")
+    if not (module and colon and name):
+        raise ValueError(
+            f"eviction policy {path!r}: must be one of {sorted(POLICIES)}, or 'module:Class' of a "
+            "policy from outside"
+        )
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(
+            f"eviction policy {path!r} cannot be imported ({error}): 'module:Class' must name a "
+            "class of a module on the Python path"
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, Policy)):
+        raise ValueError(
+            f"eviction policy {path!r} is {found!r}: must be a subclass of "
+            "memory.eviction.Policy; derive it from that"
+        )
+    return found

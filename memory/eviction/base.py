@@ -6,12 +6,30 @@ Shapes: B newcomers, D embedding, K slots, k occupied slots.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
 
 from memory.columns import Columns, Rows
 from memory.scores import Linear, Score
+
+
+@dataclass(frozen=True, slots=True)
+class Feedback:
+    """What became of one batch. A policy reads the columns for anything else.
+
+    Attributes:
+        inserted: newcomers of the batch that joined, those evicted again included.
+        evicted: samples that left.
+        refused: newcomers that never joined.
+        added: samples offered to the memory so far, this batch included.
+    """
+
+    inserted: int
+    evicted: int
+    refused: int
+    added: int
 
 
 class Policy(ABC):
@@ -55,6 +73,17 @@ class Policy(ABC):
     def refreshed(self, slots: Tensor, before_RD: Tensor) -> None:
         """The embeddings of these slots were replaced; `before_RD` were the old ones."""
         del slots, before_RD
+
+    def replaced(self, slots: Tensor, rows: Rows, before_RD: Tensor) -> None:
+        """Newcomers took over these distinct slots, in turn, by the decision of a policy around
+        this one. The columns hold them already; `before_RD` are the embeddings that left.
+        """
+        del rows
+        self.refreshed(slots, before_RD)
+
+    def update(self, feedback: Feedback) -> None:
+        """A batch is done: a policy that learns does so here (DUEL, Algorithm 1, UpdatePolicy)."""
+        del feedback
 
     def counts(self) -> Tensor:
         """N(j) of the occupied slots (DUEL, eq. 5), float64 [k]."""
