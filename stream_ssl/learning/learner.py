@@ -1,30 +1,31 @@
 """The loop: batch, views, loss against the memory, update, insertion, record.
 
-Shapes: B samples, C channels, H height, W width, D embedding.
+Shapes: B samples, R slots encoded anew, C channels, H height, W width, D embedding.
 """
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from memory import Admission, WorkingMemory
+from memory import WorkingMemory
 from stream_ssl.ingest.offset import START, Offset
-from stream_ssl.learning.collisions import true_collisions
+from stream_ssl.learning.exchange import Exchange, Meeting
+from stream_ssl.learning.fit import check_images, check_parts
 from stream_ssl.learning.inputs import Inputs
-from stream_ssl.learning.optimiser import OptimiserSettings, load_optimiser, optimiser_tensors
+from stream_ssl.learning.optimiser import OptimiserSettings
 from stream_ssl.learning.pace import Pace
 from stream_ssl.learning.phases import Phases
 from stream_ssl.learning.randomness import OwnRandomness, settle_threads
 from stream_ssl.learning.records import Idle, StepRecord
 from stream_ssl.learning.schedule import Constant, Schedule
+from stream_ssl.learning.updates import Outcome, Updates
 from stream_ssl.learning.views import Views
 from stream_ssl.methods import Method
 
@@ -56,6 +57,13 @@ class Capture:
 class Learner:
     """Trains `method` on `batches` against `memory`; `run` yields a record per step.
 
+    A step takes one batch of the stream. With anchors "stream" the update is made on that batch,
+    whose keys then join the memory. With anchors "memory" (DUEL's alternative: update the memory
+    first) the key encoder encodes one view of the batch, the keys join the memory, and the update
+    is made on as many samples drawn from it, which may be of the batch or older. In both the keys
+    that join are of the key encoder before the update. A sample drawn from the memory is no
+    negative of itself, and its fresh key goes back to its slot.
+
     On a CPU with fixed `threads`, a pace without band and a stream that repeats itself from an
     offset, a run that was captured, killed and restored ends bit-equal to one that was not.
 
@@ -72,6 +80,10 @@ class Learner:
         seed: of all the learner's draws, and of the first weights.
         threads: of torch on the CPU; null leaves its default. A run repeats with the same number.
         reencode: stalest slots of the memory to encode anew after each step.
+        anchors: what updates are made on, the batch of the "stream" or one drawn from the
+            "memory"; the latter needs a memory that keeps images.
+        write_back: let the fresh keys of samples drawn from the memory, as anchors or for replays,
+            replace the older ones in their slots. It costs no encoding.
         offset: where `batches` begins.
 
     Raises:
@@ -92,23 +104,33 @@ class Learner:
         seed: int = 0,
         threads: int | None = None,
         reencode: int = 0,
+        anchors: Literal["stream", "memory"] = "stream",
+        write_back: bool = True,
         offset: Offset = START,
     ) -> None:
         self.pace = Pace() if pace is None else pace
-        _check(method, memory, self.pace, precision, reencode)
+        check_parts(method, memory, precision)
+        check_images(memory, self.pace, reencode, anchors)
         settle_threads(threads)
         self.device = torch.device(device)
         self.method = method.to(self.device)
         self.views = views.to(self.device)
-        self.memory, self.batches, self.reencode = memory, batches, reencode
-        self.precision = precision
-        self.settings = OptimiserSettings() if optimiser is None else optimiser
+        self.memory, self.batches = memory, batches
+        self.anchors = anchors
         self.schedule = Constant() if schedule is None else schedule
         self.step = 0
         self.samples = 0
         self.offset = offset
-        self._parameters = list(method.trained)
-        self._optimiser = self.settings.build(self._parameters)
+        self._updates = Updates(
+            self.method,
+            memory,
+            self.views,
+            OptimiserSettings() if optimiser is None else optimiser,
+            self.schedule,
+            self.device,
+            precision,
+        )
+        self._exchange = Exchange(memory, self._updates, self.device, reencode, write_back)
         self._randomness = OwnRandomness(seed, self.device)
         self._batch_size = 0
 
@@ -145,7 +167,7 @@ class Learner:
         return Capture(
             tensors={
                 "model": self.method.state_dict(),
-                "optimiser": optimiser_tensors(self._optimiser),
+                "optimiser": self._updates.tensors(),
                 "memory": self.memory.state_dict(),
                 "rng": self._randomness.state_dict(),
             },
@@ -172,7 +194,7 @@ class Learner:
                 f"the checkpoint's weights do not fit this model: {error}. "
                 "Build it with the configuration stored in the checkpoint"
             ) from error
-        load_optimiser(self._optimiser, tensors["optimiser"])
+        self._updates.load(tensors["optimiser"])
         self.memory.load_state_dict(dict(tensors["memory"]))
         self._randomness.load_state_dict(tensors["rng"])
         self.pace.load_state_dict(facts["pace"])
@@ -196,79 +218,52 @@ class Learner:
         with self._randomness:
             with phases("data"):
                 inputs = Inputs.of_batch(batch, self.device)
-            if self.pace.may_update():
-                outcome = self._update(inputs, phases)
+            if self.anchors == "memory":
+                outcome, met = self._through_memory(inputs, phases)
             else:
-                outcome = self._encode(inputs, phases)
-            return self._record(inputs, outcome, phases, batch.rejected)
+                if self.pace.may_update():
+                    outcome = self._update(inputs, phases)
+                else:
+                    outcome = self._updates.encode(inputs.image_BCHW, phases)
+                met = self._exchange.admit(inputs, outcome, phases)
+            drift = self._exchange.reencode(phases)
+        return self._record(inputs, outcome, met, drift, phases, batch.rejected)
+
+    def _through_memory(self, inputs: Inputs, phases: Phases) -> tuple[Outcome, Meeting]:
+        """Let the batch join the memory, then learn from what is drawn from there."""
+        arrived = self._updates.encode(inputs.image_BCHW, phases)
+        met = self._exchange.admit(inputs, arrived, phases)
+        if not self.pace.may_update():
+            return arrived, met
+        if not len(self.memory):  # the very first keys were not usable: nothing to learn from
+            self.pace.updated()
+            return arrived._replace(skipped="keys"), met
+        drawn = self._exchange.draw(len(inputs), phases)
+        return self._exchange.write_back(drawn, self._update(drawn, phases), phases), met
 
     def _replay(self, phases: Phases) -> StepRecord:
         with self._randomness:
-            with phases("data"):
-                inputs = Inputs.of_memory(self.memory, self._batch_size, self.device)
-            outcome = self._update(inputs, phases)
-            return self._record(inputs, outcome, phases, {})
+            drawn = self._exchange.draw(self._batch_size, phases)
+            outcome = self._update(drawn, phases)
+            met = self._exchange.measure(drawn, outcome, phases)
+            outcome = self._exchange.write_back(drawn, outcome, phases)
+            drift = self._exchange.reencode(phases)
+        return self._record(drawn, outcome, met, drift, phases, {})
 
-    def _update(self, inputs: Inputs, phases: Phases) -> _Outcome:
-        with phases("data"):
-            views = [self.views(inputs.image_BCHW) for _ in range(self.method.views)]
-        # A forward pass on numbers that are not finite leaves them in BatchNorm's averages.
-        buffers = [(buffer, buffer.clone()) for buffer in self.method.buffers()]
-        rate = self.settings.learning_rate * self.schedule(self.step)
-        with phases("forward"), self._autocast():
-            output = self.method(views, inputs.ids_B, inputs.hashes_B, self.memory)
-            loss = float(output.loss.loss.detach())
-            usable = _usable(output.keys_BD)
-        with phases("backward"):
-            skipped, norm = self._descend(output.loss.loss, loss, rate, usable)
-        if skipped is not None:
-            for buffer, before in buffers:
-                buffer.copy_(before)
+    def _update(self, inputs: Inputs, phases: Phases) -> Outcome:
+        outcome = self._updates.update(inputs, self.step, phases)
         self.pace.updated()
-        found = dict(output.loss.diagnostics)
-        return _Outcome(output.keys_BD, usable, skipped, loss, norm, rate, found)
-
-    def _descend(
-        self, loss: Tensor, value: float, rate: float, usable: bool
-    ) -> tuple[str | None, float]:
-        """One optimiser step; the reason why there was none, and the norm of the gradient."""
-        self._optimiser.zero_grad(set_to_none=True)
-        if not math.isfinite(value):
-            return "loss", math.nan
-        if not usable:
-            return "keys", math.nan
-        loss.backward()  # type: ignore[no-untyped-call]
-        gradients = [p.grad for p in self._parameters if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients)
-        if not math.isfinite(float(norm)):
-            self._optimiser.zero_grad(set_to_none=True)
-            return "gradient", float(norm)
-        if self.settings.clip is not None:
-            torch.nn.utils.clip_grads_with_norm_(self._parameters, self.settings.clip, norm)
-        for group in self._optimiser.param_groups:
-            group["lr"] = rate
-        self._optimiser.step()
-        self.method.after_update()
-        return None, float(norm)
-
-    def _encode(self, inputs: Inputs, phases: Phases) -> _Outcome:
-        """Keys alone, for a batch to which the pace grants no update."""
-        with phases("data"):
-            view_BCHW = self.views(inputs.image_BCHW)
-        with phases("forward"), self._autocast():
-            keys_BD = self.method.encode_keys(view_BCHW)
-        return _Outcome(keys_BD, _usable(keys_BD), "pace", math.nan, math.nan, 0.0, {})
+        return outcome
 
     def _record(
-        self, inputs: Inputs, outcome: _Outcome, phases: Phases, rejected: Mapping[str, int]
+        self,
+        inputs: Inputs,
+        outcome: Outcome,
+        met: Meeting,
+        drift: Mapping[str, float],
+        phases: Phases,
+        rejected: Mapping[str, int],
     ) -> StepRecord:
-        expected, true, admission = math.nan, None, None
-        with phases("memory"):
-            if outcome.usable:
-                expected = float(self.memory.collisions(outcome.keys_BD).mean())
-                true = true_collisions(inputs.labels_B.to(self.memory.device), self.memory.labels)
-                admission = self._remember(inputs, outcome.keys_BD)
-                self._reencode(outcome.diagnostics)
         self.step += 1
         return StepRecord(
             step=self.step,
@@ -280,78 +275,15 @@ class Learner:
             learning_rate=outcome.rate,
             skipped=outcome.skipped,
             seconds=phases.seconds,
-            diagnostics=outcome.diagnostics,
-            collision_expected=expected,
-            collision_true=true,
-            admission=admission,
-            keys_BD=outcome.keys_BD,
+            diagnostics={**outcome.diagnostics, **drift},
+            collision_expected=met.expected,
+            collision_true=met.true,
+            admission=met.admission,
+            keys_BD=met.keys_BD,
             ids_B=inputs.ids_B,
             labels_B=inputs.labels_B,
             hashes_B=inputs.hashes_B,
             lag_seconds=self.batches.lag(),
             offset=self.offset,
             rejected=rejected,
-        )
-
-    def _remember(self, inputs: Inputs, keys_BD: Tensor) -> Admission | None:
-        if inputs.slots_B is not None:
-            self.memory.refresh(inputs.slots_B, keys_BD)
-            return None
-        images_BCHW = None if self.memory.images is None else inputs.image_BCHW
-        return self.memory.add(
-            inputs.ids_B,
-            keys_BD,
-            images=images_BCHW,
-            labels=inputs.labels_B,
-            hashes=inputs.hashes_B,
-        )
-
-    def _reencode(self, diagnostics: dict[str, float]) -> None:
-        if not self.reencode or self.memory.images is None:
-            return
-        slots = self.memory.stalest(self.reencode)
-        view_RCHW = self.views(self.memory.images[slots].to(self.device))
-        with self._autocast():
-            keys_RD = self.method.encode_keys(view_RCHW)
-        if _usable(keys_RD):
-            diagnostics["drift_cosine"] = float(self.memory.refresh(slots, keys_RD).mean())
-
-    def _autocast(self) -> torch.autocast:
-        return torch.autocast(
-            self.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"
-        )
-
-
-class _Outcome(NamedTuple):
-    keys_BD: Tensor
-    usable: bool
-    skipped: str | None
-    loss: float
-    norm: float
-    rate: float
-    diagnostics: dict[str, float]
-
-
-def _usable(keys_BD: Tensor) -> bool:
-    """Finite and of unit norm: what the memory takes. An encoder that died gives zeros."""
-    norm_B = torch.linalg.vector_norm(keys_BD, dim=1)
-    return bool(((norm_B - 1).abs() < 1e-3).all())
-
-
-def _check(
-    method: Method, memory: WorkingMemory, pace: Pace, precision: str, reencode: int
-) -> None:
-    if method.dim != memory.dim:
-        raise ValueError(
-            f"the method embeds in {method.dim} dimensions, the memory holds {memory.dim}: "
-            "give both the same dim"
-        )
-    if precision not in ("float32", "bfloat16"):
-        raise ValueError(f'precision is {precision!r}: choose "float32" or "bfloat16"')
-    if reencode < 0:
-        raise ValueError(f"reencode is {reencode}: it is a number of slots, 0 or more")
-    if (pace.band or reencode) and memory.images is None:
-        raise ValueError(
-            f"band={pace.band} and reencode={reencode} train on or encode images of the memory "
-            "again, and this one keeps none: give it image_shape, or set both to 0"
         )

@@ -1,0 +1,101 @@
+"""What passes between the learner and its memory.
+
+Shapes: B samples, R slots encoded anew, D embedding.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from memory import Admission, WorkingMemory
+from stream_ssl.learning.collisions import true_collisions
+from stream_ssl.learning.inputs import Inputs
+from stream_ssl.learning.phases import Phases
+from stream_ssl.learning.updates import Outcome, Updates
+
+
+class Meeting(NamedTuple):
+    """A batch's keys, and how they met the memory; nothing of it with keys it cannot take."""
+
+    keys_BD: Tensor
+    expected: float = math.nan
+    true: float | None = None
+    admission: Admission | None = None
+
+
+class Exchange:
+    """Measures, admits, draws, writes back and encodes anew.
+
+    Args:
+        memory: the learner's.
+        updates: who encodes.
+        device: where batches lie.
+        reencode: stalest slots to encode anew each time.
+        write_back: give fresh keys of what was drawn back to the memory.
+    """
+
+    def __init__(
+        self,
+        memory: WorkingMemory,
+        updates: Updates,
+        device: torch.device,
+        reencode: int,
+        write_back: bool,
+    ) -> None:
+        self._memory, self._updates, self._device = memory, updates, device
+        self._count, self._writes_back = reencode, write_back
+
+    def draw(self, count: int, phases: Phases) -> Inputs:
+        """A training batch from the memory."""
+        with phases("data"):
+            return Inputs.of_memory(self._memory, count, self._device)
+
+    def measure(self, inputs: Inputs, outcome: Outcome, phases: Phases) -> Meeting:
+        """Collisions of a batch with the memory as it is."""
+        if not outcome.usable:
+            return Meeting(outcome.keys_BD)
+        with phases("memory"):
+            expected = float(self._memory.collisions(outcome.keys_BD).mean())
+            labels_B = inputs.labels_B.to(self._memory.device)
+            true = true_collisions(labels_B, self._memory.labels)
+        return Meeting(outcome.keys_BD, expected, true)
+
+    def admit(self, inputs: Inputs, outcome: Outcome, phases: Phases) -> Meeting:
+        """The same of a fresh batch, which then joins the memory."""
+        met = self.measure(inputs, outcome, phases)
+        if not outcome.usable:
+            return met
+        with phases("memory"):
+            admission = self._memory.add(
+                inputs.ids_B,
+                outcome.keys_BD,
+                images=None if self._memory.images is None else inputs.image_BCHW,
+                labels=inputs.labels_B,
+                hashes=inputs.hashes_B,
+            )
+        return met._replace(admission=admission)
+
+    def write_back(self, drawn: Inputs, outcome: Outcome, phases: Phases) -> Outcome:
+        """Give the fresh keys of what was drawn from the memory back to its slots."""
+        if not self._writes_back or not outcome.usable:
+            return outcome
+        assert drawn.slots_B is not None, "what is drawn from the memory has slots"
+        with phases("memory"):
+            drift = float(self._memory.refresh(drawn.slots_B, outcome.keys_BD).mean())
+        found = {**outcome.diagnostics, "written_back_cosine": drift}
+        return outcome._replace(diagnostics=found)
+
+    def reencode(self, phases: Phases) -> dict[str, float]:
+        """Encode the stalest slots anew; the mean cosine of their old and new embeddings."""
+        if not self._count or self._memory.images is None or not len(self._memory):
+            return {}
+        slots_R = self._memory.stalest(self._count)
+        keys = self._updates.encode(self._memory.images[slots_R].to(self._device), phases)
+        if not keys.usable:
+            return {}
+        with phases("memory"):
+            return {"drift_cosine": float(self._memory.refresh(slots_R, keys.keys_BD).mean())}
