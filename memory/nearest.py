@@ -1,29 +1,24 @@
-"""The k nearest rows by cosine: by faiss where it is installed, else by its torch twin.
+"""The nearest rows by cosine, exactly: by faiss where it serves, else by its torch twin.
 
-The only file that knows faiss. It is an optional dependency: pip install faiss-cpu.
-
-Shapes: B queries, D embedding, K rows searched, k neighbours.
+Shapes: B queries, D embedding, K rows searched, k neighbours, R pairs found.
 """
 
 from __future__ import annotations
 
-import importlib.util
-
 import torch
 from torch import Tensor
 
-BLOCK_ELEMENTS = 1 << 22
-"""Largest similarity block of the twin, in elements."""
+from memory.by_faiss import nearest_by_faiss, serves, within_by_faiss
 
-HAVE_FAISS = importlib.util.find_spec("faiss") is not None
-"""Looked for without importing it."""
+BLOCK_ELEMENTS = 1 << 22
+"""Largest similarity block of the twins, in elements."""
 
 
 def nearest(z_BD: Tensor, row_KD: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k rows of largest cosine for each query, exactly, the nearest first.
 
-    Float32 on the CPU goes through `faiss.knn`, which searches the array itself and needs no index;
-    everything else through the twin.
+    The array itself is searched and needs no index, so a row that is overwritten is found as it is.
+    Float32 goes through faiss, on a GPU where it is built for one; all else through the twin.
 
     Args:
         z_BD: unit rows.
@@ -39,24 +34,10 @@ def nearest(z_BD: Tensor, row_KD: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """
     if k < 1 or len(row_KD) < 1:
         raise ValueError(f"k is {k} and {len(row_KD)} rows are searched: both must be at least 1")
-    if z_BD.shape[1:] != row_KD.shape[1:] or z_BD.dtype != row_KD.dtype:
-        raise ValueError(
-            f"queries are {z_BD.dtype} of {tuple(z_BD.shape[1:])}, rows {row_KD.dtype} of "
-            f"{tuple(row_KD.shape[1:])}: dimension and dtype must be the same"
-        )
-    if HAVE_FAISS and row_KD.device.type == "cpu" and row_KD.dtype == torch.float32:
+    _check_alike(z_BD, row_KD)
+    if serves(row_KD, k):
         return nearest_by_faiss(z_BD, row_KD, k)
     return nearest_by_torch(z_BD, row_KD, k)
-
-
-def nearest_by_faiss(z_BD: Tensor, row_KD: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """`nearest` by brute force in faiss; float32 on the CPU only."""
-    import faiss
-
-    query, rows = z_BD.detach().contiguous().numpy(), row_KD.detach().contiguous().numpy()
-    metric = faiss.METRIC_INNER_PRODUCT
-    cosine, row = faiss.knn(query, rows, min(k, len(rows)), metric=metric)
-    return torch.from_numpy(cosine), torch.from_numpy(row)
 
 
 def nearest_by_torch(z_BD: Tensor, row_KD: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -65,3 +46,47 @@ def nearest_by_torch(z_BD: Tensor, row_KD: Tensor, k: int) -> tuple[Tensor, Tens
     step = max(1, BLOCK_ELEMENTS // len(row_KD))
     found = [torch.topk(block_bD @ row_KD.T, k, dim=1) for block_bD in torch.split(z_BD, step)]
     return torch.cat([top.values for top in found]), torch.cat([top.indices for top in found])
+
+
+def within(z_BD: Tensor, row_KD: Tensor, cosine: float) -> tuple[Tensor, Tensor, Tensor]:
+    """All pairs of a query and a row whose cosine is at least `cosine`, to float rounding.
+
+    Args:
+        z_BD: unit rows.
+        row_KD: unit rows of the same dtype and device; may be none.
+        cosine: a finite number.
+
+    Returns:
+        query int64 [R], row int64 [R] and cosine [R] of each pair, by query and then by row.
+
+    >>> query, row, cosine = within(torch.eye(3)[1:], torch.eye(3), cosine=0.9)
+    >>> query.tolist(), row.tolist(), cosine.tolist()
+    ([0, 1], [1, 2], [1.0, 1.0])
+    """
+    if not -float("inf") < cosine < float("inf"):
+        raise ValueError(f"cosine is {cosine}: must be a finite number")
+    _check_alike(z_BD, row_KD)
+    if serves(row_KD) and row_KD.device.type == "cpu" and len(row_KD) and len(z_BD):
+        return within_by_faiss(z_BD, row_KD, cosine)
+    return within_by_torch(z_BD, row_KD, cosine)
+
+
+def within_by_torch(z_BD: Tensor, row_KD: Tensor, cosine: float) -> tuple[Tensor, Tensor, Tensor]:
+    """`within` by one matrix product for a block of queries at a time."""
+    step = max(1, BLOCK_ELEMENTS // max(1, len(row_KD)))
+    query, row, value = [], [], []
+    for start in range(0, max(1, len(z_BD)), step):
+        cosine_bK = z_BD[start : start + step] @ row_KD.T
+        query_R, row_R = (cosine_bK >= cosine).nonzero(as_tuple=True)
+        query.append(query_R + start)
+        row.append(row_R)
+        value.append(cosine_bK[query_R, row_R])
+    return torch.cat(query), torch.cat(row), torch.cat(value)
+
+
+def _check_alike(z_BD: Tensor, row_KD: Tensor) -> None:
+    if z_BD.shape[1:] != row_KD.shape[1:] or z_BD.dtype != row_KD.dtype:
+        raise ValueError(
+            f"queries are {z_BD.dtype} of {tuple(z_BD.shape[1:])}, rows {row_KD.dtype} of "
+            f"{tuple(row_KD.shape[1:])}: dimension and dtype must be the same"
+        )
