@@ -5,7 +5,7 @@ Shapes: B newcomers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -17,6 +17,10 @@ REFUSED = -1
 """In a policy's plan: this newcomer does not join."""
 
 
+def _nobody() -> Tensor:
+    return torch.empty(0, dtype=torch.int64)
+
+
 @dataclass(frozen=True, slots=True)
 class Admission:
     """The outcome of one `add`, on the CPU.
@@ -26,8 +30,11 @@ class Admission:
             by a later newcomer of the same batch.
         evicted: int64, ids in the order in which they were evicted.
         ages: int64, for each evicted id the samples offered between its arrival and its eviction.
-        refused: int64, ids of the newcomers that never joined.
+        refused: int64, ids of the newcomers that never joined, in order of arrival.
         inserted: how many newcomers joined, those evicted again included.
+        duplicates: int64, ids of the newcomers found to be near-duplicates, let in or not.
+        merged: int64, for each newcomer merged the slot of what it was merged into; -1 where that
+            left in the course of the batch.
     """
 
     slots: Tensor
@@ -35,15 +42,18 @@ class Admission:
     ages: Tensor
     refused: Tensor
     inserted: int
+    duplicates: Tensor = field(default_factory=_nobody)
+    merged: Tensor = field(default_factory=_nobody)
 
     @classmethod
     def of_nobody(cls) -> Admission:
         """Of a batch without newcomers."""
-        nothing = torch.empty(0, dtype=torch.int64)
-        return cls(nothing, nothing, nothing, nothing, 0)
+        return cls(_nobody(), _nobody(), _nobody(), _nobody(), 0)
 
     def then(self, later: Admission) -> Admission:
-        """One admission of this one and the next, which may evict newcomers of this one."""
+        """One admission of this one and the next, which may evict newcomers of this one. Both are
+        as `carry_out` makes them: without duplicates.
+        """
         if len(self.slots) == 0:
             return later
         stay = ~torch.isin(self.slots, later.slots)
@@ -54,6 +64,29 @@ class Admission:
             refused=torch.cat([self.refused, later.refused]),
             inserted=self.inserted + later.inserted,
         )
+
+
+@dataclass(slots=True)
+class Totals:
+    """What became of all samples offered so far."""
+
+    added: int = 0  # offered
+    evicted: int = 0
+    refused: int = 0
+    duplicates: int = 0  # near-duplicates found, let in or not
+    merged: int = 0
+
+    @property
+    def inserted(self) -> int:
+        return self.added - self.refused
+
+    def count(self, offered: int, admission: Admission) -> None:
+        """Add one batch of `offered` samples."""
+        self.added += offered
+        self.evicted += len(admission.evicted)
+        self.refused += len(admission.refused)
+        self.duplicates += len(admission.duplicates)
+        self.merged += len(admission.merged)
 
 
 def carry_out(plan: Tensor, rows: Rows, columns: Columns) -> Admission:

@@ -5,6 +5,7 @@ Shapes: B rows, D embedding, C H W image.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from memory.columns import Image
+from memory.columns import Columns, Rows
+from memory.images import Image
 
 Array = Tensor | NDArray[Any]
 
@@ -91,6 +93,29 @@ def check_images(
     return image_BCHW
 
 
+def check_rows(
+    columns: Columns,
+    added: int,
+    ids: Array,
+    z: Array,
+    images: Array | None,
+    labels: Array | None,
+    hashes: Array | None,
+) -> Rows:
+    """A batch of newcomers, of the dtype that it came in; `added` were offered before it."""
+    z_BD = check_embeddings(z, columns.dim, columns.device)
+    count, device = len(z_BD), columns.device
+    where = device if columns.images is None else columns.images.data_KCHW.device
+    return Rows(
+        ids=check_integers("ids", ids, count, 0, device),
+        embeddings=z_BD,
+        labels=check_integers("labels", labels, count, -1, device),
+        hashes=check_integers("hashes", hashes, count, 0, device),
+        born=torch.arange(added, added + count, device=device),
+        images=check_images(images, columns.image_shape, count, where),
+    )
+
+
 def check_slots(slots: Array, occupied: int, device: torch.device) -> Tensor:
     """Distinct occupied slots, int64."""
     chosen = check_integers("slots", slots, len(slots), 0, device)
@@ -102,3 +127,11 @@ def check_slots(slots: Array, occupied: int, device: torch.device) -> Tensor:
     if len(torch.unique(chosen)) != len(chosen):
         raise ValueError("slots hold a slot twice: name each slot once")
     return chosen
+
+
+def check_drawn(count: int, how: str, ways: Sequence[str]) -> None:
+    """How many to draw, and how."""
+    if count < 0:
+        raise ValueError(f"n is {count}: draw 0 or more")
+    if how not in ways:
+        raise ValueError(f"how is {how!r}: choose one of {', '.join(ways)}")

@@ -1,6 +1,6 @@
 """Numbers that say how a memory is doing. They are returned; exporting them is others' work.
 
-Shapes: k occupied slots, D embedding.
+Shapes: C cells, D embedding, k occupied slots, S slots counted.
 """
 
 from __future__ import annotations
@@ -11,20 +11,42 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from memory.scores import BLOCK_ELEMENTS
+from memory.admission import Totals
+from memory.clusters import kmeans
+from memory.columns import Columns
+from memory.eviction.base import Policy
+from memory.scores import BLOCK_ELEMENTS, Linear
+
+MOST_PAIRS = 1 << 24
+"""Pairs of slots counted at most, where the policy keeps no counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryStats:
-    """A memory at one moment. Ages are in samples offered since arrival.
+    """A memory at one moment. Ages and staleness are in samples offered since.
 
     Attributes:
         occupancy: occupied slots, of `capacity`.
         added: samples offered so far; each was inserted or refused.
         inserted: samples that joined; those beyond the occupied slots were evicted.
+        refused: samples that never joined, refused duplicates and those merged included.
         expected_collisions: mean h over pairs of distinct slots (DUEL, Definition 2); 0 below two.
         effective_classes: exponential of the entropy of the spectrum of Z^T Z / k, from 1 to D.
-        age_p50, age_p90, age_max: of the occupied slots.
+        age_p50, age_p90, age_max: since the samples of the occupied slots arrived.
+        duplicates: samples found near-duplicates at admission, let in or not.
+        merged: samples merged into another's multiplicity.
+        count_mean, count_p50, count_p90, count_max: duplicate counts N(j) (DUEL, eq. 5) of the
+            slots counted.
+        counted: how many slots that is: all occupied ones, unless the policy keeps no counts and
+            the pairs are too many. Then they are spread evenly over the slots, and
+            `expected_collisions` is of them too.
+        stale_p50, stale_p90, stale_max: since the embeddings were computed.
+        turnover: share of the occupied slots whose sample is among the last `capacity` offered;
+            1 for a queue.
+        multiplicity_mean: samples that a slot stands for, itself included.
+        drift_mean, drift_min: cosine of old and new embeddings at the last re-encoding; 1 before
+            any.
+        images_lost: slots whose image a file no longer has.
     """
 
     occupancy: int
@@ -38,6 +60,74 @@ class MemoryStats:
     age_p50: float
     age_p90: float
     age_max: float
+    duplicates: int = 0
+    merged: int = 0
+    count_mean: float = 0.0
+    count_p50: float = 0.0
+    count_p90: float = 0.0
+    count_max: float = 0.0
+    counted: int = 0
+    stale_p50: float = 0.0
+    stale_p90: float = 0.0
+    stale_max: float = 0.0
+    turnover: float = 0.0
+    multiplicity_mean: float = 0.0
+    drift_mean: float = 1.0
+    drift_min: float = 1.0
+    images_lost: int = 0
+
+
+def measure(columns: Columns, policy: Policy, totals: Totals, drift: Tensor) -> MemoryStats:
+    """The numbers of this moment; `drift` is the mean and the least of the last re-encoding."""
+    k, at = columns.occupied, (0.5, 0.9, 1.0)
+    age_k = totals.added - columns.born[:k]
+    count_S = some_counts(columns, policy)
+    ages = percentiles(age_k, at)
+    stale = percentiles(totals.added - columns.encoded[:k], at)
+    counts = percentiles(count_S, at)
+    count_mean = float(count_S.mean()) if k else 0.0
+    lost_k = None if columns.images is None else columns.images.lost(k)
+    drift_mean, drift_min = drift.tolist()
+    return MemoryStats(
+        occupancy=k,
+        capacity=columns.capacity,
+        added=totals.added,
+        inserted=totals.inserted,
+        evicted=totals.evicted,
+        refused=totals.refused,
+        expected_collisions=count_mean / max(1, k - 1),
+        effective_classes=effective_classes(columns.z_kD),
+        age_p50=ages[0],
+        age_p90=ages[1],
+        age_max=ages[2],
+        duplicates=totals.duplicates,
+        merged=totals.merged,
+        count_mean=count_mean,
+        count_p50=counts[0],
+        count_p90=counts[1],
+        count_max=counts[2],
+        counted=len(count_S),
+        stale_p50=stale[0],
+        stale_p90=stale[1],
+        stale_max=stale[2],
+        turnover=int((age_k <= columns.capacity).sum()) / max(1, k),
+        multiplicity_mean=float(columns.multiplicity[:k].sum()) / max(1, k),
+        drift_mean=drift_mean,
+        drift_min=drift_min,
+        images_lost=0 if lost_k is None else int(lost_k.sum()),
+    )
+
+
+def some_counts(columns: Columns, policy: Policy) -> Tensor:
+    """N(j), float64: of all occupied slots where that is cheap, else of some spread over them."""
+    k, score = columns.occupied, policy.score
+    kept = type(policy).counts is not Policy.counts
+    if kept or isinstance(score, Linear) or k * k <= MOST_PAIRS:
+        return policy.counts()
+    counted = max(1, MOST_PAIRS // k)
+    slots = torch.arange(counted, device=columns.device) * k // counted
+    z_SD = columns.embeddings[slots]
+    return score.total(z_SD, columns.z_kD) - score.apply_((z_SD * z_SD).sum(dim=1))
 
 
 def effective_classes(z_kD: Tensor) -> float:
@@ -61,6 +151,21 @@ def effective_classes(z_kD: Tensor) -> float:
     return math.exp(float(torch.special.entr(share_D).sum()))
 
 
+def effective_cells(z_kD: Tensor, cells: int, seed: int) -> float:
+    """exp of the entropy of the sizes of k-means cells, from 1 to `cells`; 0 for no rows.
+
+    >>> round(effective_cells(torch.eye(4).repeat(3, 1), cells=4, seed=0), 6)
+    4.0
+    """
+    if cells < 1:
+        raise ValueError(f"cells is {cells}: must be at least 1")
+    if len(z_kD) == 0:
+        return 0.0
+    _, cell_k = kmeans(z_kD, cells, seed)
+    share_C = torch.bincount(cell_k, minlength=cells).to(torch.float64) / len(cell_k)
+    return math.exp(float(torch.special.entr(share_C).sum()))
+
+
 def percentiles(values: Tensor, at: tuple[float, ...]) -> list[float]:
     """The values that these shares of `values` do not exceed (nearest rank); 0 for none.
 
@@ -71,4 +176,4 @@ def percentiles(values: Tensor, at: tuple[float, ...]) -> list[float]:
         return [0.0 for _ in at]
     ordered = torch.sort(values).values
     ranks = [max(0, math.ceil(share * len(ordered)) - 1) for share in at]
-    return [float(ordered[rank]) for rank in ranks]
+    return [float(value) for value in ordered[ranks].tolist()]

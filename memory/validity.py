@@ -34,10 +34,15 @@ def check(columns: Columns, added: int, policy: Policy) -> tuple[bool, str]:
         (columns.born[:k] >= added, f"it was born after the last of {added} samples"),
         (columns.encoded[:k] < columns.born[:k], "it was encoded before it was born"),
         (columns.encoded[:k] > added, f"it was encoded after the last of {added} samples"),
+        (columns.multiplicity[:k] < 1, "it stands for less than itself"),
     )
     for broken_k, what in rules:
         if bool(broken_k.any()):
             return False, f"slot {int(broken_k.nonzero()[0, 0])}: {what}"
     if len(torch.unique(columns.born[:k])) != k:
         return False, "two slots were born at the same sample: a row was copied"
+    if columns.images is not None:
+        ok, reason = columns.images.check(k)
+        if not ok:
+            return ok, reason
     return policy.check()

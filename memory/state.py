@@ -1,0 +1,122 @@
+"""The state of a memory as a flat dict of tensors, and whether it fits the memory it is read into.
+
+Shapes: k occupied slots.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import astuple
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memory.admission import Totals
+from memory.columns import Columns
+from memory.eviction.base import Policy
+from memory.images import Image
+
+VERSION = 2
+"""Raised when an older reader could not read it. Version 1 is read too: it knew no multiplicity,
+which is 1, no score, which cannot be compared then, and no near-duplicates.
+"""
+
+State = dict[str, Tensor]
+
+
+def part(state: Mapping[str, Tensor], name: str) -> State:
+    """The entries below `name`, without it.
+
+    >>> part({"columns.ids": torch.ones(1), "counters": torch.ones(2)}, "columns")
+    {'ids': tensor([1.])}
+    """
+    prefix = f"{name}."
+    return {key.removeprefix(prefix): state[key] for key in state if key.startswith(prefix)}
+
+
+def named(name: str, entries: State) -> State:
+    """What `part` undoes."""
+    return {f"{name}.{key}": value for key, value in entries.items()}
+
+
+def counters(capacity: int, totals: Totals) -> Tensor:
+    return torch.tensor([VERSION, capacity, *astuple(totals)], dtype=torch.int64)
+
+
+def totals_of(state: State) -> Totals:
+    return Totals(*(int(count) for count in state["counters"][2:]))
+
+
+def describe(policy: Policy, image_shape: Image | None) -> dict[str, Any]:
+    """What a state says of the memory it is of, that no tensor's shape says."""
+    shape = None if image_shape is None else list(image_shape)
+    return {"eviction policy": policy.name, "score": repr(policy.score), "image_shape": shape}
+
+
+def encode(description: Mapping[str, Any]) -> Tensor:
+    """JSON as bytes, uint8."""
+    return torch.frombuffer(bytearray(json.dumps(description).encode()), dtype=torch.uint8).clone()
+
+
+def decode(state: State) -> dict[str, Any]:
+    """What `encode` was given; empty for a state of version 1."""
+    if "description" not in state:
+        return {}
+    found: dict[str, Any] = json.loads(bytes(state["description"].cpu().numpy()))
+    return found
+
+
+def upgraded(state: State) -> State:
+    """The state in the form of this version.
+
+    Raises:
+        ValueError: it is none, or of a later version.
+    """
+    version = int(state["counters"][0]) if "counters" in state else 0
+    if not 1 <= version <= VERSION:
+        raise ValueError(f"this is no memory state of version 1 to {VERSION}")
+    if version == VERSION:
+        return state
+    return state | {
+        "columns.multiplicity": torch.ones_like(state["columns.ids"]),
+        "drift": torch.ones(2, dtype=torch.float64),
+    }
+
+
+def check_fits(
+    state: State, columns: Columns, policy: Policy, description: Mapping[str, Any]
+) -> None:
+    """ValueError unless a memory of these parts can go on from this state of this version."""
+    capacity = int(state["counters"][1])
+    if capacity != columns.capacity:
+        raise ValueError(
+            f"the state is of capacity {capacity}, this memory of {columns.capacity}: "
+            "build the memory with the state's capacity"
+        )
+    found = decode(state)
+    for name in ("eviction policy", "score"):
+        if name in found and found[name] != description[name]:
+            raise ValueError(
+                f"the state was saved under {name} {found[name]}, this memory has {name} "
+                f"{description[name]}: build it with the state's"
+            )
+    theirs, ours = part(state, "columns"), columns.shapes()
+    if set(theirs) != set(ours):
+        raise ValueError(
+            f"the state has columns {sorted(theirs)}, this memory {sorted(ours)}: "
+            "image_shape must be as when it was saved, and image_file given or not as then"
+        )
+    for name, here in ours.items():
+        there = tuple(theirs[name].shape[1:])
+        if here != there:
+            raise ValueError(
+                f"{name} of the state have shape {there} a slot, of this memory "
+                f"{here}: dim and image_shape must be as when it was saved"
+            )
+    if set(part(state, "eviction")) != set(policy.state()):
+        raise ValueError(
+            f"the state was saved under another eviction policy than {policy.name}, "
+            "or by another version of it"
+        )
