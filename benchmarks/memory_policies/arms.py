@@ -1,0 +1,114 @@
+"""What is compared, and in which order it is run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from benchmarks.memory_policies.stream import Shape
+from memory import eviction
+from memory.eviction import MostDuplicated, Policy
+from memory.scores import Gaussian, Linear, Quadratic, Score, VonMisesFisher
+
+Anchors = Literal["stream", "memory"]
+Freshness = Literal["stale", "written", "reencoded"]
+
+
+def _duplicated(score: Score) -> Callable[[], Policy]:
+    return lambda: MostDuplicated(score)
+
+
+def _named(name: str) -> Callable[[], Policy]:
+    return lambda: eviction.policy(name)
+
+
+POLICIES: Mapping[str, Callable[[], Policy]] = {
+    "queue": _named("oldest"),
+    "vmf0.1": _duplicated(VonMisesFisher(0.1)),
+    "reservoir": _named("reservoir"),
+    "linear": _duplicated(Linear()),
+    "vmf0.02": _duplicated(VonMisesFisher(0.02)),
+    "vmf0.3": _duplicated(VonMisesFisher(0.3)),
+    "quadratic": _duplicated(Quadratic()),
+    "gaussian": _duplicated(Gaussian(1.0)),
+}
+
+# What anchors and freshness can be together: only what is drawn from the memory can be written
+# back to it.
+TRAINING: tuple[tuple[Anchors, Freshness], ...] = (
+    ("stream", "stale"),
+    ("memory", "written"),
+    ("memory", "stale"),
+    ("memory", "reencoded"),
+    ("stream", "reencoded"),
+)
+
+STREAMS = tuple(Shape(bias, block) for bias in (27, 1, 9) for block in (1, 64))
+SEEDS = (0, 1, 2)
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A policy, where the training batches come from, and how embeddings stay fresh.
+
+    Args:
+        policy: a name of POLICIES.
+        anchors: "stream": trained on as it comes; "memory": trained on draws from the memory.
+        freshness: "stale": embeddings stay as they came; "written": the fresh keys of what is
+            drawn go back to their slots; "reencoded": besides, as many of the stalest slots as a
+            batch has are encoded anew at each step.
+    """
+
+    policy: str
+    anchors: Anchors
+    freshness: Freshness
+
+    @property
+    def name(self) -> str:
+        return f"{self.policy}/{self.anchors}/{self.freshness}"
+
+    def eviction(self) -> Policy:
+        """A new policy."""
+        return POLICIES[self.policy]()
+
+
+@dataclass(frozen=True)
+class Run:
+    """An arm on a stream with a seed, which draws weights, stream and views alike."""
+
+    shape: Shape
+    arm: Arm
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.shape.name} {self.arm.name} seed{self.seed}"
+
+
+BASE = Arm("queue", "stream", "stale")
+FAVOURITE = Arm("vmf0.1", "memory", "written")
+RIVALS = (
+    Arm("reservoir", "memory", "written"),
+    Arm("linear", "stream", "stale"),
+)
+HARD = STREAMS[:2]
+
+
+def plan() -> list[Run]:
+    """Every run once, the most telling first: a study that is ended early still compares."""
+    return list(dict.fromkeys(_by_worth()))
+
+
+def _by_worth() -> Iterator[Run]:
+    def runs(arms: tuple[Arm, ...], shapes: tuple[Shape, ...], seeds: tuple[int, ...]) -> list[Run]:
+        return [Run(shape, arm, seed) for seed in seeds for shape in shapes for arm in arms]
+
+    pair = (BASE, FAVOURITE)
+    yield from runs(pair, (*HARD, Shape(1, 1), Shape(9, 1)), (0,))
+    yield from runs(RIVALS, HARD, (0,))
+    yield from runs(pair, HARD, SEEDS)
+    yield from runs(RIVALS, HARD, SEEDS)
+    arms = tuple(Arm(name, *training) for training in TRAINING for name in POLICIES)
+    for seed in SEEDS:
+        yield from runs((*pair, *RIVALS, *arms), STREAMS, (seed,))

@@ -1,0 +1,156 @@
+"""One run: the product's own learner on a biased stream, then what came of it.
+
+Shapes: C classes.
+"""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+from benchmarks.memory_policies.arms import Run
+from benchmarks.memory_policies.evaluation import evaluate
+from benchmarks.memory_policies.network import ConvNet
+from benchmarks.memory_policies.stream import CLASSES, Biased, Images
+from memory import WorkingMemory
+from stream_ssl.learning.learner import Learner
+from stream_ssl.learning.optimiser import OptimiserSettings
+from stream_ssl.learning.projector import Projector
+from stream_ssl.learning.randomness import settle
+from stream_ssl.learning.records import StepRecord
+from stream_ssl.learning.views import Views
+from stream_ssl.losses import InfoNCE
+from stream_ssl.methods import MoCo
+
+EVERY = 20  # steps between two looks at the memory, in the second half of a run
+
+
+def _option(default: Any, says: str) -> Any:
+    return field(default=default, metadata={"help": says})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all runs of a study share; results of other settings are not mixed with them."""
+
+    steps: int = _option(800, "updates of a run")
+    batch: int = _option(128, "samples an update")
+    capacity: int = _option(2048, "slots of the memory")
+    dim: int = _option(128, "dimensions of an embedding")
+    temperature: float = _option(0.2, "of InfoNCE")
+    momentum: float = _option(0.99, "of the key encoder")
+    learning_rate: float = _option(1e-3, "of Adam")
+    threads: int = _option(1, "of torch; part of the settings, for sums depend on it")
+    references: int = _option(2000, "labelled images of each class that the probes may use")
+
+    def facts(self) -> dict[str, Any]:
+        """As JSON holds them."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Data:
+    """Training stream, labelled references, test images."""
+
+    train: Images
+    reference: Images
+    test: Images
+
+
+def run_once(
+    run: Run, settings: Settings, data: Data, tick: Callable[[], None] = lambda: None
+) -> dict[str, Any]:
+    """Train, calling `tick` after each step, and evaluate; the numbers of the run."""
+    started = time.monotonic()
+    views = study_views()
+    learner = build(run, settings, data, views)
+    watch = Watch(learner.memory, settings.steps, run.arm.anchors)
+    stop = threading.Event()
+    for record in learner.run(stop):
+        assert isinstance(record, StepRecord), "a stream out of RAM never waits"
+        watch.look(record)
+        tick()
+        if record.step == settings.steps:
+            stop.set()
+    trained = time.monotonic() - started
+    found = evaluate(learner.method, views, data.reference, data.test)
+    seconds = {"train_s": trained, "evaluate_s": time.monotonic() - started - trained}
+    return {**found, **watch.numbers(), **seconds}
+
+
+def study_views() -> Views:
+    """SimCLR's without a change of hue, which alone costs as much as all the rest."""
+    return Views(32, hue=0.0)
+
+
+def build(run: Run, settings: Settings, data: Data, views: Views) -> Learner:
+    """The learner of a run; the same weights and stream for every arm with the same seed."""
+    settle(run.seed, settings.threads)
+    encoder = ConvNet()
+    projector = Projector(encoder.dim, settings.dim)
+    method = MoCo(encoder, projector, InfoNCE(settings.temperature), momentum=settings.momentum)
+    memory = WorkingMemory(
+        settings.capacity,
+        settings.dim,
+        eviction=run.arm.eviction(),
+        image_shape=(3, 32, 32),
+        seed=run.seed,
+    )
+    return Learner(
+        method,
+        memory,
+        views,
+        Biased(data.train, run.shape, settings.batch, run.seed),
+        optimiser=OptimiserSettings(learning_rate=settings.learning_rate),
+        seed=run.seed,
+        threads=settings.threads,
+        anchors=run.arm.anchors,
+        reencode=settings.batch if run.arm.freshness == "reencoded" else 0,
+        write_back=run.arm.freshness != "stale",
+    )
+
+
+class Watch:
+    """Averages over the second half of a run."""
+
+    def __init__(self, memory: WorkingMemory, steps: int, anchors: str) -> None:
+        self._memory, self._steps, self._anchors = memory, steps, anchors
+        self._seen: dict[str, list[float]] = {}
+        self._last: StepRecord | None = None
+
+    def look(self, record: StepRecord) -> None:
+        self._last = record
+        if 2 * record.step <= self._steps or (record.step % EVERY and record.step != self._steps):
+            return
+        share_C = torch.bincount(self._memory.labels, minlength=CLASSES).double()
+        share_C /= share_C.sum()
+        # The chance that an anchor and a slot share their class; anchors are of the stream or,
+        # drawn evenly, of the memory itself.
+        own = float(share_C.square().sum())
+        collision = own if self._anchors == "memory" else record.collision_true
+        self._note("entropy", float(torch.special.entr(share_C).sum()))
+        self._note("dominant", float(share_C[0]))
+        self._note("collision", collision)
+        self._note("loss", record.loss)
+        self._note("drift", record.diagnostics.get("drift_cosine"))
+        self._note("written_back", record.diagnostics.get("written_back_cosine"))
+
+    def numbers(self) -> dict[str, float]:
+        means = {name: statistics.fmean(values) for name, values in self._seen.items()}
+        stats = self._memory.stats()
+        return {
+            **means,
+            "age_p50": stats.age_p50,
+            "age_p90": stats.age_p90,
+            "effective_classes": stats.effective_classes,
+        }
+
+    def _note(self, name: str, value: float | None) -> None:
+        if value is not None:
+            self._seen.setdefault(name, []).append(value)
