@@ -109,7 +109,7 @@ class Block:
             short, top_slot.cpu().numpy(), top_cosine.cpu().numpy(), strict=True
         ):
             self._lists.begin(slot, *own(other, cosine))
-        # The hits were found by the old floors: for these slots, all cosines are looked at from now.
+        # The hits were found by the old floors: of these slots, every cosine counts from now on.
         anew = [slot for slot in short if not (self._taken_K[slot] or self._anew_K[slot])]
         self._anew_K[anew] = True
         self._anew_e = np.concatenate([self._anew_e, np.array(anew, np.int64)])

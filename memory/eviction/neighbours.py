@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-LIST = 8
-"""L. A longer list is counted anew less often and costs more to keep."""
+LIST = 16
+"""L. A longer list is counted anew less often and costs more to keep: 12 L bytes a slot."""
 
 AHEAD = 32
 """Lists counted anew at a time, where one must be: to read the column for one costs as much."""

@@ -29,6 +29,17 @@ class Oldest(Policy):
         self._head = (self._head + len(rows)) % self.columns.capacity
         return plan
 
+    def replaced(self, slots: Tensor, rows: Rows, before_RD: Tensor) -> None:
+        """Raises ValueError unless they were the oldest: a queue is in order of arrival."""
+        del rows, before_RD
+        in_order = (self._head + torch.arange(len(slots))) % self.columns.capacity
+        if not torch.equal(slots.cpu(), in_order):
+            raise ValueError(
+                f"slots {slots.tolist()} were taken over in a queue whose head is slot "
+                f"{self._head}: around Oldest, take the oldest first or choose another policy"
+            )
+        self._head = (self._head + len(slots)) % self.columns.capacity
+
     def state(self) -> dict[str, Tensor]:
         return {"head": torch.tensor([self._head])}
 

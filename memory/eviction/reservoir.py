@@ -32,6 +32,10 @@ class Reservoir(Policy):
         self._seen += len(rows)
         return torch.where(plan < self.columns.capacity, plan, -1)
 
+    def replaced(self, slots: Tensor, rows: Rows, before_RD: Tensor) -> None:
+        del slots, before_RD
+        self._seen += len(rows)
+
     def state(self) -> dict[str, Tensor]:
         return {"seen": torch.tensor([self._seen]), "generator": self._generator.get_state()}
 

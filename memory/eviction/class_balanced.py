@@ -1,0 +1,85 @@
+"""Balance the classes by their labels: an oracle to compare with.
+
+Shapes: B newcomers, C classes, k occupied slots.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from heapq import heapify, heappop, heappush
+
+import torch
+from torch import Tensor
+
+from memory.columns import Columns, Rows
+from memory.eviction.base import Policy
+
+Member = tuple[int, int]
+"""born, slot"""
+
+
+class ClassBalanced(Policy):
+    """For each newcomer in turn, evict the oldest sample of the class that holds the most slots.
+
+    The classes are counted before the newcomer joins. Ties go to the lowest label; samples
+    without one, -1, are a class of their own. Reads labels, which no policy for use may: the
+    balance it keeps is the best that any policy could.
+
+    >>> from memory import WorkingMemory
+    >>> memory = WorkingMemory(capacity=3, dim=2, eviction=ClassBalanced())
+    >>> z, labels = torch.eye(2)[[0, 0, 0, 0]], torch.tensor([4, 7, 7, 4])
+    >>> memory.add(torch.arange(4), z, labels=labels).evicted.tolist()
+    [1]
+    """
+
+    name = "class-balanced"
+
+    def bind(self, columns: Columns, seed: int) -> None:
+        super().bind(columns, seed)
+        self._read_columns()
+
+    def _read_columns(self) -> None:
+        """All that is kept follows from the columns; the oldest of each class is a heap's head."""
+        k = self.columns.occupied
+        self._members: dict[int, list[Member]] = {}
+        labels, born = self.columns.labels[:k].tolist(), self.columns.born[:k].tolist()
+        for slot, (label, when) in enumerate(zip(labels, born, strict=True)):
+            self._members.setdefault(label, []).append((when, slot))
+        for members in self._members.values():
+            heapify(members)
+
+    def joined(self, rows: Rows) -> None:
+        first = self.columns.occupied - len(rows)
+        slots = range(first, self.columns.occupied)
+        for slot, (label, when) in enumerate(zip(*_lists(rows), strict=True), slots.start):
+            heappush(self._members.setdefault(label, []), (when, slot))
+
+    def choose(self, rows: Rows) -> Tensor:
+        plan = []
+        for label, when in zip(*_lists(rows), strict=True):
+            fullest = min(self._members, key=lambda c: (-len(self._members[c]), c))
+            _, slot = heappop(self._members[fullest])
+            if not self._members[fullest]:
+                del self._members[fullest]
+            heappush(self._members.setdefault(label, []), (when, slot))
+            plan.append(slot)
+        return torch.tensor(plan, dtype=torch.int64)
+
+    def replaced(self, slots: Tensor, rows: Rows, before_RD: Tensor) -> None:
+        del slots, rows, before_RD
+        self._read_columns()
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        del state
+        self._read_columns()
+
+    def check(self) -> tuple[bool, str]:
+        held = Counter(self.columns.labels[: self.columns.occupied].tolist())
+        counted = {label: len(members) for label, members in self._members.items()}
+        if counted != dict(held):
+            return False, f"class-balanced counts {counted} slots by label, there are {dict(held)}"
+        return True, ""
+
+
+def _lists(rows: Rows) -> tuple[list[int], list[int]]:
+    return rows.labels.tolist(), rows.born.tolist()
