@@ -115,7 +115,7 @@ def _train(
                 numbers = run_once(run, settings, data, lambda: progress.advance(whole))
                 results.add(run, numbers)
                 progress.console.print(
-                    f"{run.name}: kNN {numbers['knn20']:.1%}, linear {numbers['linear']:.1%}, "
+                    f"{run.name}: kNN {numbers['knn']:.1%}, linear {numbers['linear']:.1%}, "
                     f"{time.monotonic() - started:.0f} s"
                 )
         except KeyboardInterrupt:

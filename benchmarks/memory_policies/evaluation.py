@@ -15,7 +15,7 @@ from stream_ssl.methods import Method
 from stream_ssl.observe.probe import probe
 
 CHUNK = 500
-NEIGHBOURS = (20, 200)
+NEIGHBOURS = 20
 DECAY = 1e-3  # of the linear probe's weights, on features of variance 1
 ITERATIONS = 100
 
@@ -24,10 +24,10 @@ def evaluate(method: Method, views: Views, reference: Images, test: Images) -> d
     """Accuracy in [0, 1] of each probe, with the labels of `reference`."""
     feature_NF, feature_QF = (features(method, views, part) for part in (reference, test))
     label_N, label_Q = (torch.from_numpy(part.label_N) for part in (reference, test))
-    found = {
-        f"knn{k}": probe(feature_QF, label_Q, feature_NF, label_N, k=k).accuracy for k in NEIGHBOURS
+    return {
+        "knn": probe(feature_QF, label_Q, feature_NF, label_N, k=NEIGHBOURS).accuracy,
+        "linear": linear_probe(feature_NF, label_N, feature_QF, label_Q),
     }
-    return found | {"linear": linear_probe(feature_NF, label_N, feature_QF, label_Q)}
 
 
 def features(method: Method, views: Views, images: Images) -> Tensor:

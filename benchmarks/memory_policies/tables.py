@@ -87,9 +87,9 @@ def _row(results: Results, shape: Shape, arm: Arm, runs: Sequence[Run]) -> Row:
         len(runs),
         over("entropy", 1 / math.log(CLASSES)),
         over("collision"),
-        over("knn20"),
+        over("knn"),
         over("linear"),
-        Spread(()) if base else gain("knn20"),
+        Spread(()) if base else gain("knn"),
         Spread(()) if base else gain("linear"),
     )
 

@@ -39,7 +39,7 @@ def _option(default: Any, says: str) -> Any:
 class Settings:
     """What all runs of a study share; results of other settings are not mixed with them."""
 
-    steps: int = _option(800, "updates of a run")
+    steps: int = _option(600, "updates of a run")
     batch: int = _option(128, "samples an update")
     capacity: int = _option(2048, "slots of the memory")
     dim: int = _option(128, "dimensions of an embedding")

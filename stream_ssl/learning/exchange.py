@@ -6,7 +6,7 @@ Shapes: B samples, R slots encoded anew, D embedding.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,6 +36,7 @@ class Exchange:
         device: where batches lie.
         reencode: stalest slots to encode anew each time.
         write_back: give fresh keys of what was drawn back to the memory.
+        draw: how training batches are drawn.
     """
 
     def __init__(
@@ -45,14 +46,15 @@ class Exchange:
         device: torch.device,
         reencode: int,
         write_back: bool,
+        draw: Literal["uniform", "inverse-count"],
     ) -> None:
         self._memory, self._updates, self._device = memory, updates, device
-        self._count, self._writes_back = reencode, write_back
+        self._count, self._writes_back, self._how = reencode, write_back, draw
 
     def draw(self, count: int, phases: Phases) -> Inputs:
         """A training batch from the memory."""
         with phases("data"):
-            return Inputs.of_memory(self._memory, count, self._device)
+            return Inputs.of_memory(self._memory, count, self._device, self._how)
 
     def measure(self, inputs: Inputs, outcome: Outcome, phases: Phases) -> Meeting:
         """Collisions of a batch with the memory as it is."""
@@ -94,7 +96,7 @@ class Exchange:
         if not self._count or self._memory.images is None or not len(self._memory):
             return {}
         slots_R = self._memory.stalest(self._count)
-        keys = self._updates.encode(self._memory.images[slots_R].to(self._device), phases)
+        keys = self._updates.encode(self._memory.images_of(slots_R).to(self._device), phases)
         if not keys.usable:
             return {}
         with phases("memory"):

@@ -18,12 +18,14 @@ def check_parts(method: Method, memory: WorkingMemory, precision: str) -> None:
         raise ValueError(f'precision is {precision!r}: choose "float32" or "bfloat16"')
 
 
-def check_images(memory: WorkingMemory, pace: Pace, reencode: int, anchors: str) -> None:
+def check_images(memory: WorkingMemory, pace: Pace, reencode: int, anchors: str, draw: str) -> None:
     """ValueError unless the memory keeps the images that these settings need."""
     if reencode < 0:
         raise ValueError(f"reencode is {reencode}: it is a number of slots, 0 or more")
     if anchors not in ("stream", "memory"):
         raise ValueError(f'anchors is {anchors!r}: choose "stream" or "memory"')
+    if draw not in ("uniform", "inverse-count"):
+        raise ValueError(f'draw is {draw!r}: choose "uniform" or "inverse-count"')
     if memory.images is not None:
         return
     if pace.band or reencode:

@@ -5,7 +5,7 @@ Shapes: B samples, C channels, H height, W width.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from numpy.typing import NDArray
@@ -36,9 +36,15 @@ class Inputs(NamedTuple):
         )
 
     @classmethod
-    def of_memory(cls, memory: WorkingMemory, count: int, device: torch.device) -> Inputs:
-        """At most `count` samples of the memory, uniformly, each at most once."""
-        draw = memory.sample(min(count, len(memory)))
+    def of_memory(
+        cls,
+        memory: WorkingMemory,
+        count: int,
+        device: torch.device,
+        how: Literal["uniform", "inverse-count"] = "uniform",
+    ) -> Inputs:
+        """At most `count` samples of the memory, each at most once, as `WorkingMemory.sample`."""
+        draw = memory.sample(min(count, len(memory)), how=how)
         assert draw.images is not None, "only a memory that keeps images is drawn from"
         return cls(
             draw.images.to(device),

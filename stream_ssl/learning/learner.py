@@ -84,6 +84,8 @@ class Learner:
             "memory"; the latter needs a memory that keeps images.
         write_back: let the fresh keys of samples drawn from the memory, as anchors or for replays,
             replace the older ones in their slots. It costs no encoding.
+        draw: how they are drawn: "uniform", or "inverse-count", in proportion to 1 / (1 + N(j)) of
+            their duplicate counts.
         offset: where `batches` begins.
 
     Raises:
@@ -106,11 +108,12 @@ class Learner:
         reencode: int = 0,
         anchors: Literal["stream", "memory"] = "stream",
         write_back: bool = True,
+        draw: Literal["uniform", "inverse-count"] = "uniform",
         offset: Offset = START,
     ) -> None:
         self.pace = Pace() if pace is None else pace
         check_parts(method, memory, precision)
-        check_images(memory, self.pace, reencode, anchors)
+        check_images(memory, self.pace, reencode, anchors, draw)
         settle_threads(threads)
         self.device = torch.device(device)
         self.method = method.to(self.device)
@@ -130,7 +133,7 @@ class Learner:
             self.device,
             precision,
         )
-        self._exchange = Exchange(memory, self._updates, self.device, reencode, write_back)
+        self._exchange = Exchange(memory, self._updates, self.device, reencode, write_back, draw)
         self._randomness = OwnRandomness(seed, self.device)
         self._batch_size = 0
 

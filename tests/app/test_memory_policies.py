@@ -73,7 +73,7 @@ def test_a_killed_study_goes_on_where_it_was(cifar: Path, tmp_path: Path) -> Non
     names = [json.loads(line)["run"] for line in text if line.endswith("}")]
     assert names == [f"x27-iid queue/stream/stale seed{seed}" for seed in range(3)]
     numbers = lines_of(text)[0]["numbers"]
-    assert 0 <= numbers["knn20"] <= 1
+    assert 0 <= numbers["knn"] <= 1
     assert 0 <= numbers["entropy"] <= math.log(CLASSES)
     table = (tmp_path / "memory-study-tables.md").read_text()
     assert "| queue / stream / stale | 3 |" in table
@@ -199,7 +199,7 @@ def test_rows_pair_each_run_with_the_queue_of_its_seed(tmp_path: Path) -> None:
     for seed, base, other in ((0, 0.40, 0.45), (1, 0.50, 0.53), (2, None, 0.60)):
         for arm, value in ((BASE, base), (FAVOURITE, other)):
             if value is not None:
-                numbers = dict.fromkeys(("entropy", "collision", "knn20", "linear"), value)
+                numbers = dict.fromkeys(("entropy", "collision", "knn", "linear"), value)
                 results.add(Run(shape, arm, seed), numbers)
     best, base = rows(Results(tmp_path, {}), plan())
     assert (best.arm, best.seeds, base.seeds) == (FAVOURITE, 3, 2)

@@ -18,6 +18,8 @@ from stream_ssl.learning.pace import Pace
 SETTINGS = {
     "plain": dict,
     "replays": lambda: {"pace": Pace(0.3), "reencode": 3},
+    "from the memory": lambda: {"anchors": "memory", "pace": Pace(0.2), "reencode": 2},
+    "rare ones first": lambda: {"anchors": "memory", "draw": "inverse-count"},
     "sgd": lambda: {"optimiser": OptimiserSettings("sgd", clip=0.5)},
     "without images": lambda: {"images": False, "pace": Pace(0.1)},
 }

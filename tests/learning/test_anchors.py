@@ -1,0 +1,239 @@
+"""Training on batches drawn from the memory: order, freshness, pace, and what is skipped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+import torch
+from learning_world import BATCH, SLOTS, Repeatable, build, steps
+from torch import Tensor
+
+from memory import WorkingMemory
+from memory.eviction import MostDuplicated
+from memory.scores import VonMisesFisher
+from stream_ssl.ingest.offset import START
+from stream_ssl.learning.inputs import Inputs
+from stream_ssl.learning.learner import Learner
+from stream_ssl.learning.optimiser import OptimiserSettings
+from stream_ssl.learning.pace import Pace
+from stream_ssl.learning.records import StepRecord
+from stream_ssl.losses import LossOutput
+from stream_ssl.methods import MethodOutput
+
+
+def spied(learner: Learner) -> list[SimpleNamespace]:
+    """What the method does from now on, in order: kind, keys, ids, and the key encoder's weights
+    at that moment."""
+    method, seen = learner.method, []
+    encode, forward = method.encode_keys, method.forward
+
+    def weights() -> Tensor:
+        return torch.cat([p.detach().flatten() for p in method.key_encoder.parameters()])
+
+    def encode_keys(image_BCHW: Tensor) -> Tensor:
+        keys_BD = encode(image_BCHW)
+        seen.append(SimpleNamespace(kind="encode", keys=keys_BD, weights=weights()))
+        return keys_BD
+
+    def learn(views, ids_B, hashes_B, memory):
+        method.encode_keys = encode  # of its own positives: not what is spied on
+        out = forward(views, ids_B, hashes_B, memory)
+        method.encode_keys = encode_keys
+        held = memory.ids.clone()
+        seen.append(
+            SimpleNamespace(kind="learn", keys=out.keys_BD, ids=ids_B, held=held, weights=weights())
+        )
+        return out
+
+    method.encode_keys, method.forward = encode_keys, learn
+    return seen
+
+
+def one_by_one(learner: Learner, count: int) -> Iterator[StepRecord]:
+    """Each record before the next step is made."""
+    for _ in range(count):
+        yield from steps(learner, 1)
+
+
+def from_memory(**settings) -> Learner:
+    return build(anchors="memory", **settings)
+
+
+def test_the_batch_joins_before_it_is_drawn_from() -> None:
+    learner = from_memory()
+    seen = spied(learner)
+    for record in one_by_one(learner, 5):
+        arrived, learnt = seen[-2:]
+        assert (arrived.kind, learnt.kind) == ("encode", "learn")
+        stayed = record.ids_B[record.admission.slots >= 0]
+        assert len(stayed)
+        assert set(stayed.tolist()) <= set(learnt.held.tolist())
+        assert set(learnt.ids.tolist()) <= set(learnt.held.tolist())
+        assert len(set(learnt.ids.tolist())) == BATCH
+    older = [set(s.ids.tolist()) - set(s.held[-BATCH:].tolist()) for s in seen[3::2]]
+    assert any(older)
+
+
+def test_keys_that_join_are_of_the_key_encoder_before_the_update() -> None:
+    learner = from_memory(write_back=False, optimiser=OptimiserSettings("sgd", learning_rate=5.0))
+    seen = spied(learner)
+    for record in one_by_one(learner, 3):
+        arrived, learnt = seen[-2:]
+        assert torch.equal(record.keys_BD, arrived.keys)
+        assert torch.equal(arrived.weights, learnt.weights)
+        slots = record.admission.slots
+        kept = slots >= 0
+        assert torch.equal(learner.memory.embeddings[slots[kept]], arrived.keys[kept])
+    after = torch.cat([p.detach().flatten() for p in learner.method.key_encoder.parameters()])
+    assert not torch.equal(after, seen[-1].weights)
+
+
+def test_fresh_keys_go_back_to_the_slots_that_were_drawn() -> None:
+    learner = from_memory()
+    seen = spied(learner)
+    for record in one_by_one(learner, 6):
+        learnt = seen[-1]
+        held = learner.memory.ids.tolist()
+        for sample, key_D in zip(learnt.ids.tolist(), learnt.keys, strict=True):
+            slot = held.index(sample)
+            assert torch.equal(learner.memory.embeddings[slot], key_D)
+            assert learner.memory.encoded[slot] == record.samples
+        assert -1 <= record.diagnostics["written_back_cosine"] <= 1
+        assert learner.memory.check_valid() == (True, "")
+
+
+def test_without_writing_back_embeddings_stay_as_they_came() -> None:
+    learner = from_memory(write_back=False)
+    seen = spied(learner)
+    records = steps(learner, 6)
+    arrived = {tuple(row) for s in seen if s.kind == "encode" for row in s.keys.tolist()}
+    assert {tuple(row) for row in learner.memory.embeddings.tolist()} <= arrived
+    assert torch.equal(learner.memory.born // BATCH, learner.memory.encoded // BATCH)
+    assert not any("written_back_cosine" in record.diagnostics for record in records)
+
+
+def test_a_replay_writes_back_only_where_asked() -> None:
+    kept = build(pace=Pace(2 / BATCH), write_back=False)
+    steps(kept, 1)
+    before = kept.memory.embeddings.clone()
+    assert steps(kept, 1)[0].replay
+    assert torch.equal(before, kept.memory.embeddings)
+
+
+def test_an_anchor_is_no_negative_of_itself() -> None:
+    counts = [record.diagnostics["negatives"] for record in steps(from_memory(), 5)]
+    held = [BATCH, 2 * BATCH, SLOTS, SLOTS, SLOTS]
+    # Besides the batch's other keys, all slots but the anchor's own; after evictions too.
+    assert counts == [BATCH - 1 + slots - 1 for slots in held]
+
+
+def test_the_record_tells_of_the_batch_of_the_stream() -> None:
+    learner = from_memory()
+    for number, record in enumerate(steps(learner, 4), start=1):
+        batch = Repeatable(START)
+        batch.record = number
+        fresh = batch.next(0)
+        assert record.ids_B.tolist() == fresh.key_B.tolist()
+        assert record.labels_B.tolist() == fresh.label_B.tolist()
+        assert (record.batch, record.samples, record.replay) == (BATCH, number * BATCH, False)
+        assert record.admission is not None
+        assert record.skipped is None
+        assert record.grad_norm > 0
+    assert record.collision_expected > 0
+
+
+def test_collisions_are_those_before_the_batch_joins() -> None:
+    assert steps(from_memory(), 1)[0].collision_expected == 0
+
+
+def test_a_pace_of_two_replays_after_each_batch() -> None:
+    learner = from_memory(pace=Pace(2 / BATCH))
+    records = steps(learner, 6)
+    assert [record.replay for record in records] == [False, True] * 3
+    assert all(record.skipped is None for record in records)
+    assert learner.pace.updates == 6
+
+
+def test_a_pace_of_a_half_lets_every_batch_join() -> None:
+    learner = from_memory(pace=Pace(0.5 / BATCH))
+    seen = spied(learner)
+    records = steps(learner, 4)
+    assert [record.skipped for record in records] == ["pace", None, "pace", None]
+    assert [s.kind for s in seen] == ["encode", "encode", "learn"] * 2
+    assert all(record.admission is not None for record in records)
+    assert learner.pace.updates == 2
+
+
+def test_a_loss_that_is_not_finite_keeps_the_batch_and_the_weights() -> None:
+    learner = from_memory()
+    steps(learner, 2)
+    plain = learner.method.forward
+
+    def spoilt(*inputs):
+        out = plain(*inputs)
+        loss = LossOutput(out.loss.loss * torch.inf, out.loss.per_anchor)
+        return MethodOutput(loss, out.keys_BD)
+
+    learner.method.forward = spoilt
+    before = [p.detach().clone() for p in learner.method.parameters()]
+    record = steps(learner, 1)[0]
+    assert record.skipped == "loss"
+    assert record.admission is not None
+    pairs = zip(before, learner.method.parameters(), strict=True)
+    assert all(torch.equal(old, new) for old, new in pairs)
+    learner.method.forward = plain
+    assert steps(learner, 1)[0].skipped is None
+    assert learner.pace.updates == 4
+
+
+def test_keys_that_the_memory_cannot_take_are_left_out() -> None:
+    learner = from_memory()
+    plain = learner.method.encode_keys
+    learner.method.encode_keys = lambda image_BCHW: torch.zeros(len(image_BCHW), 6)
+    first = steps(learner, 1)[0]
+    assert (first.skipped, first.admission, len(learner.memory)) == ("keys", None, 0)
+    assert learner.pace.updates == 1
+    learner.method.encode_keys = plain
+    second = steps(learner, 1)[0]
+    assert (second.skipped, second.replay, len(learner.memory)) == (None, False, BATCH)
+
+
+def test_training_batches_may_favour_what_has_few_duplicates() -> None:
+    policy = MostDuplicated(VonMisesFisher(0.1))
+    memory = WorkingMemory(20, 4, eviction=policy, image_shape=(1, 2, 2), seed=0)
+    z_KD = torch.eye(4)[[0] * 17 + [1, 2, 3]]
+    memory.add(torch.arange(20), z_KD, images=torch.zeros(20, 1, 2, 2, dtype=torch.uint8))
+
+    def rare(how) -> float:
+        drawn = [Inputs.of_memory(memory, 2, torch.device("cpu"), how) for _ in range(400)]
+        return sum((d.slots_B >= 17).sum().item() for d in drawn) / 800
+
+    assert rare("uniform") == pytest.approx(3 / 20, abs=0.04)
+    # The crowd has N = 16, the three N = 0: the first is one of them with 3 / (3 + 17 / 17), the
+    # second with 2 / 3 or 3 / (3 + 16 / 17) by what the first was.
+    expected = (0.75 + 0.75 * 2 / 3 + 0.25 * 3 / (3 + 16 / 17)) / 2
+    assert rare("inverse-count") == pytest.approx(expected, abs=0.05)
+
+
+def test_the_learner_draws_as_it_was_told() -> None:
+    learner = from_memory(draw="inverse-count")
+    asked, plain = [], learner.memory.sample
+
+    def sample(n, how):
+        asked.append((n, how))
+        return plain(n, how=how)
+
+    learner.memory.sample = sample
+    steps(learner, 2)
+    assert asked == [(BATCH, "inverse-count")] * 2
+
+
+def test_wrong_settings_are_refused() -> None:
+    with pytest.raises(ValueError, match="anchors is 'both'"):
+        build(anchors="both")
+    with pytest.raises(ValueError, match="draw is 'best'"):
+        build(draw="best")
+    with pytest.raises(ValueError, match='anchors="memory" trains on images'):
+        build(anchors="memory", images=False)
