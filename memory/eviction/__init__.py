@@ -5,16 +5,44 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from memory.eviction.bandit import KappaBandit
 from memory.eviction.base import Feedback, Policy
+from memory.eviction.class_balanced import ClassBalanced
+from memory.eviction.hybrid import Hybrid
+from memory.eviction.minimum_redundancy import MinimumRedundancy
 from memory.eviction.most_duplicated import MostDuplicated
 from memory.eviction.oldest import Oldest
+from memory.eviction.random import Random
 from memory.eviction.reservoir import Reservoir
 
 POLICIES: dict[str, type[Policy]] = {
-    policy.name: policy for policy in (MostDuplicated, Oldest, Reservoir)
+    policy.name: policy
+    for policy in (
+        MostDuplicated,
+        MinimumRedundancy,
+        Oldest,
+        Reservoir,
+        Random,
+        ClassBalanced,
+        Hybrid,
+        KappaBandit,
+    )
 }
 
-__all__ = ["POLICIES", "Feedback", "MostDuplicated", "Oldest", "Policy", "Reservoir", "policy"]
+__all__ = [
+    "POLICIES",
+    "ClassBalanced",
+    "Feedback",
+    "Hybrid",
+    "KappaBandit",
+    "MinimumRedundancy",
+    "MostDuplicated",
+    "Oldest",
+    "Policy",
+    "Random",
+    "Reservoir",
+    "policy",
+]
 
 
 def policy(name_or_path: str, **arguments: Any) -> Policy:

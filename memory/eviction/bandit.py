@@ -1,0 +1,178 @@
+"""A policy that learns: which sharpness of h makes the memory most diverse.
+
+The worked example of DUEL's learned policy (Algorithm 1, UpdatePolicy).
+
+Shapes: A arms.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from memory.columns import Columns, Rows
+from memory.eviction.base import Feedback, Policy
+from memory.eviction.most_duplicated import MostDuplicated
+from memory.scores import VonMisesFisher
+from memory.stats import effective_classes
+
+
+class Arms:
+    """Discounted epsilon-greedy: the arm of the best mean reward, each reward counting less by a
+    factor for every later one, so that what was best may change.
+
+    Args:
+        count: A >= 1.
+        explore: the share of choices made uniformly, in [0, 1].
+        discount: that factor, in (0, 1].
+        generator: of the choices.
+    """
+
+    def __init__(
+        self, count: int, explore: float, discount: float, generator: torch.Generator
+    ) -> None:
+        self._explore, self._discount, self._generator = explore, discount, generator
+        self.sum_A = torch.zeros(count, dtype=torch.float64)
+        self.weight_A = torch.zeros(count, dtype=torch.float64)
+
+    def reward(self, arm: int, reward: float) -> None:
+        """What this arm brought."""
+        self.sum_A *= self._discount
+        self.weight_A *= self._discount
+        self.sum_A[arm] += reward
+        self.weight_A[arm] += 1
+
+    def choose(self) -> int:
+        """Arms that were never tried first; of equal means the lowest."""
+        dice, arm = torch.rand(2, generator=self._generator, dtype=torch.float64).tolist()
+        if bool((self.weight_A == 0).any()):
+            return int((self.weight_A == 0).to(torch.int64).argmax())
+        if dice < self._explore:
+            return int(arm * len(self.sum_A))
+        return int((self.sum_A / self.weight_A).argmax())
+
+
+class KappaBandit(Policy):
+    """MostDuplicated under VonMisesFisher(kappa), where a bandit picks kappa among arms.
+
+    An arm holds for an interval of batches into a full memory; its reward is the change of the
+    memory's effective classes over that interval. A switch counts all duplicates anew, in blocks:
+    O(K^2 D), so an interval should be many batches of a large memory.
+
+    Args:
+        kappas: the arms, each > 0, distinct.
+        interval: batches between choices, at least 1.
+        explore: share of choices made uniformly, in [0, 1].
+        discount: of older rewards with each newer one, in (0, 1].
+
+    >>> KappaBandit(kappas=(0.05, 0.2)).score
+    VonMisesFisher(kappa=0.05)
+    """
+
+    name = "kappa-bandit"
+
+    def __init__(
+        self,
+        kappas: Sequence[float] = (0.1, 0.02, 0.05, 0.2, 0.5),
+        interval: int = 32,
+        explore: float = 0.1,
+        discount: float = 0.95,
+    ) -> None:
+        if not kappas or len(set(kappas)) != len(kappas):
+            raise ValueError(f"kappas are {tuple(kappas)}: must be distinct, and one at least")
+        if interval < 1:
+            raise ValueError(f"interval is {interval}: must be at least 1 batch")
+        if not 0 <= explore <= 1:
+            raise ValueError(f"explore is {explore}: must be a share, in [0, 1]")
+        if not 0 < discount <= 1:
+            raise ValueError(f"discount is {discount}: must lie in (0, 1]")
+        self._scores = [VonMisesFisher(kappa) for kappa in kappas]
+        self._interval, self._explore, self._discount = interval, explore, discount
+        self.score = self._scores[0]
+
+    def bind(self, columns: Columns, seed: int) -> None:
+        super().bind(columns, seed)
+        self._seed = seed
+        self._generator = torch.Generator().manual_seed(seed)
+        self.arms = Arms(len(self._scores), self._explore, self._discount, self._generator)
+        self._batches = 0
+        self._before = math.nan  # effective classes when the interval began; nan: it has not
+        self._pull(0)
+
+    @property
+    def kappa(self) -> float:
+        """Of the present arm."""
+        return self._scores[self._arm].kappa
+
+    def _pull(self, arm: int) -> None:
+        """Rule by this arm from now on."""
+        self._arm = arm
+        self.score = self._scores[arm]
+        self._inner = MostDuplicated(self._scores[arm])
+        self._inner.bind(self.columns, self._seed)
+
+    def update(self, feedback: Feedback) -> None:
+        self._inner.update(feedback)
+        if not self.columns.full:
+            return
+        if math.isnan(self._before):
+            self._before = effective_classes(self.columns.z_kD)
+            return
+        self._batches += 1
+        if self._batches == self._interval:
+            now = effective_classes(self.columns.z_kD)
+            self.arms.reward(self._arm, now - self._before)
+            self._batches, self._before = 0, now
+            arm = self.arms.choose()
+            if arm != self._arm:
+                self._pull(arm)
+
+    def joined(self, rows: Rows) -> None:
+        self._inner.joined(rows)
+
+    def choose(self, rows: Rows) -> Tensor:
+        return self._inner.choose(rows)
+
+    def refreshed(self, slots: Tensor, before_RD: Tensor) -> None:
+        self._inner.refreshed(slots, before_RD)
+
+    def replaced(self, slots: Tensor, rows: Rows, before_RD: Tensor) -> None:
+        self._inner.replaced(slots, rows, before_RD)
+
+    def counts(self) -> Tensor:
+        return self._inner.counts()
+
+    def total(self, z_BD: Tensor) -> Tensor:
+        return self._inner.total(z_BD)
+
+    def state(self) -> dict[str, Tensor]:
+        inner = {f"inner.{name}": value for name, value in self._inner.state().items()}
+        return {
+            "arm": torch.tensor([self._arm, self._batches]),
+            "before": torch.tensor([self._before], dtype=torch.float64),
+            "sums": self.arms.sum_A.clone(),
+            "weights": self.arms.weight_A.clone(),
+            "generator": self._generator.get_state(),
+            **inner,
+        }
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        if len(state["sums"]) != len(self._scores):
+            raise ValueError(
+                f"the state is of a bandit with {len(state['sums'])} arms, this one has "
+                f"{len(self._scores)}: kappas must be as when it was saved"
+            )
+        arm, self._batches = state["arm"].tolist()
+        self._before = float(state["before"])
+        self.arms.sum_A = state["sums"].cpu().clone()
+        self.arms.weight_A = state["weights"].cpu().clone()
+        self._generator.set_state(state["generator"].cpu())
+        if arm != self._arm:
+            self._pull(arm)
+        self._inner.load({n[6:]: value for n, value in state.items() if n.startswith("inner.")})
+
+    def check(self) -> tuple[bool, str]:
+        return self._inner.check()

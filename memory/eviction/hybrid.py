@@ -1,0 +1,93 @@
+"""Another policy, with an age cap, behind a queue, or both."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from memory.columns import Columns, Rows
+from memory.eviction.age_cap import AgeCap
+from memory.eviction.base import Feedback, Policy
+from memory.eviction.front import Front
+from memory.eviction.most_duplicated import MostDuplicated
+
+
+class Hybrid(Policy):
+    """Any policy, held back by age where it would keep what is stale or take what is new.
+
+    With both options a newcomer passes the front first, and what lies behind it has the cap: ages
+    are then counted from the one that leaves the front. With neither, the policy alone decides.
+
+    Args:
+        policy: who decides else; MostDuplicated() where not given.
+        age_cap: in samples offered. A slot born more than this before the newcomer leaves first,
+            the oldest of all at a time (see AgeCap). None for no cap.
+        front: slots of a queue that every newcomer passes through before the policy may evict it
+            (see Front). 0 for none.
+
+    >>> import torch
+    >>> from memory import WorkingMemory
+    >>> from memory.eviction import policy
+    >>> memory = WorkingMemory(3, 2, Hybrid(policy("most-duplicated"), age_cap=3))
+    >>> z = torch.eye(2)[[0, 1, 1, 1, 1]]
+    >>> memory.add(torch.arange(5), z).evicted.tolist()
+    [1, 0]
+    """
+
+    name = "hybrid"
+
+    _front: int
+
+    def __init__(
+        self, policy: Policy | None = None, age_cap: int | None = None, front: int = 0
+    ) -> None:
+        inner = MostDuplicated() if policy is None else policy
+        if hasattr(inner, "columns"):
+            raise ValueError(f"{inner!r} serves a memory: give each Hybrid a policy of its own")
+        if age_cap is not None:
+            if isinstance(inner, Hybrid) and inner._front:
+                raise ValueError(
+                    f"age_cap around a front of {inner._front} slots: a front must be outermost; "
+                    "give both to one Hybrid"
+                )
+            inner = AgeCap(inner, age_cap)
+        self._front = front
+        if front != 0:
+            inner = Front(inner, front)
+        self._inner = inner
+        self.score = inner.score
+
+    def bind(self, columns: Columns, seed: int) -> None:
+        super().bind(columns, seed)
+        self._inner.bind(columns, seed)
+
+    def joined(self, rows: Rows) -> None:
+        self._inner.joined(rows)
+
+    def choose(self, rows: Rows) -> Tensor:
+        return self._inner.choose(rows)
+
+    def refreshed(self, slots: Tensor, before_RD: Tensor) -> None:
+        self._inner.refreshed(slots, before_RD)
+
+    def replaced(self, slots: Tensor, rows: Rows, before_RD: Tensor) -> None:
+        self._inner.replaced(slots, rows, before_RD)
+
+    def update(self, feedback: Feedback) -> None:
+        self._inner.update(feedback)
+        self.score = self._inner.score
+
+    def counts(self) -> Tensor:
+        return self._inner.counts()
+
+    def total(self, z_BD: Tensor) -> Tensor:
+        return self._inner.total(z_BD)
+
+    def state(self) -> dict[str, Tensor]:
+        return self._inner.state()
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        self._inner.load(state)
+        self.score = self._inner.score
+
+    def check(self) -> tuple[bool, str]:
+        return self._inner.check()
