@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 Vector = NDArray[np.float64]
 Matrix = NDArray[Any]
+Indices = NDArray[np.int64]
 
 
 class Ceiling:

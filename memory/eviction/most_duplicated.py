@@ -31,15 +31,16 @@ class MostDuplicated(Policy):
 
     name = "most-duplicated"
 
-    def __init__(self, score: Score | None = None) -> None:
+    def __init__(self, score: Score | None = None, compete: bool = False) -> None:
         self.score = Linear() if score is None else score
+        self.compete = compete
 
     def bind(self, columns: Columns, seed: int) -> None:
         super().bind(columns, seed)
         self._tally: LinearTally | ScoredTally = (
             LinearTally(columns)
-            if isinstance(self.score, Linear)
-            else ScoredTally(columns, self.score)
+            if isinstance(self.score, Linear) and not self.compete
+            else ScoredTally(columns, self.score, self.compete)
         )
 
     def joined(self, rows: Rows) -> None:

@@ -1,9 +1,13 @@
-"""Most duplicated under any h: a count for every slot.
+"""Most duplicated under any h, exactly, a block of newcomers at a time.
 
-A batch's similarities to the column are one matrix product; each eviction then costs one pass over
-the column, for the similarities of the row that leaves.
+A block's similarities to the column are one matrix product. The slots with the largest counts are
+candidates; among them the sequential rule proposes who leaves (race.py). The similarities of those
+to the column are a second product, with which every other slot's count is followed through the
+proposal (audit.py): steps that no slot outside overrules are carried out, the rest is proposed
+anew. So an eviction costs two rows of a matrix product, and K^2 appears nowhere.
 
-Shapes: B newcomers, D embedding, K slots, R slots refreshed, T newcomers taken at a time.
+Shapes: B newcomers, D embedding, K slots, L steps proposed, l of them judged together, R candidates
+likely to leave, c candidates.
 """
 
 from __future__ import annotations
@@ -13,135 +17,140 @@ import torch
 from torch import Tensor
 
 from memory.columns import Columns
-from memory.eviction.bounds import Vector
-from memory.scores import BLOCK_ELEMENTS, Score
+from memory.eviction.audit import Outside, Steps
+from memory.eviction.block import NEWCOMERS, Block, alike
+from memory.eviction.bounds import Indices
+from memory.eviction.race import REFUSED, Proposal, Race, slack
+from memory.eviction.tally import Counts
+from memory.scores import Score
 
-STRIDE = 64
-"""Most newcomers taken at a time."""
+CANDIDATES = 512
+"""Fewest; a proposal of many steps has three for each."""
 
-RECOUNT_SHARE = 16
-"""One slot is counted anew for so many newcomers, in turn, which bounds the drift of the counts."""
+JUDGED = 32
+"""Steps judged together on the host: those that come after one that fails were for nothing."""
 
 
-class ScoredTally:
+class ScoredTally(Counts):
     """Duplicate counts by any score, and who has the largest.
 
     Args:
         columns: of the memory; rows are read from them.
         score: h.
+        compete: a newcomer is counted with the others, and may be the one that leaves.
     """
 
-    def __init__(self, columns: Columns, score: Score) -> None:
-        self._columns, self._score = columns, score
-        self._count_K: Vector = np.zeros(columns.capacity)
-        self._next = 0  # slot to be counted anew next
-        self.recount()
-
-    def recount(self) -> None:
-        """Count every slot anew."""
-        z_kD = self._columns.z_kD
-        self._count_K[: len(z_kD)] = self._score.counts(z_kD).cpu().numpy()
+    def __init__(self, columns: Columns, score: Score, compete: bool = False) -> None:
+        super().__init__(columns, score)
+        self._compete = compete
+        self._block: Block | None = None
+        self._reach = NEWCOMERS // 4  # steps that a proposal may hold
 
     def joined(self, z_BD: Tensor) -> None:
-        z_kD = self._columns.z_kD
-        old = len(z_kD) - len(z_BD)
-        self._count_K[:old] += self._score.total(z_kD[:old], z_BD).cpu().numpy()
-        self._count_slots(torch.arange(old, len(z_kD), device=z_kD.device))
-
-    def choose(self, z_BD: Tensor) -> Tensor:
-        """Slots of the first newcomers, STRIDE or what one block of similarities holds."""
-        self._recount_some()
-        z_KD, count_K = self._columns.embeddings, self._count_K
-        x_TD = z_BD[: max(1, min(STRIDE, BLOCK_ELEMENTS // len(z_KD)))]
-        near_TK = self._score.apply_(x_TD @ z_KD.T).cpu().numpy()
-        among_TT = self._score.apply_(x_TD @ x_TD.T).cpu().numpy()
-        plan: list[int] = []
-        holder: dict[int, int] = {}  # the newcomer in each slot taken over so far
-        for turn, near_K in enumerate(near_TK):
-            slot = self._most(x_TD, holder)
-            leaving_D = x_TD[holder[slot]] if slot in holder else z_KD[slot]
-            count_K -= self._similarities(leaving_D, x_TD, holder)
-            near_K[slot] = 0
-            count_K += near_K
-            count_K[slot] = near_K.sum(dtype=np.float64)
-            near_TK[turn + 1 :, slot] = among_TT[turn + 1 :, turn]
-            holder[slot] = turn
-            plan.append(slot)
-        return torch.tensor(plan, dtype=torch.int64)
-
-    def _similarities(self, row_D: Tensor, x_TD: Tensor, holder: dict[int, int]) -> Vector:
-        """h of a row with every slot, newcomers of this batch in their places."""
-        h_K = self._score.apply_(self._columns.embeddings @ row_D).cpu().numpy()
-        if holder:
-            h_T = self._score.apply_(x_TD @ row_D).cpu().numpy()
-            h_K[list(holder)] = h_T[list(holder.values())]
-        return np.asarray(h_K)
-
-    def _most(self, x_TD: Tensor, holder: dict[int, int]) -> int:
-        """The slot of the largest count; of rows equal to it bit by bit, the lowest.
-
-        Equal rows have equal counts, but counts are kept up by matrix products, which may round
-        them differently.
-        """
-        count_K = self._count_K
-        best = int(count_K.argmax())
-        most = float(count_K[best])
-        unit = 1e-12 if x_TD.dtype == torch.float64 else 1e-5
-        count_K[best] = -np.inf
-        rival = float(count_K.max())
-        count_K[best] = most
-        if rival < (least := most - unit * max(1.0, most)):
-            return best
-        near = np.flatnonzero(count_K[:best] >= least)
-        row_nD = self._columns.embeddings[torch.from_numpy(near).to(x_TD.device)]
-        for place, slot in enumerate(near.tolist()):
-            if slot in holder:
-                row_nD[place] = x_TD[holder[slot]]
-        row_D = x_TD[holder[best]] if best in holder else self._columns.embeddings[best]
-        equal = near[(row_nD == row_D).all(dim=1).cpu().numpy()]
-        return int(equal[0]) if len(equal) else best
-
-    def _recount_some(self) -> None:
-        count = min(STRIDE // RECOUNT_SHARE, self._columns.capacity)
-        slots = (self._next + np.arange(count)) % self._columns.capacity
-        self._count_slots(torch.from_numpy(slots).to(self._columns.device))
-        self._next = int(slots[-1] + 1) % self._columns.capacity
-
-    def _count_slots(self, slots: Tensor) -> None:
-        z_kD = self._columns.z_kD
-        z_RD = z_kD[slots]
-        own_R = self._score.apply_((z_RD * z_RD).sum(dim=1))
-        self._count_K[slots.cpu().numpy()] = (self._score.total(z_RD, z_kD) - own_R).cpu().numpy()
+        super().joined(z_BD)
+        self._block = None
 
     def refreshed(self, slots: Tensor, before_RD: Tensor) -> None:
-        z_kD = self._columns.z_kD
-        change_k = self._score.total(z_kD, z_kD[slots]) - self._score.total(z_kD, before_RD)
-        self._count_K[: len(z_kD)] += change_k.cpu().numpy()
-        self._count_slots(slots)
+        super().refreshed(slots, before_RD)
+        self._block = None
+
+    def choose(self, z_BD: Tensor) -> Tensor:
+        """Slots of the first newcomers, -1 for those refused: as many as one proposal proves."""
+        block = self._block
+        if block is None or not block.goes_on_with(z_BD):
+            block = Block(z_BD, self._columns.embeddings, self.score)
+            self.recount_some(len(block))
+        near_LK = block.near_TK[block.turn :][: self._reach]
+        slot_c, proposal = self._propose(block, near_LK)
+        slot_L = np.where(proposal.place_L < 0, REFUSED, slot_c.cpu().numpy()[proposal.place_L])
+        held = self._judge(slot_c, slot_L, proposal, near_LK)
+        self.count_K[slot_c] = torch.from_numpy(proposal.count_Lc[held]).to(self.count_K.device)
+        block.advance(slot_L[:held])
+        self._block = block if block.turn < len(block) else None
+        aim = 2 * held if held == len(slot_L) else (self._reach + 2 * held) // 2
+        self._reach = min(max(8, aim), NEWCOMERS)
+        return torch.from_numpy(slot_L[:held])
+
+    def _propose(self, block: Block, near_LK: Tensor) -> tuple[Tensor, Proposal]:
+        """The candidates' slots, ascending, and what the sequential rule does among them."""
+        z_KD, steps = self._columns.embeddings, len(near_LK)
+        # Half of what joins: evictions take about as much away where counts are largest.
+        reach_K = self.count_K + 0.5 * near_LK.sum(dim=0)
+        slot_c = self._largest(reach_K, max(CANDIDATES, 3 * steps), self._first(near_LK[0]))
+        likely_R = torch.topk(reach_K[slot_c], min(len(slot_c), 2 * steps + 32)).indices
+        race = Race(
+            z_cD=z_KD[slot_c].cpu(),
+            count_c=self.count_K[slot_c].cpu().numpy(),
+            near_Lc=near_LK[:, slot_c].cpu().numpy(),
+            among_LL=block.among_TT[block.turn :, block.turn :][:steps, :steps],
+            total_L=block.total_T[block.turn :][:steps].copy(),
+            score=self.score,
+            likely_R=likely_R.cpu(),
+        )
+        return slot_c, race.run(self._unit, self._compete)
+
+    @property
+    def _unit(self) -> float:
+        """Relative rounding of a count, within which counts tie."""
+        return 1e-12 if self._columns.embeddings.dtype == torch.float64 else 1e-5
+
+    def _first(self, near_K: Tensor) -> int:
+        """The slot of the first step, which candidates must hold for a step to be taken at all."""
+        seen_K = self.count_K + near_K if self._compete else self.count_K
+        most = float(seen_K.max())
+        return int((seen_K >= most - slack(most, self._unit)).to(torch.int8).argmax())
+
+    def _largest(self, reach_K: Tensor, size: int, first: int) -> Tensor:
+        """Slots of the `size` largest, and `first`; ascending. Of those that tie, the lowest."""
+        if size >= len(reach_K):
+            return torch.arange(len(reach_K), device=reach_K.device)
+        cut = float(torch.topk(reach_K, size, sorted=False).values.min())
+        margin = slack(cut, self._unit)
+        above = torch.nonzero(reach_K > cut + margin).flatten()
+        tied = torch.nonzero((reach_K - cut).abs() <= margin).flatten()[: size - len(above)]
+        chosen = torch.cat([above, tied, torch.tensor([first], device=reach_K.device)])
+        ascending: Tensor = torch.unique(chosen)
+        return ascending
+
+    def _judge(self, slot_c: Tensor, slot_L: Indices, proposal: Proposal, near_LK: Tensor) -> int:
+        """How many steps of the proposal hold; they are added to the counts of all slots."""
+        capacity, level = len(self.count_K), float(proposal.most_L[0])
+        apart_K = (self.count_K - level).to(near_LK.dtype)
+        apart_K[slot_c] = -torch.inf
+        outside = Outside(apart_K, self._compete)
+        together = JUDGED if apart_K.device.type == "cpu" else len(slot_L)
+        for start in range(0, len(slot_L), together):
+            part = slice(start, start + together)
+            steps = Steps(
+                near_LK=near_LK[part],
+                left_LK=self._left(slot_L[part], proposal.leaver_L[part], near_LK),
+                slot_L=np.where(slot_L[part] < 0, capacity, slot_L[part]),
+                most_L=proposal.most_L[part] - level,
+                margin_L=slack(proposal.most_L[part], self._unit),
+            )
+            held = outside.follow(steps, sure=1 if start == 0 else 0)
+            self.count_K += steps.near_LK[:held].sum(dim=0)
+            self.count_K -= steps.left_LK[:held].sum(dim=0)
+            if held < len(steps):
+                return start + held
+        return len(slot_L)
+
+    def _left(self, slot_l: Indices, leaver_l: Indices, near_LK: Tensor) -> Tensor:
+        """h of who left at each step with all slots [l, K]."""
+        z_KD = self._columns.embeddings
+        held_l = leaver_l < 0  # by the memory; the others by newcomers
+        slot_E = torch.from_numpy(slot_l[held_l]).to(z_KD.device)
+        left_EK = alike(z_KD[slot_E], z_KD, self.score)
+        if held_l.all():
+            return left_EK
+        left_lK = near_LK[torch.from_numpy(leaver_l).clamp(min=0).to(z_KD.device)]
+        left_lK[torch.from_numpy(held_l).to(z_KD.device)] = left_EK
+        return left_lK
 
     def counts(self) -> Tensor:
         """N(j) of the occupied slots, float64 [k]."""
-        count_k = self._count_K[: self._columns.occupied].copy()
-        return torch.from_numpy(count_k).to(self._columns.device)
+        return self.count_K[: self._columns.occupied].clone()
 
     def total(self, z_BD: Tensor) -> Tensor:
         """sum_k h(z_b . m_k), float64 [B]."""
-        return self._score.total(z_BD, self._columns.z_kD)
-
-    def state(self) -> dict[str, Tensor]:
-        return {"counts": self.counts().cpu(), "next": torch.tensor([self._next])}
-
-    def load(self, state: dict[str, Tensor]) -> None:
-        self._count_K[:] = 0
-        self._count_K[: len(state["counts"])] = state["counts"].cpu().numpy()
-        self._next = int(state["next"])
-
-    def check(self) -> tuple[bool, str]:
-        anew_k = self._score.counts(self._columns.z_kD)
-        unit = 1e-9 if self._columns.embeddings.dtype == torch.float64 else 1e-4
-        off_k = (self.counts() - anew_k).abs() / anew_k.clamp(min=1)
-        if len(off_k) and float(off_k.max()) > unit:
-            slot = int(off_k.argmax())
-            count = float(self._count_K[slot])
-            return False, f"slot {slot}: its count is {count:.9g}, recounted {anew_k[slot]:.9g}"
-        return True, ""
+        return self.score.total(z_BD, self._columns.z_kD)

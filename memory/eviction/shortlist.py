@@ -9,11 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from memory.eviction.bounds import Ceiling, Matrix, Vector, exact_gain, rounding
-
-Indices = NDArray[np.int64]
+from memory.eviction.bounds import Ceiling, Indices, Matrix, Vector, exact_gain, rounding
 
 STRIDE = 32
 """Largest T."""

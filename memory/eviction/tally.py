@@ -1,0 +1,95 @@
+"""A duplicate count for every slot, kept up as rows change.
+
+Shapes: B newcomers, D embedding, K slots, k occupied slots, R slots.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from memory.columns import Columns
+from memory.scores import Score
+
+RECOUNT_SHARE = 16
+"""One slot is counted anew for so many newcomers, in turn, which bounds the drift of the counts."""
+
+
+class Counts:
+    """N(j) of DUEL, eq. 5, by any score.
+
+    Args:
+        columns: of the memory; rows are read from them.
+        score: h.
+    """
+
+    def __init__(self, columns: Columns, score: Score) -> None:
+        self._columns, self.score = columns, score
+        self.count_K = torch.zeros(columns.capacity, dtype=torch.float64, device=columns.device)
+        self._next = 0  # slot to be counted anew next
+        self._owed = 0  # newcomers since the last were
+        self.recount()
+
+    def recount(self) -> None:
+        """Count every slot anew, a block at a time."""
+        z_kD = self._columns.z_kD
+        self.count_K[: len(z_kD)] = self.score.counts(z_kD)
+
+    def joined(self, z_BD: Tensor) -> None:
+        """Newcomers fill the last of the occupied slots."""
+        z_kD = self._columns.z_kD
+        old = len(z_kD) - len(z_BD)
+        self.count_K[:old] += self.score.total(z_kD[:old], z_BD)
+        self._count(torch.arange(old, len(z_kD), device=z_kD.device))
+
+    def refreshed(self, slots: Tensor, before_RD: Tensor) -> None:
+        """These slots hold other rows than `before_RD` now."""
+        z_kD = self._columns.z_kD
+        if 2 * len(slots) >= len(z_kD):
+            self.recount()
+            return
+        self.count_K[: len(z_kD)] += self.score.total(z_kD, z_kD[slots])
+        self.count_K[: len(z_kD)] -= self.score.total(z_kD, before_RD)
+        self._count(slots)
+
+    def recount_some(self, newcomers: int) -> None:
+        """Count the next slots anew, as many as so many newcomers pay for."""
+        self._owed += newcomers
+        number = min(self._owed // RECOUNT_SHARE, self._columns.capacity)
+        if number < RECOUNT_SHARE:
+            return  # few at a time would cost as much as many
+        self._owed = 0
+        places = torch.arange(self._next, self._next + number, device=self._columns.device)
+        self._count(places % self._columns.capacity)
+        self._next = (self._next + number) % self._columns.capacity
+
+    def _count(self, slots: Tensor) -> None:
+        z_kD = self._columns.z_kD
+        z_RD = z_kD[slots]
+        own_R = self.score.apply_((z_RD * z_RD).sum(dim=1))
+        self.count_K[slots] = self.score.total(z_RD, z_kD) - own_R
+
+    def state(self) -> dict[str, Tensor]:
+        """What `load` needs to go on bit-equal."""
+        return {
+            "counts": self.count_K[: self._columns.occupied].cpu().clone(),
+            "next": torch.tensor([self._next, self._owed]),
+        }
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Take over what `state` gave."""
+        self.count_K.zero_()
+        self.count_K[: len(state["counts"])] = state["counts"].to(self.count_K.device)
+        self._next, self._owed = state["next"].tolist()
+
+    def check(self) -> tuple[bool, str]:
+        """Recount: (True, "") or (False, which slot is off by how much)."""
+        z_kD = self._columns.z_kD
+        anew_k = self.score.counts(z_kD)
+        unit = 1e-9 if z_kD.dtype == torch.float64 else 1e-4
+        off_k = (self.count_K[: len(z_kD)] - anew_k).abs() / anew_k.clamp(min=1)
+        if len(off_k) and float(off_k.max()) > unit:
+            slot = int(off_k.argmax())
+            count = float(self.count_K[slot])
+            return False, f"slot {slot}: its count is {count:.9g}, recounted {anew_k[slot]:.9g}"
+        return True, ""
