@@ -1,7 +1,7 @@
 """D-MoCo: momentum contrast against a working memory.
 
 Shapes: V views, B samples, C channels, H height, W width, D embedding, F features, M positives,
-K memory slots, N = B + K negatives.
+K memory slots, n of them drawn, N = B + n negatives.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from stream_ssl.methods.base import Method, MethodOutput
 
 if TYPE_CHECKING:
     from memory import WorkingMemory
+    from memory.draws import Negatives
 
 
 class MoCo(Method):
@@ -42,6 +43,10 @@ class MoCo(Method):
         momentum: share of the key encoder that each update keeps, in [0, 1).
         views: an anchor, and views - 1 positives; the first of these goes to the memory.
         key_statistics: what the key encoder's BatchNorm uses, "batch" or "average", see above.
+        negatives: n, slots of the memory that an anchor is compared with; null: all.
+        negatives_by: how n are chosen: "uniform"; "hardest", for each anchor those most similar to
+            it; "stratified", from each k-means cell as many as from any other. Drawn by torch's
+            global generator. The hardest are another set for each anchor: B x N x D numbers.
 
     Raises:
         ValueError: an argument outside its range.
@@ -55,8 +60,12 @@ class MoCo(Method):
         momentum: float = 0.99,
         views: int = 2,
         key_statistics: Literal["average", "batch"] = "batch",
+        negatives: int | None = None,
+        negatives_by: Literal["uniform", "hardest", "stratified"] = "uniform",
     ) -> None:
         super().__init__()
+        _check_negatives(negatives, negatives_by)
+        self.negatives, self.negatives_by = negatives, negatives_by
         if not 0 <= momentum < 1:
             raise ValueError(f"momentum is {momentum}: the key encoder follows only within [0, 1)")
         if views < 2:
@@ -88,12 +97,33 @@ class MoCo(Method):
         z_BD = _unit(self.projector(self.encoder(view_VBCHW[0])))
         positive_BMD = torch.stack([self.encode_keys(view) for view in view_VBCHW[1:]], dim=1)
         key_BD = positive_BMD[:, 0]
-        held = memory.negatives()
-        negative_ND = torch.cat([key_BD, held.z_ND.to(key_BD)])
+        held = self._held(z_BD, ids_B, hashes_B, memory)
+        z_nD = held.z_ND.to(key_BD)
+        other_BD = key_BD.expand(len(z_nD), -1, -1) if z_nD.ndim == 3 else key_BD
+        negative = torch.cat([other_BD, z_nD], dim=-2)
         mask_BN = torch.cat(
             [_same(ids_B, hashes_B), memory.mask(ids_B, hashes_B, held).to(ids_B.device)], dim=1
         )
-        return MethodOutput(self.loss(z_BD, positive_BMD, negative_ND, mask_BN), key_BD)
+        return MethodOutput(self.loss(z_BD, positive_BMD, negative, mask_BN), key_BD)
+
+    def _held(
+        self, z_BD: Tensor, ids_B: Tensor, hashes_B: Tensor | None, memory: WorkingMemory
+    ) -> Negatives:
+        """Of the memory, what the anchors are compared with."""
+        if self.negatives is None:
+            return memory.negatives()
+        if self.negatives_by == "hardest":
+            return memory.negatives(
+                self.negatives,
+                how="hardest",
+                anchors=z_BD.detach(),
+                ids_B=ids_B,
+                hashes_B=hashes_B,
+                each=True,
+            )
+        # Not by the memory's own generator: a forward pass leaves the memory as it is.
+        drawn_by = torch.default_generator
+        return memory.negatives(self.negatives, drawn_by, how=self.negatives_by)
 
     @torch.no_grad()
     def encode_keys(self, image_BCHW: Tensor) -> Tensor:
@@ -141,6 +171,20 @@ class MoCo(Method):
     @property
     def dim(self) -> int:
         return self._dim
+
+
+def _check_negatives(negatives: int | None, negatives_by: str) -> None:
+    if negatives is not None and negatives < 1:
+        raise ValueError(f"negatives is {negatives}: at least 1 of the memory, or null for all")
+    if negatives_by not in ("uniform", "hardest", "stratified"):
+        raise ValueError(
+            f'negatives_by is {negatives_by!r}: choose "uniform", "hardest" or "stratified"'
+        )
+    if negatives is None and negatives_by != "uniform":
+        raise ValueError(
+            f"negatives_by={negatives_by!r} chooses among the memory, and all of it is taken: say "
+            "how many with negatives"
+        )
 
 
 def _unit(z_BD: Tensor) -> Tensor:

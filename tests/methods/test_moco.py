@@ -9,6 +9,7 @@ import torch
 from methods_small import SmallEncoder, SmallProjector, memory_of
 from torch import Tensor, nn
 
+from memory import WorkingMemory
 from stream_ssl.losses import InfoNCE, Loss, LossOutput
 from stream_ssl.methods import MoCo
 
@@ -61,6 +62,52 @@ def test_the_same_sample_or_content_is_no_negative() -> None:
         [0, 0, 1, 1, 0, 0, 0],
     ]
     assert spy.given[3].int().tolist() == expected
+
+
+def drawn(how: str, memory: WorkingMemory, hashes_B: Tensor | None = None) -> tuple[Tensor, ...]:
+    """Negatives and mask of four anchors with ids 0 to 3, and the anchors."""
+    spy = Spy()
+    torch.manual_seed(0)
+    method = MoCo(SmallEncoder(), SmallProjector(), spy, negatives=6, negatives_by=how).train()
+    method(views_of(2), torch.arange(4), hashes_B, memory)
+    z_BD, _, negative, mask_BN = spy.given
+    return negative, mask_BN, z_BD
+
+
+def rows(z_ND: Tensor) -> set[tuple[float, ...]]:
+    return {tuple(row) for row in z_ND.tolist()}
+
+
+@pytest.mark.parametrize("how", ["uniform", "stratified"])
+def test_some_negatives_are_drawn_for_all_anchors(how: str) -> None:
+    memory = memory_of(40)
+    negative_ND, mask_BN, _ = drawn(how, memory)
+    assert negative_ND.shape == (4 + 6, 4)
+    assert mask_BN.shape == (4, 4 + 6)
+    assert not mask_BN[:, 4:].any()
+    assert rows(negative_ND[4:]) < rows(memory.embeddings)
+    assert len(rows(negative_ND[4:])) == 6
+
+
+def test_the_hardest_are_the_nearest_to_each_anchor_but_itself() -> None:
+    memory = memory_of(40, first_id=2)  # ids 2 and 3 are anchors, and so held
+    hashes_B = torch.tensor([0, 9, 0, 0])  # anchor 1 shows what slot 6 holds (id 8, hash 9)
+    negative_BND, mask_BN, z_BD = drawn("hardest", memory, hashes_B)
+    assert negative_BND.shape == (4, 4 + 6, 4)
+    assert not mask_BN[:, 4:].any()
+    cosine_BK = z_BD.detach() @ memory.embeddings.T
+    for anchor, slot in ((2, 0), (3, 1), (1, 6)):
+        cosine_BK[anchor, slot] = -2
+    for anchor in range(4):
+        nearest = memory.embeddings[cosine_BK[anchor].topk(6).indices]
+        assert rows(negative_BND[anchor, 4:]) == rows(nearest)
+        assert torch.equal(negative_BND[anchor, :4], negative_BND[0, :4])
+
+
+def test_fewer_held_than_asked_are_all_taken() -> None:
+    for how in ("uniform", "hardest", "stratified"):
+        negative, mask_BN, _ = drawn(how, memory_of(3))
+        assert negative.shape[-2] == mask_BN.shape[1] == 4 + 3
 
 
 def test_more_views_are_more_positives() -> None:
@@ -117,6 +164,13 @@ def test_wrong_settings_are_refused() -> None:
         moco(views=1)
     with pytest.raises(ValueError, match="key_statistics is 'none'"):
         moco(key_statistics="none")
+    for arguments, says in (
+        ({"negatives": 0}, "negatives is 0"),
+        ({"negatives": 8, "negatives_by": "best"}, "negatives_by is 'best'"),
+        ({"negatives_by": "hardest"}, "all of it is taken"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            MoCo(SmallEncoder(), SmallProjector(), InfoNCE(0.2), **arguments)
     with pytest.raises(ValueError, match="Linear has no `dim`"):
         MoCo(SmallEncoder(), nn.Linear(8, 4), InfoNCE(0.2))
     with pytest.raises(ValueError, match="got 3 views: this method wants 2"):
