@@ -66,7 +66,8 @@ def check_integers(
     if value is None:
         return torch.full((count,), none, dtype=torch.int64, device=device)
     column = as_tensor(value, device)
-    if column.is_floating_point() or column.is_complex() or column.dtype == torch.bool:
+    other = column.is_floating_point() or column.is_complex() or column.dtype == torch.bool
+    if other and column.numel():  # an empty list becomes float32
         raise ValueError(f"{name} are {column.dtype}: must be integers (int64)")
     if column.shape != (count,):
         raise ValueError(f"{name} have shape {tuple(column.shape)}: must be [{count}], one a row")

@@ -15,10 +15,14 @@ from torch import Tensor
 
 from memory.admission import Admission
 from memory.columns import Columns, Rows
-from memory.nearest import nearest
 from memory.scores import BLOCK_ELEMENTS
 
 NOBODY = -1
+
+CACHED_ELEMENTS = 1 << 20
+"""Similarities to slots compared at a time on a CPU: what stays in a cache is compared as fast as
+it is multiplied.
+"""
 
 
 @dataclass(frozen=True)
@@ -56,13 +60,11 @@ class Duplicates:
         """The duplicates among newcomers, decided in turn, against these held rows."""
         count, k = len(x_BD), len(z_kD)
         unit = 1e-12 if x_BD.dtype == torch.float64 else 1e-6
-        cosine_B = np.full(count, -np.inf)
-        if k and count:
-            cosine_B = nearest(x_BD, z_kD, 1)[0][:, 0].cpu().numpy().astype(np.float64)
+        most_B, slot_B = closest(x_BD, z_kD, unit)
+        cosine_B = most_B.cpu().numpy()
         found = Found(k, cosine_B >= self.threshold - unit)
-        if self.action == "merge" and found.duplicate_B.any():
-            held = torch.from_numpy(np.flatnonzero(found.duplicate_B))
-            found.twin_B[held.numpy()] = lowest_nearest(x_BD[held], z_kD, unit)
+        if self.action == "merge":
+            found.twin_B = np.where(found.duplicate_B, slot_B.cpu().numpy(), NOBODY)
         if self.action != "count":
             found.let_in_B = ~found.duplicate_B
         step = max(1, BLOCK_ELEMENTS // max(1, count))
@@ -106,8 +108,8 @@ class Found:
 
     def __init__(self, held: int, duplicate_B: NDArray[np.bool_]) -> None:
         self.held, self.duplicate_B = held, duplicate_B
-        self.let_in_B = np.ones(len(duplicate_B), dtype=bool)
-        self.twin_B = np.full(len(duplicate_B), NOBODY)
+        self.let_in_B: NDArray[np.bool_] = np.ones(len(duplicate_B), dtype=bool)
+        self.twin_B: NDArray[np.int64] = np.full(len(duplicate_B), NOBODY)
 
     def enter(self, rows: Rows, columns: Columns) -> Rows:
         """Those let in, with the multiplicity of what merged into them; held slots get theirs."""
@@ -148,11 +150,19 @@ class Found:
         )
 
 
-def lowest_nearest(x_BD: Tensor, z_kD: Tensor, unit: float) -> NDArray[np.int64]:
-    """The slot with the largest cosine to each row; the lowest of those within `unit` of it."""
-    found = []
-    for x_bD in torch.split(x_BD, max(1, BLOCK_ELEMENTS // len(z_kD))):
-        near_bk = x_bD @ z_kD.T
-        most_b1 = near_bk.max(dim=1, keepdim=True).values
-        found.append((near_bk >= most_b1 - unit).to(torch.uint8).argmax(dim=1).cpu().numpy())
-    return np.concatenate(found)
+def closest(x_BD: Tensor, z_kD: Tensor, unit: float) -> tuple[Tensor, Tensor]:
+    """The largest cosine of each row with a slot [B], and that slot int64 [B]; the lowest where
+    others are within about `unit` of it. -inf and slot 0 where no slot is held.
+    """
+    most_B = x_BD.new_full((len(x_BD),), -torch.inf)
+    slot_B = torch.zeros(len(x_BD), dtype=torch.int64, device=x_BD.device)
+    elements = CACHED_ELEMENTS if x_BD.device.type == "cpu" else 16 * BLOCK_ELEMENTS
+    step = max(1, elements // max(1, len(x_BD)))
+    for start in range(0, len(z_kD), step):
+        near_Bb = x_BD @ z_kD[start : start + step].T
+        here_B = near_Bb.amax(dim=1)
+        row = (here_B > most_B + unit).nonzero()[:, 0]
+        tied_Rb = near_Bb[row] >= (here_B[row] - unit)[:, None]
+        slot_B[row] = start + tied_Rb.to(torch.uint8).argmax(dim=1)
+        most_B = torch.maximum(most_B, here_B)
+    return most_B, slot_B

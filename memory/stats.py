@@ -144,8 +144,8 @@ def effective_classes(z_kD: Tensor) -> float:
     gram_DD = torch.zeros(dim, dim, dtype=torch.float64, device=z_kD.device)
     step = max(1, BLOCK_ELEMENTS // dim)
     for start in range(0, len(z_kD), step):
-        block_bD = z_kD[start : start + step].to(torch.float64)
-        gram_DD += block_bD.T @ block_bD
+        block_bD = z_kD[start : start + step]
+        gram_DD += block_bD.T @ block_bD  # in the rows' precision; the sum of blocks in float64
     share_D = torch.linalg.eigvalsh(gram_DD).clamp_(min=0)
     share_D /= share_D.sum()
     return math.exp(float(torch.special.entr(share_D).sum()))

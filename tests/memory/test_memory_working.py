@@ -294,7 +294,8 @@ def test_the_memory_is_built_rightly(options: dict[str, Any], message: str) -> N
         ({"capacity": 7}, "of capacity 8, this memory of 7"),
         ({"dim": 5}, "embeddings of the state have shape"),
         ({"image_shape": (1, 2, 2)}, "image_shape must be as when it was saved"),
-        ({"eviction": Reservoir()}, "eviction policy most-duplicated, this memory has .* reservoir"),
+        ({"eviction": Reservoir()}, "policy most-duplicated, this memory has .* reservoir"),
+        ({"eviction": MostDuplicated(VonMisesFisher(0.1))}, r"score Linear\(\), this memory has"),
     ],
 )
 def test_a_state_of_another_memory_is_refused(other: dict[str, Any], message: str) -> None:
