@@ -7,33 +7,47 @@ from dataclasses import dataclass
 from typing import Literal
 
 from benchmarks.memory_policies.stream import Shape
-from memory import eviction
-from memory.eviction import MostDuplicated, Policy
+from memory.eviction import (
+    ClassBalanced,
+    Hybrid,
+    KappaBandit,
+    MinimumRedundancy,
+    MostDuplicated,
+    Oldest,
+    Policy,
+    Random,
+    Reservoir,
+)
 from memory.scores import Gaussian, Linear, Quadratic, Score, VonMisesFisher
 
 Anchors = Literal["stream", "memory"]
 Freshness = Literal["stale", "written", "reencoded"]
+Draw = Literal["uniform", "inverse-count"]
+
+AGE_CAP = 16_384  # samples: eight times the memory
 
 
 def _duplicated(score: Score) -> Callable[[], Policy]:
     return lambda: MostDuplicated(score)
 
 
-def _named(name: str) -> Callable[[], Policy]:
-    return lambda: eviction.policy(name)
-
-
 POLICIES: Mapping[str, Callable[[], Policy]] = {
-    "queue": _named("oldest"),
+    "queue": Oldest,
     "vmf0.1": _duplicated(VonMisesFisher(0.1)),
-    "reservoir": _named("reservoir"),
-    "minred": _named("memory.eviction.minimum_redundancy:MinimumRedundancy"),
+    "reservoir": Reservoir,
+    "minred": MinimumRedundancy,
     "linear": _duplicated(Linear()),
-    "vmf0.02": _duplicated(VonMisesFisher(0.02)),
     "vmf0.3": _duplicated(VonMisesFisher(0.3)),
+    "vmf0.02": _duplicated(VonMisesFisher(0.02)),
     "quadratic": _duplicated(Quadratic()),
     "gaussian": _duplicated(Gaussian(1.0)),
+    "compete": lambda: MostDuplicated(VonMisesFisher(0.1), compete=True),
+    "hybrid": lambda: Hybrid(MostDuplicated(VonMisesFisher(0.1)), age_cap=AGE_CAP),
+    "bandit": KappaBandit,
+    "random": Random,
+    "oracle": ClassBalanced,
 }
+"""`oracle` balances by the labels, which no run would have: the most that balance can give."""
 
 # What anchors and freshness can be together: only what is drawn from the memory can be written
 # back to it.
@@ -59,15 +73,18 @@ class Arm:
         freshness: "stale": embeddings stay as they came; "written": the fresh keys of what is
             drawn go back to their slots; "reencoded": besides, as many of the stalest slots as a
             batch has are encoded anew at each step.
+        draw: how training batches are drawn from the memory.
     """
 
     policy: str
     anchors: Anchors
     freshness: Freshness
+    draw: Draw = "uniform"
 
     @property
     def name(self) -> str:
-        return f"{self.policy}/{self.anchors}/{self.freshness}"
+        parts = [self.policy, self.anchors, self.freshness]
+        return "/".join(parts if self.draw == "uniform" else [*parts, self.draw])
 
     def eviction(self) -> Policy:
         """A new policy."""
@@ -90,10 +107,13 @@ class Run:
 BASE = Arm("queue", "stream", "stale")
 FAVOURITE = Arm("vmf0.1", "memory", "written")
 RIVALS = (
+    Arm("oracle", "memory", "written"),
+    Arm("vmf0.3", "memory", "written"),
     Arm("reservoir", "memory", "written"),
     Arm("minred", "memory", "written"),
     Arm("linear", "stream", "stale"),
-    Arm("vmf0.3", "memory", "written"),
+    Arm("linear", "memory", "written"),
+    Arm("vmf0.1", "memory", "written", "inverse-count"),
 )
 HARD = STREAMS[:2]
 

@@ -113,6 +113,7 @@ def build(run: Run, settings: Settings, data: Data, views: Views) -> Learner:
         anchors=run.arm.anchors,
         reencode=settings.batch if run.arm.freshness == "reencoded" else 0,
         write_back=run.arm.freshness != "stale",
+        draw=run.arm.draw,
     )
 
 

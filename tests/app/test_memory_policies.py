@@ -15,7 +15,17 @@ import pytest
 import torch
 
 from benchmarks.memory_policies import __main__ as study
-from benchmarks.memory_policies.arms import BASE, FAVOURITE, POLICIES, STREAMS, Run, plan
+from benchmarks.memory_policies.arms import (
+    BASE,
+    FAVOURITE,
+    POLICIES,
+    RIVALS,
+    SEEDS,
+    STREAMS,
+    TRAINING,
+    Run,
+    plan,
+)
 from benchmarks.memory_policies.evaluation import linear_probe
 from benchmarks.memory_policies.results import Results
 from benchmarks.memory_policies.stream import CLASSES, Biased, Images, Shape, balanced, load
@@ -139,7 +149,8 @@ def test_the_plan_holds_every_run_once() -> None:
     names = [run.name for run in plan()]
     assert len(set(names)) == len(names)
     assert names[:2] == [f"x27-iid {arm.name} seed0" for arm in (BASE, FAVOURITE)]
-    assert len(names) == len(POLICIES) * 5 * len(STREAMS) * 3
+    ways = len(TRAINING) * len(POLICIES) + sum(arm.draw != "uniform" for arm in RIVALS)
+    assert len(names) == ways * len(STREAMS) * len(SEEDS)
 
 
 def test_images_come_back_as_they_were_written(cifar: Path) -> None:
