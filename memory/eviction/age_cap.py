@@ -127,14 +127,16 @@ class Ages:
         self.born_k[plan[joins]] = born_B[joins]
 
     def oldest(self, count: int) -> tuple[Slots, Slots]:
-        """The oldest slots in order and when they were born: some of `count`, at least one."""
+        """The `count` oldest slots in order, all where there are fewer; and when they were born."""
+        width = count
         while True:
-            part = slice(self._head, self._head + count)
+            part = slice(self._head, self._head + width)
             slot_n, when_n = self._slot_k[part], self._when_k[part]
             there_n = self.born_k[slot_n] == when_n
-            if there_n.any():
+            slot_n, when_n = slot_n[there_n], when_n[there_n]
+            if len(slot_n) >= count or (self._head == 0 and len(slot_n) == len(self.born_k)):
                 self._head += int(there_n.argmax())
-                return slot_n[there_n], when_n[there_n]
-            self._head += count
-            if self._head >= len(self._slot_k):
-                self._sort()
+                return slot_n[:count], when_n[:count]
+            if self._head + width >= len(self._slot_k):
+                self._sort()  # those that joined since are needed too
+            width *= 2

@@ -7,7 +7,6 @@ Shapes: A arms.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -18,6 +17,8 @@ from memory.eviction.base import Feedback, Policy
 from memory.eviction.most_duplicated import MostDuplicated
 from memory.scores import VonMisesFisher
 from memory.stats import effective_classes
+
+NOT_YET = -1.0
 
 
 class Arms:
@@ -99,7 +100,7 @@ class KappaBandit(Policy):
         self._generator = torch.Generator().manual_seed(seed)
         self.arms = Arms(len(self._scores), self._explore, self._discount, self._generator)
         self._batches = 0
-        self._before = math.nan  # effective classes when the interval began; nan: it has not
+        self._before = NOT_YET  # effective classes when the interval began
         self._pull(0)
 
     @property
@@ -118,7 +119,7 @@ class KappaBandit(Policy):
         self._inner.update(feedback)
         if not self.columns.full:
             return
-        if math.isnan(self._before):
+        if self._before == NOT_YET:
             self._before = effective_classes(self.columns.z_kD)
             return
         self._batches += 1

@@ -160,7 +160,7 @@ def largest(cosine_RK: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """torch.topk over the last dimension; of long rows, over the groups that can hold them."""
     rows, columns = cosine_RK.shape
     deep = columns // GROUPS
-    if deep < 8:
+    if deep < 8 or count > GROUPS:
         return torch.topk(cosine_RK, count)
     # Group g holds the columns g, g + GROUPS, g + 2 GROUPS, ...
     inside_RdG = cosine_RK[:, : deep * GROUPS].view(rows, deep, GROUPS)

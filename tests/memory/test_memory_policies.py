@@ -5,6 +5,8 @@ Shapes: B newcomers, D embedding, K slots.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -13,42 +15,64 @@ from torch import Tensor
 
 from memory import WorkingMemory
 from memory.columns import Rows
-from memory.eviction import POLICIES, MostDuplicated, Oldest, Policy, Reservoir
-from memory.scores import VonMisesFisher
+from memory.eviction import (
+    POLICIES,
+    ClassBalanced,
+    Hybrid,
+    KappaBandit,
+    MinimumRedundancy,
+    MostDuplicated,
+    Oldest,
+    Policy,
+    Random,
+    Reservoir,
+)
+from memory.scores import Linear, VonMisesFisher
 from tests.naive import STREAMS, Queue, replay_ids, reservoir_law, unit_rows
 
-MAKERS = {
+MAKERS: dict[str, Callable[[], Policy]] = {
     **POLICIES,
     "most-duplicated, sharp": lambda: MostDuplicated(VonMisesFisher(0.1)),
+    "hybrid, age cap": lambda: Hybrid(age_cap=70),
+    "hybrid, sharp, age cap": lambda: Hybrid(MostDuplicated(VonMisesFisher(0.1)), age_cap=70),
+    "hybrid, front": lambda: Hybrid(front=5),
+    "hybrid, reservoir, both": lambda: Hybrid(Reservoir(), age_cap=90, front=3),
+    "hybrid, minred, both": lambda: Hybrid(MinimumRedundancy(), age_cap=60, front=4),
+    "hybrid, queue, age cap": lambda: Hybrid(Oldest(), age_cap=40),
+    "hybrid of hybrid": lambda: Hybrid(Hybrid(ClassBalanced(), age_cap=80), front=7),
+    "kappa-bandit": lambda: KappaBandit(interval=2),
 }
 
 
 @pytest.fixture(params=sorted(MAKERS))
-def policy(request: pytest.FixtureRequest) -> Policy:
-    made: Policy = MAKERS[request.param]()
-    return made
+def maker(request: pytest.FixtureRequest) -> Callable[[], Policy]:
+    return MAKERS[request.param]
+
+
+@pytest.fixture
+def policy(maker: Callable[[], Policy]) -> Policy:
+    return maker()
 
 
 def stream(seed: int, count: int, dim: int = 6, kind: str = "clustered") -> tuple[Tensor, Tensor]:
     return torch.arange(count), unit_rows(np.random.default_rng(seed), kind, count, dim)
 
 
-def another(policy: Policy) -> Policy:
-    twin = type(policy)()
-    twin.score = policy.score
-    return twin
-
-
 def states_equal(one: dict[str, Tensor], two: dict[str, Tensor]) -> bool:
     return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
 
 
-def test_batches_are_as_single_samples(policy: Policy) -> None:
+# A bandit learns after each batch, so only what it learned from may differ: see its own tests.
+@pytest.mark.parametrize("name", sorted(set(MAKERS) - {"kappa-bandit"}))
+def test_batches_are_as_single_samples(name: str) -> None:
     ids, z_ND = stream(0, 150)
-    together = WorkingMemory(20, 6, policy, seed=4)
-    single = WorkingMemory(20, 6, another(policy), seed=4)
-    admission = together.add(ids, z_ND)
-    one_by_one = [single.add(ids[n : n + 1], z_ND[n : n + 1]) for n in range(150)]
+    labels = ids * ids % 5 - 1
+    together = WorkingMemory(20, 6, MAKERS[name](), seed=4)
+    single = WorkingMemory(20, 6, MAKERS[name](), seed=4)
+    admission = together.add(ids, z_ND, labels=labels)
+    one_by_one = [
+        single.add(ids[n : n + 1], z_ND[n : n + 1], labels=labels[n : n + 1]) for n in range(150)
+    ]
     assert admission.evicted.tolist() == [i for one in one_by_one for i in one.evicted.tolist()]
     assert admission.refused.tolist() == [i for one in one_by_one for i in one.refused.tolist()]
     assert admission.ages.tolist() == [age for one in one_by_one for age in one.ages.tolist()]
@@ -77,16 +101,16 @@ def test_an_admission_accounts_for_every_newcomer(policy: Policy, kind: str) -> 
     assert torch.equal(memory.embeddings, z_ND[memory.ids])
 
 
-def test_a_saved_memory_goes_on_bit_equal(policy: Policy) -> None:
+def test_a_saved_memory_goes_on_bit_equal(maker: Callable[[], Policy]) -> None:
     ids, z_ND = stream(2, 500)
-    memory = WorkingMemory(50, 6, policy, seed=9, image_shape=(1, 2, 2))
+    memory = WorkingMemory(50, 6, maker(), seed=9, image_shape=(1, 2, 2))
     images = torch.arange(500 * 4).to(torch.uint8).reshape(500, 1, 2, 2)
     start = 0
     for cut in (30, 100, 300, 400):
         memory.add(ids[start:cut], z_ND[start:cut], images[start:cut])
         memory.refresh(memory.stalest(3), z_ND[:3])
         state = memory.state_dict()
-        loaded = WorkingMemory(50, 6, another(policy), seed=1, image_shape=(1, 2, 2))
+        loaded = WorkingMemory(50, 6, maker(), seed=1, image_shape=(1, 2, 2))
         loaded.load_state_dict(load(save(state)))
         assert states_equal(loaded.state_dict(), state)
         assert loaded.check_valid() == (True, "")
@@ -97,6 +121,35 @@ def test_a_saved_memory_goes_on_bit_equal(policy: Policy) -> None:
             each.add(ids[cut:start], z_ND[cut:start], images[cut:start])
         assert states_equal(loaded.state_dict(), memory.state_dict())
         memory = loaded
+
+
+@pytest.mark.parametrize("kind", ["duplicates", "uniform"])
+def test_refreshed_rows_are_known_to_the_policy(policy: Policy, kind: str) -> None:
+    ids, z_ND = stream(8, 300, kind=kind)
+    memory = WorkingMemory(16, 6, policy)
+    for start in range(0, 300, 25):
+        memory.add(ids[start : start + 25], z_ND[start : start + 25])
+        slots = memory.stalest(6).flip(0)
+        memory.refresh(slots, z_ND[300 - start - 6 : 300 - start])
+        assert memory.check_valid() == (True, "")
+        anew_k = memory.eviction.score.counts(memory.embeddings)
+        assert torch.allclose(memory.counts(), anew_k, atol=1e-8)
+        total_B = memory.eviction.score.total(z_ND[:5], memory.embeddings)
+        assert torch.allclose(memory.collisions(z_ND[:5]) * 16, total_B, atol=1e-8)
+
+
+def test_a_memory_goes_on_in_float64(maker: Callable[[], Policy]) -> None:
+    """From float32 to float64 in the midst."""
+    ids, z_ND = stream(9, 120, dim=2)
+    memory = WorkingMemory(12, 2, maker())
+    for part in ids.split(20):
+        wide = bool(part[0] >= 60)
+        memory.add(part, z_ND[part] if wide else z_ND[part].to(torch.float32))
+        assert memory.dtype == (torch.float64 if wide else torch.float32)
+        if isinstance(memory.eviction.score, Linear):  # others carry on counts made in float32
+            assert memory.check_valid() == (True, "")
+    anew_k = memory.eviction.score.counts(memory.embeddings)
+    assert torch.allclose(memory.counts(), anew_k, atol=1e-5)
 
 
 def test_a_state_is_a_copy(policy: Policy) -> None:
@@ -111,14 +164,17 @@ def test_a_state_is_a_copy(policy: Policy) -> None:
 
 
 def test_a_policy_serves_one_memory(policy: Policy) -> None:
-    WorkingMemory(4, 3, policy)
+    WorkingMemory(8, 3, policy)
     with pytest.raises(ValueError, match="serves another memory"):
-        WorkingMemory(4, 3, policy)
+        WorkingMemory(8, 3, policy)
+    with pytest.raises(ValueError, match="a policy of its own"):
+        Hybrid(policy)
 
 
-def test_one_slot_always_holds_the_last_that_joined(policy: Policy) -> None:
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_one_slot_always_holds_the_last_that_joined(name: str) -> None:
     ids, z_ND = stream(4, 12)
-    memory = WorkingMemory(1, 6, policy)
+    memory = WorkingMemory(1, 6, POLICIES[name]())
     admission = memory.add(ids, z_ND)
     assert memory.ids.tolist() == [int(ids[admission.slots == 0])]
     assert admission.inserted - len(admission.evicted) == 1
@@ -160,6 +216,21 @@ def test_the_reservoir_holds_each_sample_alike() -> None:
     assert chi < 39 + 4.5 * (2 * 39) ** 0.5
     both = runs * capacity * (capacity - 1) / (seen * (seen - 1))
     assert abs(pair - both) < 4.5 * both**0.5
+
+
+def test_random_draws_every_slot_alike() -> None:
+    """50,000 evictions of 20 slots, chi-square; and each follows each other alike."""
+    memory = WorkingMemory(20, 2, Random(), seed=3)
+    ids, z_ND = stream(7, 20, dim=2)
+    memory.add(ids, z_ND)
+    late = torch.arange(50_000)
+    plan = memory.eviction.choose(Rows(late, z_ND[:1].expand(50_000, 2), late, late, late))
+    seen_K = torch.bincount(plan, minlength=20)
+    after_KK = torch.bincount(plan[:-1] * 20 + plan[1:], minlength=400)
+    for seen, freedom in ((seen_K, 19), (after_KK, 399)):
+        expected = float(seen.sum()) / len(seen)
+        chi = float(((seen - expected) ** 2 / expected).sum())
+        assert abs(chi - freedom) < 4.5 * (2 * freedom) ** 0.5
 
 
 def test_plans_are_carried_out_in_turn() -> None:

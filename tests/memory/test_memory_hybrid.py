@@ -1,0 +1,216 @@
+"""Age caps, fronts and class balance against naive twins.
+
+Shapes: D embedding, K slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from memory import WorkingMemory
+from memory.columns import Rows
+from memory.eviction import (
+    ClassBalanced,
+    Hybrid,
+    MinimumRedundancy,
+    MostDuplicated,
+    Oldest,
+    Policy,
+    Reservoir,
+)
+from memory.eviction.base import Feedback
+from memory.scores import Linear, VonMisesFisher
+from tests import naive_policies as naive
+from tests.naive import STREAMS, reservoir_law, unit_rows
+
+
+class NoOdd(ClassBalanced):
+    """Refuses newcomers of odd label, to see refusals through a hybrid."""
+
+    name = "no odd"
+
+    def choose(self, rows: Rows) -> torch.Tensor:
+        if int(rows.labels[0]) % 2:
+            return torch.tensor([-1])
+        return super().choose(rows[:1])
+
+
+INNER: dict[str, tuple[Callable[[], Policy], naive.Rule]] = {
+    "queue": (Oldest, naive.oldest),
+    "linear": (MostDuplicated, naive.most_duplicated(Linear())),
+    "sharp": (
+        lambda: MostDuplicated(VonMisesFisher(0.1)),
+        naive.most_duplicated(VonMisesFisher(0.1)),
+    ),
+    "minred": (MinimumRedundancy, naive.minimum_redundancy),
+    "classes": (ClassBalanced, naive.class_balanced),
+    "refusing": (NoOdd, naive.refuse_odd(naive.class_balanced)),
+}
+
+
+def streams(seed: int, stream: str) -> tuple[int, list[naive.Sample], list[int]]:
+    """A capacity of at least 5, samples, and where to cut them into batches."""
+    rng = np.random.default_rng([seed, STREAMS.index(stream)])
+    capacity, dim = int(rng.integers(5, 20)), int(rng.integers(2, 8))
+    count = int(rng.integers(capacity, 5 * capacity + 20))
+    labels = rng.choice([-1, 0, 1, 2], size=count, p=[0.2, 0.5, 0.2, 0.1]).tolist()
+    z_ND = unit_rows(rng, stream, count, dim)
+    samples = [naive.Sample(z_D, c, n) for n, (z_D, c) in enumerate(zip(z_ND, labels, strict=True))]
+    return capacity, samples, sorted(rng.integers(0, count, size=4).tolist())
+
+
+def fill(
+    policy: Policy, capacity: int, samples: list[naive.Sample], cuts: list[int]
+) -> tuple[list[int], WorkingMemory]:
+    """The samples through a memory in batches: who left it in order, refusals in a front apart."""
+    z_ND = torch.stack([sample.z_D for sample in samples])
+    labels = torch.tensor([sample.label for sample in samples])
+    memory, gone = WorkingMemory(capacity, z_ND.shape[1], policy), []
+    for start, end in zip([0, *cuts], [*cuts, len(samples)], strict=True):
+        ids = torch.arange(start, end)
+        gone += memory.add(ids, z_ND[start:end], labels=labels[start:end]).evicted.tolist()
+        assert memory.check_valid() == (True, "")
+    return gone, memory
+
+
+@pytest.mark.parametrize("stream", STREAMS)
+@pytest.mark.parametrize("name", ["classes", "refusing"])
+def test_the_policy_by_itself(name: str, stream: str) -> None:
+    make, rule = INNER[name]
+    for seed in range(10):
+        capacity, samples, cuts = streams(seed, stream)
+        gone, memory = fill(make(), capacity, samples, cuts)
+        assert (gone, memory.ids.tolist()) == naive.run(rule, capacity, samples)
+
+
+@pytest.mark.parametrize("stream", STREAMS)
+@pytest.mark.parametrize("name", INNER)
+def test_an_age_cap(name: str, stream: str) -> None:
+    make, rule = INNER[name]
+    for seed in range(4):
+        capacity, samples, cuts = streams(seed, stream)
+        for cap in (1, capacity, capacity + 3, 2 * capacity):
+            gone, memory = fill(Hybrid(make(), age_cap=cap), capacity, samples, cuts)
+            expected = naive.run(naive.aged(rule, cap), capacity, samples)
+            assert (gone, memory.ids.tolist()) == expected, f"seed {seed}, cap {cap}"
+
+
+@pytest.mark.parametrize("stream", STREAMS)
+@pytest.mark.parametrize("name", INNER)
+def test_a_front(name: str, stream: str) -> None:
+    make, rule = INNER[name]
+    for seed in range(4):
+        capacity, samples, cuts = streams(seed, stream)
+        for front in (1, capacity // 2, capacity - 1):
+            gone, memory = fill(Hybrid(make(), front=front), capacity, samples, cuts)
+            expected, held = naive.run_with_front(rule, capacity, front, samples)
+            assert gone == expected, f"seed {seed}, front {front}"
+            assert set(memory.ids.tolist()) == held
+
+
+@pytest.mark.parametrize("name", INNER)
+def test_an_age_cap_behind_a_front(name: str) -> None:
+    make, rule = INNER[name]
+    for seed in range(6):
+        capacity, samples, cuts = streams(seed, "clustered")
+        both = Hybrid(make(), age_cap=capacity + 2, front=2)
+        nested = Hybrid(Hybrid(make(), age_cap=capacity + 2), front=2)
+        rule_of_body = naive.aged(rule, capacity + 2)
+        expected, held = naive.run_with_front(rule_of_body, capacity, 2, samples)
+        for policy in (both, nested):
+            gone, memory = fill(policy, capacity, samples, cuts)
+            assert gone == expected
+            assert set(memory.ids.tolist()) == held
+
+
+def test_the_newest_stand_in_the_front_and_none_outlives_the_cap() -> None:
+    rng = np.random.default_rng(0)
+    z_ND = unit_rows(rng, "clustered", 900, 4)
+    memory = WorkingMemory(30, 4, Hybrid(Reservoir(), age_cap=100, front=8))
+    for start in range(0, 900, 9):
+        memory.add(torch.arange(start, start + 9), z_ND[start : start + 9])
+        newest = range(max(0, start + 9 - 8), start + 9)
+        assert set(newest) <= set(memory.ids.tolist())
+        assert int((start + 8 - memory.born).max()) <= 100 + 8
+
+
+def test_a_reservoir_behind_a_front_keeps_its_law() -> None:
+    """600 runs: each of the 20 samples that left the front is in the body's 5 slots alike."""
+    capacity, front, seen, runs = 8, 3, 23, 600
+    ids, z_ND = torch.arange(seen), unit_rows(np.random.default_rng(1), "uniform", seen, 3)
+    policy = Hybrid(Reservoir(), front=front)
+    memory = WorkingMemory(capacity, 3, policy)
+    start = memory.state_dict()
+    held_N = torch.zeros(seen)
+    for run in range(runs):
+        start["eviction.inner.generator"] = torch.Generator().manual_seed(run).get_state()
+        memory.load_state_dict(start)
+        memory.add(ids, z_ND)
+        held_N[memory.ids] += 1
+    assert held_N[-front:].tolist() == [runs] * front
+    law = reservoir_law(capacity - front, seen - front)
+    spread = (held_N[:-front] - runs * law) ** 2 / (runs * law * (1 - law))
+    assert float(spread.sum()) * 19 / 20 < 19 + 4.5 * (2 * 19) ** 0.5
+
+
+def test_planted_errors_are_found() -> None:
+    z_ND = unit_rows(np.random.default_rng(1), "uniform", 40, 4)
+    fronted, capped = Hybrid(Oldest(), front=4), Hybrid(Oldest(), age_cap=30)
+    for policy, message in ((fronted, "its queue is slots"), (capped, "born otherwise")):
+        memory = WorkingMemory(10, 4, policy)
+        memory.add(torch.arange(40), z_ND)
+        memory.born[:] = memory.encoded[:] = memory.born.flip(0)
+        assert message in memory.check_valid()[1]
+    memory = WorkingMemory(10, 4, Hybrid(Oldest(), front=4))
+    memory.add(torch.arange(40), z_ND)
+    memory.ids[memory.born.argmin()] = -5
+    assert "ids of the body" in memory.check_valid()[1]
+    balanced = WorkingMemory(10, 4, ClassBalanced())
+    balanced.add(torch.arange(40), z_ND)
+    balanced.labels[3] = 2
+    assert "slots by label" in balanced.check_valid()[1]
+
+
+def test_options_are_checked() -> None:
+    with pytest.raises(ValueError, match="age_cap is 0: must be at least 1"):
+        Hybrid(age_cap=0)
+    with pytest.raises(ValueError, match="front is -1: must be at least 1"):
+        Hybrid(front=-1)
+    with pytest.raises(ValueError, match="front is 5 of 5 slots: must leave some"):
+        WorkingMemory(5, 2, Hybrid(front=5))
+    with pytest.raises(ValueError, match="a front must be outermost"):
+        Hybrid(Hybrid(front=2), age_cap=5)
+
+
+def test_who_takes_slots_around_a_queue_takes_the_oldest() -> None:
+    memory = WorkingMemory(4, 2, Oldest())
+    memory.add(torch.arange(6), torch.eye(2)[[0] * 6])
+    rows = Rows(*([torch.arange(1)] * 5))
+    with pytest.raises(ValueError, match="whose head is slot 2"):
+        memory.eviction.replaced(torch.tensor([1]), rows, memory.embeddings[:1])
+    outer = Hybrid(front=1)
+    WorkingMemory(4, 2, outer)
+    with pytest.raises(ValueError, match="must be outermost"):
+        outer.replaced(torch.tensor([1]), rows, memory.embeddings[:1])
+
+
+def test_feedback_reaches_the_inner_policy() -> None:
+    class Listening(Oldest):
+        name = "listening"
+
+        def __init__(self) -> None:
+            self.heard: list[Feedback] = []
+
+        def update(self, feedback: Feedback) -> None:
+            self.heard.append(feedback)
+
+    inner = Listening()
+    memory = WorkingMemory(4, 2, Hybrid(inner, age_cap=6, front=1))
+    z = torch.eye(2)[[0] * 9]
+    memory.add(torch.arange(3), z[:3])
+    memory.add(torch.arange(9), z)
+    assert inner.heard == [Feedback(3, 0, 0, 3), Feedback(9, 8, 0, 12)]

@@ -1,0 +1,132 @@
+"""MinRed against its naive twin, step by step, and as published.
+
+Shapes: B newcomers, D embedding, K slots.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.minred import published_step, redundancy
+from memory import WorkingMemory
+from memory.eviction import MinimumRedundancy, minimum_redundancy, near, neighbours
+from tests import naive_policies as naive
+from tests.naive import STREAMS, unit_rows
+
+CASES = 12  # of each stream, in each setting; some 6,000 steps in all
+
+
+@pytest.fixture(params=["as it is", "narrow"])
+def lists(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Short lists and small blocks, so that lists run empty and newcomers meet at small K."""
+    if request.param == "narrow":
+        monkeypatch.setattr(neighbours, "LIST", 2)
+        monkeypatch.setattr(near, "LIST", 2)
+        monkeypatch.setattr(near, "GROUPS", 4)
+        monkeypatch.setattr(neighbours, "AHEAD", 2)
+        monkeypatch.setattr(minimum_redundancy, "NEWCOMERS", 9)
+        monkeypatch.setattr(minimum_redundancy, "BLOCK_ELEMENTS", 200)
+    return str(request.param)
+
+
+@pytest.mark.parametrize("stream", STREAMS)
+def test_every_step_evicts_from_the_closest_pair(stream: str, lists: str) -> None:
+    for seed in range(CASES):
+        rng = np.random.default_rng([seed, STREAMS.index(stream)])
+        capacity, dim = int(rng.integers(1, 48)), int(rng.integers(2, 10))
+        z_ND = unit_rows(rng, stream, capacity + int(rng.integers(5, 100)), dim)
+        samples = [naive.Sample(z_D, -1, n) for n, z_D in enumerate(z_ND)]
+        gone, held = naive.run(naive.minimum_redundancy, capacity, samples)
+        memory, evicted = WorkingMemory(capacity, dim, MinimumRedundancy()), []
+        cuts = sorted(rng.integers(0, len(z_ND), size=3).tolist())
+        for start, end in zip([0, *cuts], [*cuts, len(z_ND)], strict=True):
+            evicted += memory.add(torch.arange(start, end), z_ND[start:end]).evicted.tolist()
+            assert memory.check_valid() == (True, "")
+        assert evicted == gone, f"seed {seed}"
+        assert memory.ids.tolist() == held
+
+
+@pytest.mark.parametrize("stream", STREAMS)
+def test_after_refreshing_the_closest_pair_is_that_of_the_new_rows(stream: str, lists: str) -> None:
+    rng = np.random.default_rng(STREAMS.index(stream))
+    z_ND = unit_rows(rng, stream, 400, 5)
+    memory = WorkingMemory(30, 5, MinimumRedundancy())
+    for start in range(0, 400, 10):
+        memory.add(torch.arange(start, start + 10), z_ND[start : start + 10])
+        slots = torch.from_numpy(rng.permutation(len(memory))[:7])
+        memory.refresh(slots, unit_rows(rng, stream, 7, 5))
+        assert memory.check_valid() == (True, "")
+        if len(memory) == 30:
+            held = [naive.Sample(z_D, -1, 0) for z_D in memory.embeddings]
+            leaving = int(memory.ids[naive.minimum_redundancy(held, held[0])])
+            admission = memory.add(torch.tensor([start + 1000]), z_ND[start : start + 1])
+            assert admission.evicted.tolist() == [leaving]
+
+
+@pytest.mark.parametrize("stream", STREAMS)
+def test_float32_evicts_from_a_pair_as_close(stream: str) -> None:
+    rng = np.random.default_rng(5)
+    z_ND = unit_rows(rng, stream, 500, 16).to(torch.float32)
+    memory = WorkingMemory(100, 16, MinimumRedundancy())
+    memory.add(torch.arange(100), z_ND[:100])
+    held = list(range(100))
+    admission = memory.add(torch.arange(100, 500), z_ND[100:])
+    for newcomer, gone in enumerate(admission.evicted.tolist(), 100):
+        cosine_KK = z_ND[held].double() @ z_ND[held].double().T
+        nearest_K = cosine_KK.fill_diagonal_(-2).max(dim=1).values
+        slot = held.index(gone)
+        assert nearest_K[slot] >= nearest_K.max() - 1e-5
+        held[slot] = newcomer
+    assert memory.check_valid() == (True, "")
+
+
+def test_a_planted_row_is_found() -> None:
+    memory = WorkingMemory(20, 4, MinimumRedundancy())
+    memory.add(torch.arange(40), unit_rows(np.random.default_rng(2), "uniform", 40, 4))
+    memory.embeddings[7] = memory.embeddings[3]
+    ok, reason = memory.check_valid()
+    assert not ok
+    assert "not as listed" in reason or "missing" in reason
+
+
+@pytest.mark.parametrize(("rows", "columns", "count"), [(3, 40, 5), (4, 700, 9), (2, 5000, 17)])
+def test_the_largest_are_those_of_topk(rows: int, columns: int, count: int) -> None:
+    cosine_RK = torch.from_numpy(np.random.default_rng(1).standard_normal((rows, columns)))
+    if columns == 700:
+        cosine_RK[:, 300:] = -torch.inf
+    for groups in (256, 64):
+        near.GROUPS, kept = groups, near.GROUPS
+        found = near.largest(cosine_RK, count)
+        near.GROUPS = kept
+        assert torch.equal(found[0], torch.topk(cosine_RK, count).values)
+        assert torch.equal(cosine_RK.gather(1, found[1]), found[0])
+
+
+def test_the_published_step_drops_the_nearest_one_by_one() -> None:
+    rng = np.random.default_rng(4)
+    # In sixteenths, so that cosines have no rounding and a pair's two are equal.
+    z_KD, x_BD = ((16 * unit_rows(rng, "clustered", count, 6)).round() / 16 for count in (30, 12))
+    left = list(torch.cat([z_KD, x_BD]))
+    while len(left) > 30:
+        nearest = [
+            max(float(a @ b) for j, b in enumerate(left) if j != i) for i, a in enumerate(left)
+        ]
+        left.pop(nearest.index(max(nearest)))
+    assert torch.equal(published_step(z_KD, x_BD), torch.stack(left))
+
+
+def test_redundancy_is_a_loop_and_small_batches_leave_less_of_it() -> None:
+    rng = np.random.default_rng(6)
+    z_ND = unit_rows(rng, "clustered", 600, 8)
+    memory = WorkingMemory(64, 8, MinimumRedundancy())
+    memory.add(torch.arange(64), z_ND[:64])
+    before = redundancy(memory.embeddings)
+    rows = list(memory.embeddings)
+    loop = [max(float(a @ b) for j, b in enumerate(rows) if j != i) for i, a in enumerate(rows)]
+    assert before == pytest.approx(sum(loop))
+    for start in range(64, 600, 67):
+        memory.add(torch.arange(start, start + 67), z_ND[start : start + 67])
+    assert redundancy(memory.embeddings) < 0.96 * before
+    assert redundancy(torch.ones(1, 1)) == 0
