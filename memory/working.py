@@ -169,7 +169,7 @@ class WorkingMemory(Refreshing):
         """Exponential of the entropy of the sizes of k-means cells, from 1 to `cells`; 0 of an
         empty memory. Clusters anew at each call: not for every step.
         """
-        return effective_cells(self.embeddings, cells, self._seed + 2)
+        return effective_cells(self.embeddings, cells, self._strata.seed)
 
     def state_dict(self) -> State:
         """Everything needed to go on bit-equal, as a flat dict of copies that safetensors takes."""
