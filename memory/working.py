@@ -144,6 +144,12 @@ class WorkingMemory(Refreshing):
         self._columns.promote(torch.float64)
         self.eviction.bind(self._columns, self._seed + 1)
         self.eviction.load(state)
+        self._count_anew()
+
+    def _count_anew(self) -> None:
+        """Let the policy forget what it counted in another dtype than the rows have now."""
+        every = torch.arange(len(self), device=self.device)
+        self.eviction.refreshed(every, self.embeddings.clone())
 
     def counts(self) -> Tensor:
         """Duplicate counts N(j) of the occupied slots (DUEL, eq. 5), float64 [k]."""
@@ -201,6 +207,8 @@ class WorkingMemory(Refreshing):
         self.eviction.bind(self._columns, self._seed + 1)
         self._columns.load(columns)
         self.eviction.load(part(state, "eviction"))
+        if columns["embeddings"].dtype != self.dtype:
+            self._count_anew()
 
     def check_valid(self) -> tuple[bool, str]:
         """Recount everything. (True, "") or (False, what is wrong)."""
