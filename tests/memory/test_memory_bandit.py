@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from jsonargparse import ArgumentParser
 from safetensors.torch import load, save
 
 from memory import WorkingMemory
@@ -18,7 +19,6 @@ from memory.eviction import POLICIES, Feedback, KappaBandit, MostDuplicated, Pol
 from memory.eviction.bandit import Arms
 from memory.scores import VonMisesFisher
 from memory.stats import effective_classes
-from stream_ssl.app.config import learner_parser
 from tests.naive import unit_rows
 
 
@@ -79,12 +79,9 @@ def test_the_bandit_is_most_duplicated_with_the_arm_of_the_moment() -> None:
         if batches == 3:
             arms.reward(arm, now - before)
             before, batches, arm = now, 0, arms.choose()
-            state = {n: t for n, t in twin.state_dict().items() if not n.startswith("eviction.")}
+            rows = twin.state_dict()
             twin = WorkingMemory(40, 6, MostDuplicated(VonMisesFisher(kappas[arm])))
-            anew = WorkingMemory(40, 6, MostDuplicated(VonMisesFisher(kappas[arm])))
-            anew.add(state["columns.ids"], state["columns.embeddings"])
-            own = {n: t for n, t in anew.state_dict().items() if n.startswith("eviction.")}
-            twin.load_state_dict(state | own)
+            twin.add(rows["columns.ids"], rows["columns.embeddings"])
         assert torch.allclose(memory.counts(), twin.counts(), atol=1e-9)
         assert bandit.kappa == kappas[arm]
         assert memory.eviction.score == VonMisesFisher(kappas[arm])
@@ -193,9 +190,12 @@ def test_the_error_names_what_is_wrong(
 
 
 def parse(*options: str) -> Any:
-    parser = learner_parser()
-    given = ["--decoder.size", "28", "--batches.batch_size", "8", "--memory.capacity", "16"]
-    return parser.instantiate_classes(parser.parse_args([*given, *options])).memory.eviction
+    """As the learner's configuration reads its memory section."""
+    parser = ArgumentParser()
+    skip = {"dim", "image_shape", "device", "dtype"}
+    parser.add_class_arguments(WorkingMemory, "memory", skip=skip, instantiate=False)
+    settings = parser.parse_args(["--memory.capacity=16", *options])
+    return parser.instantiate(settings).memory.eviction
 
 
 def test_a_configuration_names_policies_by_class_path(outside: str) -> None:
