@@ -1,0 +1,209 @@
+"""Eviction by approximate counts: how fast, and how far from the largest count.
+
+python -m benchmarks.approximate [--capacity 262144 ...] [--batches 80] [--judge cuda]
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.eviction import BATCH, DIM, Stream
+from memory.columns import Columns
+from memory.eviction.approximate import IndexTally
+from memory.scores import BLOCK_ELEMENTS, Score, VonMisesFisher
+
+LEAST_RATE = {262_144: 3000, 1 << 20: 2000}
+MOST_REGRET = 0.02
+WATCHED = 4096
+"""Slots whose counts are kept exactly where a GPU does not keep them all, best and random each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One memory size.
+
+    Attributes:
+        build_seconds: to fit the cells and count every slot, once.
+        rate: samples a second over the whole run, by the wall clock.
+        cpu_rate: samples a second of processor time, which others on the machine do not slow.
+        median_rate: of single batches; folds come every so many batches and are left out by it.
+        regret: mean over judged evictions of (largest - evicted's) / largest exact count.
+        worst_regret: the largest of them.
+        judged: evictions judged.
+        watched: slots among which the largest count was sought.
+        error: mean relative error of the counts at the end, and `bias` that with its sign.
+        met: rate and regret are as required, where a rate is; by processor time.
+    """
+
+    capacity: int
+    build_seconds: float
+    rate: float
+    cpu_rate: float
+    median_rate: float
+    regret: float
+    worst_regret: float
+    judged: int
+    watched: int
+    error: float
+    bias: float
+    met: bool | None
+
+
+class Judge:
+    """Exact counts of the watched slots, carried along one eviction at a time.
+
+    Args:
+        score: h.
+        z_KD: rows of the memory; copied.
+        watched: slots, distinct; all where None.
+        device: where to count.
+    """
+
+    def __init__(
+        self, score: Score, z_KD: Tensor, watched: Tensor | None, device: torch.device
+    ) -> None:
+        self._score = score
+        self._z_KD = z_KD.to(device, copy=True)
+        chosen = torch.arange(len(z_KD)) if watched is None else watched
+        self._place_K = torch.full((len(z_KD),), -1)
+        self._place_K[chosen] = torch.arange(len(chosen))
+        self._row_WD = self._z_KD if watched is None else self._z_KD[chosen.to(device)]
+        step = max(1, BLOCK_ELEMENTS * (16 if device.type == "cuda" else 1) // len(z_KD))
+        self.count_W = torch.cat([self._exact(rows) for rows in torch.split(self._row_WD, step)])
+
+    def _exact(self, row_ND: Tensor) -> Tensor:
+        own_N = self._score.apply_((row_ND * row_ND).sum(dim=1))
+        h_NK = self._score.apply_(row_ND @ self._z_KD.T)
+        return h_NK.sum(dim=1, dtype=torch.float64) - own_N
+
+    def evict(self, slot: int, x_D: Tensor) -> float:
+        """The regret of evicting this slot; then the newcomer takes it."""
+        place = int(self._place_K[slot])
+        gone_D, x_D = self._z_KD[slot].clone(), x_D.to(self._z_KD.device)
+        own = float(self.count_W[place] if place >= 0 else self._exact(gone_D[None])[0])
+        most = max(float(self.count_W.max()), own)
+        self.count_W -= self._score.apply_(self._row_WD @ gone_D)
+        self._z_KD[slot] = x_D
+        if place >= 0:
+            self._row_WD[place] = x_D
+        self.count_W += self._score.apply_(self._row_WD @ x_D)
+        if place >= 0:
+            self.count_W[place] = self._exact(x_D[None])[0]
+        return (most - own) / most
+
+
+class Run:
+    """A full memory under approximate counts, timed batch by batch."""
+
+    def __init__(self, capacity: int, score: Score, near: int) -> None:
+        self.stream = Stream("clustered")
+        self.columns = Columns(capacity, DIM, None, torch.device("cpu"), torch.float32)
+        self.columns.embeddings.copy_(torch.from_numpy(self.stream.draw(capacity)))
+        self.columns.occupied = capacity
+        self.tally = IndexTally(self.columns, score, near=near)
+        start = time.perf_counter()
+        self.tally.recount()
+        self.build_seconds = time.perf_counter() - start
+        self.wall: list[float] = []
+        self.cpu: list[float] = []
+
+    def batch(self, judge: Judge | None) -> list[float]:
+        """One batch; the regret of each eviction where there is a judge."""
+        x_BD = torch.from_numpy(self.stream.draw(BATCH))
+        wall, cpu, regret = 0.0, 0.0, []
+        while len(x_BD):
+            start, start_cpu = time.perf_counter(), time.process_time()
+            plan = self.tally.choose(x_BD).tolist()
+            newest = {slot: turn for turn, slot in enumerate(plan)}
+            turns = torch.tensor(list(newest.values()))
+            self.columns.embeddings[list(newest)] = x_BD[turns]
+            wall, cpu = wall + time.perf_counter() - start, cpu + time.process_time() - start_cpu
+            if judge is not None:
+                regret += [judge.evict(s, x) for s, x in zip(plan, x_BD[: len(plan)], strict=True)]
+            x_BD = x_BD[len(plan) :]
+        self.wall.append(wall)
+        self.cpu.append(cpu)
+        return regret
+
+
+def watch(run: Run, everything: bool) -> Tensor | None:
+    """The slots ranked highest and as many random ones, or None for all."""
+    if everything or run.columns.capacity <= 4 * WATCHED:
+        return None
+    top = run.tally.counts().topk(WATCHED).indices
+    some = torch.randperm(run.columns.capacity, generator=torch.Generator().manual_seed(0))
+    both: Tensor = torch.cat([top, some[:WATCHED]]).unique()
+    return both
+
+
+def measure(
+    capacity: int,
+    batches: int = 80,
+    judged: int = 4,
+    device: str | None = "cpu",
+    score: Score | None = None,
+    near: int = 4,
+) -> Line:
+    """Run `batches` batches and judge the last ones.
+
+    Args:
+        judged: batches at the end whose every eviction is judged.
+        device: of the judge. On "cuda" it keeps the exact counts of all slots, elsewhere of those
+            that `watch` names. None: no judge.
+    """
+    score = VonMisesFisher(0.1) if score is None else score
+    run = Run(capacity, score, near)
+    for _ in range(batches - judged):
+        run.batch(None)
+    judge, regret = None, []
+    if device is not None:
+        chosen = watch(run, device.startswith("cuda"))
+        judge = Judge(score, run.columns.embeddings, chosen, torch.device(device))
+    for _ in range(judged):
+        regret += run.batch(judge)
+    error = run.tally.error(128)
+    cpu_rate, mean = BATCH * batches / sum(run.cpu), float(np.mean(regret or [0.0]))
+    least = LEAST_RATE.get(capacity)
+    return Line(
+        capacity=capacity,
+        build_seconds=run.build_seconds,
+        rate=BATCH * batches / sum(run.wall),
+        cpu_rate=cpu_rate,
+        median_rate=BATCH / float(np.median(run.wall)),
+        regret=mean,
+        worst_regret=max(regret, default=0.0),
+        judged=len(regret),
+        watched=0 if judge is None else len(judge.count_W),
+        error=error.mean,
+        bias=error.bias,
+        met=None if least is None else cpu_rate >= least and mean <= MOST_REGRET,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--capacity", type=int, nargs="+", default=[16_384, 65_536, 262_144])
+    parser.add_argument("--batches", type=int, default=80)
+    parser.add_argument("--judged", type=int, default=4, help="batches whose evictions are judged")
+    parser.add_argument("--judge", default="cpu", help="device that counts exactly")
+    parser.add_argument("--near", type=int, default=4, help="cells counted row by row")
+    arguments = parser.parse_args()
+    for capacity in arguments.capacity:
+        line = measure(
+            capacity, arguments.batches, arguments.judged, arguments.judge, near=arguments.near
+        )
+        print("  ".join(f"{name} {shown(value)}" for name, value in asdict(line).items()))
+
+
+def shown(value: object) -> str:
+    return f"{value:,.4g}" if isinstance(value, float) else str(value)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""An index's state as tensors, and an index from such a state.
+
+Shapes: C cells, D embedding, K slots, M neighbours of a cell, Q places on the bench, R rows gone.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from memory.columns import Columns
+from memory.eviction.approximate_bench import Bench
+from memory.eviction.cells_counts import CellCounts, Line
+from memory.eviction.cells_grid import Grid
+from memory.scores import Score
+
+SLOTS = ("near_K", "field_K", "excess_K", "changed_K")
+"""Arrays of CellCounts, one value a slot."""
+
+CELLS = ("near_CM", "size_C", "sum_CD", "along_C", "cell_K")
+"""Arrays of Grid."""
+
+SCALARS = ("fit_trained", "crowd_trained")
+
+
+def save(counts: CellCounts | None, bench: Bench | None) -> dict[str, Tensor]:
+    """Copies of everything that the index has worked out; empty tensors where it is not built."""
+    nothing = torch.zeros(0)
+    names = (*SLOTS, *CELLS, "axis_CD", "shift_C", "slope_CD", "mean_excess_C", "gone_RD", "gone_R")
+    state = dict.fromkeys((*names, "bench_slots", "bench_count"), nothing)
+    state["fit"], state["built"] = torch.zeros(2, dtype=torch.float64), torch.zeros(3).long()
+    if counts is not None:
+        grid, line = counts.grid, counts.line
+        arrays = {name: getattr(counts, name) for name in (*SLOTS, "mean_excess_C")}
+        arrays |= {name: getattr(grid, name) for name in CELLS}
+        arrays |= {"shift_C": line.shift_C, "slope_CD": line.slope_CD}
+        arrays["gone_RD"] = np.concatenate([*counts.gone_RD, counts.rows(np.arange(0))])
+        arrays["gone_R"] = np.concatenate([*counts.gone_R, grid.cell_K[:0]])
+        state |= {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
+        state["axis_CD"] = grid.axis_CD.clone()
+        state["fit"] = torch.tensor([getattr(grid, name) for name in SCALARS], dtype=torch.float64)
+        state["built"] = torch.tensor([1, counts.fitted_to, counts.next_cell])
+    if bench is not None:
+        state["bench_slots"] = torch.from_numpy(bench.slots.copy())
+        state["bench_count"] = torch.from_numpy(bench.count_Q.copy())
+    return state
+
+
+def load(
+    state: dict[str, Tensor], columns: Columns, score: Score
+) -> tuple[CellCounts | None, Bench | None]:
+    """What `save` saved, for the rows in the columns. Nothing where it was not built, or where the
+    rows have another dtype by now: then it is built anew when asked."""
+    dtype = columns.embeddings.dtype
+    if not int(state["built"][0]) or state["gone_RD"].dtype != dtype:
+        return None, None
+    arrays = {name: value.cpu().numpy().copy() for name, value in state.items()}
+    grid = object.__new__(Grid)
+    grid.axis_CD = state["axis_CD"].cpu().clone()
+    for name in CELLS:
+        setattr(grid, name, arrays[name])
+    for name, value in zip(SCALARS, state["fit"].tolist(), strict=True):
+        setattr(grid, name, value)
+    counts = object.__new__(CellCounts)
+    counts.take_over(columns, score, grid)
+    for name in (*SLOTS, "mean_excess_C"):
+        setattr(counts, name, arrays[name])
+    _, counts.fitted_to, counts.next_cell = state["built"].tolist()
+    counts.line = Line(arrays["shift_C"], arrays["slope_CD"])
+    counts.gone_RD, counts.gone_R = [arrays["gone_RD"]], [arrays["gone_R"]]
+    if len(state["bench_slots"]) == 0:
+        return counts, None
+    slots = arrays["bench_slots"]
+    return counts, Bench(slots, counts.rows(slots), arrays["bench_count"], columns.capacity)
