@@ -74,17 +74,20 @@ class Arm:
             drawn go back to their slots; "reencoded": besides, as many of the stalest slots as a
             batch has are encoded anew at each step.
         draw: how training batches are drawn from the memory.
+        plain: newcomers and slots encoded anew are encoded as they are, not augmented.
     """
 
     policy: str
     anchors: Anchors
     freshness: Freshness
     draw: Draw = "uniform"
+    plain: bool = False
 
     @property
     def name(self) -> str:
         parts = [self.policy, self.anchors, self.freshness]
-        return "/".join(parts if self.draw == "uniform" else [*parts, self.draw])
+        options = ("inverse-count", self.draw == "inverse-count"), ("plain", self.plain)
+        return "/".join([*parts, *(name for name, is_on in options if is_on)])
 
     def eviction(self) -> Policy:
         """A new policy."""
@@ -106,16 +109,23 @@ class Run:
 
 BASE = Arm("queue", "stream", "stale")
 FAVOURITE = Arm("vmf0.1", "memory", "written")
+HEADLINE = (
+    BASE,
+    FAVOURITE,
+    Arm("reservoir", "memory", "written"),
+    Arm("vmf0.1", "memory", "written", plain=True),
+)
 RIVALS = (
     Arm("oracle", "memory", "written"),
-    Arm("vmf0.3", "memory", "written"),
-    Arm("reservoir", "memory", "written"),
-    Arm("minred", "memory", "written"),
     Arm("linear", "stream", "stale"),
+    Arm("minred", "memory", "written"),
+    Arm("vmf0.3", "memory", "written"),
     Arm("linear", "memory", "written"),
     Arm("vmf0.1", "memory", "written", "inverse-count"),
+    Arm("vmf0.1", "memory", "reencoded", plain=True),
 )
 HARD = STREAMS[:2]
+MILD = Shape(1, 1), Shape(9, 1)
 
 
 def plan() -> list[Run]:
@@ -124,16 +134,16 @@ def plan() -> list[Run]:
 
 
 def _by_worth() -> Iterator[Run]:
-    def runs(arms: tuple[Arm, ...], shapes: tuple[Shape, ...], seeds: tuple[int, ...]) -> list[Run]:
-        return [Run(shape, arm, seed) for seed in seeds for shape in shapes for arm in arms]
+    def runs(arms: tuple[Arm, ...], shapes: tuple[Shape, ...], seed: int) -> list[Run]:
+        return [Run(shape, arm, seed) for shape in shapes for arm in arms]
 
-    pair = (BASE, FAVOURITE)
-    yield from runs(pair, HARD, (0,))
-    yield from runs(RIVALS, HARD[:1], (0,))
-    yield from runs(pair, (Shape(1, 1), Shape(9, 1)), (0,))
-    yield from runs(RIVALS, HARD[1:], (0,))
-    yield from runs(pair, HARD, SEEDS)
-    yield from runs(RIVALS, HARD, SEEDS)
+    yield from runs(HEADLINE, HARD, 0)
+    yield from runs(RIVALS[:3], HARD[:1], 0)
+    yield from runs(HEADLINE[:2], MILD[:1], 0)
+    for seed in SEEDS[1:]:
+        yield from runs(HEADLINE, HARD, seed)
+    yield from runs(RIVALS, HARD, 0)
+    yield from runs(HEADLINE, MILD, 0)
     arms = tuple(Arm(name, *training) for training in TRAINING for name in POLICIES)
     for seed in SEEDS:
-        yield from runs((*pair, *RIVALS, *arms), STREAMS, (seed,))
+        yield from runs((*HEADLINE, *RIVALS, *arms), STREAMS, seed)

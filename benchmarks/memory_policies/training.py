@@ -114,6 +114,7 @@ def build(run: Run, settings: Settings, data: Data, views: Views) -> Learner:
         reencode=settings.batch if run.arm.freshness == "reencoded" else 0,
         write_back=run.arm.freshness != "stale",
         draw=run.arm.draw,
+        plain_keys=run.arm.plain,
     )
 
 

@@ -84,6 +84,9 @@ class Learner:
             "memory"; the latter needs a memory that keeps images.
         write_back: let the fresh keys of samples drawn from the memory, as anchors or for replays,
             replace the older ones in their slots. It costs no encoding.
+        plain_keys: encode images as they are, not augmented, where only the memory asks: batches
+            that join without being trained on, and slots encoded anew. Duplicates are then found
+            with less noise.
         draw: how they are drawn: "uniform", or "inverse-count", in proportion to 1 / (1 + N(j)) of
             their duplicate counts.
         offset: where `batches` begins.
@@ -108,6 +111,7 @@ class Learner:
         reencode: int = 0,
         anchors: Literal["stream", "memory"] = "stream",
         write_back: bool = True,
+        plain_keys: bool = False,
         draw: Literal["uniform", "inverse-count"] = "uniform",
         offset: Offset = START,
     ) -> None:
@@ -132,6 +136,7 @@ class Learner:
             self.schedule,
             self.device,
             precision,
+            plain_keys,
         )
         self._exchange = Exchange(memory, self._updates, self.device, reencode, write_back, draw)
         self._randomness = OwnRandomness(seed, self.device)

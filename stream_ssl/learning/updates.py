@@ -44,6 +44,7 @@ class Updates:
         schedule: factor of the learning rate by step.
         device: where all of it lies.
         precision: what the method computes in.
+        plain_keys: `encode` takes the images as they are, rather than a view of each.
     """
 
     def __init__(
@@ -55,10 +56,12 @@ class Updates:
         schedule: Schedule,
         device: torch.device,
         precision: Literal["float32", "bfloat16"],
+        plain_keys: bool,
     ) -> None:
         self._method, self._memory, self._views = method, memory, views
         self._settings, self._schedule = settings, schedule
         self._device, self._precision = device, precision
+        self._see = views.plain if plain_keys else views
         self._parameters = list(method.trained)
         self._optimiser = settings.build(self._parameters)
 
@@ -82,9 +85,9 @@ class Updates:
         return Outcome(output.keys_BD, usable, skipped, loss, norm, rate, found)
 
     def encode(self, image_BCHW: Tensor, phases: Phases) -> Outcome:
-        """Keys alone, of one view of each image; "pace" is the reason for no update."""
+        """Keys alone, for the memory; "pace" is the reason for no update."""
         with phases("data"):
-            view_BCHW = self._views(image_BCHW)
+            view_BCHW = self._see(image_BCHW)
         with phases("forward"), self._autocast():
             keys_BD = self._method.encode_keys(view_BCHW)
         return Outcome(keys_BD, is_usable(keys_BD), "pace")

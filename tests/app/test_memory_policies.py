@@ -18,6 +18,7 @@ from benchmarks.memory_policies import __main__ as study
 from benchmarks.memory_policies.arms import (
     BASE,
     FAVOURITE,
+    HEADLINE,
     POLICIES,
     RIVALS,
     SEEDS,
@@ -149,7 +150,8 @@ def test_the_plan_holds_every_run_once() -> None:
     names = [run.name for run in plan()]
     assert len(set(names)) == len(names)
     assert names[:2] == [f"x27-iid {arm.name} seed0" for arm in (BASE, FAVOURITE)]
-    ways = len(TRAINING) * len(POLICIES) + sum(arm.draw != "uniform" for arm in RIVALS)
+    special = [arm for arm in (*HEADLINE, *RIVALS) if arm.draw != "uniform" or arm.plain]
+    ways = len(TRAINING) * len(POLICIES) + len(special)
     assert len(names) == ways * len(STREAMS) * len(SEEDS)
 
 

@@ -114,6 +114,24 @@ def test_without_writing_back_embeddings_stay_as_they_came() -> None:
     assert not any("written_back_cosine" in record.diagnostics for record in records)
 
 
+def test_plain_keys_are_of_the_images_as_they_are() -> None:
+    learner = from_memory(plain_keys=True, write_back=False, reencode=3)
+    expected, plain = [], learner.method.encode_keys
+
+    def encode_keys(image_BCHW: Tensor) -> Tensor:
+        expected.append(image_BCHW)
+        return plain(image_BCHW)
+
+    learner.method.encode_keys = encode_keys
+    record = steps(learner, 1)[0]
+    arrived_BCHW, positive_BCHW, stalest_RCHW = expected
+    slots = record.admission.slots
+    as_they_are_BCHW = learner.views.plain(learner.memory.images[slots])
+    assert torch.equal(arrived_BCHW, as_they_are_BCHW)
+    assert torch.equal(stalest_RCHW, learner.views.plain(learner.memory.images[:3]))
+    assert not torch.equal(positive_BCHW, as_they_are_BCHW)
+
+
 def test_a_replay_writes_back_only_where_asked() -> None:
     kept = build(pace=Pace(2 / BATCH), write_back=False)
     steps(kept, 1)
