@@ -79,7 +79,7 @@ class Block:
     def place(self, slot: int) -> None:
         """The next newcomer takes over this slot."""
         turn, lists = len(self.plan), self._lists
-        lists.leave(slot)
+        lists.evict(slot)
         self._taken_K[slot] = True
         self._turn.pop(slot, None)
         newer, newer_cosine = self._newer(self._among_TT[turn])

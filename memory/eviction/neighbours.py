@@ -43,9 +43,15 @@ class Neighbours:
         self.second_K = np.full(capacity, -np.inf, dtype)  # and the next-nearest
         self.tie = 32 * float(np.finfo(dtype).eps)
 
-    def leave(self, slot: int | Slots) -> None:
-        """The row of this slot is gone; its list is void until `begin`."""
+    def leave(self, slot_R: Slots) -> None:
+        """The rows of these slots are gone; their lists are void until `begin`."""
+        self._version_K[slot_R] += np.uint32(1)
+
+    def evict(self, slot: int) -> None:
+        """`leave` for one; and those it was near to, whose bounds it held up, are told."""
+        listed_l = self.slot_KL[slot][self.cosine_KL[slot] > -np.inf]
         self._version_K[slot] += np.uint32(1)
+        self.bound(listed_l)
 
     def begin(self, slot: int, other_N: Slots, cosine_N: Values, floor: float) -> None:
         """Make the list of a slot.
@@ -75,7 +81,7 @@ class Neighbours:
         """Put the new row of a slot into the lists of these others, distinct and none of them it.
 
         Args:
-            slot: whose row is new, `leave` having been called for the old one.
+            slot: whose row is new, `leave` or `evict` having been called for the old one.
             other_n: slots; those whose floor is not below the cosine stay as they are.
             cosine_n: of the new row with theirs.
         """
