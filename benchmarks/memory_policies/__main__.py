@@ -12,7 +12,7 @@ examples:
   python -m benchmarks.memory_policies --data ... --runs 5            five more, then the tables
   python -m benchmarks.memory_policies --data ... --only x27 --only seed0
   python -m benchmarks.memory_policies --list                         the order, and what is done
-  python -m benchmarks.memory_policies --report docs                  tables and plots, no training
+  python -m benchmarks.memory_policies --report /tmp/study            tables and plots, no training
 
 A run is named "x27-iid vmf0.1/memory/written seed0": stream, policy / anchors / freshness, seed.
 """
@@ -34,6 +34,8 @@ from benchmarks.memory_policies.arms import Run, plan
 from benchmarks.memory_policies.results import Results
 from benchmarks.memory_policies.stream import balanced, load
 from benchmarks.memory_policies.training import Data, Settings, run_once
+
+RESULTS = Path(__file__).parents[1] / "reports" / "memory-study"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -69,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--data", type=Path, help="folder of data_batch_*.bin, test_batch.bin")
     parser.add_argument(
-        "--results", type=Path, default=Path("memory-study"), help="default: ./memory-study"
+        "--results", type=Path, default=RESULTS, help="default: the study in this repository"
     )
     parser.add_argument("--runs", type=int, help="end after so many runs; default: all")
     parser.add_argument(
@@ -132,9 +134,9 @@ def _report(results: Results, runs: Sequence[Run], folder: Path, console: Consol
     for table in tables.tables(found):
         console.print(table)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "memory-study-tables.md").write_text(tables.markdown(found))
-    plots.accuracies(found, folder / "memory-study.svg")
-    plots.balance(found, folder / "memory-study-balance.svg")
+    (folder / "tables.md").write_text(tables.markdown(found))
+    plots.accuracies(found, folder / "accuracy.svg")
+    plots.balance(found, folder / "balance.svg")
     console.print(f"{len(results)} runs; tables and plots: {folder}", soft_wrap=True)
 
 

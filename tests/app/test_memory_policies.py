@@ -86,9 +86,9 @@ def test_a_killed_study_goes_on_where_it_was(cifar: Path, tmp_path: Path) -> Non
     numbers = lines_of(text)[0]["numbers"]
     assert 0 <= numbers["knn"] <= 1
     assert 0 <= numbers["entropy"] <= math.log(CLASSES)
-    table = (tmp_path / "memory-study-tables.md").read_text()
+    table = (tmp_path / "tables.md").read_text()
     assert "| queue / stream / stale | 3 |" in table
-    for name in ("memory-study.svg", "memory-study-balance.svg"):
+    for name in ("accuracy.svg", "balance.svg"):
         assert "</svg>" in (tmp_path / name).read_text()
 
 
@@ -130,6 +130,23 @@ def test_listing_and_reporting_train_nothing(tmp_path: Path, capsys) -> None:
     assert study.main(["--results", str(tmp_path), "--report", str(tmp_path / "out")]) == 0
     assert "nothing to report" in capsys.readouterr().out
     assert not (tmp_path / "runs.jsonl").exists()
+
+
+def test_an_interrupted_study_reports_what_it_has(cifar, tmp_path, monkeypatch, capsys) -> None:
+    plain, begun = study.run_once, []
+
+    def run_once(run, *rest):
+        begun.append(run)
+        if len(begun) == 2:
+            raise KeyboardInterrupt
+        return plain(run, *rest)
+
+    monkeypatch.setattr(study, "run_once", run_once)
+    assert study.main(command(cifar, tmp_path)) == 130
+    assert [line["run"] for line in lines(tmp_path)] == [begun[0].name]
+    printed = capsys.readouterr().out
+    assert "stopped" in printed
+    assert "queue / stream / stale" in printed
 
 
 def test_what_cannot_work_is_refused(tmp_path: Path, capsys) -> None:
