@@ -81,14 +81,18 @@ class Drawing(ColumnViews):
         if anchors is None:
             raise ValueError('how="hardest" compares with anchors: pass anchors=')
         z_BD = check_embeddings(anchors, self.dim, self.device).to(self.dtype)
-        if ids_B is None:
-            if hashes_B is not None:
-                raise ValueError("hashes_B without ids_B: pass the anchors' ids as well")
-            return draws.hardest(n, z_BD, self._columns.z_kD, None, each)
-        ids = check_integers("ids", ids_B, len(z_BD), 0, self.device)
-        hashes = check_integers("hashes", hashes_B, len(z_BD), 0, self.device)
-        barred = (ids, hashes, self.ids, self.hashes)
-        return draws.hardest(n, z_BD, self._columns.z_kD, barred, each)
+        if ids_B is None and hashes_B is not None:
+            raise ValueError("hashes_B without ids_B: pass the anchors' ids as well")
+        count, device = len(z_BD), self.device
+        contrast = draws.Contrast(
+            z_BD,
+            self._columns.z_kD,
+            self.ids,
+            self.hashes,
+            None if ids_B is None else check_integers("ids", ids_B, count, 0, device),
+            None if hashes_B is None else check_integers("hashes", hashes_B, count, 0, device),
+        )
+        return draws.hardest_each(n, contrast) if each else draws.hardest(n, contrast)
 
     def mask(
         self,

@@ -2,7 +2,8 @@
 
 Every random number is drawn on the CPU, so that every device draws the same.
 
-Shapes: B anchors, C cells, D embedding, N negatives, k occupied slots, n slots drawn, C H W image.
+Shapes: B anchors, C cells, D embedding, N negatives, k occupied slots, n slots drawn, b c block of
+anchors and slots, C H W image.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from memory.blocks import columns_at_a_time
 from memory.scores import BLOCK_ELEMENTS
 
 
@@ -99,40 +101,62 @@ def stratified(count: int, cell_k: Tensor, cells: int, generator: torch.Generato
     return shuffled_k[grouped[order[:count]]]
 
 
-def hardest(
-    count: int,
-    anchor_BD: Tensor,
-    z_kD: Tensor,
-    barred: tuple[Tensor, Tensor | None, Tensor, Tensor] | None,
-    each: bool,
-) -> Tensor:
-    """The slots most similar to any anchor, int64 [n]; or to each, int64 [B, n].
-
-    The most similar first; ties go to the lowest slot. A slot barred for an anchor is not compared
-    with it: it comes last, where nothing else is left.
+@dataclass(frozen=True, slots=True)
+class Contrast:
+    """Anchors and slots to be compared, but for those pairs that are of the same sample.
 
     Args:
-        count: n <= k.
         anchor_BD: unit rows.
-        z_kD: the occupied slots.
-        barred: arguments of `same`, which tells what is barred; None for nothing.
-        each: choose for each anchor, rather than for all together by the most similar anchor.
+        z_kD: the occupied slots, of the same dtype.
+        ids_k, hashes_k: of the slots.
+        ids_B, hashes_B: of the anchors; None where nothing is barred, by the hash or at all.
     """
-    chosen, most_k = [], z_kD.new_full((len(z_kD),), -torch.inf)
-    step = max(1, BLOCK_ELEMENTS // max(1, len(z_kD)))
-    for start in range(0, len(anchor_BD), step):
-        near_bk = anchor_BD[start : start + step] @ z_kD.T
-        if barred is not None:
-            ids_B, hashes_B, ids_k, hashes_k = barred
-            hashes_b = None if hashes_B is None else hashes_B[start : start + step]
-            near_bk[same(ids_B[start : start + step], hashes_b, ids_k, hashes_k)] = -torch.inf
-        if each:
-            chosen.append(largest(near_bk, count))
-        else:
-            most_k = torch.maximum(most_k, near_bk.max(dim=0).values)
-    if not each:
-        return largest(most_k[None], count)[0]
-    return torch.cat(chosen) if chosen else most_k.new_empty((0, count), dtype=torch.int64)
+
+    anchor_BD: Tensor
+    z_kD: Tensor
+    ids_k: Tensor
+    hashes_k: Tensor
+    ids_B: Tensor | None
+    hashes_B: Tensor | None
+
+    def near(self, anchors: slice, slots: slice) -> Tensor:
+        """Cosines [b, c] of a block; -inf where a pair is barred."""
+        near_bc = self.anchor_BD[anchors] @ self.z_kD[slots].T
+        if self.ids_B is not None:
+            hashes_b = None if self.hashes_B is None else self.hashes_B[anchors]
+            barred_bc = same(self.ids_B[anchors], hashes_b, self.ids_k[slots], self.hashes_k[slots])
+            near_bc.masked_fill_(barred_bc, -torch.inf)
+        return near_bc
+
+
+def hardest(count: int, contrast: Contrast) -> Tensor:
+    """The `count` <= k slots most similar to any anchor, int64 [n].
+
+    The most similar first; ties go to the lowest slot. A slot barred for an anchor is not compared
+    with it; one barred for all comes last.
+    """
+    z_kD, everyone = contrast.z_kD, slice(None)
+    most_k = z_kD.new_full((len(z_kD),), -torch.inf)
+    if len(contrast.anchor_BD):
+        step = columns_at_a_time(len(contrast.anchor_BD), z_kD.device)
+        for start in range(0, len(z_kD), step):
+            slots = slice(start, start + step)
+            most_k[slots] = contrast.near(everyone, slots).amax(dim=0)
+    return largest(most_k[None], count)[0]
+
+
+def hardest_each(count: int, contrast: Contrast) -> Tensor:
+    """The `count` <= k slots most similar to each anchor, int64 [B, n], as `hardest` orders them.
+
+    A slot barred for the anchor comes last.
+    """
+    every, anchors = slice(None), len(contrast.anchor_BD)
+    step = max(1, BLOCK_ELEMENTS // max(1, len(contrast.z_kD)))
+    blocks = [
+        largest(contrast.near(slice(start, start + step), every), count)
+        for start in range(0, anchors, step)
+    ]
+    return torch.cat([contrast.ids_k.new_empty((0, count)), *blocks])
 
 
 def largest(value_bk: Tensor, count: int) -> Tensor:
@@ -145,10 +169,16 @@ def largest(value_bk: Tensor, count: int) -> Tensor:
     """
     if count == 0:
         return torch.empty(len(value_bk), 0, dtype=torch.int64, device=value_bk.device)
-    least_b1 = torch.topk(value_bk, count, dim=1).values[:, -1:]
-    above_bk, equal_bk = value_bk > least_b1, value_bk == least_b1
-    room_b1 = count - above_bk.sum(dim=1, keepdim=True)
-    above_bk |= equal_bk & (equal_bk.cumsum(dim=1) <= room_b1)
-    column_bn = above_bk.nonzero()[:, 1].reshape(len(value_bk), count)
+    top = torch.topk(value_bk, min(count + 1, value_bk.shape[1]), dim=1)
+    column_bn = top.indices[:, :count]
+    least_b1 = top.values[:, count - 1 : count]
+    tied_b = (top.values[:, count:] == least_b1).any(dim=1).nonzero()[:, 0]
+    if len(tied_b):  # a tie reaches beyond the last place
+        value_tk, least_t1 = value_bk[tied_b], least_b1[tied_b]
+        chosen_tk, equal_tk = value_tk > least_t1, value_tk == least_t1
+        room_t1 = count - chosen_tk.sum(dim=1, keepdim=True)
+        chosen_tk |= equal_tk & (equal_tk.cumsum(dim=1) <= room_t1)
+        column_bn[tied_b] = chosen_tk.nonzero()[:, 1].reshape(len(tied_b), count)
+    column_bn = column_bn.sort(dim=1).values
     order_bn = torch.argsort(value_bk.gather(1, column_bn), dim=1, descending=True, stable=True)
     return column_bn.gather(1, order_bn)

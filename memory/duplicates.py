@@ -14,15 +14,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from memory.admission import Admission
+from memory.blocks import columns_at_a_time
 from memory.columns import Columns, Rows
 from memory.scores import BLOCK_ELEMENTS
 
 NOBODY = -1
-
-CACHED_ELEMENTS = 1 << 20
-"""Similarities to slots compared at a time on a CPU: what stays in a cache is compared as fast as
-it is multiplied.
-"""
 
 
 @dataclass(frozen=True)
@@ -156,8 +152,7 @@ def closest(x_BD: Tensor, z_kD: Tensor, unit: float) -> tuple[Tensor, Tensor]:
     """
     most_B = x_BD.new_full((len(x_BD),), -torch.inf)
     slot_B = torch.zeros(len(x_BD), dtype=torch.int64, device=x_BD.device)
-    elements = CACHED_ELEMENTS if x_BD.device.type == "cpu" else 16 * BLOCK_ELEMENTS
-    step = max(1, elements // max(1, len(x_BD)))
+    step = columns_at_a_time(len(x_BD), x_BD.device)
     for start in range(0, len(z_kD), step):
         near_Bb = x_BD @ z_kD[start : start + step].T
         here_B = near_Bb.amax(dim=1)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from memory import WorkingMemory, draws
+from memory import WorkingMemory, blocks, draws
 from memory.clusters import cells_of
 from memory.eviction import MostDuplicated, Oldest
 from memory.scores import VonMisesFisher
@@ -145,6 +145,7 @@ def test_the_hardest_are_found_by_loops(
     dtype: torch.dtype, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(draws, "BLOCK_ELEMENTS", block)
+    monkeypatch.setattr(blocks, "CACHED_ELEMENTS", block)
     for seed in range(12):
         rng = np.random.default_rng(seed)
         # One-hot rows tie exactly, and often; on the others there are no ties.

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from memory import Admission, Duplicates, WorkingMemory
+from memory import Admission, Duplicates, WorkingMemory, blocks
 from memory import duplicates as module
 from memory.eviction import MostDuplicated, Oldest, Policy, Reservoir
 from memory.scores import VonMisesFisher
@@ -78,7 +78,7 @@ def test_every_decision_is_the_one_taken_one_by_one(
 @pytest.mark.parametrize("action", ACTIONS)
 def test_blocks_change_nothing(action: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BLOCK_ELEMENTS", 70)
-    monkeypatch.setattr(module, "CACHED_ELEMENTS", 50)
+    monkeypatch.setattr(blocks, "CACHED_ELEMENTS", 50)
     assert run_cases(action, "duplicates", torch.float64, range(100, 140)) > 0
 
 
