@@ -138,7 +138,7 @@ def watch(run: Run, everything: bool) -> Tensor | None:
         return None
     top = run.tally.counts().topk(WATCHED).indices
     some = torch.randperm(run.columns.capacity, generator=torch.Generator().manual_seed(0))
-    both: Tensor = torch.cat([top, some[:WATCHED]]).unique()
+    both: Tensor = torch.unique(torch.cat([top, some[:WATCHED]]))
     return both
 
 

@@ -104,13 +104,16 @@ class IndexTally:
         if self._counts is not None and len(z_BD):
             slots = np.arange(occupied - len(z_BD), occupied)
             self._counts.replace(slots, None, on_host(z_BD))
+            if self._counts.due:
+                self._counts.fold()
 
     def choose(self, z_BD: Tensor) -> Tensor:
         """Slots of the first newcomers, at most TAKEN; -1 refuses."""
         counts, bench = self._ready()
         x_BD = on_host(z_BD[:TAKEN])
         seen = counts.lumps().see(x_BD)
-        outcome = bench.take(x_BD, counts.newcomers(seen), counts, self._compete)
+        far_B, near_B = counts.newcomers(seen)
+        outcome = bench.take(x_BD, far_B + near_B, counts, self._compete)
         if len(outcome.slots):
             line = counts.replace(
                 outcome.slots, outcome.before_ND, x_BD[outcome.newest_N], seen.of(outcome.newest_N)
@@ -131,7 +134,7 @@ class IndexTally:
         return counts, self._bench
 
     def _draw(self, counts: CellCounts) -> Bench:
-        """The largest counts of all and of every cell, counted anew.
+        """The largest counts of all and of every cell, counted anew after a fold.
 
         Of every cell, because evictions lower the counts of their own neighbourhood, and then
         another's lead.
@@ -150,10 +153,12 @@ class IndexTally:
                 best.append(others[count_k[others].argmax()])
         slots, outside = np.flatnonzero(chosen_k), np.sort(np.array(best, dtype=np.int64))
         row_QD, capacity = counts.rows(slots), self._columns.capacity
+        if not counts.changed_K.any():
+            counts.recount(slots, row_QD)
         return Bench(
             slots,
             row_QD,
-            counts.recount(slots, row_QD),
+            counts.estimate(slots, row_QD),
             capacity,
             Bench(outside, counts.rows(outside), count_k[outside], capacity),
         )
@@ -186,8 +191,9 @@ class IndexTally:
         """sum_k h(z_b . m_k) by the lumps of all cells, float64 [B]."""
         if self._columns.occupied == 0:
             return torch.zeros(len(z_BD), dtype=torch.float64, device=z_BD.device)
-        field_B = self.counts_by_cell.lumps().field(on_host(z_BD))
-        return torch.from_numpy(field_B).to(z_BD.device)
+        seen = self.counts_by_cell.lumps().see(on_host(z_BD))
+        size_C = self.counts_by_cell.lumps().size_C.to(z_BD.dtype)
+        return (seen.value_NC @ size_C).to(torch.float64).to(z_BD.device)
 
     def error(self, sample: int = 256, seed: int = 0) -> Error:
         """Count a draw of slots exactly and compare. Costs `sample` x K similarities."""

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from memory.eviction.bounds import Matrix, Vector
-from memory.eviction.cells_counts import CellCounts, Line
+from memory.eviction.cells_counts import CellCounts
 from memory.eviction.cells_grid import Slots
+from memory.eviction.cells_lumps import Line
 
 SHORTLIST_ROWS = 512
 """S. Twice the newcomers of a block, so that the last step still has a choice."""

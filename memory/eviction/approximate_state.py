@@ -11,15 +11,18 @@ from torch import Tensor
 
 from memory.columns import Columns
 from memory.eviction.approximate_bench import Bench
-from memory.eviction.cells_counts import CellCounts, Line
+from memory.eviction.cells_counts import CellCounts
 from memory.eviction.cells_grid import Grid
+from memory.eviction.cells_lumps import Line
 from memory.scores import Score
 
-SLOTS = ("near_K", "field_K", "excess_K", "changed_K")
-"""Arrays of CellCounts, one value a slot."""
+COUNTS = ("near_K", "far_K", "changed_K", "excess_C")
+"""Arrays of CellCounts."""
 
 CELLS = ("near_CM", "size_C", "sum_CD", "along_C", "cell_K")
 """Arrays of Grid."""
+
+LINES = ("shift_C", "slope_CD", "near_shift_C", "near_slope_CD")
 
 SCALARS = ("fit_trained", "crowd_trained")
 
@@ -27,14 +30,15 @@ SCALARS = ("fit_trained", "crowd_trained")
 def save(counts: CellCounts | None, bench: Bench | None) -> dict[str, Tensor]:
     """Copies of everything that the index has worked out; empty tensors where it is not built."""
     nothing = torch.zeros(0)
-    names = (*SLOTS, *CELLS, "axis_CD", "shift_C", "slope_CD", "mean_excess_C", "gone_RD", "gone_R")
+    names = (*COUNTS, *CELLS, *LINES, "axis_CD", "gone_RD", "gone_R")
     state = dict.fromkeys((*names, "bench_slots", "bench_count"), nothing)
     state["fit"], state["built"] = torch.zeros(2, dtype=torch.float64), torch.zeros(3).long()
     if counts is not None:
-        grid, line = counts.grid, counts.line
-        arrays = {name: getattr(counts, name) for name in (*SLOTS, "mean_excess_C")}
+        grid, line, near = counts.grid, counts.line, counts.near_line
+        arrays = {name: getattr(counts, name) for name in COUNTS}
         arrays |= {name: getattr(grid, name) for name in CELLS}
-        arrays |= {"shift_C": line.shift_C, "slope_CD": line.slope_CD}
+        lines = (line.shift_C, line.slope_CD, near.shift_C, near.slope_CD)
+        arrays |= dict(zip(LINES, lines, strict=True))
         arrays["gone_RD"] = np.concatenate([*counts.gone_RD, counts.rows(np.arange(0))])
         arrays["gone_R"] = np.concatenate([*counts.gone_R, grid.cell_K[:0]])
         state |= {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
@@ -64,10 +68,11 @@ def load(
         setattr(grid, name, value)
     counts = object.__new__(CellCounts)
     counts.take_over(columns, score, grid)
-    for name in (*SLOTS, "mean_excess_C"):
+    for name in COUNTS:
         setattr(counts, name, arrays[name])
     _, counts.fitted_to, counts.next_cell = state["built"].tolist()
-    counts.line = Line(arrays["shift_C"], arrays["slope_CD"])
+    shift_C, slope_CD, near_shift_C, near_slope_CD = (arrays[name] for name in LINES)
+    counts.line, counts.near_line = Line(shift_C, slope_CD), Line(near_shift_C, near_slope_CD)
     counts.gone_RD, counts.gone_R = [arrays["gone_RD"]], [arrays["gone_R"]]
     if len(state["bench_slots"]) == 0:
         return counts, None

@@ -1,17 +1,14 @@
 """Duplicate counts of all slots from cells: near cells row by row, far ones by their lumps.
 
-N(i) = field(i) + excess(i). The field is what the lumps of all cells add up to at the row. The
-excess is what the rows of the near cells add up to beyond their lumps. A batch changes the field of
-all slots of a cell by one straight line, kept with the cell until the slots are next folded. The
-sums over near cells take a batch in at the fold too, exactly, so each row is read once a fold and
-not once a batch.
+N(i) = far(i) + near(i). A batch moves the counts of all slots of a cell by one straight line, which
+is kept with the cell until the slots are next folded. The fold adds to `far` the part of the line
+that far rows drew, and to `near` the similarities with near rows themselves. So each row is read
+once a fold and not once a batch.
 
 Shapes: C cells, D embedding, K slots, k occupied slots, N rows, R slots changed since the fold.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -20,28 +17,15 @@ from numpy.typing import NDArray
 from memory.columns import Columns
 from memory.eviction.bounds import Matrix, Vector
 from memory.eviction.cells_grid import Cells, Grid, Slots
-from memory.eviction.cells_lumps import Lumps, Seen
+from memory.eviction.cells_lumps import Line, Lumps, Seen
 from memory.scores import Score
 
 TURNOVER = 32
 """A fold is due after 1 / TURNOVER of the slots changed, and counts as many slots anew: so every
 count is at most one turnover of the memory old."""
 
-LEAST_CHANGES = 512
+LEAST_CHANGES = 256
 """A fold is not worth its while for fewer."""
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """By how much a batch moved each count: shift[c] + slope[c] . z for a row z of cell c."""
-
-    shift_C: Vector
-    slope_CD: Matrix
-
-    def at(self, z_ND: Matrix, cell_N: Cells) -> Vector:
-        """By how much the counts of these rows moved, float64 [N]."""
-        slope_ND = self.slope_CD[cell_N].astype(z_ND.dtype, copy=False)
-        return np.asarray(self.shift_C[cell_N] + np.einsum("nd,nd->n", z_ND, slope_ND))
 
 
 class CellCounts:
@@ -61,22 +45,22 @@ class CellCounts:
         members, edges = self.grid.members()
         for cell in range(len(self.grid.size_C)):
             self._count_cell(cell, members, edges)
-        self._settle_excess()
 
     def take_over(self, columns: Columns, score: Score, grid: Grid) -> None:
         """Start from these cells, with nothing counted."""
         self._columns, self._score, self.grid = columns, score, grid
         self.fitted_to, capacity = columns.occupied, columns.capacity
-        self.near_K: Vector = np.zeros(capacity)  # sum over rows of near cells at the last fold
-        self.field_K: Vector = np.zeros(capacity)  # at the last fold, less the line since
-        self.excess_K: Vector = np.zeros(capacity)
+        self.far_K: Vector = np.zeros(capacity)  # at the last fold; of newcomers, less the lines
+        self.near_K: Vector = np.zeros(capacity)
         self.changed_K: NDArray[np.bool_] = np.zeros(capacity, dtype=bool)
+        self.excess_C: Vector = np.zeros(len(grid.size_C))  # mean of near(i) beyond the lumps'
         self.next_cell = 0  # to be counted anew next
         self._clear()
 
     def _clear(self) -> None:
         cells, dim = self.grid.sum_CD.shape
         self.line = Line(np.zeros(cells), np.zeros((cells, dim)))
+        self.near_line = Line(np.zeros(cells), np.zeros((cells, dim)))  # the part of near rows
         self.changed_K[:] = False
         self.gone_RD: list[Matrix] = []  # rows that stood at the last fold and have left
         self.gone_R: list[Cells] = []  # and their cells
@@ -97,15 +81,8 @@ class CellCounts:
     def lumps(self) -> Lumps:
         """Of all rows that are held now."""
         if self._lumps is None:
-            grid = self.grid
-            self._lumps = Lumps(
-                self._score,
-                grid.size_C,
-                grid.sum_CD,
-                grid.along_C,
-                grid.axis_CD,
-                self._columns.embeddings.dtype,
-            )
+            dtype = self._columns.embeddings.dtype
+            self._lumps = Lumps(self._score, self.grid, dtype)
         return self._lumps
 
     @property
@@ -116,26 +93,25 @@ class CellCounts:
 
     def estimate(self, slots: Slots, z_ND: Matrix) -> Vector:
         """N of these slots, which hold these rows, float64 [N]."""
-        count_N = self.field_K[slots] + self.excess_K[slots]
+        count_N = self.far_K[slots] + self.near_K[slots]
         if self.changed_K.any():
             count_N += self.line.at(z_ND, self.grid.cell_K[slots])
         return np.asarray(count_N)
 
-    def recount(self, slots: Slots, z_ND: Matrix) -> Vector:
-        """N of these slots with their field taken anew, which is kept."""
-        field_N = self.lumps().field(z_ND)
-        self.field_K[slots] = field_N - self.line.at(z_ND, self.grid.cell_K[slots])
-        return np.asarray(field_N + self.excess_K[slots])
+    def recount(self, slots: Slots, z_ND: Matrix) -> None:
+        """Take the far counts of these slots anew. Right after a fold."""
+        near_NM = self.grid.near_CM[self.grid.cell_K[slots]]
+        self.far_K[slots], _ = self.lumps().fields(z_ND, near_NM)
 
-    def newcomers(self, seen: Seen) -> Vector:
-        """N that these rows would have, each joining alone, float64 [N].
+    def newcomers(self, seen: Seen) -> tuple[Vector, Vector]:
+        """Far and near counts that these rows would have, each joining alone, float64 [N].
 
-        Their near cells are not read: their excess is taken to be the mean of their cell's.
+        Near rows are not read: what they have beyond their lumps is taken to be as in the mean.
         """
         cell_N = seen.cell_N
-        field_N = (seen.value_NC @ self.lumps().size_C.to(seen.value_NC.dtype)).numpy()
+        far_N, near_N = self.lumps().split(seen.value_NC, self.grid.near_CM[cell_N])
         own_N = seen.value_NC.numpy()[np.arange(len(cell_N)), cell_N]
-        return np.asarray(field_N.astype(np.float64) + own_N + self.mean_excess_C[cell_N])
+        return far_N, near_N + own_N + self.excess_C[cell_N]
 
     def replace(
         self, slots: Slots, before_ND: Matrix | None, after_ND: Matrix, seen: Seen | None = None
@@ -149,28 +125,30 @@ class CellCounts:
         Returns:
             The line by which the counts of all other slots moved.
         """
-        lumps, grid = self.lumps(), self.grid
-        seen = seen or lumps.see(after_ND)
-        cell_N = seen.cell_N
-        shift_C = seen.offset_NC.sum(dim=0, dtype=torch.float64).numpy()
-        slope_CD = (seen.slope_NC.T @ torch.from_numpy(after_ND)).numpy()
+        grid = self.grid
+        seen = seen or self.lumps().see(after_ND)
+        far_N, near_N = self.newcomers(seen)
+        near_N -= seen.value_NC.numpy()[np.arange(len(slots)), seen.cell_N]  # its own line has it
+        line_N = self.line.at(after_ND, seen.cell_N)
+        near_line_N = self.near_line.at(after_ND, seen.cell_N)
+        self.far_K[slots] = far_N - (line_N - near_line_N)
+        self.near_K[slots] = near_N - near_line_N
+        moved, near = seen.line(after_ND, grid.near_CM)
         if before_ND is not None:
-            left = lumps.see(before_ND)
-            shift_C = shift_C - left.offset_NC.sum(dim=0, dtype=torch.float64).numpy()
-            slope_CD = slope_CD - (left.slope_NC.T @ torch.from_numpy(before_ND)).numpy()
+            left, near_left = (
+                self.lumps().see(before_ND, grid.cell_K[slots]).line(before_ND, grid.near_CM)
+            )
+            moved, near = moved.plus(left, -1), near.plus(near_left, -1)
             stood_N = ~self.changed_K[slots]
             self.gone_RD.append(before_ND[stood_N])
             self.gone_R.append(grid.cell_K[slots[stood_N]])
             grid.count_rows(before_ND, grid.cell_K[slots], -1.0)
-        grid.count_rows(after_ND, cell_N, 1.0)
-        grid.cell_K[slots] = cell_N
+        grid.count_rows(after_ND, seen.cell_N, 1.0)
+        grid.cell_K[slots] = seen.cell_N
         self.changed_K[slots] = True
-        field_N = (seen.value_NC @ lumps.size_C.to(seen.value_NC.dtype)).numpy()
-        self.field_K[slots] = field_N.astype(np.float64) - self.line.at(after_ND, cell_N)
-        self.excess_K[slots] = self.mean_excess_C[cell_N]
-        self.line = Line(self.line.shift_C + shift_C, self.line.slope_CD + slope_CD)
+        self.line, self.near_line = self.line.plus(moved, 1), self.near_line.plus(near, 1)
         self._lumps = None
-        return Line(shift_C, slope_CD)
+        return moved
 
     def fold(self) -> None:
         """Take everything since the last fold into the slots, and count some of them anew."""
@@ -183,46 +161,34 @@ class CellCounts:
             self.grid.near_CM,
         )
         self.near_K[slots_R] = -self._with_itself(new_RD)
+        far_line = self.line.plus(self.near_line, -1)
         members, edges = self.grid.members()
         for cell in range(len(self.grid.size_C)):
             slots = members[edges[cell] : edges[cell + 1]]
             if len(slots):
-                self._fold_cell(cell, slots, slots_R, joined, left)
+                z_ND = self.rows(slots)
+                slope_D = far_line.slope_CD[cell].astype(z_ND.dtype)
+                self.far_K[slots] += far_line.shift_C[cell] + z_ND @ slope_D
+                self._fold_near(slots, z_ND, slots_R, joined.at(cell), joined.z_RD)
+                stayed = slots[~self.changed_K[slots]]
+                if len(gone := left.at(cell)) and len(stayed):
+                    h_NR = self.similar(z_ND[~self.changed_K[slots]], left.z_RD[gone])
+                    self.near_K[stayed] -= h_NR.sum(axis=1)
         self._clear()
         self._count_some(members, edges)
-        self._settle_excess()
 
-    def _fold_cell(
-        self, cell: int, slots: Slots, slots_R: Slots, joined: Reach, left: Reach
+    def _fold_near(
+        self, slots: Slots, z_ND: Matrix, slots_R: Slots, arrived: Slots, z_RD: Matrix
     ) -> None:
-        z_ND = self.rows(slots)
-        slope_D = self.line.slope_CD[cell].astype(z_ND.dtype)
-        self.field_K[slots] += self.line.shift_C[cell] + z_ND @ slope_D
-        stayed_N = ~self.changed_K[slots]
-        if len(arrived := joined.at(cell)):
-            h_NR = self.similar(z_ND, joined.z_RD[arrived])
-            self.near_K[slots] += np.where(stayed_N, h_NR.sum(axis=1), 0.0)
+        """Rows of a cell and newcomers near to it meet. Newcomers among the rows count there."""
+        if len(arrived):
+            h_NR = self.similar(z_ND, z_RD[arrived])
+            self.near_K[slots] += np.where(self.changed_K[slots], 0.0, h_NR.sum(axis=1))
             self.near_K[slots_R[arrived]] += h_NR.sum(axis=0)
-        if len(gone := left.at(cell)):
-            h_NR = self.similar(z_ND, left.z_RD[gone])
-            self.near_K[slots] -= np.where(stayed_N, h_NR.sum(axis=1), 0.0)
-        self.excess_K[slots] = -self._near_field(cell, z_ND)
-
-    def _near_field(self, cell: int, z_ND: Matrix) -> Vector:
-        near = self.grid.near_CM[cell]
-        return self.lumps().field(z_ND, torch.from_numpy(near[near >= 0].astype(np.int64)))
 
     def _with_itself(self, z_ND: Matrix) -> Vector:
         square_N = torch.from_numpy(np.einsum("nd,nd->n", z_ND, z_ND))
         return np.asarray(self._score.apply_(square_N).numpy(), dtype=np.float64)
-
-    def _settle_excess(self) -> None:
-        """Where `excess_K` holds what the lumps of near cells say, say what their rows say more."""
-        occupied = self._columns.occupied
-        self.excess_K[:occupied] += self.near_K[:occupied]
-        cell_k, cells = self.grid.cell_K[:occupied], len(self.grid.size_C)
-        total_C = np.bincount(cell_k, self.excess_K[:occupied], minlength=cells)
-        self.mean_excess_C = total_C / np.maximum(1, np.bincount(cell_k, minlength=cells))
 
     def _count_some(self, members: Slots, edges: NDArray[np.int64]) -> None:
         """Count cells anew, in turn, until 1 / TURNOVER of the slots are."""
@@ -235,7 +201,7 @@ class CellCounts:
             self.next_cell = (self.next_cell + 1) % len(self.grid.size_C)
 
     def _count_cell(self, cell: int, members: Slots, edges: NDArray[np.int64]) -> None:
-        """Count the slots of one cell from nothing; only their lumps' excess is still to settle."""
+        """Count the slots of one cell from nothing."""
         slots = members[edges[cell] : edges[cell + 1]]
         if len(slots) == 0:
             return
@@ -246,8 +212,9 @@ class CellCounts:
                 others_MD = self.rows(members[edges[near] : edges[near + 1]])
                 near_N += self.similar(z_ND, others_MD).sum(axis=1)
         self.near_K[slots] = near_N
-        self.field_K[slots] = self.lumps().field(z_ND)
-        self.excess_K[slots] = -self._near_field(cell, z_ND)
+        near_NM = self.grid.near_CM[np.full(len(slots), cell)]
+        self.far_K[slots], lumped_N = self.lumps().fields(z_ND, near_NM)
+        self.excess_C[cell] = (near_N - lumped_N).mean()
 
 
 class Reach:

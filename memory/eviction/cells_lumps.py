@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from memory.eviction.bounds import Matrix, Vector
-from memory.eviction.cells_grid import Cells
+from memory.eviction.cells_grid import Cells, Grid
 from memory.scores import Score
 
 BLOCK_ELEMENTS = 1 << 17
@@ -21,6 +21,23 @@ BLOCK_ELEMENTS = 1 << 17
 
 LEAST_VARIANCE = 1e-7
 """Of a cosine, so that a slope exists where all rows of a cell are equal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """By how much a batch moved each count: shift[c] + slope[c] . z for a row z of cell c."""
+
+    shift_C: Vector
+    slope_CD: Matrix
+
+    def at(self, z_ND: Matrix, cell_N: Cells) -> Vector:
+        """By how much the counts of these rows moved, float64 [N]."""
+        slope_ND = self.slope_CD[cell_N].astype(z_ND.dtype, copy=False)
+        return np.asarray(self.shift_C[cell_N] + np.einsum("nd,nd->n", z_ND, slope_ND))
+
+    def plus(self, other: Line, weight: float) -> Line:
+        """Both moves together, the other times `weight`."""
+        return Line(self.shift_C + weight * other.shift_C, self.slope_CD + weight * other.slope_CD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +61,24 @@ class Seen:
             self.cell_N[index], self.value_NC[rows], self.slope_NC[rows], self.offset_NC[rows]
         )
 
+    def line(self, z_ND: Matrix, near_CM: Cells) -> tuple[Line, Line]:
+        """The sum of the rows' lines, and the part of it that each cell has from rows near to it.
+
+        Args:
+            z_ND: the rows seen.
+            near_CM: cells near to each, -1 for none.
+        """
+        shift_C = self.offset_NC.sum(dim=0, dtype=torch.float64).numpy()
+        slope_CD = (self.slope_NC.T @ torch.from_numpy(z_ND)).numpy().astype(np.float64)
+        near = Line(np.zeros_like(shift_C), np.zeros_like(slope_CD))
+        near_NM = near_CM[self.cell_N]
+        row_P, place_P = np.nonzero(near_NM >= 0)
+        cell_P = near_NM[row_P, place_P]
+        np.add.at(near.shift_C, cell_P, self.offset_NC.numpy()[row_P, cell_P])
+        steep_P = self.slope_NC.numpy()[row_P, cell_P]
+        np.add.at(near.slope_CD, cell_P, steep_P[:, None] * z_ND[row_P])
+        return Line(shift_C, slope_CD), near
+
 
 class Lumps:
     """Count, mean and spread of every cell at one moment.
@@ -54,28 +89,18 @@ class Lumps:
 
     Args:
         score: h.
-        size_C: rows of each cell.
-        sum_CD: their sums.
-        along_C: the sums of (row . axis)^2.
-        axis_CD: unit axes.
+        grid: the cells, and the sums of their rows.
         dtype: of the arithmetic.
     """
 
-    def __init__(
-        self,
-        score: Score,
-        size_C: Vector,
-        sum_CD: Vector,
-        along_C: Vector,
-        axis_CD: Tensor,
-        dtype: torch.dtype,
-    ) -> None:
+    def __init__(self, score: Score, grid: Grid, dtype: torch.dtype) -> None:
+        size_C, sum_CD, axis_CD = grid.size_C, grid.sum_CD, grid.axis_CD
         self._score = score
         count_C = np.maximum(size_C, 1.0)
         mean_CD = sum_CD / count_C[:, None]
         square_C = np.einsum("cd,cd->c", mean_CD, mean_CD)
         middle_C = np.einsum("cd,cd->c", mean_CD, axis_CD.numpy().astype(np.float64))
-        along_C = np.maximum(along_C / count_C - middle_C**2, 0.0)
+        along_C = np.maximum(grid.along_C / count_C - middle_C**2, 0.0)
         across_C = np.maximum(1.0 - square_C - along_C, 0.0) / max(1, sum_CD.shape[1] - 1)
         tilt_C = (along_C - across_C) / np.maximum(square_C, 1e-12)
         self.size_C = torch.from_numpy(size_C.copy())
@@ -86,36 +111,45 @@ class Lumps:
         self._across_C = torch.from_numpy(3 * across_C).to(dtype)
         self._tilt_C = torch.from_numpy(3 * tilt_C).to(dtype)
 
-    def see(self, z_ND: Matrix) -> Seen:
-        """What all cells see of these rows. Three N x C arrays."""
-        value, slope, cosine = self._kernel(torch.from_numpy(z_ND), None, slope=True)
+    def see(self, z_ND: Matrix, cell_N: Cells | None = None) -> Seen:
+        """What all cells see of these rows, members of these cells where they are any yet."""
+        value, slope, cosine = self._kernel(torch.from_numpy(z_ND), slope=True)
         offset = torch.addcmul(value, slope, cosine, value=-1)
-        towards = torch.addcmul(self._empty_C, cosine, self._per_length_C)
-        return Seen(towards.argmax(dim=1).numpy().astype(np.int16), value, slope, offset)
+        if cell_N is None:
+            towards = torch.addcmul(self._empty_C, cosine, self._per_length_C)
+            cell_N = towards.argmax(dim=1).numpy().astype(np.int16)
+        return Seen(cell_N, value, slope, offset)
 
-    def own(self, z_ND: Matrix, cell: int) -> Vector:
-        """Mean similarity of each row with the rows of one cell, float64 [N]."""
-        value, _, _ = self._kernel(torch.from_numpy(z_ND), slice(cell, cell + 1), slope=False)
-        return value[:, 0].to(torch.float64).numpy()
-
-    def field(self, z_ND: Matrix, cells: Tensor | None = None) -> Vector:
-        """sum over the rows of all cells, or of these, of h with each row z, float64 [N].
+    def fields(self, z_ND: Matrix, near_NM: Cells) -> tuple[Vector, Vector]:
+        """sum of h of each row z with the rows of far cells, and with those of near ones.
 
         As by the lumps: the row's similarity with itself is in it where it is a member.
-        """
-        z = torch.from_numpy(z_ND)
-        size_C = (self.size_C if cells is None else self.size_C[cells]).to(z.dtype)
-        step = max(1, BLOCK_ELEMENTS // len(size_C))
-        blocks = torch.split(z, step)
-        found = [self._kernel(block, cells, slope=False)[0] @ size_C for block in blocks]
-        return torch.cat(found).to(torch.float64).numpy()
 
-    def _kernel(
-        self, z_ND: Tensor, cells: Tensor | slice | None, slope: bool
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        index = slice(None) if cells is None else cells
-        cosine = z_ND @ self.mean_CD[index].T
-        wide = torch.addcmul(self._across_C[index], cosine * cosine, self._tilt_C[index])
+        Args:
+            near_NM: the cells near to each row, -1 for none.
+
+        Returns:
+            Both float64 [N].
+        """
+        step = max(1, BLOCK_ELEMENTS // len(self.size_C))
+        far, near = np.empty(len(z_ND)), np.empty(len(z_ND))
+        for start in range(0, len(z_ND), step):
+            part = slice(start, start + step)
+            value_NC, _, _ = self._kernel(torch.from_numpy(z_ND[part]), slope=False)
+            far[part], near[part] = self.split(value_NC, near_NM[part])
+        return far, near
+
+    def split(self, value_NC: Tensor, near_NM: Cells) -> tuple[Vector, Vector]:
+        """`fields` from the mean similarities with the rows of every cell."""
+        total_N = (value_NC @ self.size_C.to(value_NC.dtype)).to(torch.float64).numpy()
+        size_NM = np.where(near_NM >= 0, self.size_C.numpy()[near_NM], 0.0)
+        value_NM = value_NC.numpy()[np.arange(len(near_NM))[:, None], near_NM]
+        near_N = (value_NM * size_NM).sum(axis=1)
+        return total_N - near_N, near_N
+
+    def _kernel(self, z_ND: Tensor, slope: bool) -> tuple[Tensor, Tensor, Tensor]:
+        cosine = z_ND @ self.mean_CD.T
+        wide = torch.addcmul(self._across_C, cosine * cosine, self._tilt_C)
         wide.clamp_(min=3 * LEAST_VARIANCE).sqrt_()  # sqrt(3) sigma
         high = self._score.apply_(cosine + wide)
         low = self._score.apply_(cosine - wide)

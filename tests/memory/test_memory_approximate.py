@@ -1,0 +1,304 @@
+"""Approximate counts: near the exact ones, near the exact evictions, and kept up without drift."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from memory.columns import Columns
+from memory.eviction.approximate import CROSSOVER, IndexTally, pick
+from memory.eviction.cells_check import check
+from memory.eviction.cells_counts import CellCounts
+from memory.eviction.cells_grid import Grid
+from memory.eviction.cells_lumps import Lumps
+from memory.scores import Gaussian, Linear, Quadratic, Score, VonMisesFisher
+from tests.naive import STREAMS, unit_rows
+from tests.naive_index import exact_counts, mean_by_sampling, near_sums, regrets
+
+DIM = 32
+SCORES = [VonMisesFisher(0.1), Gaussian(), Quadratic(), Linear()]
+
+
+def filled(
+    z_KD: Tensor, capacity: int | None = None, dtype: torch.dtype = torch.float32
+) -> Columns:
+    columns = Columns(capacity or len(z_KD), z_KD.shape[1], None, torch.device("cpu"), dtype)
+    columns.embeddings[: len(z_KD)] = z_KD.to(dtype)
+    columns.occupied = len(z_KD)
+    return columns
+
+
+def stream(rng: np.random.Generator, kind: str, count: int, dim: int = DIM) -> Tensor:
+    """`unit_rows`, or 20 clusters whose sizes fall as 1/rank, the same in every call."""
+    if kind != "ranked":
+        return unit_rows(rng, kind, count, dim)
+    centre_CD = unit_rows(np.random.default_rng(99), "uniform", 20, dim)
+    share = 1 / np.arange(1, 21)
+    chosen_N = rng.choice(20, size=count, p=share / share.sum())
+    z_ND = centre_CD[chosen_N] + 0.6 / dim**0.5 * torch.from_numpy(
+        rng.standard_normal((count, dim))
+    )
+    return torch.nn.functional.normalize(z_ND, dim=1)
+
+
+def offer(tally: IndexTally, columns: Columns, x_BD: Tensor) -> list[int]:
+    """Add newcomers the way the memory does. The plan."""
+    plan: list[int] = []
+    while len(x_BD):
+        step = tally.choose(x_BD).tolist()
+        assert 1 <= len(step) <= len(x_BD)
+        for slot, x_D in zip(step, x_BD, strict=False):
+            if slot >= 0:
+                columns.embeddings[slot] = x_D
+        plan += step
+        x_BD = x_BD[len(step) :]
+    return plan
+
+
+@pytest.mark.parametrize(("capacity", "judged"), [(4096, 256), (16_384, 64)])
+def test_regret_stays_below_two_percent(capacity: int, judged: int) -> None:
+    rng = np.random.default_rng(0)
+    columns = filled(stream(rng, "ranked", capacity))
+    score = VonMisesFisher(0.1)
+    tally = IndexTally(columns, score)
+    for _ in range(4):
+        offer(tally, columns, stream(rng, "ranked", 256).to(torch.float32))
+    shadow_KD = columns.embeddings.clone()
+    x_BD = stream(rng, "ranked", judged).to(torch.float32)
+    found = regrets(score, shadow_KD, offer(tally, columns, x_BD), x_BD)
+    assert len(found) == judged
+    assert np.mean(found) <= 0.02
+    assert torch.equal(shadow_KD, columns.embeddings)
+
+
+@pytest.mark.parametrize("score", SCORES, ids=repr)
+@pytest.mark.parametrize("kind", ["ranked", *STREAMS])
+def test_counts_lie_within_the_stated_error(score: Score, kind: str) -> None:
+    rng = np.random.default_rng(1)
+    columns = filled(stream(rng, kind, 1500))
+    tally = IndexTally(columns, score)
+    offer(tally, columns, stream(rng, kind, 700).to(torch.float32))
+    tally.counts_by_cell.fold()  # which comes by itself at the next newcomer, or soon after
+    exact_K = exact_counts(score, columns.embeddings)
+    off_K = (tally.counts() - exact_K).abs() / exact_K.clamp(min=1)
+    error = tally.error(sample=1500)
+    assert error.sampled == 1500
+    assert error.mean == pytest.approx(float(off_K.mean()), abs=1e-4)
+    assert error.worst == pytest.approx(float(off_K.max()), abs=1e-3)
+    assert error.mean < 0.08
+    assert tally.check() == (True, "")
+
+
+def test_more_near_cells_are_more_exact() -> None:
+    columns = filled(stream(np.random.default_rng(2), "ranked", 2000, dim=16))
+    score = VonMisesFisher(0.03)
+    errors = [IndexTally(columns, score, near=near).error(2000).mean for near in (1, 8, 64)]
+    assert errors[0] > errors[1] > errors[2]
+
+
+def test_all_cells_near_are_exact() -> None:
+    rng = np.random.default_rng(3)
+    columns = filled(stream(rng, "clustered", 600), dtype=torch.float64)
+    tally = IndexTally(columns, VonMisesFisher(0.05), cells=12, near=12)
+    exact_K = exact_counts(tally.counts_by_cell._score, columns.embeddings)
+    assert torch.allclose(tally.counts(), exact_K, rtol=1e-12)
+    offer(tally, columns, stream(rng, "clustered", 100))
+    tally.counts_by_cell.fold()
+    exact_K = exact_counts(tally.counts_by_cell._score, columns.embeddings)
+    assert torch.allclose(tally.counts(), exact_K, rtol=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_near_sums_match_the_naive_twin(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    columns = filled(stream(rng, "duplicates", 300, dim=8), dtype=torch.float64)
+    score = VonMisesFisher(0.2)
+    counts = CellCounts(columns, score, cells=9, near=3, seed=seed)
+    for _ in range(4):
+        slots = rng.choice(300, size=40, replace=False)
+        before_ND = columns.embeddings[slots].numpy().copy()
+        columns.embeddings[slots] = stream(rng, "uniform", 40, dim=8)
+        counts.replace(slots, before_ND, columns.embeddings[slots].numpy())
+        assert check(counts) == (True, "")
+    counts.fold()
+    near = [{c for c in row if c >= 0} for row in counts.grid.near_CM.tolist()]
+    expected = near_sums(score, columns.embeddings, counts.grid.cell_K.tolist(), near)
+    assert counts.near_K == pytest.approx(expected, abs=1e-9)
+    assert check(counts) == (True, "")
+
+
+@pytest.mark.parametrize("score", SCORES[:3], ids=repr)
+def test_a_lump_is_the_mean_over_a_normal_cosine(score: Score) -> None:
+    """A cell 0.05 wide along its axis, seen from the axis and from aside."""
+    mean, along, dim = 0.8, 0.05, 65
+    axis_CD = torch.eye(dim)[:1]
+    grid = Grid(axis_CD, capacity=10, cells=1, near=1, seed=0)
+    grid.size_C, grid.sum_CD = np.array([10.0]), 10 * mean * axis_CD.numpy().astype(np.float64)
+    grid.along_C = np.array([10 * (mean**2 + along**2)])
+    across = ((1 - mean**2 - along**2) / (dim - 1)) ** 0.5
+    z_ND = np.zeros((2, dim))
+    z_ND[:, :2] = [[1.0, 0.0], [0.6, 0.8]]
+    far_N, near_N = Lumps(score, grid, torch.float64).fields(z_ND, np.full((2, 1), -1, np.int16))
+    assert near_N.tolist() == [0, 0]
+    for z_D, found in zip(z_ND, far_N.tolist(), strict=True):
+        wide = ((along * z_D[0]) ** 2 + (across * z_D[1]) ** 2) ** 0.5
+        expected = 10 * mean_by_sampling(score, mean * float(z_D[0]), wide)
+        assert found == pytest.approx(expected, rel=2e-3)
+
+
+@pytest.mark.parametrize("batch", [1, 7, 256, 1000])
+def test_any_batch_size_places_everyone(batch: int) -> None:
+    rng = np.random.default_rng(4)
+    columns = filled(stream(rng, "ranked", 900))
+    tally = IndexTally(columns, VonMisesFisher(0.1))
+    x_ND = stream(rng, "ranked", batch).to(torch.float32)
+    plan = offer(tally, columns, x_ND)
+    assert len(plan) == batch
+    assert min(plan) >= 0
+    assert max(plan) < 900
+    newest = {slot: turn for turn, slot in enumerate(plan)}
+    for slot, turn in newest.items():
+        assert torch.equal(columns.embeddings[slot], x_ND[turn])
+    assert tally.check() == (True, "")
+
+
+def test_competing_newcomers_may_be_refused() -> None:
+    """One class fills the memory: one more of it is refused where it counts most itself."""
+    rng = np.random.default_rng(5)
+    columns = filled(stream(rng, "uniform", 400), dtype=torch.float64)
+    centre_D = columns.embeddings[:200].mean(dim=0)
+    score = VonMisesFisher(0.3)
+    tally = IndexTally(columns, score, near=40, compete=True)
+    crowd_BD = torch.nn.functional.normalize(centre_D[None].repeat(3, 1), dim=1)
+    before = float(exact_counts(score, columns.embeddings).sum())
+    assert offer(tally, columns, crowd_BD) == [-1, -1, -1]
+    assert offer(tally, columns, stream(rng, "uniform", 64)).count(-1) < 64
+    assert float(exact_counts(score, columns.embeddings).sum()) < before
+    assert tally.check() == (True, "")
+
+
+def test_refreshed_rows_are_followed() -> None:
+    rng = np.random.default_rng(6)
+    columns = filled(stream(rng, "ranked", 3000))
+    score = VonMisesFisher(0.1)
+    tally = IndexTally(columns, score)
+    offer(tally, columns, stream(rng, "ranked", 200).to(torch.float32))
+    for _ in range(5):
+        slots = torch.from_numpy(rng.choice(3000, size=300, replace=False))
+        before_RD = columns.embeddings[slots]
+        columns.embeddings[slots] = stream(rng, "ranked", 300).to(torch.float32)
+        tally.refreshed(slots, before_RD)
+        assert tally.check() == (True, "")
+    assert tally.error(1000).mean < 0.02
+    x_BD = stream(rng, "ranked", 100).to(torch.float32)
+    shadow_KD = columns.embeddings.clone()
+    assert np.mean(regrets(score, shadow_KD, offer(tally, columns, x_BD), x_BD)) < 0.02
+
+
+def test_a_filling_memory_is_counted_too() -> None:
+    rng = np.random.default_rng(7)
+    columns = filled(stream(rng, "ranked", 400), capacity=2000)
+    score = VonMisesFisher(0.1)
+    tally = IndexTally(columns, score)
+    assert len(tally.counts()) == 400
+    for _ in range(8):
+        x_BD = stream(rng, "ranked", 200).to(torch.float32)
+        columns.embeddings[columns.occupied : columns.occupied + 200] = x_BD
+        columns.occupied += 200
+        tally.joined(x_BD)
+        assert tally.check() == (True, "")
+    exact_K = exact_counts(score, columns.embeddings)
+    assert float(((tally.counts() - exact_K).abs() / exact_K).mean()) < 0.04
+    total_B = tally.total(columns.embeddings[:50])
+    expected_B = score.total(columns.embeddings[:50], columns.embeddings)
+    assert torch.allclose(total_B, expected_B, rtol=0.1)
+
+
+def test_an_empty_memory_has_no_counts() -> None:
+    tally = IndexTally(filled(torch.zeros(0, DIM), capacity=10), VonMisesFisher())
+    assert len(tally.counts()) == 0
+    assert tally.total(torch.eye(DIM)[:3]).tolist() == [0, 0, 0]
+    assert tally.error().sampled == 0
+    assert tally.check() == (True, "")
+
+
+@pytest.mark.parametrize("offered", [0, 100, 700])
+def test_a_state_goes_on_bit_equal(offered: int) -> None:
+    rng = np.random.default_rng(8)
+    columns = filled(stream(rng, "ranked", 1500))
+    score = VonMisesFisher(0.1)
+    tally = IndexTally(columns, score)
+    offer(tally, columns, stream(rng, "ranked", offered).to(torch.float32))
+    state = tally.state()
+    copy = filled(columns.embeddings)
+    again = IndexTally(copy, score)
+    again.load(state)
+    assert set(again.state()) == set(state)
+    assert all(torch.equal(again.state()[name], value) for name, value in state.items())
+    for _ in range(4):
+        x_BD = stream(rng, "ranked", 300).to(torch.float32)
+        assert offer(tally, columns, x_BD) == offer(again, copy, x_BD)
+        assert torch.equal(tally.counts(), again.counts())
+
+
+def test_a_state_of_another_dtype_is_counted_anew() -> None:
+    columns = filled(stream(np.random.default_rng(9), "ranked", 500))
+    tally = IndexTally(columns, VonMisesFisher(0.1))
+    tally.recount()
+    wide = IndexTally(filled(columns.embeddings, dtype=torch.float64), VonMisesFisher(0.1))
+    wide.load(tally.state())
+    assert torch.allclose(wide.counts(), tally.counts(), rtol=1e-3)
+
+
+def test_the_same_seed_evicts_the_same() -> None:
+    plans = []
+    for _ in range(2):
+        rng = np.random.default_rng(10)
+        columns = filled(stream(rng, "ranked", 2000))
+        tally = IndexTally(columns, VonMisesFisher(0.1), seed=3)
+        plans.append(offer(tally, columns, stream(rng, "ranked", 600).to(torch.float32)))
+    assert plans[0] == plans[1]
+
+
+def test_cells_are_fitted_anew_when_the_rows_have_moved() -> None:
+    rng = np.random.default_rng(11)
+    columns = filled(stream(rng, "one class", 1200))
+    tally = IndexTally(columns, VonMisesFisher(0.1))
+    first = tally.counts_by_cell
+    for _ in range(6):
+        offer(tally, columns, stream(rng, "uniform", 256).to(torch.float32))
+    assert tally.counts_by_cell is not first
+    assert tally.check() == (True, "")
+    assert tally.error(500).mean < 0.1
+
+
+def test_a_wrong_count_is_found() -> None:
+    columns = filled(stream(np.random.default_rng(12), "ranked", 800))
+    tally = IndexTally(columns, VonMisesFisher(0.1))
+    counts = tally.counts_by_cell
+    counts.near_K += 1.0
+    held, reason = tally.check()
+    assert not held
+    assert "rows of near cells" in reason
+    counts.near_K -= 1.0
+    counts.far_K *= 3.0
+    assert "are off by" in tally.check()[1]
+    counts.far_K /= 3.0
+    counts.grid.size_C[3] += 1
+    assert "cell 3 holds" in tally.check()[1]
+
+
+@pytest.mark.parametrize(("cells", "near"), [(0, 1), (5, 0), (100_000, 1)])
+def test_arguments_have_limits(cells: int, near: int) -> None:
+    with pytest.raises(ValueError, match=f"{cells} cells, {near} near"):
+        IndexTally(filled(torch.eye(4)), VonMisesFisher(), cells=cells, near=near)
+
+
+def test_the_faster_way_is_picked() -> None:
+    cpu, sharp = torch.device("cpu"), VonMisesFisher(0.1)
+    assert pick(CROSSOVER, sharp, cpu) == "ivf"
+    assert pick(CROSSOVER - 1, sharp, cpu) == "exact"
+    assert pick(1 << 20, Linear(), cpu) == "exact"
+    assert pick(1 << 20, sharp, torch.device("cuda")) == "exact"
