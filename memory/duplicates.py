@@ -77,14 +77,15 @@ class Duplicates:
         """
         close_Tb = near_Tb >= self.threshold - unit
         close_Tb &= np.tri(len(close_Tb), close_Tb.shape[1], start - 1, dtype=bool)
+        if self.action == "count":  # all are let in, so nothing hangs on the order
+            found.duplicate_B[start : start + len(close_Tb)] |= close_Tb.any(axis=1)
+            return
         for row in np.flatnonzero(close_Tb.any(axis=1)).tolist():
             turn = start + row
             close = close_Tb[row, :turn] & found.let_in_B[:turn]
             if not close.any():
                 continue
             found.duplicate_B[turn] = True
-            if self.action == "count":
-                continue
             found.let_in_B[turn] = False
             cosine = np.where(close, near_Tb[row, :turn], -np.inf)
             if self.action == "merge" and cosine.max() > cosine_B[turn] + unit:

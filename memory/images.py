@@ -5,7 +5,6 @@ Shapes: K capacity, k occupied slots, R rows, C H W image.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import weakref
@@ -88,7 +87,7 @@ class ImageFile(Images):
     loading a state compares every hash; a slot whose image is another one now has *lost* it: the
     image is cleared, and the slot is left out of draws and of re-encoding until a sample with an
     image takes it over. Where a stream is replayed from the state's position, those are the slots
-    that the replay overwrites.
+    that the replay overwrites; what is drawn until then differs from a run without the crash.
 
     Args:
         path: created where there is none, else of the right size.
@@ -179,6 +178,8 @@ def hashes_of(image_RCHW: Tensor) -> Tensor:
 
 def _open(path: Path, size: int, shape: Image) -> int:
     """A locked handle of the file, which has this size. The lock ends with the handle."""
+    import fcntl  # where there is none there are no image files, but all the rest
+
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

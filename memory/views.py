@@ -41,7 +41,9 @@ class ColumnViews:
 
     @property
     def images(self) -> Tensor | None:
-        """uint8 [k, C, H, W] where the images lie, or None in a memory that keeps none."""
+        """uint8 [k, C, H, W] where the images lie, zeros where one is lost (memory/images.py);
+        None in a memory that keeps none.
+        """
         images = self._columns.images
         return None if images is None else images.data_KCHW[: len(self)]
 

@@ -60,6 +60,7 @@ class AgainstDict(RuleBasedStateMachine):
                 self.rows[slot] = {name: column[turn] for name, column in rows.items()}
                 self.rows[slot]["born"] = torch.tensor(self.added + turn)
                 self.rows[slot]["encoded"] = torch.tensor(self.added + turn)
+                self.rows[slot]["multiplicity"] = torch.tensor(1)
         self.added += count
 
     @rule(count=st.integers(0, 4))
@@ -87,7 +88,16 @@ class AgainstDict(RuleBasedStateMachine):
             return
         assert self.memory.check_valid() == (True, "")
         assert len(self.memory) == len(self.rows) == min(self.added, self.memory.capacity)
-        names = ("ids", "embeddings", "labels", "hashes", "images", "born", "encoded")
+        names = (
+            "ids",
+            "embeddings",
+            "labels",
+            "hashes",
+            "images",
+            "born",
+            "encoded",
+            "multiplicity",
+        )
         for slot, row in self.rows.items():
             for name in names:
                 assert torch.equal(getattr(self.memory, name)[slot], row[name]), name
@@ -331,6 +341,10 @@ def plant_encoded(memory: WorkingMemory) -> None:
     memory.encoded[1] = memory.born[1] - 1
 
 
+def plant_nobody(memory: WorkingMemory) -> None:
+    memory.multiplicity[6] = 0
+
+
 @pytest.mark.parametrize("score", [Linear(), VonMisesFisher(0.1)], ids=repr)
 @pytest.mark.parametrize(
     ("plant", "message"),
@@ -341,6 +355,7 @@ def plant_encoded(memory: WorkingMemory) -> None:
         (plant_future, "slot 4: it was born after"),
         (plant_copy, "born at the same sample"),
         (plant_encoded, "slot 1: it was encoded before"),
+        (plant_nobody, "slot 6: it stands for less than itself"),
     ],
 )
 def test_check_valid_finds_what_was_planted(plant: Any, message: str, score: Score) -> None:
