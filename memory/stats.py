@@ -18,7 +18,10 @@ from memory.eviction.base import Policy
 from memory.scores import BLOCK_ELEMENTS, Linear
 
 MOST_PAIRS = 1 << 24
-"""Pairs of slots counted at most, where the policy keeps no counts."""
+"""Pairs of slots compared at most for counts, where the policy keeps none."""
+
+MOST_ROWS = 1 << 17
+"""Slots counted at most by linear h, whose counts nobody keeps: each is one product."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +41,8 @@ class MemoryStats:
         count_mean, count_p50, count_p90, count_max: duplicate counts N(j) (DUEL, eq. 5) of the
             slots counted.
         counted: how many slots that is: all occupied ones, unless the policy keeps no counts and
-            the pairs are too many. Then they are spread evenly over the slots, and
-            `expected_collisions` is of them too.
+            they are too many. Then those counted are spread evenly over the slots, and
+            `expected_collisions` is the mean over them.
         stale_p50, stale_p90, stale_max: since the embeddings were computed.
         turnover: share of the occupied slots whose sample is among the last `capacity` offered;
             1 for a queue.
@@ -120,14 +123,14 @@ def measure(columns: Columns, policy: Policy, totals: Totals, drift: Tensor) -> 
 
 def some_counts(columns: Columns, policy: Policy) -> Tensor:
     """N(j), float64: of all occupied slots where that is cheap, else of some spread over them."""
-    k, score = columns.occupied, policy.score
-    kept = type(policy).counts is not Policy.counts
-    if kept or isinstance(score, Linear) or k * k <= MOST_PAIRS:
+    k, linear = columns.occupied, isinstance(policy.score, Linear)
+    kept = type(policy).counts is not Policy.counts and not linear
+    counted = MOST_ROWS if linear else MOST_PAIRS // max(1, k)
+    if kept or k <= counted:
         return policy.counts()
-    counted = max(1, MOST_PAIRS // k)
-    slots = torch.arange(counted, device=columns.device) * k // counted
+    slots = torch.arange(max(1, counted), device=columns.device) * k // max(1, counted)
     z_SD = columns.embeddings[slots]
-    return score.total(z_SD, columns.z_kD) - score.apply_((z_SD * z_SD).sum(dim=1))
+    return policy.total(z_SD) - policy.score.apply_((z_SD * z_SD).sum(dim=1))
 
 
 def effective_classes(z_kD: Tensor) -> float:

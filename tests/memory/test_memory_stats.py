@@ -112,11 +112,24 @@ def test_dear_counts_are_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sampled.count_mean == pytest.approx(float(memory.counts()[::4].mean()))
     assert sampled.expected_collisions == pytest.approx(exact.expected_collisions, rel=0.1)
     assert sampled.count_max <= exact.count_max
-    # What is kept, or is linear, costs nothing: it is never sampled.
-    for policy in (MostDuplicated(VonMisesFisher(0.5)), Oldest()):
-        kept = WorkingMemory(400, 6, policy)
-        kept.add(torch.arange(400), z_kD)
-        assert kept.stats().counted == 400
+    # What is kept costs nothing: it is never sampled.
+    kept = WorkingMemory(400, 6, MostDuplicated(VonMisesFisher(0.5)))
+    kept.add(torch.arange(400), z_kD)
+    assert kept.stats().counted == 400
+
+
+@pytest.mark.parametrize("policy", [MostDuplicated, Oldest])
+def test_linear_counts_of_many_slots_are_sampled(
+    policy: type[Policy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = WorkingMemory(300, 6, policy())
+    memory.add(torch.arange(300), unit_rows(np.random.default_rng(0), "clustered", 300, 6))
+    assert memory.stats().counted == 300
+    monkeypatch.setattr(module, "MOST_ROWS", 100)
+    stats = memory.stats()
+    assert stats.counted == 100
+    assert stats.count_mean == pytest.approx(float(memory.counts()[::3].mean()))
+    assert stats.count_max == pytest.approx(float(memory.counts()[::3].max()))
 
 
 @pytest.mark.parametrize("name", ["most-duplicated, sharp", "most-duplicated", "oldest"])
