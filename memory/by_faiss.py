@@ -58,7 +58,7 @@ def nearest_by_faiss(z_BD: Tensor, row_KD: Tensor, k: int) -> tuple[Tensor, Tens
 
 def _nearest_on_gpu(z_BD: Tensor, row_KD: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """What `faiss.knn_gpu` does, on tensors in place: it takes numpy arrays alone, and copies."""
-    faiss: Any = importlib.import_module("faiss")  # its CPU build has not these names
+    faiss: Any = importlib.import_module("faiss")  # its types lack these names
     device = row_KD.device
     query_BD, row_KD = z_BD.detach().to(device).contiguous(), row_KD.detach().contiguous()
     cosine_Bk = torch.empty(len(query_BD), k, dtype=torch.float32, device=device)
@@ -124,3 +124,63 @@ def centres_by_faiss(z_ND: Tensor, cells: int, seed: int, rounds: int) -> Tensor
     )
     means.train(z_ND.detach().contiguous().numpy())
     return torch.nn.functional.normalize(torch.from_numpy(means.centroids.copy()), dim=1)
+
+
+class CellsByFaiss:
+    """Rows by id in cells, searched a few cells at a time: an IVF index. Holds its own copies.
+
+    Float32 on the CPU only; twin: `CellsByTorch`.
+
+    Args:
+        centre_CD: unit centres of the cells.
+    """
+
+    def __init__(self, centre_CD: Tensor) -> None:
+        faiss: Any = importlib.import_module("faiss")
+        cells, dim = centre_CD.shape
+        self._quantizer = faiss.IndexFlatIP(dim)  # the index only points to it
+        self._index: Any = faiss.IndexIVFFlat(
+            self._quantizer, dim, cells, faiss.METRIC_INNER_PRODUCT
+        )
+        self._quantizer.add(_array(centre_CD))
+        self._index.is_trained = True
+        self._index.set_direct_map_type(faiss.DirectMap.Hashtable)  # removal without a scan
+
+    def __len__(self) -> int:
+        return int(self._index.ntotal)
+
+    def add(self, ids_N: Tensor, z_ND: Tensor) -> None:
+        """Take rows under ids that are not held."""
+        if len(ids_N):
+            self._index.add_with_ids(_array(z_ND), ids_N.numpy())
+
+    def remove(self, ids_N: Tensor) -> None:
+        """Give up rows by their ids, which are held."""
+        import faiss
+
+        if len(ids_N):
+            self._index.remove_ids(faiss.IDSelectorArray(ids_N.numpy()))
+
+    def search(self, z_BD: Tensor, k: int, probe: int) -> tuple[Tensor, Tensor]:
+        """Cosine [B, k] and id [B, k] of the nearest in `probe` cells; -inf and -1 where fewer."""
+        self._index.nprobe = probe
+        cosine_Bk, id_Bk = self._index.search(_array(z_BD), k)
+        cosine_Bk[id_Bk < 0] = -np.inf
+        return torch.from_numpy(cosine_Bk), torch.from_numpy(id_Bk)
+
+    def within(self, z_BD: Tensor, cosine: float, probe: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, id and cosine of all pairs found in `probe` cells, by query and then by id."""
+        self._index.nprobe = probe
+        radius = float(np.nextafter(np.float32(cosine), np.float32(-np.inf)))
+        limit, cosine_R, id_R = self._index.range_search(_array(z_BD), radius)
+        query_R = np.repeat(np.arange(len(z_BD)), np.diff(limit.astype(np.int64)))
+        order = np.lexsort((id_R, query_R))
+        return (
+            torch.from_numpy(query_R[order]),
+            torch.from_numpy(id_R[order]),
+            torch.from_numpy(cosine_R[order]),
+        )
+
+
+def _array(z_ND: Tensor) -> Any:
+    return z_ND.detach().contiguous().numpy()

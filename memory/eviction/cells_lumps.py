@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from memory.eviction.bounds import Matrix, Vector
-from memory.eviction.cells_grid import Cells, Grid
+from memory.eviction.cells_grid import Cells, Grid, add_rows
 from memory.scores import Score
 
 BLOCK_ELEMENTS = 1 << 17
@@ -76,7 +76,7 @@ class Seen:
         cell_P = near_NM[row_P, place_P]
         np.add.at(near.shift_C, cell_P, self.offset_NC.numpy()[row_P, cell_P])
         steep_P = self.slope_NC.numpy()[row_P, cell_P]
-        np.add.at(near.slope_CD, cell_P, steep_P[:, None] * z_ND[row_P])
+        add_rows(near.slope_CD, cell_P, steep_P[:, None] * z_ND[row_P])
         return Line(shift_C, slope_CD), near
 
 

@@ -211,9 +211,9 @@ def test_a_filling_memory_is_counted_too() -> None:
         assert tally.check() == (True, "")
     exact_K = exact_counts(score, columns.embeddings)
     assert float(((tally.counts() - exact_K).abs() / exact_K).mean()) < 0.04
-    total_B = tally.total(columns.embeddings[:50])
-    expected_B = score.total(columns.embeddings[:50], columns.embeddings)
-    assert torch.allclose(total_B, expected_B, rtol=0.1)
+    x_BD = stream(rng, "ranked", 50).to(torch.float32)
+    expected_B = score.total(x_BD, columns.embeddings)
+    assert torch.allclose(tally.total(x_BD), expected_B, rtol=0.1)
 
 
 def test_an_empty_memory_has_no_counts() -> None:
