@@ -68,7 +68,9 @@ class MinimumRedundancy(Policy):
         z_kD = self.columns.z_kD
         for start in range(0, len(slots), step):
             slot_R = slots[start : start + step]
-            floor_k = torch.from_numpy(np.where(new_k, np.inf, lists.floor_K[: len(new_k)]))
+            floor_k = None
+            if not new_k.all():
+                floor_k = torch.from_numpy(np.where(new_k, np.inf, lists.floor_K[: len(new_k)]))
             cosine_Rk = z_kD[slot_R.to(z_kD.device)] @ z_kD.T
             exclude(cosine_Rk, slot_R)
             near = Near.of(cosine_Rk, floor_k)

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from memory.eviction.neighbours import LIST, Neighbours, Slots, Values
 
-GROUPS = 256
-"""Groups of columns whose largest stand for them where the largest of a long row are sought."""
+GROUPS = 4.0
+"""Groups of columns, for each root of their number, where the largest of a long row are sought."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +30,13 @@ class Near:
     start: Slots
 
     @classmethod
-    def of(cls, cosine_RK: Tensor, floor_K: Tensor) -> Near:
-        """From all cosines; -inf marks a pair that is none."""
+    def of(cls, cosine_RK: Tensor, floor_K: Tensor | None) -> Near:
+        """From all cosines, -inf for a pair that is none; without floors nobody is above one."""
         top_cosine, top_slot = largest(cosine_RK, min(LIST + 1, cosine_RK.shape[1]))
-        above_RK = cosine_RK > floor_K.to(cosine_RK.device, cosine_RK.dtype)
-        hit = where_true(above_RK.view(-1))
+        hit = np.zeros(0, np.int64)
+        if floor_K is not None:
+            above_RK = cosine_RK > floor_K.to(cosine_RK.device, cosine_RK.dtype)
+            hit = where_true(above_RK.view(-1))
         hit_cosine = cosine_RK.view(-1)[torch.from_numpy(hit).to(cosine_RK.device)]
         turn, slot = np.divmod(hit, cosine_RK.shape[1])
         return cls(
@@ -151,7 +153,7 @@ def exclude(cosine_RK: Tensor, slot_R: Tensor) -> None:
 
 def where_true(mask: Tensor) -> Slots:
     """Indices where a flat mask is True, on the host; numpy finds the rare ones far faster."""
-    if mask.is_cuda:
+    if mask.device.type != "cpu":
         return np.asarray(torch.nonzero(mask).flatten().cpu().numpy())
     return np.flatnonzero(mask.numpy())
 
@@ -159,15 +161,16 @@ def where_true(mask: Tensor) -> Slots:
 def largest(cosine_RK: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """torch.topk over the last dimension; of long rows, over the groups that can hold them."""
     rows, columns = cosine_RK.shape
-    deep = columns // GROUPS
-    if deep < 8 or count > GROUPS:
+    groups = int(GROUPS * columns**0.5)
+    deep = columns // max(1, groups)
+    if deep < 8 or count > groups:
         return torch.topk(cosine_RK, count)
-    # Group g holds the columns g, g + GROUPS, g + 2 GROUPS, ...
-    inside_RdG = cosine_RK[:, : deep * GROUPS].view(rows, deep, GROUPS)
+    # Group g holds the columns g, g + G, g + 2 G, ... of G groups.
+    inside_RdG = cosine_RK[:, : deep * groups].view(rows, deep, groups)
     group_Rc = torch.topk(inside_RdG.amax(dim=1), count).indices
-    step_d = GROUPS * torch.arange(deep, device=cosine_RK.device)
+    step_d = groups * torch.arange(deep, device=cosine_RK.device)
     index_RN = (group_Rc[:, :, None] + step_d).view(rows, -1)
-    rest = torch.arange(deep * GROUPS, columns, device=cosine_RK.device).expand(rows, -1)
+    rest = torch.arange(deep * groups, columns, device=cosine_RK.device).expand(rows, -1)
     index_RN = torch.cat([index_RN, rest], dim=1)
     found = torch.topk(cosine_RK.gather(1, index_RN), count)
     return found.values, index_RN.gather(1, found.indices)

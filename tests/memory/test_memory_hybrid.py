@@ -81,7 +81,7 @@ def fill(
 @pytest.mark.parametrize("name", ["classes", "refusing"])
 def test_the_policy_by_itself(name: str, stream: str) -> None:
     make, rule = INNER[name]
-    for seed in range(10):
+    for seed in range(6):
         capacity, samples, cuts = streams(seed, stream)
         gone, memory = fill(make(), capacity, samples, cuts)
         assert (gone, memory.ids.tolist()) == naive.run(rule, capacity, samples)
@@ -91,7 +91,7 @@ def test_the_policy_by_itself(name: str, stream: str) -> None:
 @pytest.mark.parametrize("name", INNER)
 def test_an_age_cap(name: str, stream: str) -> None:
     make, rule = INNER[name]
-    for seed in range(4):
+    for seed in range(3):
         capacity, samples, cuts = streams(seed, stream)
         for cap in (1, capacity, capacity + 3, 2 * capacity):
             gone, memory = fill(Hybrid(make(), age_cap=cap), capacity, samples, cuts)
@@ -103,7 +103,7 @@ def test_an_age_cap(name: str, stream: str) -> None:
 @pytest.mark.parametrize("name", INNER)
 def test_a_front(name: str, stream: str) -> None:
     make, rule = INNER[name]
-    for seed in range(4):
+    for seed in range(3):
         capacity, samples, cuts = streams(seed, stream)
         for front in (1, capacity // 2, capacity - 1):
             gone, memory = fill(Hybrid(make(), front=front), capacity, samples, cuts)
