@@ -21,7 +21,8 @@ from memory.scores import BLOCK_ELEMENTS, Score, VonMisesFisher
 LEAST_RATE = {262_144: 3000, 1 << 20: 2000}
 MOST_REGRET = 0.02
 WATCHED = 4096
-"""Slots whose counts are kept exactly where a GPU does not keep them all, best and random each."""
+"""Slots whose counts are kept exactly where a GPU does not keep them all, best and random each;
+fewer in a memory so large that they would take minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +137,10 @@ def watch(run: Run, everything: bool) -> Tensor | None:
     """The slots ranked highest and as many random ones, or None for all."""
     if everything or run.columns.capacity <= 4 * WATCHED:
         return None
-    top = run.tally.counts().topk(WATCHED).indices
+    count = max(512, min(WATCHED, (1 << 30) // run.columns.capacity))
+    top = run.tally.counts().topk(count).indices
     some = torch.randperm(run.columns.capacity, generator=torch.Generator().manual_seed(0))
-    both: Tensor = torch.unique(torch.cat([top, some[:WATCHED]]))
+    both: Tensor = torch.unique(torch.cat([top, some[:count]]))
     return both
 
 

@@ -30,7 +30,7 @@ WRONG = 0.25
 """Mean relative error of the counts above which `check` finds them wrong."""
 
 CROSSOVER = 16_384
-"""Slots from which approximate counts are the faster on two cores; see `pick`."""
+"""Slots from which approximate counts are worth their error on a CPU; see `pick`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,9 +249,17 @@ def on_host(z_ND: Tensor) -> Matrix:
 
 
 def pick(capacity: int, score: Score, device: torch.device) -> str:
-    """The faster of "exact" and "ivf" for a memory of this many slots.
+    """ "exact", or "ivf" where that is at least three times as fast.
 
-    Linear counts are exact and fast at any size. On a GPU one pass over the rows a batch is cheap.
+    Linear counts are exact and fast at any size. On a GPU a pass over the rows a batch is cheap.
+    On a CPU exact counts cost a batch O(K), approximate ones O(sqrt(K)). Samples a second of one
+    core's time, vMF(0.1), D = 128, batches of 256 from 20 unequal clusters:
+
+    | K | exact | ivf |
+    |---|---|---|
+    | 4,096 | 4,800 | 6,700 |
+    | 16,384 | 1,800 | 5,600 |
+    | 32,768 | 1,200 | 6,200 |
     """
     if isinstance(score, Linear) or device.type != "cpu" or capacity < CROSSOVER:
         return "exact"
