@@ -51,6 +51,12 @@ class Exchange:
         self._memory, self._updates, self._device = memory, updates, device
         self._count, self._writes_back, self._how = reencode, write_back, draw
 
+    @property
+    def can_draw(self) -> bool:
+        """Whether a slot holds an image; one that lies in a file may have lost it in a crash."""
+        memory = self._memory
+        return len(memory) > 0 and memory.images is not None and len(memory.stalest(1)) > 0
+
     def draw(self, count: int, phases: Phases) -> Inputs:
         """A training batch from the memory."""
         with phases("data"):
@@ -93,7 +99,7 @@ class Exchange:
 
     def reencode(self, phases: Phases) -> dict[str, float]:
         """Encode the stalest slots anew; the mean cosine of their old and new embeddings."""
-        if not self._count or self._memory.images is None or not len(self._memory):
+        if not self._count or not self.can_draw:
             return {}
         slots_R = self._memory.stalest(self._count)
         keys = self._updates.encode(self._memory.images_of(slots_R).to(self._device), phases)

@@ -45,13 +45,19 @@ class Inputs(NamedTuple):
     ) -> Inputs:
         """At most `count` samples of the memory, each at most once, as `WorkingMemory.sample`."""
         draw = memory.sample(min(count, len(memory)), how=how)
-        assert draw.images is not None, "only a memory that keeps images is drawn from"
+        slots, image_BCHW, ids_B = draw.slots, draw.images, draw.ids
+        assert image_BCHW is not None, "only a memory that keeps images is drawn from"
+        distinct = torch.unique(slots)
+        if len(distinct) < len(slots):
+            # Where most images are lost, the memory draws what there is more than once.
+            slots, image_BCHW = distinct, memory.images_of(distinct)
+            ids_B = memory.ids[slots]
         return cls(
-            draw.images.to(device),
-            draw.ids.to(device),
-            memory.labels[draw.slots].to(device),
-            memory.hashes[draw.slots].to(device),
-            draw.slots,
+            image_BCHW.to(device),
+            ids_B.to(device),
+            memory.labels[slots].to(device),
+            memory.hashes[slots].to(device),
+            slots,
         )
 
     def __len__(self) -> int:

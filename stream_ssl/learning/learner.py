@@ -211,7 +211,7 @@ class Learner:
         self.offset = Offset(**facts["offset"])
 
     def _can_replay(self) -> bool:
-        return len(self.memory) > 0 and self.memory.images is not None and self._batch_size > 0
+        return self._batch_size > 0 and self._exchange.can_draw
 
     def _fresh(self, batch: Batch, phases: Phases) -> StepRecord:
         self.pace.received(len(batch))
@@ -243,7 +243,7 @@ class Learner:
         met = self._exchange.admit(inputs, arrived, phases)
         if not self.pace.may_update():
             return arrived, met
-        if not len(self.memory):  # the very first keys were not usable: nothing to learn from
+        if not self._exchange.can_draw:  # the very first keys were not usable
             self.pace.updated()
             return arrived._replace(skipped="keys"), met
         drawn = self._exchange.draw(len(inputs), phases)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -62,13 +63,14 @@ def build(
     images: bool = True,
     stream: Any = None,
     wrap: Callable[[MoCo], MoCo] = lambda method: method,
+    image_file: Path | None = None,
     **settings: Any,
 ) -> Learner:
     settle(seed=3, threads=1)
     encoder = ResNet(width=4, depths=(1, 1, 0, 0), channels=1)
     method = wrap(MoCo(encoder, Projector(encoder.dim, DIM), InfoNCE(0.2), momentum=0.9))
     shape = (1, SIZE, SIZE) if images else None
-    memory = WorkingMemory(capacity=SLOTS, dim=DIM, image_shape=shape)
+    memory = WorkingMemory(capacity=SLOTS, dim=DIM, image_shape=shape, image_file=image_file)
     return Learner(
         method,
         memory,
