@@ -108,22 +108,24 @@ class Run:
 
 
 BASE = Arm("queue", "stream", "stale")
-FAVOURITE = Arm("vmf0.1", "memory", "written")
-HEADLINE = (
-    BASE,
-    FAVOURITE,
-    Arm("reservoir", "memory", "written"),
-    Arm("vmf0.1", "memory", "written", plain=True),
+FAVOURITE = Arm("vmf0.1", "memory", "written", plain=True)
+PAIR = (BASE, FAVOURITE)
+CONTROLS = (
+    Arm("reservoir", "memory", "written"),  # anchors from the memory, but no DUEL
+    Arm("vmf0.1", "memory", "written"),  # duplicates found with the noise of views
 )
 RIVALS = (
     Arm("oracle", "memory", "written"),
     Arm("linear", "stream", "stale"),
     Arm("minred", "memory", "written"),
+    Arm("vmf0.02", "memory", "written", plain=True),
+    Arm("minred", "memory", "written", plain=True),
     Arm("vmf0.3", "memory", "written"),
     Arm("linear", "memory", "written"),
     Arm("vmf0.1", "memory", "written", "inverse-count"),
     Arm("vmf0.1", "memory", "reencoded", plain=True),
 )
+FIRST = RIVALS[:5]
 HARD = STREAMS[:2]
 MILD = Shape(1, 1), Shape(9, 1)
 
@@ -137,13 +139,17 @@ def _by_worth() -> Iterator[Run]:
     def runs(arms: tuple[Arm, ...], shapes: tuple[Shape, ...], seed: int) -> list[Run]:
         return [Run(shape, arm, seed) for shape in shapes for arm in arms]
 
-    yield from runs(HEADLINE, HARD, 0)
-    yield from runs(RIVALS[:3], HARD[:1], 0)
-    yield from runs(HEADLINE[:2], MILD[:1], 0)
+    yield from runs((*PAIR, *CONTROLS), HARD, 0)
+    yield from runs(PAIR, MILD[:1], 0)
+    yield from runs(FIRST, HARD[:1], 0)
     for seed in SEEDS[1:]:
-        yield from runs(HEADLINE, HARD, seed)
+        yield from runs(PAIR, HARD, seed)
+    for seed in SEEDS[1:]:
+        yield from runs(CONTROLS, HARD[1:], seed)
+    for seed in SEEDS[1:]:
+        yield from runs((*CONTROLS, *FIRST), HARD[:1], seed)
     yield from runs(RIVALS, HARD, 0)
-    yield from runs(HEADLINE, MILD, 0)
+    yield from runs(PAIR, MILD, 0)
     arms = tuple(Arm(name, *training) for training in TRAINING for name in POLICIES)
     for seed in SEEDS:
-        yield from runs((*HEADLINE, *RIVALS, *arms), STREAMS, seed)
+        yield from runs((*PAIR, *CONTROLS, *RIVALS, *arms), STREAMS, seed)

@@ -17,8 +17,9 @@ import torch
 from benchmarks.memory_policies import __main__ as study
 from benchmarks.memory_policies.arms import (
     BASE,
+    CONTROLS,
     FAVOURITE,
-    HEADLINE,
+    PAIR,
     POLICIES,
     RIVALS,
     SEEDS,
@@ -167,7 +168,7 @@ def test_the_plan_holds_every_run_once() -> None:
     names = [run.name for run in plan()]
     assert len(set(names)) == len(names)
     assert names[:2] == [f"x27-iid {arm.name} seed0" for arm in (BASE, FAVOURITE)]
-    special = [arm for arm in (*HEADLINE, *RIVALS) if arm.draw != "uniform" or arm.plain]
+    special = [arm for arm in (*PAIR, *CONTROLS, *RIVALS) if arm.draw != "uniform" or arm.plain]
     ways = len(TRAINING) * len(POLICIES) + len(special)
     assert len(names) == ways * len(STREAMS) * len(SEEDS)
 
@@ -237,7 +238,7 @@ def test_rows_pair_each_run_with_the_queue_of_its_seed(tmp_path: Path) -> None:
     assert base.knn_gain.values == ()
     assert best.knn_gain.text(sign=True) == "+4.0 ± 1.4"
     assert best.entropy.mean == pytest.approx((0.45 + 0.53 + 0.6) / 3 / math.log(CLASSES))
-    assert "| vmf0.1 / memory / written | 3 |" in markdown([best, base])
+    assert "| vmf0.1 / memory / written / plain | 3 |" in markdown([best, base])
     assert len(Results(tmp_path, {"steps": 1})) == 0
 
 
