@@ -24,6 +24,8 @@ CELLS = ("near_CM", "size_C", "sum_CD", "along_C", "cell_K")
 
 LINES = ("shift_C", "slope_CD", "near_shift_C", "near_slope_CD")
 
+BENCH = ("bench_slots", "bench_count", "outside_slots", "outside_count")
+
 SCALARS = ("fit_trained", "crowd_trained")
 
 
@@ -31,7 +33,7 @@ def save(counts: CellCounts | None, bench: Bench | None) -> dict[str, Tensor]:
     """Copies of everything that the index has worked out; empty tensors where it is not built."""
     nothing = torch.zeros(0)
     names = (*COUNTS, *CELLS, *LINES, "axis_CD", "gone_RD", "gone_R")
-    state = dict.fromkeys((*names, "bench_slots", "bench_count"), nothing)
+    state = dict.fromkeys((*names, *BENCH), nothing)
     state["fit"], state["built"] = torch.zeros(2, dtype=torch.float64), torch.zeros(3).long()
     if counts is not None:
         grid, line, near = counts.grid, counts.line, counts.near_line
@@ -46,8 +48,10 @@ def save(counts: CellCounts | None, bench: Bench | None) -> dict[str, Tensor]:
         state["fit"] = torch.tensor([getattr(grid, name) for name in SCALARS], dtype=torch.float64)
         state["built"] = torch.tensor([1, counts.fitted_to, counts.next_cell])
     if bench is not None:
-        state["bench_slots"] = torch.from_numpy(bench.slots.copy())
-        state["bench_count"] = torch.from_numpy(bench.count_Q.copy())
+        nobody = np.empty(0, dtype=np.int64), np.empty(0)
+        beyond = nobody if bench.outside is None else (bench.outside.slots, bench.outside.count_Q)
+        for name, array in zip(BENCH, (bench.slots, bench.count_Q, *beyond), strict=True):
+            state[name] = torch.from_numpy(array.copy())
     return state
 
 
@@ -76,5 +80,6 @@ def load(
     counts.gone_RD, counts.gone_R = [arrays["gone_RD"]], [arrays["gone_R"]]
     if len(state["bench_slots"]) == 0:
         return counts, None
-    slots = arrays["bench_slots"]
-    return counts, Bench(slots, counts.rows(slots), arrays["bench_count"], columns.capacity)
+    slots, count, others, other_count = (arrays[name] for name in BENCH)
+    outside = Bench(others, counts.rows(others), other_count, columns.capacity)
+    return counts, Bench(slots, counts.rows(slots), count, columns.capacity, outside)
