@@ -99,19 +99,28 @@ class Bench:
         rise_Q = line.at(self.row_QD, counts.grid.cell_K[self.slots])
         rise_Q[self._kept] = 0.0
         self.count_Q += rise_Q
+        self._kept = np.empty(0, dtype=np.int64)
         if self.outside is not None:
             self.outside.moved(line, counts)
-        self._kept = np.empty(0, dtype=np.int64)
 
     def refreshed(self, slots: Slots, z_ND: Matrix, line: Line, counts: CellCounts) -> None:
         """These slots have new rows; the counts of all others moved along the line."""
-        place_N = self._place_K[slots]
-        here_N = place_N >= 0
-        self._kept = place_N[here_N].astype(np.int64)
-        self.row_QD[self._kept] = z_ND[here_N]
+        self._overwrite(slots, z_ND)
+        if self.outside is not None:
+            self.outside._overwrite(slots, z_ND)
         self.moved(line, counts)
-        places = place_N[here_N]
-        self.count_Q[places] = counts.estimate(slots[here_N], z_ND[here_N])
+        self._reestimate(slots, counts)
+        if self.outside is not None:
+            self.outside._reestimate(slots, counts)
+
+    def _overwrite(self, slots: Slots, z_ND: Matrix) -> None:
+        place_N = self._place_K[slots]
+        self.row_QD[place_N[place_N >= 0]] = z_ND[place_N >= 0]
+
+    def _reestimate(self, slots: Slots, counts: CellCounts) -> None:
+        places = self._place_K[slots]
+        places = places[places >= 0]
+        self.count_Q[places] = counts.estimate(self.slots[places], self.row_QD[places])
 
     @property
     def spent(self) -> bool:

@@ -231,6 +231,10 @@ def test_a_state_goes_on_bit_equal(offered: int) -> None:
     score = VonMisesFisher(0.1)
     tally = IndexTally(columns, score)
     offer(tally, columns, stream(rng, "ranked", offered).to(torch.float32))
+    slots = torch.from_numpy(rng.choice(1500, size=offered // 10, replace=False))
+    before_RD = columns.embeddings[slots]
+    columns.embeddings[slots] = stream(rng, "uniform", len(slots)).to(torch.float32)
+    tally.refreshed(slots, before_RD)
     state = tally.state()
     copy = filled(columns.embeddings)
     again = IndexTally(copy, score)
