@@ -26,7 +26,11 @@ def accuracies(found: Sequence[Row], path: Path) -> None:
         for column, name in enumerate(("knn", "linear")):
             axes = figure.add_subplot(grid[line, column])
             _dots(axes, those, [getattr(row, name) for row in those])
-            axes.set_title(f"{title(shape)}: {'kNN' if name == 'knn' else 'linear probe'}, %")
+            axes.set_title(
+                f"{title(shape)}: {'kNN' if name == 'knn' else 'linear'}, %", fontsize=10
+            )
+            # One scale a column: a tenth of a point must not look like a difference.
+            axes.set_xlim(*_limits([getattr(row, name) for row in found]))
             axes.tick_params(axis="y", labelleft=column == 0)
     _save(figure, path)
 
@@ -46,7 +50,8 @@ def balance(found: Sequence[Row], path: Path) -> None:
     axes.set_xlabel("entropy of the memory's classes, % of ln 10")
     axes.set_ylabel("kNN accuracy, %")
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
+    axes.legend(fontsize=8, loc="lower right")
+    axes.margins(x=0.12)
     _save(figure, path)
 
 
@@ -61,6 +66,12 @@ def _dots(axes: Axes, those: Sequence[Row], spreads: Sequence[Spread]) -> None:
     axes.set_yticks(range(len(those)), [row.arm.name for row in those], fontsize=8)
     axes.set_ylim(len(those) - 0.5, -0.5)
     axes.grid(axis="x", alpha=0.3)
+
+
+def _limits(spreads: Sequence[Spread]) -> tuple[float, float]:
+    values = [100 * value for spread in spreads for value in spread.values]
+    room = 0.05 * (max(values) - min(values)) or 1.0
+    return min(values) - room, max(values) + room
 
 
 def _save(figure: Figure, path: Path) -> None:

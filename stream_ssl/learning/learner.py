@@ -79,7 +79,8 @@ class Learner:
         precision: what the method computes in; losses, keys and memory stay in float32.
         seed: of all the learner's draws, and of the first weights.
         threads: of torch on the CPU; null leaves its default. A run repeats with the same number.
-        reencode: stalest slots of the memory to encode anew after each step.
+        reencode: stalest slots of the memory to encode anew after each step; a few dozen or more
+            where keys are normalised by the statistics of their batch.
         anchors: what updates are made on, the batch of the "stream" or one drawn from the
             "memory"; the latter needs a memory that keeps images.
         write_back: let the fresh keys of samples drawn from the memory, as anchors or for replays,
