@@ -157,14 +157,14 @@ def measure(
     Args:
         judged: batches at the end whose every eviction is judged.
         device: of the judge. On "cuda" it keeps the exact counts of all slots, elsewhere of those
-            that `watch` names. None: no judge.
+            that `watch` names. None, or no batch judged: no judge.
     """
     score = VonMisesFisher(0.1) if score is None else score
     run = Run(capacity, score, near)
     for _ in range(batches - judged):
         run.batch(None)
     judge, regret = None, []
-    if device is not None:
+    if device is not None and judged:
         chosen = watch(run, device.startswith("cuda"))
         judge = Judge(score, run.columns.embeddings, chosen, torch.device(device))
     for _ in range(judged):

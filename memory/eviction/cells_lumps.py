@@ -38,7 +38,7 @@ class Line:
         rise_N = np.empty(len(z_ND))
         for start in range(0, len(z_ND), BLOCK_ROWS):  # gathered slopes stay in the cache
             part = slice(start, start + BLOCK_ROWS)
-            np.einsum("nd,nd->n", z_ND[part], slope_CD[cell_N[part]], out=rise_N[part])
+            rise_N[part] = np.einsum("nd,nd->n", z_ND[part], slope_CD[cell_N[part]])
         return rise_N + self.shift_C[cell_N]
 
     def plus(self, other: Line, weight: float) -> Line:
