@@ -39,7 +39,8 @@ class Line:
         judged: evictions judged.
         watched: slots among which the largest count was sought.
         error: mean relative error of the counts at the end, and `bias` that with its sign.
-        met: rate and regret are as required, where a rate is; by processor time.
+        met: rate and regret are as required, where a rate is and regret was judged; by processor
+            time.
     """
 
     capacity: int
@@ -170,7 +171,7 @@ def measure(
     for _ in range(judged):
         regret += run.batch(judge)
     error = run.tally.error(128)
-    cpu_rate, mean = BATCH * batches / sum(run.cpu), float(np.mean(regret or [0.0]))
+    cpu_rate, mean = BATCH * batches / sum(run.cpu), float(np.mean(regret or [np.nan]))
     least = LEAST_RATE.get(capacity)
     return Line(
         capacity=capacity,
@@ -179,12 +180,12 @@ def measure(
         cpu_rate=cpu_rate,
         median_rate=BATCH / float(np.median(run.wall)),
         regret=mean,
-        worst_regret=max(regret, default=0.0),
+        worst_regret=max(regret, default=float("nan")),
         judged=len(regret),
         watched=0 if judge is None else len(judge.count_W),
         error=error.mean,
         bias=error.bias,
-        met=None if least is None else cpu_rate >= least and mean <= MOST_REGRET,
+        met=None if least is None or not regret else cpu_rate >= least and mean <= MOST_REGRET,
     )
 
 
