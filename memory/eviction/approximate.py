@@ -64,6 +64,12 @@ class IndexTally:
         near: cells counted row by row, at least 1 (the row's own); more is dearer and more exact.
         compete: newcomers may be refused (DUEL, Algorithm 1).
         seed: of the clustering.
+
+    >>> from memory.scores import VonMisesFisher
+    >>> columns = Columns(3, 2, None, torch.device("cpu"), torch.float32)
+    >>> columns.embeddings[:], columns.occupied = torch.eye(2)[[0, 1, 1]], 3
+    >>> IndexTally(columns, VonMisesFisher(0.1)).choose(torch.eye(2)[:1]).tolist()
+    [1]
     """
 
     def __init__(

@@ -7,7 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from memory import WorkingMemory
 from memory.columns import Columns
+from memory.eviction import MostDuplicated
 from memory.eviction.approximate import CROSSOVER, IndexTally, pick
 from memory.eviction.cells_check import check
 from memory.eviction.cells_counts import CellCounts
@@ -306,3 +308,35 @@ def test_the_faster_way_is_picked() -> None:
     assert pick(CROSSOVER - 1, sharp, cpu) == "exact"
     assert pick(1 << 20, Linear(), cpu) == "exact"
     assert pick(1 << 20, sharp, torch.device("cuda")) == "exact"
+
+
+class ByIndex(MostDuplicated):
+    """The policy over this tally, whatever its size."""
+
+    def bind(self, columns: Columns, seed: int) -> None:
+        super().bind(columns, seed)
+        self._tally = IndexTally(columns, self.score, compete=self.compete, seed=seed)
+
+
+@pytest.mark.parametrize("compete", [False, True])
+def test_a_memory_keeps_it_up(compete: bool) -> None:
+    """Filling, replacing, refreshing, saving and going on, through the memory itself."""
+    rng = np.random.default_rng(13)
+
+    def memory() -> WorkingMemory:
+        return WorkingMemory(600, DIM, ByIndex(VonMisesFisher(0.1), compete=compete))
+
+    first, second, offered = memory(), memory(), 0
+    for batch in (250, 300, 200, 1, 700, 64):
+        z_BD = stream(rng, "ranked", batch).to(torch.float32)
+        first.add(torch.arange(offered, offered + batch), z_BD)
+        offered += batch
+        slots = torch.from_numpy(rng.choice(len(first), size=20, replace=False))
+        first.refresh(slots, stream(rng, "ranked", 20).to(torch.float32))
+        assert first.check_valid() == (True, "")
+    second.load_state_dict(first.state_dict())
+    z_BD = stream(rng, "ranked", 500).to(torch.float32)
+    ids = torch.arange(500) + offered
+    assert first.add(ids, z_BD).evicted.tolist() == second.add(ids, z_BD).evicted.tolist()
+    assert torch.equal(first.embeddings, second.embeddings)
+    assert first.check_valid() == (True, "")
