@@ -1,4 +1,4 @@
-"""Obvious twins of the index, in float64: the same lumps row by row, and a search of everything.
+"""Obvious twins of the index, in float64, and what its tests share.
 
 Shapes: D embedding, K slots, N rows.
 """
@@ -11,7 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from memory.columns import Columns
+from memory.eviction.approximate import IndexTally
 from memory.scores import Score
+from tests.naive import unit_rows
+
+DIM = 32
 
 
 def exact_counts(score: Score, z_KD: Tensor) -> Tensor:
@@ -77,3 +82,39 @@ class EveryRow:
     def within(self, z_D: Tensor, cosine: float) -> set[int]:
         wide_D = z_D.to(torch.float64)
         return {one for one, row in self.row.items() if float(row @ wide_D) >= cosine}
+
+
+def filled(
+    z_KD: Tensor, capacity: int | None = None, dtype: torch.dtype = torch.float32
+) -> Columns:
+    columns = Columns(capacity or len(z_KD), z_KD.shape[1], None, torch.device("cpu"), dtype)
+    columns.embeddings[: len(z_KD)] = z_KD.to(dtype)
+    columns.occupied = len(z_KD)
+    return columns
+
+
+def stream(rng: np.random.Generator, kind: str, count: int, dim: int = DIM) -> Tensor:
+    """`unit_rows`, or 20 clusters whose sizes fall as 1/rank, the same in every call."""
+    if kind != "ranked":
+        return unit_rows(rng, kind, count, dim)
+    centre_CD = unit_rows(np.random.default_rng(99), "uniform", 20, dim)
+    share = 1 / np.arange(1, 21)
+    chosen_N = rng.choice(20, size=count, p=share / share.sum())
+    z_ND = centre_CD[chosen_N] + 0.6 / dim**0.5 * torch.from_numpy(
+        rng.standard_normal((count, dim))
+    )
+    return torch.nn.functional.normalize(z_ND, dim=1)
+
+
+def offer(tally: IndexTally, columns: Columns, x_BD: Tensor) -> list[int]:
+    """Add newcomers the way the memory does. The plan."""
+    plan: list[int] = []
+    while len(x_BD):
+        step = tally.choose(x_BD).tolist()
+        assert 1 <= len(step) <= len(x_BD)
+        for slot, x_D in zip(step, x_BD, strict=False):
+            if slot >= 0:
+                columns.embeddings[slot] = x_D
+        plan += step
+        x_BD = x_BD[len(step) :]
+    return plan
