@@ -110,6 +110,7 @@ class Run:
 BASE = Arm("queue", "stream", "stale")
 FAVOURITE = Arm("vmf0.1", "memory", "written", plain=True)
 PAIR = (BASE, FAVOURITE)
+MINRED = Arm("minred", "memory", "written", plain=True)
 CONTROLS = (
     Arm("reservoir", "memory", "written"),  # anchors from the memory, but no DUEL
     Arm("vmf0.1", "memory", "written"),  # duplicates found with the noise of views
@@ -119,7 +120,7 @@ RIVALS = (
     Arm("linear", "stream", "stale"),
     Arm("minred", "memory", "written"),
     Arm("vmf0.02", "memory", "written", plain=True),
-    Arm("minred", "memory", "written", plain=True),
+    MINRED,
     Arm("vmf0.3", "memory", "written"),
     Arm("linear", "memory", "written"),
     Arm("vmf0.1", "memory", "written", "inverse-count"),
@@ -144,6 +145,8 @@ def _by_worth() -> Iterator[Run]:
     yield from runs(FIRST, HARD[:1], 0)
     for seed in SEEDS[1:]:
         yield from runs(PAIR, HARD, seed)
+    for seed in SEEDS:
+        yield from runs((MINRED,), HARD, seed)
     for seed in SEEDS[1:]:
         yield from runs(CONTROLS, HARD[1:], seed)
     for seed in SEEDS[1:]:
