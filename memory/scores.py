@@ -33,6 +33,11 @@ class Score(ABC):
         """
         return self.apply_(cosine.clone())
 
+    @property
+    @abstractmethod
+    def slope(self) -> float:
+        """The largest derivative of h: how much it makes of a cosine's rounding."""
+
     @abstractmethod
     def apply_(self, cosine: Tensor) -> Tensor:
         """h of every element, written over `cosine`, which is returned."""
@@ -56,6 +61,8 @@ class Score(ABC):
 class Linear(Score):
     """h(x) = (1 + x) / 2, DUEL's default. A sum over slots needs only the sum of their rows."""
 
+    slope = 0.5
+
     def apply_(self, cosine: Tensor) -> Tensor:
         return cosine.add_(1.0).mul_(0.5)
 
@@ -67,6 +74,8 @@ class Linear(Score):
 @dataclass(frozen=True)
 class Quadratic(Score):
     """h(x) = ((1 + x) / 2)^2 (DUEL, section 4)."""
+
+    slope = 1.0
 
     def apply_(self, cosine: Tensor) -> Tensor:
         return cosine.add_(1.0).mul_(0.5).clamp_(min=0.0).square_()
@@ -84,6 +93,15 @@ class Gaussian(Score):
 
     def __post_init__(self) -> None:
         check_positive("tau", self.tau)
+
+    @property
+    def slope(self) -> float:
+        steepest = max(-math.sqrt(self.tau / 2), -2.0)  # of x - 1
+        return -2 * steepest / self.tau * math.exp(-(steepest**2) / self.tau) / self._range
+
+    @property
+    def _range(self) -> float:
+        return 1.0 - math.exp(-4.0 / self.tau)
 
     def apply_(self, cosine: Tensor) -> Tensor:
         least = math.exp(-4.0 / self.tau)
@@ -104,10 +122,45 @@ class VonMisesFisher(Score):
     def __post_init__(self) -> None:
         check_positive("kappa", self.kappa)
 
+    @property
+    def slope(self) -> float:
+        return 1 / (self.kappa * (1.0 - math.exp(-2.0 / self.kappa)))
+
     def apply_(self, cosine: Tensor) -> Tensor:
         least = math.exp(-2.0 / self.kappa)
         cosine.clamp_(-1.0, 1.0).sub_(1.0).mul_(1.0 / self.kappa).exp_()
         return cosine.sub_(least).div_(1.0 - least)
+
+
+@dataclass(frozen=True)
+class Threshold(Score):
+    """h(x) = 1 from a cosine on, 0 below, and straight between: neighbours are counted as such.
+
+    The ramp is h's continuity (Definition 2), and what keeps the last bit of a cosine from turning
+    a neighbour into none.
+
+    Args:
+        cosine: from here on two samples are duplicates; above -1, at most 1.
+        width: of the ramp below it, > 0; its foot lies at -1 or above.
+    """
+
+    cosine: float = 0.9
+    width: float = 0.05
+
+    def __post_init__(self) -> None:
+        check_positive("width", self.width)
+        if not -1 <= self.cosine - self.width < self.cosine <= 1:
+            raise ValueError(
+                f"cosine {self.cosine} with width {self.width}: the ramp from cosine - width to "
+                "cosine must lie within [-1, 1]"
+            )
+
+    @property
+    def slope(self) -> float:
+        return 1 / self.width
+
+    def apply_(self, cosine: Tensor) -> Tensor:
+        return cosine.sub_(self.cosine - self.width).mul_(1 / self.width).clamp_(0.0, 1.0)
 
 
 def sum_rows(z_KD: Tensor) -> Tensor:

@@ -28,10 +28,13 @@ def printed_algorithm_2(score: Score, z_KD: Tensor, x_BD: Tensor) -> list[int]:
 
 
 class IncrementalDuel:
-    """Algorithm 2 with counts carried along in float64, O(K D) a step; it judges a given step."""
+    """Algorithm 2 with counts carried along in float64, O(K D) a step; it judges a given step.
 
-    def __init__(self, score: Score, z_KD: Tensor) -> None:
-        self.score = score
+    With `compete` Algorithm 1's form: the newcomer joins first and may be the one that leaves.
+    """
+
+    def __init__(self, score: Score, z_KD: Tensor, compete: bool = False) -> None:
+        self.score, self.compete = score, compete
         self.z_KD = z_KD.to(torch.float64).clone()
         self.count_K = self.counts_anew()
 
@@ -40,8 +43,17 @@ class IncrementalDuel:
         h_KK.fill_diagonal_(0)
         return h_KK.sum(dim=1)
 
+    def judged(self, x_D: Tensor) -> Tensor:
+        """The counts among which the largest is sought; with `compete` the newcomer's is last."""
+        if not self.compete:
+            return self.count_K
+        near_K = self.score(self.z_KD @ x_D.to(torch.float64))
+        return torch.cat([self.count_K + near_K, near_K.sum()[None]])
+
     def step(self, x_D: Tensor, slot: int) -> None:
-        """The newcomer takes over `slot`."""
+        """The newcomer takes over `slot`; -1: it is refused."""
+        if slot < 0:
+            return
         self.count_K -= self.score(self.z_KD @ self.z_KD[slot])
         self.z_KD[slot] = x_D.to(torch.float64)
         near_K = self.score(self.z_KD @ self.z_KD[slot])
@@ -49,13 +61,18 @@ class IncrementalDuel:
         self.count_K += near_K
         self.count_K[slot] = near_K.sum()
 
-    def regret(self, slot: int) -> float:
-        """How far this slot's count lies below the largest."""
-        return float(self.count_K.max() - self.count_K[slot])
+    def regret(self, slot: int, x_D: Tensor) -> float:
+        """How far this slot's count lies below the largest; slot -1 is the newcomer."""
+        judged = self.judged(x_D)
+        return float(judged.max() - judged[slot])
 
     def lowest_equal(self, slot: int) -> int:
         """The lowest slot that holds the same row, bit by bit."""
         return int((self.z_KD == self.z_KD[slot]).all(dim=1).nonzero()[0])
+
+    def holds(self, x_D: Tensor) -> bool:
+        """Whether a slot holds this row, bit by bit."""
+        return bool((self.z_KD == x_D.to(torch.float64)).all(dim=1).any())
 
 
 class Queue:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from memory.columns import Columns
 from memory.eviction.bounds import Ceiling, Matrix, Vector, rounding
-from memory.eviction.shortlist import Pool, Shortlist, settle
+from memory.eviction.shortlist import REFUSED, Pool, Shortlist, settle
 from memory.scores import BLOCK_ELEMENTS, sum_rows
 
 POOL_ROWS = 4096
@@ -41,10 +41,11 @@ class LinearTally:
 
     Args:
         columns: of the memory. Rows are read from them when a pool is drawn.
+        compete: a newcomer is counted with the others, and may be the one that leaves.
     """
 
-    def __init__(self, columns: Columns) -> None:
-        self._columns = columns
+    def __init__(self, columns: Columns, compete: bool = False) -> None:
+        self._columns, self._compete = columns, compete
         self._pool: Pool | None = None
         self._size = SHORTLIST_ROWS
         self._direct = 0  # newcomers to search the whole column for, before another pool is tried
@@ -81,7 +82,7 @@ class LinearTally:
                 self._wait = 0 if len(plan) >= min(4, len(x_BD)) else min(64, 2 * self._wait + 1)
                 self._direct = self._wait
         if not plan:
-            plan.append(self._search(x_BD[0].astype(np.float64)))
+            plan.append(self._search(x_BD[0]))
             self._direct = max(0, self._direct - 1)
         self._since += len(plan)
         return torch.tensor(plan, dtype=torch.int64)
@@ -91,7 +92,7 @@ class LinearTally:
         pool = self._pool = self._pool or self._draw_pool()
         while len(plan) < len(x_BD):
             size = min(self._size, len(pool))
-            shortlist = Shortlist(pool, self._sum_D, size, self._radii)
+            shortlist = Shortlist(pool, self._sum_D, size, self._radii, self._compete)
             steps = shortlist.run(x_BD[len(plan) :], self._sum_D, plan)
             # To draw costs about as much as reading P + 16 S + 8,000 rows, a step S + 1,500.
             draw, spent = len(pool) + 16 * size + 8000, steps * (size + 1500)
@@ -115,21 +116,24 @@ class LinearTally:
         ceiling = Ceiling(self._sum_D, float(most.values[-1]) + slack, self._radii[1])
         return Pool(slots.cpu().numpy(), z_KD[slots].cpu().numpy(), capacity, ceiling)
 
-    def _gains(self) -> tuple[Tensor, float]:
-        """z . s of every slot, and how far rounding may have moved it."""
+    def _gains(self, shift_D: Vector | float = 0.0) -> tuple[Tensor, float]:
+        """z . (s + shift) of every slot, and how far rounding may have moved it."""
         z_KD = self._columns.embeddings
-        sum_D = torch.from_numpy(self._sum_D).to(z_KD.device, z_KD.dtype)
-        unit = rounding(len(self._sum_D), torch.finfo(z_KD.dtype).eps)
-        return z_KD @ sum_D, unit * float(np.linalg.norm(self._sum_D)) * self._radii[1]
+        query_D = self._sum_D + shift_D
+        sum_D = torch.from_numpy(query_D).to(z_KD.device, z_KD.dtype)
+        unit = rounding(len(query_D), torch.finfo(z_KD.dtype).eps)
+        return z_KD @ sum_D, unit * float(np.linalg.norm(query_D)) * self._radii[1]
 
-    def _search(self, x_D: Vector) -> int:
+    def _search(self, x_D: Matrix) -> int:
         """One step, searching the whole column; for when no pool can prove even that."""
-        gain_K, slack = self._gains()
+        gain_K, slack = self._gains(x_D.astype(np.float64) if self._compete else 0.0)
         slack = 2 * slack + self._radii[1] ** 2 - self._radii[0] ** 2
         near = torch.nonzero(gain_K >= gain_K.max() - slack).flatten()
         row_nD = self._columns.embeddings[near].cpu().numpy()
-        chosen = settle(row_nD, near.cpu().numpy(), self._sum_D)
-        self._sum_D += x_D - row_nD[chosen]
+        chosen = settle(row_nD, near.cpu().numpy(), self._sum_D, x_D, self._compete)
+        if chosen == REFUSED:
+            return REFUSED
+        self._sum_D += x_D.astype(np.float64) - row_nD[chosen]
         self._pool = None
         return int(near[chosen])
 

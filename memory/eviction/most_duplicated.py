@@ -38,8 +38,8 @@ class MostDuplicated(Policy):
     def bind(self, columns: Columns, seed: int) -> None:
         super().bind(columns, seed)
         self._tally: LinearTally | ScoredTally = (
-            LinearTally(columns)
-            if isinstance(self.score, Linear) and not self.compete
+            LinearTally(columns, self.compete)
+            if isinstance(self.score, Linear)
             else ScoredTally(columns, self.score, self.compete)
         )
 

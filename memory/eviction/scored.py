@@ -25,7 +25,10 @@ from memory.eviction.tally import Counts
 from memory.scores import Score
 
 CANDIDATES = 512
-"""Fewest; a proposal of many steps has three for each."""
+"""Fewest."""
+
+PER_STEP = 3
+"""Candidates for each step of a proposal."""
 
 JUDGED = 32
 """Steps judged together on the host: those that come after one that fails were for nothing."""
@@ -43,6 +46,9 @@ class ScoredTally(Counts):
     def __init__(self, columns: Columns, score: Score, compete: bool = False) -> None:
         super().__init__(columns, score)
         self._compete = compete
+        wide = columns.embeddings.dtype == torch.float64
+        # What rounding may make of a count, relative to it: counts that near tie.
+        self._unit = (1e-13 if wide else 4e-7) * (1 + score.slope)
         self._block: Block | None = None
         self._reach = NEWCOMERS // 4  # steps that a proposal may hold
 
@@ -76,7 +82,7 @@ class ScoredTally(Counts):
         z_KD, steps = self._columns.embeddings, len(near_LK)
         # Half of what joins: evictions take about as much away where counts are largest.
         reach_K = self.count_K + 0.5 * near_LK.sum(dim=0)
-        slot_c = self._largest(reach_K, max(CANDIDATES, 3 * steps), self._first(near_LK[0]))
+        slot_c = self._largest(reach_K, max(CANDIDATES, PER_STEP * steps), self._first(near_LK[0]))
         likely_R = torch.topk(reach_K[slot_c], min(len(slot_c), 2 * steps + 32)).indices
         race = Race(
             z_cD=z_KD[slot_c].cpu(),
@@ -88,11 +94,6 @@ class ScoredTally(Counts):
             likely_R=likely_R.cpu(),
         )
         return slot_c, race.run(self._unit, self._compete)
-
-    @property
-    def _unit(self) -> float:
-        """Relative rounding of a count, within which counts tie."""
-        return 1e-12 if self._columns.embeddings.dtype == torch.float64 else 1e-5
 
     def _first(self, near_K: Tensor) -> int:
         """The slot of the first step, which candidates must hold for a step to be taken at all."""
@@ -146,6 +147,14 @@ class ScoredTally(Counts):
         left_lK = near_LK[torch.from_numpy(leaver_l).clamp(min=0).to(z_KD.device)]
         left_lK[torch.from_numpy(held_l).to(z_KD.device)] = left_EK
         return left_lK
+
+    def state(self) -> dict[str, Tensor]:
+        self._block = None
+        return super().state() | {"reach": torch.tensor([self._reach])}
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        super().load(state)
+        self._block, self._reach = None, int(state["reach"])
 
     def counts(self) -> Tensor:
         """N(j) of the occupied slots, float64 [k]."""

@@ -15,6 +15,9 @@ from memory.eviction.bounds import Ceiling, Indices, Matrix, Vector, exact_gain,
 STRIDE = 32
 """Largest T."""
 
+REFUSED = -1
+"""In place of a row: the newcomer has the largest count itself, and does not join."""
+
 WIDE_EPS = float(np.finfo(np.float64).eps)
 
 
@@ -56,10 +59,18 @@ class Shortlist:
         sum_D: s, the sum of the memory's rows, at this moment.
         size: S, at most P.
         radii: least and largest norm of any row.
+        compete: a newcomer is counted with the others, and may be the one that leaves.
     """
 
-    def __init__(self, pool: Pool, sum_D: Vector, size: int, radii: tuple[float, float]) -> None:
-        self._pool, self._radii = pool, radii
+    def __init__(
+        self,
+        pool: Pool,
+        sum_D: Vector,
+        size: int,
+        radii: tuple[float, float],
+        compete: bool = False,
+    ) -> None:
+        self._pool, self._radii, self._compete = pool, radii, compete
         limit = float(pool.ceiling((sum_D - pool.ceiling.sum_D)[None])[0])
         self.bounded_by_pool = size == len(pool)
         if size == len(pool):
@@ -93,77 +104,95 @@ class Shortlist:
             sum_D: s, moved along.
             plan: the slot of each newcomer taken is appended.
         """
-        taken: list[int] = []
+        taken: list[int] = []  # places in the shortlist, or REFUSED
         stride = STRIDE
         while len(taken) < len(x_BD):
             x_TD = x_BD[len(taken) : len(taken) + stride]
-            race = self._race(x_TD, sum_D)
-            steps, tied = self._judge(race, sum_D)
-            taken.extend(race.best_T[:steps].tolist())
+            heat = self._race(x_TD, sum_D)
+            steps, tied = self._judge(heat, sum_D)
+            taken.extend(heat.best_T[:steps].tolist())
             stride = min(STRIDE, 2 * stride)
             if steps < len(x_TD):
-                self._take_back(race, steps)
+                self._take_back(heat, steps)
                 if tied is None:
                     break
                 taken.append(self._settle(tied, x_TD[steps], sum_D))
                 stride = max(1, stride // 2)
-        plan.extend(self._slot_S[taken].tolist())
-        self._pool.row_PD[self._index[taken]] = self._row_SD[taken]
+        plan.extend(self._slot_S[place] if place >= 0 else REFUSED for place in taken)
+        changed = [place for place in taken if place >= 0]
+        self._pool.row_PD[self._index[changed]] = self._row_SD[changed]
         return len(taken)
 
-    def _race(self, x_TD: Matrix, sum_D: Vector) -> Race:
+    def _race(self, x_TD: Matrix, sum_D: Vector) -> Heat:
         """Take these newcomers without looking at any bound."""
         row_SD, gain_S = self._row_SD, self._gain_S
         joining_T = (gains(x_TD, self._ceiling.sum_D) - self._top).astype(gain_S.dtype)
         gain_TS = np.empty((len(x_TD), len(row_SD)), gain_S.dtype)
         gone_TD, best_T = np.empty_like(x_TD), np.empty(len(x_TD), np.int64)
         lost_T = np.empty_like(joining_T)
+        most_T = np.empty_like(joining_T)
         moved_D = (sum_D - self._ceiling.sum_D).astype(row_SD.dtype)
         for turn, (x_D, now_S) in enumerate(zip(x_TD, gain_TS, strict=True)):
+            if self._compete:
+                moved_D += x_D
             np.dot(row_SD, moved_D, out=now_S)
             now_S += gain_S
             best_T[turn] = best = now_S.argmax()
+            most_T[turn] = now_S[best]
+            if self._compete and (own := joining_T[turn] + x_D @ moved_D) > now_S[best]:
+                best_T[turn], most_T[turn], gone_TD[turn] = REFUSED, own, x_D
+                moved_D -= x_D
+                continue
             row_D = row_SD[best]
             gone_TD[turn] = row_D
-            moved_D += x_D
+            if not self._compete:
+                moved_D += x_D
             moved_D -= row_D
             row_D[:] = x_D
             lost_T[turn] = gain_S[best]
             gain_S[best] = joining_T[turn]
-        return Race(x_TD, gain_TS, best_T, gone_TD, lost_T)
+        return Heat(x_TD, gain_TS, joining_T, best_T, most_T, gone_TD, lost_T)
 
-    def _judge(self, race: Race, sum_D: Vector) -> tuple[int, Indices | None]:
+    def _judge(self, heat: Heat, sum_D: Vector) -> tuple[int, Indices | None]:
         """How many steps hold, moving s along; and the rivals, where a near tie ended them."""
-        turns, dim = race.x_TD.shape
+        turns, dim = heat.x_TD.shape
         path = np.empty((turns + 1, dim))
         path[0] = sum_D
-        np.subtract(race.x_TD, race.gone_TD, out=path[1:], dtype=np.float64)
+        np.subtract(heat.x_TD, heat.gone_TD, out=path[1:], dtype=np.float64)
         np.add.accumulate(path, axis=0, out=path)  # in turn, so rounded as single steps are
         moved_TD = path[:-1] - self._ceiling.sum_D
-        most_T = race.gain_TS[np.arange(turns), race.best_T]
+        if self._compete:
+            moved_TD += heat.x_TD
+        most_T = heat.most_T
         length_T = np.sqrt(np.einsum("td,td->t", moved_TD, moved_TD))
         unit = rounding(dim + 2 * STRIDE, float(np.finfo(most_T.dtype).eps)) * self._radii[1]
         wide = rounding(dim, WIDE_EPS) * (1 + self._ceiling.norm + float(length_T.max()))
         slack_T = 2 * (unit * (np.maximum.accumulate(length_T) + 2.0 + np.abs(most_T)) + wide)
         certain_T = most_T - slack_T > self._ceiling(moved_TD) - self._radii[0] ** 2 - self._top
-        near_TS = race.gain_TS >= (most_T - slack_T).astype(most_T.dtype)[:, None]
-        if np.count_nonzero(near_TS) > turns:
-            held_T = certain_T & (np.count_nonzero(near_TS, axis=1) == 1)
-        else:
-            held_T = certain_T
+        near_TS = heat.gain_TS >= (most_T - slack_T).astype(most_T.dtype)[:, None]
+        rivals_T = np.count_nonzero(near_TS, axis=1) - (heat.best_T >= 0)
+        if self._compete:  # the newcomer of the step is a rival too, where it did not win
+            own_T = np.einsum("td,td->t", heat.x_TD, moved_TD) + heat.joining_T
+            rivals_T += (heat.best_T >= 0) & (own_T >= most_T - slack_T)
+        held_T = certain_T & (rivals_T == 0)
         steps = turns if held_T.all() else int(held_T.argmin())
         sum_D[:] = path[steps]
         tied = steps < turns and bool(certain_T[steps])
         return steps, np.flatnonzero(near_TS[steps]) if tied else None
 
-    def _take_back(self, race: Race, steps: int) -> None:
-        for turn in range(len(race.best_T) - 1, steps - 1, -1):
-            best = race.best_T[turn]
-            self._row_SD[best], self._gain_S[best] = race.gone_TD[turn], race.lost_T[turn]
+    def _take_back(self, heat: Heat, steps: int) -> None:
+        for turn in range(len(heat.best_T) - 1, steps - 1, -1):
+            best = heat.best_T[turn]
+            if best == REFUSED:
+                continue
+            self._row_SD[best], self._gain_S[best] = heat.gone_TD[turn], heat.lost_T[turn]
 
     def _settle(self, near: Indices, x_D: Matrix, sum_D: Vector) -> int:
-        """Take one newcomer where these candidates tie within rounding."""
-        best = int(near[settle(self._row_SD[near], self._slot_S[near], sum_D)])
+        """Take one newcomer where candidates, or one and the newcomer, tie within rounding."""
+        found = settle(self._row_SD[near], self._slot_S[near], sum_D, x_D, self._compete)
+        if found == REFUSED:
+            return REFUSED
+        best = int(near[found])
         sum_D += x_D.astype(np.float64) - self._row_SD[best]
         self._row_SD[best] = x_D
         self._gain_S[best] = gains(x_D[None], self._ceiling.sum_D)[0] - self._top
@@ -171,12 +200,14 @@ class Shortlist:
 
 
 @dataclass(frozen=True, slots=True)
-class Race:
+class Heat:
     """Steps taken in a shortlist, not yet judged. Gains are relative to the shortlist's top."""
 
     x_TD: Matrix  # newcomers
     gain_TS: Matrix  # of every candidate before each step
-    best_T: Indices  # who was evicted, by place in the shortlist
+    joining_T: Vector  # gains of the newcomers when the shortlist was made
+    best_T: Indices  # who left, by place in the shortlist, or REFUSED
+    most_T: Vector  # its gain
     gone_TD: Matrix  # its row
     lost_T: Matrix  # and its gain when the shortlist was made
 
@@ -187,8 +218,16 @@ def gains(row_ND: Matrix, sum_D: Vector) -> Vector:
     return np.asarray(wide_ND @ sum_D - np.einsum("nd,nd->n", wide_ND, wide_ND))
 
 
-def settle(row_ND: Matrix, slot_N: Indices, sum_D: Vector) -> int:
-    """The index of the row with the largest exact gain; ties go to the lowest slot."""
+def settle(row_ND: Matrix, slot_N: Indices, sum_D: Vector, x_D: Matrix, compete: bool) -> int:
+    """The index of the row with the largest exact gain; ties go to the lowest slot.
+
+    With `compete` the newcomer x_D is counted too: REFUSED where its own gain is larger still.
+    """
+    if compete:
+        sum_D = sum_D + x_D
     gain_N = exact_gain(row_ND, sum_D)
-    equal = np.flatnonzero(gain_N == gain_N.max())
+    most = gain_N.max(initial=-np.inf)
+    if compete and exact_gain(x_D[None], sum_D)[0] > most:
+        return REFUSED
+    equal = np.flatnonzero(gain_N == most)
     return int(equal[slot_N[equal].argmin()])
