@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -254,8 +255,8 @@ def on_host(z_ND: Tensor) -> Matrix:
     return np.ascontiguousarray(z_ND.detach().cpu().numpy())
 
 
-def pick(capacity: int, score: Score, device: torch.device) -> str:
-    """ "exact", or "ivf" where that is at least three times as fast.
+def pick(capacity: int, score: Score, device: torch.device) -> Literal["exact", "ivf"]:
+    """Exact counts, or "ivf" where that is at least three times as fast.
 
     Linear counts are exact and fast at any size. On a GPU a pass over the rows a batch is cheap.
     On a CPU exact counts cost a batch O(K), approximate ones O(sqrt(K)). Samples a second of one

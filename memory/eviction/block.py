@@ -5,10 +5,12 @@ Shapes: B newcomers, D embedding, K slots, T newcomers of the block, R rows, S s
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from memory.eviction.bounds import Indices
+from memory.eviction.bounds import Indices, Vector
+from memory.eviction.group import Group
 from memory.scores import BLOCK_ELEMENTS, Score
 
 NEWCOMERS = 256
@@ -28,15 +30,17 @@ class Block:
         z_BD: unit rows of the batch.
         z_KD: unit rows of the memory.
         score: h.
+        group: who holds the other shards.
     """
 
-    def __init__(self, z_BD: Tensor, z_KD: Tensor, score: Score) -> None:
+    def __init__(self, z_BD: Tensor, z_KD: Tensor, score: Score, group: Group) -> None:
+        self._group = group
         count = max(FEWEST, min(NEWCOMERS, BLOCK_ELEMENTS // len(z_KD)))
         self.x_TD = z_BD[:count].clone()
         self.near_TK = alike(self.x_TD, z_KD, score)
         among_TT = alike(self.x_TD, self.x_TD, score)
         self.among_TT = among_TT.cpu().numpy()
-        self.total_T = self.near_TK.sum(dim=1, dtype=torch.float64).cpu().numpy()
+        self.total_T = self._total(self.near_TK)
         self.turn = 0
 
     def __len__(self) -> int:
@@ -46,17 +50,31 @@ class Block:
         """Whether these newcomers begin with those not yet placed."""
         return torch.equal(z_BD[: len(self) - self.turn], self.x_TD[self.turn :])
 
+    def _total(self, near_tS: Tensor) -> Vector:
+        """Sums of rows over the slots of all shards, float64 [t]."""
+        return self._group.total(near_tS.sum(dim=1, dtype=torch.float64)).cpu().numpy()
+
     def advance(self, slot_L: Indices) -> None:
-        """Newcomers took over these slots, in turn; -1 where one was refused."""
+        """Newcomers took over these slots, in turn; -1 where one was refused.
+
+        Slots are those of all shards.
+        """
         holder = {slot: self.turn + step for step, slot in enumerate(slot_L.tolist()) if slot >= 0}
         self.turn += len(slot_L)
         if self.turn == len(self) or not holder:
             return
-        slot_S = torch.tensor(list(holder), device=self.near_TK.device)
-        near_tS = self.among_TT[self.turn :, list(holder.values())]
-        later_tK = self.near_TK[self.turn :]
-        gone_t = later_tK[:, slot_S].sum(dim=1, dtype=torch.float64).cpu().numpy()
-        self.total_T[self.turn :] += near_tS.sum(axis=1, dtype=float) - gone_t
+        later_tK, capacity = self.near_TK[self.turn :], self.near_TK.shape[1]
+        first = self._group.rank * capacity
+        mine = {
+            slot - first: turn
+            for slot, turn in holder.items()
+            if slot // capacity == self._group.rank
+        }
+        slot_S = torch.tensor(list(mine), dtype=torch.int64, device=later_tK.device)
+        among_tT = self.among_TT[self.turn :]
+        self.total_T[self.turn :] += among_tT[:, list(holder.values())].sum(axis=1, dtype=float)
+        self.total_T[self.turn :] -= self._total(later_tK[:, slot_S])
+        near_tS = among_tT[:, np.array(list(mine.values()), dtype=np.int64)]
         later_tK[:, slot_S] = torch.from_numpy(near_tS).to(later_tK.device)
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from torch import Tensor
 
 from memory.columns import Columns, Rows
+from memory.eviction.approximate import IndexTally, pick
 from memory.eviction.base import Policy
 from memory.eviction.linear import LinearTally
 from memory.eviction.scored import ScoredTally
@@ -15,10 +18,16 @@ class MostDuplicated(Policy):
     """For each newcomer in turn, evict argmax_j N(j); the newcomer takes that slot.
 
     DUEL, Definition 3 and Algorithm 2. Exact: at every step the evicted has the largest count of
-    that moment, to rounding. Ties go to the lowest slot; rows that are equal bit by bit tie always.
+    that moment, to rounding. Counts that rounding may have told apart tie, and ties go to the
+    lowest slot.
 
     Args:
         score: h of eq. 5; Linear() where not given.
+        compete: Algorithm 1's form. The newcomer joins first, and is refused where its own count is
+            the largest of the K + 1. The sum of all counts then never rises.
+        index: "exact"; "ivf" for counts that are approximate between far cells of an index, for
+            memories of any size under scores other than linear (memory.eviction.approximate says
+            how far off they are); "auto" for the one that was measured to be worth it at this size.
 
     >>> import torch
     >>> from memory import WorkingMemory
@@ -31,17 +40,30 @@ class MostDuplicated(Policy):
 
     name = "most-duplicated"
 
-    def __init__(self, score: Score | None = None, compete: bool = False) -> None:
+    def __init__(
+        self,
+        score: Score | None = None,
+        compete: bool = False,
+        index: Literal["exact", "ivf", "auto"] = "exact",
+    ) -> None:
+        if index not in ("exact", "ivf", "auto"):
+            raise ValueError(f'index is {index!r}: choose "exact", "ivf" or "auto"')
         self.score = Linear() if score is None else score
-        self.compete = compete
+        self.compete, self.index = compete, index
 
     def bind(self, columns: Columns, seed: int) -> None:
         super().bind(columns, seed)
-        self._tally: LinearTally | ScoredTally = (
-            LinearTally(columns, self.compete)
-            if isinstance(self.score, Linear)
-            else ScoredTally(columns, self.score, self.compete)
-        )
+        self._tally = self._make_tally(columns, seed)
+
+    def _make_tally(self, columns: Columns, seed: int) -> LinearTally | ScoredTally | IndexTally:
+        index = self.index
+        if index == "auto":
+            index = pick(columns.capacity, self.score, columns.device)
+        if index == "ivf":
+            return IndexTally(columns, self.score, compete=self.compete, seed=seed)
+        if isinstance(self.score, Linear):
+            return LinearTally(columns, self.compete)
+        return ScoredTally(columns, self.score, self.compete)
 
     def joined(self, rows: Rows) -> None:
         self._tally.joined(rows.embeddings)

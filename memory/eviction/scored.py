@@ -12,6 +12,8 @@ likely to leave, c candidates.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -20,6 +22,7 @@ from memory.columns import Columns
 from memory.eviction.audit import Outside, Steps
 from memory.eviction.block import NEWCOMERS, Block, alike
 from memory.eviction.bounds import Indices
+from memory.eviction.group import ALONE, Group
 from memory.eviction.race import REFUSED, Proposal, Race, slack
 from memory.eviction.tally import Counts
 from memory.scores import Score
@@ -34,17 +37,33 @@ JUDGED = 32
 """Steps judged together on the host: those that come after one that fails were for nothing."""
 
 
+class Candidates(NamedTuple):
+    """Slots that may have the largest count within the next steps, of all shards, ascending."""
+
+    mine: Tensor  # those of this shard, numbered from its first
+    are_mine_c: Tensor  # bool
+    slot_c: Tensor
+    reach_c: Tensor  # the count that each may come to have
+    count_c: Tensor
+    z_cD: Tensor
+    near_Lc: Tensor  # h of the newcomers and the candidates
+
+
 class ScoredTally(Counts):
     """Duplicate counts by any score, and who has the largest.
 
     Args:
-        columns: of the memory; rows are read from them.
+        columns: of this shard of the memory; rows are read from them.
         score: h.
         compete: a newcomer is counted with the others, and may be the one that leaves.
+        group: who holds the other shards, as many slots each. All ranks must be asked alike; all
+            find the same, and the same as one process that holds all slots.
     """
 
-    def __init__(self, columns: Columns, score: Score, compete: bool = False) -> None:
-        super().__init__(columns, score)
+    def __init__(
+        self, columns: Columns, score: Score, compete: bool = False, group: Group = ALONE
+    ) -> None:
+        super().__init__(columns, score, group)
         self._compete = compete
         wide = columns.embeddings.dtype == torch.float64
         # What rounding may make of a count, relative to it: counts that near tie.
@@ -61,39 +80,60 @@ class ScoredTally(Counts):
         self._block = None
 
     def choose(self, z_BD: Tensor) -> Tensor:
-        """Slots of the first newcomers, -1 for those refused: as many as one proposal proves."""
+        """Slots of the first newcomers, -1 for those refused: as many as one proposal proves.
+
+        Slots are those of all shards: slot j of rank r is r K + j.
+        """
         block = self._block
         if block is None or not block.goes_on_with(z_BD):
-            block = Block(z_BD, self._columns.embeddings, self.score)
+            block = Block(z_BD, self._columns.embeddings, self.score, self._group)
             self.recount_some(len(block))
         near_LK = block.near_TK[block.turn :][: self._reach]
-        slot_c, proposal = self._propose(block, near_LK)
-        slot_L = np.where(proposal.place_L < 0, REFUSED, slot_c.cpu().numpy()[proposal.place_L])
-        held = self._judge(slot_c, slot_L, proposal, near_LK)
-        self.count_K[slot_c] = torch.from_numpy(proposal.count_Lc[held]).to(self.count_K.device)
+        candidates = self._gather(near_LK)
+        proposal = self._propose(block, candidates)
+        slot_c = candidates.slot_c.cpu().numpy()
+        slot_L = np.where(proposal.place_L < 0, REFUSED, slot_c[proposal.place_L])
+        held = self._judge(candidates, slot_L, proposal, near_LK)
+        count_c = torch.from_numpy(proposal.count_Lc[held]).to(self.count_K.device)
+        self.count_K[candidates.mine] = count_c[candidates.are_mine_c]
         block.advance(slot_L[:held])
         self._block = block if block.turn < len(block) else None
         aim = 2 * held if held == len(slot_L) else (self._reach + 2 * held) // 2
         self._reach = min(max(8, aim), NEWCOMERS)
         return torch.from_numpy(slot_L[:held])
 
-    def _propose(self, block: Block, near_LK: Tensor) -> tuple[Tensor, Proposal]:
-        """The candidates' slots, ascending, and what the sequential rule does among them."""
-        z_KD, steps = self._columns.embeddings, len(near_LK)
+    def _gather(self, near_LK: Tensor) -> Candidates:
+        """The largest of every shard."""
+        z_KD, rank = self._columns.embeddings, self._group.rank
         # Half of what joins: evictions take about as much away where counts are largest.
         reach_K = self.count_K + 0.5 * near_LK.sum(dim=0)
-        slot_c = self._largest(reach_K, max(CANDIDATES, PER_STEP * steps), self._first(near_LK[0]))
-        likely_R = torch.topk(reach_K[slot_c], min(len(slot_c), 2 * steps + 32)).indices
+        size = max(CANDIDATES, PER_STEP * len(near_LK))
+        mine = self._largest(reach_K, size, self._first(near_LK[0]))
+        slot_c = self._group.together(mine + rank * len(z_KD))
+        return Candidates(
+            mine=mine,
+            are_mine_c=slot_c // len(z_KD) == rank,
+            slot_c=slot_c,
+            reach_c=self._group.together(reach_K[mine]),
+            count_c=self._group.together(self.count_K[mine]),
+            z_cD=self._group.together(z_KD[mine]),
+            near_Lc=self._group.together(near_LK[:, mine].T.contiguous()).T,
+        )
+
+    def _propose(self, block: Block, candidates: Candidates) -> Proposal:
+        """What the sequential rule does among the candidates."""
+        steps, reach_c = len(candidates.near_Lc), candidates.reach_c
+        likely_R = torch.topk(reach_c, min(len(reach_c), 2 * steps + 32)).indices
         race = Race(
-            z_cD=z_KD[slot_c].cpu(),
-            count_c=self.count_K[slot_c].cpu().numpy(),
-            near_Lc=near_LK[:, slot_c].cpu().numpy(),
+            z_cD=candidates.z_cD.cpu(),
+            count_c=candidates.count_c.cpu().numpy(),
+            near_Lc=candidates.near_Lc.cpu().contiguous().numpy(),
             among_LL=block.among_TT[block.turn :, block.turn :][:steps, :steps],
             total_L=block.total_T[block.turn :][:steps].copy(),
             score=self.score,
             likely_R=likely_R.cpu(),
         )
-        return slot_c, race.run(self._unit, self._compete)
+        return race.run(self._unit, self._compete)
 
     def _first(self, near_K: Tensor) -> int:
         """The slot of the first step, which candidates must hold for a step to be taken at all."""
@@ -113,35 +153,41 @@ class ScoredTally(Counts):
         ascending: Tensor = torch.unique(chosen)
         return ascending
 
-    def _judge(self, slot_c: Tensor, slot_L: Indices, proposal: Proposal, near_LK: Tensor) -> int:
+    def _judge(
+        self, candidates: Candidates, slot_L: Indices, proposal: Proposal, near_LK: Tensor
+    ) -> int:
         """How many steps of the proposal hold; they are added to the counts of all slots."""
         capacity, level = len(self.count_K), float(proposal.most_L[0])
         apart_K = (self.count_K - level).to(near_LK.dtype)
-        apart_K[slot_c] = -torch.inf
+        apart_K[candidates.mine] = -torch.inf
         outside = Outside(apart_K, self._compete)
+        # A refused newcomer stands behind all slots. Slots are named from this shard's first.
+        order_L = np.where(slot_L < 0, self._group.size * capacity, slot_L)
+        order_L -= self._group.rank * capacity
         together = JUDGED if apart_K.device.type == "cpu" else len(slot_L)
         for start in range(0, len(slot_L), together):
             part = slice(start, start + together)
+            place_l, leaver_l = proposal.place_L[part], proposal.leaver_L[part]
             steps = Steps(
                 near_LK=near_LK[part],
-                left_LK=self._left(slot_L[part], proposal.leaver_L[part], near_LK),
-                slot_L=np.where(slot_L[part] < 0, capacity, slot_L[part]),
+                left_LK=self._left(candidates.z_cD, place_l, leaver_l, near_LK),
+                slot_L=order_L[part],
                 most_L=proposal.most_L[part] - level,
                 margin_L=slack(proposal.most_L[part], self._unit),
             )
-            held = outside.follow(steps, sure=1 if start == 0 else 0)
+            held = self._group.least(outside.follow(steps, sure=1 if start == 0 else 0))
             self.count_K += steps.near_LK[:held].sum(dim=0)
             self.count_K -= steps.left_LK[:held].sum(dim=0)
             if held < len(steps):
                 return start + held
         return len(slot_L)
 
-    def _left(self, slot_l: Indices, leaver_l: Indices, near_LK: Tensor) -> Tensor:
-        """h of who left at each step with all slots [l, K]."""
+    def _left(self, z_cD: Tensor, place_l: Indices, leaver_l: Indices, near_LK: Tensor) -> Tensor:
+        """h of who left at each step with all slots of this shard [l, K]."""
         z_KD = self._columns.embeddings
         held_l = leaver_l < 0  # by the memory; the others by newcomers
-        slot_E = torch.from_numpy(slot_l[held_l]).to(z_KD.device)
-        left_EK = alike(z_KD[slot_E], z_KD, self.score)
+        place_E = torch.from_numpy(place_l[held_l]).to(z_KD.device)
+        left_EK = alike(z_cD[place_E], z_KD, self.score)
         if held_l.all():
             return left_EK
         left_lK = near_LK[torch.from_numpy(leaver_l).clamp(min=0).to(z_KD.device)]
@@ -162,4 +208,4 @@ class ScoredTally(Counts):
 
     def total(self, z_BD: Tensor) -> Tensor:
         """sum_k h(z_b . m_k), float64 [B]."""
-        return self.score.total(z_BD, self._columns.z_kD)
+        return self._group.total(self.score.total(z_BD, self._columns.z_kD))

@@ -9,22 +9,24 @@ import torch
 from torch import Tensor
 
 from memory.columns import Columns
-from memory.scores import Score
+from memory.eviction.group import ALONE, Group
+from memory.scores import BLOCK_ELEMENTS, Score
 
 RECOUNT_SHARE = 16
 """One slot is counted anew for so many newcomers, in turn, which bounds the drift of the counts."""
 
 
 class Counts:
-    """N(j) of DUEL, eq. 5, by any score.
+    """N(j) of DUEL, eq. 5, by any score, over the slots of all shards.
 
     Args:
-        columns: of the memory; rows are read from them.
+        columns: of this shard; rows are read from them.
         score: h.
+        group: who holds the other shards. All its ranks must call alike.
     """
 
-    def __init__(self, columns: Columns, score: Score) -> None:
-        self._columns, self.score = columns, score
+    def __init__(self, columns: Columns, score: Score, group: Group = ALONE) -> None:
+        self._columns, self.score, self._group = columns, score, group
         self.count_K = torch.zeros(columns.capacity, dtype=torch.float64, device=columns.device)
         self._next = 0  # slot to be counted anew next
         self._owed = 0  # newcomers since the last were
@@ -33,23 +35,35 @@ class Counts:
     def recount(self) -> None:
         """Count every slot anew, a block at a time."""
         z_kD = self._columns.z_kD
-        self.count_K[: len(z_kD)] = self.score.counts(z_kD)
+        self.count_K.zero_()
+        if self._group.size == 1:
+            self.count_K[: len(z_kD)] = self.score.counts(z_kD)
+            return
+        step = max(1, BLOCK_ELEMENTS // self._columns.dim)
+        for start in range(0, self._columns.capacity, step):
+            z_ND = self._group.together(z_kD[start : start + step])
+            self.count_K[: len(z_kD)] += self.score.total(z_kD, z_ND)
+        self.count_K[: len(z_kD)] -= self._own(z_kD)
+
+    def _own(self, z_RD: Tensor) -> Tensor:
+        return self.score.apply_((z_RD * z_RD).sum(dim=1))
 
     def joined(self, z_BD: Tensor) -> None:
         """Newcomers fill the last of the occupied slots."""
         z_kD = self._columns.z_kD
         old = len(z_kD) - len(z_BD)
-        self.count_K[:old] += self.score.total(z_kD[:old], z_BD)
+        self.count_K[:old] += self.score.total(z_kD[:old], self._group.together(z_BD))
         self._count(torch.arange(old, len(z_kD), device=z_kD.device))
 
     def refreshed(self, slots: Tensor, before_RD: Tensor) -> None:
         """These slots hold other rows than `before_RD` now."""
         z_kD = self._columns.z_kD
-        if 2 * len(slots) >= len(z_kD):
+        if self._group.size == 1 and 2 * len(slots) >= len(z_kD):
             self.recount()
             return
-        self.count_K[: len(z_kD)] += self.score.total(z_kD, z_kD[slots])
-        self.count_K[: len(z_kD)] -= self.score.total(z_kD, before_RD)
+        after_RD = self._group.together(z_kD[slots])
+        self.count_K[: len(z_kD)] += self.score.total(z_kD, after_RD)
+        self.count_K[: len(z_kD)] -= self.score.total(z_kD, self._group.together(before_RD))
         self._count(slots)
 
     def recount_some(self, newcomers: int) -> None:
@@ -64,10 +78,13 @@ class Counts:
         self._next = (self._next + number) % self._columns.capacity
 
     def _count(self, slots: Tensor) -> None:
-        z_kD = self._columns.z_kD
-        z_RD = z_kD[slots]
-        own_R = self.score.apply_((z_RD * z_RD).sum(dim=1))
-        self.count_K[slots] = self.score.total(z_RD, z_kD) - own_R
+        z_RD = self._columns.z_kD[slots]
+        z_ND = self._group.together(z_RD)
+        total_N = self._group.total(self.score.total(z_ND, self._columns.z_kD))
+        if self._group.size > 1:
+            numbers = self._group.together(torch.full_like(slots, self._group.rank))
+            total_N = total_N[numbers == self._group.rank]
+        self.count_K[slots] = total_N - self._own(z_RD)
 
     def state(self) -> dict[str, Tensor]:
         """What `load` needs to go on bit-equal."""
@@ -85,7 +102,9 @@ class Counts:
     def check(self) -> tuple[bool, str]:
         """Recount: (True, "") or (False, which slot is off by how much)."""
         z_kD = self._columns.z_kD
-        anew_k = self.score.counts(z_kD)
+        kept_K = self.count_K.clone()
+        self.recount()
+        anew_k, self.count_K = self.count_K[: len(z_kD)].clone(), kept_K
         unit = 1e-9 if z_kD.dtype == torch.float64 else 1e-4
         off_k = (self.count_K[: len(z_kD)] - anew_k).abs() / anew_k.clamp(min=1)
         if len(off_k) and float(off_k.max()) > unit:
