@@ -18,8 +18,11 @@ class Group:
 
     rank, size = 0, 1
 
-    def together(self, row_R: Tensor) -> Tensor:
-        """The rows of all ranks, in order of rank. Ranks may give different numbers of rows."""
+    def together(self, *row_R: Tensor) -> tuple[Tensor, ...]:
+        """The rows of all ranks, in order of rank; as many of each tensor.
+
+        Ranks may give different numbers of rows.
+        """
         return row_R
 
     def total(self, value: Tensor) -> Tensor:
@@ -52,11 +55,14 @@ class Ranks(Group):
         self._group = group
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
 
-    def together(self, row_R: Tensor) -> Tensor:
-        count = torch.tensor([len(row_R)], device=row_R.device)
+    def together(self, *row_R: Tensor) -> tuple[Tensor, ...]:
+        count = torch.tensor([len(row_R[0])], device=row_R[0].device)
         counts = [torch.empty_like(count) for _ in range(self.size)]
         dist.all_gather(counts, count, group=self._group)
         lengths = [int(one) for one in counts]
+        return tuple(self._gather(rows, lengths) for rows in row_R)
+
+    def _gather(self, row_R: Tensor, lengths: list[int]) -> Tensor:
         # Ranks pad to the longest: not every backend gathers different lengths.
         padded = row_R.new_zeros(max(lengths), *row_R.shape[1:])
         padded[: len(row_R)] = row_R

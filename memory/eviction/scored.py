@@ -109,15 +109,17 @@ class ScoredTally(Counts):
         reach_K = self.count_K + 0.5 * near_LK.sum(dim=0)
         size = max(CANDIDATES, PER_STEP * len(near_LK))
         mine = self._largest(reach_K, size, self._first(near_LK[0]))
-        slot_c = self._group.together(mine + rank * len(z_KD))
+        slot_c, reach_c, count_c, z_cD, near_cL = self._group.together(
+            mine + rank * len(z_KD), reach_K[mine], self.count_K[mine], z_KD[mine], near_LK.T[mine]
+        )
         return Candidates(
             mine=mine,
             are_mine_c=slot_c // len(z_KD) == rank,
             slot_c=slot_c,
-            reach_c=self._group.together(reach_K[mine]),
-            count_c=self._group.together(self.count_K[mine]),
-            z_cD=self._group.together(z_KD[mine]),
-            near_Lc=self._group.together(near_LK[:, mine].T.contiguous()).T,
+            reach_c=reach_c,
+            count_c=count_c,
+            z_cD=z_cD,
+            near_Lc=near_cL.T,
         )
 
     def _propose(self, block: Block, candidates: Candidates) -> Proposal:

@@ -41,7 +41,7 @@ class Counts:
             return
         step = max(1, BLOCK_ELEMENTS // self._columns.dim)
         for start in range(0, self._columns.capacity, step):
-            z_ND = self._group.together(z_kD[start : start + step])
+            (z_ND,) = self._group.together(z_kD[start : start + step])
             self.count_K[: len(z_kD)] += self.score.total(z_kD, z_ND)
         self.count_K[: len(z_kD)] -= self._own(z_kD)
 
@@ -52,7 +52,8 @@ class Counts:
         """Newcomers fill the last of the occupied slots."""
         z_kD = self._columns.z_kD
         old = len(z_kD) - len(z_BD)
-        self.count_K[:old] += self.score.total(z_kD[:old], self._group.together(z_BD))
+        (z_ND,) = self._group.together(z_BD)
+        self.count_K[:old] += self.score.total(z_kD[:old], z_ND)
         self._count(torch.arange(old, len(z_kD), device=z_kD.device))
 
     def refreshed(self, slots: Tensor, before_RD: Tensor) -> None:
@@ -61,9 +62,9 @@ class Counts:
         if self._group.size == 1 and 2 * len(slots) >= len(z_kD):
             self.recount()
             return
-        after_RD = self._group.together(z_kD[slots])
-        self.count_K[: len(z_kD)] += self.score.total(z_kD, after_RD)
-        self.count_K[: len(z_kD)] -= self.score.total(z_kD, self._group.together(before_RD))
+        after_ND, before_ND = self._group.together(z_kD[slots], before_RD)
+        self.count_K[: len(z_kD)] += self.score.total(z_kD, after_ND)
+        self.count_K[: len(z_kD)] -= self.score.total(z_kD, before_ND)
         self._count(slots)
 
     def recount_some(self, newcomers: int) -> None:
@@ -79,12 +80,9 @@ class Counts:
 
     def _count(self, slots: Tensor) -> None:
         z_RD = self._columns.z_kD[slots]
-        z_ND = self._group.together(z_RD)
+        z_ND, rank_N = self._group.together(z_RD, torch.full_like(slots, self._group.rank))
         total_N = self._group.total(self.score.total(z_ND, self._columns.z_kD))
-        if self._group.size > 1:
-            numbers = self._group.together(torch.full_like(slots, self._group.rank))
-            total_N = total_N[numbers == self._group.rank]
-        self.count_K[slots] = total_N - self._own(z_RD)
+        self.count_K[slots] = total_N[rank_N == self._group.rank] - self._own(z_RD)
 
     def state(self) -> dict[str, Tensor]:
         """What `load` needs to go on bit-equal."""
