@@ -144,9 +144,13 @@ class Silence:
 def rehearse(settings: Namespace) -> None:
     """Build what a run would build that touches neither disk nor socket.
 
+    The memory's images then lie in memory: its file may be another run's, which holds a lock on it.
+
     Raises:
         ValueError: the settings cannot work.
     """
+    settings = settings.clone()
+    settings.memory.image_file = None
     Decoder(**settings.decoder)
     network = learner(settings, Silence(), START).method
     shadows(settings, network.dim)

@@ -10,9 +10,11 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from jsonargparse import ArgumentParser, Namespace
+
+from stream_ssl.app.failures import readable
 
 RECEIVER_SECTIONS = ("receiver", "journal", "access")
 LEARNER_SECTIONS = (
@@ -78,6 +80,13 @@ class AccessFiles:
 
     keys: Path
     allow: Path
+
+
+class _Parser(ArgumentParser):
+    """Whose errors are worth reading."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        super().error(readable(message), ex)
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -185,7 +194,7 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def _parser(command: str) -> ArgumentParser:
-    parser = ArgumentParser(
+    parser = _Parser(
         prog=f"stream-ssl {command}",
         usage=f"stream-ssl {command} CONFIG [--SECTION.OPTION VALUE ...]",
         description="Sections of the config file and their options; each option may be given on "

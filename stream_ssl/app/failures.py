@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -11,6 +12,12 @@ from stream_ssl.app.endpoints import RoleTaken
 log = logging.getLogger("stream_ssl")
 
 DONE, FAILED, USAGE = 0, 1, 2
+
+NOISE = re.compile(
+    r"\s*(- )?(Does not validate against any of the Union subtypes|Subtypes: .*|Errors:"
+    r"|Expected a <class 'NoneType'>|Given value type: .*|Given value: Namespace.*)"
+)
+"""What jsonargparse says of an option being optional, around what is wrong with it."""
 
 
 class Failure(Exception):
@@ -27,7 +34,20 @@ def configuring() -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        raise Misconfigured(str(error)) from error
+        raise Misconfigured(readable(str(error))) from error
+
+
+def readable(message: str) -> str:
+    """An error of jsonargparse without the layers that it puts around a constructor's own."""
+    lines = message.splitlines()
+    told = [line for line in lines if not NOISE.fullmatch(line)]
+    if not told or len(told) == len(lines):
+        return message
+    if len(told) > 1:
+        return "\n".join(told)
+    # The innermost object that could not be built is named first.
+    owner = re.search(r"Given value: Namespace\(class_path='([^']+)'", message)
+    return (f"{owner[1]}: " if owner else "") + told[0].strip().removeprefix("- ")
 
 
 def reported(work: Callable[[], None]) -> int:

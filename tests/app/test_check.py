@@ -4,14 +4,58 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from harness import TINY
+from torch import Tensor
 
+from memory import Duplicates
+from memory.columns import Rows
+from memory.eviction import Policy
+from stream_ssl.app import build, config
 from stream_ssl.app.commands import check
 from stream_ssl.wire.keys import Keys
 
 CONFIGS = Path(__file__).parents[2] / "deploy" / "configs"
+
+EVICTION, SCORES = "memory.eviction.", "memory.scores."
+
+
+class AlwaysSlot(Policy):
+    """A policy from outside: each newcomer takes the same slot."""
+
+    name = "always-slot"
+
+    def __init__(self, slot: int = 0) -> None:
+        if slot < 0:
+            raise ValueError(f"slot is {slot}: must be at least 0")
+        self.slot = slot
+
+    def choose(self, rows: Rows) -> Tensor:
+        return torch.full((len(rows),), self.slot)
+
+
+OUTSIDE = f"{__name__}.AlwaysSlot"
+
+
+def called(path: str, **arguments: Any) -> dict[str, Any]:
+    """A constructor's call, as a config file has it."""
+    return {"class_path": path, "init_args": arguments}
+
+
+def most_duplicated(**arguments: Any) -> dict[str, Any]:
+    score = called(SCORES + "VonMisesFisher", kappa=0.1)
+    return called(EVICTION + "MostDuplicated", **{"score": score, **arguments})
+
+
+def configured(folder: Path, **memory: Any) -> Path:
+    """A config file whose memory has these options."""
+    file = folder / "config.yaml"  # JSON is YAML
+    settings = TINY | {"memory": {"capacity": 64, **memory}, "run": str(folder / "run")}
+    file.write_text(json.dumps(settings))
+    return file
 
 
 def outcome(
@@ -80,3 +124,111 @@ def test_the_examples_are_sound(
     assert status == 0, said
     assert "the configuration is sound" in said
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "memory",
+    [
+        {"eviction": most_duplicated(compete=True)},
+        {"eviction": most_duplicated(index="ivf")},
+        {"eviction": most_duplicated(index="auto")},
+        {"eviction": called("MostDuplicated", score=called(SCORES + "Threshold", cosine=0.8))},
+        {"eviction": called(EVICTION + "Hybrid", policy=most_duplicated(), age_cap=500, front=8)},
+        {"eviction": called(EVICTION + "KappaBandit", kappas=[0.1, 0.2], interval=4)},
+        {"eviction": called(EVICTION + "MinimumRedundancy")},
+        {"eviction": called(OUTSIDE, slot=3)},
+        {"duplicates": {"threshold": 0.9, "action": "merge"}},
+        {"images_on": "host"},
+    ],
+    ids=lambda memory: json.dumps(memory)[:60],
+)
+def test_every_option_of_the_memory_can_be_written_down(
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    memory: dict[str, Any],
+) -> None:
+    status, said = outcome(capfd, caplog, str(configured(tmp_path, **memory)))
+    assert status == 0, said
+    assert "the configuration is sound" in said
+
+
+def test_what_a_checkpoint_stores_builds_the_same_memory(tmp_path: Path) -> None:
+    file = configured(
+        tmp_path,
+        eviction=called(EVICTION + "Hybrid", policy=called(OUTSIDE, slot=3), age_cap=100),
+        duplicates={"threshold": 0.98, "action": "refuse"},
+    )
+    parser = config.learner_parser()
+    settings = config.read(parser, [str(file)])
+    stored = json.loads(json.dumps(config.resolved(parser, settings)))
+    z_BD = torch.nn.functional.normalize(
+        torch.randn(300, 4, generator=torch.Generator().manual_seed(1)), dim=1
+    )
+    outcomes = []
+    for read in (settings, parser.parse_object(stored)):
+        memory = build.memory(parser.instantiate(read), dim=4)
+        assert memory.duplicates == Duplicates(0.98, "refuse")
+        images = torch.zeros(300, 1, 16, 16, dtype=torch.uint8)
+        memory.add(torch.arange(300), z_BD, images)
+        assert memory.stats().refused > 0
+        outcomes.append(memory.ids.tolist())
+    assert outcomes[0] == outcomes[1]
+    assert outcomes[0] != list(range(64))
+
+
+@pytest.mark.parametrize(
+    ("memory", "message"),
+    [
+        (
+            {"eviction": most_duplicated(score=called(SCORES + "VonMisesFisher", kappa=0))},
+            "memory.scores.VonMisesFisher: kappa is 0.0: must be a finite number above 0",
+        ),
+        (
+            {"eviction": called(EVICTION + "Hybrid", age_cap=0)},
+            "memory.eviction.Hybrid: age_cap is 0: must be at least 1 sample",
+        ),
+        ({"eviction": called(EVICTION + "Hybrid", front=64)}, "front is 64 of 64 slots"),
+        ({"eviction": called(OUTSIDE, slot=-3)}, f"{OUTSIDE}: slot is -3: must be at least 0"),
+        ({"eviction": most_duplicated(index="hnsw")}, "'exact', 'ivf', 'auto'"),
+        ({"eviction": most_duplicated(sharp=1)}, "Option 'sharp' is not accepted"),
+        ({"eviction": called(f"{__name__}.configured")}, "configured"),
+        ({"eviction": called("nobody_has.This")}, "No module named 'nobody_has'"),
+        ({"duplicates": {"threshold": 2}}, "threshold is 2.0: a cosine above -1 and at most 1"),
+        ({"duplicates": {"action": "drop"}}, "'count', 'refuse', 'merge'"),
+    ],
+    ids=lambda value: value[:40] if isinstance(value, str) else None,
+)
+def test_a_wrong_option_of_the_memory_is_named_and_nothing_else(
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    memory: dict[str, Any],
+    message: str,
+) -> None:
+    status, said = outcome(capfd, caplog, str(configured(tmp_path, **memory)))
+    assert status == 2
+    assert message in said
+    for noise in ("Union subtypes", "NoneType", "Namespace", "Traceback"):
+        assert noise not in said
+
+
+def test_the_image_file_of_a_run_is_left_alone(
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    file = tmp_path / "images.bin"
+    config_file = configured(tmp_path, image_file=str(file))
+    status, said = outcome(capfd, caplog, str(config_file))
+    assert status == 0, said
+    assert not file.exists()
+
+    parser = config.learner_parser()
+    settings = parser.instantiate(config.read(parser, [str(config_file)]))
+    running = build.memory(settings, dim=16)
+    assert settings.memory.image_file == file
+    status, said = outcome(capfd, caplog, str(config_file))
+    assert status == 0, said  # although the other holds the file's lock
+    assert len(running) == 0
+    assert file.stat().st_size == 64 * 16 * 16
