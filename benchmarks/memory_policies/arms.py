@@ -149,10 +149,12 @@ def _by_worth() -> Iterator[Run]:
         yield from runs((MINRED,), HARD, seed)
     for seed in SEEDS[1:]:
         yield from runs(CONTROLS, HARD[1:], seed)
+    yield from runs(PAIR, MILD, 0)
+    for seed in SEEDS[1:]:
+        yield from runs((CONTROLS[0], *FIRST[:2]), HARD[:1], seed)
     for seed in SEEDS[1:]:
         yield from runs((*CONTROLS, *FIRST), HARD[:1], seed)
     yield from runs(RIVALS, HARD, 0)
-    yield from runs(PAIR, MILD, 0)
     arms = tuple(Arm(name, *training) for training in TRAINING for name in POLICIES)
     for seed in SEEDS:
         yield from runs((*PAIR, *CONTROLS, *RIVALS, *arms), STREAMS, seed)
