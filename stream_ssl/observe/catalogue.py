@@ -1,17 +1,16 @@
 """Every metric of a run, by name: the one place where a name, its unit and its help stand.
 
-The classes of `metrics.py` create them, `page.py` documents them, the tests hold the dashboard and
-the alerts to them. A name here is without the prefix `stream_ssl_`.
+Those of memories lie in `catalogue_memory.py`. The classes of `metrics.py` create them, `page.py`
+documents them, the tests hold the dashboard and the alerts to them. A name here is without the
+prefix `stream_ssl_`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from stream_ssl.observe.catalogue_memory import MEMORIES
+from stream_ssl.observe.spec import PREFIX, Role, Spec
 
-PREFIX = "stream_ssl_"
-Role = Literal["receiver", "learner", "both"]
-Kind = Literal["counter", "gauge", "histogram", "info"]
+__all__ = ["CATALOGUE", "MEMORIES", "PREFIX", "Role", "Spec", "of_role"]
 
 FSYNC_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -19,6 +18,7 @@ CHECKPOINT_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120
 
 PHASES = ("data", "forward", "backward", "memory")
 PERCENTILES = ("50", "90", "100")
+EXTREMES = ("mean", "max")
 SKIPS = ("loss", "gradient", "keys", "pace")
 REFUSALS = ("denied", "internal")
 """Why a connection is refused, beside the wire's reasons: by its key; by an error of ours."""
@@ -26,35 +26,6 @@ BAD_SAMPLES = ("damaged", "empty", "fields", "format", "packet", "pixels", "shap
 SIGNALS = ("loss", "collision", "embedding")
 CLASSES = 64
 """Class labels "0" to "63" are told apart; the rest are counted as "other"."""
-
-
-@dataclass(frozen=True, slots=True)
-class Spec:
-    """One metric.
-
-    Attributes:
-        name: without prefix; a counter's ends in `_total`, an info's in `_info`.
-        help: one sentence, exported with the metric.
-        look: what an operator should look for.
-        labels: label names.
-        unit: what the value counts; shown in OpenMetrics where the name carries it.
-        buckets: upper bounds, of a histogram.
-    """
-
-    role: Role
-    kind: Kind
-    name: str
-    unit: str
-    help: str
-    look: str
-    labels: tuple[str, ...] = ()
-    buckets: tuple[float, ...] = ()
-
-    @property
-    def full_name(self) -> str:
-        """The name as it is exported."""
-        return PREFIX + self.name
-
 
 CATALOGUE: tuple[Spec, ...] = (
     # -- both roles
@@ -259,55 +230,7 @@ CATALOGUE: tuple[Spec, ...] = (
         "Changes of level found in a signal by ADWIN.",
         "Read together with the sources that came and went.", ("signal",),
     ),
-    # -- learner: memories
-    Spec(
-        "learner", "gauge", "memory_slots", "slots", "Slots that are filled.",
-        "Reaches the capacity after as many samples, and stays.", ("memory",),
-    ),
-    Spec(
-        "learner", "gauge", "memory_capacity_slots", "slots", "Slots that the memory has.",
-        "Constant.", ("memory",),
-    ),
-    Spec(
-        "learner", "counter", "memory_inserted_total", "samples",
-        "Samples written to a slot.",
-        "The rate against that of trained samples: the turnover.", ("memory",),
-    ),
-    Spec(
-        "learner", "counter", "memory_evictions_total", "samples",
-        "Samples evicted from their slot.", "As memory_inserted_total once the memory is full.",
-        ("memory",),
-    ),
-    Spec(
-        "learner", "counter", "memory_refused_total", "samples",
-        "Samples that were not written, since they would have been the most duplicated.",
-        "Only eviction policies that may refuse a newcomer.", ("memory",),
-    ),
-    Spec(
-        "learner", "gauge", "memory_age_samples", "samples",
-        "Age of the slots in samples added since each was born, by percentile.",
-        "100 that grows without end: slots that nothing ever evicts, noise perhaps.",
-        ("memory", "percentile"),
-    ),
-    Spec(
-        "learner", "gauge", "memory_expected_collisions", "",
-        "Mean expected collision probability over the pairs of slots.",
-        "Falls below that of a queue beside it.", ("memory",),
-    ),
-    Spec(
-        "learner", "gauge", "memory_effective_classes", "classes",
-        "Effective number of classes of a memory, from the spectrum of its embeddings.",
-        "Above stream_effective_classes.", ("memory",),
-    ),
-    Spec(
-        "learner", "gauge", "memory_class_slots", "slots", "Labelled slots, by class.",
-        "The share of the most frequent class, against that of the stream.", ("memory", "class"),
-    ),
-    Spec(
-        "learner", "gauge", "memory_class_entropy_nats", "nats",
-        "Entropy of the class labels of a memory; log(classes) when balanced.",
-        "Higher than that of a queue beside it.", ("memory",),
-    ),
+    *MEMORIES,
     # -- learner: checkpoints
     Spec(
         "learner", "gauge", "checkpoint_timestamp_seconds", "seconds",

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 from stream_ssl.observe.catalogue import (
     BAD_SAMPLES,
     CLASSES,
+    EXTREMES,
     PERCENTILES,
     PHASES,
     REFUSALS,
@@ -123,6 +124,7 @@ class LearnerMetrics:
             "memory": memories,
             "phase": PHASES,
             "percentile": PERCENTILES,
+            "statistic": EXTREMES,
             "signal": SIGNALS,
             "kind": ("expected",),  # the true one has no value where there are no labels
             "class": dict.fromkeys(_class_label(label) for label in range(classes)),
@@ -160,6 +162,8 @@ class LearnerMetrics:
         add("memory_inserted_total", admission.inserted, memory=memory)
         add("memory_evictions_total", len(admission.evicted), memory=memory)
         add("memory_refused_total", len(admission.refused), memory=memory)
+        add("memory_near_duplicates_total", len(admission.duplicates), memory=memory)
+        add("memory_merged_total", len(admission.merged), memory=memory)
 
     def observe_memory(
         self, memory: str, stats: MemoryStats, class_counts: Mapping[int, int] | None = None
@@ -173,13 +177,30 @@ class LearnerMetrics:
                 memory go to 0.
         """
         put = self._families.set
-        put("memory_slots", stats.occupancy, memory=memory)
-        put("memory_capacity_slots", stats.capacity, memory=memory)
-        put("memory_expected_collisions", stats.expected_collisions, memory=memory)
-        put("memory_effective_classes", stats.effective_classes, memory=memory)
-        ages = (stats.age_p50, stats.age_p90, stats.age_max)
-        for percentile, age in zip(PERCENTILES, ages, strict=True):
-            put("memory_age_samples", age, memory=memory, percentile=percentile)
+        values = {
+            "memory_slots": stats.occupancy,
+            "memory_capacity_slots": stats.capacity,
+            "memory_expected_collisions": stats.expected_collisions,
+            "memory_effective_classes": stats.effective_classes,
+            "memory_turnover_ratio": stats.turnover,
+            "memory_slot_duplicates_mean": stats.count_mean,
+            "memory_counted_slots": stats.counted,
+            "memory_multiplicity_mean": stats.multiplicity_mean,
+            "memory_lost_images": stats.images_lost,
+        }
+        for metric, value in values.items():
+            put(metric, value, memory=memory)
+        percentiles = {
+            "memory_age_samples": (stats.age_p50, stats.age_p90, stats.age_max),
+            "memory_staleness_samples": (stats.stale_p50, stats.stale_p90, stats.stale_max),
+            "memory_slot_duplicates": (stats.count_p50, stats.count_p90, stats.count_max),
+        }
+        for metric, of_slots in percentiles.items():
+            for percentile, value in zip(PERCENTILES, of_slots, strict=True):
+                put(metric, value, memory=memory, percentile=percentile)
+        shifts = (1 - stats.drift_mean, 1 - stats.drift_min)
+        for statistic, shift in zip(EXTREMES, shifts, strict=True):
+            put("memory_reencoding_shift", shift, memory=memory, statistic=statistic)
         if class_counts is not None:
             self._class_slots(memory, class_counts)
 

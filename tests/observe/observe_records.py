@@ -11,7 +11,9 @@ from stream_ssl.ingest.offset import Offset
 from stream_ssl.learning.records import StepRecord
 
 
-def admission(inserted: int = 4, evicted: int = 0, refused: int = 0) -> Admission:
+def admission(
+    inserted: int = 4, evicted: int = 0, refused: int = 0, duplicates: int = 0, merged: int = 0
+) -> Admission:
     """An admission with so many of each."""
     return Admission(
         slots=torch.arange(inserted),
@@ -19,6 +21,8 @@ def admission(inserted: int = 4, evicted: int = 0, refused: int = 0) -> Admissio
         ages=torch.zeros(evicted, dtype=torch.int64),
         refused=torch.arange(refused),
         inserted=inserted,
+        duplicates=torch.arange(duplicates),
+        merged=torch.arange(merged),
     )
 
 

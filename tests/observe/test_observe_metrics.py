@@ -154,6 +154,30 @@ def test_a_step() -> None:
     assert value(metrics, "quarantined_samples_total", reason="damaged") == 2
 
 
+def test_near_duplicates_are_counted_by_memory() -> None:
+    metrics = learner()
+    metrics.consume(step(admission=admission(4, refused=3, duplicates=5, merged=2)))
+    metrics.admitted("queue", admission(4))
+    metrics.admitted("queue", admission(4, duplicates=1))
+    counted = {
+        memory: [
+            value(metrics, name, memory=memory)
+            for name in ("memory_near_duplicates_total", "memory_merged_total")
+        ]
+        for memory in ("working", "queue")
+    }
+    assert counted == {"working": [5, 2], "queue": [1, 0]}
+
+
+def test_a_memory_of_which_nothing_is_known_starts_at_zero() -> None:
+    """No gap in the graphs before the first survey, and no drift before any re-encoding."""
+    families = {family.name: family for family in learner().registry.collect()}
+    for spec in catalogue.MEMORIES:
+        samples = families[spec.full_name.removesuffix("_total")].samples
+        assert {sample.labels["memory"] for sample in samples} == {"working", "queue"}
+        assert {sample.value for sample in samples} == {0}
+
+
 def test_replays_are_no_fresh_samples() -> None:
     metrics = learner()
     metrics.consume(step(replay=True, admission=None))
@@ -215,6 +239,21 @@ def stats(occupancy: int = 8) -> MemoryStats:
         age_p50=10.0,
         age_p90=40.0,
         age_max=99.0,
+        duplicates=7,
+        merged=4,
+        count_mean=1.5,
+        count_p50=1.0,
+        count_p90=3.0,
+        count_max=5.5,
+        counted=6,
+        stale_p50=2.0,
+        stale_p90=9.0,
+        stale_max=21.0,
+        turnover=0.75,
+        multiplicity_mean=1.25,
+        drift_mean=0.875,
+        drift_min=0.5,
+        images_lost=3,
     )
 
 
@@ -233,13 +272,29 @@ def test_memory() -> None:
         "memory_expected_collisions": 0.3,
         "memory_effective_classes": 2.5,
         "memory_class_entropy_nats": pytest.approx(math.log(2)),
+        "memory_turnover_ratio": 0.75,
+        "memory_slot_duplicates_mean": 1.5,
+        "memory_counted_slots": 6,
+        "memory_multiplicity_mean": 1.25,
+        "memory_lost_images": 3,
     }
     assert {name: value(metrics, name, memory="working") for name in expected} == expected
-    ages = [
-        value(metrics, "memory_age_samples", memory="working", percentile=percentile)
-        for percentile in ("50", "90", "100")
+    percentiles = {
+        "memory_age_samples": [10, 40, 99],
+        "memory_staleness_samples": [2, 9, 21],
+        "memory_slot_duplicates": [1, 3, 5.5],
+    }
+    for name, expected_values in percentiles.items():
+        values = [
+            value(metrics, name, memory="working", percentile=percentile)
+            for percentile in ("50", "90", "100")
+        ]
+        assert values == expected_values
+    shifts = [
+        value(metrics, "memory_reencoding_shift", memory="working", statistic=statistic)
+        for statistic in ("mean", "max")
     ]
-    assert ages == [10, 40, 99]
+    assert shifts == [0.125, 0.5]
     assert value(metrics, "memory_slots", memory="queue") == 0
 
 
