@@ -14,7 +14,7 @@ from rich.console import Console
 
 from benchmarks.report import Result, path_of, plain, table, write
 
-NAMES = ("ingest", "eviction", "learner")
+NAMES = ("ingest", "eviction", "growth", "learner")
 WIDE = 180  # columns, where the tables go to a file
 REPORTS = Path(__file__).parent / "reports"
 
@@ -29,23 +29,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not console.is_terminal:
         console = Console(width=WIDE)
     names = chosen.names or list(NAMES)
-    results = [measure(name, number, len(names), console) for number, name in enumerate(names, 1)]
     path = path_of(chosen.reports, date.today())
+    results = [
+        measure(name, number, len(names), console, path) for number, name in enumerate(names, 1)
+    ]
     write(path, results, " ".join(["python -m benchmarks", *chosen.names]))
     console.print(f"report: {path}", soft_wrap=True)
     return 1 if any(result.error for result in results) else 0
 
 
-def measure(name: str, number: int, total: int, console: Console) -> Result:
-    """Run one benchmark and print its table; an error is part of the result."""
-    start = time.monotonic()
+def measure(name: str, number: int, total: int, console: Console, report: Path) -> Result:
+    """Run one benchmark and print its table; an error is part of the result.
+
+    One that draws puts its picture beside the report.
+    """
+    start, picture = time.monotonic(), None
     with console.status(f"benchmark {number} of {total}: {name}"):
         try:
-            found = importlib.import_module(f"benchmarks.{name}").run()
-            rows, error = [plain(row) for row in found], ""
+            module = importlib.import_module(f"benchmarks.{name}")
+            rows, error = [plain(row) for row in module.run()], ""
+            if hasattr(module, "plot"):
+                picture = report.with_name(f"{report.stem}-{name}.svg")
+                picture.parent.mkdir(parents=True, exist_ok=True)
+                module.plot(rows, picture)
         except Exception as raised:
             rows, error = [], f"{type(raised).__name__}: {raised}"
-    result = Result(name, rows, time.monotonic() - start, error)
+    result = Result(name, rows, time.monotonic() - start, error, picture.name if picture else "")
     console.print(table(result))
     return result
 

@@ -1,41 +1,57 @@
-"""How fast the most duplicated is evicted, against DUEL's Algorithm 2 as it is printed.
+"""How fast the memory evicts: every score, exact and approximate, and against what is printed.
 
-python -m benchmarks.eviction [--large]
+python -m benchmarks.eviction [--quick]
 """
 
 from __future__ import annotations
 
 import argparse
+import resource
 import statistics
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
+import psutil
 import torch
 from numpy.typing import NDArray
 
+from benchmarks.minred import published_step, redundancy
 from memory import WorkingMemory
-from memory.eviction import MostDuplicated
-from memory.scores import Linear, Score, VonMisesFisher
+from memory.columns import Columns
+from memory.eviction import MinimumRedundancy, MostDuplicated, Policy
+from memory.eviction.linear import LinearTally
+from memory.eviction.scored import ScoredTally
+from memory.scores import Gaussian, Linear, Quadratic, Score, VonMisesFisher
 
 DIM, BATCH = 128, 256
+SHARP = VonMisesFisher(0.1)
+MILLION = 1 << 20
+MOST_EXTRA_MB = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One measured line. Rates are samples a second, medians over batches."""
+    """One measured line.
 
+    Attributes:
+        samples_per_second: median over batches of 256, or over what the work says.
+        times_faster: than the other of the line, measured in the same run.
+        regret_percent: of the largest exact count, what the evicted one's fell short of it by.
+        extra_mb: most memory taken over the slots while batches were placed.
+    """
+
+    work: str
     score: str
     capacity: int
     stream: str
-    samples_per_second: float
-    printed_samples_per_second: float | None
-    times_faster: float | None
-    times_faster_than_product: float | None
-    same_sequence: bool | None
-    target: str
-    met: bool | None
+    samples_per_second: float | None = None
+    times_faster: float | None = None
+    regret_percent: float | None = None
+    extra_mb: float | None = None
+    target: str = ""
+    met: bool | None = None
 
 
 class Stream:
@@ -57,6 +73,59 @@ class Stream:
         return z_ND
 
 
+def filled(policy: Policy, capacity: int, kind: str) -> tuple[WorkingMemory, Stream]:
+    """A full memory, and the stream that goes on."""
+    stream = Stream(kind)
+    memory = WorkingMemory(capacity, DIM, policy)
+    memory.add(np.arange(capacity), stream.draw(capacity))
+    return memory, stream
+
+
+def timed(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def rate(memory: WorkingMemory, stream: Stream, batches: int, batch: int = BATCH) -> float:
+    """Samples a second, the median over batches; the first two are left out."""
+    seconds = []
+    for _ in range(batches + 2):
+        x_BD, ids = stream.draw(batch), np.arange(batch)
+        seconds.append(timed(lambda: memory.add(ids, x_BD)))  # noqa: B023
+    return batch / statistics.median(seconds[2:])
+
+
+def exact(score: Score, capacity: int, kind: str, least: int, batches: int) -> Row:
+    memory, stream = filled(MostDuplicated(score), capacity, kind)
+    found = rate(memory, stream, batches)
+    return Row(
+        work="exact",
+        score=repr(score),
+        capacity=capacity,
+        stream=kind,
+        samples_per_second=found,
+        target=f">= {least:,} samples/s" if least else "",
+        met=found >= least if least else None,
+    )
+
+
+def approximate(capacity: int, least: int, batches: int, judged: int) -> Row:
+    from benchmarks.approximate import MOST_REGRET, measure
+
+    line = measure(capacity, batches, judged)
+    return Row(
+        work="approximate (ivf), folds included",
+        score=repr(SHARP),
+        capacity=capacity,
+        stream="clustered",
+        samples_per_second=line.rate,
+        regret_percent=100 * line.regret,
+        target=f">= {least:,} samples/s, regret <= {100 * MOST_REGRET:.0f} %",
+        met=line.rate >= least and line.regret <= MOST_REGRET,
+    )
+
+
 def printed_step(score: Score, z_KD: torch.Tensor, x_D: torch.Tensor) -> int:
     """One sample of Algorithm 2 as printed: N(J) by eq. 5 for each J in turn, O(K^2 D)."""
     most, slot = -1.0, 0
@@ -76,20 +145,10 @@ def product_step(score: Score, z_KD: torch.Tensor) -> int:
     return int(h_KK.sum(dim=1).argmax())
 
 
-def timed(work: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
-
-
-def against_printed(
-    score: Score, capacity: int, times: int, batches: int = 20, naive_steps: int = 2
-) -> Row:
-    """Both on the same rows in one run, alternating: a batch of ours, then the first samples of
-    that batch by the printed algorithm from the same memory."""
-    stream = Stream("clustered")
-    memory = WorkingMemory(capacity, DIM, MostDuplicated(score))
-    memory.add(np.arange(capacity), stream.draw(capacity))
+def against_printed(score: Score, capacity: int, times: int, batches: int = 12) -> Iterator[Row]:
+    """Both on the same rows, alternating: a batch of ours, then that batch's first two samples by
+    the printed algorithm, from the same memory."""
+    memory, stream = filled(MostDuplicated(score), capacity, "clustered")
     ours, naive, product, same = [], [], [], True
     for batch in range(batches):
         x_BD = torch.from_numpy(stream.draw(BATCH))
@@ -97,78 +156,153 @@ def against_printed(
         before_KD, held = memory.embeddings.clone(), memory.ids.tolist()
         outcome = []
         ours.append(timed(lambda: outcome.append(memory.add(ids, x_BD))) / BATCH)  # noqa: B023
-        for step in range(naive_steps):
+        for step in range(2):
             found: list[int] = []
             product.append(timed(lambda: product_step(score, before_KD)))  # noqa: B023
             naive.append(timed(lambda: found.append(printed_step(score, before_KD, x_BD[step]))))  # noqa: B023
             same &= held[found[0]] == int(outcome[0].evicted[step])
             held[found[0]] = int(ids[step])
-    rate, naive_rate = 1 / statistics.median(ours), 1 / statistics.median(naive)
-    ratio = rate / naive_rate
+    own = statistics.median(ours)
+    ratios = statistics.median(naive) / own, statistics.median(product) / own
+    sequence = "same sequence" if same else "ANOTHER SEQUENCE"
+    common = {"score": repr(score), "capacity": capacity, "stream": "clustered"}
+    yield Row(
+        work=f"against Algorithm 2 as printed, {sequence}",
+        samples_per_second=1 / own,
+        times_faster=ratios[0],
+        target=f">= {times:,} times, same sequence",
+        met=ratios[0] >= times and same,
+        **common,
+    )
+    yield Row(work="against one K x K product a sample", times_faster=ratios[1], **common)
+
+
+def against_minred(capacity: int, times: int, batches: int) -> Row:
+    """MinRed as published is timed at its matrix and four removals, of which it makes B."""
+    memory, stream = filled(MinimumRedundancy(), capacity, "clustered")
+    ours = BATCH / rate(memory, stream, batches)
+    x_BD = torch.from_numpy(stream.draw(BATCH))
+    few = [timed(lambda: published_step(memory.embeddings, x_BD[:n])) for n in (1, 5)]  # noqa: B023
+    removal = (few[1] - few[0]) / 4
+    published = few[0] + (BATCH - 1) * removal
     return Row(
+        work=f"MinRed against MinRed as published ({removal:.2f} s a removal)",
+        score="",
+        capacity=capacity,
+        stream="clustered",
+        samples_per_second=BATCH / ours,
+        times_faster=published / ours,
+        target=f">= {times:,} times",
+        met=published / ours >= times,
+    )
+
+
+def minred_left(capacity: int = 1024, batch: int = 64, batches: int = 8) -> Row:
+    """What redundancy both leave, fed the same rows."""
+    memory, stream = filled(MinimumRedundancy(), capacity, "clustered")
+    published_KD = memory.embeddings.clone()
+    for _ in range(batches):
+        x_BD = torch.from_numpy(stream.draw(batch))
+        memory.add(np.arange(batch), x_BD)
+        published_KD = published_step(published_KD, x_BD)
+    ours, theirs = redundancy(memory.embeddings), redundancy(published_KD)
+    return Row(
+        work=f"MinRed's redundancy left: {ours:.1f}, as published {theirs:.1f}",
+        score="",
+        capacity=capacity,
+        stream="clustered",
+        target="no more than published",
+        met=ours <= theirs,
+    )
+
+
+def extra_memory(score: Score, capacity: int = MILLION) -> Row:
+    """How far the process grows over the slots while two batches are placed.
+
+    Counts are taken as they come, from none: to count a million slots once takes an hour, and
+    changes nothing of what is held.
+    """
+    stream = Stream("clustered")
+    columns = Columns(capacity, DIM, None, torch.device("cpu"), torch.float32, None)
+    tally = LinearTally(columns) if isinstance(score, Linear) else ScoredTally(columns, score)
+    for start in range(0, capacity, 1 << 16):
+        columns.embeddings[start : start + (1 << 16)] = torch.from_numpy(stream.draw(1 << 16))
+    columns.occupied = capacity
+    if isinstance(tally, LinearTally):
+        tally.recount()
+    else:
+        tally.count_K.uniform_(generator=torch.Generator().manual_seed(0))
+    before, grown = resident(), 0.0
+    for _ in range(2):
+        x_BD = torch.from_numpy(stream.draw(BATCH))
+        while len(x_BD):
+            plan = tally.choose(x_BD)
+            columns.embeddings[plan[-1:]] = x_BD[len(plan) - 1 : len(plan)]
+            grown = max(grown, resident() - before)
+            x_BD = x_BD[len(plan) :]
+    grown = max(grown, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 - before)
+    return Row(
+        work="memory over the slots",
         score=repr(score),
         capacity=capacity,
         stream="clustered",
-        samples_per_second=rate,
-        printed_samples_per_second=naive_rate,
-        times_faster=ratio,
-        times_faster_than_product=rate * statistics.median(product),
-        same_sequence=same,
-        target=f">= {times:,} times the printed, same sequence",
-        met=ratio >= times and same,
+        extra_mb=grown,
+        target=f"< {MOST_EXTRA_MB:,} MB",
+        met=grown < MOST_EXTRA_MB,
     )
 
 
-def alone(score: Score, capacity: int, kind: str, batches: int, least: int | None = None) -> Row:
-    """Ours only, where the printed algorithm would take hours."""
-    stream = Stream(kind)
-    memory = WorkingMemory(capacity, DIM, MostDuplicated(score))
-    memory.add(np.arange(capacity), stream.draw(capacity))
-    seconds = []
-    for batch in range(batches):
-        x_BD, ids = stream.draw(BATCH), np.arange(BATCH) + capacity + batch * BATCH
-        seconds.append(timed(lambda: memory.add(ids, x_BD)))  # noqa: B023
-    rate = BATCH / statistics.median(seconds)
-    return Row(
-        score=repr(score),
-        capacity=capacity,
-        stream=kind,
-        samples_per_second=rate,
-        printed_samples_per_second=None,
-        times_faster=None,
-        times_faster_than_product=None,
-        same_sequence=None,
-        target=f">= {least:,} samples/s" if least else "",
-        met=rate >= least if least else None,
-    )
+def resident() -> float:
+    """Of this process, in MB."""
+    return psutil.Process().memory_info().rss / 2**20
 
 
-def run(large: bool = False) -> list[Row]:
-    """The table. `large` adds the sizes that take minutes."""
-    rows = [
-        against_printed(Linear(), 2048, times=1000),
-        alone(Linear(), 2048, "clustered", batches=60, least=40_000),
-        alone(Linear(), 2048, "uniform", batches=20),
-        alone(Linear(), 65_536, "clustered", batches=20, least=25_000),
-        against_printed(VonMisesFisher(0.1), 2048, times=100, batches=5),
-    ]
-    if large:
-        rows.append(alone(Linear(), 262_144, "clustered", batches=20, least=15_000))
-        rows.append(alone(Linear(), 1 << 20, "clustered", batches=20, least=4_000))
-        rows.append(alone(VonMisesFisher(0.1), 16_384, "clustered", batches=2))
-    return rows
+def rows(quick: bool) -> Iterator[Row]:
+    """The lines one by one: the largest last, each after what it needs to have been freed."""
+    if not quick:  # first, while the process has never been larger
+        yield extra_memory(Linear())
+        yield extra_memory(SHARP)
+    yield from against_printed(Linear(), 2048, times=4000)
+    yield from against_printed(SHARP, 2048, times=1000, batches=6)
+    yield exact(Linear(), 2048, "clustered", 40_000, batches=100)
+    yield exact(Linear(), 65_536, "clustered", 25_000, batches=40)
+    yield exact(Linear(), 2048, "uniform", 0, batches=30)
+    for score in (SHARP, Quadratic(), Gaussian()):
+        for kind in ("clustered", "uniform"):
+            yield exact(score, 2048, kind, 10_000, batches=30)
+            if not quick:
+                yield exact(score, 16_384, kind, 3_000, batches=10)
+    if quick:
+        return
+    yield exact(Linear(), 262_144, "clustered", 15_000, batches=40)
+    yield exact(Linear(), MILLION, "clustered", 4_000, batches=20)
+    yield exact(SHARP, 65_536, "clustered", 800, batches=4)
+    yield exact(Quadratic(), 65_536, "uniform", 800, batches=4)
+    yield approximate(262_144, 3_000, batches=80, judged=3)
+    yield approximate(MILLION, 2_000, batches=160, judged=1)
+    yield minred_left()
+    yield against_minred(16_384, 1_000, batches=8)
+
+
+def run(quick: bool = False) -> list[Row]:
+    """The table. `quick` leaves out what takes minutes."""
+    found = []
+    for row in rows(quick):
+        print(f"  {row.work}, {row.score} K {row.capacity:,} {row.stream}", flush=True)
+        found.append(row)
+    return found
 
 
 def main() -> None:
+    from rich.console import Console
+
+    from benchmarks.report import Result, plain, table
+
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--large", action="store_true", help="add memories of 262k and 1M slots")
-    for row in run(parser.parse_args().large):
-        facts = asdict(row)
-        print("  ".join(f"{name} {shown(value)}" for name, value in facts.items()))
-
-
-def shown(value: object) -> str:
-    return f"{value:,.0f}" if isinstance(value, float) else str(value)
+    parser.add_argument("--quick", action="store_true", help="memories of 2,048 slots and 65k only")
+    quick, start = parser.parse_args().quick, time.monotonic()
+    found = [plain(row) for row in run(quick)]
+    Console(width=180).print(table(Result("eviction", found, time.monotonic() - start)))
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ class Result:
     rows: Sequence[Row]
     seconds: float
     error: str = ""
+    picture: str = ""  # a file beside the report
 
 
 def plain(row: Any) -> Row:
@@ -92,7 +93,8 @@ def markdown(result: Result) -> str:
         _line(["---:" if numeric(result.rows, name) else "---" for name in names]),
         *(_line([text(row.get(name)) for name in names]) for row in result.rows),
     ]
-    return head + "\n".join(lines) + "\n"
+    drawn = f"\n![{result.name}]({result.picture})\n" if result.picture else ""
+    return head + "\n".join(lines) + "\n" + drawn
 
 
 def path_of(folder: Path, day: date) -> Path:

@@ -83,5 +83,7 @@ def alike(row_RD: Tensor, z_KD: Tensor, score: Score) -> Tensor:
     h_RK = torch.empty(len(row_RD), len(z_KD), dtype=z_KD.dtype, device=z_KD.device)
     step = COLUMN_ROWS if z_KD.device.type == "cpu" else len(z_KD)
     for start in range(0, len(z_KD), step):
-        h_RK[:, start : start + step] = score.apply_(row_RD @ z_KD[start : start + step].T)
+        part_Rk = h_RK[:, start : start + step]
+        torch.mm(row_RD, z_KD[start : start + step].T, out=part_Rk)
+        score.apply_(part_Rk)
     return h_RK

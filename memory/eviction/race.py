@@ -61,9 +61,10 @@ class Race:
         self._count_c, self._near_Lc = count_c, near_Lc
         self._among_LL, self._total_L = among_LL, total_L
         self._pair_Rc: Matrix = score.apply_(z_cD[likely_R] @ z_cD.T).numpy()
-        self._place_R: Indices = likely_R.numpy()
         self._row = {place: row for row, place in enumerate(likely_R.tolist())}
         self._holder: dict[int, int] = {}
+        self._taken_L, self._taker_L = np.empty((2, len(near_Lc)), np.int64)
+        self._taken = 0
 
     def run(self, unit: float, compete: bool) -> Proposal:
         """Let newcomers in, one by one, each evicting the largest count of its moment.
@@ -95,24 +96,32 @@ class Race:
     def _take(self, place: int, now: int) -> None:
         near_c, count_c = self._near_Lc[now], self._count_c
         count_c -= self._leaving(place)
-        self._pair_Rc[:, place] = near_c[self._place_R]
-        self._total_L += self._among_LL[:, now]
-        self._total_L -= self._near_Lc[:, place]
-        self._near_Lc[:, place] = self._among_LL[:, now]
+        # Only who is yet to come needs to know; who left is asked once, and told then.
+        among_l, total_l = self._among_LL[now, now:], self._total_L[now:]
+        total_l += among_l
+        total_l -= self._near_Lc[now:, place]
+        self._near_Lc[now + 1 :, place] = among_l[1:]
         count_c += near_c
-        count_c[place] = self._total_L[now] - self._among_LL[now, now]
+        count_c[place] = total_l[0] - among_l[0]
+        self._taken_L[self._taken], self._taker_L[self._taken] = place, now
+        self._taken += 1
         self._holder[place] = now
 
     def _leaving(self, place: int) -> Matrix:
         """h of who stands at a place with all candidates of this moment."""
-        if place in self._holder:
-            return np.asarray(self._near_Lc[self._holder[place]])
+        taken_l, taker_l = self._taken_L[: self._taken], self._taker_L[: self._taken]
+        newcomer = self._holder.get(place)
+        if newcomer is not None:
+            h_c: Matrix = self._near_Lc[newcomer]
+            h_c[taken_l] = self._among_LL[newcomer, taker_l]
+            return h_c
         row = self._row.get(place)
-        if row is not None:
-            return np.asarray(self._pair_Rc[row])
-        h_c = self._score.apply_(self._z_cD @ self._z_cD[place]).numpy()
-        h_c[list(self._holder)] = self._near_Lc[list(self._holder.values()), place]
-        return np.asarray(h_c)
+        if row is None:
+            h_c = self._score.apply_(self._z_cD @ self._z_cD[place]).numpy()
+        else:
+            h_c = self._pair_Rc[row]
+        h_c[taken_l] = self._near_Lc[taker_l, place]
+        return h_c
 
 
 def slack(most: Count, unit: float) -> Count:

@@ -27,14 +27,17 @@ from memory.eviction.race import REFUSED, Proposal, Race, slack
 from memory.eviction.tally import Counts
 from memory.scores import Score
 
-CANDIDATES = 512
+CANDIDATES = 1024
 """Fewest."""
 
-PER_STEP = 3
+PER_STEP = 4
 """Candidates for each step of a proposal."""
 
 JUDGED = 32
-"""Steps judged together on the host: those that come after one that fails were for nothing."""
+"""Fewest steps judged together on the host: those behind one that fails were for nothing."""
+
+JUDGED_ELEMENTS = 1 << 19
+"""Of a small memory more are judged together, up to so many similarities."""
 
 
 class Candidates(NamedTuple):
@@ -98,8 +101,10 @@ class ScoredTally(Counts):
         self.count_K[candidates.mine] = count_c[candidates.are_mine_c]
         block.advance(slot_L[:held])
         self._block = block if block.turn < len(block) else None
-        aim = 2 * held if held == len(slot_L) else (self._reach + 2 * held) // 2
-        self._reach = min(max(8, aim), NEWCOMERS)
+        if held == len(slot_L):
+            self._reach = min(max(self._reach, 2 * held), NEWCOMERS)
+        else:
+            self._reach = max(8, (self._reach + 2 * held) // 2)
         return torch.from_numpy(slot_L[:held])
 
     def _gather(self, near_LK: Tensor) -> Candidates:
@@ -166,7 +171,9 @@ class ScoredTally(Counts):
         # A refused newcomer stands behind all slots. Slots are named from this shard's first.
         order_L = np.where(slot_L < 0, self._group.size * capacity, slot_L)
         order_L -= self._group.rank * capacity
-        together = JUDGED if apart_K.device.type == "cpu" else len(slot_L)
+        together = max(JUDGED, self._reach // 2, JUDGED_ELEMENTS // capacity)
+        if apart_K.device.type != "cpu":
+            together = len(slot_L)
         for start in range(0, len(slot_L), together):
             part = slice(start, start + together)
             place_l, leaver_l = proposal.place_L[part], proposal.leaver_L[part]

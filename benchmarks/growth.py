@@ -1,0 +1,95 @@
+"""How the cost of an eviction grows with the memory and with the batch.
+
+python -m benchmarks.growth [PICTURE.svg]
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+
+from benchmarks.eviction import BATCH, SHARP, filled, rate
+from memory.eviction import MostDuplicated, Policy
+from memory.scores import Linear
+
+MAKERS = {
+    "linear, exact": lambda: MostDuplicated(Linear()),
+    "vMF 0.1, exact": lambda: MostDuplicated(SHARP),
+    "vMF 0.1, ivf": lambda: MostDuplicated(SHARP, index="ivf"),
+}
+LARGEST = {"linear, exact": 1 << 20, "vMF 0.1, exact": 1 << 15, "vMF 0.1, ivf": 1 << 18}
+"""Of each: exact counts under vMF take K^2 once, to begin with."""
+
+BATCHES = (16, 64, 256, 1024, 4096)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Microseconds a sample, by the median over batches, on clustered data."""
+
+    policy: str
+    capacity: int
+    batch: int
+    microseconds: float
+
+
+def rows() -> Iterator[Row]:
+    for name, maker in MAKERS.items():
+        capacity = 1 << 10
+        while capacity <= LARGEST[name]:
+            yield from measured(name, maker(), capacity, (BATCH,))
+            capacity *= 4
+    for name, maker in MAKERS.items():
+        yield from measured(name, maker(), 1 << 14, BATCHES)
+
+
+def measured(name: str, policy: Policy, capacity: int, sizes: Sequence[int]) -> Iterator[Row]:
+    memory, stream = filled(policy, capacity, "clustered")
+    for batch in sizes:
+        batches = max(6, min(30, 8192 // batch))
+        yield Row(name, capacity, batch, 1e6 / rate(memory, stream, batches, batch))
+
+
+def run() -> list[Row]:
+    """Every point of the plot."""
+    return list(rows())
+
+
+def plot(found: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Both curves, log-log."""
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    FigureCanvasSVG(figure)
+    by_size, by_batch = figure.subplots(1, 2)
+    for name in MAKERS:
+        those = [row for row in found if row["policy"] == name]
+        sizes = sorted({(row["capacity"], row["microseconds"]) for row in those[: -len(BATCHES)]})
+        by_size.plot(*zip(*sizes, strict=True), marker="o", label=name)
+        batches = [(row["batch"], row["microseconds"]) for row in those[-len(BATCHES) :]]
+        by_batch.plot(*zip(*batches, strict=True), marker="o", label=name)
+    by_size.set_xlabel(f"slots K, batches of {BATCH}")
+    by_batch.set_xlabel("batch B, 16,384 slots")
+    for axes in (by_size, by_batch):
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_ylabel("microseconds a sample")
+        axes.grid(alpha=0.3)
+    by_size.legend(fontsize=8)
+    figure.savefig(path, metadata={"Date": None})
+
+
+def main() -> None:
+    found = [asdict(row) for row in run()]
+    for row in found:
+        print("  ".join(f"{name} {value}" for name, value in row.items()))
+    if len(sys.argv) > 1:
+        plot(found, Path(sys.argv[1]))
+
+
+if __name__ == "__main__":
+    main()
