@@ -1,0 +1,76 @@
+"""What README.md and docs/memory.md tell a reader to run does run."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from harness import TINY
+
+from stream_ssl.app.commands import check
+
+ROOT = Path(__file__).parents[2]
+
+
+def snippets(page: str) -> list[str]:
+    """The page's Python, without what needs a daemon that listens."""
+    found = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    return [code for code in found if "from producers" not in code]
+
+
+@pytest.mark.parametrize(("page", "least"), [("README.md", 1), ("docs/memory.md", 8)])
+def test_snippets_run_one_after_the_other(page: str, least: int, tmp_path: Path) -> None:
+    codes = snippets(page)
+    assert len(codes) >= least
+    check = "\nok, reason = memory.check_valid()\nassert ok and len(memory), reason\n"
+    script = tmp_path / "page.py"
+    script.write_text("\n".join(codes) + check)
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    quiet = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    result = subprocess.run(
+        [sys.executable, "-W", "error", str(script)],
+        cwd=tmp_path,
+        env=os.environ | alone | quiet,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def test_the_config_section_is_sound(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (ROOT / "docs" / "memory.md").read_text()
+    found = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    assert len(found) == 1
+    settings = yaml.safe_load(found[0])
+    assert set(settings) == {"memory", "shadows"}
+    file = tmp_path / "config.yaml"  # JSON is YAML
+    file.write_text(json.dumps(TINY | settings | {"run": str(tmp_path / "run")}))
+    status = check.main([str(file)])
+    assert status == 0
+    assert "memory       4096 slots" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/memory.md", "CONTRIBUTING.md"])
+def test_links_lead_somewhere(page: str) -> None:
+    text = (ROOT / page).read_text()
+    targets = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)
+    missing = [target for target in targets if not (ROOT / page).parent.joinpath(target).exists()]
+    assert not missing
+
+
+def test_every_policy_and_score_is_told() -> None:
+    from memory import scores
+    from memory.eviction import POLICIES
+
+    text = (ROOT / "docs" / "memory.md").read_text()
+    named = [found.__name__ for found in POLICIES.values()]
+    named += [found.__name__ for found in scores.Score.__subclasses__()]
+    assert len(named) >= 13
+    assert [name for name in named if f"`{name}(" not in text] == []
