@@ -89,9 +89,16 @@ def memory(settings: Namespace, dim: int) -> WorkingMemory:
 
 
 def shadows(settings: Namespace, dim: int) -> list[Shadow]:
-    """Memories of the same size under other policies; without images."""
+    """Memories of the same size under other policies; without images.
+
+    Those whose policy has no score of its own count duplicates by the working one's: counts by
+    different scores do not compare.
+    """
+    working = settings.memory.eviction
 
     def beside(policy: Policy) -> WorkingMemory:
+        if working is not None and "score" not in vars(policy):
+            policy.score = working.score
         return WorkingMemory(
             settings.memory.capacity,
             dim,

@@ -66,7 +66,8 @@ MEMORIES: tuple[Spec, ...] = (
     ),
     Spec(
         "learner", "gauge", "memory_slot_duplicates", "samples",
-        "Expected number of duplicates of a slot in its memory, N(j), by percentile.",
+        "Expected number of duplicates of a slot in its memory, N(j), by percentile; by the same "
+        "score as memory_expected_collisions.",
         "100 far above 50: one class or scene still crowds the memory.", ("memory", "percentile"),
     ),
     Spec(
@@ -92,7 +93,8 @@ MEMORIES: tuple[Spec, ...] = (
     ),
     Spec(
         "learner", "gauge", "memory_expected_collisions", "",
-        "Mean expected collision probability over the pairs of slots.",
+        "Mean expected collision probability over the pairs of slots, by the score of the memory's "
+        "policy; by the working memory's where a shadow's policy has none.",
         "Falls below that of a queue beside it.", ("memory",),
     ),
     Spec(

@@ -1,0 +1,52 @@
+"""What the sections of a config file are built into."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from harness import TINY
+
+from memory.scores import Gaussian, Linear, Score, VonMisesFisher
+from stream_ssl.app import build, config
+
+SHARP = {"class_path": "memory.scores.VonMisesFisher", "init_args": {"kappa": 0.1}}
+WIDE = {"class_path": "memory.scores.Gaussian", "init_args": {"tau": 1.0}}
+
+
+def most_duplicated(score: dict[str, Any]) -> dict[str, Any]:
+    return {"class_path": "memory.eviction.MostDuplicated", "init_args": {"score": score}}
+
+
+@pytest.mark.parametrize(
+    ("working", "score"),
+    [(most_duplicated(SHARP), VonMisesFisher(0.1)), (None, Linear())],
+    ids=["sharp", "default"],
+)
+def test_shadows_count_by_the_working_memorys_score(
+    tmp_path: Path, working: dict[str, Any] | None, score: Score
+) -> None:
+    file = tmp_path / "config.yaml"  # JSON is YAML
+    settings = TINY | {
+        "memory": {"capacity": 8, **({"eviction": working} if working else {})},
+        "shadows": {
+            "queue": {"class_path": "memory.eviction.Oldest"},
+            "minred": {"class_path": "memory.eviction.MinimumRedundancy"},
+            "wide": most_duplicated(WIDE),
+        },
+    }
+    file.write_text(json.dumps(settings))
+    parser = config.learner_parser()
+    built = parser.instantiate(config.read(parser, [str(file)]))
+    z_BD = torch.nn.functional.normalize(
+        torch.randn(20, 4, generator=torch.Generator().manual_seed(0)), dim=1
+    )
+    asked = {"queue": score, "minred": score, "wide": Gaussian(1.0)}
+    for shadow in build.shadows(built, dim=4):
+        shadow.memory.add(torch.arange(20), z_BD)
+        held_kD = shadow.memory.embeddings.double()
+        expected = asked[shadow.name].counts(held_kD).mean() / 7
+        assert shadow.memory.stats().expected_collisions == pytest.approx(float(expected), rel=1e-5)
