@@ -25,8 +25,8 @@ endif
 demo: $(READY)  ## the whole system on embedded real images, then a report
 	$(VENV)/bin/stream-ssl demo --seconds $(DEMO_SECONDS) --out $(DEMO_OUT)
 
-test: $(READY)  ## all tests
-	$(VENV)/bin/python -m pytest
+test: $(READY)  ## all tests, a process a core; each computes on one thread
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n auto --dist worksteal
 
 lint: $(READY)  ## style and types
 	$(VENV)/bin/ruff check .

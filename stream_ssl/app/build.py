@@ -45,6 +45,10 @@ FIXED_BY_RUN = (
     "pace",
     "learner.seed",
     "learner.reencode",
+    "learner.anchors",
+    "learner.write_back",
+    "learner.plain_keys",
+    "learner.draw",
     "learner.precision",
 )
 
