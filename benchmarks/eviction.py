@@ -6,11 +6,11 @@ python -m benchmarks.eviction [--quick]
 from __future__ import annotations
 
 import argparse
-import resource
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -232,15 +232,15 @@ def extra_memory(score: Score, capacity: int = MILLION) -> Row:
         tally.recount()
     else:
         tally.count_K.uniform_(generator=torch.Generator().manual_seed(0))
-    before, grown = resident(), 0.0
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = psutil.Process().memory_info().rss / 2**20
     for _ in range(2):
         x_BD = torch.from_numpy(stream.draw(BATCH))
         while len(x_BD):
             plan = tally.choose(x_BD)
             columns.embeddings[plan[-1:]] = x_BD[len(plan) - 1 : len(plan)]
-            grown = max(grown, resident() - before)
             x_BD = x_BD[len(plan) :]
-    grown = max(grown, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 - before)
+    grown = peak() - before
     return Row(
         work="memory over the slots",
         score=repr(score),
@@ -252,9 +252,12 @@ def extra_memory(score: Score, capacity: int = MILLION) -> Row:
     )
 
 
-def resident() -> float:
-    """Of this process, in MB."""
-    return psutil.Process().memory_info().rss / 2**20
+def peak() -> float:
+    """The most that this process has held since its peak was reset, in MB."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) / 1024
+    raise OSError("/proc/self/status states no VmHWM: Linux is needed to measure memory")
 
 
 def rows(quick: bool) -> Iterator[Row]:

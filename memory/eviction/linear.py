@@ -185,5 +185,8 @@ def norms(z_BD: Tensor) -> tuple[float, float]:
     """Least and largest norm of the rows, widened by rounding; (1, 1) for none."""
     if len(z_BD) == 0:
         return 1.0, 1.0
-    norm_B = torch.linalg.vector_norm(z_BD, dim=1, dtype=torch.float64)
-    return float(norm_B.min()) * (1 - 1e-12), float(norm_B.max()) * (1 + 1e-12)
+    least, most = math.inf, 0.0
+    for block_bD in z_BD.split(max(1, BLOCK_ELEMENTS // z_BD.shape[1])):
+        norm_b = torch.linalg.vector_norm(block_bD, dim=1, dtype=torch.float64)
+        least, most = min(least, float(norm_b.min())), max(most, float(norm_b.max()))
+    return least * (1 - 1e-12), most * (1 + 1e-12)

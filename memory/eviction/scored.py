@@ -27,13 +27,13 @@ from memory.eviction.race import REFUSED, Proposal, Race, slack
 from memory.eviction.tally import Counts
 from memory.scores import Score
 
-CANDIDATES = 1024
+CANDIDATES = 1536
 """Fewest."""
 
 PER_STEP = 4
 """Candidates for each step of a proposal."""
 
-JUDGED = 32
+JUDGED = 24
 """Fewest steps judged together on the host: those behind one that fails were for nothing."""
 
 JUDGED_ELEMENTS = 1 << 19
@@ -104,7 +104,7 @@ class ScoredTally(Counts):
         if held == len(slot_L):
             self._reach = min(max(self._reach, 2 * held), NEWCOMERS)
         else:
-            self._reach = max(8, (self._reach + 2 * held) // 2)
+            self._reach = max(8, (2 * self._reach + 3 * held) // 4)
         return torch.from_numpy(slot_L[:held])
 
     def _gather(self, near_LK: Tensor) -> Candidates:
@@ -115,7 +115,11 @@ class ScoredTally(Counts):
         size = max(CANDIDATES, PER_STEP * len(near_LK))
         mine = self._largest(reach_K, size, self._first(near_LK[0]))
         slot_c, reach_c, count_c, z_cD, near_cL = self._group.together(
-            mine + rank * len(z_KD), reach_K[mine], self.count_K[mine], z_KD[mine], near_LK.T[mine]
+            mine + rank * len(z_KD),
+            reach_K[mine],
+            self.count_K[mine],
+            z_KD[mine],
+            near_LK[:, mine].T,
         )
         return Candidates(
             mine=mine,
