@@ -186,7 +186,9 @@ def norms(z_BD: Tensor) -> tuple[float, float]:
     if len(z_BD) == 0:
         return 1.0, 1.0
     least, most = math.inf, 0.0
-    for block_bD in z_BD.split(max(1, BLOCK_ELEMENTS // z_BD.shape[1])):
+    step = max(1, BLOCK_ELEMENTS // z_BD.shape[1])
+    for start in range(0, len(z_BD), step):
+        block_bD = z_BD[start : start + step]
         norm_b = torch.linalg.vector_norm(block_bD, dim=1, dtype=torch.float64)
         least, most = min(least, float(norm_b.min())), max(most, float(norm_b.max()))
     return least * (1 - 1e-12), most * (1 + 1e-12)
