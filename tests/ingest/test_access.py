@@ -222,6 +222,7 @@ def test_the_socket_fails_closed(running):
         (json.dumps({"ro bot": ROBOT.public}), "producer name"),
         (json.dumps({"a": ROBOT.public, "b": ROBOT.public}), "have one key"),
     ],
+    ids=["none", "no JSON", "a list", "short key", "bad name", "one key twice"],
 )
 def test_a_bad_list_is_refused_at_the_start(tmp_path, content, message):
     path = tmp_path / "allow.json"

@@ -65,6 +65,10 @@ def test_keys_are_not_overwritten(tmp_path: Path) -> None:
             "does not belong",
         ),
     ],
+    ids=[
+        *("none", "no JSON", "a list", "no public key", "short key", "bad name", "name no text"),
+        "another's secret",
+    ],
 )
 def test_errors_name_the_command_that_mends(
     content: str | None, match: str, tmp_path: Path
