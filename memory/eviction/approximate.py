@@ -30,7 +30,7 @@ TAKEN = 256
 WRONG = 0.25
 """Mean relative error of the counts above which `check` finds them wrong."""
 
-CROSSOVER = 16_384
+CROSSOVER = 32_768
 """Slots from which approximate counts are worth their error on a CPU; see `pick`."""
 
 
@@ -264,9 +264,9 @@ def pick(capacity: int, score: Score, device: torch.device) -> Literal["exact", 
 
     | K | exact | ivf |
     |---|---|---|
-    | 4,096 | 4,800 | 6,700 |
-    | 16,384 | 1,800 | 5,600 |
-    | 32,768 | 1,200 | 6,200 |
+    | 4,096 | 8,100 | 8,500 |
+    | 16,384 | 2,400 | 6,400 |
+    | 32,768 | 900 | 5,500 |
     """
     if isinstance(score, Linear) or device.type != "cpu" or capacity < CROSSOVER:
         return "exact"
