@@ -19,7 +19,10 @@ from memory.images import Image
 Array = Tensor | NDArray[Any]
 
 NORM_TOLERANCE = 1e-3
-"""How far from 1 a row's norm may lie: rows normalised in bfloat16 pass, forgotten ones do not."""
+"""How far from 1 a row's norm may lie: rounding passes, a forgotten normalisation does not."""
+
+NARROW_TOLERANCE = 1e-2
+"""The same of rows that came in bfloat16 or float16; they are normalised anew when widened."""
 
 
 def as_tensor(value: Array, device: torch.device) -> Tensor:
@@ -41,10 +44,11 @@ def check_embeddings(z: Array, dim: int, device: torch.device) -> Tensor:
         raise ValueError(f"embeddings have shape {tuple(z_BD.shape)}: must be [B, {dim}]")
     if not z_BD.is_floating_point():
         raise ValueError(f"embeddings are {z_BD.dtype}: must be floating point")
-    if z_BD.dtype not in (torch.float32, torch.float64):
-        z_BD = z_BD.to(torch.float32)
+    tolerance, narrow = NORM_TOLERANCE, z_BD.dtype not in (torch.float32, torch.float64)
+    if narrow:
+        z_BD, tolerance = z_BD.to(torch.float32), NARROW_TOLERANCE
     norm_B = torch.linalg.vector_norm(z_BD, dim=1)
-    bad_B = ~((norm_B - 1).abs() <= NORM_TOLERANCE)  # written so that nan is bad
+    bad_B = ~((norm_B - 1).abs() <= tolerance)  # written so that nan is bad
     if bool(bad_B.any()):
         row = int(bad_B.nonzero()[0, 0])
         norm = float(norm_B[row])
@@ -53,10 +57,10 @@ def check_embeddings(z: Array, dim: int, device: torch.device) -> Tensor:
                 f"embedding row {row} is not finite: leave such samples out before adding"
             )
         raise ValueError(
-            f"embedding row {row} has norm {norm:.6g}: must be 1 within {NORM_TOLERANCE}; "
+            f"embedding row {row} has norm {norm:.6g}: must be 1 within {tolerance}; "
             "divide it by its norm (torch.nn.functional.normalize)"
         )
-    return z_BD
+    return z_BD / norm_B[:, None] if narrow else z_BD
 
 
 def check_integers(
@@ -104,6 +108,8 @@ def check_rows(
     hashes: Array | None,
 ) -> Rows:
     """A batch of newcomers, of the dtype that it came in; `added` were offered before it."""
+    if ids is None:
+        raise ValueError("ids are None: must be integers (int64), one a row")
     z_BD = check_embeddings(z, columns.dim, columns.device)
     count, device = len(z_BD), columns.device
     where = device if columns.images is None else columns.images.data_KCHW.device

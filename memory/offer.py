@@ -30,6 +30,28 @@ def offer(rows: Rows, columns: Columns, policy: Policy, duplicates: Duplicates |
     return found.report(rows.ids, admission, joined)
 
 
+def check_plan(plan: Tensor, policy: Policy, newcomers: int, capacity: int) -> None:
+    """What a policy chose, before anything is written.
+
+    Raises:
+        ValueError: it is not what Policy.choose is to give; the error names the policy.
+    """
+    if not isinstance(plan, Tensor) or plan.dtype != torch.int64 or plan.ndim != 1:
+        found = f"{plan.dtype} {tuple(plan.shape)}" if isinstance(plan, Tensor) else repr(plan)
+        raise ValueError(f"{policy.name} chose {found}: choose must give an int64 tensor [b]")
+    if not 1 <= len(plan) <= newcomers:
+        raise ValueError(
+            f"{policy.name} chose {len(plan)} slots for {newcomers} newcomers: choose must answer "
+            "for at least the first, and for no more than there are"
+        )
+    least, most = int(plan.min()), int(plan.max())
+    if least < REFUSED or most >= capacity:
+        raise ValueError(
+            f"{policy.name} chose slots from {least} to {most}: must lie in [0, {capacity}), or be "
+            f"{REFUSED} to refuse"
+        )
+
+
 def _place(rows: Rows, columns: Columns, policy: Policy) -> tuple[Admission, Tensor]:
     """Fill empty slots, then ask the policy. Also bool [B]: who was not refused."""
     free = min(len(rows), columns.capacity - columns.occupied)
@@ -42,6 +64,7 @@ def _place(rows: Rows, columns: Columns, policy: Policy) -> tuple[Admission, Ten
     rows = rows[free:]
     while len(rows):
         plan = policy.choose(rows)
+        check_plan(plan, policy, len(rows), columns.capacity)
         admission = admission.then(carry_out(plan, rows[: len(plan)], columns))
         plans.append(plan)
         rows = rows[len(plan) :]

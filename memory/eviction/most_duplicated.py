@@ -48,6 +48,10 @@ class MostDuplicated(Policy):
     ) -> None:
         if index not in ("exact", "ivf", "auto"):
             raise ValueError(f'index is {index!r}: choose "exact", "ivf" or "auto"')
+        if not isinstance(score, Score | None):
+            raise ValueError(
+                f"score is {score!r}: must be an instance of memory.scores.Score, such as Linear()"
+            )
         self.score = Linear() if score is None else score
         self.compete, self.index = compete, index
 

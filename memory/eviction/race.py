@@ -126,4 +126,4 @@ class Race:
 
 def slack(most: Count, unit: float) -> Count:
     """How far below the largest a count may lie and still tie with it."""
-    return unit * (most + 0.01)
+    return unit * (most + 0.25)  # what left a count of almost none has left its rounding there

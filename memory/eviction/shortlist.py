@@ -219,7 +219,8 @@ def gains(row_ND: Matrix, sum_D: Vector) -> Vector:
 
 
 def settle(row_ND: Matrix, slot_N: Indices, sum_D: Vector, x_D: Matrix, compete: bool) -> int:
-    """The index of the row with the largest exact gain; ties go to the lowest slot.
+    """The index of the row with the largest exact gain, to float64 rounding; ties go to the lowest
+    slot.
 
     With `compete` the newcomer x_D is counted too: REFUSED where its own gain is larger still.
     """
@@ -227,7 +228,8 @@ def settle(row_ND: Matrix, slot_N: Indices, sum_D: Vector, x_D: Matrix, compete:
         sum_D = sum_D + x_D
     gain_N = exact_gain(row_ND, sum_D)
     most = gain_N.max(initial=-np.inf)
-    if compete and exact_gain(x_D[None], sum_D)[0] > most:
+    margin = rounding(len(sum_D), WIDE_EPS) * (1 + float(np.linalg.norm(sum_D)))
+    if compete and exact_gain(x_D[None], sum_D)[0] > most + margin:
         return REFUSED
-    equal = np.flatnonzero(gain_N == most)
+    equal = np.flatnonzero(gain_N >= most - margin)
     return int(equal[slot_N[equal].argmin()])
