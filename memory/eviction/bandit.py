@@ -12,8 +12,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from memory.columns import Columns, Rows
-from memory.eviction.base import Feedback, Policy
+from memory.columns import Columns
+from memory.eviction.around import Around
+from memory.eviction.base import Feedback
 from memory.eviction.most_duplicated import MostDuplicated
 from memory.scores import VonMisesFisher
 from memory.stats import effective_classes
@@ -56,7 +57,7 @@ class Arms:
         return int((self.sum_A / self.weight_A).argmax())
 
 
-class KappaBandit(Policy):
+class KappaBandit(Around):
     """MostDuplicated under VonMisesFisher(kappa), where a bandit picks kappa among arms.
 
     An arm holds for an interval of batches into a full memory; its reward is the change of the
@@ -131,24 +132,6 @@ class KappaBandit(Policy):
             if arm != self._arm:
                 self._pull(arm)
 
-    def joined(self, rows: Rows) -> None:
-        self._inner.joined(rows)
-
-    def choose(self, rows: Rows) -> Tensor:
-        return self._inner.choose(rows)
-
-    def refreshed(self, slots: Tensor, before_RD: Tensor) -> None:
-        self._inner.refreshed(slots, before_RD)
-
-    def replaced(self, slots: Tensor, rows: Rows, before_RD: Tensor) -> None:
-        self._inner.replaced(slots, rows, before_RD)
-
-    def counts(self) -> Tensor:
-        return self._inner.counts()
-
-    def total(self, z_BD: Tensor) -> Tensor:
-        return self._inner.total(z_BD)
-
     def state(self) -> dict[str, Tensor]:
         inner = {f"inner.{name}": value for name, value in self._inner.state().items()}
         return {
@@ -174,6 +157,3 @@ class KappaBandit(Policy):
         if arm != self._arm:
             self._pull(arm)
         self._inner.load({n[6:]: value for n, value in state.items() if n.startswith("inner.")})
-
-    def check(self) -> tuple[bool, str]:
-        return self._inner.check()

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
-from memory.columns import Columns, Rows
+from memory.columns import Columns
 from memory.eviction.age_cap import AgeCap
-from memory.eviction.base import Feedback, Policy
+from memory.eviction.around import Around
+from memory.eviction.base import Policy
 from memory.eviction.front import Front
 from memory.eviction.most_duplicated import MostDuplicated
 
 
-class Hybrid(Policy):
+class Hybrid(Around):
     """Any policy, held back by age where it would keep what is stale or take what is new.
 
     With both options a newcomer passes the front first, and what lies behind it has the cap: ages
@@ -59,35 +58,3 @@ class Hybrid(Policy):
     def bind(self, columns: Columns, seed: int) -> None:
         super().bind(columns, seed)
         self._inner.bind(columns, seed)
-
-    def joined(self, rows: Rows) -> None:
-        self._inner.joined(rows)
-
-    def choose(self, rows: Rows) -> Tensor:
-        return self._inner.choose(rows)
-
-    def refreshed(self, slots: Tensor, before_RD: Tensor) -> None:
-        self._inner.refreshed(slots, before_RD)
-
-    def replaced(self, slots: Tensor, rows: Rows, before_RD: Tensor) -> None:
-        self._inner.replaced(slots, rows, before_RD)
-
-    def update(self, feedback: Feedback) -> None:
-        self._inner.update(feedback)
-        self.score = self._inner.score
-
-    def counts(self) -> Tensor:
-        return self._inner.counts()
-
-    def total(self, z_BD: Tensor) -> Tensor:
-        return self._inner.total(z_BD)
-
-    def state(self) -> dict[str, Tensor]:
-        return self._inner.state()
-
-    def load(self, state: dict[str, Tensor]) -> None:
-        self._inner.load(state)
-        self.score = self._inner.score
-
-    def check(self) -> tuple[bool, str]:
-        return self._inner.check()
