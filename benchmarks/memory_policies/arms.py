@@ -126,6 +126,18 @@ RIVALS = (
     Arm("vmf0.1", "memory", "written", "inverse-count"),
     Arm("vmf0.1", "memory", "reencoded", plain=True),
 )
+# One change at a time from the favourite, and the policies that no line above has.
+VARIED = (
+    Arm("vmf0.1", "memory", "reencoded", plain=True),
+    Arm("vmf0.1", "memory", "stale", plain=True),
+    Arm("vmf0.1", "stream", "stale", plain=True),
+    Arm("vmf0.1", "stream", "reencoded", plain=True),
+    Arm("vmf0.1", "memory", "written", "inverse-count", plain=True),
+    *(
+        Arm(policy, "memory", "written", plain=True)
+        for policy in ("linear", "compete", "hybrid", "bandit", "quadratic", "gaussian", "random")
+    ),
+)
 FIRST = RIVALS[:5]
 HARD = STREAMS[:2]
 MILD = Shape(1, 1), Shape(9, 1)
@@ -152,6 +164,11 @@ def _by_worth() -> Iterator[Run]:
     yield from runs(PAIR, MILD, 0)
     for seed in SEEDS[1:]:
         yield from runs((CONTROLS[0], *FIRST[:2]), HARD[:1], seed)
+    yield from runs(VARIED, HARD[1:], 0)
+    yield from runs(PAIR, STREAMS[2:], 0)
+    yield from runs(VARIED, HARD[:1], 0)
+    for seed in SEEDS[1:]:
+        yield from runs(PAIR, STREAMS[2:], seed)
     for seed in SEEDS[1:]:
         yield from runs((*CONTROLS, *FIRST), HARD[:1], seed)
     yield from runs(RIVALS, HARD, 0)
