@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stream_ssl.losses.base import Loss, LossOutput
+from stream_ssl.losses.base import Loss, LossOutput, Mix
 from stream_ssl.losses.infonce import InfoNCE
 
 # One line per loss; the contract tests run over this table.
@@ -10,4 +10,4 @@ LOSSES: dict[str, type[Loss]] = {
     "infonce": InfoNCE,
 }
 
-__all__ = ["LOSSES", "InfoNCE", "Loss", "LossOutput"]
+__all__ = ["LOSSES", "InfoNCE", "Loss", "LossOutput", "Mix"]

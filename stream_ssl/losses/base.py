@@ -9,7 +9,9 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 
@@ -22,6 +24,14 @@ class LossOutput:
     diagnostics: Mapping[str, float] = field(default_factory=dict)
 
 
+class Mix(NamedTuple):
+    """Momentum mixup: anchor b shows `theta_B[b]` of sample b, and for the rest the positive view
+    of sample `permutation_B[b]` (int64)."""
+
+    permutation_B: Tensor
+    theta_B: Tensor
+
+
 class Loss(nn.Module, ABC):
     """A contrastive loss on unit rows. It owns no memory: negatives are handed to it.
 
@@ -29,7 +39,24 @@ class Loss(nn.Module, ABC):
     True where an entry must be left out, of the sums and of the count N. Gradients reach the
     anchors, and positives and negatives where these ask for one. float64 in gives float64
     arithmetic; everything else is computed in float32, under autocast too.
+
+    What a loss asks of who calls it:
+
+    Attributes:
+        needs_labels: it wants `same_BN`: an oracle, for experiments.
+        needs_prior: it wants `prior_B`.
+        uses_negatives: False where it looks at positives alone.
+        batch_sized: True where N must be as small as a batch's.
     """
+
+    needs_labels: bool = False
+    needs_prior: bool = False
+    uses_negatives: bool = True
+    batch_sized: bool = False
+
+    def begin(self, step: int) -> None:
+        """Called before each update with its number: what changes over training follows from it
+        alone, so that a resumed run repeats."""
 
     @abstractmethod
     def forward(
@@ -38,8 +65,24 @@ class Loss(nn.Module, ABC):
         positive_BMD: Tensor,
         negative: Tensor,
         mask_BN: Tensor | None = None,
+        *,
+        same_BN: Tensor | None = None,
+        prior_B: Tensor | None = None,
     ) -> LossOutput:
-        """Losses of the anchors. ValueError names the argument whose shape does not fit."""
+        """Losses of the anchors.
+
+        Args:
+            z_BD: anchors.
+            positive_BMD: M other views of each anchor's sample.
+            negative: [N, D] or [B, N, D].
+            mask_BN: bool, True for a negative to leave out.
+            same_BN: bool, True where a negative is known by label to share the anchor's class.
+            prior_B: tau+ of each anchor, in [0, 1): the probability that a negative shares its
+                class. What lies outside gives losses that are not finite.
+
+        Raises:
+            ValueError: a shape does not fit, or what the loss needs is missing.
+        """
 
 
 def check_temperature(temperature: float) -> float:
@@ -53,9 +96,14 @@ def check_temperature(temperature: float) -> float:
 
 
 def check_shapes(
-    z_BD: Tensor, positive_BMD: Tensor, negative: Tensor, mask_BN: Tensor | None
+    z_BD: Tensor,
+    positive_BMD: Tensor,
+    negative: Tensor,
+    mask_BN: Tensor | None,
+    same_BN: Tensor | None = None,
+    prior_B: Tensor | None = None,
 ) -> None:
-    """ValueError unless the four fit together as `Loss` says."""
+    """ValueError unless they fit together as `Loss` says."""
     if z_BD.ndim != 2 or z_BD.shape[0] == 0:
         raise ValueError(f"anchors have shape {tuple(z_BD.shape)}: expected [B, D] with B >= 1")
     batch, dim = z_BD.shape
@@ -71,8 +119,13 @@ def check_shapes(
             f"negatives have shape {tuple(negative.shape)}: expected [N, {dim}] for all anchors "
             f"or [{batch}, N, {dim}] for each"
         )
-    if mask_BN is not None and mask_BN.shape != (batch, negative.shape[-2]):
-        raise ValueError(
-            f"mask has shape {tuple(mask_BN.shape)}: expected [{batch}, {negative.shape[-2]}], "
-            "True where a negative is left out"
-        )
+    for name, given in (("mask", mask_BN), ("same_BN", same_BN)):
+        if given is None:
+            continue
+        if given.shape != (batch, negative.shape[-2]) or given.dtype != torch.bool:
+            raise ValueError(
+                f"{name} has shape {tuple(given.shape)} of {given.dtype}: expected bool "
+                f"[{batch}, {negative.shape[-2]}], one row an anchor, one column a negative"
+            )
+    if prior_B is not None and prior_B.shape != (batch,):
+        raise ValueError(f"prior_B has shape {tuple(prior_B.shape)}: expected [{batch}]")

@@ -45,8 +45,11 @@ class InfoNCE(Loss):
         positive_BMD: Tensor,
         negative: Tensor,
         mask_BN: Tensor | None = None,
+        *,
+        same_BN: Tensor | None = None,
+        prior_B: Tensor | None = None,
     ) -> LossOutput:
-        check_shapes(z_BD, positive_BMD, negative, mask_BN)
+        check_shapes(z_BD, positive_BMD, negative, mask_BN, same_BN, prior_B)
         sums = sum_negatives(z_BD, negative, mask_BN, self.temperature)
         with torch.autocast(z_BD.device.type, enabled=False):
             work = sums.logsumexp_B.dtype
