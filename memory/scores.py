@@ -14,6 +14,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from memory.arguments import check_number
+
+FINEST, COARSEST = 1e-9, 1e9
+"""Widths of a score, in cosine: float64 cosines differ by less than the one only by rounding, and
+no float64 tells a score of the other from its limit, as wide as that."""
+
 BLOCK_ELEMENTS = 1 << 22
 """Largest similarity block held at a time, in elements (16 MiB of float32)."""
 
@@ -86,27 +92,25 @@ class Gaussian(Score):
     """h(x) = exp(-(x - 1)^2 / tau), shifted and scaled to h(-1) = 0 (DUEL, section 4).
 
     Args:
-        tau: squared width in cosine, > 0. The paper's value is 1.
+        tau: squared width in cosine, in [1e-18, 1e9]. The paper's value is 1; wide ones tend to
+            (1 + x) (3 - x) / 4.
     """
 
     tau: float = 1.0
 
     def __post_init__(self) -> None:
-        check_positive("tau", self.tau)
+        check_width("tau", self.tau, FINEST**2, COARSEST)
 
     @property
     def slope(self) -> float:
         steepest = max(-math.sqrt(self.tau / 2), -2.0)  # of x - 1
-        return -2 * steepest / self.tau * math.exp(-(steepest**2) / self.tau) / self._range
-
-    @property
-    def _range(self) -> float:
-        return 1.0 - math.exp(-4.0 / self.tau)
+        falling = -2 * steepest / self.tau * math.exp(-(steepest**2) / self.tau)
+        return falling / -math.expm1(-4.0 / self.tau)
 
     def apply_(self, cosine: Tensor) -> Tensor:
-        least = math.exp(-4.0 / self.tau)
-        cosine.clamp_(-1.0, 1.0).sub_(1.0).square_().mul_(-1.0 / self.tau).exp_()
-        return cosine.sub_(least).div_(1.0 - least)
+        most = 4.0 / self.tau
+        cosine.clamp_(-1.0, 1.0).sub_(1.0).square_()
+        return between_(cosine.mul_(-1.0 / self.tau), most)
 
 
 @dataclass(frozen=True)
@@ -114,22 +118,22 @@ class VonMisesFisher(Score):
     """h(x) = exp((x - 1) / kappa), shifted and scaled to h(-1) = 0: a score as sharp as wanted.
 
     Args:
-        kappa: cosine over which h falls by a factor e, > 0. At 0.1 only near neighbours count.
+        kappa: cosine over which h falls by a factor e, in [1e-9, 1e9]. At 0.1 only near neighbours
+            count; wide ones tend to Linear().
     """
 
     kappa: float = 0.1
 
     def __post_init__(self) -> None:
-        check_positive("kappa", self.kappa)
+        check_width("kappa", self.kappa, FINEST, COARSEST)
 
     @property
     def slope(self) -> float:
-        return 1 / (self.kappa * (1.0 - math.exp(-2.0 / self.kappa)))
+        return 1 / (self.kappa * -math.expm1(-2.0 / self.kappa))
 
     def apply_(self, cosine: Tensor) -> Tensor:
-        least = math.exp(-2.0 / self.kappa)
-        cosine.clamp_(-1.0, 1.0).sub_(1.0).mul_(1.0 / self.kappa).exp_()
-        return cosine.sub_(least).div_(1.0 - least)
+        cosine.clamp_(-1.0, 1.0).sub_(1.0)
+        return between_(cosine.mul_(1.0 / self.kappa), 2.0 / self.kappa)
 
 
 @dataclass(frozen=True)
@@ -141,14 +145,15 @@ class Threshold(Score):
 
     Args:
         cosine: from here on two samples are duplicates; above -1, at most 1.
-        width: of the ramp below it, > 0; its foot lies at -1 or above.
+        width: of the ramp below it, at least 1e-9; its foot lies at -1 or above.
     """
 
     cosine: float = 0.9
     width: float = 0.05
 
     def __post_init__(self) -> None:
-        check_positive("width", self.width)
+        check_number("cosine", self.cosine)
+        check_width("width", self.width, FINEST, 2.0)
         if not -1 <= self.cosine - self.width < self.cosine <= 1:
             raise ValueError(
                 f"cosine {self.cosine} with width {self.width}: the ramp from cosine - width to "
@@ -172,6 +177,20 @@ def sum_rows(z_KD: Tensor) -> Tensor:
     return sum_D
 
 
-def check_positive(name: str, value: float) -> None:
-    if not (math.isfinite(value) and value > 0):
-        raise ValueError(f"{name} is {value}: must be a finite number above 0")
+def between_(exponent: Tensor, most: float) -> Tensor:
+    """(e^x - e^-m) / (1 - e^-m) of each exponent x in [-m, 0], written over it: from 0 to 1."""
+    if most > 1:
+        least = math.exp(-most)
+        return exponent.exp_().sub_(least).div_(1.0 - least)
+    # Nearly constant exponentials: their differences, not their values, must keep the digits.
+    return exponent.add_(most).expm1_().div_(math.expm1(most))
+
+
+def check_width(name: str, value: float, least: float, most: float) -> None:
+    """A score neither sharper than rounding nor wider than can be told from its limit."""
+    rule = f"a number from {least:g} to {most:g}"
+    if not least <= check_number(name, value, rule) <= most:
+        raise ValueError(
+            f"{name} is {value}: must be {rule}; a sharper score would count roundings "
+            "(memory.Duplicates finds equal rows), and a wider one is no other than the widest"
+        )

@@ -1,0 +1,32 @@
+"""Numbers that are given as arguments: errors that name the value, the rule and the remedy."""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any
+
+
+def check_count(name: str, value: Any, least: int, what: str = "") -> int:
+    """A whole number of at least `least`.
+
+    >>> check_count("n", 3, least=0)
+    3
+    """
+    try:
+        count = operator.index(value)
+    except TypeError:
+        raise ValueError(f"{name} is {value!r}: must be a whole number (int)") from None
+    if count < least:
+        raise ValueError(f"{name} is {count}: must be at least {least}{what and f' {what}'}")
+    return count
+
+
+def check_number(name: str, value: Any, rule: str = "a finite number") -> float:
+    """A finite number; `rule` is what the error says of it."""
+    try:
+        if math.isfinite(value):
+            return float(value)
+    except TypeError:
+        pass
+    raise ValueError(f"{name} is {value!r}: must be {rule}")
