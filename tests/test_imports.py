@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 OURS = ("memory", "producers", "stream_ssl")
-PARTS = ("wire", "ingest", "losses", "methods", "learning", "observe", "app")
+PARTS = ("wire", "ingest", "losses", "methods", "learning", "evaluation", "observe", "app")
 
 # What each part may import of ours, and which heavy libraries it may touch.
 MAY = {
@@ -28,8 +28,15 @@ MAY = {
         "stream_ssl.ingest",
         "memory",
     },
+    "stream_ssl.evaluation": {
+        "stream_ssl.evaluation",
+        "stream_ssl.ingest",
+        "stream_ssl.wire",
+        "memory",
+    },
     "stream_ssl.observe": {
         "stream_ssl.observe",
+        "stream_ssl.evaluation",
         "stream_ssl.learning",
         "stream_ssl.ingest",
         "stream_ssl.wire",
@@ -48,9 +55,11 @@ LIBRARIES = {
         "stream_ssl.losses",
         "stream_ssl.methods",
         "stream_ssl.learning",
+        "stream_ssl.evaluation",
         "stream_ssl.observe",
         "stream_ssl.app",
     },
+    "matplotlib": {"stream_ssl.evaluation", "stream_ssl.app"},
 }
 
 

@@ -1,0 +1,62 @@
+"""What features are worth: pure functions of features and labels, torch or numpy.
+
+    from stream_ssl.evaluation import knn_accuracy, linear_probe, retrieval
+
+Each names its source; `docs/evaluation.md` tells which to use when.
+"""
+
+from stream_ssl.evaluation.continual import (
+    ContinualResult,
+    average_accuracy,
+    backward_transfer,
+    forgetting,
+    forward_transfer,
+    recovered_share,
+    summarise,
+)
+from stream_ssl.evaluation.geometry import (
+    ClassSimilarity,
+    alignment,
+    class_similarity,
+    effective_rank,
+    pair_similarities,
+    uniformity,
+)
+from stream_ssl.evaluation.linear import (
+    CONVEX,
+    DEBIASED,
+    DUEL,
+    LinearProbe,
+    LinearSettings,
+    linear_probe,
+)
+from stream_ssl.evaluation.neighbours import knn_accuracy, knn_classify, retrieval
+from stream_ssl.evaluation.scores import ProbeResult, confusion, score
+
+__all__ = [
+    "CONVEX",
+    "DEBIASED",
+    "DUEL",
+    "ClassSimilarity",
+    "ContinualResult",
+    "LinearProbe",
+    "LinearSettings",
+    "ProbeResult",
+    "alignment",
+    "average_accuracy",
+    "backward_transfer",
+    "class_similarity",
+    "confusion",
+    "effective_rank",
+    "forgetting",
+    "forward_transfer",
+    "knn_accuracy",
+    "knn_classify",
+    "linear_probe",
+    "pair_similarities",
+    "recovered_share",
+    "retrieval",
+    "score",
+    "summarise",
+    "uniformity",
+]

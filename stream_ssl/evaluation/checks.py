@@ -1,0 +1,66 @@
+"""What every measure asks of its arguments.
+
+Shapes: N rows, F features.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import normalize
+
+Array = Tensor | NDArray[Any]
+"""What the measures take: a tensor on any device, or a numpy array."""
+
+
+def as_rows(features: Array, what: str = "features") -> Tensor:
+    """Rows [N, F], float32 or float64; half precision is widened, for it has too few digits.
+
+    Raises:
+        ValueError: other than two dimensions, no rows, integers, or values that are not finite.
+    """
+    row_NF = torch.from_numpy(features) if isinstance(features, np.ndarray) else features
+    if row_NF.ndim != 2 or 0 in row_NF.shape:
+        raise ValueError(f"{what} have shape {list(row_NF.shape)}: need [N, F] with N, F of 1 up")
+    if not row_NF.is_floating_point():
+        raise ValueError(f"{what} are {row_NF.dtype}: pass floating-point features")
+    row_NF = row_NF.detach().to(torch.promote_types(row_NF.dtype, torch.float32))
+    if not bool(torch.isfinite(row_NF).all()):
+        raise ValueError(f"{what} are not finite; the encoder that made them has diverged")
+    return row_NF
+
+
+def as_unit_rows(features: Array, what: str = "features") -> Tensor:
+    """`as_rows`, scaled to unit norm; rows of zeros stay zero."""
+    return normalize(as_rows(features, what), dim=1)
+
+
+def as_labels(labels: Array, rows: Tensor, what: str = "labels") -> Tensor:
+    """Classes int64 [N] on the device of the rows.
+
+    Raises:
+        ValueError: not one label a row, not whole numbers, or negative ones, which mean "none".
+    """
+    label_N = torch.from_numpy(labels) if isinstance(labels, np.ndarray) else labels
+    if label_N.shape != rows.shape[:1] or label_N.is_floating_point() or label_N.is_complex():
+        raise ValueError(
+            f"{what} are {label_N.dtype} of shape {list(label_N.shape)}: one whole number a row is "
+            f"due, [{len(rows)}]"
+        )
+    label_N = label_N.to(rows.device, torch.int64)
+    if int(label_N.min()) < 0:
+        raise ValueError(f"{what} hold negative ones, which mean no label; leave such rows out")
+    return label_N
+
+
+def check_width(query_QF: Tensor, reference_NF: Tensor) -> None:
+    """Refuses queries and references that are not of one encoder."""
+    if query_QF.shape[1] != reference_NF.shape[1]:
+        raise ValueError(
+            f"queries {list(query_QF.shape)} and references {list(reference_NF.shape)} must be "
+            f"[Q, F] and [N, F] with the same F"
+        )

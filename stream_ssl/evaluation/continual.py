@@ -1,0 +1,140 @@
+"""What learning task after task leaves: average accuracy, forgetting, transfer, recovered share.
+
+Shapes: T tasks; accuracy_TT has the stage in rows, the task in columns: entry [i, j] is the
+accuracy on task j of the encoder as it was after the stream's task i, in [0, 1].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class ContinualResult:
+    """`forward_transfer` is None without the untrained encoder's accuracies; it, `forgetting` and
+    `backward_transfer` are None for one task."""
+
+    average_accuracy: float
+    forgetting: float | None
+    backward_transfer: float | None
+    forward_transfer: float | None
+
+
+def average_accuracy(accuracy_TT: ArrayLike) -> float:
+    """Mean accuracy over the tasks after the last: Lopez-Paz and Ranzato, Gradient Episodic Memory
+    for Continual Learning, 2017, eq. 2 (ACC).
+
+    >>> average_accuracy([[0.8, 0.1], [0.6, 0.9]])
+    0.75
+    """
+    return float(_matrix(accuracy_TT)[-1].mean())
+
+
+def forgetting(accuracy_TT: ArrayLike) -> float:
+    """Mean, over all tasks but the last, of the best accuracy at an earlier stage less the last.
+
+    Chaudhry et al., Riemannian Walk for Incremental Learning, 2018, section 3.2 (F). In [-1, 1];
+    below 0 the later tasks helped the earlier ones.
+
+    >>> round(forgetting([[0.8, 0.1], [0.6, 0.9]]), 12)
+    0.2
+    """
+    matrix_TT = _several(accuracy_TT)
+    return float((matrix_TT[:-1, :-1].max(axis=0) - matrix_TT[-1, :-1]).mean())
+
+
+def backward_transfer(accuracy_TT: ArrayLike) -> float:
+    """Mean, over all tasks but the last, of the accuracy at the end less that right after the task:
+    Lopez-Paz and Ranzato, 2017, eq. 3 (BWT). In [-1, 1]."""
+    matrix_TT = _several(accuracy_TT)
+    return float((matrix_TT[-1] - matrix_TT.diagonal())[:-1].mean())
+
+
+def forward_transfer(accuracy_TT: ArrayLike, untrained_T: ArrayLike) -> float:
+    """Mean, over all tasks but the first, of the accuracy just before the task was met, less that
+    of the untrained encoder: Lopez-Paz and Ranzato, 2017, eq. 4 (FWT). In [-1, 1].
+
+    >>> round(forward_transfer([[0.8, 0.3], [0.6, 0.9]], [0.1, 0.1]), 12)
+    0.2
+    """
+    matrix_TT = _several(accuracy_TT)
+    start_T = _accuracies(untrained_T, "untrained_T")
+    if start_T.shape != matrix_TT.shape[:1]:
+        raise ValueError(
+            f"untrained_T has shape {list(start_T.shape)}: one accuracy a task is due, "
+            f"[{len(matrix_TT)}]"
+        )
+    before = matrix_TT.diagonal(offset=1)  # entry [j - 1, j] of task j
+    return float((before - start_T[1:]).mean())
+
+
+def recovered_share(accuracy: float, decorrelated: float) -> float:
+    """Accuracy on a correlated stream over that on the same samples decorrelated.
+
+    MinRed's measure (Purushwalkam et al., The Challenges of Continuous Self-Supervised Learning,
+    2022): 0.975 on its benchmark. Above 1 the correlated stream taught more.
+
+    Raises:
+        ValueError: an accuracy outside [0, 1], or decorrelated of 0.
+
+    >>> recovered_share(0.39, 0.4)
+    0.975
+    """
+    if not (0 <= accuracy <= 1 and 0 < decorrelated <= 1):
+        raise ValueError(
+            f"accuracies {accuracy} and {decorrelated}: must lie in [0, 1], the second above 0"
+        )
+    return accuracy / decorrelated
+
+
+def summarise(accuracy_TT: ArrayLike, untrained_T: ArrayLike | None = None) -> ContinualResult:
+    """All of the above that the accuracies allow."""
+    matrix_TT = _matrix(accuracy_TT)
+    several = len(matrix_TT) > 1
+    return ContinualResult(
+        average_accuracy(matrix_TT),
+        forgetting(matrix_TT) if several else None,
+        backward_transfer(matrix_TT) if several else None,
+        forward_transfer(matrix_TT, untrained_T) if several and untrained_T is not None else None,
+    )
+
+
+def divide(classes: Sequence[int], tasks: int) -> list[list[int]]:
+    """Classes in order, divided into tasks of equal size; the first ones take the remainder.
+
+    >>> divide(range(5), 2)
+    [[0, 1, 2], [3, 4]]
+    """
+    if not 1 <= tasks <= len(classes):
+        raise ValueError(
+            f"{tasks} tasks over {len(classes)} classes: give 1 to {len(classes)} tasks"
+        )
+    return [part.tolist() for part in np.array_split(np.asarray(classes), tasks)]
+
+
+def _several(accuracy_TT: ArrayLike) -> NDArray[np.float64]:
+    matrix_TT = _matrix(accuracy_TT)
+    if len(matrix_TT) < 2:
+        raise ValueError("transfer and forgetting are between tasks: at least 2 are needed")
+    return matrix_TT
+
+
+def _matrix(accuracy_TT: ArrayLike) -> NDArray[np.float64]:
+    matrix_TT = _accuracies(accuracy_TT, "accuracy_TT")
+    if matrix_TT.ndim != 2 or matrix_TT.shape[0] != matrix_TT.shape[1] or not len(matrix_TT):
+        raise ValueError(
+            f"accuracy_TT has shape {list(matrix_TT.shape)}: need [T, T], a row for the stage "
+            "after each task and a column for each task"
+        )
+    return matrix_TT
+
+
+def _accuracies(values: ArrayLike, what: str) -> NDArray[np.float64]:
+    found = np.asarray(values, dtype=np.float64)
+    if not ((found >= 0) & (found <= 1)).all():
+        raise ValueError(f"{what} holds values outside [0, 1]; accuracies are shares, not per cent")
+    return found

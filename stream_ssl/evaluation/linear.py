@@ -1,0 +1,215 @@
+"""Linear probes: a softmax regression on frozen features.
+
+Shapes: N references, Q queries, B batch, F features, C classes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from stream_ssl.evaluation.checks import Array, as_labels, as_rows, check_width
+from stream_ssl.evaluation.scores import ProbeResult, score
+
+
+@dataclass(frozen=True)
+class LinearSettings:
+    """How the layer is trained. Its weights begin at 0: the objective is convex.
+
+    Args:
+        optimiser: "sgd", "adam", or "lbfgs" on all references at once.
+        epochs: passes over the references; iterations of L-BFGS.
+        learning_rate: at the start; L-BFGS searches its own.
+        momentum: of SGD.
+        weight_decay: as torch's optimisers take it; of L-BFGS, factor of the weights' square.
+        batch_size: references a step.
+        decay: "cosine" to 0 over all steps, or "none".
+        standardise: scale each feature to mean 0 and variance 1, by the references.
+        seed: of the order of the references.
+
+    Raises:
+        ValueError: an argument outside its range.
+    """
+
+    optimiser: Literal["sgd", "adam", "lbfgs"] = "sgd"
+    epochs: int = 100
+    learning_rate: float = 0.01
+    momentum: float = 0.9
+    weight_decay: float = 1e-6
+    batch_size: int = 256
+    decay: Literal["cosine", "none"] = "none"
+    standardise: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.optimiser not in ("sgd", "adam", "lbfgs"):
+            raise ValueError(f'optimiser {self.optimiser!r}: choose "sgd", "adam" or "lbfgs"')
+        if self.decay not in ("cosine", "none"):
+            raise ValueError(f'decay {self.decay!r}: choose "cosine" or "none"')
+        for name in ("epochs", "batch_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} {getattr(self, name)}: must be at least 1")
+        if not self.learning_rate > 0 or self.weight_decay < 0 or not 0 <= self.momentum < 1:
+            raise ValueError(
+                f"learning_rate {self.learning_rate}, weight_decay {self.weight_decay}, momentum "
+                f"{self.momentum}: need above 0, 0 or more, and in [0, 1)"
+            )
+
+
+DUEL = LinearSettings()
+"""The DUEL paper's (appendix, evaluation metrics): SGD, 100 epochs, rate 0.01, momentum 0.9, weight
+decay 1e-6. It states neither batch (256 here, as in its training) nor schedule (none here)."""
+
+DEBIASED = LinearSettings("adam", learning_rate=1e-3, weight_decay=1e-6, batch_size=512)
+"""The debiased papers' (debiased contrastive, appendix B): Adam, rate 1e-3, weight decay 1e-6. They
+state neither epochs (100 here) nor the probe's batch (512 here, as in training)."""
+
+CONVEX = LinearSettings("lbfgs", weight_decay=1e-3, standardise=True)
+"""L-BFGS on standardised features comes close to the minimum, so that neither a learning rate nor
+a seed stands between two encoders."""
+
+PROBES = {"duel": DUEL, "debiased": DEBIASED, "convex": CONVEX}
+
+Told = Callable[[int, int], None]
+"""Called with (epochs done, epochs in all)."""
+
+
+class LinearProbe:
+    """A trained layer.
+
+    Args:
+        reference_NF: frozen features.
+        label_N: their classes, of at least two.
+        settings: how it is trained.
+        tell: hears of progress.
+
+    Raises:
+        ValueError: shapes or labels that do not fit; one class only.
+    """
+
+    def __init__(
+        self,
+        reference_NF: Array,
+        label_N: Array,
+        settings: LinearSettings = DUEL,
+        tell: Told | None = None,
+    ) -> None:
+        row_NF = as_rows(reference_NF)
+        label_N = as_labels(label_N, row_NF)
+        self.classes: Tensor
+        self.classes, target_N = torch.unique(label_N, return_inverse=True)
+        if len(self.classes) < 2:
+            raise ValueError(
+                f"all references are of class {int(self.classes[0])}: a linear probe tells classes "
+                "apart, so pass references of at least two"
+            )
+        self._mean_F, self._scale_F = torch.zeros_like(row_NF[0]), torch.ones_like(row_NF[0])
+        if settings.standardise and len(row_NF) > 1:
+            deviation_F, self._mean_F = torch.std_mean(row_NF, dim=0)
+            self._scale_F = deviation_F.clamp_min(1e-6)
+        # Without torch's own initial weights, which would draw from the global generator.
+        layer = nn.Linear(row_NF.shape[1], len(self.classes), device="meta", dtype=row_NF.dtype)
+        self._layer = layer.to_empty(device=row_NF.device)
+        nn.init.zeros_(self._layer.weight)
+        nn.init.zeros_(self._layer.bias)
+        row_NF = self._scaled(row_NF)
+        fit = _by_lbfgs if settings.optimiser == "lbfgs" else _by_batches
+        fit(self._layer, row_NF, target_N, settings, tell or _silent)
+
+    @torch.no_grad()
+    def predict(self, query_QF: Array) -> Tensor:
+        """The class of each query, int64 [Q]."""
+        row_QF = as_rows(query_QF, "queries").to(self._mean_F)
+        check_width(row_QF, self._layer.weight)
+        logit_QC: Tensor = self._layer(self._scaled(row_QF))
+        class_Q: Tensor = self.classes[logit_QC.argmax(dim=1)]
+        return class_Q
+
+    def _scaled(self, row_NF: Tensor) -> Tensor:
+        return (row_NF - self._mean_F) / self._scale_F
+
+
+def linear_probe(
+    reference_NF: Array,
+    label_N: Array,
+    query_QF: Array,
+    query_label_Q: Array,
+    settings: LinearSettings = DUEL,
+    tell: Told | None = None,
+) -> ProbeResult:
+    """Accuracy of a linear layer trained on the references' frozen features.
+
+    Queries of a class that no reference has are never right.
+
+    Args:
+        reference_NF: features that the layer is trained on.
+        label_N: their classes.
+        query_QF: features that it is tested on.
+        query_label_Q: their classes.
+        settings: `DUEL`, `DEBIASED`, `CONVEX` or one's own.
+        tell: hears of progress.
+
+    Raises:
+        ValueError: shapes or labels that do not fit; one class only.
+    """
+    query_QF = as_rows(query_QF, "queries")
+    truth_Q = as_labels(query_label_Q, query_QF, "the queries' labels")
+    return score(LinearProbe(reference_NF, label_N, settings, tell).predict(query_QF), truth_Q)
+
+
+def _silent(_done: int, _total: int) -> None:
+    """Nobody listens."""
+
+
+@torch.enable_grad()
+def _by_batches(
+    layer: nn.Linear, row_NF: Tensor, target_N: Tensor, settings: LinearSettings, tell: Told
+) -> None:
+    rate, decay = settings.learning_rate, settings.weight_decay
+    optimiser: torch.optim.Optimizer
+    if settings.optimiser == "sgd":
+        optimiser = torch.optim.SGD(
+            layer.parameters(), rate, momentum=settings.momentum, weight_decay=decay
+        )
+    else:
+        optimiser = torch.optim.Adam(layer.parameters(), rate, weight_decay=decay)
+    generator = torch.Generator().manual_seed(settings.seed)
+    total = settings.epochs * math.ceil(len(row_NF) / settings.batch_size)
+    step = 0
+    for epoch in range(settings.epochs):
+        order_N = torch.randperm(len(row_NF), generator=generator).to(row_NF.device)
+        for index_B in torch.split(order_N, settings.batch_size):
+            if settings.decay == "cosine":
+                for group in optimiser.param_groups:
+                    group["lr"] = rate * 0.5 * (1 + math.cos(math.pi * step / total))
+            optimiser.zero_grad()
+            loss = cross_entropy(layer(row_NF[index_B]), target_N[index_B])
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimiser.step()
+            step += 1
+        tell(epoch + 1, settings.epochs)
+
+
+@torch.enable_grad()
+def _by_lbfgs(
+    layer: nn.Linear, row_NF: Tensor, target_N: Tensor, settings: LinearSettings, tell: Told
+) -> None:
+    optimiser = torch.optim.LBFGS(
+        layer.parameters(), max_iter=settings.epochs, line_search_fn="strong_wolfe"
+    )
+
+    def closure() -> Tensor:
+        optimiser.zero_grad()
+        penalty = settings.weight_decay * layer.weight.square().sum()
+        loss = cross_entropy(layer(row_NF), target_N) + penalty
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    optimiser.step(closure)  # type: ignore[no-untyped-call]
+    tell(settings.epochs, settings.epochs)

@@ -1,0 +1,61 @@
+"""Predictions against the truth.
+
+Shapes: Q queries, C classes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResult:
+    """Share of queries classified as labelled, each in [0, 1]."""
+
+    accuracy: float
+    per_class: dict[int, float]  # classes that occur among the queries
+    queries: int
+
+    @property
+    def balanced(self) -> float:
+        """Mean over the classes: what a test with equally many of each would give."""
+        return sum(self.per_class.values()) / len(self.per_class)
+
+    @property
+    def error(self) -> float:
+        """Standard error of `accuracy`, from the number of queries: sqrt(p (1 - p) / Q)."""
+        return math.sqrt(self.accuracy * (1 - self.accuracy) / self.queries)
+
+
+def score(predicted_Q: Tensor, label_Q: Tensor) -> ProbeResult:
+    """Accuracy over all queries and by class; both int64 [Q], Q of 1 up."""
+    right_Q = predicted_Q == label_Q.to(predicted_Q.device)
+    label_Q = label_Q.to(predicted_Q.device)
+    per_class = {
+        label: float(right_Q[label_Q == label].double().mean())
+        for label in torch.unique(label_Q).tolist()
+    }
+    return ProbeResult(float(right_Q.double().mean()), per_class, len(label_Q))
+
+
+def confusion(predicted_Q: Tensor, label_Q: Tensor, classes: int) -> Tensor:
+    """How many queries of each class (rows) were taken for each class (columns), int64 [C, C].
+
+    Raises:
+        ValueError: a class outside [0, classes).
+
+    >>> confusion(torch.tensor([0, 1, 1]), torch.tensor([0, 0, 1]), 2).tolist()
+    [[1, 1], [0, 1]]
+    """
+    predicted_Q, label_Q = predicted_Q.cpu(), label_Q.cpu()
+    both = torch.cat([predicted_Q, label_Q])
+    if len(both) and not 0 <= int(both.min()) <= int(both.max()) < classes:
+        raise ValueError(
+            f"classes from {int(both.min())} to {int(both.max())} do not lie in [0, {classes})"
+        )
+    cell_Q = label_Q * classes + predicted_Q
+    return torch.bincount(cell_Q, minlength=classes * classes).reshape(classes, classes)

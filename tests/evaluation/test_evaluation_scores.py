@@ -1,0 +1,33 @@
+"""Scores of predictions; what the modules' docstrings show is true."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+
+import pytest
+import torch
+
+from stream_ssl.evaluation import ProbeResult, confusion, score
+
+
+def test_scores_by_hand() -> None:
+    found = score(torch.tensor([0, 0, 2, 2]), torch.tensor([0, 1, 2, 2]))
+    assert found == ProbeResult(0.75, {0: 1.0, 1: 0.0, 2: 1.0}, 4)
+    assert found.balanced == pytest.approx(2 / 3)
+
+
+def test_rows_of_a_confusion_are_the_truth() -> None:
+    matrix = confusion(torch.tensor([0, 1, 1, 2]), torch.tensor([0, 0, 1, 1]), 4)
+    expected = [[1, 1, 0, 0], [0, 1, 1, 0], [0] * 4, [0] * 4]
+    assert matrix.tolist() == expected
+    with pytest.raises(ValueError, match="from 0 to 2 do not lie in"):
+        confusion(torch.tensor([0]), torch.tensor([2]), 2)
+
+
+@pytest.mark.parametrize("name", ["continual", "neighbours", "scores"])
+def test_examples_in_docstrings_hold(name: str) -> None:
+    module = importlib.import_module(f"stream_ssl.evaluation.{name}")
+    result = doctest.testmod(module)
+    assert result.attempted > 0
+    assert result.failed == 0
