@@ -7,8 +7,8 @@ import operator
 from typing import Any
 
 
-def check_count(name: str, value: Any, least: int, what: str = "") -> int:
-    """A whole number of at least `least`.
+def check_count(name: str, value: Any, least: int | None = None, what: str = "") -> int:
+    """A whole number, of at least `least` where given.
 
     >>> check_count("n", 3, least=0)
     3
@@ -17,7 +17,7 @@ def check_count(name: str, value: Any, least: int, what: str = "") -> int:
         count = operator.index(value)
     except TypeError:
         raise ValueError(f"{name} is {value!r}: must be a whole number (int)") from None
-    if count < least:
+    if least is not None and count < least:
         raise ValueError(f"{name} is {count}: must be at least {least}{what and f' {what}'}")
     return count
 

@@ -5,6 +5,7 @@ Shapes: B rows, D embedding, C H W image.
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from memory.arguments import check_count
 from memory.columns import Columns, Rows
 from memory.images import Image
 
@@ -25,25 +27,31 @@ NARROW_TOLERANCE = 1e-2
 """The same of rows that came in bfloat16 or float16; they are normalised anew when widened."""
 
 
-def as_tensor(value: Array, device: torch.device) -> Tensor:
+def as_tensor(name: str, value: Array, device: torch.device) -> Tensor:
     """`value` on `device`, without gradient and without a copy where none is needed."""
     if isinstance(value, np.ndarray) and not value.flags.writeable:
         value = value.copy()  # torch warns about sharing memory that must not be written
-    return torch.as_tensor(value, device=device).detach()
+    try:
+        tensor = torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"{name} are {reprlib.repr(value)}: must be a tensor or an array; {error}"
+        ) from None
+    return tensor.detach().to(device)
 
 
-def check_embeddings(z: Array, dim: int, device: torch.device) -> Tensor:
+def check_embeddings(z: Array, dim: int, device: torch.device, what: str = "embedding") -> Tensor:
     """Embeddings as [B, D] float32, or float64 where they came as float64.
 
     Raises:
         ValueError: not a matrix of `dim` columns, not floating point, or a row that is not finite
             or not of unit norm. The error names the first such row.
     """
-    z_BD = as_tensor(z, device)
+    z_BD = as_tensor(f"{what}s", z, device)
     if z_BD.ndim != 2 or z_BD.shape[1] != dim:
-        raise ValueError(f"embeddings have shape {tuple(z_BD.shape)}: must be [B, {dim}]")
+        raise ValueError(f"{what}s have shape {tuple(z_BD.shape)}: must be [B, {dim}]")
     if not z_BD.is_floating_point():
-        raise ValueError(f"embeddings are {z_BD.dtype}: must be floating point")
+        raise ValueError(f"{what}s are {z_BD.dtype}: must be floating point")
     tolerance, narrow = NORM_TOLERANCE, z_BD.dtype not in (torch.float32, torch.float64)
     if narrow:
         z_BD, tolerance = z_BD.to(torch.float32), NARROW_TOLERANCE
@@ -53,28 +61,25 @@ def check_embeddings(z: Array, dim: int, device: torch.device) -> Tensor:
         row = int(bad_B.nonzero()[0, 0])
         norm = float(norm_B[row])
         if not bool(torch.isfinite(z_BD[row]).all()):
-            raise ValueError(
-                f"embedding row {row} is not finite: leave such samples out before adding"
-            )
+            raise ValueError(f"{what} row {row} is not finite: leave such samples out")
         raise ValueError(
-            f"embedding row {row} has norm {norm:.6g}: must be 1 within {tolerance}; "
+            f"{what} row {row} has norm {norm:.6g}: must be 1 within {tolerance}; "
             "divide it by its norm (torch.nn.functional.normalize)"
         )
     return z_BD / norm_B[:, None] if narrow else z_BD
 
 
 def check_integers(
-    name: str, value: Array | None, count: int, none: int, device: torch.device
+    name: str, value: Array, device: torch.device, count: int | None = None
 ) -> Tensor:
-    """An int64 column of `count` values; `none` stands for every value when there are none."""
-    if value is None:
-        return torch.full((count,), none, dtype=torch.int64, device=device)
-    column = as_tensor(value, device)
+    """An int64 column, of `count` values where that is known."""
+    column = as_tensor(name, value, device)
     other = column.is_floating_point() or column.is_complex() or column.dtype == torch.bool
     if other and column.numel():  # an empty list becomes float32
         raise ValueError(f"{name} are {column.dtype}: must be integers (int64)")
-    if column.shape != (count,):
-        raise ValueError(f"{name} have shape {tuple(column.shape)}: must be [{count}], one a row")
+    if column.ndim != 1 or count not in (None, len(column)):
+        wanted = "one-dimensional, such as [3]" if count is None else f"[{count}], one a row"
+        raise ValueError(f"{name} have shape {tuple(column.shape)}: must be {wanted}")
     return column.to(torch.int64)
 
 
@@ -83,13 +88,18 @@ def check_images(
 ) -> Tensor | None:
     """uint8 images [B, C, H, W] for a memory that keeps them; None for one that does not."""
     if shape is None:
+        if images is not None:
+            raise ValueError(
+                "images are given to a memory that keeps none: leave images= out, or build it "
+                "with image_shape"
+            )
         return None
     if images is None:
         raise ValueError(
             f"this memory keeps images of shape {shape}: pass images=, "
             "or build it with image_shape=None"
         )
-    image_BCHW = as_tensor(images, device)
+    image_BCHW = as_tensor("images", images, device)
     if image_BCHW.dtype != torch.uint8 or image_BCHW.shape != (count, *shape):
         raise ValueError(
             f"images are {image_BCHW.dtype} {tuple(image_BCHW.shape)}: must be uint8 "
@@ -108,16 +118,18 @@ def check_rows(
     hashes: Array | None,
 ) -> Rows:
     """A batch of newcomers, of the dtype that it came in; `added` were offered before it."""
-    if ids is None:
-        raise ValueError("ids are None: must be integers (int64), one a row")
     z_BD = check_embeddings(z, columns.dim, columns.device)
     count, device = len(z_BD), columns.device
+    if labels is None:
+        labels = torch.full((count,), -1)
+    if hashes is None:
+        hashes = torch.zeros(count, dtype=torch.int64)
     where = device if columns.images is None else columns.images.data_KCHW.device
     return Rows(
-        ids=check_integers("ids", ids, count, 0, device),
+        ids=check_integers("ids", ids, device, count),
         embeddings=z_BD,
-        labels=check_integers("labels", labels, count, -1, device),
-        hashes=check_integers("hashes", hashes, count, 0, device),
+        labels=check_integers("labels", labels, device, count),
+        hashes=check_integers("hashes", hashes, device, count),
         born=torch.arange(added, added + count, device=device),
         images=check_images(images, columns.image_shape, count, where),
     )
@@ -125,7 +137,7 @@ def check_rows(
 
 def check_slots(slots: Array, occupied: int, device: torch.device) -> Tensor:
     """Distinct occupied slots, int64."""
-    chosen = check_integers("slots", slots, len(slots), 0, device)
+    chosen = check_integers("slots", slots, device)
     if len(chosen) and not 0 <= int(chosen.min()) <= int(chosen.max()) < occupied:
         raise ValueError(
             f"slots span {int(chosen.min())} to {int(chosen.max())}: must lie in [0, {occupied}), "
@@ -136,9 +148,18 @@ def check_slots(slots: Array, occupied: int, device: torch.device) -> Tensor:
     return chosen
 
 
-def check_drawn(count: int, how: str, ways: Sequence[str]) -> None:
-    """How many to draw, and how."""
-    if count < 0:
-        raise ValueError(f"n is {count}: draw 0 or more")
+def check_way(how: str, ways: Sequence[str]) -> None:
+    """How to draw."""
     if how not in ways:
         raise ValueError(f"how is {how!r}: choose one of {', '.join(ways)}")
+
+
+def check_image_shape(shape: Image | None) -> Image | None:
+    """(C, H, W), each at least 1; None for no images."""
+    if shape is None:
+        return None
+    sides = list(shape) if isinstance(shape, Sequence) else []
+    if len(sides) != 3:
+        raise ValueError(f"image_shape is {shape!r}: must be (C, H, W), channels first, or None")
+    channels, height, width = (check_count("a side of image_shape", side, 1) for side in sides)
+    return channels, height, width

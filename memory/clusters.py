@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from memory.arguments import check_count
 from memory.by_faiss import centres_by_faiss, serves
 from memory.nearest import nearest
 
@@ -43,11 +44,9 @@ def kmeans(
     >>> bool(cell[0] == cell[2]), bool(cell[0] == cell[1])
     (True, False)
     """
-    if len(z_ND) < 1 or cells < 1 or rounds < 1:
-        raise ValueError(
-            f"{len(z_ND)} rows, {cells} cells, {rounds} rounds: each must be at least 1"
-        )
-    cells = min(cells, len(z_ND))
+    check_count("the number of rows", len(z_ND), least=1)
+    check_count("rounds", rounds, least=1)
+    cells = min(check_count("cells", cells, least=1), len(z_ND))
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randperm(len(z_ND), generator=generator)[: cells * max(1, trained)]
     z_TD = z_ND[drawn.to(z_ND.device)].to(torch.float32)

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from memory import draws
-from memory.checks import Array, check_drawn, check_embeddings, check_integers
+from memory.arguments import check_count
+from memory.checks import Array, check_embeddings, check_integers, check_way
 from memory.draws import Draw, Negatives
 from memory.eviction import Policy
 from memory.strata import Strata
@@ -59,14 +60,22 @@ class Drawing(ColumnViews):
             cells: for "stratified".
 
         Raises:
-            ValueError: "hardest" without anchors, or an argument outside its range.
+            ValueError: "hardest" without anchors, a choice where all are taken, or an argument
+                outside its range.
         """
+        check_way(how, ("uniform", "hardest", "stratified"))
+        if how == "hardest" and anchors is None:
+            raise ValueError('how="hardest" compares with anchors: pass anchors=')
+        if each and how != "hardest":
+            raise ValueError(f'each=True with how={how!r}: only how="hardest" chooses for each')
+        check_count("cells", cells, least=1)
         columns, k = self._columns, len(self)
         if n is None:
+            if how != "uniform":
+                raise ValueError(f"how={how!r} chooses among the slots: say how many with n=")
             return Negatives(columns.z_kD, self.ids, self.hashes)
-        check_drawn(n, how, ("uniform", "hardest", "stratified"))
-        n, chosen = min(n, k), generator or self._generator
-        if how == "hardest":
+        n, chosen = min(check_count("n", n, least=0), k), generator or self._generator
+        if anchors is not None and how == "hardest":
             slots = self._hardest(n, anchors, ids_B, hashes_B, each)
         elif how == "stratified" and n:
             cell_k, found = self._strata.cells(columns.z_kD, cells)
@@ -76,11 +85,9 @@ class Drawing(ColumnViews):
         return Negatives(columns.embeddings[slots], columns.ids[slots], columns.hashes[slots])
 
     def _hardest(
-        self, n: int, anchors: Array | None, ids_B: Array | None, hashes_B: Array | None, each: bool
+        self, n: int, anchors: Array, ids_B: Array | None, hashes_B: Array | None, each: bool
     ) -> Tensor:
-        if anchors is None:
-            raise ValueError('how="hardest" compares with anchors: pass anchors=')
-        z_BD = check_embeddings(anchors, self.dim, self.device).to(self.dtype)
+        z_BD = check_embeddings(anchors, self.dim, self.device, "anchor").to(self.dtype)
         if ids_B is None and hashes_B is not None:
             raise ValueError("hashes_B without ids_B: pass the anchors' ids as well")
         count, device = len(z_BD), self.device
@@ -89,8 +96,8 @@ class Drawing(ColumnViews):
             self._columns.z_kD,
             self.ids,
             self.hashes,
-            None if ids_B is None else check_integers("ids", ids_B, count, 0, device),
-            None if hashes_B is None else check_integers("hashes", hashes_B, count, 0, device),
+            None if ids_B is None else check_integers("ids_B", ids_B, device, count),
+            None if hashes_B is None else check_integers("hashes_B", hashes_B, device, count),
         )
         return draws.hardest_each(n, contrast) if each else draws.hardest(n, contrast)
 
@@ -108,9 +115,9 @@ class Drawing(ColumnViews):
             hashes_B: content hashes of the anchors, 0 for none.
             negatives: those drawn; all occupied slots where not given.
         """
-        device, count = self.device, len(ids_B)
-        ids = check_integers("ids", ids_B, count, 0, device)
-        hashes = None if hashes_B is None else check_integers("hashes", hashes_B, count, 0, device)
+        ids, hashes = check_integers("ids_B", ids_B, self.device), None
+        if hashes_B is not None:
+            hashes = check_integers("hashes_B", hashes_B, self.device, len(ids))
         return (self.negatives() if negatives is None else negatives).mask(ids, hashes)
 
     def sample(
@@ -133,7 +140,8 @@ class Drawing(ColumnViews):
         Raises:
             ValueError: the memory is empty, or all images are lost.
         """
-        check_drawn(n, how, ("uniform", "inverse-count"))
+        check_way(how, ("uniform", "inverse-count"))
+        n = check_count("n", n, least=0)
         columns, chosen = self._columns, generator or self._generator
         there = columns.with_images()
         k = len(self) if there is None else len(there)

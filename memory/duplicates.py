@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from memory.admission import Admission
+from memory.arguments import check_number
 from memory.blocks import columns_at_a_time
 from memory.columns import Columns, Rows
 from memory.scores import BLOCK_ELEMENTS
@@ -47,7 +48,7 @@ class Duplicates:
     action: Literal["count", "refuse", "merge"] = "count"
 
     def __post_init__(self) -> None:
-        if not -1 < self.threshold <= 1:
+        if not -1 < check_number("threshold", self.threshold) <= 1:
             raise ValueError(f"threshold is {self.threshold}: a cosine above -1 and at most 1")
         if self.action not in ("count", "refuse", "merge"):
             raise ValueError(f'action is {self.action!r}: choose "count", "refuse" or "merge"')

@@ -10,9 +10,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from memory.arguments import check_count, check_number
 from memory.by_faiss import CellsByFaiss, serves
 from memory.clusters import cells_of, kmeans
-from memory.nearest import nearest
+from memory.nearest import check_queries, nearest
 
 FIT_LOST = 0.05
 """Train anew once the mean cosine of rows with their centre is so much lower than at training."""
@@ -48,8 +49,8 @@ class CellIndex:
         seed: int = 0,
         faiss: bool | None = None,
     ) -> None:
-        if cells < 1 or probe < 1:
-            raise ValueError(f"{cells} cells, {probe} probed: both must be at least 1")
+        check_count("cells", cells, least=1)
+        check_count("probe", probe, least=1)
         able = serves(row_KD) and row_KD.device.type == "cpu"
         if faiss and not able:
             raise ValueError(
@@ -116,8 +117,8 @@ class CellIndex:
         Returns:
             cosine [B, k] and slot int64 [B, k]; -inf and -1 where fewer were found.
         """
-        if k < 1:
-            raise ValueError(f"k is {k}: must be at least 1")
+        check_count("k", k, least=1)
+        check_queries(z_BD, self._row_KD)
         if self._held is None:
             none_Bk = torch.full((len(z_BD), k), -1, device=z_BD.device)
             return torch.full((len(z_BD), k), -torch.inf, device=z_BD.device), none_Bk
@@ -125,6 +126,8 @@ class CellIndex:
 
     def within(self, z_BD: Tensor, cosine: float) -> tuple[Tensor, Tensor, Tensor]:
         """Pairs found whose cosine is at least `cosine`: query, slot and cosine, each [R]."""
+        check_number("cosine", cosine)
+        check_queries(z_BD, self._row_KD)
         if self._held is None:
             nothing = torch.empty(0, dtype=torch.int64, device=z_BD.device)
             return nothing, nothing, torch.empty(0, device=z_BD.device)

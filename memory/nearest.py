@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from memory.arguments import check_count, check_number
 from memory.by_faiss import nearest_by_faiss, serves, within_by_faiss
 
 BLOCK_ELEMENTS = 1 << 22
@@ -32,9 +33,9 @@ def nearest(z_BD: Tensor, row_KD: Tensor, k: int) -> tuple[Tensor, Tensor]:
     >>> cosine.tolist(), row.tolist()
     ([[1.0]], [[0]])
     """
-    if k < 1 or len(row_KD) < 1:
-        raise ValueError(f"k is {k} and {len(row_KD)} rows are searched: both must be at least 1")
-    _check_alike(z_BD, row_KD)
+    check_count("k", k, least=1)
+    check_queries(z_BD, row_KD)
+    check_count("the number of rows searched", len(row_KD), least=1)
     if serves(row_KD, k):
         return nearest_by_faiss(z_BD, row_KD, k)
     return nearest_by_torch(z_BD, row_KD, k)
@@ -63,9 +64,8 @@ def within(z_BD: Tensor, row_KD: Tensor, cosine: float) -> tuple[Tensor, Tensor,
     >>> query.tolist(), row.tolist(), cosine.tolist()
     ([0, 1], [1, 2], [1.0, 1.0])
     """
-    if not -float("inf") < cosine < float("inf"):
-        raise ValueError(f"cosine is {cosine}: must be a finite number")
-    _check_alike(z_BD, row_KD)
+    check_number("cosine", cosine)
+    check_queries(z_BD, row_KD)
     if serves(row_KD) and row_KD.device.type == "cpu" and len(row_KD) and len(z_BD):
         return within_by_faiss(z_BD, row_KD, cosine)
     return within_by_torch(z_BD, row_KD, cosine)
@@ -84,9 +84,27 @@ def within_by_torch(z_BD: Tensor, row_KD: Tensor, cosine: float) -> tuple[Tensor
     return torch.cat(query), torch.cat(row), torch.cat(value)
 
 
-def _check_alike(z_BD: Tensor, row_KD: Tensor) -> None:
-    if z_BD.shape[1:] != row_KD.shape[1:] or z_BD.dtype != row_KD.dtype:
+def check_queries(z_BD: Tensor, row_KD: Tensor) -> None:
+    """ValueError unless these are finite rows, and of the kind of those searched."""
+    if not (isinstance(z_BD, Tensor) and isinstance(row_KD, Tensor)):
         raise ValueError(
-            f"queries are {z_BD.dtype} of {tuple(z_BD.shape[1:])}, rows {row_KD.dtype} of "
-            f"{tuple(row_KD.shape[1:])}: dimension and dtype must be the same"
+            f"queries are {type(z_BD).__name__}, rows {type(row_KD).__name__}: both must be "
+            "tensors; torch.from_numpy makes one of an array"
+        )
+    if (
+        z_BD.ndim != 2
+        or row_KD.ndim != 2
+        or z_BD.shape[1] != row_KD.shape[1]
+        or z_BD.dtype != row_KD.dtype
+        or z_BD.device != row_KD.device
+    ):
+        raise ValueError(
+            f"queries are {tuple(z_BD.shape)} {z_BD.dtype} on {z_BD.device}, rows "
+            f"{tuple(row_KD.shape)} {row_KD.dtype} on {row_KD.device}: must be [B, D] and [K, D] "
+            "of one dtype and device"
+        )
+    finite_B = torch.isfinite(z_BD).all(dim=1)
+    if not bool(finite_B.all()):
+        raise ValueError(
+            f"query row {int((~finite_B).nonzero()[0, 0])} is not finite: leave it out"
         )

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from memory.admission import Totals
+from memory.arguments import check_count
 from memory.checks import Array, check_embeddings, check_slots
 from memory.drawing import Drawing
 
@@ -26,10 +27,10 @@ class Refreshing(Drawing):
 
         Slots whose image is lost (memory/images.py) are left out.
         """
-        there = self._columns.with_images()
+        n, there = check_count("n", n, least=0), self._columns.with_images()
         if there is None:
-            return torch.argsort(self.encoded, stable=True)[: max(0, n)]
-        return there[torch.argsort(self.encoded[there], stable=True)[: max(0, n)]]
+            return torch.argsort(self.encoded, stable=True)[:n]
+        return there[torch.argsort(self.encoded[there], stable=True)[:n]]
 
     def images_of(self, slots: Array) -> Tensor:
         """Copies of the images of these slots, uint8 [R, C, H, W], on the memory's device.
@@ -91,8 +92,7 @@ class Refreshing(Drawing):
             ValueError: the memory keeps no images, or `encode` gives anything but unit rows; then
                 nothing has changed.
         """
-        if batch < 1:
-            raise ValueError(f"batch is {batch}: must be at least 1")
+        check_count("batch", batch, least=1)
         all_slots = self.stalest(len(self)).sort().values if slots is None else slots
         chosen = check_slots(all_slots, len(self), self.device)
         new_RD = self.embeddings.new_empty(len(chosen), self.dim)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -188,9 +189,21 @@ def between_(exponent: Tensor, most: float) -> Tensor:
 
 def check_width(name: str, value: float, least: float, most: float) -> None:
     """A score neither sharper than rounding nor wider than can be told from its limit."""
-    rule = f"a number from {least:g} to {most:g}"
-    if not least <= check_number(name, value, rule) <= most:
+    rule = "a finite number above 0"
+    if check_number(name, value, rule) <= 0:
+        raise ValueError(f"{name} is {value}: must be {rule}")
+    if not least <= value <= most:
         raise ValueError(
-            f"{name} is {value}: must be {rule}; a sharper score would count roundings "
-            "(memory.Duplicates finds equal rows), and a wider one is no other than the widest"
+            f"{name} is {value}: must lie in [{least:g}, {most:g}]; a sharper score would count "
+            "roundings (memory.Duplicates finds equal rows), a wider one is no other than the "
+            "widest"
         )
+
+
+def check_score(given: Any) -> None:
+    """ValueError unless it is a score."""
+    if isinstance(given, Score):
+        return
+    a_class = isinstance(given, type) and issubclass(given, Score)
+    remedy = f"build it with {given.__name__}()" if a_class else "such as Linear()"
+    raise ValueError(f"score is {given!r}: must be an instance of memory.scores.Score; {remedy}")

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from memory.admission import REFUSED, Admission, Totals, carry_out
+from memory.arguments import check_count
 from memory.checks import Array, check_rows
 from memory.columns import Columns, Rows
 from memory.eviction.group import Group, Ranks
 from memory.eviction.scored import ScoredTally
-from memory.scores import Linear, Score
+from memory.scores import Linear, Score, check_score
 
 
 class ShardedMemory:
@@ -46,10 +47,13 @@ class ShardedMemory:
         dtype: torch.dtype = torch.float32,
         group: Group | None = None,
     ) -> None:
+        capacity, dim = check_count("capacity", capacity, 1), check_count("dim", dim, 1)
+        score = Linear() if score is None else score
+        check_score(score)
         self._group = Ranks() if group is None else group
         self._columns = Columns(capacity, dim, None, torch.device(device), dtype, None)
         self._totals = Totals()
-        self._tally = ScoredTally(self._columns, score or Linear(), compete, self._group)
+        self._tally = ScoredTally(self._columns, score, compete, self._group)
 
     @property
     def ids(self) -> Tensor:

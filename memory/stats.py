@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from memory.admission import Totals
+from memory.arguments import check_count
 from memory.clusters import kmeans
 from memory.columns import Columns
 from memory.eviction.base import Policy
@@ -160,8 +161,7 @@ def effective_cells(z_kD: Tensor, cells: int, seed: int) -> float:
     >>> round(effective_cells(torch.eye(4).repeat(3, 1), cells=4, seed=0), 6)
     4.0
     """
-    if cells < 1:
-        raise ValueError(f"cells is {cells}: must be at least 1")
+    check_count("cells", cells, least=1)
     if len(z_kD) == 0:
         return 0.0
     _, cell_k = kmeans(z_kD, cells, seed)

@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 
 from memory.admission import Admission, Totals
-from memory.checks import Array, as_tensor, check_rows
+from memory.arguments import check_count
+from memory.checks import Array, check_embeddings, check_image_shape, check_rows
 from memory.columns import Columns, Rows
 from memory.duplicates import Duplicates
 from memory.eviction import Feedback, MostDuplicated, Policy
+from memory.eviction.base import check_free
 from memory.images import Image, image_column
 from memory.offer import offer
 from memory.refreshing import Refreshing
@@ -76,13 +78,19 @@ class WorkingMemory(Refreshing):
         images_on: Literal["device", "host"] = "device",
         image_file: Path | None = None,
     ) -> None:
+        capacity, dim = check_count("capacity", capacity), check_count("dim", dim)
         if capacity < 1 or dim < 1:
             raise ValueError(f"capacity {capacity} and dim {dim}: both must be at least 1")
+        image_shape = check_image_shape(image_shape)
         if dtype not in (None, torch.float32, torch.float64):
             raise ValueError(f"dtype {dtype}: must be torch.float32, torch.float64 or None")
+        if not isinstance(duplicates, Duplicates | None):
+            raise ValueError(
+                f"duplicates is {duplicates!r}: must be an instance of memory.Duplicates, such as "
+                "Duplicates(threshold=0.98)"
+            )
         self.eviction: Policy = MostDuplicated() if eviction is None else eviction
-        if hasattr(self.eviction, "columns"):
-            raise ValueError(f"{self.eviction!r} serves another memory: give each memory its own")
+        check_free("eviction", self.eviction)
         self.capacity, self.dim, self.duplicates = capacity, dim, duplicates
         self._fixed_dtype = dtype is not None
         where = torch.device(device)
@@ -161,8 +169,14 @@ class WorkingMemory(Refreshing):
         mean_k h(z_b . m_k) (DUEL, Definition 2), with the policy's score; 0 in an empty memory.
         With linear h it costs O(B D) where the policy keeps the sum of the rows, else O(K D); with
         any other O(B K D).
+
+        Args:
+            z: unit rows [B, D].
+
+        Raises:
+            ValueError: not unit rows of this dimension.
         """
-        z_BD = as_tensor(z, self.device).to(self.dtype)
+        z_BD = check_embeddings(z, self.dim, self.device, "anchor").to(self.dtype)
         return self.eviction.total(z_BD) / max(1, len(self))
 
     def stats(self) -> MemoryStats:

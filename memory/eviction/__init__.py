@@ -60,6 +60,11 @@ def policy(name_or_path: str, **arguments: Any) -> Policy:
     >>> policy("memory.eviction.reservoir:Reservoir").name
     'reservoir'
     """
+    if not isinstance(name_or_path, str):
+        raise ValueError(
+            f"eviction policy {name_or_path!r}: must be a name, one of {sorted(POLICIES)}, or "
+            "'module:Class'; a policy that is built needs none"
+        )
     found = POLICIES.get(name_or_path) or _from_outside(name_or_path)
     try:
         return found(**arguments)

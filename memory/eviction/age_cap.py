@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from memory.arguments import check_count
 from memory.columns import Columns, Rows
 from memory.eviction.base import Feedback, Policy
 
@@ -28,9 +29,7 @@ class AgeCap(Policy):
     name = "age cap"
 
     def __init__(self, policy: Policy, cap: int) -> None:
-        if cap < 1:
-            raise ValueError(f"age_cap is {cap}: must be at least 1 sample")
-        self._inner, self._cap = policy, cap
+        self._inner, self._cap = policy, check_count("age_cap", cap, 1, "sample")
         self.score = policy.score
 
     def bind(self, columns: Columns, seed: int) -> None:

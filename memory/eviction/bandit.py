@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from memory.arguments import check_count, check_number
 from memory.columns import Columns
 from memory.eviction.around import Around
 from memory.eviction.base import Feedback
@@ -83,15 +84,14 @@ class KappaBandit(Around):
         explore: float = 0.1,
         discount: float = 0.95,
     ) -> None:
-        if not kappas or len(set(kappas)) != len(kappas):
-            raise ValueError(f"kappas are {tuple(kappas)}: must be distinct, and one at least")
-        if interval < 1:
-            raise ValueError(f"interval is {interval}: must be at least 1 batch")
-        if not 0 <= explore <= 1:
-            raise ValueError(f"explore is {explore}: must be a share, in [0, 1]")
-        if not 0 < discount <= 1:
-            raise ValueError(f"discount is {discount}: must lie in (0, 1]")
+        if not isinstance(kappas, Sequence) or not 1 <= len(set(kappas)) == len(kappas):
+            raise ValueError(f"kappas are {kappas!r}: must be distinct numbers, and one at least")
         self._scores = [VonMisesFisher(kappa) for kappa in kappas]
+        check_count("interval", interval, 1, "batch")
+        if not 0 <= check_number("explore", explore) <= 1:
+            raise ValueError(f"explore is {explore}: must be a share, in [0, 1]")
+        if not 0 < check_number("discount", discount) <= 1:
+            raise ValueError(f"discount is {discount}: must lie in (0, 1]")
         self._interval, self._explore, self._discount = interval, explore, discount
         self.score = self._scores[0]
 

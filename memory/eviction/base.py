@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -104,3 +104,19 @@ class Policy(ABC):
     def check(self) -> tuple[bool, str]:
         """Whether the policy's own numbers agree with the rows; if not, what is wrong."""
         return True, ""
+
+
+def check_free(name: str, given: Any) -> None:
+    """ValueError unless it is a policy that serves no memory yet."""
+    if isinstance(given, Policy):
+        if hasattr(given, "columns"):
+            raise ValueError(f"{name} {given!r} serves another memory: build one for each")
+        return
+    remedy = "such as MostDuplicated()"
+    if isinstance(given, type) and issubclass(given, Policy):
+        remedy = f"build it with {given.__name__}()"
+    elif isinstance(given, str):
+        remedy = f"build it with memory.eviction.policy({given!r})"
+    raise ValueError(
+        f"{name} is {given!r}: must be an instance of memory.eviction.Policy; {remedy}"
+    )

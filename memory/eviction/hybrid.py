@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from memory.arguments import check_count
 from memory.columns import Columns
 from memory.eviction.age_cap import AgeCap
 from memory.eviction.around import Around
-from memory.eviction.base import Policy
+from memory.eviction.base import Policy, check_free
 from memory.eviction.front import Front
 from memory.eviction.most_duplicated import MostDuplicated
 
@@ -40,8 +41,8 @@ class Hybrid(Around):
         self, policy: Policy | None = None, age_cap: int | None = None, front: int = 0
     ) -> None:
         inner = MostDuplicated() if policy is None else policy
-        if hasattr(inner, "columns"):
-            raise ValueError(f"{inner!r} serves a memory: give each Hybrid a policy of its own")
+        check_free("policy", inner)
+        front = check_count("front", front, 0, "slots")
         if age_cap is not None:
             if isinstance(inner, Hybrid) and inner._front:
                 raise ValueError(
@@ -50,7 +51,7 @@ class Hybrid(Around):
                 )
             inner = AgeCap(inner, age_cap)
         self._front = front
-        if front != 0:
+        if front:
             inner = Front(inner, front)
         self._inner = inner
         self.score = inner.score

@@ -80,7 +80,10 @@ def test_rows_that_cancel_out_leave_no_dead_centre() -> None:
     assert torch.allclose(torch.linalg.vector_norm(centre_CD, dim=1), torch.ones(1))
 
 
-@pytest.mark.parametrize(("count", "cells", "rounds"), [(0, 2, 1), (3, 0, 1), (3, 2, 0)])
-def test_errors_name_the_numbers(count: int, cells: int, rounds: int) -> None:
-    with pytest.raises(ValueError, match=f"{count} rows, {cells} cells, {rounds} rounds"):
+@pytest.mark.parametrize(
+    ("count", "cells", "rounds", "named"),
+    [(0, 2, 1, "number of rows"), (3, 0, 1, "cells"), (3, 2, 0, "rounds")],
+)
+def test_errors_name_the_numbers(count: int, cells: int, rounds: int, named: str) -> None:
+    with pytest.raises(ValueError, match=f"{named} is 0: must be at least 1"):
         kmeans(torch.eye(3)[:count], cells, seed=0, rounds=rounds)

@@ -219,7 +219,7 @@ def test_draws_follow_the_generator_given() -> None:
         ({"n": 2, "how": "hardest", "anchors": torch.ones(2, 4)}, "row 0 has norm 2"),
         ({"n": 2, "how": "hardest", "anchors": torch.eye(4), "hashes_B": [1] * 4}, "without ids"),
         ({"n": 2, "how": "hardest", "anchors": torch.eye(4), "ids_B": [1]}, r"must be \[4\]"),
-        ({"n": 2, "how": "stratified", "cells": 0}, "0 cells"),
+        ({"n": 2, "how": "stratified", "cells": 0}, "cells is 0"),
     ],
 )
 def test_negatives_name_what_is_wrong(arguments: dict[str, Any], message: str) -> None:

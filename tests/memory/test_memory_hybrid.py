@@ -178,7 +178,7 @@ def test_planted_errors_are_found() -> None:
 def test_options_are_checked() -> None:
     with pytest.raises(ValueError, match="age_cap is 0: must be at least 1"):
         Hybrid(age_cap=0)
-    with pytest.raises(ValueError, match="front is -1: must be at least 1"):
+    with pytest.raises(ValueError, match="front is -1: must be at least 0 slots"):
         Hybrid(front=-1)
     with pytest.raises(ValueError, match="front is 5 of 5 slots: must leave some"):
         WorkingMemory(5, 2, Hybrid(front=5))

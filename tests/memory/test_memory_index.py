@@ -147,7 +147,7 @@ def test_float64_goes_through_torch() -> None:
 
 def test_errors_say_the_rule() -> None:
     column_KD = rows("uniform", 5)
-    with pytest.raises(ValueError, match="0 cells, 1 probed"):
+    with pytest.raises(ValueError, match="cells is 0: must be at least 1"):
         CellIndex(column_KD, cells=0, probe=1)
     with pytest.raises(ValueError, match="pip install faiss-cpu"):
         CellIndex(column_KD.to(torch.float64), cells=1, faiss=True)

@@ -47,8 +47,8 @@ def test_no_queries_give_empty_answers() -> None:
     [
         (torch.eye(3), torch.eye(3), 0, "at least 1"),
         (torch.eye(3), torch.empty(0, 3), 1, "at least 1"),
-        (torch.eye(3), torch.eye(4), 1, "must be the same"),
-        (torch.eye(3), torch.eye(3, dtype=torch.float64), 1, "must be the same"),
+        (torch.eye(3), torch.eye(4), 1, "of one dtype and device"),
+        (torch.eye(3), torch.eye(3, dtype=torch.float64), 1, "of one dtype and device"),
     ],
 )
 def test_errors_say_the_rule(z: torch.Tensor, rows: torch.Tensor, k: int, rule: str) -> None:
