@@ -47,7 +47,8 @@ def load(path: Path | str, eviction: Policy | None = None, **options: Any) -> Wo
     Raises:
         ImportError: safetensors is not installed.
         OSError: there is no such file.
-        ValueError: the file is no memory, or of another eviction policy, score or version.
+        ValueError: the file is no memory, or of another eviction policy, score, version, or other
+            options of these or of `duplicates`.
     """
     library = _safetensors()
     try:

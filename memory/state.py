@@ -15,12 +15,14 @@ from torch import Tensor
 
 from memory.admission import Totals
 from memory.columns import Columns
-from memory.eviction.base import Policy
+from memory.duplicates import Duplicates
+from memory.eviction.base import Policy, described
 from memory.images import Image
 
 VERSION = 2
 """Raised when an older reader could not read it. Version 1 is read too: it knew no multiplicity,
-which is 1, no score, which cannot be compared then, and no near-duplicates.
+which is 1, no score, which cannot be compared then, and no near-duplicates. A description may gain
+entries within a version: a reader compares those that both sides have.
 """
 
 State = dict[str, Tensor]
@@ -49,10 +51,18 @@ def totals_of(state: State) -> Totals:
     return Totals(*(int(count) for count in state["counters"][2:]))
 
 
-def describe(policy: Policy, image_shape: Image | None) -> dict[str, Any]:
-    """What a state says of the memory it is of, that no tensor's shape says."""
+def describe(
+    policy: Policy, image_shape: Image | None, duplicates: Duplicates | None
+) -> dict[str, Any]:
+    """What a state says of the memory it is of, that no tensor's shape says.
+
+    Args:
+        policy: bound, and as it was given: it may move its score later.
+        image_shape: of the memory.
+        duplicates: its test at admission.
+    """
     shape = None if image_shape is None else list(image_shape)
-    return {"eviction policy": policy.name, "score": repr(policy.score), "image_shape": shape}
+    return described(policy) | {"duplicates": repr(duplicates), "image_shape": shape}
 
 
 def encode(description: Mapping[str, Any]) -> Tensor:
@@ -75,7 +85,7 @@ def upgraded(state: State) -> State:
         ValueError: it is none, or of a later version.
     """
     version = int(state["counters"][0]) if "counters" in state else 0
-    if not 1 <= version <= VERSION:
+    if not 1 <= version <= VERSION or "generator" not in state:
         raise ValueError(f"this is no memory state of version 1 to {VERSION}")
     if version == VERSION:
         return state
@@ -96,11 +106,12 @@ def check_fits(
             "build the memory with the state's capacity"
         )
     found = decode(state)
-    for name in ("eviction policy", "score"):
-        if name in found and found[name] != description[name]:
+    for name, here in description.items():
+        # What the state does not speak of was saved by an earlier writer; shapes are checked below.
+        if name != "image_shape" and name in found and found[name] != here:
             raise ValueError(
-                f"the state was saved under {name} {found[name]}, this memory has {name} "
-                f"{description[name]}: build it with the state's"
+                f"the state was saved under {name} {found[name]}, this memory has {name} {here}: "
+                "build it with the state's"
             )
     theirs, ours = part(state, "columns"), columns.shapes()
     if set(theirs) != set(ours):
@@ -108,12 +119,12 @@ def check_fits(
             f"the state has columns {sorted(theirs)}, this memory {sorted(ours)}: "
             "image_shape must be as when it was saved, and image_file given or not as then"
         )
-    for name, here in ours.items():
+    for name, shape in ours.items():
         there = tuple(theirs[name].shape[1:])
-        if here != there:
+        if shape != there:
             raise ValueError(
                 f"{name} of the state have shape {there} a slot, of this memory "
-                f"{here}: dim and image_shape must be as when it was saved"
+                f"{shape}: dim and image_shape must be as when it was saved"
             )
     if set(part(state, "eviction")) != set(policy.state()):
         raise ValueError(

@@ -100,9 +100,8 @@ class WorkingMemory(Refreshing):
         self._generator = torch.Generator().manual_seed(seed)
         self._totals, self._strata = Totals(), Strata(seed + 2)
         self._drift = torch.ones(2, dtype=torch.float64)
-        # Of the score that was given, which a policy may move later.
-        self._description = describe(self.eviction, image_shape)
         self.eviction.bind(self._columns, seed + 1)
+        self._description = describe(self.eviction, image_shape, duplicates)
 
     def add(
         self,
@@ -206,7 +205,8 @@ class WorkingMemory(Refreshing):
 
         Raises:
             ValueError: the state is of a later version, or of another capacity, dimension, image
-                shape, eviction policy or score; then nothing has changed.
+                shape, eviction policy, score, or of other options of these or of `duplicates`; then
+                nothing has changed.
         """
         state = upgraded(state)
         check_fits(state, self._columns, self.eviction, self._description)

@@ -8,6 +8,7 @@ Shapes: A arms.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -103,6 +104,14 @@ class KappaBandit(Around):
         self._batches = 0
         self._before = NOT_YET  # effective classes when the interval began
         self._pull(0)
+
+    def settings(self) -> dict[str, Any]:
+        return {
+            "kappas": [score.kappa for score in self._scores],
+            "interval": self._interval,
+            "explore": self._explore,
+            "discount": self._discount,
+        }
 
     @property
     def kappa(self) -> float:

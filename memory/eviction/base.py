@@ -45,6 +45,10 @@ class Policy(ABC):
 
     columns: Columns
 
+    def settings(self) -> dict[str, Any]:
+        """Arguments of the constructor that a state holds good for, beside the score, as JSON."""
+        return {}
+
     def bind(self, columns: Columns, seed: int) -> None:
         """Serve the memory of these columns, from its present rows on. Called once by the memory,
         again when the dtype of its rows changes, and on empty columns before a state is loaded.
@@ -104,6 +108,14 @@ class Policy(ABC):
     def check(self) -> tuple[bool, str]:
         """Whether the policy's own numbers agree with the rows; if not, what is wrong."""
         return True, ""
+
+
+def described(policy: Policy) -> dict[str, Any]:
+    """What a state says of the policy it is of, as JSON."""
+    score = policy.score
+    a_class = type(score).__repr__ is object.__repr__  # whose repr would name an address
+    kind = type(score).__qualname__ if a_class else repr(score)
+    return {"eviction policy": policy.name, "score": kind, **policy.settings()}
 
 
 def check_free(name: str, given: Any) -> None:

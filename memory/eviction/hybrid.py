@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from memory.arguments import check_count
 from memory.columns import Columns
 from memory.eviction.age_cap import AgeCap
 from memory.eviction.around import Around
-from memory.eviction.base import Policy, check_free
+from memory.eviction.base import Policy, check_free, described
 from memory.eviction.front import Front
 from memory.eviction.most_duplicated import MostDuplicated
 
@@ -43,6 +45,7 @@ class Hybrid(Around):
         inner = MostDuplicated() if policy is None else policy
         check_free("policy", inner)
         front = check_count("front", front, 0, "slots")
+        self._policy, self._age_cap = inner, age_cap
         if age_cap is not None:
             if isinstance(inner, Hybrid) and inner._front:
                 raise ValueError(
@@ -55,6 +58,10 @@ class Hybrid(Around):
             inner = Front(inner, front)
         self._inner = inner
         self.score = inner.score
+
+    def settings(self) -> dict[str, Any]:
+        inner = {f"inner {name}": value for name, value in described(self._policy).items()}
+        return {"age_cap": self._age_cap, "front": self._front, **inner}
 
     def bind(self, columns: Columns, seed: int) -> None:
         super().bind(columns, seed)

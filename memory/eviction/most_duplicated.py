@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -54,6 +54,12 @@ class MostDuplicated(Policy):
             )
         self.score = Linear() if score is None else score
         self.compete, self.index = compete, index
+
+    def settings(self) -> dict[str, Any]:
+        index = self.index
+        if hasattr(self, "_tally"):  # "auto" has chosen
+            index = "ivf" if isinstance(self._tally, IndexTally) else "exact"
+        return {"compete": self.compete, "index": index}
 
     def bind(self, columns: Columns, seed: int) -> None:
         super().bind(columns, seed)

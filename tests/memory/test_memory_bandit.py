@@ -106,8 +106,8 @@ def test_a_saved_bandit_goes_on_with_its_arms() -> None:
         assert again.keys() == state.keys()
         assert all(torch.equal(again[name], state[name]) for name in state)
         memory = loaded
-    other = WorkingMemory(30, 6, KappaBandit((0.05, 0.1)))
-    with pytest.raises(ValueError, match="3 arms, this one has 2"):
+    other = WorkingMemory(30, 6, KappaBandit((0.05, 0.1), interval=2))
+    with pytest.raises(ValueError, match=r"under kappas \[0.05, 0.1, 0.3\], this memory has"):
         other.load_state_dict(memory.state_dict())
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,17 @@ from torch import Tensor
 
 import memory as package
 from memory import Duplicates, WorkingMemory
-from memory.eviction import POLICIES, Feedback, MostDuplicated, Oldest
+from memory.eviction import (
+    POLICIES,
+    Feedback,
+    Hybrid,
+    KappaBandit,
+    MostDuplicated,
+    Oldest,
+    Policy,
+)
 from memory.scores import Score, VonMisesFisher
-from memory.state import VERSION
+from memory.state import VERSION, decode, encode
 
 
 def assert_equal(one: dict[str, Tensor], two: dict[str, Tensor]) -> None:
@@ -91,6 +100,97 @@ def test_a_state_of_another_score_is_refused_and_changes_nothing() -> None:
     assert_equal(memory.state_dict(), before)
 
 
+def most(**options: Any) -> Policy:
+    return MostDuplicated(VonMisesFisher(0.1), **options)
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "message"),
+    [
+        (most, lambda: most(compete=True), "under compete False, this memory has compete True"),
+        (most, lambda: most(index="ivf"), "under index exact, this memory has index ivf"),
+        (
+            lambda: Hybrid(most(), age_cap=50),
+            lambda: Hybrid(most(), age_cap=60),
+            "under age_cap 50, this memory has age_cap 60",
+        ),
+        (lambda: Hybrid(front=2), lambda: Hybrid(front=3), "under front 2, this memory has front"),
+        (lambda: Hybrid(front=2), lambda: Hybrid(age_cap=9), "under age_cap None, .* age_cap 9"),
+        (
+            lambda: Hybrid(most(), front=2),
+            lambda: Hybrid(Hybrid(most()), front=2),
+            "under inner eviction policy most-duplicated, this memory has .* hybrid",
+        ),
+        (
+            lambda: Hybrid(most(), front=2),
+            lambda: Hybrid(most(compete=True), front=2),
+            "under inner compete False",
+        ),
+        (
+            lambda: KappaBandit((0.1, 0.2)),
+            lambda: KappaBandit((0.1, 0.3)),
+            r"under kappas \[0.1, 0.2\], this memory has kappas \[0.1, 0.3\]: build it with",
+        ),
+        (KappaBandit, lambda: KappaBandit(interval=9), "under interval 32, this memory has inter"),
+    ],
+    ids=range(9),
+)
+def test_a_state_of_other_options_is_refused_and_changes_nothing(
+    one: Callable[[], Policy], two: Callable[[], Policy], message: str
+) -> None:
+    ids, z_ND, _ = stream(30)
+    saved, other = WorkingMemory(8, 6, one()), WorkingMemory(8, 6, two())
+    for memory in (saved, other):
+        memory.add(ids[:20], z_ND[:20])
+    other.add(ids[20:], z_ND[20:])
+    before = other.state_dict()
+    with pytest.raises(ValueError, match=message):
+        other.load_state_dict(saved.state_dict())
+    assert_equal(other.state_dict(), before)
+    again = WorkingMemory(8, 6, one())
+    again.load_state_dict(saved.state_dict())
+    assert_equal(again.state_dict(), saved.state_dict())
+
+
+@pytest.mark.parametrize(
+    "rule", [None, Duplicates(0.9), Duplicates(0.98, "merge")], ids=["none", "0.9", "merge"]
+)
+def test_a_state_under_another_test_for_duplicates_is_refused(rule: Duplicates | None) -> None:
+    state = WorkingMemory(8, 6, duplicates=Duplicates(0.98)).state_dict()
+    with pytest.raises(
+        ValueError, match=r"duplicates Duplicates\(threshold=0.98, action='count'\)"
+    ):
+        WorkingMemory(8, 6, duplicates=rule).load_state_dict(state)
+
+
+def test_what_an_earlier_writer_did_not_say_is_not_compared() -> None:
+    """States of version 2 once told of the policy, the score and the images alone."""
+    ids, z_ND, _ = stream(30)
+    memory = WorkingMemory(8, 6, most(compete=True), duplicates=Duplicates(0.98))
+    memory.add(ids, z_ND)
+    state = memory.state_dict()
+    told = {name: decode(state)[name] for name in ("eviction policy", "score", "image_shape")}
+    loaded = WorkingMemory(8, 6, most())
+    loaded.load_state_dict(state | {"description": encode(told)})
+    assert torch.equal(loaded.counts(), memory.counts())
+
+
+class Nameless(Score):
+    """A score from outside, whose repr would name an address."""
+
+    slope = 0.5
+
+    def apply_(self, cosine: Tensor) -> Tensor:
+        return cosine.add_(1.0).mul_(0.5)
+
+
+def test_a_score_without_a_repr_is_known_by_its_class() -> None:
+    memory = WorkingMemory(8, 6, MostDuplicated(Nameless()))
+    WorkingMemory(8, 6, MostDuplicated(Nameless())).load_state_dict(memory.state_dict())
+    with pytest.raises(ValueError, match="under score Nameless, this memory has score Linear"):
+        WorkingMemory(8, 6).load_state_dict(memory.state_dict())
+
+
 class Learning(Oldest):
     """A policy that moves its own score, and remembers where it was."""
 
@@ -124,7 +224,7 @@ def test_a_policy_hears_of_every_batch_and_may_move_its_score() -> None:
         added=16,
     )
     assert again.refused.tolist() == [10, 11]
-    loaded = WorkingMemory(8, 6, Learning())
+    loaded = WorkingMemory(8, 6, Learning(), duplicates=Duplicates(0.999, "refuse"))
     loaded.load_state_dict(memory.state_dict())
     assert loaded.eviction.score == VonMisesFisher(0.1 + 16 / 1000)
     assert torch.equal(loaded.counts(), memory.counts())
