@@ -3,11 +3,45 @@
 from __future__ import annotations
 
 from stream_ssl.losses.base import Loss, LossOutput, Mix
+from stream_ssl.losses.cosine import NegativeCosine
+from stream_ssl.losses.debiased import Debiased
+from stream_ssl.losses.decoupled import Decoupled
+from stream_ssl.losses.hard_negative import HardNegative
 from stream_ssl.losses.infonce import InfoNCE
+from stream_ssl.losses.positive_debiased import PositiveDebiased
+from stream_ssl.losses.schedules import OverSteps, Ramp
+from stream_ssl.losses.self_labeling import SelfLabeling
+from stream_ssl.losses.supervised import SupervisedContrastive
+
+# SimCLR's name for it: which rows are anchors and which are masked is the method's affair.
+NTXent = InfoNCE
 
 # One line per loss; the contract tests run over this table.
 LOSSES: dict[str, type[Loss]] = {
     "infonce": InfoNCE,
+    "decoupled": Decoupled,
+    "debiased": Debiased,
+    "positive-debiased": PositiveDebiased,
+    "hard-negative": HardNegative,
+    "self-labeling": SelfLabeling,
+    "supervised": SupervisedContrastive,
+    "negative-cosine": NegativeCosine,
 }
 
-__all__ = ["LOSSES", "InfoNCE", "Loss", "LossOutput", "Mix"]
+__all__ = [
+    "LOSSES",
+    "Debiased",
+    "Decoupled",
+    "HardNegative",
+    "InfoNCE",
+    "Loss",
+    "LossOutput",
+    "Mix",
+    "NTXent",
+    "NegativeCosine",
+    "OverSteps",
+    "PositiveDebiased",
+    "Ramp",
+    "SelfLabeling",
+    "SupervisedContrastive",
+]

@@ -1,4 +1,4 @@
-"""One chunked pass over the negatives: their logsumexp, and its gradient along the way.
+"""Sums over the negatives of which no [B, N] tensor is kept for the backward pass.
 
 The gradient of logsumexp_n(z . n / t) by the anchor z is the softmax-weighted mean of the
 negatives over t, so the forward pass can keep that [B, D] instead of the [B, N] logits, and
@@ -11,15 +11,15 @@ Shapes: B anchors, N negatives, C negatives of one chunk, D dimensions.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-# Logits held at a time: what stays in the cache of a core, and what keeps a GPU busy.
-CHUNK_LOGITS_CPU = 1 << 19
-CHUNK_LOGITS_GPU = 1 << 25
+from stream_ssl.losses.fused import fits, fused_scan
+from stream_ssl.losses.scan import chunks, logits, scan, unweigh, weigh, wide
 
 
 class NegativeSums(NamedTuple):
@@ -27,9 +27,10 @@ class NegativeSums(NamedTuple):
 
     logsumexp_B: Tensor  # of z . n / t over the negatives counted; -inf when there is none
     count_B: Tensor  # negatives counted
-    largest_B: Tensor  # largest logit; -inf when there is none
     total_B: Tensor  # sum of the logits
     entropy_B: Tensor  # nats of the softmax over the negatives; 0 when there is none
+    mean_BD: Tensor  # of the negatives, weighted by that softmax; 0 when there is none
+    largest_B: Tensor | None  # largest logit, -inf when there is none; None: not known (GPU)
 
 
 def sum_negatives(
@@ -42,21 +43,39 @@ def sum_negatives(
     return NegativeSums(*_NegativeSums.apply(z_BD, negative, mask_BN, temperature))
 
 
+def sum_weighted(negative: Tensor, like_BD: Tensor, weight: Callable[[slice], Tensor]) -> Tensor:
+    """[B, D]: sums of the negatives by constant weights.
+
+    Args:
+        negative: [N, D] or [B, N, D].
+        like_BD: what the sum resembles, in shape, type and device.
+        weight: the weights [B, C] of a chunk, asked for anew in the backward pass.
+    """
+    found: Tensor = _WeightedSum.apply(negative, like_BD.detach(), weight)
+    return found
+
+
 class _NegativeSums(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, z_BD: Tensor, negative: Tensor, mask_BN: Tensor | None, temperature: float
-    ) -> tuple[Tensor, ...]:
+    ) -> tuple[Tensor | None, ...]:
         with torch.autocast(z_BD.device.type, enabled=False):
-            sums, mean_BD = _scan(_wide(z_BD) / temperature, negative, mask_BN)
+            anchor_BD = wide(z_BD) / temperature
+            one_pass = fused_scan if fits(anchor_BD, negative) else scan
+            found = one_pass(anchor_BD, negative, mask_BN)
+            # H = lse - E[logit], and the expectation is the anchor times the weighted mean.
+            entropy_B = found.logsumexp_B - (anchor_BD * found.mean_BD).sum(1)
+            entropy_B.masked_fill_(found.logsumexp_B == -math.inf, 0.0)
         ctx.temperature = temperature
         ctx.dtype = z_BD.dtype
         if ctx.needs_input_grad[1]:
-            ctx.save_for_backward(mean_BD, z_BD, negative, mask_BN, sums.logsumexp_B)
+            ctx.save_for_backward(found.mean_BD, z_BD, negative, mask_BN, found.logsumexp_B)
         else:
-            ctx.save_for_backward(mean_BD)
-        ctx.mark_non_differentiable(*sums[1:])
-        return tuple(sums)
+            ctx.save_for_backward(found.mean_BD)
+        constant = (found.count_B, found.total_B, entropy_B, found.mean_BD, found.largest_B)
+        ctx.mark_non_differentiable(*[tensor for tensor in constant if tensor is not None])
+        return found.logsumexp_B, *constant
 
     @staticmethod
     @once_differentiable
@@ -72,42 +91,6 @@ class _NegativeSums(torch.autograd.Function):
         return grad_z, grad_negative, None, None
 
 
-def _scan(
-    anchor_BD: Tensor, negative: Tensor, mask_BN: Tensor | None
-) -> tuple[NegativeSums, Tensor]:
-    """Running maximum, sum and weighted mean, as a streaming softmax keeps them."""
-    batch, size = len(anchor_BD), negative.shape[-2]
-    largest_B = anchor_BD.new_full((batch,), -math.inf)
-    weight_B = anchor_BD.new_zeros(batch)
-    total_B = anchor_BD.new_zeros(batch)
-    mean_BD = torch.zeros_like(anchor_BD)
-    count_B = anchor_BD.new_full((batch,), float(size))
-    for chunk in _chunks(anchor_BD, size):
-        negative_CD = negative[..., chunk, :].to(anchor_BD.dtype)
-        logit_BC = _logits(anchor_BD, negative_CD)
-        if mask_BN is None:
-            total_B += logit_BC.sum(1)
-        else:
-            mask_BC = mask_BN[:, chunk]
-            total_B += logit_BC.masked_fill_(mask_BC, 0.0).sum(1)
-            count_B -= mask_BC.sum(1)
-            logit_BC.masked_fill_(mask_BC, -math.inf)
-        new_B = torch.maximum(largest_B, logit_BC.amax(1))
-        # A row without any negative yet has -inf as its maximum, and -inf - -inf is no number.
-        shift_B = new_B.masked_fill(new_B == -math.inf, 0.0)
-        weight_BC = logit_BC.sub_(shift_B.unsqueeze(1)).exp_()
-        rescale_B = torch.exp(largest_B - shift_B)
-        weight_B = weight_B * rescale_B + weight_BC.sum(1)
-        mean_BD = mean_BD * rescale_B.unsqueeze(1) + _weigh(weight_BC, negative_CD)
-        largest_B = new_B
-    empty_B = weight_B == 0
-    mean_BD = (mean_BD / weight_B.unsqueeze(1)).masked_fill_(empty_B.unsqueeze(1), 0.0)
-    logsumexp_B = largest_B + weight_B.log()
-    # H = lse - E[logit], and the expectation is the anchor times the weighted mean.
-    entropy_B = (logsumexp_B - (anchor_BD * mean_BD).sum(1)).masked_fill(empty_B, 0.0)
-    return NegativeSums(logsumexp_B, count_B, largest_B, total_B, entropy_B), mean_BD
-
-
 def _negative_gradient(
     grad_B: Tensor,
     temperature: float,
@@ -117,38 +100,49 @@ def _negative_gradient(
     logsumexp_B: Tensor,
 ) -> Tensor:
     """d/dn: the softmax anew, chunk by chunk, so that here too nothing [B, N] is kept."""
-    anchor_BD = _wide(z_BD) / temperature
-    shift_B = logsumexp_B.masked_fill(logsumexp_B == -math.inf, 0.0)
+    anchor_BD = wide(z_BD) / temperature
+    share = softmax_of(anchor_BD, negative, mask_BN, logsumexp_B)
     gradient = torch.empty_like(negative)
-    for chunk in _chunks(anchor_BD, negative.shape[-2]):
-        logit_BC = _logits(anchor_BD, negative[..., chunk, :].to(anchor_BD.dtype))
-        if mask_BN is not None:
-            logit_BC.masked_fill_(mask_BN[:, chunk], -math.inf)
-        share_BC = logit_BC.sub_(shift_B.unsqueeze(1)).exp_() * grad_B.unsqueeze(1)
-        if negative.ndim == 2:
-            gradient[chunk] = (share_BC.T @ anchor_BD).to(negative.dtype)
-        else:
-            gradient[:, chunk] = (share_BC.unsqueeze(2) * anchor_BD.unsqueeze(1)).to(negative.dtype)
+    for chunk in chunks(anchor_BD, negative.shape[-2]):
+        share_BC = share(chunk).mul_(grad_B.unsqueeze(1))
+        gradient[..., chunk, :] = unweigh(share_BC, anchor_BD, negative).to(negative.dtype)
     return gradient
 
 
-def _logits(anchor_BD: Tensor, negative_CD: Tensor) -> Tensor:
-    if negative_CD.ndim == 2:
-        return anchor_BD @ negative_CD.T
-    return torch.bmm(negative_CD, anchor_BD.unsqueeze(2)).squeeze(2)
+def softmax_of(
+    anchor_BD: Tensor, negative: Tensor, mask_BN: Tensor | None, logsumexp_B: Tensor
+) -> Callable[[slice], Tensor]:
+    """The softmax over the negatives, a chunk [B, C] at a time, given its logsumexp."""
+    shift_B1 = logsumexp_B.masked_fill(logsumexp_B == -math.inf, 0.0).unsqueeze(1)
+
+    def share(chunk: slice) -> Tensor:
+        logit_BC = logits(anchor_BD, negative[..., chunk, :].to(anchor_BD.dtype))
+        if mask_BN is not None:
+            logit_BC.masked_fill_(mask_BN[:, chunk], -math.inf)
+        return logit_BC.sub_(shift_B1).exp_()
+
+    return share
 
 
-def _weigh(weight_BC: Tensor, negative_CD: Tensor) -> Tensor:
-    if negative_CD.ndim == 2:
-        return weight_BC @ negative_CD
-    return torch.bmm(weight_BC.unsqueeze(1), negative_CD).squeeze(1)
+class _WeightedSum(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, negative: Tensor, like_BD: Tensor, weight: Callable[[slice], Tensor]
+    ) -> Tensor:
+        ctx.weight = weight
+        ctx.save_for_backward(negative)
+        sum_BD = torch.zeros_like(like_BD)
+        for chunk in chunks(like_BD, negative.shape[-2]):
+            sum_BD += weigh(weight(chunk), negative[..., chunk, :].to(like_BD.dtype))
+        return sum_BD
 
-
-def _chunks(anchor_BD: Tensor, size: int) -> list[slice]:
-    budget = CHUNK_LOGITS_GPU if anchor_BD.is_cuda else CHUNK_LOGITS_CPU
-    step = max(256, budget // len(anchor_BD))
-    return [slice(start, min(start + step, size)) for start in range(0, size, step)]
-
-
-def _wide(z_BD: Tensor) -> Tensor:
-    return z_BD if z_BD.dtype == torch.float64 else z_BD.float()
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (grad_BD,) = grads
+        (negative,) = ctx.saved_tensors
+        gradient = torch.empty_like(negative)
+        for chunk in chunks(grad_BD, negative.shape[-2]):
+            found = unweigh(ctx.weight(chunk), grad_BD, negative)
+            gradient[..., chunk, :] = found.to(negative.dtype)
+        return gradient, None, None

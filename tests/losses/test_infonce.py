@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from losses_cases import case, unit
 from losses_naive import infonce
 
-from stream_ssl.losses import InfoNCE, negatives
+from stream_ssl.losses import InfoNCE, scan
 from stream_ssl.losses.negatives import sum_negatives
 
 
@@ -66,7 +66,7 @@ def test_no_negatives_at_all_is_finite() -> None:
 
 @pytest.mark.parametrize("shared", [True, False])
 def test_chunks_agree_with_plain_autograd(monkeypatch: pytest.MonkeyPatch, shared: bool) -> None:
-    monkeypatch.setattr(negatives, "CHUNK_LOGITS_CPU", 1)  # 256 negatives a chunk, the least
+    monkeypatch.setattr(scan, "CHUNK_LOGITS_CPU", 1)  # 256 negatives a chunk, the least
     z_BD, _, negative, mask_BN = case(batch=6, negatives=1000, dim=8, shared=shared)
     mask_BN[2, :256] = True  # a first chunk without any negative
     pulled = torch.rand(6, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
@@ -114,6 +114,7 @@ def test_diagnostics_by_hand() -> None:
             "negative_similarity": (0.8 - 1.0 + 0.0) / 3,
             "negatives": 1.5,
             "effective_negatives": (math.exp(entropy) + 1) / 2,
+            "clamp_rate": 0.0,
             "first": 0.5,
         }
     )

@@ -1,0 +1,69 @@
+"""HCL: the debiased loss with the hard negatives weighted up.
+
+Shapes: B anchors, M positives per anchor, N negatives, D dimensions.
+"""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from stream_ssl.losses.contrastive import FalseNegatives, Terms
+from stream_ssl.losses.debiased import Debiased, Floor
+from stream_ssl.losses.negatives import sum_negatives
+from stream_ssl.losses.prior import Prior
+
+
+class HardNegative(Debiased):
+    """`Debiased`, where `mean_i e^{s_i}` is weighted by `w_i = e^{beta s_i} / mean_k e^{beta s_k}`.
+
+    Contrastive Learning with Hard Negative Samples (Robinson et al. 2021), eq. 4. The weights are
+    importance weights of a sampling distribution and carry no gradient; in the authors' code they
+    do, which multiplies the gradient of the weighted mean by about 1 + beta. With beta = 0 it is
+    `Debiased`; one more pass over the negatives otherwise.
+
+    Args:
+        temperature: t; cosines are divided by it.
+        prior: tau+, see `Corrected`. 0 weights the negatives and corrects nothing.
+        beta: how hard: 0 all alike, 0.5 to 2 is usual.
+        floor: see `Debiased`.
+        false_negatives: see `Contrastive`, also for the diagnostics.
+
+    Raises:
+        ValueError: an argument outside its range.
+    """
+
+    def __init__(
+        self,
+        temperature: float = 0.5,
+        prior: Prior = 0.1,
+        beta: float = 1.0,
+        floor: Floor = "clamp",
+        false_negatives: FalseNegatives = "keep",
+    ) -> None:
+        super().__init__(temperature, prior, floor, false_negatives)
+        if not (math.isfinite(beta) and beta >= 0):
+            raise ValueError(f"beta is {beta}: it is 0 (all alike) or more, and finite")
+        self.beta = float(beta)
+
+    def log_mean(self, terms: Terms) -> Tensor:
+        """log of the weighted mean: lse((1 + beta) s) - lse(beta s).
+
+        d/ds_i of the first is (1 + beta) p_i, p the softmax of (1 + beta) s. With constant weights
+        it is p_i: so much of it is let through, and the rest counts as a number.
+        """
+        if self.beta == 0:
+            return terms.log_mean_B
+        power = 1 + self.beta
+        sharp_B = self._logsumexp(terms, power)
+        weights_B = self._logsumexp(terms, self.beta).detach()
+        return sharp_B / power + (sharp_B.detach() * (self.beta / power) - weights_B)
+
+    def _logsumexp(self, terms: Terms, power: float) -> Tensor:
+        at = self.temperature / power
+        sums = sum_negatives(terms.z_BD, terms.negative, terms.mask_BN, at)
+        return sums.logsumexp_B.masked_fill(sums.count_B == 0, 0.0)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, beta={self.beta}"

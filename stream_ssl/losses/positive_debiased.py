@@ -1,0 +1,166 @@
+"""The positive-debiased loss.
+
+Shapes: B anchors, M positives per anchor, N negatives, D dimensions, V = M + 1 views.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from stream_ssl.losses.base import LossOutput
+from stream_ssl.losses.contrastive import Compared, FalseNegatives, Terms
+from stream_ssl.losses.debiased import Floor, negative_debiased
+from stream_ssl.losses.logspace import log_difference, log_mean_exp, minus_log_share
+from stream_ssl.losses.negatives import sum_negatives
+from stream_ssl.losses.prior import Corrected, Prior
+from stream_ssl.losses.schedules import bounds
+
+Aggregation = Literal["pos-grouping", "loss-combination", "mixed"]
+
+
+class PositiveDebiased(Corrected):
+    """`-log(R / (R + N P-))` with `P- = mean_i e^{s_i}`,
+    `P = (sum_i e^{s_i} + e^{s+} + e^{1/t}) / (N + 2)` and
+    `R = max((P - (1 - tau+) P-) / tau+, e^{-1/t})`.
+
+    Mitigating Distributional Biases in Contrastive Learning, eq. 12-14, multiplied through by
+    tau+; the floor is ours. e^{1/t} is the anchor with itself.
+
+    The pair weighs 1 / (N + 2), so N must be batch-sized: at N = 65,536 its gradient is a
+    thousandth of InfoNCE's and the loss log(N + 1), whatever the encoder.
+
+    With M > 1 positives:
+     - "pos-grouping": their mean of e^{s+} stands in P.
+     - "loss-combination" (eq. 16): the mean of the loss over all M (M + 1) ordered pairs of the
+       sample's views, the anchor's among them: each view in turn is the anchor, each other its one
+       positive, against the anchor's negatives. With M = 1 both orders of the pair. Gradients
+       reach the views that ask for one.
+     - "mixed" (the authors' code): alpha `Debiased` + (1 - alpha) "pos-grouping".
+
+    Args:
+        temperature: t; cosines are divided by it.
+        prior: tau+ in (0, 1), see `Corrected`.
+        aggregation: of the positives, see above.
+        alpha: share of the negative-debiased loss in "mixed", in [0, 1].
+        floor: that loss's, see `Debiased`.
+        most_negatives: N beyond which it refuses to work.
+        false_negatives: see `Contrastive`, also for the diagnostics.
+
+    Raises:
+        ValueError: an argument outside its range; at a call, more negatives than `most_negatives`.
+    """
+
+    batch_sized = True
+
+    def __init__(
+        self,
+        temperature: float = 0.5,
+        prior: Prior = 0.1,
+        aggregation: Aggregation = "pos-grouping",
+        alpha: float = 0.5,
+        floor: Floor = "clamp",
+        most_negatives: int = 2048,
+        false_negatives: FalseNegatives = "keep",
+    ) -> None:
+        super().__init__(temperature, prior, false_negatives)
+        if not isinstance(prior, str) and bounds(prior)[0] == 0:
+            raise ValueError(
+                f"prior is {prior}: this loss divides by tau+, so it must stay above 0. With C "
+                "balanced classes it is 1 / C"
+            )
+        if aggregation not in ("pos-grouping", "loss-combination", "mixed"):
+            raise ValueError(
+                f'aggregation is {aggregation!r}: choose "pos-grouping", "loss-combination" or '
+                '"mixed"'
+            )
+        if not 0 <= alpha <= 1:
+            raise ValueError(f"alpha is {alpha}: it is a share, in [0, 1]")
+        if floor not in ("clamp", "biased"):
+            raise ValueError(f'floor is {floor!r}: choose "clamp" or "biased"')
+        if most_negatives < 1:
+            raise ValueError(f"most_negatives is {most_negatives}: at least 1")
+        self.aggregation, self.alpha = aggregation, float(alpha)
+        self.floor: Floor = floor
+        self.most_negatives = most_negatives
+
+    def forward(
+        self,
+        z_BD: Tensor,
+        positive_BMD: Tensor,
+        negative: Tensor,
+        mask_BN: Tensor | None = None,
+        *,
+        same_BN: Tensor | None = None,
+        prior_B: Tensor | None = None,
+    ) -> LossOutput:
+        size = negative.shape[-2]
+        if size > self.most_negatives:
+            raise ValueError(
+                f"{size} negatives for PositiveDebiased, at most {self.most_negatives}: the pair "
+                "weighs 1 / (N + 2) in it, and learning stops. Draw a batch-sized number from the "
+                "memory (the method's negatives), or choose another loss"
+            )
+        return super().forward(
+            z_BD, positive_BMD, negative, mask_BN, same_BN=same_BN, prior_B=prior_B
+        )
+
+    def compare(self, terms: Terms) -> Compared:
+        tau_B = self.tau(terms)
+        more = {"prior": tau_B.mean()}
+        if self.aggregation == "loss-combination":
+            return Compared(*self._pairs(terms, tau_B), more)
+        grouped_B1 = log_mean_exp(terms.logit_BM)
+        loss_B1, clamped_B1 = self._positive(grouped_B1, terms.logsumexp_B, terms.count_B, tau_B)
+        loss_B, clamped_B = loss_B1.squeeze(1), clamped_B1.squeeze(1)
+        if self.aggregation == "mixed":
+            other_B, _ = negative_debiased(
+                terms, terms.log_mean_B, tau_B, self.floor, self.temperature
+            )
+            loss_B = self.alpha * other_B + (1 - self.alpha) * loss_B
+        return Compared(loss_B, clamped_B, more)
+
+    def _positive(
+        self, logit_BM: Tensor, logsumexp_B: Tensor, count_B: Tensor, tau_B: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Loss of each pair, and where R fell to its floor: [B, M] both.
+
+        R (N + 2) tau+ = e^{s+} + e^{1/t} + c sum_i e^{s_i}, c = (tau+ (N + 2) - 2) / N: this way
+        the large sums are not subtracted from each other, and for c >= 0 nothing is.
+        """
+        own = 1 / self.temperature
+        pair_BM = torch.logaddexp(logit_BM, logit_BM.new_tensor(own))
+        weight_B = tau_B * (count_B + 2)
+        share_B = (weight_B - 2) / count_B
+        more_B1 = (share_B.clamp_min(0).log() + logsumexp_B).unsqueeze(1)
+        less_B1 = ((-share_B).clamp_min(0).log() + logsumexp_B).unsqueeze(1)
+        # One of the two is -inf, and adds or takes away nothing.
+        sum_BM = log_difference(torch.logaddexp(pair_BM, more_B1), less_B1)
+        log_r_BM = sum_BM - weight_B.log().unsqueeze(1)
+        clamped_BM = log_r_BM <= -own
+        log_r_BM = log_r_BM.masked_fill(clamped_BM, -own)
+        return minus_log_share(log_r_BM, logsumexp_B.unsqueeze(1)), clamped_BM
+
+    def _pairs(self, terms: Terms, tau_B: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean loss over the ordered pairs of views, and where any R fell to its floor: [B]."""
+        view_BVD = torch.cat([terms.z_BD.unsqueeze(1), terms.positive_BMD], 1)
+        logit_BVV = view_BVD @ view_BVD.mT / self.temperature
+        losses, clamped = [], []
+        for view in range(view_BVD.shape[1]):
+            logsumexp_B = terms.logsumexp_B
+            if view > 0:
+                sums = sum_negatives(
+                    view_BVD[:, view], terms.negative, terms.mask_BN, self.temperature
+                )
+                logsumexp_B = sums.logsumexp_B.masked_fill(sums.count_B == 0, 0.0)
+            logit_BM = torch.cat([logit_BVV[:, view, :view], logit_BVV[:, view, view + 1 :]], 1)
+            loss_BM, clamped_BM = self._positive(logit_BM, logsumexp_B, terms.count_B, tau_B)
+            losses.append(loss_BM)
+            clamped.append(clamped_BM)
+        return torch.cat(losses, 1).mean(1), torch.cat(clamped, 1).any(1)
+
+    def extra_repr(self) -> str:
+        mixed = f", alpha={self.alpha}" if self.aggregation == "mixed" else ""
+        return f"{super().extra_repr()}, aggregation={self.aggregation!r}{mixed}"

@@ -1,0 +1,102 @@
+"""One pass over the negatives in chunks, as a streaming softmax makes it.
+
+Shapes: B anchors, N negatives, C negatives of one chunk, D dimensions, S parts.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+# Logits held at a time: what stays in the cache of a core, and what keeps a GPU busy.
+CHUNK_LOGITS_CPU = 1 << 19
+CHUNK_LOGITS_GPU = 1 << 25
+
+
+class Scan(NamedTuple):
+    """What one pass finds out for each anchor, -inf and 0 where there is no negative."""
+
+    logsumexp_B: Tensor  # of the logits of the negatives counted
+    mean_BD: Tensor  # of the negatives, weighted by the softmax of their logits
+    count_B: Tensor  # negatives counted
+    total_B: Tensor  # sum of the logits
+    largest_B: Tensor | None  # largest logit; None where the pass cannot tell
+
+
+def scan(anchor_BD: Tensor, negative: Tensor, mask_BN: Tensor | None) -> Scan:
+    """Running maximum, sum and weighted mean; the logits are anchor . negative."""
+    batch, size = len(anchor_BD), negative.shape[-2]
+    largest_B = anchor_BD.new_full((batch,), -math.inf)
+    weight_B = anchor_BD.new_zeros(batch)
+    total_B = anchor_BD.new_zeros(batch)
+    mean_BD = torch.zeros_like(anchor_BD)
+    for chunk in chunks(anchor_BD, size):
+        negative_CD = negative[..., chunk, :].to(anchor_BD.dtype)
+        logit_BC = logits(anchor_BD, negative_CD)
+        if mask_BN is None:
+            total_B += logit_BC.sum(1)
+        else:
+            mask_BC = mask_BN[:, chunk]
+            total_B += logit_BC.masked_fill_(mask_BC, 0.0).sum(1)
+            logit_BC.masked_fill_(mask_BC, -math.inf)
+        new_B = torch.maximum(largest_B, logit_BC.amax(1))
+        # A row without any negative yet has -inf as its maximum, and -inf - -inf is no number.
+        shift_B = new_B.masked_fill(new_B == -math.inf, 0.0)
+        weight_BC = logit_BC.sub_(shift_B.unsqueeze(1)).exp_()
+        rescale_B = torch.exp(largest_B - shift_B)
+        weight_B = weight_B * rescale_B + weight_BC.sum(1)
+        mean_BD = mean_BD * rescale_B.unsqueeze(1) + weigh(weight_BC, negative_CD)
+        largest_B = new_B
+    mean_BD = (mean_BD / weight_B.unsqueeze(1)).masked_fill_((weight_B == 0).unsqueeze(1), 0.0)
+    count_B = counted(anchor_BD, size, mask_BN)
+    return Scan(largest_B + weight_B.log(), mean_BD, count_B, total_B, largest_B)
+
+
+def merge(logsumexp_SB: Tensor, mean_SBD: Tensor) -> tuple[Tensor, Tensor]:
+    """Logsumexp [B] and weighted mean [B, D] of all from those of S parts, exactly."""
+    logsumexp_B = logsumexp_SB.logsumexp(0)
+    finite_B = logsumexp_B.masked_fill(logsumexp_B == -math.inf, 0.0)
+    share_SB = (logsumexp_SB - finite_B).exp()
+    return logsumexp_B, torch.einsum("sb,sbd->bd", share_SB, mean_SBD)
+
+
+def counted(anchor_BD: Tensor, size: int, mask_BN: Tensor | None) -> Tensor:
+    """Negatives left, as the anchors' float type."""
+    if mask_BN is None:
+        return anchor_BD.new_full((len(anchor_BD),), float(size))
+    return size - mask_BN.sum(1).to(anchor_BD.dtype)
+
+
+def logits(anchor_BD: Tensor, negative_CD: Tensor) -> Tensor:
+    """[B, C]"""
+    if negative_CD.ndim == 2:
+        return anchor_BD @ negative_CD.T
+    return torch.bmm(negative_CD, anchor_BD.unsqueeze(2)).squeeze(2)
+
+
+def weigh(weight_BC: Tensor, negative_CD: Tensor) -> Tensor:
+    """[B, D]: sums of the negatives, weighted."""
+    if negative_CD.ndim == 2:
+        return weight_BC @ negative_CD
+    return torch.bmm(weight_BC.unsqueeze(1), negative_CD).squeeze(1)
+
+
+def unweigh(weight_BC: Tensor, anchor_BD: Tensor, negative: Tensor) -> Tensor:
+    """[C, D] or [B, C, D]: the gradient of `weigh` by the negatives."""
+    if negative.ndim == 2:
+        return weight_BC.T @ anchor_BD
+    return weight_BC.unsqueeze(2) * anchor_BD.unsqueeze(1)
+
+
+def chunks(anchor_BD: Tensor, size: int) -> list[slice]:
+    budget = CHUNK_LOGITS_GPU if anchor_BD.is_cuda else CHUNK_LOGITS_CPU
+    step = max(256, budget // len(anchor_BD))
+    return [slice(start, min(start + step, size)) for start in range(0, size, step)]
+
+
+def wide(z_BD: Tensor) -> Tensor:
+    """float64 as it is, everything else as float32."""
+    return z_BD if z_BD.dtype == torch.float64 else z_BD.float()

@@ -1,0 +1,156 @@
+"""Self-labeling refinement: the positive says which other keys deserve to be near.
+
+Shapes: B anchors, M positives per anchor, N negatives, D dimensions.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from stream_ssl.losses.base import LossOutput, Mix
+from stream_ssl.losses.contrastive import Compared, Contrastive, FalseNegatives, Given, Terms
+from stream_ssl.losses.negatives import softmax_of, sum_negatives, sum_weighted
+from stream_ssl.losses.schedules import OverSteps, Ramp, at, bounds
+
+
+class SelfLabeling(Contrastive):
+    """Cross-entropy with soft labels, `-sum_k y_k log softmax_k(s(x, b_k))`.
+
+    A Theory-Driven Self-Labeling Refinement Method (poster). The keys b of an anchor are its
+    positive x~ and the negatives not masked: the keys of the batch and the memory. Its label is
+    `y = (1 - alpha - beta) onehot + alpha p + beta q`, where p is the softmax over the keys of
+    `s(x~, b_k) / sharpening`, and q the same without x~ itself. No gradient flows through y; the
+    keys get the gradient of their own logits where they ask for one. With alpha = beta = 0 it is
+    InfoNCE. With M > 1 the mean over the positives, each with its own label.
+
+    Since y sums to 1, the loss is `logsumexp_k s_k - x . (sum_k y_k b_k) / t`: a pass over the
+    negatives for each of M + 1 rows, one more with mixup, and nothing [B, N] kept.
+
+    Momentum mixup (`mix`): the images of the anchors are mixed by the method,
+    `x'_i = theta_i x_i + (1 - theta_i) x~_k`, and the loss is theta_i times the cross-entropy of
+    x'_i as sample i plus (1 - theta_i) times that of x'_i as sample k, each against that sample's
+    own keys. Where i and k have the same keys, as in the poster, that is its
+    `y'_i = theta_i y_i + (1 - theta_i) y_k`. Diagnostics are those of x'_i as sample i.
+
+    Args:
+        temperature: t; cosines are divided by it.
+        alpha: weight of p, a number or a schedule.
+        beta: weight of q, likewise; alpha + beta is at most 1.
+        sharpening: tau', by which the label's logits are divided once more, in (0, 1].
+        rise: steps over which alpha and beta rise linearly from 0, where they are numbers; 0 for
+            none.
+        false_negatives: see `Contrastive`, also for the diagnostics.
+
+    Raises:
+        ValueError: an argument outside its range.
+    """
+
+    def __init__(
+        self,
+        temperature: float = 0.2,
+        alpha: float | OverSteps = 0.2,
+        beta: float | OverSteps = 0.2,
+        sharpening: float = 0.8,
+        rise: int = 10_000,
+        false_negatives: FalseNegatives = "keep",
+    ) -> None:
+        super().__init__(temperature, false_negatives)
+        least = min(bounds(alpha)[0], bounds(beta)[0])
+        most = bounds(alpha)[1] + bounds(beta)[1]
+        if not (least >= 0 and most <= 1):
+            raise ValueError(
+                f"alpha is {alpha} and beta {beta}: they are shares of a label, at least 0 and "
+                "together at most 1"
+            )
+        if not (math.isfinite(sharpening) and 0 < sharpening <= 1):
+            raise ValueError(
+                f"sharpening is {sharpening}: it divides the label's logits, in (0, 1]"
+            )
+        if rise < 0:
+            raise ValueError(f"rise is {rise}: a number of steps, 0 for none")
+        self.alpha, self.beta = _rising(alpha, rise), _rising(beta, rise)
+        self.sharpening = float(sharpening)
+        self._step = 0
+
+    def begin(self, step: int) -> None:
+        self._step = step
+
+    def forward(
+        self,
+        z_BD: Tensor,
+        positive_BMD: Tensor,
+        negative: Tensor,
+        mask_BN: Tensor | None = None,
+        *,
+        same_BN: Tensor | None = None,
+        prior_B: Tensor | None = None,
+        mix: Mix | None = None,
+    ) -> LossOutput:
+        if mix is not None:
+            _check_mix(mix, len(z_BD))
+        given = Given(z_BD, positive_BMD, negative, mask_BN, same_BN, prior_B)
+        return self.run(lambda terms: self.compare(terms, mix), given)
+
+    def compare(self, terms: Terms, mix: Mix | None = None) -> Compared:
+        target_BMD = self._targets(terms)
+        own_B = self._cross_entropy(terms, terms.z_BD, terms.logsumexp_B, target_BMD)
+        if mix is None:
+            return Compared(own_B)
+        # Row k of keys and mask meets the anchor that shows sample k; this way round no [B, N] or
+        # [B, N, D] need be permuted.
+        shown_BD = terms.z_BD[torch.argsort(mix.permutation_B)]
+        sums = sum_negatives(shown_BD, terms.negative, terms.mask_BN, self.temperature)
+        logsumexp_B = sums.logsumexp_B.masked_fill(sums.count_B == 0, 0.0)
+        other_B = self._cross_entropy(terms, shown_BD, logsumexp_B, target_BMD)[mix.permutation_B]
+        theta_B = mix.theta_B.to(own_B)
+        return Compared(theta_B * own_B + (1 - theta_B) * other_B)
+
+    def _cross_entropy(
+        self, terms: Terms, x_BD: Tensor, logsumexp_B: Tensor, target_BMD: Tensor
+    ) -> Tensor:
+        """Of rows x against the keys of each row, whose negatives have this logsumexp [B]."""
+        logit_BM = torch.einsum("bd,bmd->bm", x_BD, terms.positive_BMD) / self.temperature
+        all_BM = torch.logaddexp(logit_BM, logsumexp_B.unsqueeze(1))
+        meant_BM = torch.einsum("bd,bmd->bm", x_BD, target_BMD) / self.temperature
+        return (all_BM - meant_BM).mean(1)
+
+    def _targets(self, terms: Terms) -> Tensor:
+        """sum_k y_k b_k of each positive's label [B, M, D]."""
+        alpha, beta = at(self.alpha, self._step), at(self.beta, self._step)
+        if alpha == beta == 0:
+            return terms.positive_BMD
+        found = []
+        for positive_BD in terms.positive_BMD.unbind(1):
+            own_B, others_BD = self._own_and_others(terms, positive_BD)
+            own_B1 = (1 - alpha - beta + alpha * own_B).unsqueeze(1)
+            found.append(own_B1 * positive_BD + (1 - own_B1) * others_BD)
+        return torch.stack(found, 1)
+
+    def _own_and_others(self, terms: Terms, positive_BD: Tensor) -> tuple[Tensor, Tensor]:
+        """p of the positive itself [B], and the mean of the negatives by q [B, D]."""
+        at_label = self.temperature * self.sharpening
+        label_BD, fixed = positive_BD.detach(), terms.negative.detach()
+        sums = sum_negatives(label_BD, fixed, terms.mask_BN, at_label)
+        own_B = torch.sigmoid((label_BD * label_BD).sum(1) / at_label - sums.logsumexp_B)
+        if not terms.negative.requires_grad:
+            return own_B, sums.mean_BD
+        share = softmax_of(label_BD / at_label, fixed, terms.mask_BN, sums.logsumexp_B)
+        return own_B, sum_weighted(terms.negative, positive_BD, share)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, alpha={self.alpha}, beta={self.beta}"
+
+
+def _rising(value: float | OverSteps, rise: int) -> float | OverSteps:
+    return value if isinstance(value, OverSteps) or not rise else Ramp(value, rise)
+
+
+def _check_mix(mix: Mix, batch: int) -> None:
+    if mix.permutation_B.shape != (batch,) or mix.theta_B.shape != (batch,):
+        raise ValueError(
+            f"mix has shapes {tuple(mix.permutation_B.shape)} and {tuple(mix.theta_B.shape)}: "
+            f"expected [{batch}] both"
+        )

@@ -1,0 +1,54 @@
+"""Supervised contrastive loss: an oracle, the upper bound to compare with.
+
+Shapes: B anchors, M positives per anchor, N negatives, C of one chunk, D dimensions.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from stream_ssl.losses.contrastive import Compared, Contrastive, Terms
+from stream_ssl.losses.negatives import sum_weighted
+
+
+class SupervisedContrastive(Contrastive):
+    """`-mean_{p in P} log(e^{s_p} / sum_{a in A} e^{s_a})`, the mean outside the logarithm.
+
+    Supervised Contrastive Learning (Khosla et al. 2020), eq. 2. A: the anchor's M positives and
+    all negatives not masked; P: the positives and those negatives that share its class by label
+    (`same_BN`). It needs labels: an experiment, not a way to learn from an unlabelled stream. See
+    `Contrastive` for the diagnostics.
+
+    Args:
+        temperature: t; cosines are divided by it.
+
+    Raises:
+        ValueError: t is not positive and finite; at a call, labels are missing.
+    """
+
+    def __init__(self, temperature: float = 0.2) -> None:
+        super().__init__(temperature)
+        self.needs_labels = True
+
+    def compare(self, terms: Terms) -> Compared:
+        all_B = torch.logaddexp(terms.logit_BM.logsumexp(1), terms.logsumexp_B)
+        same_BD, same_B = _same(terms)
+        total_B = terms.logit_BM.sum(1) + (terms.z_BD * same_BD).sum(1) / self.temperature
+        return Compared(all_B - total_B / (terms.logit_BM.shape[1] + same_B))
+
+
+def _same(terms: Terms) -> tuple[Tensor, Tensor]:
+    """Sum [B, D] and number [B] of the negatives of the anchor's class."""
+    same_BN, mask_BN = terms.given.same_BN, terms.mask_BN
+    assert same_BN is not None
+
+    def chosen(chunk: slice) -> Tensor:
+        same_BC = same_BN[:, chunk]
+        if mask_BN is not None:
+            same_BC = same_BC & ~mask_BN[:, chunk]
+        return same_BC.to(terms.z_BD.dtype)
+
+    sum_BD = sum_weighted(terms.negative, terms.z_BD, chosen)
+    count_B = (same_BN if mask_BN is None else same_BN & ~mask_BN).sum(1)
+    return sum_BD, count_B.to(sum_BD.dtype)
