@@ -17,6 +17,7 @@ COMMANDS = {
     "receiver": "only the receiver: take samples from producers, journal them",
     "learner": "only the learner: train from the journal",
     "produce": "send a data set, a folder, tar shards or a synthetic stream to a receiver",
+    "evaluate": "what a checkpoint's encoder is worth on a labelled set: accuracy, geometry, plots",
     "keys": "make a CURVE key pair for a producer or a receiver",
     "check": "validate a config file without opening a socket",
     "status": "what a running daemon is doing: rates, lag, memory, last checkpoint",

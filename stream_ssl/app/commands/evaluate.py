@@ -1,0 +1,145 @@
+"""stream-ssl evaluate: what a checkpoint's encoder is worth on a labelled set."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from jsonargparse import ArgumentParser
+
+from stream_ssl.app.failures import reported
+from stream_ssl.app.threads import share_cores
+
+DESCRIPTION = """What a checkpoint's encoder is worth on a labelled set it was not trained on:
+weighted nearest neighbours, linear probes, retrieval, and how its features lie. The test is
+balanced: as many queries of each class. Writes evaluation.json, report.md and plots, and prints a
+table. docs/evaluation.md explains every measure."""
+
+EXAMPLES = """examples:
+  stream-ssl evaluate runs/laptop --data cifar:data/cifar10
+  stream-ssl evaluate runs/laptop/checkpoints/step-000004000 --data images:held-out --k 5 20
+  stream-ssl evaluate runs/bursts --data idx:data --decorrelated runs/shuffled
+  stream-ssl evaluate runs/tasks --data cifar:data/cifar10 --tasks 2 --stages STEP-A STEP-B
+
+--help beside --data NAME tells that source's own options, too."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Evaluate; returns the exit status."""
+    share_cores()
+    from stream_ssl.app.evaluate import sets
+
+    arguments = list(arguments)
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first.add_argument("--data")
+    spec = first.parse_known_args(arguments)[0].data
+    parser = evaluate_parser()
+    if spec is None:
+        parser.parse_args(arguments)  # --help, or the error that --data is missing
+    try:
+        name, where = sets.parse(spec)
+    except ValueError as error:
+        parser.error(f"--data {error}")
+    add_source(parser, name, where)
+    settings = parser.parse_args(arguments)
+
+    def work() -> None:
+        from stream_ssl.app.evaluate.run import evaluate
+
+        evaluate(settings, name)
+
+    return reported(work)
+
+
+def evaluate_parser() -> ArgumentParser:
+    """The parser of all options but the source's own."""
+    parser = ArgumentParser(
+        prog="stream-ssl evaluate",
+        usage="stream-ssl evaluate CHECKPOINT --data NAME:PLACE [OPTIONS]",
+        description=DESCRIPTION,
+        epilog=EXAMPLES,
+        formatter_class=_Help,
+    )
+    add = parser.add_argument
+    add("checkpoint", type=Path, help="a run's folder (its newest checkpoint), or a checkpoint's")
+    add(
+        "--data",
+        required=True,
+        help="labelled set, NAME:PLACE with a NAME that `stream-ssl produce` knows: cifar:FOLDER, "
+        "idx:FOLDER, images:FOLDER, webdataset:SHARDS, synthetic. cifar and idx: training images "
+        "are references, test images queries; others are divided",
+    )
+    add(
+        "--references",
+        type=str | None,
+        default=None,
+        help="NAME:PLACE of another set that gives the references; --data then gives queries alone",
+    )
+    add("--query_share", type=float, default=0.2, help="of a set that is divided, 0 to 1")
+    add(
+        "--references_per_class",
+        type=int | None,
+        default=None,
+        help="take no more references of a class",
+    )
+    add(
+        "--queries_per_class", type=int | None, default=None, help="take no more queries of a class"
+    )
+    add("--out", type=Path, default=Path("evaluation"), help="folder of the report")
+    add(
+        "--of",
+        type=Literal["features", "embeddings"],
+        default="features",
+        help="features of the backbone, or the embeddings behind the projector that the memory "
+        "holds",
+    )
+    add("--k", type=int, nargs="+", default=[20, 200], help="neighbours of the kNN probe")
+    add(
+        "--probes",
+        type=str,
+        nargs="*",
+        default=["duel", "debiased"],
+        help="linear probes by the settings of the duel paper (SGD), the debiased papers (Adam), "
+        "or convex (L-BFGS on standardised features: no learning rate)",
+    )
+    add("--untrained", type=bool, default=True, help="beside it the same network untrained")
+    add(
+        "--decorrelated",
+        type=Path | None,
+        default=None,
+        help="run or checkpoint trained on the same samples in random order: prints which share "
+        "of its accuracy is recovered",
+    )
+    add("--tasks", type=int | None, default=None, help="tasks that the classes come in, in order")
+    add(
+        "--stages",
+        type=Path,
+        nargs="*",
+        default=[],
+        help="checkpoints after each task: prints average accuracy, forgetting and transfer",
+    )
+    add("--device", type=str, default="cpu", help='"cpu", "cuda" or "cuda:1"')
+    add("--batch", type=int, default=256, help="images encoded at once")
+    add("--seed", type=int, default=0, help="of all draws: order, balance, augmented views")
+    return parser
+
+
+def add_source(parser: ArgumentParser, name: str, where: str | None) -> None:
+    """The options of one source, as `stream-ssl produce` has them."""
+    from producers.sources import SOURCES
+    from stream_ssl.app.evaluate import sets
+
+    parser.add_class_arguments(SOURCES[name], "source", skip=sets.FIXED - own_seed(name))
+    if where is not None:
+        parser.set_defaults({f"source.{sets.place_of(name)}": where})
+
+
+def own_seed(name: str) -> set[str]:
+    """Of the synthetic source the seed is what it shows, not an order."""
+    return {"seed"} if name == "synthetic" else set()
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Keeps the examples as they are."""

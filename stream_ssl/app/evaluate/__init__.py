@@ -1,0 +1,1 @@
+"""stream-ssl evaluate: checkpoints and labelled sets to a report."""

@@ -1,0 +1,240 @@
+"""The work of `stream-ssl evaluate`, step by step.
+
+Shapes: T tasks.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from jsonargparse import Namespace
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from stream_ssl.app.evaluate import encoders, sets
+from stream_ssl.app.failures import configuring
+from stream_ssl.evaluation.continual import divide, summarise
+from stream_ssl.evaluation.encoding import Encoded, encode
+from stream_ssl.evaluation.labelled import Division, Reader
+from stream_ssl.evaluation.linear import PROBES
+from stream_ssl.evaluation.measures import Measures, check, measure, task_accuracies
+from stream_ssl.evaluation.neighbours import knn_accuracy
+from stream_ssl.evaluation.report import Continual, Evaluation, table, write
+from stream_ssl.ingest.decode import Decoder
+
+log = logging.getLogger("stream_ssl.evaluate")
+
+STAGE = "stage {}"
+
+
+def evaluate(settings: Namespace, name: str) -> Evaluation:
+    """Evaluate as the command line says; writes the report, prints the table.
+
+    Args:
+        settings: as parsed.
+        name: of the source of `settings.data`.
+    """
+    with configuring():
+        check_settings(settings)
+        checkpoint = encoders.find(settings.checkpoint)
+        asked = _encoders(settings, checkpoint)
+        stored = encoders.facts(checkpoint)
+        readers = _readers(settings, name, stored["config"]["decoder"])
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    ) as progress:
+        with configuring():
+            found = _encode(readers, asked, settings, progress)
+            tasks = _tasks(settings, found["trained"])
+        measures = _measure(found, settings, progress)
+    notes = _notes(readers, found["trained"])
+    for note in notes:
+        log.warning("%s", note)
+    evaluation = Evaluation(
+        _facts(settings, checkpoint, stored, found["trained"]),
+        measures,
+        None if tasks is None else _continual(found, tasks, min(settings.k)),
+        notes,
+    )
+    write(settings.out, evaluation, found["trained"], _names(readers, measures["trained"].classes))
+    console = Console()
+    console.print(table(evaluation))
+    console.print(f"report and plots: {settings.out / 'report.md'}", soft_wrap=True)
+    return evaluation
+
+
+def check_settings(settings: Namespace) -> None:
+    """Refuses what can be refused before anything is read.
+
+    Raises:
+        ValueError: it cannot work.
+    """
+    if min(settings.k) < 1:
+        raise ValueError(f"--k {min(settings.k)}: at least 1 neighbour is asked")
+    for probe in settings.probes:
+        if probe not in PROBES:
+            raise ValueError(f"--probes {probe}: choose of {', '.join(PROBES)}")
+    if settings.batch < 2:
+        raise ValueError(f"--batch {settings.batch}: must be at least 2")
+    if bool(settings.stages) != bool(settings.tasks):
+        raise ValueError(
+            "--stages and --tasks belong together: the checkpoints after each task, and how many "
+            "tasks the classes are divided into"
+        )
+    if settings.stages and settings.tasks != len(settings.stages):
+        raise ValueError(
+            f"--tasks {settings.tasks} and {len(settings.stages)} --stages: name one checkpoint "
+            "for each task, in the order of the stream"
+        )
+    encoders.check_device(settings.device)
+
+
+def _encoders(settings: Namespace, checkpoint: Path) -> dict[str, encoders.CheckpointEncoder]:
+    of, device = settings.of, settings.device
+    asked = {"trained": encoders.trained(checkpoint, of, device)}
+    if settings.untrained:
+        asked["untrained"] = encoders.untrained(checkpoint, of, device)
+    if settings.decorrelated is not None:
+        other = encoders.find(settings.decorrelated)
+        asked["decorrelated"] = encoders.trained(_alike(checkpoint, other), of, device)
+    for number, path in enumerate(settings.stages or [], start=1):
+        stage = _alike(checkpoint, encoders.find(path))
+        asked[STAGE.format(number)] = encoders.trained(stage, of, device)
+    return asked
+
+
+def _alike(checkpoint: Path, other: Path) -> Path:
+    """Refuses a checkpoint that takes other images than the first."""
+    first, second = (encoders.facts(path)["config"]["decoder"] for path in (checkpoint, other))
+    if first != second:
+        raise ValueError(
+            f"{other} was trained on images of decoder {second}, {checkpoint} on {first}: compare "
+            "checkpoints of the same images"
+        )
+    return other
+
+
+def _readers(settings: Namespace, name: str, decoder: Mapping[str, Any]) -> list[Reader]:
+    division = Division(
+        settings.query_share, settings.references_per_class, settings.queries_per_class
+    )
+    options = settings.source.as_dict() if "source" in settings else {}
+    return sets.readers(
+        name,
+        options,
+        settings.references,
+        Decoder(**decoder),
+        division,
+        settings.batch,
+        settings.seed,
+    )
+
+
+def _encode(
+    readers: list[Reader],
+    asked: Mapping[str, encoders.CheckpointEncoder],
+    settings: Namespace,
+    progress: Progress,
+) -> dict[str, Encoded]:
+    lengths = [reader.length for reader in readers]
+    known = [length for length in lengths if length is not None]
+    total = sum(known) if len(known) == len(lengths) else None
+    bar = progress.add_task("encoding images", total=total)
+
+    def tell(_images: int) -> None:
+        progress.update(bar, completed=sum(reader.seen for reader in readers))
+
+    found = encode(readers, asked, settings.seed, tell)
+    progress.update(bar, total=sum(reader.seen for reader in readers))
+    check(found["trained"], settings.k)
+    return found
+
+
+def _measure(
+    found: Mapping[str, Encoded], settings: Namespace, progress: Progress
+) -> dict[str, Measures]:
+    measures = {}
+    for name in (name for name in ("trained", "untrained", "decorrelated") if name in found):
+        bar = progress.add_task(name, total=1)
+
+        def tell(what: str, done: int, total: int, bar: Any = bar, name: str = name) -> None:
+            progress.update(bar, description=f"{name}: {what}", completed=done, total=total)
+
+        measures[name] = measure(found[name], settings.k, settings.probes, settings.device, tell)
+        progress.update(bar, completed=1, total=1)
+    return measures
+
+
+def _tasks(settings: Namespace, encoded: Encoded) -> list[list[int]] | None:
+    if not settings.stages:
+        return None
+    return divide(torch.unique(encoded.label_Q).tolist(), settings.tasks)
+
+
+def _continual(found: Mapping[str, Encoded], tasks: list[list[int]], k: int) -> Continual:
+    def accuracies(encoded: Encoded) -> list[float]:
+        result = knn_accuracy(
+            encoded.query_QF, encoded.label_Q, encoded.reference_NF, encoded.label_N, k
+        )
+        return task_accuracies(result.per_class, tasks)
+
+    stages = [accuracies(found[STAGE.format(n + 1)]) for n in range(len(tasks))]
+    before = accuracies(found["untrained"]) if "untrained" in found else None
+    return Continual(tasks, stages, before, k, summarise(stages, before))
+
+
+def _notes(readers: Sequence[Reader], encoded: Encoded) -> list[str]:
+    notes = []
+    seen = sum(reader.seen for reader in readers)
+    if refused := sum(reader.refused.total() for reader in readers):
+        reasons = ", ".join(sorted({reason for reader in readers for reason in reader.refused}))
+        notes.append(f"{refused:,} of {seen:,} samples could not be decoded ({reasons}).")
+    if scaled := sum(reader.scaled for reader in readers):
+        notes.append(
+            f"{scaled:,} of {seen:,} raw images were of another size or colour than the encoder "
+            "was trained on, and were converted as the run's decoder does it."
+        )
+    classes = len(torch.unique(encoded.label_Q))
+    if len(encoded.label_Q) < 100 * classes:
+        notes.append(
+            f"{len(encoded.label_Q):,} queries of {classes} classes are few: mind the standard "
+            "errors."
+        )
+    return notes
+
+
+def _names(readers: Sequence[Reader], classes: Sequence[int]) -> list[str]:
+    """Of the classes, where the source has them; else their numbers."""
+    names = next((found for reader in readers if (found := reader.class_names)), None)
+    return [names[c] if names and c < len(names) else str(c) for c in classes]
+
+
+def _facts(
+    settings: Namespace, checkpoint: Path, stored: Mapping[str, Any], encoded: Encoded
+) -> dict[str, Any]:
+    created = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(float(stored["created"])))
+    return {
+        "checkpoint": str(checkpoint),
+        "step": int(stored["step"]),
+        "samples": int(stored["samples"]),
+        "created": created,
+        "data": settings.data,
+        "references_from": settings.references,
+        "of": settings.of,
+        "device": settings.device,
+        "seed": settings.seed,
+        "references": len(encoded.label_N),
+        "queries": len(encoded.label_Q),
+        "stages": [str(path) for path in settings.stages or []],
+        "decorrelated": None if settings.decorrelated is None else str(settings.decorrelated),
+    }

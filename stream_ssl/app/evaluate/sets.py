@@ -1,0 +1,107 @@
+"""From NAME:PLACE on the command line to readers of references and queries."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from producers.sources import SOURCES
+from stream_ssl.evaluation.labelled import Division, Reader
+from stream_ssl.ingest.decode import Decoder
+
+LABELLED = tuple(name for name in SOURCES if name != "watch")
+"""Sources that may carry labels and that end."""
+
+FIXED = {"split", "shuffle", "seed", "epochs"}
+"""What evaluation decides itself."""
+
+
+def parse(spec: str) -> tuple[str, str | None]:
+    """A source's name and where its data lies, None where that is not said.
+
+    Raises:
+        ValueError: no such source.
+
+    >>> parse("cifar:data/cifar10")
+    ('cifar', 'data/cifar10')
+    """
+    name, colon, where = spec.partition(":")
+    if name not in LABELLED:
+        raise ValueError(
+            f"{spec!r} begins with none of {', '.join(LABELLED)}: say it as cifar:FOLDER"
+        )
+    return name, where if colon else None
+
+
+def place_of(name: str) -> str:
+    """The argument of a source that says where its data lies: its first."""
+    return next(iter(inspect.signature(SOURCES[name]).parameters))
+
+
+def has_splits(name: str, options: Mapping[str, Any]) -> bool:
+    """Whether a source tells training from test images itself."""
+    splits = "split" in inspect.signature(SOURCES[name]).parameters
+    return splits and options.get("images") is None
+
+
+def make(name: str, options: Mapping[str, Any], seed: int, **more: Any) -> Any:
+    """A source that ends, in a keyed order where it can be shuffled.
+
+    Shuffled, because batches of one class alone would spoil embeddings that are normalised by the
+    statistics of their batch.
+
+    Raises:
+        ValueError, FileNotFoundError: as the source has it.
+    """
+    given = {key: value for key, value in options.items() if value is not None} | more
+    if "passes" in inspect.signature(SOURCES[name]).parameters:
+        given |= {"shuffle": True, "seed": seed, "epochs": 1}
+    if name == "synthetic" and given.get("count") is None:
+        raise ValueError("the synthetic source never ends: say how many with --source.count 2000")
+    return SOURCES[name](**given)
+
+
+def readers(
+    name: str,
+    options: Mapping[str, Any],
+    references: str | None,
+    decoder: Decoder,
+    division: Division,
+    batch: int,
+    seed: int,
+) -> list[Reader]:
+    """Readers that give references and queries.
+
+    A set with splits of its own gives its training images as references and its test images as
+    queries; any other is divided, or gives queries alone where `references` names another set.
+
+    Args:
+        name, options: the source.
+        references: NAME:PLACE of a set of references, whole; None: from the source itself.
+        decoder: of the encoder's run.
+        division: which samples are taken.
+        batch: images at once.
+        seed: of the order.
+
+    Raises:
+        ValueError, FileNotFoundError: a source cannot be built.
+    """
+    limits = (division.references_per_class, division.queries_per_class)
+    all_references, all_queries = Division(0, *limits), Division(1, *limits)
+    splits = has_splits(name, options)
+    if references is None and not splits:
+        return [Reader(make(name, options, seed), decoder, division, batch)]
+    if references is None:
+        source = make(name, options, seed, split="train")
+    else:
+        other, where = parse(references)
+        place = {} if where is None else {place_of(other): where}
+        source = make(
+            other, place, seed, **({"split": "train"} if has_splits(other, place) else {})
+        )
+    test = make(name, options, seed, **({"split": "test"} if splits else {}))
+    return [
+        Reader(source, decoder, all_references, batch),
+        Reader(test, decoder, all_queries, batch),
+    ]

@@ -1,0 +1,107 @@
+"""Images to features, once: what all measures are then taken from.
+
+Shapes: B batch, C channels, H height, W width, N references, Q queries, F features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from stream_ssl.evaluation.labelled import Batch, balanced
+
+
+class Encoder(Protocol):
+    """What is evaluated: in evaluation mode, and without gradients."""
+
+    def features(self, image_BCHW: Tensor) -> Tensor:
+        """Features [B, F] of uint8 images as they are."""
+        ...
+
+    def view(self, image_BCHW: Tensor) -> Tensor:
+        """Features [B, F] of an augmented view of each, drawn from torch's generator."""
+        ...
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """One encoder's features of a labelled set, in float32 on the CPU.
+
+    Attributes:
+        query_QF: as many queries of each class; classes [Q] in label_Q.
+        view_QF, other_QF: two augmented views of each query.
+    """
+
+    reference_NF: Tensor
+    label_N: Tensor
+    query_QF: Tensor
+    label_Q: Tensor
+    view_QF: Tensor
+    other_QF: Tensor
+
+
+def encode(
+    readers: Iterable[Iterable[Batch]],
+    encoders: Mapping[str, Encoder],
+    seed: int = 0,
+    tell: Callable[[int], None] | None = None,
+) -> dict[str, Encoded]:
+    """Features of every reader's images by every encoder; the images are read once.
+
+    Args:
+        readers: batches of references and queries; see `labelled.Reader`.
+        encoders: by name.
+        seed: of the views, and of which queries are left out so that classes are equally many.
+        tell: hears how many images each batch had.
+
+    Raises:
+        ValueError: no references or no queries, or features that are not finite.
+    """
+    parts: dict[str, dict[str, list[Tensor]]] = {
+        name: {"reference": [], "query": [], "view": [], "other": []} for name in encoders
+    }
+    labels: dict[str, list[Tensor]] = {"reference": [], "query": []}
+    # The views are drawn from torch's own generators, which are the caller's.
+    with torch.random.fork_rng(), torch.inference_mode():
+        torch.manual_seed(seed)
+        for batch in (batch for reader in readers for batch in reader):
+            image_BCHW = torch.from_numpy(batch.image_BHWC).permute(0, 3, 1, 2)
+            labels[batch.part].append(torch.from_numpy(batch.label_B))
+            for name, encoder in encoders.items():
+                found = parts[name]
+                found[batch.part].append(_kept(encoder.features(image_BCHW)))
+                if batch.part == "query":
+                    found["view"].append(_kept(encoder.view(image_BCHW)))
+                    found["other"].append(_kept(encoder.view(image_BCHW)))
+            if tell is not None:
+                tell(len(batch.label_B))
+    return _gathered(parts, labels, seed)
+
+
+def _gathered(
+    parts: Mapping[str, Mapping[str, list[Tensor]]], labels: Mapping[str, list[Tensor]], seed: int
+) -> dict[str, Encoded]:
+    for part, kind in (("reference", "references"), ("query", "queries")):
+        if not labels[part]:
+            raise ValueError(f"the labelled set gave no {kind}: both are needed; give more samples")
+    label_N, label_Q = torch.cat(labels["reference"]), torch.cat(labels["query"])
+    rows = balanced(label_Q, seed)
+    return {
+        name: Encoded(
+            torch.cat(found["reference"]),
+            label_N,
+            torch.cat(found["query"])[rows],
+            label_Q[rows],
+            torch.cat(found["view"])[rows],
+            torch.cat(found["other"])[rows],
+        )
+        for name, found in parts.items()
+    }
+
+
+def _kept(feature_BF: Tensor) -> Tensor:
+    return feature_BF.float().cpu()

@@ -1,0 +1,191 @@
+"""A labelled source to batches of images: what is a query, what a reference.
+
+Shapes: B samples, H height, W width, C channels, N rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sized
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from stream_ssl.ingest.decode import BadSample, Decoder, Pixels
+from stream_ssl.wire.sample import Sample
+
+Part = Literal["reference", "query"]
+
+
+class Labelled(Protocol):
+    """Where samples come from; all of `producers.sources` are such."""
+
+    name: str
+
+    def samples(self) -> Iterator[tuple[Sample, Any]]:
+        """Each sample with its position, which is not used."""
+        ...
+
+
+@dataclass(frozen=True)
+class Division:
+    """Which samples of a source are taken, and what for.
+
+    Args:
+        query_share: share of each class's samples that become queries; the rest are references.
+            1: all are queries; 0: all are references.
+        references_per_class: further ones are passed over. null: all.
+        queries_per_class: likewise.
+    """
+
+    query_share: float
+    references_per_class: int | None = None
+    queries_per_class: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.query_share <= 1:
+            raise ValueError(f"query_share {self.query_share}: must lie in [0, 1]")
+        for most in (self.references_per_class, self.queries_per_class):
+            if most is not None and most < 1:
+                raise ValueError(f"{most} samples of each class: take at least 1, or null for all")
+
+    def part(self, number: int) -> Part:
+        """What a class's sample is for, by its number within the class."""
+        before, after = (int(n * self.query_share + 1e-9) for n in (number, number + 1))
+        return "query" if after > before else "reference"
+
+    def most(self, part: Part) -> float:
+        """How many of a class are taken."""
+        most = self.queries_per_class if part == "query" else self.references_per_class
+        return math.inf if most is None else most
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Images of one part: uint8 [B, H, W, C] and classes int64 [B]."""
+
+    part: Part
+    image_BHWC: NDArray[np.uint8]
+    label_B: NDArray[np.int64]
+
+
+class Reader:
+    """Reads a source once, a batch at a time; never holds it whole.
+
+    A class's samples are dealt out in the order of the source, so that any first part of them has
+    about `query_share` queries.
+
+    Args:
+        source: ends by itself, and every sample carries a label.
+        decoder: that of the encoder's run, which sees images of this shape.
+        division: which samples are taken, and what for.
+        batch: images a batch.
+
+    Attributes:
+        length: samples that the source has; None where it does not say.
+        class_names: by class, where the source has them.
+        seen: samples read so far.
+        refused: samples that could not be decoded, by reason.
+        scaled: samples that were of another shape than the decoder's.
+    """
+
+    def __init__(
+        self, source: Labelled, decoder: Decoder, division: Division, batch: int = 256
+    ) -> None:
+        self._source, self._decoder, self._division = source, decoder, division
+        self._batch = batch
+        known = len(source) if isinstance(source, Sized) else getattr(source, "count", None)
+        self.length: int | None = known
+        names = getattr(source, "classes", None)
+        self.class_names: list[str] | None = names if isinstance(names, list) else None
+        self.seen = self.scaled = 0
+        self.refused: Counter[str] = Counter()
+        self._met: Counter[int] = Counter()
+        self._taken: Counter[tuple[Part, int]] = Counter()
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Batches of either part, as they fill.
+
+        Raises:
+            ValueError: a sample without a label, or an image that the decoder refuses because of
+                its shape.
+        """
+        waiting: dict[Part, list[tuple[Pixels, int]]] = {"reference": [], "query": []}
+        for sample, _ in self._source.samples():
+            self.seen += 1
+            part = self._part(sample)
+            pixels = None if part is None else self._decoded(sample)
+            if part is None or pixels is None:
+                continue
+            assert sample.label is not None
+            self._taken[part, sample.label] += 1
+            waiting[part].append((pixels, sample.label))
+            if len(waiting[part]) == self._batch:
+                yield _batch(part, waiting[part])
+                waiting[part] = []
+        for part, rest in waiting.items():
+            if rest:
+                yield _batch(part, rest)
+
+    def _part(self, sample: Sample) -> Part | None:
+        """What the sample is for; None: there are enough of its class."""
+        if sample.label is None or sample.label < 0:
+            raise ValueError(
+                f"source {self._source.name!r}: sample {sample.id!r} carries no label, and "
+                "evaluation needs one of each; give a labelled source"
+            )
+        part = self._division.part(self._met[sample.label])
+        self._met[sample.label] += 1
+        enough = self._taken[part, sample.label] >= self._division.most(part)
+        return None if enough else part
+
+    def _decoded(self, sample: Sample) -> Pixels | None:
+        decoder = self._decoder
+        row: dict[str, Any] = {"id": sample.id, "codec": sample.codec, "time": sample.time}
+        if sample.shape is not None:
+            row["shape"] = list(sample.shape)
+            self.scaled += tuple(sample.shape) != (decoder.size, decoder.size, decoder.channels)
+        try:
+            return decoder(row, sample.data, sample.source)
+        except BadSample as error:
+            if error.reason == "shape":
+                raise ValueError(
+                    f"source {self._source.name!r}, sample {sample.id!r}: {error}. The run was "
+                    f"configured to refuse other sizes (decoder.fit); give images of "
+                    f"{decoder.size} x {decoder.size} pixels"
+                ) from error
+            self.refused[error.reason] += 1
+            return None
+
+
+def balanced(label_N: Tensor, seed: int = 0) -> Tensor:
+    """Rows, in order, of equally many samples of each class: as many as the rarest has.
+
+    Args:
+        label_N: int64 classes.
+        seed: of the draw.
+
+    >>> len(balanced(torch.tensor([0, 0, 0, 1, 1])))
+    4
+    """
+    generator = torch.Generator().manual_seed(seed)
+    found, count_C = torch.unique(label_N, return_counts=True)
+    rows = []
+    for label in found.tolist():
+        of_class = torch.nonzero(label_N == label).flatten()
+        drawn = torch.randperm(len(of_class), generator=generator)[: int(count_C.min())]
+        rows.append(of_class[drawn])
+    return torch.cat(rows).sort().values
+
+
+def _batch(part: Part, samples: list[tuple[Pixels, int]]) -> Batch:
+    return Batch(
+        part,
+        np.stack([pixels for pixels, _ in samples]),
+        np.array([label for _, label in samples], np.int64),
+    )

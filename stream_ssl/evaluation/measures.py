@@ -1,0 +1,186 @@
+"""All measures of one encoder's features.
+
+Shapes: N references, Q queries, F features, C classes, T tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stream_ssl.evaluation.encoding import Encoded
+from stream_ssl.evaluation.geometry import (
+    ClassSimilarity,
+    alignment,
+    class_similarity,
+    effective_rank,
+    uniformity,
+)
+from stream_ssl.evaluation.linear import PROBES, LinearProbe
+from stream_ssl.evaluation.neighbours import knn_classify, retrieval
+from stream_ssl.evaluation.scores import ProbeResult, confusion, score
+
+RETRIEVED = (1, 10)
+"""The DUEL paper's k."""
+
+Tell = Callable[[str, int, int], None]
+"""Hears (what is computed, parts done, parts in all)."""
+
+
+@dataclass(frozen=True)
+class Measures:
+    """What one encoder's features are worth, and how they lie.
+
+    Attributes:
+        knn: weighted nearest neighbours, by k.
+        linear: linear probes, by the name of their settings.
+        retrieval: share of queries with one of their class among the k nearest references, by k.
+        similarity, alignment, uniformity, effective_rank: of the queries' features.
+        confusion_CC: queries by class (row) and what the neighbours (largest k) take them for.
+        classes: C of them, in order of the confusion's rows.
+    """
+
+    knn: Mapping[int, ProbeResult]
+    linear: Mapping[str, ProbeResult]
+    retrieval: Mapping[int, float]
+    similarity: ClassSimilarity
+    alignment: float
+    uniformity: float
+    effective_rank: float
+    dim: int
+    confusion_CC: Tensor
+    classes: tuple[int, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "knn": {str(k): _json(result) for k, result in self.knn.items()},
+            "linear": {name: _json(result) for name, result in self.linear.items()},
+            "retrieval": {str(k): value for k, value in self.retrieval.items()},
+            "intra_class_similarity": self.similarity.intra,
+            "inter_class_similarity": self.similarity.inter,
+            "intra_class_similarity_by_class": _named(self.similarity.per_class),
+            "alignment": self.alignment,
+            "uniformity": self.uniformity,
+            "effective_rank": self.effective_rank,
+            "dim": self.dim,
+            "classes": list(self.classes),
+            "confusion": self.confusion_CC.tolist(),
+        }
+
+
+def check(encoded: Encoded, ks: Sequence[int]) -> None:
+    """Refuses, before anything dear is computed, a set that cannot be measured.
+
+    Raises:
+        ValueError: one class only, queries of a class without references, or too few references.
+    """
+    references, queries = (set(label.tolist()) for label in (encoded.label_N, encoded.label_Q))
+    if len(queries) < 2:
+        raise ValueError(
+            f"all queries are of class {min(queries)}: accuracy and similarity compare classes; "
+            "give a set of at least two"
+        )
+    if missing := sorted(queries - references):
+        raise ValueError(
+            f"queries are of classes {missing[:10]} that no reference has; give references of the "
+            "same classes"
+        )
+    most = max([*ks, *RETRIEVED])
+    if most > len(encoded.label_N):
+        raise ValueError(
+            f"{len(encoded.label_N)} references are fewer than k = {most}: give more references, "
+            "or ask fewer neighbours with --k"
+        )
+    if len(encoded.label_Q) <= len(queries):
+        raise ValueError(
+            f"{len(encoded.label_Q)} queries of {len(queries)} classes: the rarest class has one, "
+            "and a balanced test takes no more of the others; give at least two of each"
+        )
+
+
+def measure(
+    encoded: Encoded,
+    ks: Sequence[int] = (20, 200),
+    probes: Sequence[str] = ("duel", "debiased"),
+    device: str = "cpu",
+    tell: Tell | None = None,
+) -> Measures:
+    """Every measure of one encoder's features.
+
+    Args:
+        encoded: the features.
+        ks: neighbours of the kNN probe.
+        probes: names in `linear.PROBES`.
+        device: where it is computed.
+        tell: hears of progress.
+
+    Raises:
+        ValueError: see `check`.
+    """
+    check(encoded, ks)
+    say = tell or (lambda *_: None)
+    reference_NF, label_N = encoded.reference_NF.to(device), encoded.label_N.to(device)
+    query_QF, label_Q = encoded.query_QF.to(device), encoded.label_Q.to(device)
+    knn, predicted_Q = {}, label_Q
+    for k in sorted(set(ks)):
+        say(f"kNN, k = {k}", 0, 1)
+        predicted_Q = knn_classify(query_QF, reference_NF, label_N, k)
+        knn[k] = score(predicted_Q, label_Q)
+    linear = {}
+    for name in probes:
+        what = f"linear probe, {name}"
+        layer = LinearProbe(
+            reference_NF,
+            label_N,
+            PROBES[name],
+            lambda done, total, what=what: say(what, done, total),  # type: ignore[misc]
+        )
+        linear[name] = score(layer.predict(query_QF), label_Q)
+    say("geometry", 0, 1)
+    classes = torch.unique(torch.cat([label_N, label_Q]))
+    place_Q, truth_Q = (torch.searchsorted(classes, x) for x in (predicted_Q, label_Q))
+    return Measures(
+        knn,
+        linear,
+        retrieval(query_QF, label_Q, reference_NF, label_N, RETRIEVED),
+        class_similarity(query_QF, label_Q),
+        alignment(encoded.view_QF, encoded.other_QF),
+        uniformity(query_QF),
+        effective_rank(query_QF),
+        query_QF.shape[1],
+        confusion(place_Q, truth_Q, len(classes)),
+        tuple(classes.tolist()),
+    )
+
+
+def task_accuracies(per_class: Mapping[int, float], tasks: Sequence[Sequence[int]]) -> list[float]:
+    """Accuracy on each task [T], of a test with equally many queries of each class.
+
+    Raises:
+        ValueError: a task with a class that has no queries.
+    """
+    missing = [label for task in tasks for label in task if label not in per_class]
+    if missing:
+        raise ValueError(
+            f"tasks name the classes {missing[:10]}, of which there are no queries; the set has "
+            f"{sorted(per_class)[:20]}"
+        )
+    return [sum(per_class[label] for label in task) / len(task) for task in tasks]
+
+
+def _json(result: ProbeResult) -> dict[str, Any]:
+    return {
+        "accuracy": result.accuracy,
+        "standard_error": result.error,
+        "per_class": _named(result.per_class),
+        "queries": result.queries,
+    }
+
+
+def _named(values: Mapping[int, float]) -> dict[str, float]:
+    return {str(label): value for label, value in values.items()}

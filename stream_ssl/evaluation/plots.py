@@ -1,0 +1,218 @@
+"""The report's plots, as PNG.
+
+Shapes: C classes, Q queries, F features, P pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from stream_ssl.evaluation.checks import as_unit_rows
+from stream_ssl.evaluation.geometry import class_similarity, pair_similarities
+
+MAPPED = 3000  # queries on the map
+WRITTEN = 24  # most classes whose names and shares are written out
+INK, MUTED, GRID = "#1c2127", "#667079", "#e3e7eb"
+INTRA, INTER = "#1668c7", "#b9770e"
+
+STYLE: Any = {
+    "font.family": "sans-serif",
+    "font.size": 10,
+    "text.color": INK,
+    "axes.edgecolor": GRID,
+    "axes.labelcolor": MUTED,
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "xtick.color": GRID,
+    "ytick.color": GRID,
+    "xtick.labelcolor": MUTED,
+    "ytick.labelcolor": MUTED,
+    "legend.frameon": False,
+}
+
+
+def confusion_plot(path: Path, confusion_CC: Tensor, names: Sequence[str], title: str) -> None:
+    """Each class's queries (row), in per cent, by what they were taken for (column)."""
+    share_CC = 100 * confusion_CC.double() / confusion_CC.sum(dim=1, keepdim=True).clamp_min(1)
+    few = len(names) <= WRITTEN
+    side = min(9.0, 2.6 + 0.42 * len(names)) if few else 7.5
+    with mpl.rc_context(STYLE):
+        figure, axes = _figure(side + 0.6, side)
+        shown = axes.imshow(share_CC.numpy(), cmap="Blues", vmin=0, vmax=100)
+        axes.spines[:].set_visible(False)
+        axes.set_title(title, pad=12)
+        axes.set_xlabel("taken for")
+        axes.set_ylabel("class")
+        axes.tick_params(length=0)
+        if few:
+            _write_shares(axes, share_CC, names)
+        bar = figure.colorbar(shown, ax=axes, shrink=0.7, pad=0.03)
+        bar.outline.set_visible(False)
+        bar.set_label("queries of the class, %")
+        _save(figure, path)
+
+
+def _write_shares(axes: Axes, share_CC: Tensor, names: Sequence[str]) -> None:
+    long = max(map(len, names)) > 3
+    turn: Any = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"} if long else {}
+    axes.set_xticks(range(len(names)), list(names), **turn)
+    axes.set_yticks(range(len(names)), list(names))
+    for row, column in np.ndindex(*share_CC.shape):
+        value = float(share_CC[row, column])
+        if value >= 0.5:
+            axes.text(
+                column,
+                row,
+                f"{value:.0f}",
+                ha="center",
+                va="center",
+                fontsize=8,
+                color="white" if value > 55 else INK,
+            )
+
+
+def map_plot(
+    path: Path, feature_QF: Tensor, label_Q: Tensor, classes: Sequence[int], names: Sequence[str]
+) -> None:
+    """The queries on the first two principal components of their unit-norm features."""
+    rows = torch.linspace(0, len(label_Q) - 1, min(MAPPED, len(label_Q))).long()
+    place_Q2, shares = principal_plane(feature_QF[rows])
+    # In a drawn order: else the last class lies on top of all others.
+    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))
+    with mpl.rc_context(STYLE):
+        figure, axes = _figure(8.2, 6.2)
+        place_C = torch.searchsorted(torch.tensor(classes), label_Q[rows])
+        colours = _colours(len(classes))
+        axes.scatter(
+            place_Q2[order, 0],
+            place_Q2[order, 1],
+            s=9,
+            linewidths=0,
+            alpha=0.75,
+            c=colours[place_C[order].numpy()],
+        )
+        axes.set_title("Queries on the plane of most variance (PCA)", pad=12)
+        axes.set_xlabel(f"first component, {100 * shares[0]:.0f} % of the variance")
+        axes.set_ylabel(f"second component, {100 * shares[1]:.0f} %")
+        axes.set_aspect("equal", adjustable="datalim")
+        if len(names) <= WRITTEN:
+            for colour, name in zip(colours, names, strict=True):
+                axes.scatter([], [], s=30, color=colour, label=name)
+            axes.legend(
+                loc="center left", bbox_to_anchor=(1.01, 0.5), title="class", handletextpad=0.2
+            )
+        _save(figure, path)
+
+
+def principal_plane(feature_QF: Tensor) -> tuple[Tensor, tuple[float, float]]:
+    """Places [Q, 2] on the two axes of most variance, and the share of the variance on each.
+
+    Exactly, from the covariance; each axis points to where its largest loading is positive.
+    """
+    row_QF = as_unit_rows(feature_QF).double()
+    row_QF = row_QF - row_QF.mean(dim=0)
+    if row_QF.shape[1] < 2:
+        row_QF = torch.cat([row_QF, torch.zeros_like(row_QF)], dim=1)
+    value_F, axis_FF = torch.linalg.eigh(row_QF.T @ row_QF)
+    axis_F2 = axis_FF[:, -2:].flip(1)
+    lead_2 = axis_F2.abs().argmax(dim=0)
+    axis_F2 = axis_F2 * axis_F2.gather(0, lead_2[None]).sign()
+    total = max(float(value_F.sum()), 1e-12)
+    return row_QF @ axis_F2, (float(value_F[-1]) / total, float(value_F[-2]) / total)
+
+
+def similarity_plot(path: Path, feature_QF: Tensor, label_Q: Tensor) -> None:
+    """Cosines of pairs of queries, of one class and of two, with the means over all pairs."""
+    intra_P, inter_P = pair_similarities(feature_QF, label_Q)
+    whole = class_similarity(feature_QF, label_Q)
+    low = min(float(intra_P.min()), float(inter_P.min()))
+    bins = np.linspace(low, 1.0, 81).tolist()
+    with mpl.rc_context(STYLE):
+        figure, axes = _figure(7.6, 3.8)
+        for cosine_P, mean, colour, name in (
+            (inter_P, whole.inter, INTER, "two classes"),
+            (intra_P, whole.intra, INTRA, "one class"),
+        ):
+            axes.hist(
+                cosine_P.numpy(),
+                bins,
+                density=True,
+                histtype="stepfilled",
+                facecolor=(*mpl.colors.to_rgb(colour), 0.22),
+                edgecolor=colour,
+                linewidth=1.4,
+                label=f"pairs of {name}, mean {mean:.3f}",
+            )
+            axes.axvline(mean, color=colour, linewidth=1.2, linestyle=(0, (4, 3)))
+        axes.set_title("Cosine similarity of pairs of queries", pad=30)
+        axes.set_xlabel("cosine")
+        axes.set_ylabel("density")
+        axes.set_yticks([])
+        axes.spines["left"].set_visible(False)
+        axes.set_xlim(low, 1.0)
+        axes.legend(loc="lower left", bbox_to_anchor=(-0.01, 1.0), ncols=2, borderaxespad=0.2)
+        _save(figure, path)
+
+
+def continual_plot(path: Path, accuracy_TT: Any, tasks: Sequence[str]) -> None:
+    """Accuracy on each task (column) after each stage of the stream (row), in per cent."""
+    share_TT = 100 * np.asarray(accuracy_TT)
+    side = min(9.0, 2.6 + 0.55 * len(tasks))
+    with mpl.rc_context(STYLE):
+        figure, axes = _figure(side + 0.8, side)
+        shown = axes.imshow(share_TT, cmap="Blues", vmin=0, vmax=100)
+        axes.spines[:].set_visible(False)
+        axes.tick_params(length=0)
+        axes.set_title("Accuracy after each stage", pad=12)
+        axes.set_xlabel("task: classes")
+        axes.set_ylabel("after task")
+        turn: Any = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"}
+        axes.set_xticks(range(len(tasks)), list(tasks), **(turn if len(tasks) > 4 else {}))
+        axes.set_yticks(range(len(tasks)), [str(stage + 1) for stage in range(len(tasks))])
+        for row, column in np.ndindex(*share_TT.shape):
+            value = float(share_TT[row, column])
+            axes.text(
+                column,
+                row,
+                f"{value:.1f}",
+                ha="center",
+                va="center",
+                color="white" if value > 55 else INK,
+                fontweight="bold" if row == column else "normal",
+            )
+        bar = figure.colorbar(shown, ax=axes, shrink=0.7, pad=0.03)
+        bar.outline.set_visible(False)
+        bar.set_label("accuracy, %")
+        _save(figure, path)
+
+
+def _colours(count: int) -> Any:
+    """RGBA [C, 4]."""
+    if count <= 10:
+        return mpl.colormaps["tab10"](np.arange(count))
+    if count <= 20:
+        return mpl.colormaps["tab20"](np.arange(count))
+    return mpl.colormaps["turbo"](np.linspace(0.03, 0.97, count))
+
+
+def _figure(width: float, height: float) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(width, height), layout="constrained", dpi=140)
+    FigureCanvasAgg(figure)
+    return figure, figure.add_subplot()
+
+
+def _save(figure: Figure, path: Path) -> None:
+    figure.savefig(path, format="png", facecolor="white", metadata={"Software": None})
