@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,12 +23,13 @@ from stream_ssl.ingest.offset import START, Offset
 from stream_ssl.ingest.quarantine import Quarantine
 from stream_ssl.learning import randomness
 from stream_ssl.learning.encoder import ResNet
+from stream_ssl.learning.fit import check_batch, check_labels
 from stream_ssl.learning.learner import Learner, Stream
 from stream_ssl.learning.optimiser import OptimiserSettings
 from stream_ssl.learning.pace import Pace
 from stream_ssl.learning.projector import Projector
 from stream_ssl.learning.views import Views
-from stream_ssl.methods import Method, MoCo
+from stream_ssl.methods import Method
 from stream_ssl.observe.shadow import Shadow
 
 # What a checkpoint's tensors mean depends on these; on resume the run's own values win.
@@ -46,6 +48,7 @@ FIXED_BY_RUN = (
     "learner.seed",
     "learner.reencode",
     "learner.anchors",
+    "learner.stream_share",
     "learner.write_back",
     "learner.plain_keys",
     "learner.draw",
@@ -73,7 +76,9 @@ def method(settings: Namespace) -> Method:
     randomness.settle(settings.learner.seed)
     encoder = ResNet(channels=settings.decoder.channels, **settings.encoder)
     projector = Projector(encoder.dim, **settings.projector)
-    return MoCo(encoder, projector, settings.loss, **settings.method)
+    module, _, name = settings.method.class_path.rpartition(".")
+    chosen: type[Method] = getattr(importlib.import_module(module), name)
+    return chosen(encoder, projector, settings.loss, **settings.method.init_args)
 
 
 def views(settings: Namespace) -> Views:
@@ -126,16 +131,24 @@ def batches(settings: Namespace, reader: JournalReader, start: Offset) -> Batche
 
 
 def learner(settings: Namespace, stream: Stream, start: Offset) -> Learner:
-    """A learner that has seen nothing yet."""
+    """A learner that has seen nothing yet.
+
+    Raises:
+        ValueError: the sections do not go together.
+    """
     network = method(settings)
+    working = memory(settings, network.dim)
+    pace = Pace(**settings.pace)
+    check_labels(network, settings.classes > 0)
+    check_batch(network, working, pace, settings.learner.anchors, settings.batches.batch_size)
     return Learner(
         network,
-        memory(settings, network.dim),
+        working,
         views(settings),
         stream,
         optimiser=OptimiserSettings(**settings.optimiser),
         schedule=settings.schedule,
-        pace=Pace(**settings.pace),
+        pace=pace,
         offset=start,
         **settings.learner,
     )

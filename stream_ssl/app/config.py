@@ -135,7 +135,7 @@ def learner_parser(command: str = "learner") -> ArgumentParser:
     from stream_ssl.learning.schedule import Schedule
     from stream_ssl.learning.views import Views
     from stream_ssl.losses import InfoNCE, Loss
-    from stream_ssl.methods import MoCo
+    from stream_ssl.methods import Method, MoCo
 
     parser = _parser(command)
     _section(parser, Decoder, "decoder")
@@ -145,7 +145,13 @@ def learner_parser(command: str = "learner") -> ArgumentParser:
     _section(parser, Projector, "projector", skip={"features"})
     _section(parser, Views, "views", skip={"size", "channels"})
     parser.add_subclass_arguments(Loss, "loss", default={"class_path": _path(InfoNCE)})
-    _section(parser, MoCo, "method", skip={"encoder", "projector", "loss"})
+    parser.add_subclass_arguments(
+        Method,
+        "method",
+        skip={"encoder", "projector", "loss"},
+        instantiate=False,
+        default={"class_path": _path(MoCo)},
+    )
     _section(parser, WorkingMemory, "memory", skip={"dim", "image_shape", "device", "dtype"})
     parser.add_argument(
         "--shadows",

@@ -12,6 +12,8 @@ import torch
 import torchvision.models.resnet as torchvision_resnet
 from torch import Tensor, nn
 
+from stream_ssl.methods.norm import BatchNorm2d
+
 BLOCKS = {
     "basic": torchvision_resnet.BasicBlock,
     "bottleneck": torchvision_resnet.Bottleneck,
@@ -46,7 +48,7 @@ class ResNet(torchvision_resnet.ResNet):  # type: ignore[misc]  # torchvision is
         # The parent builds the stages while it initialises, and assigns its own `inplanes`
         # before: _make_layer needs the width, and modules cannot be set that early.
         object.__setattr__(self, "width", width)
-        super().__init__(BLOCKS[block], list(depths), num_classes=1)
+        super().__init__(BLOCKS[block], list(depths), num_classes=1, norm_layer=BatchNorm2d)
         small = stem == "cifar"
         self.conv1 = nn.Conv2d(
             channels,
@@ -57,7 +59,7 @@ class ResNet(torchvision_resnet.ResNet):  # type: ignore[misc]  # torchvision is
             bias=False,
         )
         nn.init.kaiming_normal_(self.conv1.weight, mode="fan_out", nonlinearity="relu")
-        self.bn1 = nn.BatchNorm2d(width)
+        self.bn1 = BatchNorm2d(width)
         if small:
             self.maxpool = nn.Identity()
         self.fc = nn.Identity()

@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
 
+from stream_ssl.ingest.durable import sync
+
 MANIFEST = "manifest.json"
 BLOCK = 1 << 20
-
-
-def sync(path: Path) -> None:
-    """Wait until the file or folder is on the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -60,6 +60,20 @@ class Inputs(NamedTuple):
             slots,
         )
 
+    def of(self, rows: Tensor) -> Inputs:
+        """These samples of the batch, by int64 on the CPU; slots are left out."""
+        rows = rows.to(self.ids_B.device)
+        return Inputs(*(column[rows] for column in self._columns))
+
+    def joined(self, other: Inputs) -> Inputs:
+        """Both, one after the other; slots are left out."""
+        pairs = zip(self._columns, other._columns, strict=True)
+        return Inputs(*(torch.cat(pair) for pair in pairs))
+
+    @property
+    def _columns(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return self.image_BCHW, self.ids_B, self.labels_B, self.hashes_B
+
     def __len__(self) -> int:
         return len(self.ids_B)
 

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from memory import WorkingMemory
 from stream_ssl.ingest.offset import START, Offset
+from stream_ssl.learning.anchors import Anchors, Source, check_anchors
 from stream_ssl.learning.exchange import Exchange, Meeting
-from stream_ssl.learning.fit import check_images, check_parts
+from stream_ssl.learning.fit import check_batch, check_images, check_labels, check_parts
 from stream_ssl.learning.inputs import Inputs
 from stream_ssl.learning.optimiser import OptimiserSettings
 from stream_ssl.learning.pace import Pace
@@ -60,9 +61,11 @@ class Learner:
     A step takes one batch of the stream. With anchors "stream" the update is made on that batch,
     whose keys then join the memory. With anchors "memory" (DUEL's alternative: update the memory
     first) the key encoder encodes one view of the batch, the keys join the memory, and the update
-    is made on as many samples drawn from it, which may be of the batch or older. In both the keys
-    that join are of the key encoder before the update. A sample drawn from the memory is no
-    negative of itself, and its fresh key goes back to its slot.
+    is made on as many samples drawn from it, which may be of the batch or older. With anchors
+    "mixed" it is made on a part of the batch and on samples drawn from the memory, as many as a
+    batch together, and then all of the batch joins. In all three the keys that join are of the key
+    encoder before the update. A sample drawn from the memory is no negative of itself, and its
+    fresh key goes back to its slot.
 
     On a CPU with fixed `threads`, a pace without band and a stream that repeats itself from an
     offset, a run that was captured, killed and restored ends bit-equal to one that was not.
@@ -81,8 +84,10 @@ class Learner:
         threads: of torch on the CPU; null leaves its default. A run repeats with the same number.
         reencode: stalest slots of the memory to encode anew after each step; a few dozen or more
             where keys are normalised by the statistics of their batch.
-        anchors: what updates are made on, the batch of the "stream" or one drawn from the
-            "memory"; the latter needs a memory that keeps images.
+        anchors: what updates are made on: the batch of the "stream", one drawn from the "memory",
+            or a "mixed" one; the latter two need a memory that keeps images.
+        stream_share: of a mixed batch, the part that is of the stream; the rest is drawn from the
+            memory.
         write_back: let the fresh keys of samples drawn from the memory, as anchors or for replays,
             replace the older ones in their slots. It costs no encoding.
         plain_keys: encode images as they are, not augmented, where only the memory asks: batches
@@ -110,7 +115,8 @@ class Learner:
         seed: int = 0,
         threads: int | None = None,
         reencode: int = 0,
-        anchors: Literal["stream", "memory"] = "stream",
+        anchors: Source = "stream",
+        stream_share: float = 0.5,
         write_back: bool = True,
         plain_keys: bool = False,
         draw: Literal["uniform", "inverse-count"] = "uniform",
@@ -118,6 +124,7 @@ class Learner:
     ) -> None:
         self.pace = Pace() if pace is None else pace
         check_parts(method, memory, precision)
+        check_anchors(anchors, stream_share)
         check_images(memory, self.pace, reencode, anchors, draw)
         settle_threads(threads)
         self.device = torch.device(device)
@@ -140,6 +147,7 @@ class Learner:
             plain_keys,
         )
         self._exchange = Exchange(memory, self._updates, self.device, reencode, write_back, draw)
+        self._learn = Anchors(anchors, stream_share, self._updates, self._exchange)
         self._randomness = OwnRandomness(seed, self.device)
         self._batch_size = 0
 
@@ -215,54 +223,38 @@ class Learner:
         return self._batch_size > 0 and self._exchange.can_draw
 
     def _fresh(self, batch: Batch, phases: Phases) -> StepRecord:
+        self._check(batch)
         self.pace.received(len(batch))
         self._batch_size = len(batch)
         self.samples += len(batch)
         self.offset = batch.offset
-        if self.pace.replays(len(batch)) and self.memory.images is None:
-            raise ValueError(
-                f"the pace asks for more updates than batches of {len(batch)} samples: a memory "
-                "that keeps images is needed to train on again. Give it image_shape"
-            )
         with self._randomness:
             with phases("data"):
                 inputs = Inputs.of_batch(batch, self.device)
-            if self.anchors == "memory":
-                outcome, met = self._through_memory(inputs, phases)
-            else:
-                if self.pace.may_update():
-                    outcome = self._update(inputs, phases)
-                else:
-                    outcome = self._updates.encode(inputs.image_BCHW, phases)
-                met = self._exchange.admit(inputs, outcome, phases)
+            due = self.pace.may_update()
+            outcome, met = self._learn(inputs, self.step, due, phases)
+            if due:
+                self.pace.updated()
             drift = self._exchange.reencode(phases)
         return self._record(inputs, outcome, met, drift, phases, batch.rejected)
 
-    def _through_memory(self, inputs: Inputs, phases: Phases) -> tuple[Outcome, Meeting]:
-        """Let the batch join the memory, then learn from what is drawn from there."""
-        arrived = self._updates.encode(inputs.image_BCHW, phases)
-        met = self._exchange.admit(inputs, arrived, phases)
-        if not self.pace.may_update():
-            return arrived, met
-        if not self._exchange.can_draw:  # the very first keys were not usable
-            self.pace.updated()
-            return arrived._replace(skipped="keys"), met
-        drawn = self._exchange.draw(len(inputs), phases)
-        return self._exchange.write_back(drawn, self._update(drawn, phases), phases), met
+    def _check(self, batch: Batch) -> None:
+        """ValueError if the rest does not go with batches like this."""
+        if len(batch) > self._batch_size:
+            check_batch(self.method, self.memory, self.pace, self.anchors, len(batch))
+        if self.method.needs_labels:
+            labelled = bool((batch.label_B >= 0).any()) or bool((self.memory.labels >= 0).any())
+            check_labels(self.method, labelled)
 
     def _replay(self, phases: Phases) -> StepRecord:
         with self._randomness:
             drawn = self._exchange.draw(self._batch_size, phases)
-            outcome = self._update(drawn, phases)
+            outcome = self._updates.update(drawn, self.step, phases)
+            self.pace.updated()
             met = self._exchange.measure(drawn, outcome, phases)
             outcome = self._exchange.write_back(drawn, outcome, phases)
             drift = self._exchange.reencode(phases)
         return self._record(drawn, outcome, met, drift, phases, {})
-
-    def _update(self, inputs: Inputs, phases: Phases) -> Outcome:
-        outcome = self._updates.update(inputs, self.step, phases)
-        self.pace.updated()
-        return outcome
 
     def _record(
         self,

@@ -18,7 +18,7 @@ from stream_ssl.learning.optimiser import OptimiserSettings, load_optimiser, opt
 from stream_ssl.learning.phases import Phases
 from stream_ssl.learning.schedule import Schedule
 from stream_ssl.learning.views import Views
-from stream_ssl.methods import Method
+from stream_ssl.methods import Method, Samples
 
 
 class Outcome(NamedTuple):
@@ -38,7 +38,7 @@ class Updates:
 
     Args:
         method: what is trained.
-        memory: read for negatives, never written.
+        memory: read for negatives; a method may encode it anew before it looks.
         views: the augmentation.
         settings: of the optimiser.
         schedule: factor of the learning rate by step.
@@ -67,13 +67,16 @@ class Updates:
 
     def update(self, inputs: Inputs, step: int, phases: Phases) -> Outcome:
         """Learn from a batch; the keys are those of the key encoder before it follows."""
+        self._method.begin(step)
         with phases("data"):
             views = [self._views(inputs.image_BCHW) for _ in range(self._method.views)]
         # A forward pass on numbers that are not finite leaves them in BatchNorm's averages.
         buffers = [(buffer, buffer.clone()) for buffer in self._method.buffers()]
         rate = self._settings.learning_rate * self._schedule(step)
+        with phases("memory"), self._autocast():
+            self._method.prepare(self._memory, self._see)
         with phases("forward"), self._autocast():
-            output = self._method(views, inputs.ids_B, inputs.hashes_B, self._memory)
+            output = self._method(views, self._known(inputs), self._memory)
             loss = float(output.loss.loss.detach())
             usable = is_usable(output.keys_BD)
         with phases("backward"):
@@ -122,6 +125,11 @@ class Updates:
         self._optimiser.step()
         self._method.after_update()
         return None, float(norm)
+
+    def _known(self, inputs: Inputs) -> Samples:
+        """Labels are for oracles alone."""
+        labels_B = inputs.labels_B if self._method.needs_labels else None
+        return Samples(inputs.ids_B, inputs.hashes_B, labels_B)
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(

@@ -37,13 +37,13 @@ def spied(learner: Learner) -> list[SimpleNamespace]:
         seen.append(SimpleNamespace(kind="encode", keys=keys_BD, weights=weights()))
         return keys_BD
 
-    def learn(views, ids_B, hashes_B, memory):
+    def learn(views, samples, memory):
         method.encode_keys = encode  # of its own positives: not what is spied on
-        out = forward(views, ids_B, hashes_B, memory)
+        out = forward(views, samples, memory)
         method.encode_keys = encode_keys
         held = memory.ids.clone()
         seen.append(
-            SimpleNamespace(kind="learn", keys=out.keys_BD, ids=ids_B, held=held, weights=weights())
+            SimpleNamespace(kind="learn", keys=out.keys_BD, ids=samples.ids_B, held=held, weights=weights())
         )
         return out
 

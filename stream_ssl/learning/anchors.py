@@ -1,0 +1,82 @@
+"""What an update is made on: the batch of the stream, one drawn from the memory, or a mix.
+
+Shapes: B samples.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from stream_ssl.learning.exchange import Exchange, Meeting
+from stream_ssl.learning.inputs import Inputs
+from stream_ssl.learning.phases import Phases
+from stream_ssl.learning.updates import Outcome, Updates
+
+Source = Literal["stream", "memory", "mixed"]
+
+
+class Anchors:
+    """Lets a batch of the stream join the memory, and learns where an update is due.
+
+    Args:
+        source: "stream", "memory" or "mixed".
+        share: of a mixed training batch that is of the stream.
+        updates: who encodes and updates.
+        exchange: with the memory.
+    """
+
+    def __init__(self, source: Source, share: float, updates: Updates, exchange: Exchange) -> None:
+        self._source, self._share = source, share
+        self._updates, self._exchange = updates, exchange
+
+    def __call__(
+        self, inputs: Inputs, step: int, due: bool, phases: Phases
+    ) -> tuple[Outcome, Meeting]:
+        """What became of the update ("pace": none was due), and how the batch met the memory."""
+        if not due:
+            arrived = self._updates.encode(inputs.image_BCHW, phases)
+            return arrived, self._exchange.admit(inputs, arrived, phases)
+        if self._source == "memory":
+            return self._from_memory(inputs, step, phases)
+        if self._source == "mixed":
+            return self._from_both(inputs, step, phases)
+        outcome = self._updates.update(inputs, step, phases)
+        return outcome, self._exchange.admit(inputs, outcome, phases)
+
+    def _from_memory(self, inputs: Inputs, step: int, phases: Phases) -> tuple[Outcome, Meeting]:
+        """Let the batch join, then learn from what is drawn."""
+        arrived = self._updates.encode(inputs.image_BCHW, phases)
+        met = self._exchange.admit(inputs, arrived, phases)
+        if not self._exchange.can_draw:  # the very first keys were not usable
+            return arrived._replace(skipped="keys"), met
+        drawn = self._exchange.draw(len(inputs), phases)
+        outcome = self._updates.update(drawn, step, phases)
+        return self._exchange.write_back(drawn, outcome, phases), met
+
+    def _from_both(self, inputs: Inputs, step: int, phases: Phases) -> tuple[Outcome, Meeting]:
+        """Learn from a part of the batch and from what is drawn, then let the batch join: what is
+        drawn was there before, and is in its slot still when its fresh key goes back."""
+        arrived = self._updates.encode(inputs.image_BCHW, phases)
+        count = min(len(inputs) - 1, max(1, round(self._share * len(inputs))))
+        if not count or not self._exchange.can_draw:
+            outcome = self._updates.update(inputs, step, phases)
+        else:
+            chosen = torch.randperm(len(inputs))[:count].sort().values
+            drawn = self._exchange.draw(len(inputs) - count, phases)
+            outcome = self._updates.update(inputs.of(chosen).joined(drawn), step, phases)
+            keys_BD = outcome.keys_BD[count:]
+            outcome = self._exchange.write_back(drawn, outcome._replace(keys_BD=keys_BD), phases)
+        return outcome, self._exchange.admit(inputs, arrived, phases)
+
+
+def check_anchors(source: str, share: float) -> None:
+    """ValueError unless the source is one, and the share is between nothing and all."""
+    if source not in ("stream", "memory", "mixed"):
+        raise ValueError(f'anchors is {source!r}: choose "stream", "memory" or "mixed"')
+    if not 0 < share < 1:
+        raise ValueError(
+            f"stream_share is {share}: the part of a mixed batch that is of the stream lies "
+            'within (0, 1). For all of one choose anchors "stream" or "memory"'
+        )

@@ -1,0 +1,191 @@
+"""What anchors are compared with: their batch and the memory, and what of it is left out.
+
+Shapes: B anchors, S keys of the batch, n negatives of the memory, N = S + n, D embedding, M
+positives.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from stream_ssl.losses import Loss, LossOutput
+from stream_ssl.methods.base import Samples
+
+if TYPE_CHECKING:
+    from memory import WorkingMemory
+    from memory.draws import Negatives
+
+How = Literal["uniform", "hardest", "stratified"]
+
+BATCHES = 2
+"""A loss made for batch-sized N takes at most so many batches of the memory."""
+
+LARGEST_PRIOR = 0.5
+
+
+class Against(NamedTuple):
+    """Negatives [N, D], or [B, N, D] where each anchor has its own, and what is known of them."""
+
+    negative: Tensor
+    mask_BN: Tensor  # True: left out, being the anchor itself or a copy
+    same_BN: Tensor | None  # True: known by its label to share the anchor's class
+
+    def joined(self, other: Against) -> Against:
+        """These and the others."""
+        anchors = len(self.mask_BN)
+        parts = [self.negative, other.negative.to(self.negative)]
+        if any(part.ndim == 3 for part in parts):
+            parts = [part if part.ndim == 3 else part.expand(anchors, -1, -1) for part in parts]
+        same_BN = None
+        if self.same_BN is not None and other.same_BN is not None:
+            same_BN = torch.cat([self.same_BN, other.same_BN], dim=1)
+        mask_BN = torch.cat([self.mask_BN, other.mask_BN], dim=1)
+        return Against(torch.cat(parts, dim=-2), mask_BN, same_BN)
+
+
+def batch(key_SD: Tensor, anchors: Samples, keys: Samples) -> Against:
+    """The keys of a batch, without those of the anchor's own sample or content."""
+    mask_BS = anchors.ids_B.unsqueeze(1) == keys.ids_B
+    if anchors.hashes_B is not None and keys.hashes_B is not None:
+        hashes_B1 = anchors.hashes_B.unsqueeze(1)
+        mask_BS |= (hashes_B1 == keys.hashes_B) & (hashes_B1 != 0)
+    return Against(key_SD, mask_BS, same_class(anchors.labels_B, keys.labels_B))
+
+
+class Held:
+    """Which slots of the memory anchors are compared with.
+
+    Args:
+        negatives: n, slots of the memory that an anchor is compared with; null: all.
+        negatives_by: how n are chosen: "uniform"; "hardest", for each anchor those most similar to
+            it; "stratified", from each k-means cell as many as from any other. Drawn by torch's
+            global generator.
+    """
+
+    def __init__(self, negatives: int | None, negatives_by: How) -> None:
+        if negatives is not None and negatives < 1:
+            raise ValueError(f"negatives is {negatives}: at least 1 of the memory, or null for all")
+        if negatives_by not in ("uniform", "hardest", "stratified"):
+            raise ValueError(
+                f'negatives_by is {negatives_by!r}: choose "uniform", "hardest" or "stratified"'
+            )
+        if negatives is None and negatives_by != "uniform":
+            raise ValueError(
+                f"negatives_by={negatives_by!r} chooses among the memory, and all of it is taken: "
+                "say how many with negatives"
+            )
+        self.negatives, self.negatives_by = negatives, negatives_by
+
+    def __call__(self, z_BD: Tensor, anchors: Samples, memory: WorkingMemory) -> Against:
+        """Of the memory, what these anchors are compared with."""
+        held = self._chosen(z_BD, anchors, memory)
+        device = anchors.ids_B.device
+        mask_Bn = memory.mask(anchors.ids_B, anchors.hashes_B, held).to(device)
+        labels_n = None if anchors.labels_B is None else self._labels(held, memory).to(device)
+        return Against(held.z_ND.to(device), mask_Bn, same_class(anchors.labels_B, labels_n))
+
+    def check(self, loss: Loss, capacity: int, batch: int | None, views: int = 1) -> None:
+        """ValueError unless the memory has as many, and the loss bears as many.
+
+        Args:
+            loss: what they are for.
+            capacity: of the memory.
+            batch: samples of a batch, where known.
+            views: of each sample that are negatives too.
+        """
+        if self.negatives is not None and self.negatives > capacity:
+            raise ValueError(
+                f"negatives is {self.negatives} and the memory holds {capacity}: ask for at most "
+                "as many, or null for all"
+            )
+        if batch is not None:
+            drawn = capacity if self.negatives is None else self.negatives
+            check_size(loss, batch, views, drawn)
+
+    def _chosen(self, z_BD: Tensor, anchors: Samples, memory: WorkingMemory) -> Negatives:
+        if self.negatives is None:
+            return memory.negatives()
+        if self.negatives_by == "hardest":
+            return memory.negatives(
+                self.negatives,
+                how="hardest",
+                anchors=z_BD.detach(),
+                ids_B=anchors.ids_B,
+                hashes_B=anchors.hashes_B,
+                each=True,
+            )
+        # Not by the memory's own generator: a forward pass leaves the memory as it is.
+        drawn_by = torch.default_generator
+        return memory.negatives(self.negatives, drawn_by, how=self.negatives_by)
+
+    def _labels(self, held: Negatives, memory: WorkingMemory) -> Tensor:
+        """A draw does not tell its slots; a sample's label follows from its id as well."""
+        if self.negatives is None:
+            return memory.labels
+        ordered = torch.sort(memory.ids)
+        at = torch.searchsorted(ordered.values, held.ids_N.contiguous())
+        return memory.labels[ordered.indices][at]
+
+
+def check_size(loss: Loss, batch: int, views: int, drawn: int) -> None:
+    """ValueError unless the loss bears so many views of a batch and so many of the memory."""
+    total, most = views * batch + drawn, getattr(loss, "most_negatives", math.inf)
+    if loss.batch_sized and (drawn > BATCHES * batch or total > most):
+        raise ValueError(
+            f"{type(loss).__name__} is made for batch-sized N, and this would be {views} x {batch} "
+            f"of the batch and {drawn} of the memory: its gradient vanishes as 1 / (N + 2). Set "
+            f"negatives to {batch}, a batch; at most {BATCHES * batch} of the memory, and {most} "
+            "in all"
+        )
+
+
+def apply(
+    loss: Loss,
+    z_BD: Tensor,
+    positive_BMD: Tensor,
+    against: Against,
+    memory: WorkingMemory,
+    **more: Any,
+) -> LossOutput:
+    """The loss, with what it reads besides: labels, the prior that the memory measures, or
+    what a method has for its own loss."""
+    if loss.needs_labels and against.same_BN is None:
+        raise ValueError(
+            f"{type(loss).__name__} reads labels and there are none: stream labelled samples, or "
+            "choose a loss without an oracle"
+        )
+    return loss(  # type: ignore[no-any-return]
+        z_BD,
+        positive_BMD,
+        against.negative,
+        against.mask_BN,
+        same_BN=against.same_BN if loss.needs_labels else None,
+        prior_B=prior(z_BD, memory) if loss.needs_prior else None,
+        **more,
+    )
+
+
+@torch.no_grad()
+def prior(z_BD: Tensor, memory: WorkingMemory) -> Tensor:
+    """tau+ of each anchor, float32 [B]: its expected collision probability with the memory (DUEL,
+    Definition 2), within [1 / capacity, 0.5]."""
+    prior_B = memory.collisions(z_BD.detach()).to(z_BD.device, torch.float32)
+    return prior_B.clamp(min(1 / memory.capacity, LARGEST_PRIOR), LARGEST_PRIOR)
+
+
+def same_class(labels_B: Tensor | None, labels_N: Tensor | None) -> Tensor | None:
+    """bool [B, N], where both are known (>= 0) and equal; None where there are no labels."""
+    if labels_B is None or labels_N is None:
+        return None
+    return (labels_B.unsqueeze(1) == labels_N) & (labels_B >= 0).unsqueeze(1)
+
+
+def unit(z_BD: Tensor) -> Tensor:
+    """Rows of unit norm."""
+    # In float32 whatever autocast computed: the memory refuses rows that are off unit norm.
+    return F.normalize(z_BD.float(), dim=1)

@@ -1,0 +1,85 @@
+"""A network that follows the trained one slowly, and encodes the keys.
+
+Shapes: B samples, C channels, H height, W width, D embedding.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from stream_ssl.losses import Loss
+from stream_ssl.methods.against import unit
+from stream_ssl.methods.base import Method
+from stream_ssl.methods.norm import Statistics, check_statistics, forget_statistics
+
+
+class Momentum(Method):
+    """A method whose keys come from copies of encoder and projector that follow their weights.
+
+    BatchNorm: the trained encoder normalises with the statistics of its batch. What the key
+    encoder does is `key_statistics`. "batch": it normalises with the statistics of the batch of
+    keys and keeps none, so that keys are sound from the first step on; what a key knows of its
+    batch can leak to its anchor. "average": it runs on buffers that follow the trained encoder's
+    by the same momentum as the weights (as in EMAN, Cai et al. 2021). A key is then a function of
+    its own image alone and nothing leaks, but the buffers start far from the truth: for runs of
+    many times 1 / (1 - momentum) updates.
+
+    Args:
+        encoder, projector, loss, views: as for `Method`; encoder and projector are copied.
+        momentum: share of the key encoder that each update keeps, in [0, 1).
+        key_statistics: what the key encoder's BatchNorm uses, "batch" or "average".
+    """
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        projector: nn.Module,
+        loss: Loss,
+        views: int,
+        momentum: float,
+        key_statistics: Statistics,
+    ) -> None:
+        super().__init__(encoder, projector, loss, views)
+        if not 0 <= momentum < 1:
+            raise ValueError(f"momentum is {momentum}: the key encoder follows only within [0, 1)")
+        check_statistics(key_statistics)
+        self.momentum = momentum
+        self.key_encoder = copy.deepcopy(encoder).requires_grad_(False)
+        self.key_projector = copy.deepcopy(projector).requires_grad_(False)
+        if key_statistics == "batch":
+            forget_statistics(self.key_encoder)
+            forget_statistics(self.key_projector)
+
+    @torch.no_grad()
+    def encode_keys(self, image_BCHW: Tensor) -> Tensor:
+        return unit(self.key_projector(self.key_encoder(image_BCHW)))
+
+    @torch.no_grad()
+    def after_update(self) -> None:
+        follow(self.encoder, self.key_encoder, 1 - self.momentum)
+        follow(self.projector, self.key_projector, 1 - self.momentum)
+
+    def train(self, mode: bool = True) -> Self:
+        """As for any module, but the key encoder stays in evaluation mode."""
+        super().train(mode)
+        self.key_encoder.eval()
+        self.key_projector.eval()
+        return self
+
+
+def follow(followed: nn.Module, follower: nn.Module, share: float) -> None:
+    """Weights and floating buffers move by `share` of the way; counters are copied."""
+    weights: list[Tensor] = list(follower.parameters())
+    if weights:
+        sources: list[Tensor] = list(followed.parameters())
+        torch._foreach_lerp_(weights, sources, share)
+    source = dict(followed.named_buffers())
+    for name, buffer in follower.named_buffers():
+        if buffer.is_floating_point():
+            buffer.lerp_(source[name], share)
+        else:
+            buffer.copy_(source[name])

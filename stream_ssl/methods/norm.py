@@ -1,0 +1,77 @@
+"""BatchNorm where it meets a single value, and whose statistics it uses.
+
+Shapes: B samples, C channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+Statistics = Literal["average", "batch"]
+
+
+class _Single:
+    """Of one value a channel there is no variance, and torch refuses it. Such an input is
+    normalised by the running averages, which it leaves alone; where none are kept the value is its
+    own mean, so what comes out is the bias."""
+
+    def forward(self: _BatchNorm, value: Tensor) -> Tensor:  # type: ignore[misc]
+        if value.numel() != value.shape[1] or not (self.training or self.running_mean is None):
+            normalised: Tensor = super().forward(value)  # type: ignore[misc]
+            return normalised
+        shape = [1, -1] + [1] * (value.ndim - 2)
+        mean, variance = value.flatten(), torch.ones_like(value).flatten()
+        if self.track_running_stats and self.running_mean is not None:
+            assert self.running_var is not None, "averages are kept together"
+            mean, variance = self.running_mean, self.running_var
+        out = (value - mean.view(shape)) * torch.rsqrt(variance.view(shape) + self.eps)
+        if self.affine:
+            out = out * self.weight.view(shape) + self.bias.view(shape)
+        return out
+
+
+class BatchNorm1d(_Single, nn.BatchNorm1d):
+    """torch's, but a batch of one sample is no error."""
+
+
+class BatchNorm2d(_Single, nn.BatchNorm2d):
+    """torch's, but a single value a channel is no error."""
+
+
+def forget_statistics(module: nn.Module) -> None:
+    """Let every BatchNorm use the statistics of its batch, in evaluation mode too."""
+    for layer in layers(module):
+        layer.track_running_stats = False
+        layer.running_mean = layer.running_var = layer.num_batches_tracked = None
+
+
+@contextmanager
+def normalising_by(statistics: Statistics, *modules: nn.Module) -> Iterator[None]:
+    """Every BatchNorm uses its batch's statistics, or its running averages, and changes neither."""
+    found = [layer for module in modules for layer in layers(module)]
+    before = [(layer.training, layer.track_running_stats) for layer in found]
+    try:
+        for layer in found:
+            layer.training = statistics == "batch"
+            layer.track_running_stats &= statistics == "average"
+        yield
+    finally:
+        for layer, (training, tracks) in zip(found, before, strict=True):
+            layer.training, layer.track_running_stats = training, tracks
+
+
+def layers(module: nn.Module) -> list[_BatchNorm]:
+    """Every BatchNorm of a network."""
+    return [layer for layer in module.modules() if isinstance(layer, _BatchNorm)]
+
+
+def check_statistics(statistics: str) -> None:
+    """ValueError unless it is one of the two."""
+    if statistics not in ("average", "batch"):
+        raise ValueError(f'key_statistics is {statistics!r}: choose "average" or "batch"')
