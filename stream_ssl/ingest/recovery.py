@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stream_ssl.ingest import segment_check
+from stream_ssl.ingest.durable import sync
 from stream_ssl.ingest.layout import (
     MAGIC,
     Damaged,
@@ -29,7 +30,6 @@ from stream_ssl.ingest.segment import (
     file_bytes,
     list_segments,
     publish_segment,
-    sync_folder,
     tidy,
 )
 from stream_ssl.wire import Data, WireError
@@ -105,7 +105,7 @@ def _repair(found: Recovered, first: int, path: Path, bound: int | None, error: 
         _adopt(found, first, path)
     if bound is None:  # what came after its last intact record is unknown: leave it a gap
         found.last = first + MAX_RECORDS
-    sync_folder(folder)
+    sync(folder)
     log.error(
         "journal segment %s is damaged: %s; %d intact records were taken over, the original was "
         "set aside as %s",

@@ -8,7 +8,6 @@ databases lie in each: `meta` (format), `records` (position, 8 bytes big-endian 
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import threading
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ from typing import Any
 import lmdb
 import msgpack
 
+from stream_ssl.ingest.durable import sync
 from stream_ssl.ingest.layout import PAGE, Damaged, ProducerState, key_of, position_of, unpack_head
 
 FORMAT = 1
@@ -170,7 +170,7 @@ def create_segment(
                 txn.put(key_of(position), value, db=database, append=True)
     finally:
         env.close()
-    sync_folder(fresh)
+    sync(fresh)
     return fresh
 
 
@@ -183,7 +183,7 @@ def publish_segment(fresh: Path, path: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         path.rename(gone)
     fresh.rename(path)
-    sync_folder(path.parent)
+    sync(path.parent)
     shutil.rmtree(gone, ignore_errors=True)
 
 
@@ -194,7 +194,7 @@ def tidy(folder: Path) -> None:
         fresh = folder / f".new-{path.name}"
         if fresh.exists() and not path.exists():
             fresh.rename(path)
-            sync_folder(folder)
+            sync(folder)
         shutil.rmtree(gone)
     for fresh in folder.glob(f".new-{PREFIX}*"):
         shutil.rmtree(fresh)
@@ -203,15 +203,6 @@ def tidy(folder: Path) -> None:
 def put_state(txn: Any, producers: Any, name: str, state: ProducerState) -> None:
     """Writes a producer's state within a transaction."""
     txn.put(name.encode(), msgpack.packb((state.sequence, state.position)), db=producers)
-
-
-def sync_folder(path: Path) -> None:
-    """Makes names in a folder durable."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def delete_segment(path: Path) -> None:
