@@ -16,7 +16,7 @@ from safetensors.torch import load, save
 
 from memory import WorkingMemory
 from memory.eviction import POLICIES, Feedback, KappaBandit, MostDuplicated, Policy, policy
-from memory.eviction.bandit import Arms
+from memory.eviction.bandit import NOT_YET, Arms
 from memory.scores import VonMisesFisher
 from memory.stats import effective_classes
 from tests.naive import unit_rows
@@ -88,6 +88,49 @@ def test_the_bandit_is_most_duplicated_with_the_arm_of_the_moment() -> None:
         seen.add(arm)
     assert seen == {0, 1, 2}
     assert torch.equal(bandit.arms.sum_A, arms.sum_A)
+
+
+def test_an_arm_holds_until_as_many_joined_as_there_are_slots() -> None:
+    z_ND = unit_rows(np.random.default_rng(3), "clustered", 1000, 6)
+    bandit = KappaBandit((0.05, 0.2, 1.0), interval=2, explore=1.0)
+    memory = WorkingMemory(40, 6, bandit, seed=5)
+    joined, choices = 0, []
+    for part in torch.arange(1000).split(9):
+        began, pulled = bandit._before, bandit.arms.weight_A.clone()
+        inserted = memory.add(part, z_ND[part]).inserted
+        joined += inserted if began != NOT_YET else 0
+        if not torch.equal(bandit.arms.weight_A, pulled):
+            choices.append(joined)
+            joined = 0
+        loaded = WorkingMemory(40, 6, twin := KappaBandit((0.05, 0.2, 1.0), 2, 1.0))
+        loaded.load_state_dict(memory.state_dict())
+        assert twin._joined == bandit._joined == joined
+    assert choices == [45] * 21  # the first five batches of nine that make 40
+
+
+def test_a_state_that_counted_no_newcomers_is_read() -> None:
+    z_ND = unit_rows(np.random.default_rng(3), "clustered", 200, 6)
+    memory = WorkingMemory(40, 6, bandit := KappaBandit(interval=2))
+    for part in torch.arange(200).split(9):
+        memory.add(part, z_ND[part])
+    state = memory.state_dict()
+    state["eviction.arm"] = state["eviction.arm"][:2]
+    loaded = WorkingMemory(40, 6, again := KappaBandit(interval=2))
+    loaded.load_state_dict(state)
+    assert (again.kappa, again._batches, again._joined) == (bandit.kappa, bandit._batches, 0)
+
+
+def test_a_bandit_may_count_approximately() -> None:
+    z_ND = unit_rows(np.random.default_rng(3), "clustered", 900, 6)
+    memory = WorkingMemory(40, 6, KappaBandit((0.05, 0.2), 1, explore=1.0, index="ivf"), seed=5)
+    for part in torch.arange(900).split(20):
+        memory.add(part, z_ND[part])
+        assert memory.check_valid() == (True, "")
+    loaded = WorkingMemory(40, 6, KappaBandit((0.05, 0.2), 1, explore=1.0, index="ivf"))
+    loaded.load_state_dict(memory.state_dict())
+    assert torch.equal(loaded.counts(), memory.counts())
+    with pytest.raises(ValueError, match="index is 'fast'"):
+        KappaBandit(index="fast")  # type: ignore[arg-type]
 
 
 def test_a_saved_bandit_goes_on_with_its_arms() -> None:
