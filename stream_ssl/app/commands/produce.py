@@ -13,7 +13,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 from producers import Producer
 from producers.errors import DeadlineError, ProducerError
-from producers.shaping import Shaped
+from producers.shaping import Continual, Shaped
 from producers.sources import SOURCES, Source
 from stream_ssl.app.failures import Failure, configuring, reported
 from stream_ssl.app.signals import stop_on_signals
@@ -65,6 +65,7 @@ def source_parser(name: str) -> ArgumentParser:
         "--connect_seconds", type=float, default=30.0, help="give up when nobody answers that long"
     )
     parser.add_class_arguments(SOURCES[name], "source", instantiate=False)
+    parser.add_class_arguments(Continual, "continual", skip={"source"}, instantiate=False)
     parser.add_class_arguments(Shaped, "shape", skip={"source"}, instantiate=False)
     parser.add_class_arguments(Producer, "producer", skip=GIVEN, instantiate=False)
     return parser
@@ -73,7 +74,7 @@ def source_parser(name: str) -> ArgumentParser:
 def produce(settings: Namespace, cls: Callable[..., Source], stop: threading.Event) -> None:
     """Send a source's samples until it ends or `stop` is set."""
     with configuring():
-        source = Shaped(cls(**settings.source), **settings.shape)
+        source = Shaped(continual(cls(**settings.source), settings.continual), **settings.shape)
         producer = Producer(
             settings.to,
             settings.name,
@@ -87,6 +88,12 @@ def produce(settings: Namespace, cls: Callable[..., Source], stop: threading.Eve
             send_all(source, producer, settings.connect_seconds, stop)
     except ProducerError as error:
         raise Failure(f"producer {settings.name!r}: {error}") from error
+
+
+def continual(source: Source, settings: Namespace) -> Source:
+    """The source in tasks, where that is asked for; its samples then need labels."""
+    asked = settings.kind != "keep" or settings.imbalance > 1
+    return Continual(source, **settings) if asked else source
 
 
 def send_all(source: Shaped, producer: Producer, patience: float, stop: threading.Event) -> None:

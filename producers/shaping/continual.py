@@ -1,0 +1,254 @@
+"""Any labelled source as a continual stream: its classes come in tasks, one way or another."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from producers.sources.base import Facts, Source, checked, misfit
+from stream_ssl.wire.sample import Position, Sample
+
+Kind = Literal["keep", "incremental", "blurred", "blocks", "concurrent"]
+Profile = Literal["one", "tail"]
+Given = tuple[Sample, Position]
+DRAWS = 1024  # of a generator at once
+
+
+class Continual:
+    """Orders a source by task, where a task is a group of classes.
+
+    - "incremental": class-incremental, task after task, each to its end.
+    - "blurred": the same with blurred boundaries: over the last `blur` samples of a task and the
+      first `blur` of the next, the chance of the next rises evenly from 0 to 1.
+    - "blocks": sequential blocks of `block` samples of one task, the tasks in a new order in each
+      round; what is over when a task ends comes as a shorter block.
+    - "concurrent": `concurrent` tasks at once, each sample from one of them by an even draw; when
+      one ends, the next begins in its place.
+    - "keep": the order of the source; of use with an imbalance.
+
+    A task gives its samples in the source's order, each once. Nothing is held but `blur` samples:
+    the source is read anew for each task, and a position is gone on from by reading again up to
+    it. So the source must end and give the same samples again: files, not a camera.
+
+    Args:
+        source: what is ordered; every sample carries a label.
+        kind: how.
+        classes: how many the source has, labelled 0, 1, ...
+        tasks: groups that they are divided into, of equal size, the first taking the remainder;
+            null: each class is a task.
+        shuffle_classes: draw which classes form a task; False: in order of their labels.
+        per_task: samples after which a task ends; null: all that the source has.
+        blur: samples of a task that are mixed with its neighbour's, at either side of "blurred".
+        block: samples of a block of "blocks".
+        concurrent: tasks at once in "concurrent".
+        imbalance: how many times as frequent the most frequent class becomes as the rarest, 1 or
+            more; samples of the others are left out.
+        profile: "one": the first class is `imbalance` times as frequent as each other (DUEL);
+            "tail": from each class to the next by the same factor (long-tailed, Cui et al., 2019).
+            Classes count in the order of the tasks.
+        seed: the key of all randomness.
+
+    Raises:
+        ValueError: an argument lies outside its range; while running, a sample without a label or
+            of a class beyond `classes`.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        kind: Kind = "keep",
+        classes: int = 10,
+        tasks: int | None = None,
+        shuffle_classes: bool = False,
+        per_task: int | None = None,
+        blur: int = 500,
+        block: int = 500,
+        concurrent: int = 2,
+        imbalance: float = 1.0,
+        profile: Profile = "one",
+        seed: int = 0,
+    ) -> None:
+        tasks = classes if tasks is None else tasks
+        for what, value, low, high in (
+            ("classes", classes, 1, 2**20),
+            ("tasks", tasks, 1, classes),
+            ("per_task", 1 if per_task is None else per_task, 1, 2**62),
+            ("blur", blur, 1, 2**20),
+            ("block", block, 1, 2**31),
+            ("concurrent", concurrent, 1, tasks if kind == "concurrent" else 2**31),
+            ("imbalance", imbalance, 1.0, 1e9),
+            ("seed", seed, 0, 2**62),
+        ):
+            if not low <= value <= high:
+                raise ValueError(f"{what} {value}: must lie in [{low:g}, {high:g}]")
+        if kind not in ORDERS:
+            raise ValueError(f"kind {kind!r}: choose one of {', '.join(ORDERS)}")
+        if profile not in ("one", "tail"):
+            raise ValueError(f'profile {profile!r}: choose "one" or "tail"')
+        endless = any(getattr(source, limit, 1) is None for limit in ("epochs", "count"))
+        if kind != "keep" and per_task is None and endless:
+            raise ValueError(
+                f"source {source.name!r} never ends, so its first task would not: set its epochs "
+                "or count, or per_task"
+            )
+        self.source, self.name, self.kind = source, source.name, kind
+        order_C = np.arange(classes)
+        if shuffle_classes:
+            order_C = np.random.default_rng([seed, 0]).permutation(classes)
+        self.tasks = [part.tolist() for part in np.array_split(order_C, tasks)]
+        self._task_C = np.empty(classes, np.int64)
+        for task, part in enumerate(self.tasks):
+            self._task_C[part] = task
+        self._kept_C = kept_shares(order_C, imbalance, profile)
+        self._per_task, self._blur, self._block = per_task, blur, block
+        self._concurrent, self._seed = concurrent, seed
+        self._facts: Facts = {
+            "source": self.name,
+            "kind": kind,
+            "classes": classes,
+            "tasks": tasks,
+            "shuffle_classes": shuffle_classes,
+            "per_task": per_task,
+            "width": {"blurred": blur, "blocks": block, "concurrent": concurrent}.get(kind),
+            "imbalance": f"{imbalance} {profile}",
+            "seed": seed,
+        }
+
+    def samples(self, position: Position = None) -> Iterator[tuple[Sample, Position]]:
+        """Each sample with the position after it; see `Source`."""
+        sent = 0
+        if position is not None:
+            sent = checked(position, self._facts, self.name)
+            if type(sent) is not int or sent < 0:
+                raise misfit(self.name, f"{sent!r:.80} is no number of samples")
+            # Only to let the source say whether the position was taken from it.
+            self.source.samples(position.get("inner"))
+        return itertools.islice(self._marked(), sent, None)
+
+    def stop(self) -> None:
+        """From any thread, as the source has it."""
+        stop = getattr(self.source, "stop", None)
+        if stop is not None:
+            stop()
+
+    def _marked(self) -> Iterator[tuple[Sample, Position]]:
+        for number, (sample, inner) in enumerate(ORDERS[self.kind](self), start=1):
+            yield sample, {"at": number, "inner": inner, "of": self._facts}
+
+    def _task(self, task: int | None) -> Iterator[Given]:
+        """The samples of one task, or of all; thinned by class."""
+        thinning = uniforms(self._seed, 1, -1 if task is None else task)
+        given = (
+            item
+            for item in self.source.samples()
+            if task is None or self._task_C[self._label(item[0])] == task
+        )
+        kept = (item for item in given if next(thinning) < self._kept_C[self._label(item[0])])
+        return itertools.islice(kept, None if task is None else self._per_task)
+
+    def _label(self, sample: Sample) -> int:
+        if sample.label is None or sample.label >= len(self._task_C):
+            held = "carries no label" if sample.label is None else f"is of class {sample.label}"
+            raise ValueError(
+                f"source {self.name!r}: sample {sample.id!r} {held}, and tasks are made of the "
+                f"classes 0 to {len(self._task_C) - 1}; give a labelled source, and set classes"
+            )
+        return sample.label
+
+    def _lanes(self) -> list[Iterator[Given]]:
+        return [self._task(task) for task in range(len(self.tasks))]
+
+    def _keep(self) -> Iterator[Given]:
+        return self._task(None)
+
+    def _incremental(self) -> Iterator[Given]:
+        return itertools.chain.from_iterable(self._lanes())
+
+    def _blurred(self) -> Iterator[Given]:
+        chance = uniforms(self._seed, 2)
+        ending: deque[Given] = deque()
+        for lane in self._lanes():
+            if ending:
+                beginning = deque(itertools.islice(lane, self._blur))
+                yield from merge(ending, beginning, chance)
+            ending = deque()
+            for item in lane:
+                ending.append(item)
+                if len(ending) > self._blur:
+                    yield ending.popleft()
+        yield from ending
+
+    def _blocks(self) -> Iterator[Given]:
+        lanes = dict(enumerate(self._lanes()))
+        for number in itertools.count():
+            live = np.array(sorted(lanes), dtype=np.int64)
+            for task in np.random.default_rng([self._seed, 3, number]).permutation(live).tolist():
+                sent = 0
+                for item in itertools.islice(lanes[task], self._block):
+                    sent += 1
+                    yield item
+                if sent < self._block:
+                    del lanes[task]
+            if not lanes:
+                return
+
+    def _concurrently(self) -> Iterator[Given]:
+        waiting = iter(self._lanes())
+        running = list(itertools.islice(waiting, self._concurrent))
+        chance = uniforms(self._seed, 4)
+        while running:
+            chosen = int(next(chance) * len(running))
+            item = next(running[chosen], None)
+            if item is not None:
+                yield item
+            elif (lane := next(waiting, None)) is not None:
+                running[chosen] = lane
+            else:
+                del running[chosen]
+
+
+ORDERS: dict[str, Callable[[Continual], Iterator[Given]]] = {
+    "keep": Continual._keep,
+    "incremental": Continual._incremental,
+    "blurred": Continual._blurred,
+    "blocks": Continual._blocks,
+    "concurrent": Continual._concurrently,
+}
+
+
+def kept_shares(
+    order_C: NDArray[np.int64], imbalance: float, profile: Profile
+) -> NDArray[np.float64]:
+    """The share of each class's samples that is kept, by label; 1 for the first of the order.
+
+    >>> kept_shares(np.array([1, 0, 2]), 4.0, "tail").tolist()
+    [0.5, 1.0, 0.25]
+    """
+    rank_C = np.empty(len(order_C), np.float64)
+    rank_C[order_C] = np.arange(len(order_C))
+    if profile == "one":
+        return np.where(rank_C == 0, 1.0, 1.0 / imbalance)
+    return imbalance ** (-rank_C / max(len(order_C) - 1, 1))
+
+
+def merge(
+    ending: deque[Given], beginning: deque[Given], chance: Iterator[float]
+) -> Iterator[Given]:
+    """All of both, each in order; the chance of the second rises evenly from 0 to 1."""
+    total = len(ending) + len(beginning)
+    for place in range(total):
+        second = next(chance) < (place + 0.5) / total
+        chosen = beginning if (second and beginning) or not ending else ending
+        yield chosen.popleft()
+
+
+def uniforms(*key: int) -> Iterator[float]:
+    """Endless draws from [0, 1), a function of the key."""
+    rng = np.random.default_rng([number + 1 for number in key])
+    while True:
+        yield from rng.random(DRAWS).tolist()

@@ -1,0 +1,251 @@
+"""Continual streams follow the laws that their arguments name."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+from source_files import pixels, write_idx, write_images
+
+from producers.shaping import Continual, Shaped
+from producers.shaping.continual import kept_shares
+from producers.sources import IdxDataset, Synthetic, WatchedFolder
+from stream_ssl.wire.sample import check_position
+
+KINDS = {
+    "keep": {"imbalance": 3},
+    "incremental": {"tasks": 5},
+    "blurred": {"tasks": 5, "blur": 30},
+    "blocks": {"tasks": 5, "block": 17},
+    "concurrent": {"tasks": 5, "concurrent": 3},
+}
+
+
+@pytest.fixture
+def balanced(tmp_path):
+    """Ten classes of 100 images each, 8 x 8 grey, one pass in random order."""
+    write_idx(tmp_path, "train", pixels(1000, 8, 8), np.arange(1000) % 10, packed=False)
+    return IdxDataset(tmp_path)
+
+
+def draw(source):
+    return [sample for sample, _ in source.samples()]
+
+
+def labels(source):
+    return np.array([sample.label for sample in draw(source)])
+
+
+def sigmas(share, law, count):
+    return abs(share - law) / np.sqrt(law * (1 - law) / count)
+
+
+@pytest.mark.parametrize("kind", ["incremental", "blurred", "blocks", "concurrent"])
+def test_every_sample_comes_once_and_a_task_keeps_the_sources_order(balanced, kind):
+    stream = Continual(balanced, kind, **KINDS[kind])
+    ids = [sample.id for sample in draw(stream)]
+    assert sorted(ids) == sorted(sample.id for sample in draw(balanced))
+    for task in stream.tasks:
+        given = [sample.id for sample in draw(balanced) if sample.label in task]
+        assert [sample.id for sample in draw(stream) if sample.label in task] == given
+
+
+def test_incremental_is_task_after_task(balanced):
+    task = labels(Continual(balanced, "incremental", tasks=5)) // 2
+    assert np.array_equal(task, np.repeat(np.arange(5), 200))
+    # Within a task the classes are mixed, as in the source.
+    label = labels(Continual(balanced, "incremental", tasks=5))[:200]
+    assert 60 < np.count_nonzero(label[1:] != label[:-1]) < 140
+
+
+def test_classes_form_tasks_in_a_drawn_order(balanced):
+    plain = Continual(balanced, "incremental", tasks=3)
+    assert plain.tasks == [[0, 1, 2, 3], [4, 5, 6], [7, 8, 9]]
+    drawn = [Continual(balanced, tasks=3, shuffle_classes=True, seed=s).tasks for s in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert sorted(itertools.chain(*drawn[0])) == list(range(10))
+    stream = Continual(balanced, "incremental", tasks=3, shuffle_classes=True, seed=1)
+    assert set(labels(stream)[:400]) == set(drawn[0][0])
+
+
+def test_a_task_ends_after_so_many_samples(balanced):
+    task = labels(Continual(balanced, "incremental", tasks=5, per_task=30)) // 2
+    assert np.array_equal(task, np.repeat(np.arange(5), 30))
+
+
+def test_blurred_rises_evenly_across_a_boundary_and_is_pure_beyond():
+    source = Synthetic(count=20_000, classes=2, size=2, shift=0)
+    blur = 4000
+    label = labels(Continual(source, "blurred", classes=2, blur=blur))
+    border = int(np.count_nonzero(label == 0))
+    assert (label[: border - blur] == 0).all()
+    assert (label[border + blur :] == 1).all()
+    zone = label[border - blur : border + blur]
+    # The ends are left out: there the draws have to make up for what was drawn before.
+    for part, law in zip(np.array_split(zone, 10)[:9], np.arange(0.05, 0.9, 0.1), strict=True):
+        assert sigmas(part.mean(), law, len(part)) < 5
+
+
+def test_blocks_hold_one_task_and_rounds_visit_every_task(balanced):
+    task = labels(Continual(balanced, "blocks", tasks=5, block=20)) // 2
+    rounds = task.reshape(10, 5, 20)
+    assert (rounds == rounds[:, :, :1]).all()
+    visited = rounds[:, :, 0]
+    assert (np.sort(visited, axis=1) == np.arange(5)).all()
+    assert len({tuple(order) for order in visited.tolist()}) > 5  # a new order in each round
+
+
+def test_what_is_over_comes_as_a_shorter_block(balanced):
+    task = labels(Continual(balanced, "blocks", tasks=5, block=150)) // 2
+    lengths = [len(list(run)) for _, run in itertools.groupby(task.tolist())]
+    assert sum(lengths) == 1000
+    assert task.size == 1000
+    for number in range(5):
+        assert np.count_nonzero(task == number) == 200
+
+
+def test_concurrent_tasks_share_the_stream_evenly_and_are_replaced():
+    source = Synthetic(count=20_000, classes=5, size=2, shift=0)
+    label = labels(Continual(source, "concurrent", classes=5, concurrent=2))
+    start = label[:6000]
+    assert set(start.tolist()) == {0, 1}
+    assert sigmas(np.mean(start == 0), 0.5, len(start)) < 5
+    same = np.mean(start[1:] == start[:-1])
+    assert sigmas(same, 0.5, len(start)) < 5  # independent draws
+    for now in np.array_split(label, 100):
+        assert len(set(now.tolist())) <= 4  # two at once; a replacement or two within a window
+    firsts = [int(np.flatnonzero(label == task)[0]) for task in range(5)]
+    assert firsts[2:] == sorted(firsts[2:])
+
+
+@pytest.mark.parametrize("kind", ["keep", "incremental"])
+@pytest.mark.parametrize("rho", [1, 9, 27])
+def test_one_class_is_so_many_times_as_frequent(kind, rho):
+    source = Synthetic(count=40_000, size=2, shift=0)
+    counts = np.bincount(labels(Continual(source, kind, imbalance=rho)), minlength=10)
+    plain = np.bincount(labels(source), minlength=10)
+    assert counts[0] == plain[0]
+    for other in range(1, 10):
+        if rho == 1:
+            assert counts[other] == plain[other]
+        else:
+            assert sigmas(counts[other] / plain[other], 1 / rho, plain[other]) < 5
+
+
+def test_a_long_tail_falls_by_one_factor():
+    source = Synthetic(count=40_000, size=2, shift=0)
+    counts = np.bincount(labels(Continual(source, imbalance=100, profile="tail")), minlength=10)
+    plain = np.bincount(labels(source), minlength=10)
+    for label in range(10):
+        law = 100 ** (-label / 9)
+        assert abs(counts[label] - plain[label] * law) <= 5 * np.sqrt(plain[label] * law)
+
+
+def test_shares_follow_the_order_of_the_tasks():
+    assert kept_shares(np.array([2, 0, 1]), 5.0, "one").tolist() == [0.2, 0.2, 1.0]
+    assert kept_shares(np.array([0]), 5.0, "tail").tolist() == [1.0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_goes_on_exactly_after_every_position(balanced, kind):
+    settings = {"seed": 3, "imbalance": 2, **KINDS[kind]}
+    stream = list(Continual(balanced, kind, **settings).samples())
+    assert len(stream) > 300
+    for at in range(0, len(stream), 61):
+        position = json.loads(json.dumps(stream[at][1]))
+        check_position(position)
+        rest = list(Continual(balanced, kind, **settings).samples(position))
+        assert [sample.id for sample, _ in rest] == [sample.id for sample, _ in stream[at + 1 :]]
+        assert [after for _, after in rest] == [after for _, after in stream[at + 1 :]]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_seed_names_one_stream(balanced, kind):
+    first, again, other = (
+        [s.id for s in draw(Continual(balanced, kind, seed=seed, imbalance=2, **more))]
+        for seed in (1, 1, 2)
+        for more in [{key: v for key, v in KINDS[kind].items() if key != "imbalance"}]
+    )
+    assert first == again
+    assert first != other
+
+
+def test_nothing_is_read_ahead_of_what_is_taken():
+    taken = []
+
+    class Counted(Synthetic):
+        def samples(self, position=None):
+            for sample, after in super().samples(position):
+                taken.append(sample.id)
+                yield sample, after
+
+    source = Counted(count=5000, size=2, shift=0)
+    stream = Continual(source, "incremental").samples()
+    assert taken == []
+    for _ in range(10):
+        next(stream)
+    assert len(taken) < 400
+
+
+def test_a_shaped_continual_stream_goes_on(balanced):
+    def build():
+        inner = Continual(balanced, "blocks", tasks=2, block=25)
+        return Shaped(inner, duplicates=0.3, near=0, window=40)
+
+    stream = list(build().samples())
+    rest = list(build().samples(stream[333][1]))
+    assert [sample.id for sample, _ in rest] == [sample.id for sample, _ in stream[334:]]
+
+
+def test_other_settings_do_not_fit_a_position(balanced, tmp_path):
+    _, position = next(Continual(balanced, "incremental", tasks=5).samples())
+    with pytest.raises(ValueError, match="kind was 'incremental' and is 'blocks'"):
+        Continual(balanced, "blocks", tasks=5).samples(position)
+    other = IdxDataset(tmp_path, seed=7)
+    with pytest.raises(ValueError, match="seed was 0 and is 7"):
+        Continual(other, "incremental", tasks=5).samples(position)
+    with pytest.raises(ValueError, match="no number of samples"):
+        Continual(balanced, "incremental", tasks=5).samples(position | {"at": "x"})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"classes": 0}, "classes 0"),
+        ({"tasks": 11}, r"tasks 11: must lie in \[1, 10\]"),
+        ({"per_task": 0}, "per_task 0"),
+        ({"kind": "blurred", "blur": 0}, "blur 0"),
+        ({"kind": "blocks", "block": 0}, "block 0"),
+        (
+            {"kind": "concurrent", "tasks": 3, "concurrent": 4},
+            r"concurrent 4: must lie in \[1, 3\]",
+        ),
+        ({"imbalance": 0.5}, "imbalance 0.5"),
+        ({"kind": "mixed"}, "choose one of keep, incremental"),
+        ({"profile": "step"}, '"one" or "tail"'),
+        ({"seed": -1}, "seed -1"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(value),
+)
+def test_wrong_arguments_are_named(balanced, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        Continual(balanced, **arguments)
+
+
+def test_endless_sources_need_an_end_of_tasks(tmp_path):
+    write_idx(tmp_path, "train", pixels(20, 8, 8), np.arange(20) % 10, packed=False)
+    endless = IdxDataset(tmp_path, epochs=None)
+    with pytest.raises(ValueError, match="never ends, so its first task would not"):
+        Continual(endless, "incremental")
+    with pytest.raises(ValueError, match="never ends"):
+        Continual(Synthetic(), "blocks")
+    assert len(labels(Continual(endless, "incremental", per_task=7))) == 70
+
+
+def test_labels_are_asked_for(tmp_path):
+    write_images(tmp_path, 2)
+    watched = WatchedFolder(tmp_path, settle_seconds=0, idle_seconds=0)
+    with pytest.raises(ValueError, match=r"carries no label.*give a labelled source"):
+        next(Continual(watched, "incremental").samples())
+    with pytest.raises(ValueError, match=r"is of class \d.*the classes 0 to 2.*set classes"):
+        labels(Continual(Synthetic(count=50, size=2, shift=0), "incremental", classes=3))
