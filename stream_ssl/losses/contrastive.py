@@ -86,15 +86,19 @@ class Contrastive(Loss):
         ValueError: an argument outside its range.
     """
 
-    def __init__(self, temperature: float = 0.2, false_negatives: FalseNegatives = "keep") -> None:
+    oracles: tuple[str, ...] = ("keep", "exclude")
+
+    def __init__(self, temperature: float = 0.2, false_negatives: str = "keep") -> None:
         super().__init__()
         self.temperature = check_temperature(temperature)
-        if false_negatives not in ("keep", "exclude"):
+        if false_negatives not in self.oracles:
+            names = ", ".join(f'"{name}"' for name in self.oracles)
             raise ValueError(
-                f'false_negatives is {false_negatives!r}: choose "keep" or "exclude" (an oracle)'
+                f"false_negatives is {false_negatives!r}: choose one of {names}; all but the first "
+                "need labels"
             )
-        self.false_negatives = false_negatives
-        self.needs_labels = false_negatives == "exclude"
+        self.false_negatives: str = false_negatives
+        self.needs_labels = false_negatives != "keep"
 
     @abstractmethod
     def compare(self, terms: Terms) -> Compared:
@@ -140,7 +144,7 @@ class Contrastive(Loss):
 
     def _terms(self, given: Given) -> Terms:
         mask_BN = given.mask_BN
-        if self.false_negatives == "exclude" and given.same_BN is not None:
+        if self.false_negatives != "keep" and given.same_BN is not None:
             mask_BN = given.same_BN if mask_BN is None else mask_BN | given.same_BN
         z_BD = wide(given.z_BD)
         positive_BMD = given.positive_BMD.to(z_BD.dtype)

@@ -5,7 +5,7 @@ Shapes: B anchors, M positives per anchor, N negatives, D dimensions.
 
 from __future__ import annotations
 
-from stream_ssl.losses.contrastive import Compared, Contrastive, Terms
+from stream_ssl.losses.contrastive import Compared, Contrastive, FalseNegatives, Terms
 from stream_ssl.losses.logspace import minus_log_share
 
 
@@ -17,8 +17,18 @@ class InfoNCE(Contrastive):
     2 (B - 1) views of other samples, and its own two views are masked.
 
     With M > 1 positives the loss of an anchor is the mean over its positives, none of which stands
-    in the denominator of another. See `Contrastive` for arguments and diagnostics.
+    in the denominator of another. See `Contrastive` for the diagnostics.
+
+    Args:
+        temperature: t; cosines are divided by it. 0.05 to 1 is usual.
+        false_negatives: see `Contrastive`.
+
+    Raises:
+        ValueError: an argument outside its range.
     """
+
+    def __init__(self, temperature: float = 0.2, false_negatives: FalseNegatives = "keep") -> None:
+        super().__init__(temperature, false_negatives)
 
     def compare(self, terms: Terms) -> Compared:
         loss_BM = minus_log_share(terms.logit_BM, terms.logsumexp_B.unsqueeze(1))

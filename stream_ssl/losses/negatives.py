@@ -130,7 +130,8 @@ class _WeightedSum(torch.autograd.Function):
         ctx: Any, negative: Tensor, like_BD: Tensor, weight: Callable[[slice], Tensor]
     ) -> Tensor:
         ctx.weight = weight
-        ctx.save_for_backward(negative)
+        if ctx.needs_input_grad[0]:
+            ctx.save_for_backward(negative)
         sum_BD = torch.zeros_like(like_BD)
         for chunk in chunks(like_BD, negative.shape[-2]):
             sum_BD += weigh(weight(chunk), negative[..., chunk, :].to(like_BD.dtype))

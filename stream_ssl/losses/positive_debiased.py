@@ -47,13 +47,16 @@ class PositiveDebiased(Corrected):
         alpha: share of the negative-debiased loss in "mixed", in [0, 1].
         floor: that loss's, see `Debiased`.
         most_negatives: N beyond which it refuses to work.
-        false_negatives: see `Contrastive`, also for the diagnostics.
+        false_negatives: see `Contrastive`, also for the diagnostics; or "split", an oracle too:
+            false negatives stand in P, which then is a sample of all classes, and not in P-. So
+            Lemma 1 supposes it, and so its limit is reached.
 
     Raises:
         ValueError: an argument outside its range; at a call, more negatives than `most_negatives`.
     """
 
     batch_sized = True
+    oracles = ("keep", "exclude", "split")
 
     def __init__(
         self,
@@ -63,7 +66,7 @@ class PositiveDebiased(Corrected):
         alpha: float = 0.5,
         floor: Floor = "clamp",
         most_negatives: int = 2048,
-        false_negatives: FalseNegatives = "keep",
+        false_negatives: FalseNegatives | Literal["split"] = "keep",
     ) -> None:
         super().__init__(temperature, prior, false_negatives)
         if not isinstance(prior, str) and bounds(prior)[0] == 0:
@@ -112,8 +115,9 @@ class PositiveDebiased(Corrected):
         more = {"prior": tau_B.mean()}
         if self.aggregation == "loss-combination":
             return Compared(*self._pairs(terms, tau_B), more)
+        mixture = self._mixture(terms, terms.z_BD)
         grouped_B1 = log_mean_exp(terms.logit_BM)
-        loss_B1, clamped_B1 = self._positive(grouped_B1, terms.logsumexp_B, terms.count_B, tau_B)
+        loss_B1, clamped_B1 = self._positive(terms, tau_B, grouped_B1, terms.logsumexp_B, mixture)
         loss_B, clamped_B = loss_B1.squeeze(1), clamped_B1.squeeze(1)
         if self.aggregation == "mixed":
             other_B, _ = negative_debiased(
@@ -123,40 +127,60 @@ class PositiveDebiased(Corrected):
         return Compared(loss_B, clamped_B, more)
 
     def _positive(
-        self, logit_BM: Tensor, logsumexp_B: Tensor, count_B: Tensor, tau_B: Tensor
+        self,
+        terms: Terms,
+        tau_B: Tensor,
+        logit_BM: Tensor,
+        logsumexp_B: Tensor,
+        mixture: tuple[Tensor, Tensor] | None,
     ) -> tuple[Tensor, Tensor]:
         """Loss of each pair, and where R fell to its floor: [B, M] both.
 
-        R (N + 2) tau+ = e^{s+} + e^{1/t} + c sum_i e^{s_i}, c = (tau+ (N + 2) - 2) / N: this way
-        the large sums are not subtracted from each other, and for c >= 0 nothing is.
+        With S false negatives that stand in P alone,
+        `R tau+ (N + S + 2) = e^{s+} + e^{1/t} + sum_S e^{s_k} + c sum_N e^{s_i}` and
+        `c = (tau+ (N + S + 2) - 2 - S) / N`: this way the large sums are not subtracted from each
+        other, and for c >= 0 nothing is.
         """
-        own = 1 / self.temperature
-        pair_BM = torch.logaddexp(logit_BM, logit_BM.new_tensor(own))
-        weight_B = tau_B * (count_B + 2)
-        share_B = (weight_B - 2) / count_B
+        own, count_B = 1 / self.temperature, terms.count_B
+        sum_BM = torch.logaddexp(logit_BM, logit_BM.new_tensor(own))
+        others_B = torch.zeros_like(count_B)
+        if mixture is not None:
+            log_others_B, others_B = mixture
+            sum_BM = torch.logaddexp(sum_BM, log_others_B.unsqueeze(1))
+        weight_B = tau_B * (count_B + others_B + 2)
+        share_B = (weight_B - 2 - others_B) / count_B
         more_B1 = (share_B.clamp_min(0).log() + logsumexp_B).unsqueeze(1)
         less_B1 = ((-share_B).clamp_min(0).log() + logsumexp_B).unsqueeze(1)
         # One of the two is -inf, and adds or takes away nothing.
-        sum_BM = log_difference(torch.logaddexp(pair_BM, more_B1), less_B1)
+        sum_BM = log_difference(torch.logaddexp(sum_BM, more_B1), less_B1)
         log_r_BM = sum_BM - weight_B.log().unsqueeze(1)
         clamped_BM = log_r_BM <= -own
         log_r_BM = log_r_BM.masked_fill(clamped_BM, -own)
         return minus_log_share(log_r_BM, logsumexp_B.unsqueeze(1)), clamped_BM
+
+    def _mixture(self, terms: Terms, anchor_BD: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Logsumexp and number of the false negatives, where they stand in P [B]."""
+        if self.false_negatives != "split" or terms.given.same_BN is None:
+            return None
+        other_BN = ~terms.given.same_BN
+        if terms.given.mask_BN is not None:
+            other_BN |= terms.given.mask_BN
+        sums = sum_negatives(anchor_BD, terms.negative, other_BN, self.temperature)
+        return sums.logsumexp_B, sums.count_B
 
     def _pairs(self, terms: Terms, tau_B: Tensor) -> tuple[Tensor, Tensor]:
         """Mean loss over the ordered pairs of views, and where any R fell to its floor: [B]."""
         view_BVD = torch.cat([terms.z_BD.unsqueeze(1), terms.positive_BMD], 1)
         logit_BVV = view_BVD @ view_BVD.mT / self.temperature
         losses, clamped = [], []
-        for view in range(view_BVD.shape[1]):
+        for view, anchor_BD in enumerate(view_BVD.unbind(1)):
             logsumexp_B = terms.logsumexp_B
             if view > 0:
-                sums = sum_negatives(
-                    view_BVD[:, view], terms.negative, terms.mask_BN, self.temperature
-                )
+                sums = sum_negatives(anchor_BD, terms.negative, terms.mask_BN, self.temperature)
                 logsumexp_B = sums.logsumexp_B.masked_fill(sums.count_B == 0, 0.0)
             logit_BM = torch.cat([logit_BVV[:, view, :view], logit_BVV[:, view, view + 1 :]], 1)
-            loss_BM, clamped_BM = self._positive(logit_BM, logsumexp_B, terms.count_B, tau_B)
+            mixture = self._mixture(terms, anchor_BD)
+            loss_BM, clamped_BM = self._positive(terms, tau_B, logit_BM, logsumexp_B, mixture)
             losses.append(loss_BM)
             clamped.append(clamped_BM)
         return torch.cat(losses, 1).mean(1), torch.cat(clamped, 1).any(1)

@@ -13,7 +13,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from stream_ssl.losses.contrastive import Contrastive, FalseNegatives, Terms
+from stream_ssl.losses.contrastive import Contrastive, Terms
 from stream_ssl.losses.scan import counted
 from stream_ssl.losses.schedules import OverSteps, at, bounds
 
@@ -40,7 +40,7 @@ class Corrected(Contrastive):
         self,
         temperature: float = 0.5,
         prior: Prior = 0.1,
-        false_negatives: FalseNegatives = "keep",
+        false_negatives: str = "keep",
     ) -> None:
         super().__init__(temperature, false_negatives)
         if isinstance(prior, str):

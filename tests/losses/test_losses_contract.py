@@ -1,105 +1,248 @@
-"""What holds for every loss in the table."""
+"""What holds for every loss in the table, in each of its ways."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
-from losses_cases import case
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from losses_cases import Case, case
+from losses_table import CONTRASTIVE, VARIANTS, Known, T, call, known
 from torch.nn import functional as F
 
 from stream_ssl.losses import LOSSES, Loss
 
-BUILD: dict[str, Callable[[], Loss]] = {"infonce": lambda: LOSSES["infonce"](temperature=0.3)}
+by_name = pytest.mark.parametrize("name", sorted(VARIANTS))
+contrastive = pytest.mark.parametrize("name", CONTRASTIVE)
 
 
-@pytest.fixture(params=sorted(LOSSES))
-def loss(request: pytest.FixtureRequest) -> Loss:
-    return BUILD[request.param]()
+@pytest.fixture
+def loss(name: str) -> Loss:
+    return VARIANTS[name].build()
 
 
 def test_every_loss_is_under_this_contract() -> None:
-    assert set(BUILD) == set(LOSSES)
+    built = {type(variant.build()) for variant in VARIANTS.values()}
+    assert built == set(LOSSES.values())
 
 
+@by_name
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    batch=st.integers(1, 5),
+    positives=st.integers(1, 3),
+    count=st.integers(1, 9),
+    temperature=st.floats(0.05, 2.0),
+    shared=st.booleans(),
+)
+def test_equals_its_twin(
+    name: str, seed: int, batch: int, positives: int, count: int, temperature: float, shared: bool
+) -> None:
+    loss, one = VARIANTS[name].build(), case(seed, batch, positives, count, shared=shared)
+    loss.temperature = temperature
+    said = known(one, seed)
+    expected = VARIANTS[name].twin(*one, temperature, *said)
+    assert call(loss, one, said).per_anchor.tolist() == pytest.approx(
+        expected.tolist(), rel=1e-8, abs=1e-10
+    )
+
+
+@by_name
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("positives", [1, 3])
+def test_gradients_equal_its_twins(name: str, loss: Loss, shared: bool, positives: int) -> None:
+    one = case(shared=shared, positives=positives)
+    said, pulled = known(one), torch.rand(5, generator=torch.Generator().manual_seed(3))
+    grads = []
+    for ours in (True, False):
+        inputs = [x.clone().requires_grad_() for x in one[:3]]
+        again = Case(*inputs, one.mask_BN)
+        if ours:
+            per_anchor = call(loss, again, said).per_anchor
+        else:
+            per_anchor = VARIANTS[name].twin(*again, T, *said)
+        (per_anchor * pulled).sum().backward()
+        grads.append([torch.zeros_like(x) if x.grad is None else x.grad for x in inputs])
+    for mine, plain in zip(*grads, strict=True):
+        torch.testing.assert_close(mine, plain, rtol=1e-9, atol=1e-11)
+    assert grads[0][0].abs().sum() > 0
+
+
+@pytest.mark.parametrize("name", sorted(n for n, v in VARIANTS.items() if v.smooth))
+@pytest.mark.parametrize("shared", [True, False])
+def test_gradcheck(loss: Loss, shared: bool) -> None:
+    one = case(shared=shared, positives=2)
+    said = known(one)
+    inputs = tuple(x.clone().requires_grad_() for x in one[:3])
+
+    def per_anchor(*x: torch.Tensor) -> torch.Tensor:
+        return call(loss, Case(*x, one.mask_BN), said).per_anchor
+
+    if name_ignores_negatives(loss):
+        inputs = inputs[:2]
+        assert torch.autograd.gradcheck(lambda *x: per_anchor(*x, one.negative), inputs)
+    else:
+        assert torch.autograd.gradcheck(per_anchor, inputs)
+
+
+def name_ignores_negatives(loss: Loss) -> bool:
+    return not loss.uses_negatives
+
+
+@by_name
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("positives", [1, 3])
 def test_outputs_have_the_shapes_promised(loss: Loss, shared: bool, positives: int) -> None:
-    given = case(shared=shared, positives=positives)
-    out = loss(*given)
+    out = call(loss, case(shared=shared, positives=positives))
     assert out.loss.shape == ()
     assert out.per_anchor.shape == (5,)
+    assert out.loss.dtype == out.per_anchor.dtype == torch.float64
     assert torch.equal(out.loss, out.per_anchor.mean())
+    assert "positive_similarity" in out.diagnostics
+    if loss.uses_negatives:
+        wanted = {"negative_similarity", "negatives", "effective_negatives", "clamp_rate"}
+        assert wanted <= set(out.diagnostics)
     assert all(isinstance(value, float) for value in out.diagnostics.values())
     assert all(math.isfinite(value) for value in out.diagnostics.values())
 
 
+@by_name
 def test_order_of_negatives_changes_nothing(loss: Loss) -> None:
-    z_BD, positive_BMD, negative_ND, mask_BN = case(negatives=50)
+    one = case(negatives=50)
+    said = known(one)
     order = torch.randperm(50, generator=torch.Generator().manual_seed(1))
-    one = loss(z_BD, positive_BMD, negative_ND, mask_BN).per_anchor
-    other = loss(z_BD, positive_BMD, negative_ND[order], mask_BN[:, order]).per_anchor
-    torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+    moved = one._replace(negative=one.negative[order], mask_BN=one.mask_BN[:, order])
+    other = call(loss, moved, said._replace(same_BN=said.same_BN[:, order]))
+    torch.testing.assert_close(
+        call(loss, one, said).per_anchor, other.per_anchor, rtol=1e-12, atol=1e-12
+    )
 
 
+@by_name
 def test_masked_negatives_are_as_if_absent(loss: Loss) -> None:
-    z_BD, positive_BMD, negative_ND, _ = case(negatives=12)
-    mask_BN = torch.zeros(5, 12, dtype=torch.bool)
+    one, mask_BN = case(negatives=12), torch.zeros(5, 12, dtype=torch.bool)
+    said = known(one)
     mask_BN[:, 4:9] = True
-    kept_ND = negative_ND[~mask_BN[0]]
-    masked = loss(z_BD, positive_BMD, negative_ND, mask_BN)
-    absent = loss(z_BD, positive_BMD, kept_ND)
+    kept = ~mask_BN[0]
+    masked = call(loss, one._replace(mask_BN=mask_BN), said)
+    absent = loss(
+        one.z_BD,
+        one.positive_BMD,
+        one.negative[kept],
+        same_BN=said.same_BN[:, kept],
+        prior_B=said.prior_B,
+    )
     torch.testing.assert_close(masked.per_anchor, absent.per_anchor, rtol=1e-12, atol=1e-12)
     assert masked.diagnostics == pytest.approx(absent.diagnostics)
 
 
+@by_name
 def test_shared_negatives_equal_the_same_per_anchor(loss: Loss) -> None:
-    z_BD, positive_BMD, negative_ND, mask_BN = case()
-    negative_BND = negative_ND.expand(5, -1, -1)
-    one = loss(z_BD, positive_BMD, negative_ND, mask_BN)
-    other = loss(z_BD, positive_BMD, negative_BND, mask_BN)
-    torch.testing.assert_close(one.per_anchor, other.per_anchor, rtol=1e-12, atol=1e-12)
+    one = case()
+    other = one._replace(negative=one.negative.expand(5, -1, -1))
+    torch.testing.assert_close(
+        call(loss, one).per_anchor, call(loss, other).per_anchor, rtol=1e-12, atol=1e-12
+    )
 
 
-@pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize("positives", [1, 2])
-def test_gradients_of_all_inputs(loss: Loss, shared: bool, positives: int) -> None:
-    z_BD, positive_BMD, negative, mask_BN = case(shared=shared, positives=positives)
-    inputs = tuple(x.clone().requires_grad_() for x in (z_BD, positive_BMD, negative))
-    assert torch.autograd.gradcheck(lambda *x: loss(*x, mask_BN).per_anchor, inputs)
-
-
+@by_name
 def test_all_alike_and_single_rows_stay_finite(loss: Loss) -> None:
     z_BD = torch.full((1, 4), 0.5, requires_grad=True)
-    out = loss(z_BD, z_BD.detach().unsqueeze(1), z_BD.detach())
+    row_BD = z_BD.detach()
+    said = {"same_BN": torch.tensor([[False]]), "prior_B": torch.tensor([0.1])}
+    for negative_ND in (row_BD, row_BD[:0]):
+        mine = {**said, "same_BN": said["same_BN"][:, : len(negative_ND)]}
+        out = loss(z_BD, row_BD.unsqueeze(1), negative_ND, **mine)
+        out.loss.backward()
+        assert torch.isfinite(out.loss)
+        assert torch.isfinite(z_BD.grad).all()
+
+
+@contrastive
+def test_an_anchor_without_negatives_has_no_loss_and_no_gradient(loss: Loss) -> None:
+    one = case(positives=2)
+    one.mask_BN[1] = True
+    z_BD = one.z_BD.requires_grad_()
+    positive_BMD = one.positive_BMD.requires_grad_()
+    out = call(loss, one)
     out.loss.backward()
-    assert torch.isfinite(out.loss)
+    assert out.per_anchor[1] == 0
+    assert not z_BD.grad[1].any()
+    assert not positive_BMD.grad[1].any()
     assert torch.isfinite(z_BD.grad).all()
+    assert (z_BD.grad[[0, 2, 3, 4]].abs().sum(1) > 0).all()
 
 
-@pytest.mark.parametrize("temperature", [0.02, 2.0])
+@by_name
+@pytest.mark.parametrize("temperature", [0.02, 0.2, 2.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_narrow_inputs_are_computed_wide(
     loss: Loss, temperature: float, dtype: torch.dtype
 ) -> None:
     loss.temperature = temperature
-    z_BD, positive_BMD, negative_ND, mask_BN = case(batch=16, negatives=300, dim=32)
-    narrow = [x.to(dtype) for x in (z_BD, positive_BMD, negative_ND)]
+    one = case(batch=16, negatives=300, dim=32)
+    said = known(one)
+    narrow = [x.to(dtype) for x in one[:3]]
     z = narrow[0].requires_grad_()
-    with torch.autocast("cpu", torch.bfloat16):
-        out = loss(z, *narrow[1:], mask_BN)
+    with torch.autocast("cpu", torch.bfloat16 if dtype == torch.float32 else dtype):
+        out = call(loss, Case(z, *narrow[1:], one.mask_BN), said)
     out.loss.backward()
-    exact = loss(*(x.detach().double() for x in narrow), mask_BN)
+    wide = Case(*(x.detach().double() for x in narrow), one.mask_BN)
+    exact_z = wide.z_BD.requires_grad_()
+    exact = call(loss, wide, said)
+    exact.loss.backward()
     assert out.loss.dtype == torch.float32
     assert z.grad.dtype == dtype
-    assert torch.isfinite(z.grad).all()
     torch.testing.assert_close(out.per_anchor.double(), exact.per_anchor, rtol=1e-4, atol=1e-4)
+    step = torch.finfo(dtype).eps
+    torch.testing.assert_close(
+        z.grad.double(), exact_z.grad, rtol=max(step, 1e-3), atol=max(step, 1e-4)
+    )
 
 
+@by_name
+def test_nothing_of_size_n_is_kept_for_the_backward_pass(loss: Loss) -> None:
+    size, one = 2000, case(batch=8, negatives=2000, dim=16, dtype=torch.float32)
+    said = known(one)
+    inputs = [*one, *said]
+    one.z_BD.requires_grad_()
+    kept: list[int] = []
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        if all(tensor.data_ptr() != given.data_ptr() for given in inputs):
+            kept.append(tensor.numel())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        call(loss, one, said)
+    views = 2  # of which each may be an anchor
+    assert max(kept, default=0) <= 8 * 16 * views < size
+
+
+@by_name
+def test_numbers_that_are_not_finite_show(name: str, loss: Loss) -> None:
+    one = case()
+    one.z_BD[2, 1] = math.nan
+    out = call(loss, one._replace(z_BD=F.normalize(one.z_BD, dim=1)))
+    assert torch.isnan(out.loss)
+    if name != "decoupled, weighted":  # its weight is a mean over the batch
+        assert torch.isfinite(out.per_anchor[[0, 1, 3, 4]]).all()
+
+
+@contrastive
+def test_a_negative_that_is_not_finite_shows(loss: Loss) -> None:
+    one = case()
+    one.negative[0, 1] = math.nan
+    assert torch.isnan(call(loss, one).loss)
+
+
+@by_name
 def test_bad_shapes_are_named(loss: Loss) -> None:
-    z_BD, positive_BMD, negative_ND, mask_BN = case()
+    z_BD, positive_BMD, negative_ND, mask_BN = one = case()
+    same_BN, prior_B = known(one)
     with pytest.raises(ValueError, match=r"positives have shape \(5, 4\)"):
         loss(z_BD, positive_BMD[:, 0], negative_ND)
     with pytest.raises(ValueError, match="M = 0"):
@@ -110,20 +253,42 @@ def test_bad_shapes_are_named(loss: Loss) -> None:
         loss(z_BD, positive_BMD, negative_ND.expand(4, -1, -1))
     with pytest.raises(ValueError, match=r"mask has shape \(5, 8\)"):
         loss(z_BD, positive_BMD, negative_ND, mask_BN[:, :8])
+    with pytest.raises(ValueError, match=r"mask has .* of torch.float32"):
+        loss(z_BD, positive_BMD, negative_ND, mask_BN.float())
+    with pytest.raises(ValueError, match=r"same_BN has shape \(4, 9\)"):
+        loss(z_BD, positive_BMD, negative_ND, same_BN=same_BN[:4])
+    with pytest.raises(ValueError, match=r"prior_B has shape \(4,\)"):
+        loss(z_BD, positive_BMD, negative_ND, prior_B=prior_B[:4])
     with pytest.raises(ValueError, match="B >= 1"):
         loss(z_BD[:0], positive_BMD[:0], negative_ND)
 
 
 @pytest.mark.parametrize("temperature", [0.0, -0.1, math.inf, math.nan])
-@pytest.mark.parametrize("name", sorted(LOSSES))
+@pytest.mark.parametrize("name", sorted(set(LOSSES) - {"negative-cosine"}))
 def test_temperature_must_be_positive(name: str, temperature: float) -> None:
     with pytest.raises(ValueError, match="temperature is"):
         LOSSES[name](temperature=temperature)
 
 
-def test_numbers_that_are_not_finite_show(loss: Loss) -> None:
-    z_BD, positive_BMD, negative_ND, _ = case()
-    z_BD[2, 1] = math.nan
-    out = loss(F.normalize(z_BD, dim=1), positive_BMD, negative_ND)
-    assert torch.isnan(out.loss)
-    assert torch.isfinite(out.per_anchor[[0, 1, 3, 4]]).all()
+@by_name
+def test_what_it_needs_is_asked_for(loss: Loss) -> None:
+    one = case()
+    same_BN, prior_B = known(one)
+    if loss.needs_labels:
+        with pytest.raises(ValueError, match="needs labels"):
+            loss(*one, prior_B=prior_B)
+    if loss.needs_prior:
+        with pytest.raises(ValueError, match="prior_B was not given"):
+            loss(*one, same_BN=same_BN)
+    if not loss.needs_labels and not loss.needs_prior:
+        assert torch.equal(loss(*one).per_anchor, call(loss, one).per_anchor)
+
+
+@by_name
+def test_a_loss_holds_no_state_but_its_step(loss: Loss) -> None:
+    one = case()
+    said: Known = known(one)
+    first = call(loss, one, said).per_anchor
+    call(loss, case(seed=1))
+    assert torch.equal(call(loss, one, said).per_anchor, first)
+    assert not loss.state_dict()

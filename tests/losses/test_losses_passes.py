@@ -1,0 +1,136 @@
+"""The passes over the negatives: chunked, fused and weighted, against plain autograd."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from itertools import pairwise
+
+import pytest
+import torch
+from losses_cases import case, unit
+
+from stream_ssl.losses import fused, scan
+from stream_ssl.losses.negatives import sum_negatives, sum_weighted
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_chunks_agree_with_plain_autograd(monkeypatch: pytest.MonkeyPatch, shared: bool) -> None:
+    monkeypatch.setattr(scan, "CHUNK_LOGITS_CPU", 1)  # 256 negatives a chunk, the least
+    z_BD, _, negative, mask_BN = case(batch=6, negatives=1000, dim=8, shared=shared)
+    mask_BN[2, :256] = True  # a first chunk without any negative
+    pulled = torch.rand(6, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    grads = []
+    for ours in (True, False):
+        z, n = z_BD.clone().requires_grad_(), negative.clone().requires_grad_()
+        if ours:
+            value_B = sum_negatives(z, n, mask_BN, 0.1).logsumexp_B
+        else:
+            cosine_BN = z @ n.T if shared else torch.einsum("bd,bnd->bn", z, n)
+            value_B = (cosine_BN / 0.1).masked_fill(mask_BN, -math.inf).logsumexp(1)
+        (value_B * pulled).sum().backward()
+        grads.append((value_B.detach(), z.grad, n.grad))
+    for ours_value, plain_value in zip(*grads, strict=True):
+        torch.testing.assert_close(ours_value, plain_value, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_weighted_sums_agree_with_plain_autograd(
+    monkeypatch: pytest.MonkeyPatch, shared: bool
+) -> None:
+    monkeypatch.setattr(scan, "CHUNK_LOGITS_CPU", 1)
+    z_BD, _, negative, mask_BN = case(batch=6, negatives=600, dim=8, shared=shared)
+    weight_BN = mask_BN.double() / 7
+    grads = []
+    for ours in (True, False):
+        n = negative.clone().requires_grad_()
+        if ours:
+            sum_BD = sum_weighted(n, z_BD, lambda chunk: weight_BN[:, chunk])
+        else:
+            sum_BD = weight_BN @ n if shared else torch.einsum("bn,bnd->bd", weight_BN, n)
+        (sum_BD * z_BD).sum().backward()
+        grads.append((sum_BD.detach(), n.grad))
+    for ours_value, plain_value in zip(*grads, strict=True):
+        torch.testing.assert_close(ours_value, plain_value, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("cuts", [(0, 300), (0, 1, 300), (0, 100, 100, 250, 300)])
+def test_partial_sums_merge_exactly(cuts: tuple[int, ...]) -> None:
+    z_BD, _, negative_ND, mask_BN = case(batch=6, negatives=300, dim=8)
+    mask_BN[1] = True  # no negative in any part
+    mask_BN[2, :100] = True  # none in some
+    whole = sum_negatives(z_BD, negative_ND, mask_BN, 0.1)
+    parts = [sum_negatives(z_BD, negative_ND[a:b], mask_BN[:, a:b], 0.1) for a, b in pairwise(cuts)]
+    logsumexp_B, mean_BD = scan.merge(
+        torch.stack([part.logsumexp_B for part in parts]),
+        torch.stack([part.mean_BD for part in parts]),
+    )
+    torch.testing.assert_close(logsumexp_B, whole.logsumexp_B, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(mean_BD, whole.mean_BD, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize("count", [0, 1, 7, 250, 1000, 5003])
+@pytest.mark.parametrize("temperature", [0.02, 0.5])
+def test_the_fused_pass_finds_what_the_chunked_one_finds(
+    monkeypatch: pytest.MonkeyPatch, count: int, temperature: float, masked: bool
+) -> None:
+    monkeypatch.setattr(scan, "CHUNK_LOGITS_CPU", 6 * 1500)  # several chunks, a rest in each
+    generator = torch.Generator().manual_seed(0)
+    z_BD = unit(6, 16, generator=generator, dtype=torch.float32)
+    negative_ND = unit(count, 16, generator=generator, dtype=torch.float32)
+    mask_BN = torch.rand(6, count, generator=generator) < 0.3
+    mask_BN[1] = True
+    mask_BN[2, : count // 2] = True
+    given = (z_BD / temperature, negative_ND, mask_BN if masked else None)
+    one, other = fused.fused_scan(*given), scan.scan(*given)
+    assert one.largest_B is None
+    for name in ("logsumexp_B", "mean_BD", "count_B", "total_B"):
+        torch.testing.assert_close(
+            getattr(one, name), getattr(other, name), rtol=1e-4, atol=1e-4, msg=name
+        )
+
+
+def test_the_fused_pass_is_for_what_its_kernel_takes() -> None:
+    z_BD, negative_ND = torch.zeros(2, 8), torch.zeros(3, 8)
+    assert not fused.fits(z_BD, negative_ND)  # on a CPU the chunks are as fast
+
+
+PEAK = """
+import torch
+from pathlib import Path
+from torch.nn.functional import normalize
+from stream_ssl.losses import Debiased, HardNegative, SelfLabeling
+
+torch.manual_seed(0)
+z_BD = normalize(torch.randn(256, 8), dim=1).requires_grad_()
+positive_BMD = z_BD.detach().unsqueeze(1)
+negative_ND = normalize(torch.randn(1 << 20, 8), dim=1)
+losses = [Debiased(0.5), HardNegative(0.5), SelfLabeling(0.5)]
+losses[2].begin(10_000)
+for loss in losses:
+    loss(z_BD, positive_BMD, negative_ND[:5000]).loss.backward()  # what is allocated once
+
+
+def held(name):
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(name):
+            return int(line.split()[1]) / 1024
+
+
+Path("/proc/self/clear_refs").write_text("5")
+before = held("VmRSS:")
+for loss in losses:
+    loss(z_BD, positive_BMD, negative_ND).loss.backward()
+print(held("VmHWM:") - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="peaks are read from /proc")
+def test_a_million_negatives_take_little_memory() -> None:
+    """256 x 2^20 logits would take a gigabyte."""
+    done = subprocess.run(
+        [sys.executable, "-c", PEAK], capture_output=True, text=True, check=True, timeout=150
+    )
+    assert float(done.stdout) < 200
