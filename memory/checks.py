@@ -121,9 +121,9 @@ def check_rows(
     z_BD = check_embeddings(z, columns.dim, columns.device)
     count, device = len(z_BD), columns.device
     if labels is None:
-        labels = torch.full((count,), -1)
+        labels = torch.full((count,), -1, device=device)
     if hashes is None:
-        hashes = torch.zeros(count, dtype=torch.int64)
+        hashes = torch.zeros(count, dtype=torch.int64, device=device)
     where = device if columns.images is None else columns.images.data_KCHW.device
     return Rows(
         ids=check_integers("ids", ids, device, count),

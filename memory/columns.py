@@ -98,7 +98,7 @@ class Columns:
         return self.embeddings[: self.occupied]
 
     def promote(self, dtype: torch.dtype) -> None:
-        """Hold the embeddings in a wider dtype from now on."""
+        """Hold the embeddings in this dtype from now on."""
         self.embeddings = self.embeddings.to(dtype)
 
     def write(self, slots: Tensor, rows: Rows) -> None:

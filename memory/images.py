@@ -82,11 +82,13 @@ class ImageFile(Images):
     """uint8 images of K slots in a memory-mapped file, for memories larger than the machine's.
 
     The file is raw, slot after slot, sparse, of mode 0600 when created, and held under a lock
-    while it is in use. It is no part of a state: that holds a hash of each image instead. A file
-    goes on changing after a state was saved, and a crash may lose what was not yet on the disk. So
-    loading a state compares every hash; a slot whose image is another one now has *lost* it: the
-    image is cleared, and the slot is left out of draws and of re-encoding until a sample with an
-    image takes it over. Where a stream is replayed from the state's position, those are the slots
+    while it is in use. Keep room for K images: as with any mapped file, a first write that the disk
+    has no room for ends the process (SIGBUS).
+
+    The file is no part of a state, which holds a hash of each image instead. It goes on changing
+    after a state was saved, and a crash may lose what was not yet on the disk. So loading a state
+    compares every hash; a slot whose image is another one now has *lost* it: the image is cleared,
+    and the slot is left out of draws and of re-encoding until a sample with an image takes it over. Where a stream is replayed from the state's position, those are the slots
     that the replay overwrites; what is drawn until then differs from a run without the crash.
 
     Args:
@@ -102,10 +104,10 @@ class ImageFile(Images):
     def __init__(self, path: Path, capacity: int, shape: Image, device: torch.device) -> None:
         self.shape, self.device, self.path = shape, device, path
         self._pinned = False
-        self._handle = _open(path, capacity * shape[0] * shape[1] * shape[2], shape)
+        size = capacity * shape[0] * shape[1] * shape[2]
+        self._handle = _open(path, size, shape)
         self._hash_K = torch.zeros(capacity, dtype=torch.int64)
         self._lost_K = torch.zeros(capacity, dtype=torch.bool)
-        size = capacity * shape[0] * shape[1] * shape[2]
         flat = torch.from_file(str(path), shared=True, size=size, dtype=torch.uint8)
         self.data_KCHW = flat.reshape(capacity, *shape)
         weakref.finalize(self, os.close, self._handle)

@@ -33,6 +33,7 @@ class MemoryStats:
         occupancy: occupied slots, of `capacity`.
         added: samples offered so far; each was inserted or refused.
         inserted: samples that joined; those beyond the occupied slots were evicted.
+        evicted: samples that left.
         refused: samples that never joined, refused duplicates and those merged included.
         expected_collisions: mean h over pairs of distinct slots (DUEL, Definition 2); 0 below two.
         effective_classes: exponential of the entropy of the spectrum of Z^T Z / k, from 1 to D.
