@@ -88,8 +88,9 @@ class ImageFile(Images):
     The file is no part of a state, which holds a hash of each image instead. It goes on changing
     after a state was saved, and a crash may lose what was not yet on the disk. So loading a state
     compares every hash; a slot whose image is another one now has *lost* it: the image is cleared,
-    and the slot is left out of draws and of re-encoding until a sample with an image takes it over. Where a stream is replayed from the state's position, those are the slots
-    that the replay overwrites; what is drawn until then differs from a run without the crash.
+    and the slot is left out of draws and of re-encoding until a sample with an image takes it over.
+    Where a stream is replayed from the state's position, those are the slots that the replay
+    overwrites; what is drawn until then differs from a run without the crash.
 
     Args:
         path: created where there is none, else of the right size.
