@@ -30,6 +30,8 @@ from stream_ssl.learning.pace import Pace
 from stream_ssl.learning.projector import Projector
 from stream_ssl.learning.views import Views
 from stream_ssl.methods import Method
+from stream_ssl.observe.held_out import HeldOutProbe
+from stream_ssl.observe.prequential import Prequential
 from stream_ssl.observe.shadow import Shadow
 
 # What a checkpoint's tensors mean depends on these; on resume the run's own values win.
@@ -60,12 +62,12 @@ class Encoder:
     """An encoder as evaluation sees it."""
 
     def __init__(self, method: Method, views: Views) -> None:
-        self._method, self._views = method.eval(), views
+        self.method, self.views = method.eval(), views
 
     @torch.no_grad()
     def features(self, image_BCHW: Tensor) -> Tensor:
         """Features [B, F] of uint8 images, neither augmented nor scaled to unit norm."""
-        return self._method.features(self._views.plain(image_BCHW))
+        return self.method.features(self.views.plain(image_BCHW))
 
 
 def method(settings: Namespace) -> Method:
@@ -154,6 +156,23 @@ def learner(settings: Namespace, stream: Stream, start: Offset) -> Learner:
     )
 
 
+def prequential(settings: Namespace) -> Prequential:
+    """The probe on whatever labels the stream carries."""
+    return Prequential(**settings.observe.prequential)
+
+
+def held_out(settings: Namespace, learner: Learner) -> HeldOutProbe | None:
+    """The probe on a held-out set, if one is given; reads it."""
+    if settings.observe.held_out is None:
+        return None
+
+    def features(image_BCHW: Tensor) -> Tensor:
+        plain_BCHW = learner.views.plain(image_BCHW.to(learner.device))
+        return learner.method.features(plain_BCHW)
+
+    return HeldOutProbe(settings.observe.held_out, Decoder(**settings.decoder), features)
+
+
 class Silence:
     """A stream that never has a batch."""
 
@@ -185,7 +204,7 @@ def prefer_run(file: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, Any
 
     Options that the run does not know, being older than they are, come from the file.
     """
-    merged = dict(file)
+    merged, run = dict(file), _with_named_method(run)
     for path in FIXED_BY_RUN:
         section, _, option = path.partition(".")
         if not option and section in run:
@@ -193,6 +212,14 @@ def prefer_run(file: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, Any
         elif option and option in run.get(section, {}):
             merged[section] = {**merged[section], option: run[section][option]}
     return merged
+
+
+def _with_named_method(run: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A run from before there was a choice of methods was MoCo's."""
+    method = run.get("method")
+    if method is None or "class_path" in method:
+        return run
+    return {**run, "method": {"class_path": "stream_ssl.methods.MoCo", "init_args": method}}
 
 
 def _overlay(file: Any, run: Any) -> Any:

@@ -24,8 +24,9 @@ from stream_ssl.learning.projector import Projector
 from stream_ssl.learning.randomness import settle
 from stream_ssl.learning.records import Idle, StepRecord
 from stream_ssl.learning.views import Views
-from stream_ssl.losses import InfoNCE
-from stream_ssl.methods import MoCo
+from stream_ssl.losses import InfoNCE, Loss, NegativeCosine, SelfLabeling
+from stream_ssl.methods import METHODS, Method
+from stream_ssl.methods.momentum import Momentum
 
 BATCH, SIZE, SLOTS, DIM = 8, 8, 24, 6
 
@@ -62,23 +63,39 @@ def build(
     start: Offset = START,
     images: bool = True,
     stream: Any = None,
-    wrap: Callable[[MoCo], MoCo] = lambda method: method,
+    wrap: Callable[[Method], Method] = lambda method: method,
     image_file: Path | None = None,
+    kind: str = "moco",
+    loss: Loss | None = None,
+    slots: int = SLOTS,
+    views: Views | None = None,
     **settings: Any,
 ) -> Learner:
     settle(seed=3, threads=1)
     encoder = ResNet(width=4, depths=(1, 1, 0, 0), channels=1)
-    method = wrap(MoCo(encoder, Projector(encoder.dim, DIM), InfoNCE(0.2), momentum=0.9))
+    method = wrap(network(kind, encoder, loss))
     shape = (1, SIZE, SIZE) if images else None
-    memory = WorkingMemory(capacity=SLOTS, dim=DIM, image_shape=shape, image_file=image_file)
+    memory = WorkingMemory(capacity=slots, dim=DIM, image_shape=shape, image_file=image_file)
     return Learner(
         method,
         memory,
-        Views(SIZE, channels=1),
+        Views(SIZE, channels=1) if views is None else views,
         Repeatable(start) if stream is None else stream,
         threads=1,
         **settings,
     )
+
+
+def network(kind: str, encoder: ResNet, loss: Loss | None = None) -> Method:
+    """A method by its name, with a loss that fits and the projector that it wants."""
+    chosen = METHODS[kind]
+    usual: Loss = InfoNCE(0.2) if chosen.contrasts else NegativeCosine()
+    if kind == "self-labeling":
+        usual = SelfLabeling(0.2, rise=20)
+    heads = {"simsiam": {"batchnorm": "all"}, "byol": {"hidden": 8, "batchnorm": "hidden"}}
+    projector = Projector(encoder.dim, DIM, **heads.get(kind, {}))
+    settings = {"momentum": 0.9} if issubclass(chosen, Momentum) else {}
+    return chosen(encoder, projector, usual if loss is None else loss, **settings)
 
 
 def steps(learner: Learner, count: int) -> list[StepRecord]:

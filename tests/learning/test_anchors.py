@@ -43,7 +43,9 @@ def spied(learner: Learner) -> list[SimpleNamespace]:
         method.encode_keys = encode_keys
         held = memory.ids.clone()
         seen.append(
-            SimpleNamespace(kind="learn", keys=out.keys_BD, ids=samples.ids_B, held=held, weights=weights())
+            SimpleNamespace(
+                kind="learn", keys=out.keys_BD, ids=samples.ids_B, held=held, weights=weights()
+            )
         )
         return out
 
@@ -248,9 +250,53 @@ def test_the_learner_draws_as_it_was_told() -> None:
     assert asked == [(BATCH, "inverse-count")] * 2
 
 
+def test_a_mixed_batch_is_of_both_and_then_all_of_the_batch_joins() -> None:
+    learner = build(anchors="mixed", stream_share=0.25, write_back=False)
+    seen, held = spied(learner), []
+    for number, record in enumerate(one_by_one(learner, 5)):
+        learnt = seen[-1]
+        stream, drawn = set(record.ids_B.tolist()), learnt.ids.tolist()
+        if number == 0:  # nothing to draw from yet
+            assert drawn == record.ids_B.tolist()
+        else:
+            assert len(set(drawn)) == BATCH
+            assert set(drawn[:2]) <= stream
+            assert set(drawn[2:]) <= set(held)
+        assert (record.skipped, record.batch, record.replay) == (None, BATCH, False)
+        slots = record.admission.slots
+        assert torch.equal(learner.memory.embeddings[slots[slots >= 0]], seen[-2].keys[slots >= 0])
+        held = learner.memory.ids.tolist()
+    parts = [set(s.ids[:2].tolist()) for s in seen[3::2]]
+    assert any(part != set(range(min(part), min(part) + 2)) for part in parts)  # not the first two
+
+
+def test_fresh_keys_of_a_mixed_batch_go_back_to_the_slots_that_were_drawn() -> None:
+    learner = build(anchors="mixed", slots=400)  # nothing leaves
+    seen = spied(learner)
+    for number, _ in enumerate(one_by_one(learner, 6)):
+        learnt, memory = seen[-1], learner.memory
+        if number:
+            held = memory.ids.tolist()
+            for sample, key_D in list(zip(learnt.ids.tolist(), learnt.keys, strict=True))[4:]:
+                assert torch.equal(memory.embeddings[held.index(sample)], key_D)
+        assert memory.check_valid() == (True, "")
+
+
+def test_a_mixed_step_without_an_update_lets_the_batch_join() -> None:
+    records = steps(build(anchors="mixed", pace=Pace(0.5 / BATCH)), 4)
+    assert [record.skipped for record in records] == ["pace", None, "pace", None]
+    assert all(record.admission is not None for record in records)
+
+
 def test_wrong_settings_are_refused() -> None:
     with pytest.raises(ValueError, match="anchors is 'both'"):
         build(anchors="both")
+    for share in (0, 1, -0.5):
+        with pytest.raises(ValueError, match=f"stream_share is {share}"):
+            build(anchors="mixed", stream_share=share)
+    for anchors in ("memory", "mixed"):
+        with pytest.raises(ValueError, match="7 slots are fewer than the 8 samples"):
+            steps(build(anchors=anchors, slots=7), 1)
     with pytest.raises(ValueError, match="draw is 'best'"):
         build(draw="best")
     with pytest.raises(ValueError, match='anchors="memory" trains on images'):

@@ -15,6 +15,8 @@ from stream_ssl.learning.checkpoint import Checkpointer
 from stream_ssl.learning.learner import Learner
 from stream_ssl.learning.optimiser import OptimiserSettings
 from stream_ssl.learning.pace import Pace
+from stream_ssl.losses import Debiased, InfoNCE, Ramp
+from stream_ssl.methods import METHODS
 
 SETTINGS = {
     "plain": dict,
@@ -23,6 +25,15 @@ SETTINGS = {
     "rare ones first": lambda: {"anchors": "memory", "draw": "inverse-count"},
     "sgd": lambda: {"optimiser": OptimiserSettings("sgd", clip=0.5)},
     "without images": lambda: {"images": False, "pace": Pace(0.1)},
+    "mixed": lambda: {"anchors": "mixed", "pace": Pace(0.2), "stream_share": 0.3},
+    **{
+        f"{kind} {how}": lambda kind=kind, how=how: {"kind": kind, "anchors": how}
+        for kind in METHODS
+        for how in ("stream", "memory")
+    },
+    "rising prior": lambda: {"loss": Debiased(prior=Ramp(0.3, steps=20))},
+    "prior of the memory": lambda: {"loss": Debiased(prior="memory")},
+    "an oracle": lambda: {"loss": InfoNCE(0.2, false_negatives="exclude")},
 }
 
 

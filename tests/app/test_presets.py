@@ -1,0 +1,130 @@
+"""Every configuration that is shipped builds and takes a step, alone and with presets over it."""
+
+from __future__ import annotations
+
+import threading
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from harness import TINY
+from jsonargparse import Namespace
+
+from stream_ssl.app import build, config
+from stream_ssl.ingest.batches import Batch
+from stream_ssl.ingest.offset import START
+from stream_ssl.learning.learner import Learner
+from stream_ssl.learning.records import StepRecord
+from stream_ssl.methods import METHODS
+
+ROOT = Path(__file__).parents[2]
+CONFIGS = ROOT / "deploy" / "configs"
+PRESETS = sorted((CONFIGS / "presets").glob("*.yaml"))
+SETTINGS = ("paper", "today")
+KINDS = [file.stem for file in PRESETS if file.stem not in SETTINGS]
+NO_TEMPERATURE = ("byol", "simsiam")
+BATCH = 8
+# What a test can afford: nothing of it decides whether the parts go together.
+SMALL = (
+    *("--encoder.width", "4", "--encoder.depths", "[1,1,0,0]", "--encoder.block", "basic"),
+    *("--batches.batch_size", str(BATCH), "--memory.capacity", "32", "--decoder.size", "16"),
+    *("--learner.device", "cpu", "--learner.threads", "1"),
+)
+
+
+class Noise:
+    """Batches of random images."""
+
+    def __init__(self, settings: Namespace) -> None:
+        self.shape = (BATCH, settings.decoder.size, settings.decoder.size)
+        self.channels, self.number = settings.decoder.channels, 0
+
+    def next(self, timeout: float) -> Batch:
+        self.number += 1
+        draw = np.random.default_rng(self.number)
+        ids = np.arange(BATCH, dtype=np.int64) + BATCH * self.number
+        image_BHWC = draw.integers(0, 256, (*self.shape, self.channels), dtype=np.uint8)
+        zeros = np.zeros(BATCH)
+        return Batch(image_BHWC, ids, ids, ids % 3, zeros, zeros, START, {})
+
+    def lag(self) -> float:
+        return 0.0
+
+
+def preset(name: str) -> Path:
+    return CONFIGS / "presets" / f"{name}.yaml"
+
+
+def settings_of(*files: Path, extra: tuple[str, ...] = ()) -> Namespace:
+    parser = config.learner_parser()
+    arguments = [str(files[0])]
+    for file in files[1:]:
+        arguments += ["--config", str(file)]
+    settings: Namespace = parser.instantiate(config.read(parser, [*arguments, *extra]))
+    return settings
+
+
+def learner_of(*files: Path) -> Learner:
+    settings = settings_of(*files, extra=SMALL)
+    return build.learner(settings, Noise(settings), START)
+
+
+def steps(learner: Learner, count: int) -> list[StepRecord]:
+    records = islice(learner.run(threading.Event()), count)
+    return [record for record in records if isinstance(record, StepRecord)]
+
+
+@pytest.mark.parametrize(
+    "file",
+    [*CONFIGS.glob("*.yaml"), ROOT / "stream_ssl" / "app" / "demo" / "demo.yaml"],
+    ids=lambda file: file.stem,
+)
+def test_a_config_takes_steps(file: Path) -> None:
+    records = steps(learner_of(file), 2)
+    assert [record.skipped for record in records] == [None, None]
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("base", ["laptop", "gpu"])
+def test_a_method_s_preset_takes_steps_over_a_config(base: str, name: str) -> None:
+    file = preset(name)
+    learner = learner_of(CONFIGS / f"{base}.yaml", file)
+    wanted = yaml.safe_load(file.read_text())["method"]["class_path"]
+    assert f"stream_ssl.methods.{type(learner.method).__name__}" == wanted
+    assert [record.skipped for record in steps(learner, 2)] == [None, None]
+
+
+@pytest.mark.parametrize("name", [kind for kind in KINDS if kind not in NO_TEMPERATURE])
+@pytest.mark.parametrize("how", SETTINGS)
+def test_settings_go_over_every_contrastive_method(how: str, name: str) -> None:
+    learner = learner_of(CONFIGS / "laptop.yaml", preset(name), preset(how))
+    assert learner.method.loss.temperature == {"paper": 0.7, "today": 0.5}[how]
+    assert [record.skipped for record in steps(learner, 1)] == [None]
+
+
+def test_the_paper_s_settings_are_those_of_the_paper() -> None:
+    settings = settings_of(CONFIGS / "laptop.yaml", preset("d-simclr"), preset("paper"))
+    views = build.views(settings)
+    names = [type(step).__name__ for step in views.steps]
+    assert names == ["RandomHorizontalFlip", "ColorJitter", "RandomGrayscale"]
+    assert (settings.projector.hidden, settings.projector.dim) == (0, 256)
+    assert (settings.batches.batch_size, settings.memory.capacity) == (256, 512)
+    assert settings.loss.temperature == 0.7
+
+
+def test_every_method_has_a_preset() -> None:
+    shipped = {yaml.safe_load(preset(kind).read_text())["method"]["class_path"] for kind in KINDS}
+    assert shipped == {f"stream_ssl.methods.{found.__name__}" for found in METHODS.values()}
+
+
+@pytest.mark.parametrize("name", ["moco-v2", "simclr"])
+def test_a_run_from_before_there_was_a_choice_goes_on(name: str) -> None:
+    parser = config.learner_parser()
+    old = TINY | {"method": {"momentum": 0.9, "views": 3}}
+    new = TINY | {"method": yaml.safe_load(preset(name).read_text())["method"]}
+    for stored in (old, build.prefer_run(new, old)):
+        settings = parser.instantiate(parser.parse_object(stored))
+        method = build.method(settings)
+        assert (type(method).__name__, method.momentum, method.views) == ("MoCo", 0.9, 3)

@@ -1,0 +1,158 @@
+"""Every method in the learner: it learns, what it may not have, and what must not break it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from learning_world import BATCH, SIZE, Repeatable, build, state_of, steps
+
+from stream_ssl.ingest.batches import Batch
+from stream_ssl.ingest.offset import START
+from stream_ssl.learning.learner import Learner
+from stream_ssl.learning.optimiser import OptimiserSettings
+from stream_ssl.learning.pace import Pace
+from stream_ssl.learning.views import Views
+from stream_ssl.losses import Debiased, InfoNCE, PositiveDebiased, Ramp, SupervisedContrastive
+from stream_ssl.methods import METHODS
+
+
+class Few(Repeatable):
+    """Batches of `size` samples, all alike where asked."""
+
+    def __init__(self, size: int, alike: bool = False) -> None:
+        super().__init__(START)
+        self.size, self.alike = size, alike
+
+    def next(self, timeout: float) -> Batch:
+        batch = super().next(timeout)
+        assert batch is not None
+        rows = np.zeros(self.size, dtype=np.int64) if self.alike else np.arange(self.size)
+        return Batch(
+            image_BHWC=batch.image_BHWC[rows],
+            key_B=batch.key_B[: self.size],
+            hash_B=batch.hash_B[: self.size],
+            label_B=batch.label_B[rows],
+            time_B=batch.time_B[: self.size],
+            received_B=batch.received_B[: self.size],
+            offset=batch.offset,
+            rejected={},
+        )
+
+
+@pytest.mark.parametrize("anchors", ["stream", "memory", "mixed"])
+@pytest.mark.parametrize("kind", sorted(METHODS))
+def test_every_method_updates_and_fills_the_memory(kind: str, anchors: str) -> None:
+    learner = build(kind=kind, anchors=anchors, reencode=3, pace=Pace(1.5 / BATCH))
+    before = [p.detach().clone() for p in learner.method.trained]
+    records = steps(learner, 6)
+    assert all(record.skipped is None for record in records)
+    assert all(record.grad_norm > 0 for record in records[1:])
+    after = list(learner.method.trained)
+    assert not all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    assert learner.memory.check_valid() == (True, "")
+    assert len(learner.memory) > BATCH
+
+
+@pytest.mark.parametrize("kind", sorted(METHODS))
+def test_every_method_learns_to_tell_samples_apart(kind: str) -> None:
+    views = Views(SIZE, channels=1, crop=None)
+    rate = OptimiserSettings(learning_rate=1e-2)
+    learner = build(kind=kind, stream=Cycle(), optimiser=rate, views=views)
+    before = told_apart(learner)
+    steps(learner, 60)
+    assert told_apart(learner) > before + 0.1
+
+
+def told_apart(learner: Learner) -> float:
+    """Cosine of two views of a sample less that of two samples, by the standard deviation of the
+    latter, over 8 draws of the views."""
+    torch.manual_seed(0)
+    image_BCHW = torch.from_numpy(Few(BATCH).next(0).image_BHWC).permute(0, 3, 1, 2)
+    own, others = [], []
+    for _ in range(8):
+        z_VBD = [learner.method.encode_keys(learner.views(image_BCHW)) for _ in range(2)]
+        cosine_BB = z_VBD[0] @ z_VBD[1].T
+        own.append(cosine_BB.diagonal())
+        others.append(cosine_BB[~torch.eye(BATCH, dtype=torch.bool)])
+    return float((torch.cat(own).mean() - torch.cat(others).mean()) / torch.cat(others).std())
+
+
+class Cycle(Repeatable):
+    """Four batches over and over."""
+
+    def next(self, timeout: float) -> Batch | None:
+        self.record = (self.record - 1) % 4 + 1
+        return super().next(timeout)
+
+
+@pytest.mark.parametrize("anchors", ["stream", "mixed"])
+@pytest.mark.parametrize("alike", [False, True], ids=["one sample", "all alike"])
+@pytest.mark.parametrize("kind", sorted(METHODS))
+def test_poor_batches_break_nothing(kind: str, alike: bool, anchors: str) -> None:
+    learner = build(kind=kind, anchors=anchors, stream=Few(BATCH if alike else 1, alike))
+    records = steps(learner, 5)
+    assert all(record.skipped in (None, "keys") for record in records)
+    assert all(np.isfinite(record.loss) for record in records if record.skipped is None)
+    assert all(torch.isfinite(v).all() for v in state_of(learner).values() if v.is_floating_point())
+    assert learner.memory.check_valid() == (True, "")
+
+
+def test_d_simclr_encodes_the_memory_before_each_update() -> None:
+    learner = build(kind="d-simclr", plain_keys=True)
+    steps(learner, 4)
+    seen = []
+    forward = learner.method.forward
+
+    def spied(views, samples, memory):
+        fresh_kD = learner.method.encode_keys(learner.views.plain(memory.images))
+        seen.append(torch.equal(fresh_kD, memory.embeddings))
+        return forward(views, samples, memory)
+
+    learner.method.forward = spied
+    steps(learner, 2)
+    assert seen == [True, True]
+
+
+def test_the_loss_is_told_the_step() -> None:
+    learner = build(loss=Debiased(prior=Ramp(0.4, steps=8)))
+    priors = [record.diagnostics["prior"] for record in steps(learner, 5)]
+    assert priors == pytest.approx([0, 0.05, 0.1, 0.15, 0.2])
+
+
+def test_a_prior_of_the_memory_follows_what_it_holds() -> None:
+    records = steps(build(loss=Debiased(prior="memory")), 5)
+    priors = [record.diagnostics["prior"] for record in records]
+    assert priors[0] == pytest.approx(1 / 24)  # nothing is held: the least, 1 / capacity
+    assert all(1 / 24 < prior <= 0.5 for prior in priors[1:])
+
+
+def unlabelled(**settings) -> Learner:
+    return build(stream=Repeatable(labelled=False), **settings)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [SupervisedContrastive(), InfoNCE(false_negatives="exclude"), Debiased(prior="labels")],
+    ids=["supervised", "exclude", "prior"],
+)
+def test_an_oracle_without_labels_is_refused(loss) -> None:
+    learner = unlabelled(loss=loss)
+    before = state_of(learner)
+    with pytest.raises(ValueError, match="reads labels, as it is set, and there are none"):
+        steps(learner, 1)
+    assert all(torch.equal(before[name], value) for name, value in state_of(learner).items())
+    assert all(record.skipped is None for record in steps(build(loss=loss), 3))
+
+
+def test_too_many_negatives_for_a_loss_are_refused() -> None:
+    learner = build(loss=PositiveDebiased())
+    with pytest.raises(ValueError, match="made for batch-sized N, and this would be 1 x 8"):
+        steps(learner, 1)
+    assert steps(build(loss=PositiveDebiased(), slots=16), 1)[0].skipped is None
+
+
+def test_methods_that_encode_the_memory_need_its_images() -> None:
+    with pytest.raises(ValueError, match="encodes the memory's images"):
+        build(kind="d-simclr", images=False)
+    assert steps(build(kind="simclr", images=False), 2)[1].skipped is None
