@@ -65,9 +65,9 @@ class KappaBandit(Around):
     An arm holds for an interval of batches into a full memory, and until K newcomers have joined;
     its reward is the change of the memory's effective classes since it was chosen.
 
-    A switch counts all duplicates anew, in one stall of O(K^2 D). That cost what 0.6 to 0.8 K
-    newcomers do, so K of them between choices keep the stalls below the cost of the evictions. A
-    stall took 4 s of one core at K = 16,384 and D = 128, and takes 16 times as much at 65,536;
+    A switch counts all duplicates anew, in one stall of O(K^2 D). That cost what 0.6 to 1.0 K
+    newcomers do, so K of them between choices keep the stalls to the cost of the evictions. A stall
+    took 4 s of one core at K = 16,384 and D = 128, and takes 16 times as much at 65,536;
     index="ivf" took 1 s at 32,768.
 
     Args:
