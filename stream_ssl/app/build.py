@@ -197,6 +197,7 @@ def rehearse(settings: Namespace) -> None:
     Decoder(**settings.decoder)
     network = learner(settings, Silence(), START).method
     shadows(settings, network.dim)
+    prequential(settings)
 
 
 def prefer_run(file: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, Any]:

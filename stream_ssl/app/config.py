@@ -33,6 +33,7 @@ LEARNER_SECTIONS = (
     "pace",
     "learner",
     "checkpoints",
+    "observe",
     "classes",
 )
 
@@ -136,6 +137,8 @@ def learner_parser(command: str = "learner") -> ArgumentParser:
     from stream_ssl.learning.views import Views
     from stream_ssl.losses import InfoNCE, Loss
     from stream_ssl.methods import Method, MoCo
+    from stream_ssl.observe.held_out import HeldOut
+    from stream_ssl.observe.prequential import Prequential
 
     parser = _parser(command)
     _section(parser, Decoder, "decoder")
@@ -164,6 +167,14 @@ def learner_parser(command: str = "learner") -> ArgumentParser:
     _section(parser, Pace, "pace")
     _section(parser, Learner, "learner", skip=LEARNER_PARTS)
     _section(parser, Checkpointer, "checkpoints", skip={"folder"})
+    _section(parser, Prequential, "observe.prequential")
+    parser.add_argument(
+        "--observe.held_out",
+        type=HeldOut | None,
+        default=None,
+        help="labelled set that a kNN probe is made on every so many steps: its source, every, k, "
+        "references_per_class, queries_per_class",
+    )
     parser.add_argument(
         "--classes", type=int, default=0, help="number of classes, where labels are known"
     )

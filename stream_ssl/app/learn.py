@@ -75,7 +75,15 @@ class Process:
         self._cursor = Cursor(settings.run)
         self._durable = (self._checkpointer.needed() or START).record
         shadows = build.shadows(settings, self.learner.method.dim)
-        self._watch = Watch(self.metrics, self.learner.memory, shadows, batches, reader)
+        self._watch = Watch(
+            self.metrics,
+            self.learner.memory,
+            shadows,
+            batches,
+            reader,
+            build.prequential(settings),
+            build.held_out(settings, self.learner),
+        )
 
     def _serve(self, settings: Namespace, stack: ExitStack) -> None:
         self.metrics = LearnerMetrics(

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from stream_ssl.ingest.decode import BadSample, Decoder, Pixels
-from stream_ssl.wire.sample import Sample
+from stream_ssl.wire.sample import Position, Sample
 
 Part = Literal["reference", "query"]
 
@@ -27,7 +27,7 @@ class Labelled(Protocol):
 
     name: str
 
-    def samples(self) -> Iterator[tuple[Sample, Any]]:
+    def samples(self, position: Position = None) -> Iterator[tuple[Sample, Position]]:
         """Each sample with its position, which is not used."""
         ...
 

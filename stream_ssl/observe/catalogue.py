@@ -1,13 +1,14 @@
 """Every metric of a run, by name: the one place where a name, its unit and its help stand.
 
-Those of memories lie in `catalogue_memory.py`. The classes of `metrics.py` create them, `page.py`
-documents them, the tests hold the dashboard and the alerts to them. A name here is without the
-prefix `stream_ssl_`.
+Those of memories and probes lie in `catalogue_memory.py` and `catalogue_probes.py`. The classes of
+`metrics.py` create them, `page.py` documents them, the tests hold the dashboard and the alerts to
+them. A name here is without the prefix `stream_ssl_`.
 """
 
 from __future__ import annotations
 
 from stream_ssl.observe.catalogue_memory import MEMORIES
+from stream_ssl.observe.catalogue_probes import PROBES
 from stream_ssl.observe.spec import PREFIX, Role, Spec
 
 __all__ = ["CATALOGUE", "MEMORIES", "PREFIX", "Role", "Spec", "of_role"]
@@ -24,6 +25,8 @@ REFUSALS = ("denied", "internal")
 """Why a connection is refused, beside the wire's reasons: by its key; by an error of ours."""
 BAD_SAMPLES = ("damaged", "empty", "fields", "format", "packet", "pixels", "shape")
 SIGNALS = ("loss", "collision", "embedding")
+CLASSIFIERS = ("linear", "knn", "no_change", "majority")
+"""Of the online probe: two that go by the embeddings, and two that need none."""
 CLASSES = 64
 """Class labels "0" to "63" are told apart; the rest are counted as "other"."""
 
@@ -230,6 +233,7 @@ CATALOGUE: tuple[Spec, ...] = (
         "Changes of level found in a signal by ADWIN.",
         "Read together with the sources that came and went.", ("signal",),
     ),
+    *PROBES,
     *MEMORIES,
     # -- learner: checkpoints
     Spec(

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 from stream_ssl.observe.catalogue import (
     BAD_SAMPLES,
     CLASSES,
+    CLASSIFIERS,
     EXTREMES,
     PERCENTILES,
     PHASES,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from stream_ssl.ingest.records import ReceiverRecord
     from stream_ssl.learning.checkpoint import CheckpointRecord
     from stream_ssl.learning.records import Idle, StepRecord
+    from stream_ssl.observe.held_out import Finding
 
 WORKING = "working"
 """Label of the memory that the learner trains from; shadows have names of their own."""
@@ -126,6 +128,7 @@ class LearnerMetrics:
             "percentile": PERCENTILES,
             "statistic": EXTREMES,
             "signal": SIGNALS,
+            "classifier": CLASSIFIERS,
             "kind": ("expected",),  # the true one has no value where there are no labels
             "class": dict.fromkeys(_class_label(label) for label in range(classes)),
             "name": diagnostics,
@@ -219,6 +222,27 @@ class LearnerMetrics:
         self._families.set("embedding_shift", shift)
         for signal, found in detections.items():
             self._families.add("drift_detections_total", found, signal=signal)
+
+    def observe_prequential(
+        self, found: Mapping[str, tuple[float, float, float]], samples: int
+    ) -> None:
+        """Report accuracy, balanced accuracy and kappa by classifier, and how many samples were
+        predicted since the call before."""
+        self._families.add("prequential_samples_total", samples)
+        names = ("prequential_accuracy", "prequential_balanced_accuracy", "prequential_kappa")
+        for classifier, values in found.items():
+            for name, value in zip(names, values, strict=True):
+                self._set_finite(name, value, classifier=classifier)
+
+    def observe_held_out(self, finding: Finding) -> None:
+        """Report a probe of the held-out set."""
+        put = self._families.set
+        put("held_out_accuracy", finding.result.accuracy)
+        put("held_out_step", finding.step)
+        put("held_out_probe_seconds", finding.seconds)
+        for label, accuracy in finding.result.per_class.items():
+            if label < CLASSES:  # the mean of all others would say nothing of any
+                put("held_out_class_accuracy", accuracy, **{"class": _class_label(label)})
 
     def observe_journal(self, waiting: int, corrupt: int) -> None:
         """Report the records that wait, and those left out as corrupt since the reader opened."""

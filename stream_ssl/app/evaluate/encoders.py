@@ -31,8 +31,8 @@ class CheckpointEncoder:
     """
 
     def __init__(self, encoder: build.Encoder, of: Of, device: str) -> None:
-        self._method = encoder._method.to(device).eval()
-        self._views = encoder._views.to(device)
+        self._method = encoder.method.to(device).eval()
+        self._views = encoder.views.to(device)
         self._of, self._device = of, torch.device(device)
 
     def features(self, image_BCHW: Tensor) -> Tensor:

@@ -1,0 +1,162 @@
+"""Test, then learn: how well the stream's own labels can be told from its embeddings, now.
+
+Shapes: B samples, D embedding, W samples of the window, C classes met so far.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from river import metrics
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from stream_ssl.evaluation.neighbours import knn_classify
+from stream_ssl.observe.catalogue import CLASSIFIERS
+
+if TYPE_CHECKING:
+    from stream_ssl.learning.records import StepRecord
+
+MOST_CLASSES = 4096
+"""Samples of classes met after so many are left out."""
+
+
+class Matrix(Protocol):
+    """What is used of river's confusion matrix, which has no types."""
+
+    def update(self, y_true: int, y_pred: int, w: float) -> None: ...
+    def revert(self, y_true: int, y_pred: int, w: float) -> None: ...
+
+
+class Prequential:
+    """Predicts each labelled batch before it learns from it (Gama et al., On evaluating stream
+    learning algorithms, 2013), with four classifiers on the keys that join the memory.
+
+    "linear", a softmax regression that takes one gradient step a batch; "knn", the vote of the
+    nearest of the last labelled samples; "no_change", the label of the sample before; "majority",
+    the most frequent of the last labels. The last two need no embeddings: on a stream that is
+    correlated in time or ruled by one class they are hard to beat, and a probe that does not says
+    nothing good of the encoder. Keys are of augmented views unless the run has `plain_keys`.
+
+    Accuracy, balanced accuracy and Cohen's kappa are river's, over the last `window` samples.
+    Nothing is drawn, and what is learned stays as it is.
+
+    Args:
+        window: labelled samples that the figures are over, and the neighbours are sought among; 0
+            switches the probe off.
+        k: neighbours that vote.
+        rate: learning rate of the linear probe, on unit-norm keys.
+
+    Raises:
+        ValueError: an argument outside its range.
+    """
+
+    def __init__(self, window: int = 2048, k: int = 20, rate: float = 4.0) -> None:
+        if window < 0 or k < 1 or not rate > 0:
+            raise ValueError(
+                f"window {window}, k {k}, rate {rate}: need 0 or more, at least 1, and above 0"
+            )
+        self.window, self.k, self.rate = window, k, rate
+        self._index: dict[int, int] = {}  # of a class's label: classes in the order they were met
+        self._matrices: dict[str, Matrix] = {
+            name: metrics.ConfusionMatrix()  # type: ignore[no-untyped-call]
+            for name in CLASSIFIERS
+        }
+        self._held: deque[tuple[int, dict[str, Counter[tuple[int, int]]]]] = deque()
+        self._count = self._new = 0
+        self._keys_WD: Tensor | None = None
+        self._class_W = torch.zeros(0, dtype=torch.int64)
+        self._weight_CD: Tensor | None = None
+
+    def consume(self, record: StepRecord) -> None:
+        """Take a fresh batch; replays, unlabelled samples, and keys that the memory did not take
+        are left out."""
+        if self.window and not record.replay and record.admission is not None:
+            self.update(record.keys_BD, record.labels_B)
+
+    def update(self, keys_BD: Tensor, labels_B: Tensor) -> None:
+        """Predict a batch, score, then learn from it: unit-norm rows, labels with -1 for none."""
+        index_B = torch.tensor([self._number(label) for label in labels_B.tolist()])
+        known_B = index_B >= 0
+        if not bool(known_B.any()):
+            return
+        class_B = index_B[known_B]
+        keys_BD = keys_BD.detach()[known_B.to(keys_BD.device)].float()
+        if self._keys_WD is not None:  # before the first batch there is nothing to go by
+            self._score(self._predict(keys_BD, class_B), class_B)
+        self._learn(keys_BD, class_B.to(keys_BD.device))
+
+    def read(self) -> Mapping[str, tuple[float, float, float]]:
+        """(accuracy, balanced accuracy, kappa) by classifier; empty before the second batch."""
+        if not self._held:
+            return {}
+        return {
+            name: (
+                metrics.Accuracy(cm=matrix).get(),  # type: ignore[no-untyped-call]
+                metrics.BalancedAccuracy(cm=matrix).get(),  # type: ignore[no-untyped-call]
+                metrics.CohenKappa(cm=matrix).get(),  # type: ignore[no-untyped-call]
+            )
+            for name, matrix in self._matrices.items()
+        }
+
+    def take_new(self) -> int:
+        """Samples predicted since the call before."""
+        new, self._new = self._new, 0
+        return new
+
+    def _number(self, label: int) -> int:
+        if label < 0 or (label not in self._index and len(self._index) >= MOST_CLASSES):
+            return -1
+        return self._index.setdefault(label, len(self._index))
+
+    def _predict(self, keys_BD: Tensor, class_B: Tensor) -> dict[str, list[int]]:
+        assert self._keys_WD is not None
+        assert self._weight_CD is not None
+        label_W = self._class_W
+        near_B = knn_classify(keys_BD, self._keys_WD, label_W, min(self.k, len(label_W)))
+        linear_B = (_widened(keys_BD) @ self._weight_CD.T).argmax(dim=1)
+        most = int(torch.bincount(label_W).argmax())
+        before = [int(label_W[-1]), *class_B[:-1].tolist()]
+        found = (linear_B.tolist(), near_B.tolist(), before, [most] * len(class_B))
+        return dict(zip(CLASSIFIERS, found, strict=True))
+
+    def _score(self, predicted: Mapping[str, list[int]], class_B: Tensor) -> None:
+        truth = class_B.tolist()
+        pairs = {name: Counter(zip(truth, guess, strict=True)) for name, guess in predicted.items()}
+        self._held.append((len(truth), pairs))
+        self._new += len(truth)
+        self._count += len(truth)
+        for name, counts in pairs.items():
+            for (true, guess), times in counts.items():
+                self._matrices[name].update(true, guess, float(times))
+        # Batch by batch, the newest always whole.
+        while len(self._held) > 1 and self._count - self._held[0][0] >= self.window:
+            gone, pairs = self._held.popleft()
+            self._count -= gone
+            for name, counts in pairs.items():
+                for (true, guess), times in counts.items():
+                    self._matrices[name].revert(true, guess, float(times))
+
+    def _learn(self, keys_BD: Tensor, class_B: Tensor) -> None:
+        if self._keys_WD is None or self._weight_CD is None:
+            self._keys_WD = keys_BD[:0]
+            self._class_W = class_B[:0]
+            self._weight_CD = keys_BD.new_zeros(0, keys_BD.shape[1] + 1)
+        self._keys_WD = torch.cat([self._keys_WD, keys_BD])[-self.window :]
+        self._class_W = torch.cat([self._class_W, class_B])[-self.window :]
+        fresh = self._weight_CD.new_zeros(
+            len(self._index) - len(self._weight_CD), self._weight_CD.shape[1]
+        )
+        weight_CD = torch.cat([self._weight_CD, fresh]).requires_grad_()
+        with torch.enable_grad():
+            loss = cross_entropy(_widened(keys_BD) @ weight_CD.T, class_B)
+            (gradient_CD,) = torch.autograd.grad(loss, weight_CD)
+        self._weight_CD = weight_CD.detach() - self.rate * gradient_CD
+
+
+def _widened(keys_BD: Tensor) -> Tensor:
+    """Rows [B, D + 1], the last column a 1 for the bias."""
+    return torch.cat([keys_BD, torch.ones_like(keys_BD[:, :1])], dim=1)

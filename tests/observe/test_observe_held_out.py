@@ -1,0 +1,96 @@
+"""The probe of a held-out set: when, on what, and that it changes nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from observe_records import step
+from prometheus_client import CollectorRegistry
+
+from producers.sources import Synthetic
+from stream_ssl.ingest.decode import Decoder
+from stream_ssl.learning.records import Idle
+from stream_ssl.observe.held_out import HeldOut, HeldOutProbe
+from stream_ssl.observe.metrics import LearnerMetrics
+
+
+def settings(**changes: Any) -> HeldOut:
+    usual: dict[str, Any] = {"every": 3, "k": 5, "references_per_class": 12, "queries_per_class": 6}
+    count = changes.pop("count", 400)
+    more = {key: changes.pop(key) for key in ("classes", "noise") if key in changes}
+    return HeldOut(Synthetic(count=count, size=8, shift=0, **more), **{**usual, **changes})
+
+
+def pixels(image_BCHW: torch.Tensor) -> torch.Tensor:
+    assert image_BCHW.dtype == torch.uint8
+    return image_BCHW.flatten(1).float()
+
+
+def probe(**changes: Any) -> HeldOutProbe:
+    return HeldOutProbe(settings(**changes), Decoder(8), pixels)
+
+
+def test_it_probes_every_so_many_steps() -> None:
+    found = probe()
+    steps = [found.consume(step(step=number)) for number in range(1, 8)]
+    assert [None if f is None else f.step for f in steps] == [None, None, 3, None, None, 6, None]
+    assert found.consume(Idle(0.0)) is None
+
+
+def test_the_set_is_balanced_and_told_apart_by_its_pixels() -> None:
+    result = probe().probe(1).result
+    assert result.queries == 60
+    assert set(result.per_class) == set(range(10))
+    assert result.accuracy == pytest.approx(result.balanced)
+    assert result.accuracy > 0.9
+
+
+def test_queries_are_none_of_the_references() -> None:
+    """Features that name the image: a query that were a reference would find itself."""
+    seen: list[bytes] = []
+
+    def note(image_BCHW: torch.Tensor) -> torch.Tensor:
+        seen.extend(image.numpy().tobytes() for image in image_BCHW)
+        return pixels(image_BCHW)
+
+    HeldOutProbe(settings(), Decoder(8), note).probe(1)
+    assert len(seen) == len(set(seen)) == 120 + 60
+
+
+def test_an_encoder_that_has_diverged_is_no_reason_to_stop(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    found = HeldOutProbe(settings(), Decoder(8), lambda x: pixels(x) * torch.nan).probe(9)
+    assert found.result.accuracy == pytest.approx(0.1)
+    assert "step 9: the features of the held-out set are not finite" in caplog.text
+
+
+def test_findings_are_exported() -> None:
+    registry = CollectorRegistry()
+    metrics = LearnerMetrics(registry, classes=3)
+    finding = probe(classes=3).probe(12)
+    metrics.observe_held_out(finding)
+    value = registry.get_sample_value
+    assert value("stream_ssl_held_out_accuracy") == finding.result.accuracy
+    assert value("stream_ssl_held_out_step") == 12
+    for label, accuracy in finding.result.per_class.items():
+        assert value("stream_ssl_held_out_class_accuracy", {"class": str(label)}) == accuracy
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"every": 0}, "every 0: must be at least 1"),
+        ({"k": 121}, "120 references of source 'synthetic' are fewer than k = 121"),
+        ({"classes": 1}, "class 0 alone"),
+        ({"count": 2}, "gave no query"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(value),
+)
+def test_what_cannot_be_probed_is_refused_at_the_start(
+    changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        probe(**changes)

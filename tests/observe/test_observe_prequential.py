@@ -1,0 +1,161 @@
+"""The online probe: predicts before it learns, and says what needs no encoder."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import pytest
+import torch
+from observe_naive import knn
+from observe_records import step
+from prometheus_client import CollectorRegistry
+
+from stream_ssl.observe.catalogue import CLASSIFIERS
+from stream_ssl.observe.metrics import LearnerMetrics
+from stream_ssl.observe.prequential import MOST_CLASSES, Prequential
+
+
+def stream(
+    batches: int, size: int = 16, classes: int = 4, spread: float = 0.2, seed: int = 0
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(seed)
+    found = []
+    for _ in range(batches):
+        label = torch.randint(0, classes, (size,), generator=generator)
+        rows = torch.eye(classes, 8)[label] + spread * torch.randn(size, 8, generator=generator)
+        found.append((torch.nn.functional.normalize(rows, dim=1), label))
+    return found
+
+
+def fed(probe: Prequential, *batches: tuple[torch.Tensor, torch.Tensor]) -> Prequential:
+    for keys, label in batches:
+        probe.update(keys, label)
+    return probe
+
+
+def test_separable_classes_are_learned_and_guessing_is_not() -> None:
+    found = fed(Prequential(window=300), *stream(60)).read()
+    assert set(found) == set(CLASSIFIERS)
+    assert found["linear"][0] > 0.97
+    assert found["knn"][0] > 0.97
+    for name in ("no_change", "majority"):
+        assert found[name][0] < 0.5
+        assert abs(found[name][2]) < 0.2  # kappa: no better than chance
+
+
+def test_random_labels_cannot_be_told() -> None:
+    """Were a batch learned before it is predicted, its neighbours would give it away."""
+    generator = torch.Generator().manual_seed(1)
+    rows = torch.nn.functional.normalize(torch.randn(640, 8, generator=generator), dim=1)
+    label = torch.randint(0, 4, (640,), generator=generator)
+    probe = Prequential(window=640, k=1)
+    found = fed(probe, *zip(rows.split(16), label.split(16), strict=True)).read()
+    for accuracy, balanced, kappa in found.values():
+        assert accuracy == pytest.approx(0.25, abs=0.09)
+        assert balanced == pytest.approx(0.25, abs=0.09)
+        assert kappa == pytest.approx(0, abs=0.12)
+
+
+def test_on_a_stream_in_blocks_no_change_is_the_one_to_beat() -> None:
+    batches = [(keys, torch.full_like(label, n // 8)) for n, (keys, label) in enumerate(stream(32))]
+    found = fed(Prequential(window=400), *batches).read()
+    assert found["no_change"][0] > 0.97
+    assert found["majority"][0] < 0.9
+
+
+def test_figures_against_a_naive_twin() -> None:
+    """Neighbours, their window, and the window of the figures, sample by sample."""
+    window, size, batches = 48, 16, stream(9, spread=0.6)
+    probe = fed(Prequential(window=window, k=5), *batches)
+    seen: deque[tuple[list[float], int]] = deque(maxlen=window)
+    right: list[bool] = []
+    for keys, label in batches:
+        held = list(seen)
+        for row, truth in zip(keys.tolist(), label.tolist(), strict=True):
+            if held:
+                guess = knn(row, [r for r, _ in held], [c for _, c in held], 5, 0.07)
+                right.append(guess == truth)
+        seen.extend(zip(keys.tolist(), label.tolist(), strict=True))
+    last = right[-window:]
+    assert len(right) == 8 * size
+    # Equal votes may fall to another class: the twin numbers classes by label.
+    assert probe.read()["knn"][0] == pytest.approx(sum(last) / len(last), abs=1 / window)
+
+
+def test_figures_forget_what_is_older_than_the_window() -> None:
+    probe = Prequential(window=64, k=5)
+    fed(probe, *stream(20, seed=2))
+    generator = torch.Generator().manual_seed(3)
+    for keys, label in stream(40, seed=4):
+        drawn = torch.randint(0, 4, (len(label),), generator=generator)
+        probe.update(keys, drawn)
+    assert probe.read()["knn"][0] < 0.5
+    fed(probe, *stream(12, seed=5))
+    assert probe.read()["knn"][0] > 0.9
+
+
+def test_balanced_accuracy_shows_what_a_dominant_class_hides() -> None:
+    generator = torch.Generator().manual_seed(6)
+    rows = torch.nn.functional.normalize(torch.randn(400, 8, generator=generator), dim=1)
+    label = (torch.rand(400, generator=generator) < 0.1).long()
+    found = fed(Prequential(), *zip(rows.split(20), label.split(20), strict=True)).read()
+    accuracy, balanced, kappa = found["majority"]
+    assert accuracy > 0.85
+    assert balanced == pytest.approx(0.5)
+    assert kappa == pytest.approx(0)
+
+
+def test_unlabelled_samples_replays_and_refused_keys_are_left_out() -> None:
+    probe = Prequential()
+    (keys, label), *_ = stream(1)
+    probe.consume(step(keys_BD=keys, labels_B=torch.full((16,), -1)))
+    probe.consume(step(keys_BD=keys, labels_B=label, replay=True))
+    probe.consume(step(keys_BD=keys, labels_B=label, admission=None))
+    assert not probe._index
+    probe.consume(step(keys_BD=keys, labels_B=label))
+    assert probe.read() == {}  # nothing was known when the first batch came
+    assert probe.take_new() == 0
+    some = torch.where(torch.arange(16) % 2 == 0, label, torch.tensor(-1))
+    probe.consume(step(keys_BD=keys, labels_B=some))
+    assert probe.take_new() == 8
+    assert probe.take_new() == 0
+    assert probe.read()["knn"][0] == 1.0  # the very same keys
+
+
+def test_labels_may_be_large_and_are_bounded_in_number() -> None:
+    keys, label = stream(1)[0]
+    probe = fed(Prequential(window=64), (keys, label * 2**29), (keys, label * 2**29))
+    assert probe.read()["knn"][0] == 1.0
+    many = torch.arange(MOST_CLASSES + 500)
+    fed(probe, (torch.eye(8)[many % 8], many))
+    assert len(probe._index) == MOST_CLASSES
+
+
+def test_nothing_is_drawn_and_off_is_off() -> None:
+    before = torch.get_rng_state()
+    fed(Prequential(), *stream(3))
+    assert torch.equal(torch.get_rng_state(), before)
+    probe = Prequential(window=0)
+    keys, label = stream(1)[0]
+    for _ in range(3):
+        probe.consume(step(keys_BD=keys, labels_B=label))
+    assert probe.read() == {}
+
+
+def test_figures_are_exported_by_classifier() -> None:
+    registry = CollectorRegistry()
+    metrics = LearnerMetrics(registry)
+    value = registry.get_sample_value
+    assert value("stream_ssl_prequential_accuracy", {"classifier": "knn"}) == 0
+    probe = fed(Prequential(), *stream(10))
+    metrics.observe_prequential(probe.read(), probe.take_new())
+    assert value("stream_ssl_prequential_accuracy", {"classifier": "knn"}) > 0.9
+    assert value("stream_ssl_prequential_kappa", {"classifier": "linear"}) > 0.5
+    assert value("stream_ssl_prequential_balanced_accuracy", {"classifier": "no_change"}) < 0.6
+    assert value("stream_ssl_prequential_samples_total") == 9 * 16
+
+
+@pytest.mark.parametrize("arguments", [{"window": -1}, {"k": 0}, {"rate": 0}], ids=str)
+def test_wrong_arguments_are_named(arguments: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="need 0 or more, at least 1, and above 0"):
+        Prequential(**arguments)
