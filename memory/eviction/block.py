@@ -52,7 +52,7 @@ class Block:
 
     def _total(self, near_tS: Tensor) -> Vector:
         """Sums of rows over the slots of all shards, float64 [t]."""
-        return self._group.total(near_tS.sum(dim=1, dtype=torch.float64)).cpu().numpy()
+        return self._group.total(near_tS.sum(dim=1).double()).cpu().numpy()
 
     def advance(self, slot_L: Indices) -> None:
         """Newcomers took over these slots, in turn; -1 where one was refused.
@@ -87,3 +87,8 @@ def alike(row_RD: Tensor, z_KD: Tensor, score: Score) -> Tensor:
         torch.mm(row_RD, z_KD[start : start + step].T, out=part_Rk)
         score.apply_(part_Rk)
     return h_RK
+
+
+def column_sums(h_RK: Tensor) -> Tensor:
+    """Over the rows [K]: as a product, which reads them at the speed of the memory they lie in."""
+    return h_RK.new_ones(len(h_RK)) @ h_RK

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from memory.columns import Columns
 from memory.eviction.audit import Outside, Steps
-from memory.eviction.block import NEWCOMERS, Block, alike
+from memory.eviction.block import NEWCOMERS, Block, alike, column_sums
 from memory.eviction.bounds import Indices
 from memory.eviction.group import ALONE, Group
 from memory.eviction.race import REFUSED, Proposal, Race, slack
@@ -96,7 +96,8 @@ class ScoredTally(Counts):
         proposal = self._propose(block, candidates)
         slot_c = candidates.slot_c.cpu().numpy()
         slot_L = np.where(proposal.place_L < 0, REFUSED, slot_c[proposal.place_L])
-        held = self._judge(candidates, slot_L, proposal, near_LK)
+        left_LD = self._leavers(block, candidates, proposal)
+        held = self._judge(candidates, slot_L, proposal, near_LK, left_LD)
         count_c = torch.from_numpy(proposal.count_Lc[held]).to(self.count_K.device)
         self.count_K[candidates.mine] = count_c[candidates.are_mine_c]
         block.advance(slot_L[:held])
@@ -111,7 +112,7 @@ class ScoredTally(Counts):
         """The largest of every shard."""
         z_KD, rank = self._columns.embeddings, self._group.rank
         # Half of what joins: evictions take about as much away where counts are largest.
-        reach_K = self.count_K + 0.5 * near_LK.sum(dim=0)
+        reach_K = self.count_K + 0.5 * column_sums(near_LK)
         size = max(CANDIDATES, PER_STEP * len(near_LK))
         mine = self._largest(reach_K, size, self._first(near_LK[0]))
         slot_c, reach_c, count_c, z_cD, near_cL = self._group.together(
@@ -119,7 +120,7 @@ class ScoredTally(Counts):
             reach_K[mine],
             self.count_K[mine],
             z_KD[mine],
-            near_LK[:, mine].T,
+            near_LK.index_select(1, mine).T,
         )
         return Candidates(
             mine=mine,
@@ -165,7 +166,12 @@ class ScoredTally(Counts):
         return ascending
 
     def _judge(
-        self, candidates: Candidates, slot_L: Indices, proposal: Proposal, near_LK: Tensor
+        self,
+        candidates: Candidates,
+        slot_L: Indices,
+        proposal: Proposal,
+        near_LK: Tensor,
+        left_LD: Tensor,
     ) -> int:
         """How many steps of the proposal hold; they are added to the counts of all slots."""
         capacity, level = len(self.count_K), float(proposal.most_L[0])
@@ -180,32 +186,27 @@ class ScoredTally(Counts):
             together = len(slot_L)
         for start in range(0, len(slot_L), together):
             part = slice(start, start + together)
-            place_l, leaver_l = proposal.place_L[part], proposal.leaver_L[part]
             steps = Steps(
                 near_LK=near_LK[part],
-                left_LK=self._left(candidates.z_cD, place_l, leaver_l, near_LK),
+                left_LK=alike(left_LD[part], self._columns.embeddings, self.score),
                 slot_L=order_L[part],
                 most_L=proposal.most_L[part] - level,
                 margin_L=slack(proposal.most_L[part], self._unit),
             )
             held = self._group.least(outside.follow(steps, sure=1 if start == 0 else 0))
-            self.count_K += steps.near_LK[:held].sum(dim=0)
-            self.count_K -= steps.left_LK[:held].sum(dim=0)
+            self.count_K += column_sums(steps.near_LK[:held])
+            self.count_K -= column_sums(steps.left_LK[:held])
             if held < len(steps):
                 return start + held
         return len(slot_L)
 
-    def _left(self, z_cD: Tensor, place_l: Indices, leaver_l: Indices, near_LK: Tensor) -> Tensor:
-        """h of who left at each step with all slots of this shard [l, K]."""
-        z_KD = self._columns.embeddings
-        held_l = leaver_l < 0  # by the memory; the others by newcomers
-        place_E = torch.from_numpy(place_l[held_l]).to(z_KD.device)
-        left_EK = alike(z_cD[place_E], z_KD, self.score)
-        if held_l.all():
-            return left_EK
-        left_lK = near_LK[torch.from_numpy(leaver_l).clamp(min=0).to(z_KD.device)]
-        left_lK[torch.from_numpy(held_l).to(z_KD.device)] = left_EK
-        return left_lK
+    def _leavers(self, block: Block, candidates: Candidates, proposal: Proposal) -> Tensor:
+        """Rows of who left at each step: candidates, or newcomers before them [L, D]."""
+        z_cD = candidates.z_cD
+        left_LD = z_cD[torch.from_numpy(proposal.place_L).to(z_cD.device)]
+        came = np.flatnonzero(proposal.leaver_L >= 0)
+        left_LD[came] = block.x_TD[block.turn + proposal.leaver_L[came]]
+        return left_LD
 
     def state(self) -> dict[str, Tensor]:
         self._block = None
