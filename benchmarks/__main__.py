@@ -14,7 +14,7 @@ from rich.console import Console
 
 from benchmarks.report import Result, path_of, plain, table, write
 
-NAMES = ("ingest", "eviction", "growth", "learner")
+NAMES = ("ingest", "eviction", "growth", "losses", "learner")
 WIDE = 180  # columns, where the tables go to a file
 REPORTS = Path(__file__).parent / "reports"
 

@@ -1,0 +1,284 @@
+"""How fast the losses are and how little memory they take, against plain and published forms.
+
+python -m benchmarks.losses [--quick]
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from benchmarks import losses_plain as plain_losses
+from benchmarks.eviction import peak, timed
+from stream_ssl.losses import (
+    Debiased,
+    Decoupled,
+    HardNegative,
+    InfoNCE,
+    Loss,
+    SelfLabeling,
+    SupervisedContrastive,
+)
+
+BATCH, DIM, SLOTS, MILLION = 256, 128, 65_536, 1 << 20
+MOST_TIME, MOST_MEMORY, MOST_MB = 0.5, 0.1, 200
+T = plain_losses.T
+HOW = "pip install 'stream-ssl[bench]'"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One measured line, forward and backward of a batch of 256 in 128 dimensions.
+
+    Attributes:
+        ms: ours, median.
+        other_ms: the other's, alternating with ours.
+        time_ratio: ours / the other's, median over pairs.
+        extra_mb: most memory that the process grew by.
+        difference: between the two losses.
+    """
+
+    work: str
+    negatives: int
+    ms: float | None = None
+    other_ms: float | None = None
+    time_ratio: float | None = None
+    extra_mb: float | None = None
+    other_extra_mb: float | None = None
+    memory_ratio: float | None = None
+    difference: float | None = None
+    target: str = ""
+    met: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """Unit rows; a mask as a working memory makes it, few entries; ten classes."""
+
+    z_BD: Tensor
+    positive_BD: Tensor
+    negative_ND: Tensor
+    mask_BN: Tensor | None
+    same_BN: Tensor
+
+
+def inputs(count: int, masked: bool, batch: int = BATCH) -> Inputs:
+    generator = torch.Generator().manual_seed(0)
+
+    def unit(rows: int) -> Tensor:
+        return F.normalize(torch.randn(rows, DIM, generator=generator), dim=1)
+
+    z_BD = unit(batch)
+    positive_BD = F.normalize(z_BD + 0.5 * unit(batch), dim=1)
+    class_B = torch.randint(10, (batch, 1), generator=generator)
+    class_N = torch.randint(10, (count,), generator=generator)
+    mask_BN = torch.rand(batch, count, generator=generator) < 2 / count if masked else None
+    return Inputs(z_BD.requires_grad_(), positive_BD, unit(count), mask_BN, class_B == class_N)
+
+
+def step(loss: Loss, given: Inputs) -> float:
+    """Forward and backward of ours."""
+    given.z_BD.grad = None
+    same_BN = given.same_BN if loss.needs_labels else None
+    out = loss(
+        given.z_BD,
+        given.positive_BD.unsqueeze(1),
+        given.negative_ND,
+        given.mask_BN,
+        same_BN=same_BN,
+    )
+    out.loss.backward()
+    return float(out.loss.detach())
+
+
+def plain_step(plain: plain_losses.Plain, given: Inputs) -> float:
+    given.z_BD.grad = None
+    value = plain(given.z_BD, given.positive_BD, given.negative_ND, given.mask_BN, given.same_BN)
+    value.backward()
+    return float(value.detach())
+
+
+def grown(work: Callable[[], object]) -> float:
+    """By how many MB the process grows, at most, while it works."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # what was freed counts as new when it is taken again
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = psutil.Process().memory_info().rss / 2**20
+    work()
+    return peak() - before
+
+
+def compare(
+    work: str,
+    count: int,
+    ours: Callable[[], float],
+    other: Callable[[], float],
+    repeats: int = 9,
+    targets: bool = False,
+) -> Row:
+    """Both in turn, so that whatever else the machine does falls on both."""
+    memory = grown(ours), grown(other)
+    difference = abs(ours() - other())
+    pairs = [(timed(ours), timed(other)) for _ in range(repeats)]
+    ratio = statistics.median(own / others for own, others in pairs)
+    share = memory[0] / max(memory[1], 1e-9)
+    return Row(
+        work=work,
+        negatives=count,
+        ms=1000 * statistics.median(own for own, _ in pairs),
+        other_ms=1000 * statistics.median(others for _, others in pairs),
+        time_ratio=ratio,
+        extra_mb=memory[0],
+        other_extra_mb=memory[1],
+        memory_ratio=share,
+        difference=difference,
+        target=f"<= {MOST_TIME} x time, <= {MOST_MEMORY} x memory" if targets else "",
+        met=ratio <= MOST_TIME and share <= MOST_MEMORY if targets else None,
+    )
+
+
+PAIRS: dict[str, tuple[Callable[[], Loss], plain_losses.Plain]] = {
+    "InfoNCE": (lambda: InfoNCE(T), plain_losses.infonce),
+    "Decoupled": (lambda: Decoupled(T), plain_losses.decoupled),
+    "Debiased": (lambda: Debiased(T, plain_losses.TAU), plain_losses.debiased),
+    "HardNegative": (
+        lambda: HardNegative(T, plain_losses.TAU, plain_losses.BETA),
+        plain_losses.hard_negative,
+    ),
+    "SelfLabeling": (
+        lambda: SelfLabeling(T, plain_losses.ALPHA, plain_losses.ALPHA, plain_losses.SHARP, rise=0),
+        plain_losses.self_labeling,
+    ),
+    "SupervisedContrastive": (lambda: SupervisedContrastive(T), plain_losses.supervised),
+}
+
+
+def against_plain(name: str, masked: bool) -> Row:
+    build, plain = PAIRS[name]
+    loss, given = build(), inputs(SLOTS, masked)
+    return compare(
+        f"{name} against plain logits{', masked' if masked else ''}",
+        SLOTS,
+        lambda: step(loss, given),
+        lambda: plain_step(plain, given),
+        targets=True,
+    )
+
+
+def a_million(name: str) -> Row:
+    loss, given = PAIRS[name][0](), inputs(MILLION, masked=False)
+    extra = grown(lambda: step(loss, given))
+    return Row(
+        work=name,
+        negatives=MILLION,
+        extra_mb=extra,
+        target=f"< {MOST_MB} MB",
+        met=extra < MOST_MB,
+    )
+
+
+def against_lightly(count: int) -> Row:
+    """Its loss owns the bank: clones it, and writes each batch into it."""
+    work = "InfoNCE against lightly's NTXentLoss with memory bank"
+    try:
+        from lightly.loss import NTXentLoss
+    except ImportError:
+        return Row(f"{work}: not installed, {HOW}", count)
+    given, ours = inputs(count, masked=False), InfoNCE(T)
+    other = NTXentLoss(temperature=T, memory_bank_size=(count, DIM))
+
+    other(given.z_BD.detach(), given.positive_BD)  # makes its bank
+    bank_KD = other.memory_bank.bank
+    bank_KD.copy_(given.negative_ND)
+
+    def their_step() -> float:
+        given.z_BD.grad = None
+        value = other(given.z_BD, given.positive_BD)
+        value.backward()
+        bank_KD[:BATCH] = given.negative_ND[:BATCH]  # else full of the same batch in the end
+        other.memory_bank.bank_ptr.zero_()
+        return float(value.detach())
+
+    return compare(work, count, lambda: step(ours, given), their_step)
+
+
+def against_metric_learning(name: str, count: int) -> Row:
+    """Its memory is a queue of embeddings and labels; NTXentLoss there holds all pairs of pairs,
+    SupConLoss the logits."""
+    work = f"InfoNCE against pytorch-metric-learning's CrossBatchMemory of {name}"
+    try:
+        from pytorch_metric_learning import losses as theirs
+    except ImportError:
+        return Row(f"{work}: not installed, {HOW}", count)
+    given, ours = inputs(count, masked=False), InfoNCE(T)
+    # Its queue takes the batch's keys in: one for each anchor, the rest are negatives.
+    memory = theirs.CrossBatchMemory(getattr(theirs, name)(temperature=T), DIM, count + BATCH)
+    label_B = torch.arange(BATCH)
+    key = torch.cat([torch.zeros(BATCH), torch.ones(BATCH)]).bool()
+    memory.add_to_memory(given.negative_ND, torch.arange(count) + BATCH, count)
+
+    def their_step() -> float:
+        given.z_BD.grad = None
+        memory.queue_idx = count
+        both_VD = torch.cat([given.z_BD, given.positive_BD])
+        value = memory(both_VD, torch.cat([label_B, label_B]), enqueue_mask=key)
+        value.backward()
+        return float(value.detach())
+
+    # The other keys of the batch are negatives there, and so here.
+    every_ND = torch.cat([given.positive_BD, given.negative_ND])
+    own_BN = torch.zeros(BATCH, count + BATCH, dtype=torch.bool)
+    own_BN[:, :BATCH].fill_diagonal_(True)
+    same = Inputs(given.z_BD, given.positive_BD, every_ND, own_BN, own_BN)
+    return compare(work, count + BATCH, lambda: step(ours, same), their_step, repeats=3)
+
+
+def rows(quick: bool) -> Iterator[Row]:
+    if not quick:  # first, while the process has never been larger
+        for name in ("InfoNCE", "Debiased", "SelfLabeling"):
+            yield a_million(name)
+    yield against_plain("InfoNCE", masked=False)
+    for name in PAIRS:
+        yield against_plain(name, masked=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of theirs
+        yield against_lightly(SLOTS)
+        yield against_metric_learning("SupConLoss", SLOTS)
+        yield against_metric_learning("NTXentLoss", 1024)
+
+
+def run(quick: bool = False) -> list[Row]:
+    """The table. `quick` leaves out the million negatives."""
+    found = []
+    for row in rows(quick):
+        print(f"  {row.work}, N {row.negatives:,}", flush=True)
+        found.append(row)
+    return found
+
+
+def main() -> None:
+    from rich.console import Console
+
+    from benchmarks.report import Result, plain, table
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="no million negatives")
+    quick, start = parser.parse_args().quick, time.monotonic()
+    found = [plain(row) for row in run(quick)]
+    Console(width=180).print(table(Result("losses", found, time.monotonic() - start)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""What docs/losses.md tells a reader to run does run, and it tells of every loss."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from jsonargparse import ArgumentParser
+
+from stream_ssl.losses import LOSSES, Loss
+
+PAGE = (Path(__file__).parents[2] / "docs" / "losses.md").read_text()
+
+
+def test_snippets_run_one_after_the_other(tmp_path: Path) -> None:
+    codes = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    assert len(codes) == 2
+    script = tmp_path / "page.py"
+    script.write_text("\n".join(codes))
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(script)],
+        capture_output=True,
+        text=True,
+        timeout=150,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    shape, prior, *losses = done.stdout.splitlines()
+    assert shape.startswith("torch.Size([256])")
+    assert float(prior) == pytest.approx(0.05)
+    assert len(losses) == 3
+
+
+def parsed(settings: dict[str, object]) -> Loss:
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_subclass_arguments(Loss, "loss")
+    loss = parser.instantiate(parser.parse_object(settings)).loss
+    assert isinstance(loss, Loss)
+    return loss
+
+
+def test_the_configuration_builds_its_loss() -> None:
+    (text,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    loss = parsed(yaml.safe_load(text))
+    assert repr(loss) == (
+        "Debiased(temperature=0.5, prior=Ramp(0.1, 5000, 0.0, 0, 'linear'), floor='biased')"
+    )
+
+
+@pytest.mark.parametrize("name", sorted(LOSSES))
+def test_every_loss_can_be_configured(name: str) -> None:
+    path = f"stream_ssl.losses.{LOSSES[name].__name__}"
+    assert type(parsed({"loss": {"class_path": path}})) is LOSSES[name]
+
+
+def test_every_loss_and_diagnostic_is_told() -> None:
+    assert [name.__name__ for name in LOSSES.values() if f"`{name.__name__}`" not in PAGE] == []
+    assert all(f"`{name}`" in PAGE for name in ("clamp_rate", "effective_negatives", "prior"))
