@@ -235,7 +235,9 @@ def _carry(parser: ArgumentParser, sections: Sequence[str]) -> None:
     A bare dict: of a dict[str, Any] the parser would import the classes that it names.
     """
     for name in sections:
-        parser.add_argument(f"--{name}", type=dict | int | None, default=None, help="the other's")
+        parser.add_argument(
+            f"--{name}", type=dict | int | str | None, default=None, help="the other's"
+        )
 
 
 def _path(cls: type) -> str:

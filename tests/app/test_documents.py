@@ -24,7 +24,9 @@ def snippets(page: str) -> list[str]:
     return [code for code in found if "from producers" not in code]
 
 
-@pytest.mark.parametrize(("page", "least"), [("README.md", 1), ("docs/memory.md", 8)])
+@pytest.mark.parametrize(
+    ("page", "least"), [("README.md", 1), ("docs/memory.md", 8), ("docs/methods.md", 1)]
+)
 def test_snippets_run_one_after_the_other(page: str, least: int, tmp_path: Path) -> None:
     codes = snippets(page)
     assert len(codes) >= least
@@ -57,7 +59,9 @@ def test_the_config_section_is_sound(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "memory       4096 slots" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/memory.md", "CONTRIBUTING.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/memory.md", "docs/methods.md", "CONTRIBUTING.md"]
+)
 def test_links_lead_somewhere(page: str) -> None:
     text = (ROOT / page).read_text()
     targets = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)
@@ -74,3 +78,14 @@ def test_every_policy_and_score_is_told() -> None:
     named += [found.__name__ for found in scores.Score.__subclasses__()]
     assert len(named) >= 13
     assert [name for name in named if f"`{name}(" not in text] == []
+
+
+def test_every_method_loss_and_preset_is_told() -> None:
+    from stream_ssl.losses import LOSSES
+    from stream_ssl.methods import METHODS
+
+    text = (ROOT / "docs" / "methods.md").read_text()
+    named = [found.__name__ for found in [*METHODS.values(), *LOSSES.values()]]
+    named += [file.name for file in (ROOT / "deploy" / "configs" / "presets").iterdir()]
+    assert len(named) >= 20
+    assert [name for name in named if f"`{name}`" not in text] == []

@@ -119,6 +119,24 @@ def test_every_method_has_a_preset() -> None:
     assert shipped == {f"stream_ssl.methods.{found.__name__}" for found in METHODS.values()}
 
 
+def test_a_method_and_a_loss_are_named_on_the_command_line() -> None:
+    laptop = str(CONFIGS / "laptop.yaml")
+    said = (
+        "--method",
+        "SimCLR",
+        "--method.views",
+        "4",
+        "--loss",
+        "Debiased",
+        "--loss.prior",
+        "0.2",
+    )
+    config.read(config.receiver_parser(), [laptop, *said])  # which leaves them unread
+    method = build.method(settings_of(Path(laptop), extra=said))
+    assert (type(method).__name__, method.views) == ("SimCLR", 4)
+    assert (type(method.loss).__name__, method.loss.prior) == ("Debiased", 0.2)
+
+
 @pytest.mark.parametrize("name", ["moco-v2", "simclr"])
 def test_a_run_from_before_there_was_a_choice_goes_on(name: str) -> None:
     parser = config.learner_parser()
