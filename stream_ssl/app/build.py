@@ -246,5 +246,7 @@ def fresh_encoder(stored: Mapping[str, Any]) -> Encoder:
 
 def _stored_settings(stored: Mapping[str, Any]) -> Namespace:
     parser: ArgumentParser = config.learner_parser()
-    settings: Namespace = parser.instantiate(parser.parse_object(dict(stored)))
+    # Who watched the run does not matter to its encoder, and their files may be gone by now.
+    kept = {section: values for section, values in stored.items() if section != "observe"}
+    settings: Namespace = parser.instantiate(parser.parse_object(kept))
     return settings

@@ -15,6 +15,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
 from torch import Tensor
 
 from stream_ssl.evaluation.checks import as_unit_rows
@@ -109,12 +110,23 @@ def map_plot(
         axes.set_ylabel(f"second component, {100 * shares[1]:.0f} %")
         axes.set_aspect("equal", adjustable="datalim")
         if len(names) <= WRITTEN:
-            for colour, name in zip(colours, names, strict=True):
+            for number, (colour, name) in enumerate(zip(colours, names, strict=True)):
                 axes.scatter([], [], s=30, color=colour, label=name)
+                _name_centre(axes, place_Q2[place_C == number], colour, name)
             axes.legend(
                 loc="center left", bbox_to_anchor=(1.01, 0.5), title="class", handletextpad=0.2
             )
         _save(figure, path)
+
+
+def _name_centre(axes: Axes, place_Q2: Tensor, colour: Any, name: str) -> None:
+    """The name of a class at the mean of its queries, legible on whatever lies below."""
+    if len(place_Q2) == 0:
+        return
+    x, y = place_Q2.mean(dim=0).tolist()
+    halo = [withStroke(linewidth=3.5, foreground="white")]
+    at: Any = {"ha": "center", "va": "center", "fontweight": "bold", "fontsize": 11}
+    axes.text(x, y, name, color=colour, path_effects=halo, **at)
 
 
 def principal_plane(feature_QF: Tensor) -> tuple[Tensor, tuple[float, float]]:

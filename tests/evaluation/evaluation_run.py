@@ -1,0 +1,43 @@
+"""A small run's checkpoints, made without a stream."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stream_ssl.app import build, config
+from stream_ssl.ingest.offset import START
+from stream_ssl.learning.checkpoint import Checkpointer
+
+SETTINGS: dict[str, Any] = {
+    "decoder": {"size": 12, "channels": 1},
+    "batches": {"batch_size": 8},
+    "encoder": {"width": 4, "depths": [1, 1, 0, 0]},
+    "projector": {"dim": 6},
+    "memory": {"capacity": 16},
+    "learner": {"threads": 1},
+}
+
+
+def write_run(folder: Path, stages: int = 1, **changes: Any) -> list[Path]:
+    """A run's folder; the checkpoints in it, the weights of each a little further off."""
+    folder.mkdir(parents=True)
+    file = folder / "config.yaml"  # JSON is YAML
+    file.write_text(json.dumps(SETTINGS | changes | {"run": str(folder)}))
+    parser = config.learner_parser()
+    settings = config.read(parser, [str(file)])
+    stored = config.resolved(parser, settings)
+    learner = build.learner(parser.instantiate(settings), build.Silence(), START)
+    checkpointer = Checkpointer(folder / "checkpoints", keep=stages)
+    generator = torch.Generator().manual_seed(0)
+    paths = []
+    for stage in range(stages):
+        learner.step = learner.samples = 10 * (stage + 1)
+        with torch.no_grad():
+            for weight in learner.method.parameters():
+                weight += 0.02 * torch.randn(weight.shape, generator=generator)
+        paths.append(checkpointer.save(learner, stored).path)
+    return paths

@@ -1,0 +1,248 @@
+"""stream-ssl evaluate on small sets: what it writes, and what it says of what cannot work."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from evaluation_run import write_run
+from PIL import Image
+
+from stream_ssl.app import cli
+from stream_ssl.app.commands import evaluate
+
+SMALL = ["--source.count", "400", "--source.size", "12", "--source.channels", "1", "--k", "5", "20"]
+QUICK = [*SMALL, "--probes", "convex"]
+DATA = ["--data", "synthetic"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("evaluated") / "run"
+    write_run(folder, stages=2)
+    return folder
+
+
+def found(out: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((out / "evaluation.json").read_text())
+    return content
+
+
+def test_everything_is_written_and_told(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert cli.main(["evaluate", str(run), *DATA, *SMALL, "--out", str(out)]) == 0
+    told = capsys.readouterr().out
+    names = ("kNN, k = 20", "linear probe, duel", "linear probe, debiased", "top-10 retrieval")
+    names += ("intra-class cosine", "inter-class cosine", "alignment", "uniformity")
+    for name in (*names, "effective rank", "trained", "untrained"):
+        assert name in told
+    assert "report.md" in told
+    content = found(out)
+    assert (content["step"], content["samples"]) == (20, 20)
+    measures = content["encoders"]["trained"]
+    assert set(measures["knn"]) == {"5", "20"}
+    assert set(measures["linear"]) == {"duel", "debiased"}
+    assert set(measures["retrieval"]) == {"1", "10"}
+    assert measures["knn"]["5"]["accuracy"] > 0.15
+    counted = np.array(measures["confusion"])
+    assert (counted.sum(axis=1) == content["queries"] / 10).all()
+    assert counted.trace() / counted.sum() == pytest.approx(measures["knn"]["20"]["accuracy"])
+    page = (out / "report.md").read_text()
+    for name in ("confusion.png", "map.png", "similarity.png"):
+        assert name in page
+        with Image.open(out / name) as image:
+            assert min(image.size) > 300
+
+
+def test_it_repeats_itself(run: Path, tmp_path: Path) -> None:
+    for out in "ab":
+        arguments = [str(run), *DATA, *QUICK, "--untrained", "false", "--out", str(tmp_path / out)]
+        assert evaluate.main(arguments) == 0
+    assert found(tmp_path / "a") == found(tmp_path / "b")
+    assert set(found(tmp_path / "a")["encoders"]) == {"trained"}
+
+
+def test_stages_and_a_decorrelated_run(run: Path, tmp_path: Path) -> None:
+    first, second = sorted((run / "checkpoints").glob("step-*"))
+    out = tmp_path / "out"
+    more = ["--tasks", "2", "--stages", str(first), str(second), "--decorrelated", str(first)]
+    assert evaluate.main([str(run), *DATA, *QUICK, *more, "--out", str(out)]) == 0
+    content = found(out)
+    told = content["continual"]
+    assert told["tasks"] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+    matrix = np.array(told["accuracy_TT"])
+    knn = {name: part["knn"]["5"]["accuracy"] for name, part in content["encoders"].items()}
+    assert matrix.mean(axis=1) == pytest.approx([knn["decorrelated"], knn["trained"]])
+    assert np.mean(told["untrained_T"]) == pytest.approx(knn["untrained"])
+    assert told["result"]["average_accuracy"] == pytest.approx(knn["trained"])
+    assert told["result"]["forgetting"] == pytest.approx(matrix[0, 0] - matrix[1, 0])
+    forward = matrix[0, 1] - told["untrained_T"][1]
+    assert told["result"]["forward_transfer"] == pytest.approx(forward)
+    share = content["recovered_share"]["kNN, k = 5"]
+    assert share == pytest.approx(knn["trained"] / knn["decorrelated"])
+    page = (out / "report.md").read_text()
+    assert "forgetting" in page
+    assert "Recovered share" in page
+    assert (out / "continual.png").is_file()
+
+
+def write_images(folder: Path, classes: int, count: int) -> None:
+    rng = np.random.default_rng(0)
+    for label in range(classes):
+        (folder / f"class-{label}").mkdir(parents=True)
+        for number in range(count):
+            pixels = np.full((20, 16, 3), 60 * label, np.uint8)
+            pixels += rng.integers(0, 40, pixels.shape, np.uint8)
+            Image.fromarray(pixels).save(folder / f"class-{label}" / f"{number}.png")
+
+
+def test_a_folder_of_images_is_divided_and_damaged_files_are_left_out(
+    run: Path, tmp_path: Path
+) -> None:
+    write_images(tmp_path / "images", 3, 20)
+    (tmp_path / "images/class-1/3.png").write_bytes(b"\x89PNG\r\n\x1a\nnothing")
+    out = tmp_path / "out"
+    arguments = [str(run), "--data", f"images:{tmp_path / 'images'}", "--query_share", "0.5"]
+    more = ["--k", "5", "--probes", "convex", "--of", "embeddings", "--untrained", "false"]
+    assert evaluate.main([*arguments, *more, "--out", str(out)]) == 0
+    content = found(out)
+    assert 27 <= content["queries"] <= 30
+    assert 29 <= content["references"] <= 30
+    assert any("1 of 60 samples could not be decoded (damaged)" in n for n in content["notes"])
+    assert "| class-2 |" in (out / "report.md").read_text()
+
+
+def test_references_may_be_another_set(run: Path, tmp_path: Path) -> None:
+    write_images(tmp_path / "one", 2, 12)
+    write_images(tmp_path / "two", 2, 9)
+    arguments = [str(run), "--data", f"images:{tmp_path / 'one'}"]
+    more = ["--references", f"images:{tmp_path / 'two'}", "--k", "5", "--probes", "convex"]
+    assert evaluate.main([*arguments, *more, "--out", str(tmp_path / "out")]) == 0
+    content = found(tmp_path / "out")
+    assert (content["queries"], content["references"]) == (24, 18)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["--k", "400"], 2, "references are fewer than k = 400.*--k"),
+        (["--k", "0"], 2, "--k 0: at least 1"),
+        (["--source.classes", "1"], 2, "all queries are of class 0.*at least two"),
+        (["--probes", "best"], 2, "--probes best: choose of duel, debiased, convex"),
+        (["--tasks", "2"], 2, "--stages and --tasks belong together"),
+        (["--tasks", "3", "--stages", "x", "y"], 2, "one checkpoint for each task"),
+        (["--query_share", "2"], 2, "query_share 2.0"),
+        (["--query_share", "1"], 2, "gave no references"),
+        (["--references_per_class", "0"], 2, "at least 1"),
+        (["--queries_per_class", "1"], 2, "at least two of each"),
+        (["--device", "cuda:99"], 2, "try --device cpu"),
+        (["--batch", "1"], 2, "--batch 1"),
+        (["--decorrelated", "nowhere"], 1, "no checkpoint at nowhere"),
+        (["--references", "images:nowhere"], 1, "no folder nowhere"),
+    ],
+    ids=lambda value: "-".join(value).strip("-") if isinstance(value, list) else None,
+)
+def test_what_cannot_work_is_told_with_its_remedy(
+    run: Path,
+    tmp_path: Path,
+    arguments: list[str],
+    status: int,
+    message: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    out = ["--out", str(tmp_path / "out")]
+    assert evaluate.main([str(run), *DATA, *QUICK, *arguments, *out]) == status
+    assert_told(caplog, message)
+    assert not (tmp_path / "out").exists()
+
+
+def assert_told(caplog: pytest.LogCaptureFixture, message: str) -> None:
+    assert re.search(message, caplog.text, re.DOTALL), caplog.text
+
+
+def test_checkpoints_that_are_missing_or_damaged(
+    run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert evaluate.main([str(tmp_path / "nowhere"), *DATA, *QUICK]) == 1
+    assert_told(caplog, "no checkpoint at .*nowhere: it is no folder.*once its first checkpoint")
+    copy = tmp_path / "copy"
+    shutil.copytree(next((run / "checkpoints").glob("step-*")), copy)
+    with (copy / "model.safetensors").open("ab") as file:
+        file.write(b"more")
+    assert evaluate.main([str(copy), *DATA, *QUICK]) == 2
+    assert_told(caplog, "is damaged .*name the one before")
+
+
+def test_unlabelled_and_endless_sets(
+    run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    images = tmp_path / "some-images-idx3-ubyte"
+    images.write_bytes(bytes([0, 0, 8, 3, 0, 0, 0, 2, 0, 0, 0, 9, 0, 0, 0, 9]) + bytes(2 * 81))
+    arguments = [str(run), "--data", "idx", "--source.images", str(images)]
+    assert evaluate.main([*arguments, "--k", "5"]) == 2
+    assert_told(caplog, "carries no label.*give a labelled source")
+    assert evaluate.main([str(run), *DATA]) == 2
+    assert_told(caplog, "--source.count 2000")
+
+
+def test_images_of_a_size_that_the_run_refuses(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_run(tmp_path / "run", decoder={"size": 12, "channels": 1, "fit": "refuse"})
+    other = ["--source.count", "400", "--source.size", "9", "--k", "5"]
+    assert evaluate.main([str(tmp_path / "run"), *DATA, *other]) == 2
+    assert_told(caplog, "9 x 9 pixels.*give images of 12 x 12 pixels")
+
+
+def test_converted_images_are_noted(run: Path, tmp_path: Path) -> None:
+    other = ["--source.count", "400", "--source.size", "9", "--k", "5", "--probes", "convex"]
+    out = tmp_path / "out"
+    assert evaluate.main([str(run), *DATA, *other, "--out", str(out)]) == 0
+    assert "400 of 400 raw images were of another size" in found(out)["notes"][0]
+
+
+def test_the_runs_own_held_out_set_may_be_gone(tmp_path: Path) -> None:
+    write_images(tmp_path / "held", 2, 4)
+    init = {"root": str(tmp_path / "held")}
+    source = {"class_path": "producers.sources.ImageFolder", "init_args": init}
+    write_run(tmp_path / "run", observe={"held_out": {"source": source}})
+    shutil.rmtree(tmp_path / "held")
+    arguments = [str(tmp_path / "run"), *DATA, *QUICK, "--untrained", "false"]
+    assert evaluate.main([*arguments, "--out", str(tmp_path / "out")]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "data"),
+        (["run"], "data"),
+        (["run", "--data", "lmdb:x"], "begins with none of cifar, idx"),
+        (["run", "--data", "watch:x"], "begins with none of cifar, idx"),
+        (["run", "--data", "cifar"], "root"),
+    ],
+    ids=["nothing", "no-data", "unknown", "endless", "no-place"],
+)
+def test_wrong_usage_is_told(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        evaluate.main(arguments)
+    assert end.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_help_tells_the_sources_options(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        evaluate.main(["--data", "cifar:x", "--help"])
+    assert not end.value.code
+    told = capsys.readouterr().out
+    assert "--source.labels" in told
+    assert "--source.epochs" not in told
+    assert "stream-ssl evaluate runs/laptop" in told

@@ -1,0 +1,52 @@
+"""Plots for few and many classes; the plane against a decomposition, and short names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from stream_ssl.evaluation import plots
+from stream_ssl.evaluation.report import short
+
+
+@pytest.mark.parametrize("classes", [2, 15, 120])
+def test_plots_are_drawn_for_any_number_of_classes(tmp_path: Path, classes: int) -> None:
+    label = torch.arange(4 * classes) % classes
+    rows = torch.randn(len(label), 8, generator=torch.Generator().manual_seed(0))
+    names = [f"class {c}" for c in range(classes)]
+    counts = torch.eye(classes, dtype=torch.int64) * 4
+    plots.confusion_plot(tmp_path / "confusion.png", counts, names, "all right")
+    plots.map_plot(tmp_path / "map.png", rows, label, list(range(classes)), names)
+    plots.similarity_plot(tmp_path / "similarity.png", rows, label)
+    tasks = [str(c) for c in range(min(classes, 12))]
+    plots.continual_plot(tmp_path / "continual.png", torch.rand(len(tasks), len(tasks)), tasks)
+    for name in ("confusion", "map", "similarity", "continual"):
+        with Image.open(tmp_path / f"{name}.png") as image:
+            assert 300 < min(image.size) <= max(image.size) < 2000
+            assert len(set(image.convert("L").get_flattened_data())) > 10
+
+
+def test_the_plane_is_that_of_the_singular_vectors() -> None:
+    rows = torch.randn(50, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    place, shares = plots.principal_plane(rows)
+    unit = torch.nn.functional.normalize(rows, dim=1)
+    centred = unit - unit.mean(dim=0)
+    left, singular, _ = torch.linalg.svd(centred, full_matrices=False)
+    assert torch.allclose(place.abs(), (left[:, :2] * singular[:2]).abs(), atol=1e-10)
+    expected = (singular[:2] ** 2 / (singular**2).sum()).tolist()
+    assert shares == pytest.approx(tuple(expected))
+
+
+def test_one_feature_has_a_plane_too() -> None:
+    place, shares = plots.principal_plane(torch.tensor([[1.0], [-1.0], [2.0]]))
+    assert place.shape == (3, 2)
+    assert shares == pytest.approx((1.0, 0.0))
+
+
+def test_tasks_are_named_shortly() -> None:
+    assert short([0, 1, 2, 3]) == "0-3"
+    assert short([0, 1]) == "0, 1"
+    assert short([5, 3, 9, 1, 2]) == "5, 3, 9, 1, …"
