@@ -226,10 +226,17 @@ def settle(row_ND: Matrix, slot_N: Indices, sum_D: Vector, x_D: Matrix, compete:
     """
     if compete:
         sum_D = sum_D + x_D
-    gain_N = exact_gain(row_ND, sum_D)
-    most = gain_N.max(initial=-np.inf)
     margin = rounding(len(sum_D), WIDE_EPS) * (1 + float(np.linalg.norm(sum_D)))
+    # Many rivals are many copies of a few rows, as of an encoder that has collapsed: what cannot
+    # be the largest is left out first, and of equal rows one speaks for all.
+    rough_N = gains(row_ND, sum_D)
+    near_n = np.flatnonzero(rough_N >= rough_N.max(initial=-np.inf) - 4 * margin)
+    row_nD = row_ND[near_n]
+    if len(near_n) and (row_nD == row_nD[0]).all():
+        row_nD = row_nD[:1]
+    gain_n = exact_gain(row_nD, sum_D)
+    most = gain_n.max(initial=-np.inf)
     if compete and exact_gain(x_D[None], sum_D)[0] > most + margin:
         return REFUSED
-    equal = np.flatnonzero(gain_N >= most - margin)
+    equal = near_n if len(gain_n) < len(near_n) else near_n[gain_n >= most - margin]
     return int(equal[slot_N[equal].argmin()])
