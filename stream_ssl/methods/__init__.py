@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from stream_ssl.methods.base import Method, MethodOutput, Samples
 from stream_ssl.methods.byol import BYOL
+from stream_ssl.methods.d_simclr import DSimCLR
 from stream_ssl.methods.moco import MoCo
 from stream_ssl.methods.self_labeling import SelfLabelingMoCo
-from stream_ssl.methods.simclr import DSimCLR, SimCLR
+from stream_ssl.methods.simclr import SimCLR
 from stream_ssl.methods.simsiam import SimSiam
 
 # One line per method; the contract tests run over this table. MoCo under DUEL's eviction policy is

@@ -1,7 +1,7 @@
 """What anchors are compared with: their batch and the memory, and what of it is left out.
 
 Shapes: B anchors, S keys of the batch, n negatives of the memory, N = S + n, D embedding, M
-positives.
+positives, V = M + 1 views, A = V B anchors where each view is one.
 """
 
 from __future__ import annotations
@@ -183,6 +183,13 @@ def same_class(labels_B: Tensor | None, labels_N: Tensor | None) -> Tensor | Non
     if labels_B is None or labels_N is None:
         return None
     return (labels_B.unsqueeze(1) == labels_N) & (labels_B >= 0).unsqueeze(1)
+
+
+def others(z_AD: Tensor, views: int) -> Tensor:
+    """The other views of each anchor's sample, [A, M, D]; anchors are ordered view by view."""
+    z_VBD = z_AD.view(views, -1, z_AD.shape[1])
+    shifted = [z_VBD.roll(-shift, dims=0).flatten(0, 1) for shift in range(1, views)]
+    return torch.stack(shifted, dim=1)
 
 
 def unit(z_BD: Tensor) -> Tensor:

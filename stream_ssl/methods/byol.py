@@ -12,12 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from stream_ssl.losses import Loss
-from stream_ssl.methods.against import unit
+from stream_ssl.methods.against import others, unit
 from stream_ssl.methods.base import MethodOutput, Samples
 from stream_ssl.methods.momentum import Momentum
 from stream_ssl.methods.norm import Statistics
 from stream_ssl.methods.predictor import Predictor
-from stream_ssl.methods.simclr import others
 
 if TYPE_CHECKING:
     from memory import WorkingMemory

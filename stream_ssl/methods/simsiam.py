@@ -12,11 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from stream_ssl.losses import Loss
-from stream_ssl.methods.against import unit
+from stream_ssl.methods.against import others, unit
 from stream_ssl.methods.base import Method, MethodOutput, Samples
 from stream_ssl.methods.norm import Statistics, check_statistics, normalising_by
 from stream_ssl.methods.predictor import Predictor
-from stream_ssl.methods.simclr import others
 
 if TYPE_CHECKING:
     from memory import WorkingMemory

@@ -73,3 +73,34 @@ def test_wrong_settings_are_refused() -> None:
         ResNet(8, block="wide")
     with pytest.raises(ValueError, match="features=0"):
         Projector(0)
+
+
+@pytest.mark.parametrize(
+    ("hidden", "batchnorm", "norms"),
+    [(0, "none", 0), (8, "none", 0), (8, "hidden", 1), (8, "all", 2), (0, "all", 1)],
+)
+def test_a_projector_normalises_what_it_is_told(hidden: int, batchnorm: str, norms: int) -> None:
+    torch.manual_seed(0)
+    projector = Projector(6, 4, hidden, batchnorm)
+    found = [layer for layer in projector.modules() if isinstance(layer, nn.BatchNorm1d)]
+    assert len(found) == norms
+    z_BD = projector(torch.randn(16, 6))
+    assert z_BD.shape == (16, 4)
+    if batchnorm == "all":
+        torch.testing.assert_close(z_BD.mean(0), torch.zeros(4), atol=1e-5, rtol=0)
+        assert not found[-1].affine
+
+
+def test_a_projector_without_hidden_layer_cannot_normalise_it() -> None:
+    with pytest.raises(ValueError, match="hidden is 0: give its size"):
+        Projector(6, 4, 0, "hidden")
+    with pytest.raises(ValueError, match="batchnorm is 'some'"):
+        Projector(6, 4, 8, "some")
+
+
+def test_an_encoder_takes_one_image_that_shrinks_to_a_pixel() -> None:
+    torch.manual_seed(0)
+    encoder = ResNet(4, (1, 1, 1, 1), channels=1).train()
+    feature_BF = encoder(torch.randn(1, 1, 8, 8))
+    assert torch.isfinite(feature_BF).all()
+    assert all(torch.isfinite(value).all() for value in encoder.state_dict().values())

@@ -1,0 +1,86 @@
+"""BatchNorm: torch's but for a single value, and whose statistics it uses."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from stream_ssl.methods.norm import BatchNorm1d, BatchNorm2d, forget_statistics, normalising_by
+
+SHAPES = {
+    "1d": (5, 3),
+    "2d": (5, 3, 4, 4),
+    "2d of one pixel": (5, 3, 1, 1),
+    "2d of one": (1, 3, 2, 2),
+}
+
+
+def pair(dims: str) -> tuple[nn.Module, nn.Module]:
+    ours, theirs = (BatchNorm1d, nn.BatchNorm1d) if dims == "1d" else (BatchNorm2d, nn.BatchNorm2d)
+    return ours(3), theirs(3)
+
+
+def values(shape: tuple[int, ...], seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * 2 + 1
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("name", sorted(SHAPES))
+def test_it_is_torch_s_where_torch_has_an_answer(name: str, training: bool) -> None:
+    ours, theirs = pair(name[:2])
+    for seed in range(2):
+        value = values(SHAPES[name], seed)
+        assert torch.equal(ours(value), theirs(value))
+        ours.train(training), theirs.train(training)
+    for one, other in zip(ours.state_dict().values(), theirs.state_dict().values(), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("shape", [(1, 3), (1, 3, 1, 1)], ids=["1d", "2d"])
+def test_a_single_value_is_normalised_by_the_averages(shape: tuple[int, ...]) -> None:
+    ours, theirs = pair(f"{len(shape) // 2}d")
+    with pytest.raises(ValueError, match="more than 1 value per channel"):
+        theirs(values(shape))
+    nn.init.normal_(ours.weight)
+    nn.init.normal_(ours.bias)
+    ours(values((8, *shape[1:])))
+    before = {name: value.clone() for name, value in ours.state_dict().items()}
+    value = values(shape).requires_grad_()
+    training = ours.train()(value)
+    training.sum().backward()
+    assert torch.isfinite(value.grad).all()
+    torch.testing.assert_close(training, ours.eval()(value))
+    assert all(torch.equal(before[name], kept) for name, kept in ours.state_dict().items())
+
+
+@pytest.mark.parametrize("shape", [(1, 3), (1, 3, 1, 1)], ids=["1d", "2d"])
+def test_without_averages_a_single_value_gives_the_bias(shape: tuple[int, ...]) -> None:
+    ours, _ = pair(f"{len(shape) // 2}d")
+    nn.init.normal_(ours.bias)
+    forget_statistics(ours)
+    for mode in (True, False):
+        value = values(shape).requires_grad_()
+        out = ours.train(mode)(value)
+        assert torch.equal(out.flatten(), ours.bias)
+        out.sum().backward()
+        assert not value.grad.any()
+
+
+def test_statistics_can_be_chosen_for_a_while() -> None:
+    module = nn.Sequential(nn.Linear(3, 3), BatchNorm1d(3), nn.Dropout(0.0))
+    module(values((6, 3), 1))
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    value = values((6, 3))
+    with torch.no_grad():
+        hidden = module[0](value)
+    averaged = (hidden - module[1].running_mean) / (module[1].running_var + 1e-5).sqrt()
+    by_batch = (hidden - hidden.mean(0)) / (hidden.var(0, unbiased=False) + 1e-5).sqrt()
+    for mode in (True, False):
+        module.train(mode)
+        for how, expected in (("batch", by_batch), ("average", averaged)):
+            with normalising_by(how, module):
+                torch.testing.assert_close(module(value), expected)
+        assert module[1].training == mode
+        assert module[1].track_running_stats
+    assert all(torch.equal(before[name], kept) for name, kept in module.state_dict().items())
