@@ -1,0 +1,74 @@
+"""What docs/evaluation.md shows does run, and tells every command and metric by its name."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from evaluation_run import SETTINGS
+
+from stream_ssl.app import config
+from stream_ssl.app.commands.evaluate import evaluate_parser
+from stream_ssl.evaluation.linear import PROBES
+from stream_ssl.observe.catalogue import CLASSIFIERS
+from stream_ssl.observe.catalogue_probes import PROBES as METRICS
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "evaluation.md").read_text()
+
+
+def test_the_snippet_runs(tmp_path: Path) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    script = tmp_path / "page.py"
+    script.write_text("import torch; torch.manual_seed(0)\n" + code + "assert knn.accuracy > 0.9\n")
+    result = subprocess.run(
+        [sys.executable, "-W", "error", str(script)],
+        cwd=tmp_path,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def test_the_config_section_is_sound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (text,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    folder = tmp_path / "data" / "cifar10"
+    folder.mkdir(parents=True)
+    (folder / "test_batch.bin").write_bytes(bytes(3 * 3073))
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "config.yaml"
+    file.write_text(json.dumps(SETTINGS | yaml.safe_load(text)))
+    parser = config.learner_parser()
+    settings = parser.instantiate(config.read(parser, [str(file)]))
+    held = settings.observe.held_out
+    assert (held.every, held.k, len(held.source)) == (500, 20, 3)
+
+
+def test_options_probes_and_metrics_are_told_as_they_are() -> None:
+    options = {option for action in evaluate_parser()._actions for option in action.option_strings}
+    named = set(re.findall(r"(?<![\w-])--[a-z_]+\b(?![.\w])", PAGE))
+    named -= {"--to", "--name"}  # of produce
+    assert named <= options
+    assert {"--references", "--of", "--stages", "--decorrelated", "--untrained"} <= named
+    for name in PROBES:
+        assert f"linear probe, {name}" in PAGE
+    for name in CLASSIFIERS:
+        assert f"| `{name}` |" in PAGE
+    for spec in METRICS:
+        assert spec.name.endswith("_total") or f"`{spec.name}`" in PAGE
+
+
+@pytest.mark.parametrize("page", ["docs/evaluation.md", "docs/sources.md"])
+def test_links_lead_somewhere(page: str) -> None:
+    text = (ROOT / page).read_text()
+    targets = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)
+    assert targets
+    assert [t for t in targets if not (ROOT / page).parent.joinpath(t).exists()] == []
