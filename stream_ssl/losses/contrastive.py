@@ -49,7 +49,7 @@ class Terms:
     mask_BN: Tensor | None  # what is left out, an oracle's choice included
     cosine_BM: Tensor
     logit_BM: Tensor  # s+
-    logsumexp_B: Tensor  # of s_i
+    logsumexp_B: Tensor  # of s_i, or of power s_i
     count_B: Tensor  # N, at least 1
     sums: NegativeSums
 
@@ -87,6 +87,7 @@ class Contrastive(Loss):
     """
 
     oracles: tuple[str, ...] = ("keep", "exclude")
+    power: float = 1.0  # by which a loss multiplies s_i in its pass over the negatives
 
     def __init__(self, temperature: float = 0.2, false_negatives: str = "keep") -> None:
         super().__init__()
@@ -148,7 +149,7 @@ class Contrastive(Loss):
             mask_BN = given.same_BN if mask_BN is None else mask_BN | given.same_BN
         z_BD = wide(given.z_BD)
         positive_BMD = given.positive_BMD.to(z_BD.dtype)
-        sums = sum_negatives(z_BD, given.negative, mask_BN, self.temperature)
+        sums = sum_negatives(z_BD, given.negative, mask_BN, self.temperature / self.power)
         cosine_BM = torch.einsum("bd,bmd->bm", z_BD, positive_BMD)
         return Terms(
             given,
@@ -168,16 +169,17 @@ class Contrastive(Loss):
         sums, cosine_BM = terms.sums, terms.cosine_BM
         counted = sums.count_B.sum().clamp_min(1)
         clamped_B, zero = compared.clamped_B, cosine_BM.new_zeros(())
+        at = self.temperature / self.power
         found = {
             "positive_similarity": cosine_BM.mean(),
-            "negative_similarity": self.temperature * sums.total_B.sum() / counted,
+            "negative_similarity": at * sums.total_B.sum() / counted,
             "negatives": sums.count_B.mean(),
             "effective_negatives": sums.entropy_B.exp().where(sums.count_B > 0, 0.0).mean(),
             "clamp_rate": zero if clamped_B is None else clamped_B.to(cosine_BM).mean(),
             **(compared.more or {}),
         }
         if sums.largest_B is not None:
-            nearer_B = terms.logit_BM.amin(1) > sums.largest_B
+            nearer_B = cosine_BM.amin(1) / at > sums.largest_B
             found["first"] = nearer_B.to(cosine_BM).mean()
         # One transfer for all: each float() of a GPU tensor would wait for the device.
         values = torch.stack(list(found.values())).tolist()

@@ -17,7 +17,7 @@ from torch import Tensor
 from stream_ssl.losses.scan import Scan, chunks, counted, merge
 
 PARTS = 32  # run side by side
-ALIGNED = 8  # the kernel reads masks in steps of so many
+ALIGNED = 16  # the kernel reads masks in steps of so many
 DIMS = 4  # and rows of float32 in steps of so many
 
 
@@ -63,7 +63,7 @@ def _attend(
 ) -> tuple[Tensor, Tensor]:
     """Logsumexp [S, B] and weighted mean [S, B, D] of each part."""
     batch, dim = anchor_BD.shape
-    query = anchor_BD.expand(parts, 1, batch, dim)
+    query = anchor_BD.expand(parts, 1, batch, dim).contiguous()
     key = negative_CD.reshape(parts, 1, -1, dim)
     bias = None
     if mask_BC is not None:

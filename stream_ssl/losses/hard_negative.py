@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import Tensor
 
 from stream_ssl.losses.contrastive import FalseNegatives, Terms
 from stream_ssl.losses.debiased import Debiased, Floor
-from stream_ssl.losses.negatives import sum_negatives
 from stream_ssl.losses.prior import Prior
+from stream_ssl.losses.scan import log_sum
 
 
 class HardNegative(Debiased):
@@ -21,7 +22,8 @@ class HardNegative(Debiased):
     Contrastive Learning with Hard Negative Samples (Robinson et al. 2021), eq. 4. The weights are
     importance weights of a sampling distribution and carry no gradient; in the authors' code they
     do, which multiplies the gradient of the weighted mean by about 1 + beta. With beta = 0 it is
-    `Debiased`; one more pass over the negatives otherwise.
+    `Debiased`; half a pass more over the negatives otherwise. `effective_negatives` is of the
+    softmax of (1 + beta) s, by which the negatives pull.
 
     Args:
         temperature: t; cosines are divided by it.
@@ -46,6 +48,7 @@ class HardNegative(Debiased):
         if not (math.isfinite(beta) and beta >= 0):
             raise ValueError(f"beta is {beta}: it is 0 (all alike) or more, and finite")
         self.beta = float(beta)
+        self.power = 1 + self.beta
 
     def log_mean(self, terms: Terms) -> Tensor:
         """log of the weighted mean: lse((1 + beta) s) - lse(beta s).
@@ -55,15 +58,15 @@ class HardNegative(Debiased):
         """
         if self.beta == 0:
             return terms.log_mean_B
-        power = 1 + self.beta
-        sharp_B = self._logsumexp(terms, power)
-        weights_B = self._logsumexp(terms, self.beta).detach()
-        return sharp_B / power + (sharp_B.detach() * (self.beta / power) - weights_B)
+        sharp_B, share = terms.logsumexp_B, 1 / self.power
+        return sharp_B * share + (sharp_B.detach() * (1 - share) - self._weights(terms))
 
-    def _logsumexp(self, terms: Terms, power: float) -> Tensor:
-        at = self.temperature / power
-        sums = sum_negatives(terms.z_BD, terms.negative, terms.mask_BN, at)
-        return sums.logsumexp_B.masked_fill(sums.count_B == 0, 0.0)
+    @torch.no_grad()
+    def _weights(self, terms: Terms) -> Tensor:
+        """lse(beta s)"""
+        anchor_BD = terms.z_BD * (self.beta / self.temperature)
+        sum_B = log_sum(anchor_BD, terms.negative, terms.mask_BN)
+        return sum_B.masked_fill(terms.sums.count_B == 0, 0.0)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, beta={self.beta}"

@@ -120,10 +120,11 @@ class PositiveDebiased(Corrected):
         loss_B1, clamped_B1 = self._positive(terms, tau_B, grouped_B1, terms.logsumexp_B, mixture)
         loss_B, clamped_B = loss_B1.squeeze(1), clamped_B1.squeeze(1)
         if self.aggregation == "mixed":
-            other_B, _ = negative_debiased(
+            other_B, below_B = negative_debiased(
                 terms, terms.log_mean_B, tau_B, self.floor, self.temperature
             )
             loss_B = self.alpha * other_B + (1 - self.alpha) * loss_B
+            clamped_B = clamped_B | below_B
         return Compared(loss_B, clamped_B, more)
 
     def _positive(

@@ -14,7 +14,7 @@ from typing import Literal
 from torch import Tensor
 
 from stream_ssl.losses.contrastive import Contrastive, Terms
-from stream_ssl.losses.scan import counted
+from stream_ssl.losses.scan import count_left, counted
 from stream_ssl.losses.schedules import OverSteps, at, bounds
 
 Prior = float | OverSteps | Literal["memory", "labels"]
@@ -82,6 +82,6 @@ def _true_share(terms: Terms) -> Tensor:
     same_BN, mask_BN = terms.given.same_BN, terms.given.mask_BN
     assert same_BN is not None
     count_B = counted(terms.z_BD, same_BN.shape[1], mask_BN).clamp_min(1)
-    same_B = (same_BN if mask_BN is None else same_BN & ~mask_BN).sum(1)
+    same_B = count_left(terms.z_BD, same_BN, mask_BN)
     least_B = 1 / (count_B + 1)
     return (same_B / count_B).clamp(least_B, 1 - least_B)

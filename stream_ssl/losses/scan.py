@@ -55,6 +55,17 @@ def scan(anchor_BD: Tensor, negative: Tensor, mask_BN: Tensor | None) -> Scan:
     return Scan(largest_B + weight_B.log(), mean_BD, count_B, total_B, largest_B)
 
 
+def log_sum(anchor_BD: Tensor, negative: Tensor, mask_BN: Tensor | None) -> Tensor:
+    """The logsumexp alone [B], which costs half as much."""
+    logsumexp_B = anchor_BD.new_full((len(anchor_BD),), -math.inf)
+    for chunk in chunks(anchor_BD, negative.shape[-2]):
+        logit_BC = logits(anchor_BD, negative[..., chunk, :].to(anchor_BD.dtype))
+        if mask_BN is not None:
+            logit_BC.masked_fill_(mask_BN[:, chunk], -math.inf)
+        logsumexp_B = torch.logaddexp(logsumexp_B, logit_BC.logsumexp(1))
+    return logsumexp_B
+
+
 def merge(logsumexp_SB: Tensor, mean_SBD: Tensor) -> tuple[Tensor, Tensor]:
     """Logsumexp [B] and weighted mean [B, D] of all from those of S parts, exactly."""
     logsumexp_B = logsumexp_SB.logsumexp(0)
@@ -65,9 +76,30 @@ def merge(logsumexp_SB: Tensor, mean_SBD: Tensor) -> tuple[Tensor, Tensor]:
 
 def counted(anchor_BD: Tensor, size: int, mask_BN: Tensor | None) -> Tensor:
     """Negatives left, as the anchors' float type."""
-    if mask_BN is None:
-        return anchor_BD.new_full((len(anchor_BD),), float(size))
-    return size - mask_BN.sum(1).to(anchor_BD.dtype)
+    count_B = anchor_BD.new_full((len(anchor_BD),), float(size))
+    if mask_BN is not None:
+        for chunk in chunks(anchor_BD, size):
+            count_B -= _true(mask_BN[:, chunk])
+    return count_B
+
+
+def left(same_BN: Tensor, mask_BN: Tensor | None, chunk: slice) -> Tensor:
+    """bool [B, C]: what is chosen and not left out."""
+    same_BC = same_BN[:, chunk]
+    return same_BC if mask_BN is None else same_BC & ~mask_BN[:, chunk]
+
+
+def count_left(anchor_BD: Tensor, same_BN: Tensor, mask_BN: Tensor | None) -> Tensor:
+    """How many those are, as the anchors' float type; a chunk at a time."""
+    count_B = anchor_BD.new_zeros(len(anchor_BD))
+    for chunk in chunks(anchor_BD, same_BN.shape[1]):
+        count_B += _true(left(same_BN, mask_BN, chunk))
+    return count_B
+
+
+def _true(chosen_BC: Tensor) -> Tensor:
+    # The sum of bools is one of int64, all made at once: so by chunks, and of narrower numbers.
+    return chosen_BC.view(torch.uint8).sum(1, dtype=torch.int32)
 
 
 def logits(anchor_BD: Tensor, negative_CD: Tensor) -> Tensor:

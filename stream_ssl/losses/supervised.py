@@ -10,6 +10,7 @@ from torch import Tensor
 
 from stream_ssl.losses.contrastive import Compared, Contrastive, Terms
 from stream_ssl.losses.negatives import sum_weighted
+from stream_ssl.losses.scan import count_left, left
 
 
 class SupervisedContrastive(Contrastive):
@@ -44,11 +45,7 @@ def _same(terms: Terms) -> tuple[Tensor, Tensor]:
     assert same_BN is not None
 
     def chosen(chunk: slice) -> Tensor:
-        same_BC = same_BN[:, chunk]
-        if mask_BN is not None:
-            same_BC = same_BC & ~mask_BN[:, chunk]
-        return same_BC.to(terms.z_BD.dtype)
+        return left(same_BN, mask_BN, chunk).to(terms.z_BD.dtype)
 
     sum_BD = sum_weighted(terms.negative, terms.z_BD, chosen)
-    count_B = (same_BN if mask_BN is None else same_BN & ~mask_BN).sum(1)
-    return sum_BD, count_B.to(sum_BD.dtype)
+    return sum_BD, count_left(terms.z_BD, same_BN, mask_BN)
