@@ -21,7 +21,7 @@ from stream_ssl.evaluation.geometry import (
     uniformity,
 )
 from stream_ssl.evaluation.linear import PROBES, LinearProbe
-from stream_ssl.evaluation.neighbours import knn_classify, retrieval
+from stream_ssl.evaluation.neighbours import Neighbours
 from stream_ssl.evaluation.scores import ProbeResult, confusion, score
 
 RETRIEVED = (1, 10)
@@ -126,11 +126,10 @@ def measure(
     say = tell or (lambda *_: None)
     reference_NF, label_N = encoded.reference_NF.to(device), encoded.label_N.to(device)
     query_QF, label_Q = encoded.query_QF.to(device), encoded.label_Q.to(device)
-    knn, predicted_Q = {}, label_Q
-    for k in sorted(set(ks)):
-        say(f"kNN, k = {k}", 0, 1)
-        predicted_Q = knn_classify(query_QF, reference_NF, label_N, k)
-        knn[k] = score(predicted_Q, label_Q)
+    say("nearest neighbours", 0, 1)
+    near = Neighbours(query_QF, reference_NF, label_N, max([*ks, *RETRIEVED]))
+    knn = {k: score(near.vote(k), label_Q) for k in sorted(set(ks))}
+    predicted_Q = near.vote(max(ks))
     linear = {}
     for name in probes:
         what = f"linear probe, {name}"
@@ -147,7 +146,7 @@ def measure(
     return Measures(
         knn,
         linear,
-        retrieval(query_QF, label_Q, reference_NF, label_N, RETRIEVED),
+        near.retrieval(label_Q, RETRIEVED),
         class_similarity(query_QF, label_Q),
         alignment(encoded.view_QF, encoded.other_QF),
         uniformity(query_QF),

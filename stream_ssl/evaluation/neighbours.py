@@ -20,6 +20,54 @@ VOTES = 1 << 24
 """Most votes (queries x classes) held at once."""
 
 
+class Neighbours:
+    """The k nearest references of each query by cosine, for several questions at one search.
+
+    Args:
+        query_QF: features of any length; they are normalised.
+        reference_NF: features of the labelled references.
+        label_N: their classes, 0 or more.
+        k: most neighbours that will be asked, 1 to N.
+
+    Raises:
+        ValueError: shapes or labels that do not fit; fewer than k references.
+    """
+
+    def __init__(self, query_QF: Array, reference_NF: Array, label_N: Array, k: int) -> None:
+        query_QF, reference_NF = as_unit_rows(query_QF, "queries"), as_unit_rows(reference_NF)
+        check_width(query_QF, reference_NF)
+        label_N = as_labels(label_N, reference_NF)
+        _check_k(k, len(reference_NF))
+        self._cosine_Qk, row_Qk = nearest(query_QF.to(reference_NF), reference_NF, k)
+        # Numbered without gaps, so that a large label takes no more room among the votes.
+        self._class_C, index_N = torch.unique(label_N, return_inverse=True)
+        self._index_Qk = index_N[row_Qk]
+
+    def vote(self, k: int, temperature: float = 0.07) -> Tensor:
+        """The class of each query by its k nearest, int64 [Q]; see `knn_classify`."""
+        _check_k(k, self._cosine_Qk.shape[1])
+        if not temperature > 0:
+            raise ValueError(f"temperature is {temperature}: must be above 0")
+        # Relative to the nearest: exp(1 / 0.07) would still fit, exp(1 / 0.01) would not.
+        cosine_Qk = self._cosine_Qk[:, :k]
+        weight_Qk = ((cosine_Qk - cosine_Qk[:, :1]) / temperature).exp()
+        step = max(1, VOTES // len(self._class_C))
+        parts = []
+        for index_qk, weight_qk in zip(
+            torch.split(self._index_Qk[:, :k], step), torch.split(weight_Qk, step), strict=True
+        ):
+            vote_qC = weight_qk.new_zeros(len(index_qk), len(self._class_C))
+            parts.append(vote_qC.scatter_add_(1, index_qk, weight_qk).argmax(dim=1))
+        class_Q: Tensor = self._class_C[torch.cat(parts)]
+        return class_Q
+
+    def retrieval(self, truth_Q: Tensor, ks: Sequence[int]) -> dict[int, float]:
+        """Top-k retrieval of queries of these classes; see `retrieval`."""
+        for k in ks:
+            _check_k(k, self._cosine_Qk.shape[1])
+        return _hits(self._class_C[self._index_Qk], truth_Q, ks)
+
+
 def knn_classify(
     query_QF: Array,
     reference_NF: Array,
@@ -46,21 +94,7 @@ def knn_classify(
     Raises:
         ValueError: shapes, labels or arguments that do not fit; fewer than k references.
     """
-    query_QF, reference_NF = as_unit_rows(query_QF, "queries"), as_unit_rows(reference_NF)
-    check_width(query_QF, reference_NF)
-    label_N = as_labels(label_N, reference_NF)
-    _check_k(k, len(reference_NF))
-    if not temperature > 0:
-        raise ValueError(f"temperature is {temperature}: must be above 0")
-    cosine_Qk, row_Qk = nearest(query_QF.to(reference_NF), reference_NF, k)
-    # Relative to the nearest: exp(1 / 0.07) would still fit, exp(1 / 0.01) would not.
-    weight_Qk = ((cosine_Qk - cosine_Qk[:, :1]) / temperature).exp()
-    classes = int(label_N.max()) + 1
-    parts = []
-    for row_qk, weight_qk in zip(*(_parts(x, classes) for x in (row_Qk, weight_Qk)), strict=True):
-        vote_qC = weight_qk.new_zeros(len(row_qk), classes)
-        parts.append(vote_qC.scatter_add_(1, label_N[row_qk], weight_qk).argmax(dim=1))
-    return torch.cat(parts)
+    return Neighbours(query_QF, reference_NF, label_N, k).vote(k, temperature)
 
 
 def knn_accuracy(
@@ -112,19 +146,17 @@ def retrieval(
     if not ks:
         raise ValueError("ks is empty: name at least one k")
     most = max(ks)
+    _check_k(min(ks), most)
     if reference_NF is None or label_N is None:
-        label_N = truth_Q
-        _check_k(min(ks), len(query_QF) - 1)
         _check_k(most, len(query_QF) - 1)
         row_Qk = _others(nearest(query_QF, query_QF, most + 1)[1])
-    else:
-        reference_NF = as_unit_rows(reference_NF)
-        check_width(query_QF, reference_NF)
-        label_N = as_labels(label_N, reference_NF)
-        _check_k(min(ks), len(reference_NF))
-        _check_k(most, len(reference_NF))
-        row_Qk = nearest(query_QF.to(reference_NF), reference_NF, most)[1]
-    same_Qk = label_N[row_Qk] == truth_Q.to(label_N.device)[:, None]
+        return _hits(truth_Q[row_Qk], truth_Q, ks)
+    return Neighbours(query_QF, reference_NF, label_N, most).retrieval(truth_Q, ks)
+
+
+def _hits(found_Qk: Tensor, truth_Q: Tensor, ks: Sequence[int]) -> dict[int, float]:
+    """Share of queries whose class is among the first k found, by k."""
+    same_Qk = found_Qk == truth_Q.to(found_Qk.device)[:, None]
     return {k: float(same_Qk[:, :k].any(dim=1).double().mean()) for k in ks}
 
 
@@ -136,10 +168,6 @@ def _others(row_Qk: Tensor) -> Tensor:
     self_Qk = row_Qk == torch.arange(len(row_Qk), device=row_Qk.device)[:, None]
     self_Qk[:, -1] |= ~self_Qk.any(dim=1)
     return row_Qk[~self_Qk].reshape(len(row_Qk), -1)
-
-
-def _parts(x_Qk: Tensor, classes: int) -> tuple[Tensor, ...]:
-    return torch.split(x_Qk, max(1, VOTES // classes))
 
 
 def _check_k(k: int, references: int) -> None:

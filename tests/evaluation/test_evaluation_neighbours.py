@@ -71,6 +71,24 @@ def test_votes_in_parts_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(knn_classify(query, reference, label, k=7), whole)
 
 
+def test_one_search_answers_as_several_do() -> None:
+    query, truth, reference, label = data(7)
+    near = neighbours.Neighbours(query, reference, label, k=12)
+    for k in (1, 5, 12):
+        assert torch.equal(near.vote(k), knn_classify(query, reference, label, k))
+    assert near.retrieval(truth, (1, 12)) == retrieval(query, truth, reference, label, (1, 12))
+    with pytest.raises(ValueError, match="k is 13"):
+        near.vote(13)
+
+
+def test_large_labels_take_no_room() -> None:
+    query, _, reference, label = data(8)
+    far = 2**40 + 7 * label
+    assert torch.equal(
+        knn_classify(query, reference, far, 5), 2**40 + 7 * knn_classify(query, reference, label, 5)
+    )
+
+
 def test_arrays_and_tensors_are_taken_alike() -> None:
     query, truth, reference, label = data(5)
     arrays = [part.numpy() for part in (query, truth, reference, label)]
