@@ -173,7 +173,7 @@ def apply(
 @torch.no_grad()
 def prior(z_BD: Tensor, memory: WorkingMemory) -> Tensor:
     """tau+ of each anchor, float32 [B]: its expected collision probability with the memory (DUEL,
-    Definition 2), within [1 / capacity, 0.5]."""
+    Definition 2), within [1 / capacity, 0.5]. A copy of its own that is held counts as one slot."""
     prior_B = memory.collisions(z_BD.detach()).to(z_BD.device, torch.float32)
     return prior_B.clamp(min(1 / memory.capacity, LARGEST_PRIOR), LARGEST_PRIOR)
 

@@ -46,7 +46,7 @@ BUILD: dict[str, Callable[[], Method]] = {
         f"{method} of {how}": lambda method=method, how=how: made(
             method, negatives=7, negatives_by=how
         )
-        for method in ("moco", "d-simclr")
+        for method in ("moco", "d-simclr", "self-labeling")
         for how in ("uniform", "hardest", "stratified")
     },
     **{f"{method} of 3 views": lambda method=method: made(method, views=3) for method in METHODS},
