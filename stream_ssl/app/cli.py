@@ -18,6 +18,7 @@ COMMANDS = {
     "learner": "only the learner: train from the journal",
     "produce": "send a data set, a folder, tar shards or a synthetic stream to a receiver",
     "evaluate": "what a checkpoint's encoder is worth on a labelled set: accuracy, geometry, plots",
+    "reproduce": "the papers' experiments, run again at your machine's size, beside their figures",
     "keys": "make a CURVE key pair for a producer or a receiver",
     "check": "validate a config file without opening a socket",
     "status": "what a running daemon is doing: rates, lag, memory, last checkpoint",

@@ -1,0 +1,147 @@
+"""Images in RAM: what runs are made on, and the stream drawn from them.
+
+Shapes: N images, B batch, H height, W width, C channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stream_ssl.evaluation.labelled import Batch as Part
+from stream_ssl.ingest.batch import Batch
+from stream_ssl.ingest.offset import Offset
+
+
+class Images(NamedTuple):
+    """uint8 images [N, H, W, C] and their classes, int64 [N]."""
+
+    image_NHWC: NDArray[np.uint8]
+    label_N: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.label_N)
+
+
+class Data(NamedTuple):
+    """What is streamed, what probes learn from, what they are tested on."""
+
+    train: Images
+    test: Images
+    classes: int
+
+
+def gather(parts: Iterable[Part]) -> Data:
+    """All batches of a labelled set, references to train on and queries to test on.
+
+    Raises:
+        ValueError: a class has no training images, or there is nothing to test on; or one class.
+    """
+    found: dict[str, list[Part]] = {"reference": [], "query": []}
+    for part in parts:
+        found[part.part].append(part)
+    for name, kind in (("reference", "training"), ("query", "test")):
+        if not found[name]:
+            raise ValueError(f"the data set gave no {kind} images: choose one that has them")
+    train, test = (
+        Images(
+            np.concatenate([part.image_BHWC for part in found[name]]),
+            np.concatenate([part.label_B for part in found[name]]),
+        )
+        for name in ("reference", "query")
+    )
+    classes = int(train.label_N.max()) + 1
+    missing = sorted(set(range(classes)) - set(np.unique(train.label_N).tolist()))
+    if missing or classes < 2:
+        raise ValueError(
+            f"the training images hold {classes} classes and none of {missing or 'another'}: a "
+            "biased stream is drawn from two or more, numbered from 0 without a gap"
+        )
+    return Data(train, _balanced(test), classes)
+
+
+def first_of_each(images: Images, each: int) -> Images:
+    """The first `each` images of every class, or as many of all as the rarest has."""
+    rows = [np.flatnonzero(images.label_N == label) for label in np.unique(images.label_N)]
+    each = min(each, min(map(len, rows)))
+    chosen = np.sort(np.concatenate([row[:each] for row in rows]))
+    return Images(images.image_NHWC[chosen], images.label_N[chosen])
+
+
+def _balanced(images: Images) -> Images:
+    return first_of_each(images, len(images))
+
+
+def store(data: Data, folder: Path) -> None:
+    """As arrays that worker processes map instead of holding them each."""
+    for name, images in (("train", data.train), ("test", data.test)):
+        np.save(folder / f"{name}-images.npy", images.image_NHWC, allow_pickle=False)
+        np.save(folder / f"{name}-labels.npy", images.label_N, allow_pickle=False)
+
+
+def stored(folder: Path) -> Data:
+    """What `store` wrote."""
+    train, test = (
+        Images(
+            np.load(folder / f"{name}-images.npy", mmap_mode="r", allow_pickle=False),
+            np.load(folder / f"{name}-labels.npy", allow_pickle=False),
+        )
+        for name in ("train", "test")
+    )
+    return Data(train, test, int(train.label_N.max()) + 1)
+
+
+class Biased:
+    """Batches without end in which class 0 is `bias` times as frequent as each other: a sample's
+    class is drawn by its share, its image in turn from a permutation of that class, permuted anew
+    when it is through (DUEL, section 5).
+
+    Every draw of an image is a sample with an id of its own; its content hash tells that it came
+    before.
+
+    Args:
+        images: all classes among them.
+        classes: their number.
+        bias: 1 or more; 1 is balanced.
+        batch: samples at a time.
+        seed: of all draws.
+    """
+
+    def __init__(self, images: Images, classes: int, bias: int, batch: int, seed: int) -> None:
+        self._images, self._batch, self._classes = images, batch, classes
+        weight_C = np.ones(classes)
+        weight_C[0] = bias
+        self.share_C: NDArray[np.float64] = weight_C / weight_C.sum()
+        self._draw = np.random.default_rng([seed, bias])
+        self._rows = [np.flatnonzero(images.label_N == label) for label in range(classes)]
+        self._queues: list[list[int]] = [[] for _ in range(classes)]
+        self._count = 0
+
+    def next(self, timeout: float) -> Batch:  # noqa: ARG002
+        label_B = self._draw.choice(self._classes, size=self._batch, p=self.share_C)
+        rows_B = np.array([self._row(label) for label in label_B.tolist()])
+        ids_B = np.arange(self._batch, dtype=np.int64) + self._batch * self._count
+        self._count += 1
+        zeros_B = np.zeros(self._batch)
+        return Batch(
+            image_BHWC=self._images.image_NHWC[rows_B],
+            key_B=ids_B,
+            hash_B=rows_B.astype(np.int64) + 1,
+            label_B=self._images.label_N[rows_B],
+            time_B=zeros_B,
+            received_B=zeros_B,
+            offset=Offset(self._count + 1, 0),
+            rejected={},
+        )
+
+    def lag(self) -> float:
+        return 0.0
+
+    def _row(self, label: int) -> int:
+        if not self._queues[label]:
+            self._queues[label] = self._draw.permutation(self._rows[label]).tolist()
+        return self._queues[label].pop()
