@@ -246,7 +246,11 @@ def against_metric_learning(name: str, count: int) -> Row:
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    if not quick:  # first, while the process has never been larger
+    small = inputs(1024, masked=True)
+    for build, plain in PAIRS.values():  # what libraries allocate once
+        step(build(), small)
+        plain_step(plain, small)
+    if not quick:  # while the process has never been larger
         for name in ("InfoNCE", "Debiased", "SelfLabeling"):
             yield a_million(name)
     yield against_plain("InfoNCE", masked=False)

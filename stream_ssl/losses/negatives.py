@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from stream_ssl.losses.fused import fits, fused_scan
-from stream_ssl.losses.scan import chunks, logits, scan, unweigh, weigh, wide
+from stream_ssl.losses.scan import chunks_of, logits, scan, unweigh, weigh, wide
 
 
 class NegativeSums(NamedTuple):
@@ -103,7 +103,7 @@ def _negative_gradient(
     anchor_BD = wide(z_BD) / temperature
     share = softmax_of(anchor_BD, negative, mask_BN, logsumexp_B)
     gradient = torch.empty_like(negative)
-    for chunk in chunks(anchor_BD, negative.shape[-2]):
+    for chunk in chunks_of(anchor_BD, negative):
         share_BC = share(chunk).mul_(grad_B.unsqueeze(1))
         gradient[..., chunk, :] = unweigh(share_BC, anchor_BD, negative).to(negative.dtype)
     return gradient
@@ -133,7 +133,7 @@ class _WeightedSum(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             ctx.save_for_backward(negative)
         sum_BD = torch.zeros_like(like_BD)
-        for chunk in chunks(like_BD, negative.shape[-2]):
+        for chunk in chunks_of(like_BD, negative):
             sum_BD += weigh(weight(chunk), negative[..., chunk, :].to(like_BD.dtype))
         return sum_BD
 
@@ -143,7 +143,7 @@ class _WeightedSum(torch.autograd.Function):
         (grad_BD,) = grads
         (negative,) = ctx.saved_tensors
         gradient = torch.empty_like(negative)
-        for chunk in chunks(grad_BD, negative.shape[-2]):
+        for chunk in chunks_of(grad_BD, negative):
             found = unweigh(ctx.weight(chunk), grad_BD, negative)
             gradient[..., chunk, :] = found.to(negative.dtype)
         return gradient, None, None

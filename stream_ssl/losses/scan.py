@@ -33,7 +33,7 @@ def scan(anchor_BD: Tensor, negative: Tensor, mask_BN: Tensor | None) -> Scan:
     weight_B = anchor_BD.new_zeros(batch)
     total_B = anchor_BD.new_zeros(batch)
     mean_BD = torch.zeros_like(anchor_BD)
-    for chunk in chunks(anchor_BD, size):
+    for chunk in chunks_of(anchor_BD, negative):
         negative_CD = negative[..., chunk, :].to(anchor_BD.dtype)
         logit_BC = logits(anchor_BD, negative_CD)
         if mask_BN is None:
@@ -58,7 +58,7 @@ def scan(anchor_BD: Tensor, negative: Tensor, mask_BN: Tensor | None) -> Scan:
 def log_sum(anchor_BD: Tensor, negative: Tensor, mask_BN: Tensor | None) -> Tensor:
     """The logsumexp alone [B], which costs half as much."""
     logsumexp_B = anchor_BD.new_full((len(anchor_BD),), -math.inf)
-    for chunk in chunks(anchor_BD, negative.shape[-2]):
+    for chunk in chunks_of(anchor_BD, negative):
         logit_BC = logits(anchor_BD, negative[..., chunk, :].to(anchor_BD.dtype))
         if mask_BN is not None:
             logit_BC.masked_fill_(mask_BN[:, chunk], -math.inf)
@@ -123,10 +123,16 @@ def unweigh(weight_BC: Tensor, anchor_BD: Tensor, negative: Tensor) -> Tensor:
     return weight_BC.unsqueeze(2) * anchor_BD.unsqueeze(1)
 
 
-def chunks(anchor_BD: Tensor, size: int) -> list[slice]:
+def chunks(anchor_BD: Tensor, size: int, numbers: int = 1) -> list[slice]:
+    """Slices of so many columns that B x columns x numbers fit."""
     budget = CHUNK_LOGITS_GPU if anchor_BD.is_cuda else CHUNK_LOGITS_CPU
-    step = max(256, budget // len(anchor_BD))
+    step = max(256, budget // (len(anchor_BD) * numbers))
     return [slice(start, min(start + step, size)) for start in range(0, size, step)]
+
+
+def chunks_of(anchor_BD: Tensor, negative: Tensor) -> list[slice]:
+    """Those of negatives, of which D numbers an anchor are held where each has its own."""
+    return chunks(anchor_BD, negative.shape[-2], negative.shape[-1] if negative.ndim == 3 else 1)
 
 
 def wide(z_BD: Tensor) -> Tensor:

@@ -81,15 +81,18 @@ def test_gradcheck(loss: Loss, shared: bool) -> None:
     def per_anchor(*x: torch.Tensor) -> torch.Tensor:
         return call(loss, Case(*x, one.mask_BN), said).per_anchor
 
-    if name_ignores_negatives(loss):
-        inputs = inputs[:2]
-        assert torch.autograd.gradcheck(lambda *x: per_anchor(*x, one.negative), inputs)
-    else:
+    if loss.uses_negatives:
         assert torch.autograd.gradcheck(per_anchor, inputs)
+    else:
+        assert torch.autograd.gradcheck(lambda *x: per_anchor(*x, one.negative), inputs[:2])
 
 
-def name_ignores_negatives(loss: Loss) -> bool:
-    return not loss.uses_negatives
+@pytest.mark.parametrize("name", ["self-labeling"])
+@pytest.mark.parametrize("shared", [True, False])
+def test_gradcheck_by_anchors_where_labels_carry_none(loss: Loss, shared: bool) -> None:
+    one = case(shared=shared, positives=2)
+    z_BD = one.z_BD.clone().requires_grad_()
+    assert torch.autograd.gradcheck(lambda z: call(loss, one._replace(z_BD=z)).per_anchor, (z_BD,))
 
 
 @by_name
