@@ -11,6 +11,7 @@ from stream_ssl.evaluation.continual import (
     backward_transfer,
     forgetting,
     forward_transfer,
+    recovered_gain,
     recovered_share,
     summarise,
 )
@@ -54,6 +55,7 @@ __all__ = [
     "knn_classify",
     "linear_probe",
     "pair_similarities",
+    "recovered_gain",
     "recovered_share",
     "retrieval",
     "score",

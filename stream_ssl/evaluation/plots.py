@@ -112,21 +112,21 @@ def map_plot(
         if len(names) <= WRITTEN:
             for number, (colour, name) in enumerate(zip(colours, names, strict=True)):
                 axes.scatter([], [], s=30, color=colour, label=name)
-                _name_centre(axes, place_Q2[place_C == number], colour, name)
+                _name_centre(axes, place_Q2[place_C == number], name)
             axes.legend(
                 loc="center left", bbox_to_anchor=(1.01, 0.5), title="class", handletextpad=0.2
             )
         _save(figure, path)
 
 
-def _name_centre(axes: Axes, place_Q2: Tensor, colour: Any, name: str) -> None:
+def _name_centre(axes: Axes, place_Q2: Tensor, name: str) -> None:
     """The name of a class at the mean of its queries, legible on whatever lies below."""
     if len(place_Q2) == 0:
         return
     x, y = place_Q2.mean(dim=0).tolist()
-    halo = [withStroke(linewidth=3.5, foreground="white")]
+    halo = [withStroke(linewidth=4, foreground="white")]
     at: Any = {"ha": "center", "va": "center", "fontweight": "bold", "fontsize": 11}
-    axes.text(x, y, name, color=colour, path_effects=halo, **at)
+    axes.text(x, y, name, color=INK, path_effects=halo, **at)
 
 
 def principal_plane(feature_QF: Tensor) -> tuple[Tensor, tuple[float, float]]:
@@ -188,11 +188,12 @@ def continual_plot(path: Path, accuracy_TT: Any, tasks: Sequence[str]) -> None:
         shown = axes.imshow(share_TT, cmap="Blues", vmin=0, vmax=100)
         axes.spines[:].set_visible(False)
         axes.tick_params(length=0)
-        axes.set_title("Accuracy after each stage", pad=12)
+        axes.set_title("kNN accuracy on each task after each stage", pad=12)
         axes.set_xlabel("task: classes")
         axes.set_ylabel("after task")
-        turn: Any = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"}
-        axes.set_xticks(range(len(tasks)), list(tasks), **(turn if len(tasks) > 4 else {}))
+        long = max(map(len, tasks)) > 5
+        turn: Any = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"} if long else {}
+        axes.set_xticks(range(len(tasks)), list(tasks), **turn)
         axes.set_yticks(range(len(tasks)), [str(stage + 1) for stage in range(len(tasks))])
         for row, column in np.ndindex(*share_TT.shape):
             value = float(share_TT[row, column])

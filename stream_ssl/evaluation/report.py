@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stream_ssl.evaluation.continual import ContinualResult, recovered_share
+from stream_ssl.evaluation.continual import ContinualResult, recovered_gain, recovered_share
 from stream_ssl.evaluation.encoding import Encoded
 from stream_ssl.evaluation.measures import Measures
 
@@ -41,6 +41,26 @@ class Continual:
 
 
 @dataclass(frozen=True)
+class Recovered:
+    """Shares of the decorrelated stream's accuracy, and of its gain over the untrained encoder;
+    the latter None where that is not known, or there was none."""
+
+    share: float
+    gain: float | None
+
+    @classmethod
+    def of(cls, accuracy: float, decorrelated: float, untrained: float | None) -> Recovered:
+        gained = untrained is not None and decorrelated > untrained
+        gain = recovered_gain(accuracy, decorrelated, untrained or 0.0) if gained else None
+        return cls(recovered_share(accuracy, decorrelated), gain)
+
+    def told(self) -> str:
+        """Both, for a table."""
+        whole = f"{100 * self.share:.1f} %"
+        return whole if self.gain is None else f"{whole} ({100 * self.gain:.0f} % of the gain)"
+
+
+@dataclass(frozen=True)
 class Evaluation:
     """All that one call found.
 
@@ -57,15 +77,16 @@ class Evaluation:
     notes: Sequence[str] = field(default_factory=tuple)
 
     @property
-    def recovered(self) -> dict[str, float] | None:
-        """Share of the decorrelated stream's accuracy that is recovered, by probe."""
+    def recovered(self) -> dict[str, Recovered] | None:
+        """What is recovered of the decorrelated stream's accuracy, by probe."""
         if "decorrelated" not in self.measures:
             return None
-        mine, other = (dict(_accuracies(self.measures[n])) for n in ("trained", "decorrelated"))
+        found = {name: dict(_accuracies(measures)) for name, measures in self.measures.items()}
+        before = found.get("untrained", {})
         return {
-            name: recovered_share(accuracy, other[name])
-            for name, accuracy in mine.items()
-            if other[name] > 0
+            probe: Recovered.of(accuracy, found["decorrelated"][probe], before.get(probe))
+            for probe, accuracy in found["trained"].items()
+            if found["decorrelated"][probe] > 0
         }
 
     def as_json(self) -> dict[str, Any]:
@@ -76,7 +97,9 @@ class Evaluation:
             **self.facts,
             "notes": list(self.notes),
             "encoders": {name: measures.as_json() for name, measures in self.measures.items()},
-            "recovered_share": self.recovered,
+            "recovered": None
+            if (recovered := self.recovered) is None
+            else {probe: asdict(parts) for probe, parts in recovered.items()},
             "continual": None if found is None else asdict(found),
         }
 
@@ -129,8 +152,8 @@ def table(evaluation: Evaluation) -> Table:
             shown.add_row(what, value, *blank)
     if evaluation.recovered is not None:
         shown.add_section()
-        for what, share in evaluation.recovered.items():
-            shown.add_row(f"recovered, {what}", f"{100 * share:.1f} %", *blank)
+        for what, parts in evaluation.recovered.items():
+            shown.add_row(f"recovered, {what}", parts.told(), *blank)
     return shown
 
 
@@ -194,8 +217,8 @@ def _page(evaluation: Evaluation, names: Sequence[str]) -> Iterator[str]:
     yield "and what to expect of it: docs/evaluation.md.\n"
     if evaluation.recovered is not None:
         yield "## Recovered share\n\n| probe | of the decorrelated stream's accuracy |\n|---|---:|"
-        for what, share in evaluation.recovered.items():
-            yield f"| {what} | {100 * share:.1f} % |"
+        for what, parts in evaluation.recovered.items():
+            yield f"| {what} | {parts.told()} |"
         yield ""
     if evaluation.continual is not None:
         yield from _continual(evaluation.continual)

@@ -85,8 +85,13 @@ def test_stages_and_a_decorrelated_run(run: Path, tmp_path: Path) -> None:
     assert told["result"]["forgetting"] == pytest.approx(matrix[0, 0] - matrix[1, 0])
     forward = matrix[0, 1] - told["untrained_T"][1]
     assert told["result"]["forward_transfer"] == pytest.approx(forward)
-    share = content["recovered_share"]["kNN, k = 5"]
-    assert share == pytest.approx(knn["trained"] / knn["decorrelated"])
+    recovered = content["recovered"]["kNN, k = 5"]
+    assert recovered["share"] == pytest.approx(knn["trained"] / knn["decorrelated"])
+    if knn["decorrelated"] > knn["untrained"]:
+        gain = (knn["trained"] - knn["untrained"]) / (knn["decorrelated"] - knn["untrained"])
+        assert recovered["gain"] == pytest.approx(gain)
+    else:
+        assert recovered["gain"] is None
     page = (out / "report.md").read_text()
     assert "forgetting" in page
     assert "Recovered share" in page

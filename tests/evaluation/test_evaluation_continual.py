@@ -13,10 +13,12 @@ from stream_ssl.evaluation import (
     backward_transfer,
     forgetting,
     forward_transfer,
+    recovered_gain,
     recovered_share,
     summarise,
 )
 from stream_ssl.evaluation.continual import divide
+from stream_ssl.evaluation.report import Recovered
 
 # Task 1 falls from 0.9 by 0.8 to 0.5; task 2 rises to 0.7, ends at 0.6; task 3 ends at 0.8.
 MATRIX = [[0.9, 0.2, 0.1], [0.8, 0.7, 0.3], [0.5, 0.6, 0.8]]
@@ -58,6 +60,19 @@ def test_the_recovered_share() -> None:
     assert recovered_share(0.0, 0.4) == 0
 
 
+def test_the_recovered_gain() -> None:
+    assert recovered_gain(0.5, 0.5, 0.3) == pytest.approx(1)
+    assert recovered_gain(0.3, 0.5, 0.3) == 0
+    assert recovered_gain(0.2, 0.5, 0.3) == pytest.approx(-0.5)
+
+
+def test_a_gain_is_told_where_there_was_one() -> None:
+    assert Recovered.of(0.39, 0.40, None) == Recovered(pytest.approx(0.975), None)
+    assert Recovered.of(0.39, 0.40, 0.45).gain is None
+    assert Recovered.of(0.39, 0.40, 0.30).told() == "97.5 % (90 % of the gain)"
+    assert Recovered.of(0.39, 0.40, 0.0).told() == "97.5 % (98 % of the gain)"
+
+
 def test_classes_are_divided_in_order() -> None:
     assert divide(range(10), 5) == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
     assert divide([7, 1, 4], 2) == [[7, 1], [4]]
@@ -74,9 +89,11 @@ def test_classes_are_divided_in_order() -> None:
         (lambda: forgetting([[0.5]]), "at least 2"),
         (lambda: forward_transfer(MATRIX, [0.1]), "one accuracy a task"),
         (lambda: recovered_share(0.3, 0.0), "the second above 0"),
+        (lambda: recovered_gain(0.3, 0.4, 1.4), "must lie in"),
+        (lambda: recovered_gain(0.3, 0.4, 0.4), "nothing to recover"),
         (lambda: divide(range(3), 4), "give 1 to 3 tasks"),
     ],
-    ids=["row", "empty", "percent", "nan", "one", "untrained", "zero", "tasks"],
+    ids=["row", "empty", "percent", "nan", "one", "untrained", "zero", "share", "gain", "tasks"],
 )
 def test_wrong_arguments_are_named(ask: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
