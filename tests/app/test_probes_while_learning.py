@@ -1,0 +1,118 @@
+"""Probes beside a learner: exported by its process, and without a trace in what is learned."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from harness import BATCH, TINY, processes, until
+
+from stream_ssl.app import build, config
+from stream_ssl.ingest.batch import Batch
+from stream_ssl.ingest.offset import START, Offset
+from stream_ssl.learning.records import StepRecord
+from stream_ssl.observe.prequential import Prequential
+
+HELD_OUT: dict[str, Any] = {
+    "every": 2,
+    "k": 5,
+    "references_per_class": 10,
+    "queries_per_class": 5,
+    "source": {
+        "class_path": "producers.sources.Synthetic",
+        "init_args": {"count": 400, "size": 16, "channels": 1, "seed": 4},
+    },
+}
+
+
+class Repeated:
+    """Batch n is a function of n."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def next(self, timeout: float) -> Batch:
+        rng = np.random.default_rng(self.number)
+        self.number += 1
+        ids = np.arange(BATCH, dtype=np.int64) + BATCH * self.number
+        return Batch(
+            image_BHWC=rng.integers(0, 256, (BATCH, 16, 16, 1), dtype=np.uint8),
+            key_B=ids,
+            hash_B=ids,
+            label_B=rng.integers(0, 3, BATCH),
+            time_B=np.zeros(BATCH),
+            received_B=np.zeros(BATCH),
+            offset=Offset(self.number, 0),
+            rejected={},
+        )
+
+    def lag(self) -> float:
+        return 0.0
+
+
+def learned(folder: Path, probed: bool, device: str = "cpu") -> dict[str, torch.Tensor]:
+    """Everything that a checkpoint would hold after some steps."""
+    file = folder / "config.yaml"  # JSON is YAML
+    observe = {"observe": {"held_out": HELD_OUT}} if probed else {}
+    learner_settings = {"learner": {"threads": 1, "device": device}}
+    file.write_text(json.dumps(TINY | learner_settings | observe))
+    parser = config.learner_parser()
+    settings = parser.instantiate(config.read(parser, [str(file)]))
+    learner = build.learner(settings, Repeated(), START)
+    held_out, prequential = build.held_out(settings, learner), Prequential()
+    findings = []
+    for record in itertools.islice(learner.run(threading.Event()), 7):
+        assert isinstance(record, StepRecord)
+        if probed and held_out is not None:
+            findings.append(held_out.consume(record))
+            prequential.consume(record)
+    if probed:
+        assert sum(finding is not None for finding in findings) == 3
+        assert prequential.take_new() == 6 * BATCH
+    return {
+        f"{part}.{name}": tensor.cpu().clone()
+        for part, tensors in learner.capture().tensors.items()
+        for name, tensor in tensors.items()
+    }
+
+
+def test_what_is_learned_stays_bit_by_bit_the_same(tmp_path: Path) -> None:
+    plain, probed = (learned(tmp_path, probed) for probed in (False, True))
+    assert plain.keys() == probed.keys()
+    different = [name for name in plain if not torch.equal(plain[name], probed[name])]
+    assert different == []
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_probes_run_where_the_learner_does(tmp_path: Path) -> None:
+    assert learned(tmp_path, probed=True, device="cuda")
+
+
+def test_a_process_exports_both_probes(tmp_path: Path) -> None:
+    with processes(tmp_path / "run", TINY | {"observe": {"held_out": HELD_OUT}}) as run:
+        run.role("receiver")
+        run.role("learner")
+        run.produce(12 * BATCH)
+        until(
+            lambda: run.metric("held_out_step") >= 10 and run.metric("prequential_samples_total"),
+            lambda: run.log("learner") + run.log("robot"),
+        )
+        assert 0 < run.metric("held_out_accuracy") <= 1
+        assert run.metric("held_out_probe_seconds") > 0
+        assert 0 <= run.metric('prequential_accuracy{classifier="knn"}') <= 1
+        assert "kNN accuracy" in run.log("learner")
+
+
+def test_a_held_out_set_that_cannot_be_probed_stops_the_learner(tmp_path: Path) -> None:
+    with processes(
+        tmp_path / "run", TINY | {"observe": {"held_out": HELD_OUT | {"k": 999}}}
+    ) as run:
+        learner = run.start("learner", str(run.config))
+        assert learner.wait(90) == 2
+        assert "fewer than k = 999" in run.log("learner")
