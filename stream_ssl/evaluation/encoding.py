@@ -66,7 +66,8 @@ def encode(
     }
     labels: dict[str, list[Tensor]] = {"reference": [], "query": []}
     # The views are drawn from torch's own generators, which are the caller's.
-    with torch.random.fork_rng(), torch.inference_mode():
+    devices = list(range(torch.cuda.device_count()))
+    with torch.random.fork_rng(devices), torch.inference_mode():
         torch.manual_seed(seed)
         for batch in (batch for reader in readers for batch in reader):
             image_BCHW = torch.from_numpy(batch.image_BHWC).permute(0, 3, 1, 2)

@@ -125,12 +125,15 @@ class Reader:
             assert sample.label is not None
             self._taken[part, sample.label] += 1
             waiting[part].append((pixels, sample.label))
-            if len(waiting[part]) == self._batch:
-                yield _batch(part, waiting[part])
-                waiting[part] = []
+            if len(waiting[part]) == 2 * self._batch:
+                yield _batch(part, waiting[part][: self._batch])
+                del waiting[part][: self._batch]
         for part, rest in waiting.items():
-            if rest:
-                yield _batch(part, rest)
+            # In halves: a batch of one image has no statistics to be normalised by.
+            half = len(rest) if len(rest) <= self._batch else (len(rest) + 1) // 2
+            for few in (rest[:half], rest[half:]):
+                if few:
+                    yield _batch(part, few)
 
     def _part(self, sample: Sample) -> Part | None:
         """What the sample is for; None: there are enough of its class."""

@@ -85,6 +85,15 @@ def test_divisions(division: Division, references: int, queries: int) -> None:
     assert found["query"] == queries
 
 
+@pytest.mark.parametrize("count", [5, 16, 17, 31, 33, 49, 64])
+def test_no_batch_is_much_smaller_than_asked(count: int) -> None:
+    reader = Reader(Held({0: count}), Decoder(6, 1), Division(0), batch=16)
+    sizes = [len(batch.label_B) for batch in reader]
+    assert sum(sizes) == count
+    assert max(sizes) <= 16
+    assert min(sizes) >= min(count, 8)
+
+
 def test_balanced_takes_as_many_of_each_as_the_rarest_has() -> None:
     label = torch.tensor([3] * 50 + [1] * 7 + [0] * 20)
     rows = balanced(label, seed=1)
