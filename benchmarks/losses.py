@@ -46,6 +46,7 @@ class Row:
         ms: ours, median.
         other_ms: the other's, alternating with ours.
         time_ratio: ours / the other's, median over pairs.
+        cpu_ratio: the same of the time that the process computed, where others do so as well.
         extra_mb: most memory that the process grew by.
         difference: between the two losses.
     """
@@ -55,6 +56,7 @@ class Row:
     ms: float | None = None
     other_ms: float | None = None
     time_ratio: float | None = None
+    cpu_ratio: float | None = None
     extra_mb: float | None = None
     other_extra_mb: float | None = None
     memory_ratio: float | None = None
@@ -120,6 +122,12 @@ def grown(work: Callable[[], object]) -> float:
     return peak() - before
 
 
+def spent(work: Callable[[], object]) -> tuple[float, float]:
+    """Seconds by the clock, and of computing."""
+    start = time.process_time()
+    return timed(work), time.process_time() - start
+
+
 def compare(
     work: str,
     count: int,
@@ -131,15 +139,16 @@ def compare(
     """Both in turn, so that whatever else the machine does falls on both."""
     memory = grown(ours), grown(other)
     difference = abs(ours() - other())
-    pairs = [(timed(ours), timed(other)) for _ in range(repeats)]
-    ratio = statistics.median(own / others for own, others in pairs)
+    pairs = [(spent(ours), spent(other)) for _ in range(repeats)]
+    ratio, cpu = (statistics.median(own[i] / others[i] for own, others in pairs) for i in (0, 1))
     share = memory[0] / max(memory[1], 1e-9)
     return Row(
         work=work,
         negatives=count,
-        ms=1000 * statistics.median(own for own, _ in pairs),
-        other_ms=1000 * statistics.median(others for _, others in pairs),
+        ms=1000 * statistics.median(own[0] for own, _ in pairs),
+        other_ms=1000 * statistics.median(others[0] for _, others in pairs),
         time_ratio=ratio,
+        cpu_ratio=cpu,
         extra_mb=memory[0],
         other_extra_mb=memory[1],
         memory_ratio=share,
