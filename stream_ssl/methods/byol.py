@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
 
 class BYOL(Momentum):
-    """Each view's guess against the target network's embeddings of the other views (Grill et al.
-    2020, eq. 2). No negatives; the target is the momentum copy.
+    """Each view's guess against a momentum network's embeddings of the other views.
+
+    Grill et al. 2020, eq. 2. No negatives; the target is the momentum copy.
 
     The memory is given the target's embeddings of the second view: training batches may be drawn
     from it.

@@ -26,8 +26,10 @@ CHUNK = 256
 
 
 class DSimCLR(SimCLR):
-    """SimCLR whose negatives are those of the batch and the memory's images, encoded anew by the
-    present encoder before each step, with the gradient stopped (DUEL, section 4).
+    """SimCLR against a memory of images besides.
+
+    Negatives are those of the batch and the memory's images, encoded anew by the present encoder
+    before each step, with the gradient stopped (DUEL, section 4).
 
     The fresh embeddings go back to their slots, so that the eviction policy counts duplicates of
     the present. The paper's memory holds 512 images; each step encodes all of them.
@@ -38,7 +40,12 @@ class DSimCLR(SimCLR):
     its own with all negatives of the batch.
 
     Args:
-        encoder, projector, loss, views, key_statistics: as for SimCLR.
+        encoder: images to features.
+        projector: features to embeddings; states its `dim`.
+        loss: of anchors, positives and negatives.
+        views: V; each is an anchor with V - 1 positives.
+        key_statistics: what BatchNorm uses where the memory's images are encoded: the statistics of
+            their "batch", as anchors have them, or the running "average".
         negatives: n, slots of the memory that an anchor is compared with; null: all.
         negatives_by: how n are chosen: "uniform", "hardest" for each anchor, or "stratified".
 

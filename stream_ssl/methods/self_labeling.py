@@ -25,16 +25,23 @@ if TYPE_CHECKING:
 
 
 class SelfLabelingMoCo(MoCo):
-    """MoCo whose anchors are momentum mixups, `x'_i = theta_i x_i + (1 - theta_i) x~_k` with x~_k
-    the positive view of a random other sample (self-labeling refinement, poster).
+    """MoCo with soft labels and momentum mixup.
 
-    The soft labels, and how alpha and beta rise, are the loss's. Without mixup this is MoCo.
+    Anchors are `x'_i = theta_i x_i + (1 - theta_i) x~_k` with x~_k the positive view of a random
+    sample (self-labeling refinement, poster). The soft labels, and how alpha and beta rise, are the
+    loss's. Without mixup this is MoCo.
 
     BatchNorm: as MoCo.
 
     Args:
-        encoder, projector, momentum, views, key_statistics, negatives, negatives_by: as for MoCo.
+        encoder: images to features; copied for the keys.
+        projector: features to embeddings; states its `dim`.
         loss: SelfLabeling.
+        momentum: share of the key encoder that each update keeps, in [0, 1).
+        views: an anchor, and views - 1 positives; the first of these is mixed and remembered.
+        key_statistics: what the key encoder's BatchNorm uses, "batch" or "average", see MoCo.
+        negatives: n, slots of the memory that an anchor is compared with; null: all.
+        negatives_by: how n are chosen: "uniform", "hardest" for each anchor, or "stratified".
         mixup: theta is drawn from Beta(mixup, mixup), by torch's global generator; 0: no mixup.
 
     Raises:

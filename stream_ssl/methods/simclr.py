@@ -22,8 +22,10 @@ if TYPE_CHECKING:
 
 
 class SimCLR(Method):
-    """Every view is an anchor; its positives are the other views of its sample, its negatives the
-    views of the other samples: 2 (B - 1) of them with two views (Chen et al. 2020, eq. 1).
+    """All views of a batch against each other.
+
+    Each view is an anchor; its positives are the other views of its sample, its negatives the views
+    of the other samples: 2 (B - 1) of them with two views (Chen et al. 2020, eq. 1).
 
     There is no second encoder; gradients reach anchors, positives and negatives. The memory is
     given the second view's embeddings, detached. It is no source of negatives here, but measures

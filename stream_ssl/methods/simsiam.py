@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
 
 class SimSiam(Method):
-    """Each view's guess against the other views' embeddings, whose gradient is stopped (Chen and
-    He 2021, eq. 1 to 4). No negatives, no momentum encoder.
+    """Each view's guess against the other views' embeddings, whose gradient is stopped.
+
+    Chen and He 2021, eq. 1 to 4. No negatives, no momentum encoder.
 
     The memory is given the second view's embeddings: training batches may be drawn from it.
 
