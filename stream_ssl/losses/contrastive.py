@@ -186,5 +186,6 @@ class Contrastive(Loss):
         return dict(zip(found, values, strict=True))
 
     def extra_repr(self) -> str:
-        oracle = ", oracle" if self.needs_labels else ""
+        kept = self.false_negatives == "keep"
+        oracle = "" if kept else f", false_negatives={self.false_negatives!r}"
         return f"temperature={self.temperature}{oracle}"

@@ -116,6 +116,24 @@ def test_the_fused_pass_is_for_what_its_kernel_takes() -> None:
     assert not fused.fits(z_BD, negative_ND)  # on a CPU the chunks are as fast
 
 
+def test_a_kernel_is_tried_before_it_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    untried, cpu = fused.sound.__wrapped__, torch.device("cpu")
+    assert untried(cpu)
+    right = fused._attention
+
+    def coarse(*arguments: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        mean, logsumexp = right(*arguments)
+        return mean, logsumexp * 1.01
+
+    def missing(*_: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        raise RuntimeError("no kernel")
+
+    for kernel, reason in ((coarse, "another sum"), (missing, "no kernel")):
+        monkeypatch.setattr(fused, "_attention", kernel)
+        with pytest.warns(UserWarning, match=f"chunks are used: .*{reason}"):
+            assert not untried(cpu)
+
+
 PEAK = """
 import torch
 from pathlib import Path
