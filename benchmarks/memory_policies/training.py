@@ -16,7 +16,6 @@ import torch
 
 from benchmarks.memory_policies.arms import Run
 from benchmarks.memory_policies.evaluation import evaluate
-from benchmarks.memory_policies.network import ConvNet
 from benchmarks.memory_policies.stream import CLASSES, Biased, Images
 from memory import WorkingMemory
 from stream_ssl.learning.learner import Learner
@@ -27,6 +26,7 @@ from stream_ssl.learning.records import StepRecord
 from stream_ssl.learning.views import Views
 from stream_ssl.losses import InfoNCE
 from stream_ssl.methods import MoCo
+from stream_ssl.reproduction.network import ConvNet
 
 EVERY = 20  # steps between two looks at the memory, in the second half of a run
 
