@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from matplotlib import rc_context
+from matplotlib import colormaps, rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
@@ -19,7 +19,7 @@ def draw(found: Found, path: Path) -> None:
     columns = [c for c in experiment.columns if any(arm.column == c for arm in found.arms())]
     panels = len(experiment.curves) + len(experiment.traces) * len(columns)
     lines = -(-panels // 2)
-    with rc_context({"svg.hashsalt": experiment.name}):
+    with rc_context({"svg.hashsalt": experiment.name, "svg.fonttype": "none"}):
         figure = Figure(figsize=(10, 3.8 * lines), layout="constrained")
         FigureCanvasSVG(figure)
         axes = list(figure.subplots(lines, 2, squeeze=False).flat)
@@ -37,12 +37,10 @@ def draw(found: Found, path: Path) -> None:
 def _curve(axes: Axes, found: Found, name: str, columns: list[str]) -> None:
     """A line a row; a dot a seed; the paper's dashed."""
     measure, figures = MEASURES[name], found.experiment.paper.get(name, {})
-    rows = list(dict.fromkeys(arm.row for arm in found.experiment.arms))
-    for number, row in enumerate(rows):
+    for row, colour in _colours(found).items():
         arms = [arm for arm in found.arms() if arm.row == row and found.spread(arm, name).values]
         if not arms:
             continue
-        colour = f"C{number % 10}"
         at = [columns.index(arm.column) for arm in arms]
         spreads = [found.spread(arm, name) for arm in arms]
         axes.plot(at, [measure.scale * one.mean for one in spreads], "-", color=colour, label=row)
@@ -58,7 +56,7 @@ def _curve(axes: Axes, found: Found, name: str, columns: list[str]) -> None:
     axes.set_xticks(range(len(columns)), columns, fontsize=8)
     axes.set_title(measure.heading + (" (dashed: the paper)" if figures else ""), fontsize=10)
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=6)
+    axes.legend(fontsize=6, framealpha=0.5)
 
 
 def _trace(axes: Axes, found: Found, name: str, column: str) -> None:
@@ -68,9 +66,16 @@ def _trace(axes: Axes, found: Found, name: str, column: str) -> None:
         trace = found.results[arm.cell][min(found.results[arm.cell])].numbers.get(f"trace.{name}")
         if arm.column == column and trace:
             steps, values = zip(*trace, strict=True)
-            axes.plot(steps, [measure.scale * value for value in values], label=arm.row)
+            values = [measure.scale * value for value in values]
+            axes.plot(steps, values, label=arm.row, color=_colours(found)[arm.row])
     axes.set_title(f"{measure.heading}: {column}", fontsize=10)
     axes.set_xlabel("step")
     axes.grid(alpha=0.3)
     if axes.lines:
-        axes.legend(fontsize=6)
+        axes.legend(fontsize=6, framealpha=0.5)
+
+
+def _colours(found: Found) -> dict[str, tuple[float, ...]]:
+    """The same for a row in every panel."""
+    rows = dict.fromkeys(arm.row for arm in found.experiment.arms)
+    return {row: colormaps["tab20"](2 * n % 20 + n // 10) for n, row in enumerate(rows)}

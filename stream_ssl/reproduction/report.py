@@ -46,7 +46,7 @@ def write(
     parts = [
         f"# {found.experiment.title}: {preset}\n",
         f"{done} of {len(runs)} planned runs are done ({when}; {'; '.join(machines)}).\n",
-        f"`{command}` goes on with the rest.\n",
+        f"`{command}`{' goes on with the rest' if done < len(runs) else ''}.\n",
         found.experiment.says + "\n",
         f"Settings: {_settings(settings)}.\n",
         _summary(judged) + "\n",
