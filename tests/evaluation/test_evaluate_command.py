@@ -98,6 +98,19 @@ def test_stages_and_a_decorrelated_run(run: Path, tmp_path: Path) -> None:
     assert (out / "continual.png").is_file()
 
 
+def test_tasks_may_name_their_classes(run: Path, tmp_path: Path) -> None:
+    stages = [str(path) for path in sorted((run / "checkpoints").glob("step-*"))]
+    more = ["--tasks", "[[9,2],[4]]", "--stages", *stages, "--untrained", "false"]
+    out = tmp_path / "out"
+    assert evaluate.main([str(run), *DATA, *QUICK, *more, "--out", str(out)]) == 0
+    told = found(out)["continual"]
+    assert told["tasks"] == [[9, 2], [4]]
+    by_class = found(out)["encoders"]["trained"]["knn"]["5"]["per_class"]
+    expected = [(by_class["9"] + by_class["2"]) / 2, by_class["4"]]
+    assert told["accuracy_TT"][-1] == pytest.approx(expected)
+    assert told["result"]["forward_transfer"] is None
+
+
 def write_images(folder: Path, classes: int, count: int) -> None:
     rng = np.random.default_rng(0)
     for label in range(classes):
@@ -143,6 +156,9 @@ def test_references_may_be_another_set(run: Path, tmp_path: Path) -> None:
         (["--probes", "best"], 2, "--probes best: choose of duel, debiased, convex"),
         (["--tasks", "2"], 2, "--stages and --tasks belong together"),
         (["--tasks", "3", "--stages", "x", "y"], 2, "one checkpoint for each task"),
+        (["--tasks", "[[1,2],[2]]", "--stages", "RUN", "RUN"], 2, "no class two tasks"),
+        (["--tasks", "[[1],[12]]", "--stages", "RUN", "RUN"], 2, "there are no queries"),
+        (["--tasks", "11", "--stages", *["RUN"] * 11], 2, "give 1 to 10 tasks"),
         (["--query_share", "2"], 2, "query_share 2.0"),
         (["--query_share", "1"], 2, "gave no references"),
         (["--references_per_class", "0"], 2, "at least 1"),
@@ -152,7 +168,7 @@ def test_references_may_be_another_set(run: Path, tmp_path: Path) -> None:
         (["--decorrelated", "nowhere"], 1, "no checkpoint at nowhere"),
         (["--references", "images:nowhere"], 1, "no folder nowhere"),
     ],
-    ids=lambda value: "-".join(value).strip("-") if isinstance(value, list) else None,
+    ids=lambda value: "-".join(value[:2]).strip("-") if isinstance(value, list) else None,
 )
 def test_what_cannot_work_is_told_with_its_remedy(
     run: Path,
@@ -163,7 +179,8 @@ def test_what_cannot_work_is_told_with_its_remedy(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     out = ["--out", str(tmp_path / "out")]
-    assert evaluate.main([str(run), *DATA, *QUICK, *arguments, *out]) == status
+    named = [str(run) if argument == "RUN" else argument for argument in arguments]
+    assert evaluate.main([str(run), *DATA, *QUICK, *named, *out]) == status
     assert_told(caplog, message)
     assert not (tmp_path / "out").exists()
 

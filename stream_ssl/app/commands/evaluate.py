@@ -112,7 +112,13 @@ def evaluate_parser() -> ArgumentParser:
         help="run or checkpoint trained on the same samples in random order: prints which share "
         "of its accuracy is recovered",
     )
-    add("--tasks", type=int | None, default=None, help="tasks that the classes come in, in order")
+    add(
+        "--tasks",
+        type=int | list[list[int]] | None,
+        default=None,
+        help="tasks that the classes came in: how many, in order of the labels; or the classes of "
+        "each, as [[4,1],[0,3]]",
+    )
     add(
         "--stages",
         type=Path,

@@ -93,7 +93,11 @@ def produce(settings: Namespace, cls: Callable[..., Source], stop: threading.Eve
 def continual(source: Source, settings: Namespace) -> Source:
     """The source in tasks, where that is asked for; its samples then need labels."""
     asked = settings.kind != "keep" or settings.imbalance > 1
-    return Continual(source, **settings) if asked else source
+    if not asked:
+        return source
+    stream = Continual(source, **settings)
+    log.info("%s, tasks of the classes %s", stream.kind, stream.tasks)
+    return stream
 
 
 def send_all(source: Shaped, producer: Producer, patience: float, stop: threading.Event) -> None:

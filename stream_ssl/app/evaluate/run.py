@@ -87,14 +87,15 @@ def check_settings(settings: Namespace) -> None:
             raise ValueError(f"--probes {probe}: choose of {', '.join(PROBES)}")
     if settings.batch < 2:
         raise ValueError(f"--batch {settings.batch}: must be at least 2")
-    if bool(settings.stages) != bool(settings.tasks):
+    tasks = len(settings.tasks) if isinstance(settings.tasks, list) else settings.tasks
+    if bool(settings.stages) != bool(tasks):
         raise ValueError(
             "--stages and --tasks belong together: the checkpoints after each task, and how many "
             "tasks the classes are divided into"
         )
-    if settings.stages and settings.tasks != len(settings.stages):
+    if settings.stages and tasks != len(settings.stages):
         raise ValueError(
-            f"--tasks {settings.tasks} and {len(settings.stages)} --stages: name one checkpoint "
+            f"{tasks} --tasks and {len(settings.stages)} --stages: name one checkpoint "
             "for each task, in the order of the stream"
         )
     encoders.check_device(settings.device)
@@ -179,7 +180,14 @@ def _measure(
 def _tasks(settings: Namespace, encoded: Encoded) -> list[list[int]] | None:
     if not settings.stages:
         return None
-    return divide(torch.unique(encoded.label_Q).tolist(), settings.tasks)
+    if isinstance(settings.tasks, int):
+        return divide(torch.unique(encoded.label_Q).tolist(), settings.tasks)
+    tasks: list[list[int]] = settings.tasks
+    named = [label for task in tasks for label in task]
+    if not all(tasks) or len(set(named)) < len(named):
+        raise ValueError(f"--tasks {tasks}: each task needs a class, and no class two tasks")
+    task_accuracies(dict.fromkeys(torch.unique(encoded.label_Q).tolist(), 0.0), tasks)
+    return tasks
 
 
 def _continual(found: Mapping[str, Encoded], tasks: list[list[int]], k: int) -> Continual:
