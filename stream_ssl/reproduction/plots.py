@@ -66,8 +66,8 @@ def _trace(axes: Axes, found: Found, name: str, column: str) -> None:
         trace = found.results[arm.cell][min(found.results[arm.cell])].numbers.get(f"trace.{name}")
         if arm.column == column and trace:
             steps, values = zip(*trace, strict=True)
-            values = [measure.scale * value for value in values]
-            axes.plot(steps, values, label=arm.row, color=_colours(found)[arm.row])
+            scaled = [measure.scale * value for value in values]
+            axes.plot(steps, scaled, label=arm.row, color=_colours(found)[arm.row])
     axes.set_title(f"{measure.heading}: {column}", fontsize=10)
     axes.set_xlabel("step")
     axes.grid(alpha=0.3)
