@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from multiprocessing import active_children, get_context
 from pathlib import Path
@@ -28,7 +28,7 @@ def finished(
     workers: int,
     minutes: float | None = None,
     clock: Callable[[], float] = time.monotonic,
-) -> Iterator[tuple[Run, dict[str, Any]]]:
+) -> Generator[tuple[Run, dict[str, Any]], None, None]:
     """Runs and their numbers as they end; begun in order, none that would end after `minutes`.
 
     How long a run will take is told from those that ended, by their samples.

@@ -6,7 +6,7 @@ import signal
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -40,7 +40,8 @@ class Reproduction:
         folder: of results and reports.
         machine: what a report calls this one.
         data: name of the data set; null: that of the results there are.
-        only: parts of names; runs whose name holds all of them.
+        only: parts of names; what is run are runs whose name holds all of them. The report is of
+            all runs there are.
 
     Raises:
         ValueError: no run's name holds them.
@@ -54,10 +55,13 @@ class Reproduction:
     data: str | None = None
     only: Sequence[str] = ()
 
+    def planned(self) -> list[Run]:
+        """All runs, in order."""
+        return self.experiment.plan(self.preset.seeds, self.preset.repeat_all)
+
     def runs(self) -> list[Run]:
-        """What is planned, in order."""
-        every = self.experiment.plan(self.preset.seeds, self.preset.repeat_all)
-        runs = [run for run in every if all(part in run.name for part in self.only)]
+        """Those that are asked for, in order."""
+        runs = [run for run in self.planned() if all(part in run.name for part in self.only)]
         if not runs:
             raise ValueError(
                 f"no run's name holds all of {list(self.only)}: --list names the runs of "
@@ -97,7 +101,7 @@ class Reproduction:
 
     def report(self, console: Console) -> Path | None:
         """Tables on the console, the report in the folder; None where no run is finished."""
-        results, runs = self.results(), self.runs()
+        results, runs = self.results(), self.planned()
         found = Found.of(self.experiment, runs, results)
         if not found.results:
             console.print("no run is finished: nothing to report")
@@ -122,15 +126,16 @@ class Reproduction:
         whole = progress.add_task("", total=sum(map(cost_of, missing)))
         made = {"day": datetime.now(UTC).date().isoformat(), "machine": self.machine}
         ends = finished(self.experiment, missing, self.preset, place, workers, minutes)
-        for done, (run, numbers) in enumerate(ends, start=1):
-            results.add(run, numbers, made)
-            told = f"{self.experiment.name}: {done} of {len(missing)} runs"
-            progress.update(whole, advance=cost_of(run), description=told)
-            progress.console.print(
-                f"{run.name}: linear {numbers['linear']:.1%}, kNN {numbers['knn']:.1%}, "
-                f"{numbers['train_s'] + numbers['evaluate_s']:.0f} s",
-                highlight=False,
-            )
+        with closing(ends):  # which ends the workers
+            for done, (run, numbers) in enumerate(ends, start=1):
+                results.add(run, numbers, made)
+                told = f"{self.experiment.name}: {done} of {len(missing)} runs"
+                progress.update(whole, advance=cost_of(run), description=told)
+                progress.console.print(
+                    f"{run.name}: linear {numbers['linear']:.1%}, kNN {numbers['knn']:.1%}, "
+                    f"{numbers['train_s'] + numbers['evaluate_s']:.0f} s",
+                    highlight=False,
+                )
 
 
 def _progress(console: Console) -> Progress:
