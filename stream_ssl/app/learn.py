@@ -15,13 +15,14 @@ from prometheus_client import CollectorRegistry
 from stream_ssl.app import build
 from stream_ssl.app.config import flat, resolved, split_address
 from stream_ssl.app.endpoints import hold_role, publish
-from stream_ssl.app.failures import configuring
+from stream_ssl.app.failures import Misconfigured, configuring
 from stream_ssl.app.watch import Watch
 from stream_ssl.ingest.cursor import Cursor
 from stream_ssl.ingest.journal import JournalReader
 from stream_ssl.ingest.offset import START
 from stream_ssl.learning.checkpoint import Checkpointer, Saved
 from stream_ssl.learning.configuration import diff
+from stream_ssl.learning.fit import Unfit
 from stream_ssl.observe.health import Health
 from stream_ssl.observe.metrics import WORKING, LearnerMetrics
 from stream_ssl.observe.server import Server
@@ -107,13 +108,16 @@ class Process:
         self._health.expect("learner", PATIENCE)
         self._health.set("started", True)
         self._tell_receiver()
-        for record in self.learner.run(stop):
-            self._watch.consume(record)
-            self._health.tick("learner")
-            if time.monotonic() >= self._tell_at:
-                self._tell_receiver()
-            if self._checkpointer.due(record):
-                self.save()
+        try:
+            for record in self.learner.run(stop):
+                self._watch.consume(record)
+                self._health.tick("learner")
+                if time.monotonic() >= self._tell_at:
+                    self._tell_receiver()
+                if self._checkpointer.due(record):
+                    self.save()
+        except Unfit as error:  # only the samples could tell
+            raise Misconfigured(str(error)) from error
         self._health.set("started", False, "stopping")
         self._watch.survey()
         if self.learner.step:

@@ -7,6 +7,10 @@ from stream_ssl.learning.pace import Pace
 from stream_ssl.methods import Method
 
 
+class Unfit(ValueError):
+    """The parts of a learner, or the samples it is given, do not go together as they are set."""
+
+
 def check_parts(method: Method, memory: WorkingMemory, precision: str) -> None:
     """ValueError unless the method can work with the memory, and the precision is one."""
     method.check(memory)
@@ -33,9 +37,9 @@ def check_batch(
 
 
 def check_labels(method: Method, labelled: bool) -> None:
-    """ValueError if the loss reads labels and there are none."""
+    """Unfit if the loss reads labels and there are none."""
     if method.needs_labels and not labelled:
-        raise ValueError(
+        raise Unfit(
             f"{type(method.loss).__name__} reads labels, as it is set, and there are none: stream "
             "labelled samples and set `classes` to their number, or choose a loss without an oracle"
         )

@@ -6,10 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from harness import BATCH, TINY
+from harness import BATCH, TINY, processes
 
+from producers import Producer
 from stream_ssl.app.commands import check
+from stream_ssl.app.failures import USAGE
 
 
 def called(path: str, **arguments: Any) -> dict[str, Any]:
@@ -170,3 +173,18 @@ def test_what_is_close_to_that_and_works_is_taken(
     status, told = said(tmp_path, GOOD[name], capfd, caplog)
     assert status == 0, told
     assert "the configuration is sound" in told
+
+
+def test_an_oracle_on_an_unlabelled_stream_ends_the_learner_as_misconfigured(
+    tmp_path: Path,
+) -> None:
+    settings = {**TINY, "loss": loss("SupervisedContrastive")}
+    with processes(tmp_path / "run", settings) as run:
+        run.role("receiver")
+        learner = run.role("learner")
+        with Producer(run.address, name="robot") as producer:
+            for number in range(BATCH):
+                producer.send(np.full((16, 16, 1), number, np.uint8), id=f"frame-{number}")
+        assert learner.wait(90) == USAGE, run.log("learner")
+    assert "reads labels" in run.log("learner")
+    assert "Traceback" not in run.log("learner")
