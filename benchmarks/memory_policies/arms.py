@@ -174,4 +174,4 @@ def _by_worth() -> Iterator[Run]:
     yield from runs(RIVALS, HARD, 0)
     arms = tuple(Arm(name, *training) for training in TRAINING for name in POLICIES)
     for seed in SEEDS:
-        yield from runs((*PAIR, *CONTROLS, *RIVALS, *arms), STREAMS, seed)
+        yield from runs((*PAIR, *CONTROLS, *RIVALS, *VARIED, *arms), STREAMS, seed)

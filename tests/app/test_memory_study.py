@@ -25,6 +25,7 @@ from benchmarks.memory_policies.arms import (
     SEEDS,
     STREAMS,
     TRAINING,
+    VARIED,
     Run,
     plan,
 )
@@ -168,7 +169,8 @@ def test_the_plan_holds_every_run_once() -> None:
     names = [run.name for run in plan()]
     assert len(set(names)) == len(names)
     assert names[:2] == [f"x27-iid {arm.name} seed0" for arm in (BASE, FAVOURITE)]
-    special = [arm for arm in (*PAIR, *CONTROLS, *RIVALS) if arm.draw != "uniform" or arm.plain]
+    named = {*PAIR, *CONTROLS, *RIVALS, *VARIED}
+    special = [arm for arm in named if arm.draw != "uniform" or arm.plain]
     ways = len(TRAINING) * len(POLICIES) + len(special)
     assert len(names) == ways * len(STREAMS) * len(SEEDS)
 
