@@ -53,12 +53,14 @@ def test_seeds_that_scatter_settle_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("flat", "word"), [(0.6, "agrees"), (0.4, "disagrees"), (0.5, None)])
-def test_what_no_test_image_blurs_is_judged_by_its_sign(
+def test_what_no_test_image_blurs_is_judged_by_two_seeds(
     tmp_path: Path, flat: float, word: str | None
 ) -> None:
     entropy = {"base": 0.5, "better": flat}
-    found = judged(tmp_path, {(*BASE, 0): 0.5, (*BETTER, 0): 0.5}, entropy=entropy)
-    assert found[2] == (word or "not settled")
+    one = {(*BASE, 0): 0.5, (*BETTER, 0): 0.5}
+    assert judged(tmp_path / "one", one, entropy=entropy)[2] == "not settled"
+    two = one | {(*BASE, 1): 0.5, (*BETTER, 1): 0.5}
+    assert judged(tmp_path / "two", two, entropy=entropy)[2] == (word or "not settled")
 
 
 def test_the_papers_difference_is_that_of_its_figures(tmp_path: Path) -> None:
