@@ -1,4 +1,4 @@
-"""What README.md and docs/memory.md tell a reader to run does run."""
+"""What README.md and the pages under docs/ tell a reader to run does run."""
 
 from __future__ import annotations
 
@@ -59,9 +59,14 @@ def test_the_config_section_is_sound(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "memory       4096 slots" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "page", ["README.md", "docs/memory.md", "docs/methods.md", "CONTRIBUTING.md"]
-)
+PAGES = [
+    "README.md",
+    "CONTRIBUTING.md",
+    *(f"docs/{page.name}" for page in sorted((ROOT / "docs").glob("*.md"))),
+]
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_links_lead_somewhere(page: str) -> None:
     text = (ROOT / page).read_text()
     targets = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)
