@@ -27,6 +27,6 @@ def check_number(name: str, value: Any, rule: str = "a finite number") -> float:
     try:
         if math.isfinite(value):
             return float(value)
-    except TypeError:
+    except (TypeError, OverflowError, RuntimeError):
         pass
     raise ValueError(f"{name} is {value!r}: must be {rule}")

@@ -29,8 +29,11 @@ NARROW_TOLERANCE = 1e-2
 
 def as_tensor(name: str, value: Array, device: torch.device) -> Tensor:
     """`value` on `device`, without gradient and without a copy where none is needed."""
-    if isinstance(value, np.ndarray) and not value.flags.writeable:
-        value = value.copy()  # torch warns about sharing memory that must not be written
+    # torch takes no views that run backwards, and warns about sharing what must not be written.
+    if isinstance(value, np.ndarray) and (
+        not value.flags.writeable or min(value.strides, default=0) < 0
+    ):
+        value = value.copy()
     try:
         tensor = torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -47,7 +50,7 @@ def check_embeddings(z: Array, dim: int, device: torch.device, what: str = "embe
         ValueError: not a matrix of `dim` columns, not floating point, or a row that is not finite
             or not of unit norm. The error names the first such row.
     """
-    z_BD = as_tensor(f"{what}s", z, device)
+    z_BD = as_tensor(f"{what}s", z, device).contiguous()  # sums repeat however it was laid out
     if z_BD.ndim != 2 or z_BD.shape[1] != dim:
         raise ValueError(f"{what}s have shape {tuple(z_BD.shape)}: must be [B, {dim}]")
     if not z_BD.is_floating_point():

@@ -50,6 +50,7 @@ class Duplicates:
     def __post_init__(self) -> None:
         if not -1 < check_number("threshold", self.threshold) <= 1:
             raise ValueError(f"threshold is {self.threshold}: a cosine above -1 and at most 1")
+        object.__setattr__(self, "threshold", float(self.threshold))
         if self.action not in ("count", "refuse", "merge"):
             raise ValueError(f'action is {self.action!r}: choose "count", "refuse" or "merge"')
 

@@ -174,7 +174,7 @@ def image_column(
 
 def hashes_of(image_RCHW: Tensor) -> Tensor:
     """64 bits of the BLAKE2b hash of each image, int64 [R], on the CPU."""
-    rows = image_RCHW.cpu().reshape(len(image_RCHW), -1).contiguous().numpy()
+    rows = image_RCHW.cpu().flatten(1).contiguous().numpy()
     digests = b"".join(hashlib.blake2b(row, digest_size=8).digest() for row in rows)
     return torch.frombuffer(bytearray(digests) or bytearray(8), dtype=torch.int64)[: len(rows)]
 

@@ -100,7 +100,7 @@ class Gaussian(Score):
     tau: float = 1.0
 
     def __post_init__(self) -> None:
-        check_width("tau", self.tau, FINEST**2, COARSEST)
+        object.__setattr__(self, "tau", check_width("tau", self.tau, FINEST**2, COARSEST))
 
     @property
     def slope(self) -> float:
@@ -126,7 +126,7 @@ class VonMisesFisher(Score):
     kappa: float = 0.1
 
     def __post_init__(self) -> None:
-        check_width("kappa", self.kappa, FINEST, COARSEST)
+        object.__setattr__(self, "kappa", check_width("kappa", self.kappa, FINEST, COARSEST))
 
     @property
     def slope(self) -> float:
@@ -153,8 +153,8 @@ class Threshold(Score):
     width: float = 0.05
 
     def __post_init__(self) -> None:
-        check_number("cosine", self.cosine)
-        check_width("width", self.width, FINEST, 2.0)
+        object.__setattr__(self, "cosine", check_number("cosine", self.cosine))
+        object.__setattr__(self, "width", check_width("width", self.width, FINEST, 2.0))
         if not -1 <= self.cosine - self.width < self.cosine <= 1:
             raise ValueError(
                 f"cosine {self.cosine} with width {self.width}: the ramp from cosine - width to "
@@ -187,7 +187,7 @@ def between_(exponent: Tensor, most: float) -> Tensor:
     return exponent.add_(most).expm1_().div_(math.expm1(most))
 
 
-def check_width(name: str, value: float, least: float, most: float) -> None:
+def check_width(name: str, value: float, least: float, most: float) -> float:
     """A score neither sharper than rounding nor wider than can be told from its limit."""
     rule = "a finite number above 0"
     if check_number(name, value, rule) <= 0:
@@ -198,6 +198,7 @@ def check_width(name: str, value: float, least: float, most: float) -> None:
             "roundings (memory.Duplicates finds equal rows), a wider one is no other than the "
             "widest"
         )
+    return float(value)
 
 
 def check_score(given: Any) -> None:

@@ -96,7 +96,7 @@ class WorkingMemory(Refreshing):
         where = torch.device(device)
         images = image_column(capacity, image_shape, where, images_on, image_file)
         self._columns = Columns(capacity, dim, image_shape, where, dtype or torch.float32, images)
-        self._seed = seed
+        self._seed = seed = check_count("seed", seed)
         self._generator = torch.Generator().manual_seed(seed)
         self._totals, self._strata = Totals(), Strata(seed + 2)
         self._drift = torch.ones(2, dtype=torch.float64)

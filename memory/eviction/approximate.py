@@ -192,7 +192,8 @@ class IndexTally:
         for start in range(0, occupied, BLOCK_ROWS):
             slots = np.arange(start, min(start + BLOCK_ROWS, occupied))
             count_k[slots] = counts.estimate(slots, counts.rows(slots))
-        return torch.from_numpy(count_k).to(device)
+        # An estimate may fall below 0 where there is next to nothing to count.
+        return torch.from_numpy(count_k.clip(min=0.0)).to(device)
 
     def total(self, z_BD: Tensor) -> Tensor:
         """sum_k h(z_b . m_k) by the lumps of all cells, float64 [B]."""
@@ -213,7 +214,7 @@ class IndexTally:
         own_N = self._score.apply_((z_ND * z_ND).sum(dim=1)).to(torch.float64)
         exact_N = self._score.total(z_ND, self._columns.z_kD) - own_N
         counts = self.counts_by_cell
-        about_N = counts.estimate(drawn.numpy(), on_host(z_ND))
+        about_N = counts.estimate(drawn.numpy(), on_host(z_ND)).clip(min=0.0)
         off_N = (torch.from_numpy(about_N) - exact_N.cpu()) / exact_N.cpu().clamp(min=1.0)
         mean, worst = float(off_N.abs().mean()), float(off_N.abs().max())
         return Error(mean, worst, float(off_N.mean()), len(drawn))

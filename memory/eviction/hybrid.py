@@ -45,7 +45,9 @@ class Hybrid(Around):
         inner = MostDuplicated() if policy is None else policy
         check_free("policy", inner)
         front = check_count("front", front, 0, "slots")
-        self._policy, self._age_cap = inner, age_cap
+        if age_cap is not None:
+            age_cap = check_count("age_cap", age_cap, 1, "sample")
+        self._policy, self._age_cap, self._front = inner, age_cap, front
         if age_cap is not None:
             if isinstance(inner, Hybrid) and inner._front:
                 raise ValueError(
@@ -53,7 +55,6 @@ class Hybrid(Around):
                     "give both to one Hybrid"
                 )
             inner = AgeCap(inner, age_cap)
-        self._front = front
         if front:
             inner = Front(inner, front)
         self._inner = inner

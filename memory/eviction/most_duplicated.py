@@ -52,6 +52,8 @@ class MostDuplicated(Policy):
             raise ValueError(
                 f"score is {score!r}: must be an instance of memory.scores.Score, such as Linear()"
             )
+        if not isinstance(compete, bool):
+            raise ValueError(f"compete is {compete!r}: must be True or False")
         self.score = Linear() if score is None else score
         self.compete, self.index = compete, index
 

@@ -103,7 +103,9 @@ class Counts:
         kept_K = self.count_K.clone()
         self.recount()
         anew_k, self.count_K = self.count_K[: len(z_kD)].clone(), kept_K
-        unit = 1e-9 if z_kD.dtype == torch.float64 else 1e-4
+        # Of a sharp score a float32 cosine's rounding alone may be more.
+        narrow = max(1e-4, 1e-6 * (1 + self.score.slope))
+        unit = 1e-9 if z_kD.dtype == torch.float64 else narrow
         off_k = (self.count_K[: len(z_kD)] - anew_k).abs() / anew_k.clamp(min=1)
         if len(off_k) and float(off_k.max()) > unit:
             slot = int(off_k.argmax())

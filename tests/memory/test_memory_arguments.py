@@ -18,7 +18,7 @@ from memory.eviction import Hybrid, KappaBandit, MostDuplicated, Oldest, policy
 from memory.eviction.group import ALONE
 from memory.index import CellIndex
 from memory.nearest import nearest, within
-from memory.scores import VonMisesFisher
+from memory.scores import Gaussian, VonMisesFisher
 from memory.sharded import ShardedMemory
 from tests.naive import unit_rows
 
@@ -187,3 +187,43 @@ def indexed() -> CellIndex:
 )
 def test_searches(call: Callable[[], Any], message: str) -> None:
     raises(call, message)
+
+
+def test_arrays_are_taken_however_they_lie() -> None:
+    rng = np.random.default_rng(0)
+    z_ND = rng.standard_normal((60, 2))
+    z_ND /= np.linalg.norm(z_ND, axis=1, keepdims=True)
+    layouts = [z_ND, np.asfortranarray(z_ND), z_ND[::-1].copy()[::-1], np.tile(z_ND, 2)[:, :2]]
+    evicted = []
+    for z in layouts:
+        memory = WorkingMemory(20, 2, MostDuplicated())
+        evicted.append(memory.add(np.arange(60), z).evicted.tolist())
+    assert all(ids == evicted[0] for ids in evicted)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (VonMisesFisher(1), VonMisesFisher(1.0)),
+        (Gaussian(np.float64(0.5)), Gaussian(0.5)),  # type: ignore[arg-type]
+        (Duplicates(1), Duplicates(1.0)),
+        (Hybrid(Oldest(), age_cap=np.int64(9)), Hybrid(Oldest(), age_cap=9)),  # type: ignore[arg-type]
+    ],
+    ids=range(4),
+)
+def test_a_number_is_the_same_however_it_is_written(one: Any, other: Any) -> None:
+    def of(option: Any) -> WorkingMemory:
+        if isinstance(option, Duplicates):
+            return WorkingMemory(4, 2, duplicates=option)
+        policy = option if isinstance(option, Hybrid) else MostDuplicated(option)
+        return WorkingMemory(4, 2, policy)
+
+    memory = of(one)
+    memory.add(torch.arange(2), torch.eye(2))
+    of(other).load_state_dict(memory.state_dict())
+
+
+def test_a_seed_and_a_form_are_told_from_nonsense() -> None:
+    raises(lambda: WorkingMemory(4, 2, seed=1.5), "seed is 1.5")  # type: ignore[arg-type]
+    raises(lambda: MostDuplicated(compete="no"), "compete is 'no'")  # type: ignore[arg-type]
+    raises(lambda: VonMisesFisher(10**400), "must be a finite number")

@@ -17,7 +17,8 @@ import torch
 from memory_stream import SHAPE, offer, stream
 
 from memory import WorkingMemory
-from memory.eviction import Oldest
+from memory.eviction import MostDuplicated, Oldest
+from memory.scores import VonMisesFisher
 
 
 def in_file(path: Path, **options: Any) -> WorkingMemory:
@@ -153,3 +154,25 @@ def test_a_memory_without_any_image_left_says_so(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="lost its images"):
         again.sample(3)
     assert len(again.negatives(9)) == 9
+
+
+def test_a_batch_that_nobody_of_joins_is_counted(tmp_path: Path) -> None:
+    memory = WorkingMemory(
+        2,
+        2,
+        MostDuplicated(VonMisesFisher(0.1), compete=True),
+        image_shape=(1, 1, 1),
+        image_file=tmp_path / "images",
+    )
+    image = torch.zeros(1, 1, 1, 1, dtype=torch.uint8)
+    for number, row in enumerate([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0]]):
+        admission = memory.add(torch.tensor([number]), torch.tensor([row]), images=image)
+    assert admission.refused.tolist() == [2]
+    assert memory.check_valid() == (True, "")
+
+
+def test_an_empty_memory_is_saved_and_loaded(tmp_path: Path) -> None:
+    memory = WorkingMemory(4, 3, image_shape=(1, 2, 2), image_file=tmp_path / "images")
+    assert memory.check_valid() == (True, "")
+    memory.load_state_dict(memory.state_dict())
+    assert len(memory) == 0
