@@ -20,9 +20,11 @@ from stream_ssl.app.watch import Watch
 from stream_ssl.ingest.cursor import Cursor
 from stream_ssl.ingest.journal import JournalReader
 from stream_ssl.ingest.offset import START
+from stream_ssl.ingest.seldom import SeldomLog
 from stream_ssl.learning.checkpoint import Checkpointer, Saved
 from stream_ssl.learning.configuration import diff
 from stream_ssl.learning.fit import Unfit
+from stream_ssl.learning.records import Idle
 from stream_ssl.observe.health import Health
 from stream_ssl.observe.metrics import WORKING, LearnerMetrics
 from stream_ssl.observe.server import Server
@@ -30,6 +32,8 @@ from stream_ssl.observe.server import Server
 log = logging.getLogger("stream_ssl.learner")
 
 TELL_SECONDS = 0.5
+RELIEF_SECONDS = 3.0
+"""Between two attempts to make room in the journal: the receiver trims in the meantime."""
 PATIENCE = 120.0
 """Seconds without a record after which the process counts as stuck; a first GPU step compiles."""
 
@@ -75,6 +79,7 @@ class Process:
             log.info("going on at step %d from %s", saved.step, saved.path)
         self._cursor = Cursor(settings.run)
         self._durable = (self._checkpointer.needed() or START).record
+        self._relieve_at, self._seldom = 0.0, SeldomLog(log, seconds=60.0)
         shadows = build.shadows(settings, self.learner.method.dim)
         self._watch = Watch(
             self.metrics,
@@ -116,6 +121,8 @@ class Process:
                     self._tell_receiver()
                 if self._checkpointer.due(record):
                     self.save()
+                if isinstance(record, Idle) and self._cursor.full:
+                    self._relieve()  # the learner has all that there is
         except Unfit as error:  # only the samples could tell
             raise Misconfigured(str(error)) from error
         self._health.set("started", False, "stopping")
@@ -129,6 +136,33 @@ class Process:
         self._cursor.publish(read=read, durable=self._durable)
         self._tell_at = time.monotonic() + TELL_SECONDS
 
+    def _relieve(self) -> None:
+        """Make room in a journal that is full of what checkpoints would replay: without another
+        checkpoint nothing is trimmed, and without new samples none comes due."""
+        if time.monotonic() < self._relieve_at:
+            return  # the receiver has not trimmed yet
+        self._relieve_at = time.monotonic() + RELIEF_SECONDS
+        if self._checkpointer.owes:
+            log.info("the journal is full: a checkpoint lets it be trimmed")
+            self.save()
+            return
+        needed = self._checkpointer.needed(beyond=self._durable)
+        if needed is None:
+            self._seldom.warn(
+                "small",
+                "the journal is full, and what is new in it makes no whole batch: raise "
+                "journal.budget, or lower batches.batch_size",
+            )
+            return
+        log.warning(
+            "the journal is full of what older checkpoints would replay: what is before record %d "
+            "is let go, so that the oldest can only be evaluated. Raise journal.budget, or lower "
+            "checkpoints.keep",
+            needed.record,
+        )
+        self._durable = needed.record
+        self._tell_receiver()
+
     def save(self) -> None:
         """Write a checkpoint; what cannot be written now is tried again later, and counted."""
         try:
@@ -140,7 +174,7 @@ class Process:
             return
         self._health.set("checkpoint", True)
         self.metrics.consume(record)
-        self._durable = record.needed.record
+        self._durable = max(self._durable, record.needed.record)
         self._tell_receiver()
         log.info(
             "checkpoint at step %d: %.1f MB in %.2f s",

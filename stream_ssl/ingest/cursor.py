@@ -1,4 +1,4 @@
-"""How far the learner has come, told to the receiver through one small file."""
+"""What receiver and learner tell each other, through small files in the run's folder."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 FILE_NAME = "cursor.json"
+FULL_NAME = "journal.full"
 
 
 @dataclass(frozen=True, slots=True)
 class CursorState:
-    """Journal positions: the next to read, and the first that the newest durable checkpoint needs.
+    """Journal positions: the next to read, and the first that checkpoints still need.
 
     Records before `durable` may be trimmed.
     """
@@ -25,7 +26,10 @@ class CursorState:
 
 
 class Cursor:
-    """The file `cursor.json` in a folder: written by the learner, read by the receiver.
+    """How far the learner has come, and whether the journal has room for more.
+
+    The file `cursor.json` is written by the learner and read by the receiver; the empty file
+    `journal.full` is the receiver's, and lies there while no producer can be given credit.
 
     Args:
         folder: where the file lies; made if it is missing.
@@ -33,6 +37,7 @@ class Cursor:
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.path = Path(folder) / FILE_NAME
+        self._full_path = self.path.with_name(FULL_NAME)
         self._seen: tuple[int, int, int] | None = None
         self._state = CursorState()
 
@@ -54,6 +59,21 @@ class Cursor:
         fresh = self.path.with_name(f".{FILE_NAME}.{os.getpid()}")
         fresh.write_text(json.dumps({"read": read, "durable": durable}))
         fresh.replace(self.path)
+
+    @property
+    def full(self) -> bool:
+        """Whether the receiver has no room until something is trimmed."""
+        return self._full_path.exists()
+
+    def tell_full(self, is_full: bool) -> None:
+        """For the receiver. What cannot be told now is told at the next call."""
+        try:
+            if is_full:
+                self._full_path.touch()
+            else:
+                self._full_path.unlink(missing_ok=True)
+        except OSError as error:
+            log.warning("cannot tell the learner that the journal is full: %s", error)
 
     def load(self) -> CursorState:
         """The newest state; the last good one while the file is missing or damaged."""

@@ -11,6 +11,7 @@ from stream_ssl.ingest.access import Access
 from stream_ssl.ingest.credit import CreditPolicy
 from stream_ssl.ingest.group import Group, Tally, captured_at, samples_of
 from stream_ssl.ingest.journal import Journal, JournalError
+from stream_ssl.ingest.journal_errors import JournalFull
 from stream_ssl.ingest.seldom import SeldomLog
 from stream_ssl.ingest.sessions import Session, Sessions
 from stream_ssl.wire import CODECS, Ack, Bye, Data, Hello, Message, Nack, Welcome, WireError, decode
@@ -54,6 +55,7 @@ class Dialogue:
         self.group = Group()
         self.tally = Tally()
         self.ready = True
+        self.full = False  # the group waits for room in the journal
         self.closing = False
         self.room = 0  # bytes that journal and learner can take, as of the last tick
         self.captured: float | None = None
@@ -260,7 +262,7 @@ class Dialogue:
             log.exception("a group was out of order; its producers are asked to say HELLO")
             self._forget(group)
             return True
-        self.group, self.ready = Group(), True
+        self.group, self.ready, self.full = Group(), True, False
         self.room -= group.bytes
         self.tally.acked_samples += group.samples
         self.tally.fsync_seconds = done.seconds
@@ -277,7 +279,7 @@ class Dialogue:
         self.tally.journal_failures += 1
         self._retry_at = now + _RETRY_SECONDS
         self._seldom.warn("journal", f"{error}; no credit until it can be written")
-        self.ready, self.room = False, 0
+        self.ready, self.room, self.full = False, 0, isinstance(error, JournalFull)
         self.grant(now)
 
     def _forget(self, group: Group) -> None:

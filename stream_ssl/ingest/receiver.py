@@ -106,6 +106,7 @@ class Receiver:
         self._denied = 0
         self._seldom = SeldomLog(log)
         self._lag = 0
+        self._full: bool | None = None  # as the learner was told; None: not yet
         self._record_at = self._tick_at = self._probe_at = 0.0
         self._dialogue = Dialogue(
             journal, self._policy, access, Sessions(max_producers), max_samples, self._send
@@ -243,6 +244,9 @@ class Receiver:
             self._seldom.warn("trim", f"cannot trim: {error}")
         self._lag = self.journal.bytes_after(state.read)
         room = self.journal.room // 2  # bytes take more on disk, small packets above all
+        if self._full != (is_full := dialogue.full or room < self._policy.max_packet):
+            self._full = is_full
+            self.cursor.tell_full(is_full)
         if self._max_lag is not None:
             room = min(room, self._max_lag - self._lag)
         dialogue.room = room

@@ -134,6 +134,11 @@ class Checkpointer:
         waited = time.monotonic() - self._tried
         return self.every_seconds is not None and waited >= self.every_seconds
 
+    @property
+    def owes(self) -> bool:
+        """Whether steps were taken since the last attempt to save."""
+        return self._step != self._tried_step
+
     def save(self, learner: Captured, config: Mapping[str, Any]) -> CheckpointRecord:
         """Write a checkpoint; when this returns it survives a power cut.
 
@@ -173,15 +178,19 @@ class Checkpointer:
             log.error("no checkpoint in %s is whole: the run begins anew", self.folder)
         return None
 
-    def needed(self) -> Offset | None:
-        """The least offset that any checkpoint kept replays from; None without checkpoints."""
+    def needed(self, beyond: int = 0) -> Offset | None:
+        """The least offset that any checkpoint kept replays from; None without checkpoints.
+
+        Args:
+            beyond: a journal record; only offsets in later ones count.
+        """
         offsets = []
         for path in self._paths():
             try:
                 offsets.append(_offset(json.loads((path / STATE).read_text())))
             except (OSError, ValueError, KeyError, TypeError):
                 continue  # damaged: `newest` will say so, and never replay from it
-        return min(offsets, default=None)
+        return min((offset for offset in offsets if offset.record > beyond), default=None)
 
     def _write(self, target: Path, captured: Capture, config: Mapping[str, Any]) -> int:
         if target.exists():

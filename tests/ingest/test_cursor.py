@@ -58,3 +58,16 @@ def test_a_reader_never_sees_half_a_file(tmp_path):
     thread.join()
     assert Cursor(tmp_path).load() == CursorState(499, 499)
     assert [path.name for path in tmp_path.iterdir()] == ["cursor.json"]
+
+
+def test_the_receiver_tells_that_the_journal_is_full(tmp_path):
+    receiver, learner = Cursor(tmp_path), Cursor(tmp_path)
+    assert not learner.full
+    receiver.tell_full(True)
+    assert learner.full
+    receiver.tell_full(True)
+    receiver.tell_full(False)
+    assert not learner.full
+    receiver.tell_full(False)
+    assert Cursor(tmp_path / "gone").full is False
+    Cursor(tmp_path / "gone").tell_full(True)  # logged, and tried again later

@@ -1,0 +1,59 @@
+"""A journal that fills up with what older checkpoints would replay stops nobody for good."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import BATCH, TINY, processes, stop, until
+
+pytestmark = pytest.mark.timeout(400)
+
+SMALL: dict[str, Any] = {
+    **TINY,
+    "journal": {"budget": 1 << 20},
+    "receiver": {**TINY["receiver"], "max_packet": 1 << 16},
+}
+SAMPLES = 280 * BATCH  # twice what the journal holds
+
+
+@pytest.mark.parametrize(
+    "checkpoints",
+    [
+        {"every_steps": 10_000, "every_seconds": None, "keep": 1},  # the first would never come
+        {"every_steps": 40, "every_seconds": None, "keep": 9},  # the oldest would never go
+    ],
+    ids=["seldom", "many"],
+)
+def test_a_stream_larger_than_the_journal_is_learned(
+    checkpoints: dict[str, Any], tmp_path: Path
+) -> None:
+    with processes(tmp_path / "run", {**SMALL, "checkpoints": checkpoints}) as run:
+        run.role("receiver")
+        learner = run.role("learner")
+        producer = run.produce(SAMPLES)
+        until(
+            lambda: run.metric("trained_samples_total") == SAMPLES,
+            lambda: run.log("learner"),
+            seconds=150,
+        )
+        assert producer.wait(30) == 0, run.log("robot")
+        assert "the journal is full" in run.log("learner")
+        assert stop(learner) == 0
+        again = run.role("learner")  # what is left goes on
+        assert run.produce(SAMPLES + 2 * BATCH).wait(90) == 0, run.log("robot")
+        # A counter begins anew with its process.
+        until(lambda: run.metric("trained_samples_total") == 2 * BATCH, lambda: run.log("learner"))
+        assert stop(again) == 0
+
+
+def test_one_folder_has_one_daemon(tmp_path: Path) -> None:
+    with processes(tmp_path / "run") as run:
+        first = run.start("run", str(run.config))
+        until(lambda: (run.folder / "supervisor.lock").exists(), lambda: run.log("run"))
+        second = run.start("run", str(run.config), log="second")
+        assert second.wait(60) == 1
+        assert "a supervisor already runs here" in run.log("second")
+        assert first.poll() is None
+        assert stop(first) == 0
