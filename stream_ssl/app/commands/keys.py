@@ -8,6 +8,7 @@ from pathlib import Path
 
 from jsonargparse import auto_cli
 
+from stream_ssl.app.failures import USAGE
 from stream_ssl.wire.keys import Keys
 
 
@@ -27,7 +28,11 @@ def keys(name: str, folder: Path = Path("keys"), allow: Path | None = None) -> i
             f"{folder / name}.secret.json exists; remove it first to make new keys", file=sys.stderr
         )
         return 1
-    pair = Keys.generate(name)
+    try:
+        pair = Keys.generate(name)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return USAGE
     public, secret = pair.save(folder)
     print(f"public: {public}\nsecret: {secret}")
     if allow is not None:

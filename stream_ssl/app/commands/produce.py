@@ -113,7 +113,7 @@ def send_all(source: Shaped, producer: Producer, patience: float, stop: threadin
             break
         report.now_and_then()
     log.info("waiting until the receiver has all of it on disk")
-    producer.flush(STOP_SECONDS if stop.is_set() else None)
+    flush(producer, report, stop)
     report.write()
 
 
@@ -131,6 +131,18 @@ def send(producer: Producer, sample: Sample, after: Position, stop: threading.Ev
         except DeadlineError:
             continue
     return False
+
+
+def flush(producer: Producer, report: Report, stop: threading.Event) -> None:
+    """Wait until all is on the receiver's disk; once asked to stop, no longer than STOP_SECONDS."""
+    while not stop.is_set():
+        try:
+            producer.flush(1.0)
+        except DeadlineError:
+            report.now_and_then()
+        else:
+            return
+    producer.flush(STOP_SECONDS)
 
 
 class Report:
