@@ -21,6 +21,7 @@ from memory.eviction.base import check_free
 from memory.images import Image, image_column
 from memory.offer import offer
 from memory.refreshing import Refreshing
+from memory.scores import Score, check_score
 from memory.state import (
     State,
     check_fits,
@@ -57,6 +58,8 @@ class WorkingMemory(Refreshing):
             pinned where the device is a GPU.
         image_file: a file to keep the images in instead, memory-mapped; it is no part of a state,
             see memory/images.py for what holds after a crash.
+        measured_by: the score of `collisions`; None for the policy's, which is linear where a
+            policy has none, such as a queue. No part of a state.
 
     >>> memory = WorkingMemory(capacity=3, dim=2)
     >>> z = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]])
@@ -77,6 +80,7 @@ class WorkingMemory(Refreshing):
         duplicates: Duplicates | None = None,
         images_on: Literal["device", "host"] = "device",
         image_file: Path | None = None,
+        measured_by: Score | None = None,
     ) -> None:
         capacity, dim = check_count("capacity", capacity), check_count("dim", dim)
         if capacity < 1 or dim < 1:
@@ -89,6 +93,9 @@ class WorkingMemory(Refreshing):
                 f"duplicates is {duplicates!r}: must be an instance of memory.Duplicates, such as "
                 "Duplicates(threshold=0.98)"
             )
+        if measured_by is not None:
+            check_score(measured_by)
+        self.measured_by = measured_by
         self.eviction: Policy = MostDuplicated() if eviction is None else eviction
         check_free("eviction", self.eviction)
         self.capacity, self.dim, self.duplicates = capacity, dim, duplicates
@@ -165,9 +172,9 @@ class WorkingMemory(Refreshing):
     def collisions(self, z: Array) -> Tensor:
         """Expected collision probability of each anchor with the memory, float64 [B].
 
-        mean_k h(z_b . m_k) (DUEL, Definition 2), with the policy's score; 0 in an empty memory.
-        With linear h it costs O(B D) where the policy keeps the sum of the rows, else O(K D); with
-        any other O(B K D).
+        mean_k h(z_b . m_k) (DUEL, Definition 2), with the score `measured_by`, or the policy's; 0
+        in an empty memory. With the policy's linear h it costs O(B D) where the policy keeps the
+        sum of the rows, else O(K D); with any other O(B K D).
 
         Args:
             z: unit rows [B, D].
@@ -176,7 +183,9 @@ class WorkingMemory(Refreshing):
             ValueError: not unit rows of this dimension.
         """
         z_BD = check_embeddings(z, self.dim, self.device, "anchor").to(self.dtype)
-        return self.eviction.total(z_BD) / max(1, len(self))
+        if self.measured_by is None:
+            return self.eviction.total(z_BD) / max(1, len(self))
+        return self.measured_by.total(z_BD, self.embeddings) / max(1, len(self))
 
     def stats(self) -> MemoryStats:
         """Numbers of this moment, in O(K D^2) besides the counts, which are sampled where they are

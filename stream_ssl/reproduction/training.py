@@ -48,18 +48,6 @@ SCORES: dict[str, Score] = {
 }
 
 
-class Measuring(WorkingMemory):
-    """A memory that measures collisions, and so tau+, by a score of its own, not its policy's."""
-
-    measured_by: Score | None = None
-
-    def collisions(self, z: Any) -> Tensor:
-        if self.measured_by is None:
-            return super().collisions(z)
-        held_KD = self.embeddings
-        return self.measured_by.total(z.to(held_KD), held_KD) / max(1, len(self))
-
-
 def run_once(
     experiment: Experiment, run: Run, preset: Preset, data: Data
 ) -> dict[str, float | list[tuple[int, float]]]:
@@ -102,15 +90,15 @@ def build(run: Run, settings: Mapping[str, Any], data: Data, views: Views) -> Le
     batch = arm.batch or settings["batch"]
     steps = max(1, round(arm.share * settings["samples"] / batch))
     method = method_of(arm, settings, steps)
-    memory = Measuring(
+    memory = WorkingMemory(
         settings["raw_capacity"] if arm.raw else settings["capacity"],
         settings["dim"],
         eviction=policy_of(arm.memory),
         image_shape=(3, 32, 32) if arm.raw or arm.anchors == "memory" else None,
         device=settings["device"],
         seed=seed,
+        measured_by=None if arm.prior_by is None else SCORES[arm.prior_by],
     )
-    memory.measured_by = None if arm.prior_by is None else SCORES[arm.prior_by]
     return Learner(
         method,
         memory,

@@ -183,3 +183,17 @@ def test_collisions_of_linear_h_compare_no_pairs(
 
     monkeypatch.setattr(Score, "total", compare)
     assert torch.allclose(memory.collisions(z_BD), expected_B, atol=1e-12)
+
+
+def test_collisions_are_measured_by_a_score_of_their_own() -> None:
+    z_KD = unit_rows(np.random.default_rng(0), "uniform", 8, 4)
+    score = VonMisesFisher(0.3)
+    by_policy = WorkingMemory(16, 4, Oldest())
+    by_score = WorkingMemory(16, 4, Oldest(), measured_by=score)
+    for memory in (by_policy, by_score):
+        memory.add(torch.arange(8), z_KD)
+    wanted_B = torch.stack([torch.stack([score(a @ b) for b in z_KD]).mean() for a in z_KD])
+    torch.testing.assert_close(by_score.collisions(z_KD), wanted_B)
+    torch.testing.assert_close(by_policy.collisions(z_KD), 0.5 + 0.5 * (z_KD @ z_KD.T).mean(1))
+    with pytest.raises(ValueError, match=r"must be an instance of memory.scores.Score; build it"):
+        WorkingMemory(16, 4, measured_by=VonMisesFisher)  # type: ignore[arg-type]

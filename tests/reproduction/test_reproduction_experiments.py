@@ -15,7 +15,7 @@ from stream_ssl.reproduction.experiments import EXPERIMENTS
 from stream_ssl.reproduction.findings import MEASURES
 from stream_ssl.reproduction.network import encoder
 from stream_ssl.reproduction.presets import PRESETS
-from stream_ssl.reproduction.training import SCORES, Measuring, build, run_once, views_of
+from stream_ssl.reproduction.training import build, run_once, views_of
 
 EVERY = pytest.mark.parametrize("experiment", EXPERIMENTS.values(), ids=EXPERIMENTS.keys())
 TIMES = ("train_s", "evaluate_s", "step_ms")
@@ -131,17 +131,6 @@ def test_arms_of_a_seed_share_weights_and_stream() -> None:
     assert not torch.equal(weights[0], next(iter(other.method.encoder.parameters())))
 
 
-def test_a_memory_can_measure_by_a_score_of_its_own() -> None:
-    memory = Measuring(16, 4)
-    z_KD = torch.nn.functional.normalize(torch.randn(8, 4, generator=_seeded()), dim=1)
-    memory.add(torch.arange(8), z_KD)
-    own = memory.collisions(z_KD)
-    memory.measured_by = SCORES["vmf0.3"]
-    wanted = SCORES["vmf0.3"](z_KD.double() @ z_KD.double().T).mean(dim=1)
-    torch.testing.assert_close(memory.collisions(z_KD), wanted, rtol=1e-5, atol=1e-6)
-    assert not torch.allclose(own, wanted)
-
-
 @pytest.mark.parametrize(
     ("name", "features"), [("conv", 192), ("resnet18", 512), ("resnet50", 2048)]
 )
@@ -154,7 +143,3 @@ def test_networks_have_the_features_they_state(name: str, features: int) -> None
 
 def test_the_classes_of_the_data_are_counted() -> None:
     assert DATA.classes == CLASSES
-
-
-def _seeded() -> torch.Generator:
-    return torch.Generator().manual_seed(0)
