@@ -32,8 +32,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from benchmarks.memory_policies import plots, tables
 from benchmarks.memory_policies.arms import Run, plan
 from benchmarks.memory_policies.results import Results
-from benchmarks.memory_policies.stream import balanced, load
+from benchmarks.memory_policies.stream import load
 from benchmarks.memory_policies.training import Data, Settings, run_once
+from stream_ssl.reproduction.data import first_of_each
 
 RESULTS = Path(__file__).parents[1] / "reports" / "memory-study"
 
@@ -100,7 +101,7 @@ def _train(
         return False
     with console.status("reading images"):
         train = load(root, "train")
-        data = Data(train, balanced(train, settings.references), load(root, "test"))
+        data = Data(train, first_of_each(train, settings.references), load(root, "test"))
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

@@ -8,10 +8,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from benchmarks.memory_policies.stream import Images
 from stream_ssl import evaluation
 from stream_ssl.learning.views import Views
 from stream_ssl.methods import Method
+from stream_ssl.reproduction.data import Images
 
 CHUNK = 500
 NEIGHBOURS = 20

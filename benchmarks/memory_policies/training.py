@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.memory_policies.arms import Run
 from benchmarks.memory_policies.evaluation import evaluate
-from benchmarks.memory_policies.stream import CLASSES, Biased, Images
+from benchmarks.memory_policies.stream import CLASSES
 from memory import WorkingMemory
 from stream_ssl.learning.learner import Learner
 from stream_ssl.learning.optimiser import OptimiserSettings
@@ -26,6 +26,7 @@ from stream_ssl.learning.records import StepRecord
 from stream_ssl.learning.views import Views
 from stream_ssl.losses import InfoNCE
 from stream_ssl.methods import MoCo
+from stream_ssl.reproduction.data import Images
 from stream_ssl.reproduction.network import ConvNet
 
 EVERY = 20  # steps between two looks at the memory, in the second half of a run
@@ -106,7 +107,7 @@ def build(run: Run, settings: Settings, data: Data, views: Views) -> Learner:
         method,
         memory,
         views,
-        Biased(data.train, run.shape, settings.batch, run.seed),
+        run.shape.stream(data.train, settings.batch, run.seed),
         optimiser=OptimiserSettings(learning_rate=settings.learning_rate),
         seed=run.seed,
         threads=settings.threads,

@@ -96,8 +96,8 @@ def stored(folder: Path) -> Data:
 
 
 class Biased:
-    """Batches without end in which class 0 is `bias` times as frequent as each other: a sample's
-    class is drawn by its share, its image in turn from a permutation of that class, permuted anew
+    """Batches without end in which class 0 is `bias` times as frequent as each other: a block's
+    class is drawn by its share, its images in turn from a permutation of that class, permuted anew
     when it is through (DUEL, section 5).
 
     Every draw of an image is a sample with an id of its own; its content hash tells that it came
@@ -109,21 +109,30 @@ class Biased:
         bias: 1 or more; 1 is balanced.
         batch: samples at a time.
         seed: of all draws.
+        block: so many samples of one class follow each other; 1 is iid.
+
+    Raises:
+        ValueError: a class has no image.
     """
 
-    def __init__(self, images: Images, classes: int, bias: int, batch: int, seed: int) -> None:
-        self._images, self._batch, self._classes = images, batch, classes
+    def __init__(
+        self, images: Images, classes: int, bias: int, batch: int, seed: int, block: int = 1
+    ) -> None:
+        self._images, self._batch, self._size = images, batch, block
         weight_C = np.ones(classes)
         weight_C[0] = bias
         self.share_C: NDArray[np.float64] = weight_C / weight_C.sum()
-        self._draw = np.random.default_rng([seed, bias])
+        self._draw = np.random.default_rng([seed, bias, block])
         self._rows = [np.flatnonzero(images.label_N == label) for label in range(classes)]
+        empty = [label for label, rows in enumerate(self._rows) if not len(rows)]
+        if empty:
+            raise ValueError(f"the images hold none of class {empty[0]}: all {classes} are due")
         self._queues: list[list[int]] = [[] for _ in range(classes)]
+        self._block: list[int] = []
         self._count = 0
 
     def next(self, timeout: float) -> Batch:  # noqa: ARG002
-        label_B = self._draw.choice(self._classes, size=self._batch, p=self.share_C)
-        rows_B = np.array([self._row(label) for label in label_B.tolist()])
+        rows_B = np.array([self._row() for _ in range(self._batch)])
         ids_B = np.arange(self._batch, dtype=np.int64) + self._batch * self._count
         self._count += 1
         zeros_B = np.zeros(self._batch)
@@ -141,7 +150,11 @@ class Biased:
     def lag(self) -> float:
         return 0.0
 
-    def _row(self, label: int) -> int:
+    def _row(self) -> int:
+        if not self._block:
+            label = int(self._draw.choice(len(self._rows), p=self.share_C))
+            self._block = [label] * self._size
+        label = self._block.pop()
         if not self._queues[label]:
             self._queues[label] = self._draw.permutation(self._rows[label]).tolist()
         return self._queues[label].pop()

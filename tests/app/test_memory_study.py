@@ -31,8 +31,9 @@ from benchmarks.memory_policies.arms import (
 )
 from benchmarks.memory_policies.evaluation import linear_probe
 from benchmarks.memory_policies.results import Results
-from benchmarks.memory_policies.stream import CLASSES, Biased, Images, Shape, balanced, load
+from benchmarks.memory_policies.stream import CLASSES, Shape, load
 from benchmarks.memory_policies.tables import Spread, markdown, rows
+from stream_ssl.reproduction.data import Images, first_of_each
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = {"steps": 3, "batch": 8, "capacity": 12, "dim": 8, "references": 4}
@@ -162,7 +163,7 @@ def test_what_cannot_work_is_refused(tmp_path: Path, capsys) -> None:
         assert says in capsys.readouterr().err
     only = Images(np.zeros((3, 32, 32, 3), np.uint8), np.arange(3))
     with pytest.raises(ValueError, match="none of class 3"):
-        Biased(only, Shape(1, 1), 4, 0)
+        Shape(1, 1).stream(only, 4, 0)
 
 
 def test_the_plan_holds_every_run_once() -> None:
@@ -182,26 +183,26 @@ def test_images_come_back_as_they_were_written(cifar: Path) -> None:
     planes = images.image_NHWC.transpose(0, 3, 1, 2).reshape(len(images), -1)
     ours = np.concatenate([images.label_N[:, None], planes], axis=1)
     assert sorted(ours.tolist()) == sorted(raw.tolist())
-    few = balanced(images, 2)
+    few = first_of_each(images, 2)
     assert np.bincount(few.label_N).tolist() == [2] * CLASSES
-    assert len(balanced(images, 100)) == len(images)
+    assert len(first_of_each(images, 100)) == len(images)
 
 
 @pytest.mark.parametrize("shape", STREAMS, ids=lambda shape: shape.name)
 def test_classes_come_by_their_shares(cifar: Path, shape: Shape) -> None:
-    stream = Biased(load(cifar, "train"), shape, 4096, seed=2)
+    stream = shape.stream(load(cifar, "train"), 4096, seed=2)
     label_B = np.concatenate([stream.next(0).label_B for _ in range(16)])
-    assert shape.shares[0] == pytest.approx(shape.bias / (shape.bias + CLASSES - 1))
+    assert stream.share_C[0] == pytest.approx(shape.bias / (shape.bias + CLASSES - 1))
     blocks = label_B.reshape(-1, shape.block)
     assert (blocks == blocks[:, :1]).all()
     found = np.bincount(blocks[:, 0], minlength=CLASSES) / len(blocks)
-    error = np.sqrt(shape.shares * (1 - shape.shares) / len(blocks))
-    assert (np.abs(found - shape.shares) < 4.5 * error).all()
+    error = np.sqrt(stream.share_C * (1 - stream.share_C) / len(blocks))
+    assert (np.abs(found - stream.share_C) < 4.5 * error).all()
 
 
 def test_a_stream_repeats_itself_and_names_its_samples(cifar: Path) -> None:
     images = load(cifar, "train")
-    one, other = (Biased(images, Shape(27, 1), 32, seed=5) for _ in range(2))
+    one, other = (Shape(27, 1).stream(images, 32, seed=5) for _ in range(2))
     first, second = one.next(0), one.next(0)
     assert np.array_equal(first.image_BHWC, other.next(0).image_BHWC)
     assert len({*first.key_B, *second.key_B}) == 64
