@@ -27,6 +27,10 @@ BATCHES = 2
 
 LARGEST_PRIOR = 0.5
 
+SMOOTHING = 32
+"""An anchor's prior is measured as if so many slots more had the batch's mean score with it: little
+to a full memory, but with a handful of slots an anchor's own mean is chance."""
+
 
 class Against(NamedTuple):
     """Negatives [N, D], or [B, N, D] where each anchor has its own, and what is known of them."""
@@ -173,8 +177,11 @@ def apply(
 @torch.no_grad()
 def prior(z_BD: Tensor, memory: WorkingMemory) -> Tensor:
     """tau+ of each anchor, float32 [B]: its expected collision probability with the memory (DUEL,
-    Definition 2), within [1 / capacity, 0.5]. A copy of its own that is held counts as one slot."""
-    prior_B = memory.collisions(z_BD.detach()).to(z_BD.device, torch.float32)
+    Definition 2), smoothed by `SMOOTHING` slots of the batch's mean and within [1 / capacity, 0.5].
+    A copy of its own that is held counts as one slot."""
+    measured_B = memory.collisions(z_BD.detach()).to(z_BD.device, torch.float32)
+    held = len(memory)
+    prior_B = (held * measured_B + SMOOTHING * measured_B.mean()) / (held + SMOOTHING)
     return prior_B.clamp(min(1 / memory.capacity, LARGEST_PRIOR), LARGEST_PRIOR)
 
 

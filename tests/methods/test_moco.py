@@ -14,6 +14,7 @@ from memory.eviction import MostDuplicated
 from memory.scores import VonMisesFisher
 from stream_ssl.losses import InfoNCE, Loss, LossOutput
 from stream_ssl.methods import MoCo, Samples
+from stream_ssl.methods.against import SMOOTHING, prior
 
 
 class Spy(Loss):
@@ -150,11 +151,27 @@ def test_the_prior_is_each_anchor_s_collision_with_the_memory() -> None:
     memory.add(filled.ids, filled.embeddings)
     moco(spy)(views_of(2), Samples(torch.arange(4)), memory)
     score = VonMisesFisher(0.2)
-    for anchor in range(4):
-        cosines = memory.embeddings @ spy.given[0][anchor].detach()
-        expected = float(score(cosines).double().mean())
+    measured = [
+        float(score(memory.embeddings @ z_D).double().mean()) for z_D in spy.given[0].detach()
+    ]
+    for anchor, own in enumerate(measured):
+        expected = (40 * own + SMOOTHING * sum(measured) / 4) / (40 + SMOOTHING)
         assert spy.prior_B[anchor] == pytest.approx(min(max(expected, 1 / 40), 0.5), rel=1e-4)
     assert not spy.prior_B.requires_grad
+
+
+def test_few_slots_say_little_of_an_anchor_s_own_prior() -> None:
+    apart, spread = [], []
+    for held in (1, 4000):
+        memory = WorkingMemory(4000, 4, MostDuplicated(VonMisesFisher(0.2)))
+        filled = memory_of(held)
+        memory.add(filled.ids, filled.embeddings)
+        z_BD = memory_of(50).embeddings.float()
+        measured_B = memory.collisions(z_BD)
+        apart.append(float(measured_B.std()))
+        spread.append(float(prior(z_BD, memory).std()))
+    assert spread[0] < 0.1 * apart[0]
+    assert spread[1] > 0.9 * apart[1]
 
 
 def test_the_prior_is_bounded() -> None:

@@ -12,10 +12,10 @@ ROWS = (CONSTANT, LINEAR, SHARP, LABELS)
 
 SAYS = """MoCo with the negative-debiased loss at temperature 0.5, the memory a queue (FIFO) or
 DUEL's under vmf0.1. *Memory's* takes for each anchor the tau+ that the memory measures, its mean
-score with all slots (DUEL, Definition 2), within [1/K, 0.5], under the linear score or vmf0.3.
-*True* takes the share of the anchor's class in the memory by label: an oracle, the most that a
-prior of the anchor's own can give. Gains are over the constant 0.1, the balanced value of ten
-classes. No paper has this: that the memory's own prior is worth more than a constant is our
+score with all slots (DUEL, Definition 2), smoothed and within [1/K, 0.5], under the linear score
+or vmf0.3. *True* takes the share of the anchor's class in the memory by label: an oracle, the most
+that a prior of the anchor's own can give. Gains are over the constant 0.1, the balanced value of
+ten classes. No paper has this: that the memory's own prior is worth more than a constant is our
 claim, under test here."""
 
 
