@@ -1,15 +1,14 @@
 """Newcomers taken together, and how like the slots and each other they are.
 
-Shapes: B newcomers, D embedding, K slots, T newcomers of the block, R rows, S slots taken over.
+Shapes: B newcomers, D embedding, K slots, T newcomers of the block, R rows.
 """
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from memory.eviction.bounds import Indices, Vector
+from memory.eviction.bounds import Vector
 from memory.eviction.group import Group
 from memory.scores import BLOCK_ELEMENTS, Score
 
@@ -24,63 +23,44 @@ COLUMN_ROWS = 8192
 
 
 class Block:
-    """The first newcomers of a batch. Rows of `near_TK` before `turn` have been placed.
+    """The first newcomers of a batch.
 
     Args:
         z_BD: unit rows of the batch.
         z_KD: unit rows of the memory.
         score: h.
         group: who holds the other shards.
+        room_RK: to hold `near_TK`, which is as good as long as nothing else is written there.
+
+    Attributes:
+        x_TD: their rows.
+        near_TK: h of them and the slots of this shard, as those are before the block.
+        among_TT: h of them among themselves, on the host.
+        total_T: sum of h of each with the slots of all shards, float64, on the host.
     """
 
-    def __init__(self, z_BD: Tensor, z_KD: Tensor, score: Score, group: Group) -> None:
-        self._group = group
-        count = max(FEWEST, min(NEWCOMERS, BLOCK_ELEMENTS // len(z_KD)))
-        self.x_TD = z_BD[:count].clone()
-        self.near_TK = alike(self.x_TD, z_KD, score)
+    def __init__(
+        self, z_BD: Tensor, z_KD: Tensor, score: Score, group: Group, room_RK: Tensor
+    ) -> None:
+        self.x_TD = z_BD[: len(room_RK)].clone()
+        self.near_TK = alike(self.x_TD, z_KD, score, room_RK[: len(self.x_TD)])
         among_TT = alike(self.x_TD, self.x_TD, score)
         self.among_TT = among_TT.cpu().numpy()
-        self.total_T = self._total(self.near_TK)
-        self.turn = 0
+        total_T = group.total(self.near_TK.sum(dim=1).double())
+        self.total_T: Vector = total_T.cpu().numpy()
 
     def __len__(self) -> int:
         return len(self.x_TD)
 
-    def goes_on_with(self, z_BD: Tensor) -> bool:
-        """Whether these newcomers begin with those not yet placed."""
-        return torch.equal(z_BD[: len(self) - self.turn], self.x_TD[self.turn :])
 
-    def _total(self, near_tS: Tensor) -> Vector:
-        """Sums of rows over the slots of all shards, float64 [t]."""
-        return self._group.total(near_tS.sum(dim=1).double()).cpu().numpy()
-
-    def advance(self, slot_L: Indices) -> None:
-        """Newcomers took over these slots, in turn; -1 where one was refused.
-
-        Slots are those of all shards.
-        """
-        holder = {slot: self.turn + step for step, slot in enumerate(slot_L.tolist()) if slot >= 0}
-        self.turn += len(slot_L)
-        if self.turn == len(self) or not holder:
-            return
-        later_tK, capacity = self.near_TK[self.turn :], self.near_TK.shape[1]
-        first = self._group.rank * capacity
-        mine = {
-            slot - first: turn
-            for slot, turn in holder.items()
-            if slot // capacity == self._group.rank
-        }
-        slot_S = torch.tensor(list(mine), dtype=torch.int64, device=later_tK.device)
-        among_tT = self.among_TT[self.turn :]
-        self.total_T[self.turn :] += among_tT[:, list(holder.values())].sum(axis=1, dtype=float)
-        self.total_T[self.turn :] -= self._total(later_tK[:, slot_S])
-        near_tS = among_tT[:, np.array(list(mine.values()), dtype=np.int64)]
-        later_tK[:, slot_S] = torch.from_numpy(near_tS).to(later_tK.device)
+def block_size(capacity: int) -> int:
+    """How many newcomers a memory of so many slots takes together."""
+    return max(FEWEST, min(NEWCOMERS, BLOCK_ELEMENTS // capacity))
 
 
-def alike(row_RD: Tensor, z_KD: Tensor, score: Score) -> Tensor:
-    """h of rows and slots [R, K]."""
-    h_RK = torch.empty(len(row_RD), len(z_KD), dtype=z_KD.dtype, device=z_KD.device)
+def alike(row_RD: Tensor, z_KD: Tensor, score: Score, room_RK: Tensor | None = None) -> Tensor:
+    """h of rows and slots [R, K]; in `room_RK`, where it is given."""
+    h_RK = z_KD.new_empty(len(row_RD), len(z_KD)) if room_RK is None else room_RK
     step = COLUMN_ROWS if z_KD.device.type == "cpu" else len(z_KD)
     for start in range(0, len(z_KD), step):
         part_Rk = h_RK[:, start : start + step]
@@ -89,6 +69,6 @@ def alike(row_RD: Tensor, z_KD: Tensor, score: Score) -> Tensor:
     return h_RK
 
 
-def column_sums(h_RK: Tensor) -> Tensor:
+def column_sums(h_RK: Tensor, weight: float = 1.0) -> Tensor:
     """Over the rows [K]: as a product, which reads them at the speed of the memory they lie in."""
-    return h_RK.new_ones(len(h_RK)) @ h_RK
+    return h_RK.new_full((len(h_RK),), weight) @ h_RK

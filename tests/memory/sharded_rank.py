@@ -17,7 +17,11 @@ from memory.sharded import ShardedMemory
 
 def main(rank: int, ranks: int, folder: Path) -> None:
     torch.set_num_threads(1)
-    scored.CANDIDATES, scored.PER_STEP = 4, 0  # of a shard, so that slots outside may overrule
+    scored.CANDIDATES, scored.MORE, scored.MOST_CANDIDATES = (
+        4,
+        2,
+        24,
+    )  # of a shard, so that slots outside may overrule
     dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=ranks)
     outcomes = []
     for case in CASES:

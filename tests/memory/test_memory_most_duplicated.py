@@ -11,7 +11,16 @@ import torch
 from torch import Tensor
 
 from memory import WorkingMemory
-from memory.eviction import MostDuplicated, audit, block, linear, scored, shortlist
+from memory.eviction import (
+    MostDuplicated,
+    audit,
+    block,
+    candidates,
+    linear,
+    race,
+    scored,
+    shortlist,
+)
 from memory.scores import Gaussian, Linear, Quadratic, Score, Threshold, VonMisesFisher
 from tests.naive import STREAMS, IncrementalDuel, printed_algorithm_2, unit_rows
 
@@ -40,7 +49,11 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(block, "FEWEST", 13)
     monkeypatch.setattr(block, "COLUMN_ROWS", 7)
     monkeypatch.setattr(scored, "CANDIDATES", 3)
-    monkeypatch.setattr(scored, "PER_STEP", 0)
+    monkeypatch.setattr(scored, "MORE", 2)
+    monkeypatch.setattr(candidates, "MOST_CANDIDATES", 9)
+    monkeypatch.setattr(scored, "FORESEEN", 4)
+    monkeypatch.setattr(race, "AHEAD", 2)
+    monkeypatch.setattr(race, "ROWS", 1)
     monkeypatch.setattr(scored, "JUDGED", 3)
 
 
