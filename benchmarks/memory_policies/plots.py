@@ -10,7 +10,8 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from benchmarks.memory_policies.arms import BASE
-from benchmarks.memory_policies.tables import Row, Spread, by_shape, title
+from benchmarks.memory_policies.tables import Row, by_shape, title
+from stream_ssl.reproduction.spread import Spread
 
 BASE_COLOUR, COLOUR = "#c1662f", "#2b6cb0"
 

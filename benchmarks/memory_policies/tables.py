@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -12,26 +11,7 @@ from rich.table import Table
 from benchmarks.memory_policies.arms import BASE, Arm, Run
 from benchmarks.memory_policies.results import Results
 from benchmarks.memory_policies.stream import CLASSES, Shape
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Values of one number over seeds."""
-
-    values: tuple[float, ...]
-
-    @property
-    def mean(self) -> float:
-        return statistics.fmean(self.values) if self.values else math.nan
-
-    def text(self, scale: float = 100.0, sign: bool = False) -> str:
-        """ "45.6 ± 0.3" with the standard deviation from two values on; "" without values."""
-        if not self.values:
-            return ""
-        mean = f"{scale * self.mean:{'+' if sign else ''}.1f}"
-        if len(self.values) < 2:
-            return mean
-        return f"{mean} ± {scale * statistics.stdev(self.values):.1f}"
+from stream_ssl.reproduction.spread import Spread
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from stream_ssl.reproduction.arms import Arm, Claim, Experiment, Run
 from stream_ssl.reproduction.results import Result, Results
+from stream_ssl.reproduction.spread import Spread
 
 
 class Measure(NamedTuple):
@@ -44,27 +45,6 @@ MEASURES: Mapping[str, Measure] = {
     "mixed_error": Measure("label error after mixup", 1, 3),
     "label_mass": Measure("share of y on the anchor's class, %", 100, 1),
 }
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Values of one number over seeds."""
-
-    values: tuple[float, ...]
-
-    @property
-    def mean(self) -> float:
-        return statistics.fmean(self.values) if self.values else math.nan
-
-    def text(self, measure: Measure, sign: bool = False) -> str:
-        """ "45.6 ± 0.3" with the standard deviation from two values on; "" without values."""
-        if not self.values:
-            return ""
-        form = f"{'+' if sign else ''}.{measure.decimals}f"
-        mean = f"{measure.scale * self.mean:{form}}"
-        if len(self.values) < 2:
-            return mean
-        return f"{mean} ± {measure.scale * statistics.stdev(self.values):.{measure.decimals}f}"
 
 
 @dataclass(frozen=True)

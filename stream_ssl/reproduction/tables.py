@@ -8,7 +8,8 @@ from typing import NamedTuple
 from rich.table import Table
 
 from stream_ssl.reproduction.arms import Arm
-from stream_ssl.reproduction.findings import MEASURES, Found, Spread, Verdict
+from stream_ssl.reproduction.findings import MEASURES, Found, Verdict
+from stream_ssl.reproduction.spread import Spread
 
 
 class Rows(NamedTuple):
@@ -40,7 +41,9 @@ def claims(verdicts: Sequence[Verdict]) -> Rows:
         figure = "" if paper is None else f"{paper:+.{measure.decimals}f}"
         seeds = str(len(ours.values) or "")
         told = [claim.text, claim.source, measure.heading]
-        rows.append([*told, figure, ours.text(measure, sign=True), seeds, word])
+        rows.append(
+            [*told, figure, ours.text(measure.scale, measure.decimals, sign=True), seeds, word]
+        )
     headings = ("claim", "source", "difference in", "paper", "ours", "seeds", "verdict")
     return Rows("Claims", headings, rows, 3)
 
@@ -54,8 +57,8 @@ def by_measure(found: Found, name: str) -> Rows:
         paper = figures.get(arm.cell)
         cells = [
             *(arm.column, arm.row, str(found.seeds(arm))),
-            found.spread(arm, name).text(measure),
-            found.gain(arm, name).text(measure, sign=True),
+            found.spread(arm, name).text(measure.scale, measure.decimals),
+            found.gain(arm, name).text(measure.scale, measure.decimals, sign=True),
         ]
         if figures:
             gain = None if paper is None or base is None else paper - base
@@ -78,7 +81,7 @@ def together(found: Found, names: Sequence[str]) -> Rows:
 
 def _cells(found: Found, arm: Arm, names: Iterable[str]) -> list[str]:
     spreads: list[tuple[str, Spread]] = [(name, found.spread(arm, name)) for name in names]
-    return [spread.text(MEASURES[name]) for name, spread in spreads]
+    return [spread.text(MEASURES[name].scale, MEASURES[name].decimals) for name, spread in spreads]
 
 
 def markdown(table: Rows) -> str:

@@ -32,8 +32,9 @@ from benchmarks.memory_policies.arms import (
 from benchmarks.memory_policies.evaluation import linear_probe
 from benchmarks.memory_policies.results import Results
 from benchmarks.memory_policies.stream import CLASSES, Shape, load
-from benchmarks.memory_policies.tables import Spread, markdown, rows
+from benchmarks.memory_policies.tables import markdown, rows
 from stream_ssl.reproduction.data import Images, first_of_each
+from stream_ssl.reproduction.spread import Spread
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = {"steps": 3, "batch": 8, "capacity": 12, "dim": 8, "references": 4}

@@ -167,6 +167,7 @@ def test_references_may_be_another_set(run: Path, tmp_path: Path) -> None:
         (["--batch", "1"], 2, "--batch 1"),
         (["--decorrelated", "nowhere"], 1, "no checkpoint at nowhere"),
         (["--references", "images:nowhere"], 1, "no folder nowhere"),
+        (["--out", "/dev/null/report"], 2, "/dev/null: choose another folder"),
     ],
     ids=lambda value: "-".join(value[:2]).strip("-") if isinstance(value, list) else None,
 )
@@ -180,7 +181,7 @@ def test_what_cannot_work_is_told_with_its_remedy(
 ) -> None:
     out = ["--out", str(tmp_path / "out")]
     named = [str(run) if argument == "RUN" else argument for argument in arguments]
-    assert evaluate.main([str(run), *DATA, *QUICK, *named, *out]) == status
+    assert evaluate.main([str(run), *DATA, *QUICK, *out, *named]) == status
     assert_told(caplog, message)
     assert not (tmp_path / "out").exists()
 

@@ -12,8 +12,9 @@ from tiny_reproduction import EXPERIMENT, MADE, TINY, results
 
 from stream_ssl.reproduction import report, tables
 from stream_ssl.reproduction.arms import Run
-from stream_ssl.reproduction.findings import MEASURES, Found, Spread, verdicts
+from stream_ssl.reproduction.findings import Found, verdicts
 from stream_ssl.reproduction.results import Results
+from stream_ssl.reproduction.spread import Spread
 
 BASE, BETTER = ("base", "x1"), ("better", "x1")
 RUNS = EXPERIMENT.plan(3, True)
@@ -94,7 +95,7 @@ def test_a_cell_without_a_run_is_empty(tmp_path: Path) -> None:
 def test_numbers_are_told_with_their_spread(
     values: tuple[float, ...], sign: bool, text: str
 ) -> None:
-    assert Spread(values).text(MEASURES["linear"], sign) == text
+    assert Spread(values).text(sign=sign) == text
 
 
 def test_a_report_is_redrawn_to_the_same_bytes(tmp_path: Path) -> None:

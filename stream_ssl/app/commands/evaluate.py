@@ -31,19 +31,11 @@ def main(arguments: Sequence[str]) -> int:
     share_cores()
     from stream_ssl.app.evaluate import sets
 
-    arguments = list(arguments)
-    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    first.add_argument("--data")
-    spec = first.parse_known_args(arguments)[0].data
     parser = evaluate_parser()
-    if spec is None:
-        parser.parse_args(arguments)  # --help, or the error that --data is missing
-    try:
-        name, where = sets.parse(spec)
-    except ValueError as error:
-        parser.error(f"--data {error}")
-    add_source(parser, name, where)
-    settings = parser.parse_args(arguments)
+    name = sets.add_source(parser, arguments)
+    settings = parser.parse_args(list(arguments))
+
+    assert name is not None, "--data is required"
 
     def work() -> None:
         from stream_ssl.app.evaluate.run import evaluate
@@ -130,21 +122,6 @@ def evaluate_parser() -> ArgumentParser:
     add("--batch", type=int, default=256, help="images encoded at once")
     add("--seed", type=int, default=0, help="of all draws: order, balance, augmented views")
     return parser
-
-
-def add_source(parser: ArgumentParser, name: str, where: str | None) -> None:
-    """The options of one source, as `stream-ssl produce` has them."""
-    from producers.sources import SOURCES
-    from stream_ssl.app.evaluate import sets
-
-    parser.add_class_arguments(SOURCES[name], "source", skip=sets.FIXED - own_seed(name))
-    if where is not None:
-        parser.set_defaults({f"source.{sets.place_of(name)}": where})
-
-
-def own_seed(name: str) -> set[str]:
-    """Of the synthetic source the seed is what it shows, not an order."""
-    return {"seed"} if name == "synthetic" else set()
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):

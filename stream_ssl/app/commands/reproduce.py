@@ -47,22 +47,11 @@ data_batch_*.bin and test_batch.bin (https://www.cs.toronto.edu/~kriz/cifar.html
 def main(arguments: Sequence[str]) -> int:
     """Run and report; returns the exit status, 130 when interrupted."""
     share_cores()
-    from stream_ssl.app.commands.evaluate import add_source
     from stream_ssl.app.evaluate import sets
 
-    arguments = list(arguments)
-    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    first.add_argument("--data")
-    spec = first.parse_known_args(arguments)[0].data
     parser = reproduce_parser()
-    name = None
-    if spec is not None:
-        try:
-            name, where = sets.parse(spec)
-        except ValueError as error:
-            parser.error(f"--data {error}")
-        add_source(parser, name, where)
-    settings = parser.parse_args(arguments)
+    name = sets.add_source(parser, arguments)
+    settings = parser.parse_args(list(arguments))
     if settings.experiment not in NAMES:
         parser.error(f"{settings.experiment!r} is no experiment: choose of {', '.join(NAMES)}")
     if settings.preset not in PRESETS:

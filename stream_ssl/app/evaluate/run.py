@@ -6,6 +6,7 @@ Shapes: T tasks.
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -99,6 +100,11 @@ def check_settings(settings: Namespace) -> None:
             "for each task, in the order of the stream"
         )
     encoders.check_device(settings.device)
+    above = next(path for path in (settings.out, *settings.out.absolute().parents) if path.exists())
+    if not (above.is_dir() and os.access(above, os.W_OK)):
+        raise ValueError(
+            f"--out {settings.out} cannot be written, because of {above}: choose another folder"
+        )
 
 
 def _encoders(settings: Namespace, checkpoint: Path) -> dict[str, encoders.CheckpointEncoder]:

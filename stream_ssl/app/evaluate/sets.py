@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from jsonargparse import ArgumentParser
 
 from producers.sources import SOURCES
 from stream_ssl.evaluation.labelled import Division, Reader
@@ -32,6 +35,29 @@ def parse(spec: str) -> tuple[str, str | None]:
             f"{spec!r} begins with none of {', '.join(LABELLED)}: say it as cifar:FOLDER"
         )
     return name, where if colon else None
+
+
+def add_source(parser: ArgumentParser, arguments: Sequence[str]) -> str | None:
+    """Give a command the options of the source that its --data names, as `stream-ssl produce` has
+    them, under "source". Returns the source's name; None without --data.
+
+    Exits with status 2 where there is no such source.
+    """
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first.add_argument("--data")
+    spec = first.parse_known_args(list(arguments))[0].data
+    if spec is None:
+        return None
+    try:
+        name, where = parse(spec)
+    except ValueError as error:
+        parser.error(f"--data {error}")
+    # Of the synthetic source the seed is what it shows, not an order.
+    skip = FIXED - {"seed"} if name == "synthetic" else FIXED
+    parser.add_class_arguments(SOURCES[name], "source", skip=skip)
+    if where is not None:
+        parser.set_defaults({f"source.{place_of(name)}": where})
+    return name
 
 
 def place_of(name: str) -> str:
