@@ -14,9 +14,11 @@ def check_count(name: str, value: Any, least: int | None = None, what: str = "")
     3
     """
     try:
-        count = operator.index(value)
+        count = None if isinstance(value, bool) else operator.index(value)
     except TypeError:
-        raise ValueError(f"{name} is {value!r}: must be a whole number (int)") from None
+        count = None
+    if count is None:
+        raise ValueError(f"{name} is {value!r}: must be a whole number (int)")
     if least is not None and count < least:
         raise ValueError(f"{name} is {count}: must be at least {least}{what and f' {what}'}")
     return count

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from memory.admission import Totals
+from memory.checks import check_embeddings
 from memory.columns import Columns
 from memory.duplicates import Duplicates
 from memory.eviction.base import Policy, described
@@ -87,6 +88,8 @@ def upgraded(state: State) -> State:
     version = int(state["counters"][0]) if "counters" in state else 0
     if not 1 <= version <= VERSION or "generator" not in state:
         raise ValueError(f"this is no memory state of version 1 to {VERSION}")
+    # Earlier writers of this version kept how many steps DUEL's rule proposed at a time.
+    state = {name: value for name, value in state.items() if not name.endswith(".reach")}
     if version == VERSION:
         return state
     return state | {
@@ -126,8 +129,35 @@ def check_fits(
                 f"{name} of the state have shape {there} a slot, of this memory "
                 f"{shape}: dim and image_shape must be as when it was saved"
             )
+    check_whole(state, columns)
     if set(part(state, "eviction")) != set(policy.state()):
         raise ValueError(
             f"the state was saved under another eviction policy than {policy.name}, "
             "or by another version of it"
         )
+
+
+def check_whole(state: State, columns: Columns) -> None:
+    """ValueError unless the columns, the counters and the generator are what a memory can have."""
+    rows = {name: len(value) for name, value in part(state, "columns").items()}
+    held = rows["ids"]
+    totals = torch.zeros(2 + len(astuple(Totals()))).shape
+    wrong = ""
+    if len(set(rows.values())) > 1 or held > columns.capacity:
+        wrong = f"its columns have {rows} rows, of {columns.capacity} slots"
+    elif state["counters"].shape != totals or bool((state["counters"] < 0).any()):
+        wrong = f"its counters are {state['counters'].tolist()}"
+    elif totals_of(state).inserted - totals_of(state).evicted != held:
+        wrong = f"its counters tell of another number of samples than the {held} it holds"
+    elif len(torch.unique(state["columns.ids"])) < held:
+        wrong = "an id stands in it twice"
+    elif "drift" not in state or state["drift"].shape != (2,):
+        wrong = "its drift at re-encoding is not two numbers"
+    else:
+        try:
+            check_embeddings(state["columns.embeddings"], columns.dim, columns.device)
+            torch.Generator().set_state(state["generator"].cpu())
+        except (ValueError, RuntimeError, TypeError) as error:
+            wrong = str(error)
+    if wrong:
+        raise ValueError(f"the state is damaged: {wrong}; load an earlier one")

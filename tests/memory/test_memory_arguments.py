@@ -40,6 +40,7 @@ def raises(call: Callable[[], Any], message: str) -> None:
     ("options", "message"),
     [
         ({"capacity": 2.5}, r"capacity is 2.5: must be a whole number \(int\)"),
+        ({"capacity": True}, r"capacity is True: must be a whole number \(int\)"),
         ({"capacity": "8"}, "capacity is '8': must be a whole number"),
         ({"dim": -1}, "capacity 4 and dim -1: both must be at least 1"),
         ({"eviction": "oldest"}, r"eviction is 'oldest': .*memory.eviction.policy\('oldest'\)"),
@@ -51,7 +52,7 @@ def raises(call: Callable[[], Any], message: str) -> None:
         ({"image_shape": (3, 0, 8)}, "a side of image_shape is 0: must be at least 1"),
         ({"images_on": "disk"}, "images_on is 'disk'"),
     ],
-    ids=range(11),
+    ids=range(12),
 )
 def test_the_memory(options: dict[str, Any], message: str) -> None:
     raises(lambda: WorkingMemory(**{"capacity": 4, "dim": 3, **options}), message)
@@ -110,7 +111,7 @@ def test_policies_and_what_they_are_built_with(build: Callable[[], Any], message
         ({"n": 2, "how": "hardest", "anchors": torch.eye(4)}, r"anchors have shape .*\[B, 3\]"),
         ({"n": 2, "how": "hardest", "anchors": torch.eye(3), "ids_B": 3}, "ids_B have shape"),
     ],
-    ids=range(11),
+    ids=range(12),
 )
 def test_negatives(arguments: dict[str, Any], message: str) -> None:
     raises(lambda: filled().negatives(**arguments), message)

@@ -269,3 +269,44 @@ def test_the_error_without_safetensors_names_the_command(
         package.save(WorkingMemory(2, 2), tmp_path / "held")
     with pytest.raises(ImportError, match="pip install safetensors"):
         package.load(tmp_path / "held")
+
+
+def sharp() -> WorkingMemory:
+    return WorkingMemory(25, 6, MostDuplicated(VonMisesFisher(0.1)), SHAPE)
+
+
+DAMAGE: dict[str, Callable[[dict[str, Tensor]], dict[str, Tensor]]] = {
+    "rows missing": lambda state: {"columns.labels": state["columns.labels"][:-1]},
+    "too many": lambda state: {
+        name: torch.cat([state[name], state[name]]) for name in state if name.startswith("columns.")
+    },
+    "counters cut": lambda state: {"counters": state["counters"][:3]},
+    "counters wrong": lambda state: {"counters": state["counters"] + 1 * (torch.arange(7) == 3)},
+    "id twice": lambda state: {"columns.ids": torch.zeros_like(state["columns.ids"])},
+    "not finite": lambda state: {"columns.embeddings": state["columns.embeddings"] * torch.nan},
+    "not unit": lambda state: {"columns.embeddings": 2 * state["columns.embeddings"]},
+    "generator": lambda state: {"generator": state["generator"][:7]},
+    "drift": lambda state: {"drift": state["drift"][:1]},
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=list(DAMAGE))
+def test_a_damaged_state_is_refused_and_changes_nothing(
+    damage: Callable[[dict[str, Tensor]], dict[str, Tensor]],
+) -> None:
+    saved, memory = sharp(), sharp()
+    offer(saved, 0, 60)
+    offer(memory, 60, 70)
+    before, state = memory.state_dict(), saved.state_dict()
+    with pytest.raises(ValueError, match="the state is damaged: "):
+        memory.load_state_dict(state | damage(state))
+    assert_equal(memory.state_dict(), before)
+    memory.load_state_dict(state)
+    assert_equal(memory.state_dict(), state)
+
+
+def test_an_entry_that_earlier_writers_kept_is_passed_over() -> None:
+    saved, loaded = sharp(), sharp()
+    offer(saved, 0, 60)
+    loaded.load_state_dict(saved.state_dict() | {"eviction.reach": torch.tensor([64])})
+    assert_equal(loaded.state_dict(), saved.state_dict())
