@@ -111,7 +111,7 @@ def test_policies_and_what_they_are_built_with(build: Callable[[], Any], message
         ({"n": 2, "how": "hardest", "anchors": torch.eye(4)}, r"anchors have shape .*\[B, 3\]"),
         ({"n": 2, "how": "hardest", "anchors": torch.eye(3), "ids_B": 3}, "ids_B have shape"),
     ],
-    ids=range(12),
+    ids=range(11),
 )
 def test_negatives(arguments: dict[str, Any], message: str) -> None:
     raises(lambda: filled().negatives(**arguments), message)
