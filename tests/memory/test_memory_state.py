@@ -282,7 +282,6 @@ DAMAGE: dict[str, Callable[[dict[str, Tensor]], dict[str, Tensor]]] = {
     },
     "counters cut": lambda state: {"counters": state["counters"][:3]},
     "counters wrong": lambda state: {"counters": state["counters"] + 1 * (torch.arange(7) == 3)},
-    "id twice": lambda state: {"columns.ids": torch.zeros_like(state["columns.ids"])},
     "not finite": lambda state: {"columns.embeddings": state["columns.embeddings"] * torch.nan},
     "not unit": lambda state: {"columns.embeddings": 2 * state["columns.embeddings"]},
     "generator": lambda state: {"generator": state["generator"][:7]},
