@@ -23,8 +23,8 @@ from memory.eviction.bounds import Ceiling, Matrix, Vector, rounding
 from memory.eviction.shortlist import REFUSED, Pool, Shortlist, settle
 from memory.scores import BLOCK_ELEMENTS, sum_rows
 
-POOL_ROWS = 4096
-"""Largest pool: its rows are read for each shortlist, so they should fit a CPU's cache."""
+POOL_ROWS = 8192
+"""Largest pool. Its rows are read for each shortlist, the column for each pool."""
 
 SHORTLIST_ROWS = 256
 """Smallest shortlist, read for each newcomer."""
