@@ -42,6 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
         stream=sys.stderr,
     )
+    logging.getLogger("faiss").setLevel(logging.WARNING)  # it tells of each build that is not there
     command = importlib.import_module(f"stream_ssl.app.commands.{chosen.command}")
     status = command.main(rest)
     assert isinstance(status, int)

@@ -40,7 +40,6 @@ def evaluate(settings: Namespace, name: str) -> Evaluation:
         settings: as parsed.
         name: of the source of `settings.data`.
     """
-    logging.getLogger("faiss").setLevel(logging.WARNING)  # it tells of each build that is not there
     with configuring():
         check_settings(settings)
         checkpoint = encoders.find(settings.checkpoint)
