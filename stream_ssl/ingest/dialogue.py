@@ -252,17 +252,41 @@ class Dialogue:
         """Writes the group and acknowledges it; False if the journal does not take it now."""
         if not self.group or now < self._retry_at:
             return not self.group
-        group = self.group
         try:
-            done = self.journal.append(group.entries)
+            self._write(self.group, now)
+        except JournalFull as error:
+            self._write_what_fits(error, now)
+            return False
         except JournalError as error:
             self._fail(error, now)
             return False
         except ValueError:
             log.exception("a group was out of order; its producers are asked to say HELLO")
-            self._forget(group)
+            self._forget(self.group)
             return True
         self.group, self.ready, self.full = Group(), True, False
+        return True
+
+    def _write_what_fits(self, error: JournalFull, now: float) -> None:
+        """A group may need more than the learner, which has read all before it, can let go."""
+        count = self.journal.fitting(self.group.entries)
+        if 0 < count < len(self.group):
+            first, rest = self.group.split(count)
+            try:
+                self._write(first, now)
+            except JournalError as another:
+                log.debug("nor does a part of the group fit: %s", another)
+            else:
+                self.group = rest
+        self._fail(error, now)
+
+    def _write(self, group: Group, now: float) -> None:
+        """Put a group on disk, then say so to its producers.
+
+        Raises:
+            ValueError, JournalError: see `Journal.append`.
+        """
+        done = self.journal.append(group.entries)
         self.room -= group.bytes
         self.tally.acked_samples += group.samples
         self.tally.fsync_seconds = done.seconds
@@ -273,7 +297,6 @@ class Dialogue:
             if session is not None:
                 session.through = max(session.through, sequence)
                 self._ack(session, now)
-        return True
 
     def _fail(self, error: JournalError, now: float) -> None:
         self.tally.journal_failures += 1

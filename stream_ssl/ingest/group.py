@@ -17,20 +17,34 @@ class Group:
     Attributes:
         entries: in order of arrival.
         last: producer -> last sequence among them.
-        nacks: refusals to send when the advance behind them is durable.
         began: when the first came, time.monotonic.
     """
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
         self.last: dict[str, int] = {}
-        self.nacks: list[tuple[bytes, Nack]] = []
         self.bytes = 0
         self.samples = 0
         self.began = 0.0
+        self._samples: list[int] = []  # of each entry
+        self._nacks: list[tuple[bytes, Nack] | None] = []  # of each entry
 
     def __len__(self) -> int:
         return len(self.entries)
+
+    @property
+    def nacks(self) -> list[tuple[bytes, Nack]]:
+        """Refusals to send when the advance behind them is durable."""
+        return [nack for nack in self._nacks if nack is not None]
+
+    def split(self, count: int) -> tuple[Group, Group]:
+        """The first entries, and the others."""
+        parts = Group(), Group()
+        for place, told in enumerate(zip(self.entries, self._samples, self._nacks, strict=True)):
+            parts[place >= count]._add(*told)
+        for part in parts:
+            part.began = self.began
+        return parts
 
     def take(self, session: Session, data: Data, checksum: int) -> int:
         """Adds a packet; returns its number of samples.
@@ -48,22 +62,23 @@ class Group:
             data.payload,
             checksum,
         )
-        self._add(entry)
-        self.bytes += data.size
-        self.samples += samples
+        self._add(entry, samples)
         return samples
 
     def refuse(self, session: Session, sequence: int, error: WireError) -> None:
         """Adds only the advance past a packet that no receiver will ever take."""
-        self._add(Entry(session.producer, sequence))
         nack = Nack(sequence, error.reason, str(error), permanent=True)
-        self.nacks.append((session.route, nack))
+        self._add(Entry(session.producer, sequence), nack=(session.route, nack))
 
-    def _add(self, entry: Entry) -> None:
+    def _add(self, entry: Entry, samples: int = 0, nack: tuple[bytes, Nack] | None = None) -> None:
         if not self.entries:
             self.began = time.monotonic()
         self.entries.append(entry)
+        self._samples.append(samples)
+        self._nacks.append(nack)
         self.last[entry.producer] = entry.sequence
+        self.bytes += len(entry.header or b"") + len(entry.payload)
+        self.samples += samples
 
 
 @dataclass(slots=True)

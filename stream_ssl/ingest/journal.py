@@ -12,6 +12,7 @@ import logging
 import os
 import time
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from pathlib import Path
 
 import lmdb
@@ -187,6 +188,11 @@ class Journal:
         except (lmdb.Error, OSError, Damaged) as error:
             self._give_up_active()
             raise translate(error, self.path) from error
+
+    def fitting(self, entries: Sequence[Entry]) -> int:
+        """How many of these entries, the first ones, the budget has room for."""
+        room = self.budget - self.bytes - _TREE
+        return sum(size <= room for size in accumulate(map(entry_bytes, entries)))
 
     def trim(self, before: int) -> int:
         """Deletes whole segments of positions below `before`; returns the bytes that came free.

@@ -141,6 +141,36 @@ def test_credit_stops_before_the_journal_is_full_and_comes_back_after_a_checkpoi
         assert running.journal.room > MIB
 
 
+def test_a_group_larger_than_the_journal_is_written_as_room_comes(tmp_path):
+    flood = {"max_packet": 64 * KIB, "credit": 900 * KIB, "total_credit": 900 * KIB}
+    with (
+        Running(tmp_path, budget=MIB, group_seconds=1.0, group_packets=10_000, **flood) as running,
+        Peer(running.endpoint) as peer,
+    ):
+        peer.hello()
+        sequence = total = 0
+        while total < 800 * KIB:  # small ones, which take more than twice as much on disk
+            sequence += 1
+            sent = packet(sequence, samples=1, side=8)
+            total += sent.size
+            peer.say(sent)
+        until(lambda: running.total("journal_failures") >= 1)
+        peer.acked(1)
+        assert running.journal.bytes <= MIB
+        assert 0 < running.journal.last < sequence
+        until(lambda: running.cursor.full)
+        for _ in range(50):  # a learner that reads all that there is, again and again
+            last = running.journal.last
+            running.cursor.publish(read=last, durable=last)
+            if last == sequence:
+                break
+            until(lambda last=last: running.journal.last > last)
+        peer.acked(sequence)
+        assert running.journal.last == sequence
+        until(lambda: running.last.ready)
+        until(lambda: not running.cursor.full)
+
+
 def test_a_flood_beyond_all_credit_is_bounded_and_harms_nobody(tmp_path):
     with (
         Running(tmp_path, group_seconds=0.2, group_packets=10_000, **SMALL) as running,
