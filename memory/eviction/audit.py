@@ -23,7 +23,7 @@ class Steps:
 
     near_LK: Tensor  # h of each newcomer with all slots
     left: Sequence[Tensor]  # h of who left with all slots; of the newcomer where it was refused
-    slot_L: Indices  # of who left; K where the newcomer was refused, so that ties go against it
+    slot_L: Indices  # of who left; behind all slots where it was the newcomer, refused
     apart_L: Vector  # count of who left
     margin_L: Vector  # counts that lie no farther apart tie, and go to the lowest slot
 

@@ -69,6 +69,7 @@ def alike(row_RD: Tensor, z_KD: Tensor, score: Score, room_RK: Tensor | None = N
     return h_RK
 
 
-def column_sums(h_RK: Tensor, weight: float = 1.0) -> Tensor:
-    """Over the rows [K]: as a product, which reads them at the speed of the memory they lie in."""
+def column_sums(h_RK: Tensor, weight: float) -> Tensor:
+    """Weight times the sum of the rows [K]: as a product, which reads them at the speed of the
+    memory they lie in."""
     return h_RK.new_full((len(h_RK),), weight) @ h_RK

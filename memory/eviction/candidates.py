@@ -75,7 +75,7 @@ class Candidates:
         self._mine = torch.empty(0, dtype=torch.int64, device=z_KD.device)
         self._place_m = torch.empty(0, dtype=torch.int64)  # of mine among all candidates
         self._held = 0  # candidates so far
-        self._row: dict[int, int] = {}  # of who was proposed to leave, by its column
+        self._row: dict[int, int] = {}  # in left_XK, of a column that was proposed to leave
 
     @property
     def are_all(self) -> bool:
@@ -111,8 +111,8 @@ class Candidates:
         self.outside.leave_out(mine)
 
     def carry_out(self, proposal: Proposal, sure: bool) -> int:
-        """How many steps of the proposal no slot outside overrules, in any shard; -1 if there is no
-        room to tell. They are done then."""
+        """Do the steps of the proposal that no slot outside overrules, in any shard: how many; -1
+        and none if there is no room to tell."""
         held = len(proposal)
         if not self.are_all:
             if not self._make_left(proposal):

@@ -47,7 +47,7 @@ class Room:
     """
 
     def __init__(self, turns: int, most: int, like: Tensor) -> None:
-        self.turns, self.most, dim = turns, most, like.shape[1]
+        self.most, dim = most, like.shape[1]
         empty = torch.empty(0, dtype=like.dtype).new_empty
         self.h_TW = empty(turns, turns + most).numpy()
         self.h_RW = empty(ROWS * turns + AHEAD, turns + most).numpy()
@@ -97,6 +97,7 @@ class Race:
         self._row_column: list[int] = []
         self._slot_W = np.full(width, REFUSED, np.int64)
         self._apart_W = np.full(width, -np.inf, self._h_TW.dtype)  # -inf: not in the memory
+        self._before_W = self._apart_W  # as it was before the last proposal
         self._gone: list[int] = []  # columns of who left
         self._joined: list[int] = []
         self._width = turns
@@ -130,7 +131,8 @@ class Race:
     def run(self, steps: int) -> Proposal:
         """Let newcomers in, one by one, each evicting the largest count of its moment.
 
-        Fewer than `steps` where there is no room for rows, or counts have fallen too far.
+        Fewer than `steps` at the end of the block, where there is no room for rows, or counts have
+        fallen too far. `keep` must follow.
         """
         self._before_W, total_T = self._apart_W.copy(), self._total_T.copy()
         columns, slots, aparts, totals = [], [], [], []
@@ -142,7 +144,8 @@ class Race:
             refused = self._compete and own > apart + slack(apart + self.level, self._unit)
             low = (apart + self.level + 0.25) * FALL < self.level + 0.25
             if low or not (refused or self._has_row(column, now)):
-                self._apart_W[: self._width] -= self._h_TW[now, : self._width] * self._compete
+                if self._compete:
+                    self._apart_W[: self._width] -= self._h_TW[now, : self._width]
                 break
             if refused:
                 column, apart = now, own
@@ -154,6 +157,11 @@ class Race:
         return Proposal(
             np.array(columns, np.int64), np.array(slots, np.int64), np.array(aparts), totals
         )
+
+    def most(self) -> float:
+        """The largest count that the next step sees, less the level; -inf without candidates."""
+        seen_W = self._apart_W[: self._width]
+        return float((seen_W + self._h_TW[self.turn, : self._width] * self._compete).max())
 
     def keep(self, proposal: Proposal, held: int) -> None:
         """The first steps are done, the others taken back."""

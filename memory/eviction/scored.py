@@ -5,7 +5,8 @@ candidates; among them the sequential rule proposes who leaves (race.py). The si
 to the column are a second product, with which every other slot's count is followed through the
 proposal (audit.py): steps that no slot outside overrules are carried out; then the slots outside
 that have most become candidates as well. So an eviction costs two rows of a matrix product, and
-K^2 appears nowhere. In a small memory all slots are candidates, and nothing is left to follow.
+K^2 appears only where all is counted anew. In a small memory all slots are candidates, and nothing
+is left to follow.
 
 Shapes: B newcomers, T of them in a block, D embedding, K slots of a shard, l newcomers to come.
 """
@@ -24,7 +25,7 @@ from memory.eviction.tally import Counts
 from memory.scores import Score
 
 CANDIDATES = 2048
-"""Of a shard, at the beginning of a block, unless all slots are."""
+"""Of all shards, at the beginning of a block, unless all slots are."""
 
 MORE = 256
 """Slots of a shard that become candidates where one outside has overruled a proposal."""
@@ -65,7 +66,7 @@ class ScoredTally(Counts):
         z_KD, group = self._columns.embeddings, self._group
         rooms = self._rooms = self._rooms or Rooms(z_KD, group)
         block = Block(z_BD, z_KD, self.score, group, rooms.near_TK)
-        self.recount_some(len(block))
+        self.recount_some(0)
         candidates = Candidates(
             block, z_KD, self.count_K, self.score, self._unit, self._compete, group, rooms
         )
@@ -83,6 +84,7 @@ class ScoredTally(Counts):
             if sure:
                 self._widen(candidates, block)
         candidates.add_to(self.count_K)
+        self._owed += len(plan)
         return torch.tensor(plan, dtype=torch.int64)
 
     def _widen(self, candidates: Candidates, block: Block) -> None:
@@ -92,23 +94,23 @@ class ScoredTally(Counts):
             return
         turn, apart_K = candidates.race.turn, candidates.outside.apart_K
         near_lK = block.near_TK[turn : turn + FORESEEN]
-        first = self._first(apart_K, near_lK[0], candidates.race.level)
+        first = self._first(candidates, near_lK[0])
         # Half of what joins: evictions take about as much away where counts are largest.
         reach_K = apart_K + column_sums(near_lK, 0.5)
         reach_K[first] = -torch.inf
-        size = min(CANDIDATES if turn == 0 else MORE, candidates.room) - len(first)
+        size = min(max(1, CANDIDATES // self._group.size) if turn == 0 else MORE, candidates.room)
         margin = slack(candidates.race.level, self._unit)
-        candidates.widen(torch.cat([first, _largest(reach_K, size, margin)]).sort().values)
+        more = _largest(reach_K, size - len(first), margin)
+        candidates.widen(torch.cat([first, more]).sort().values)
 
-    def _first(self, apart_K: Tensor, near_K: Tensor, level: float) -> Tensor:
-        """The slot outside that would leave at the next step, if no candidate does; [1], or [0] if
+    def _first(self, candidates: Candidates, near_K: Tensor) -> Tensor:
+        """The slot outside that may leave at the next step before any candidate; [1], or [0] if
         there is none. With it among the candidates that step is proven."""
+        race, apart_K = candidates.race, candidates.outside.apart_K
         seen_K = apart_K + near_K if self._compete else apart_K
-        most = float(seen_K.max())
-        if most == -torch.inf:
-            return torch.empty(0, dtype=torch.int64, device=apart_K.device)
-        tied_K = seen_K >= most - slack(most + level, self._unit)
-        return tied_K.to(torch.int8).argmax()[None]
+        most = max(float(seen_K.max()), race.most())
+        tied_K = seen_K >= most - slack(most + race.level, self._unit)
+        return torch.nonzero(tied_K).flatten()[:1]
 
     def counts(self) -> Tensor:
         """N(j) of the occupied slots, float64 [k]."""

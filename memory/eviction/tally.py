@@ -71,7 +71,7 @@ class Counts:
         """Count the next slots anew, as many as so many newcomers pay for."""
         self._owed += newcomers
         number = min(self._owed // RECOUNT_SHARE, self._columns.capacity)
-        if number < RECOUNT_SHARE:
+        if number < min(RECOUNT_SHARE, self._columns.capacity):
             return  # few at a time would cost as much as many
         self._owed = 0
         places = torch.arange(self._next, self._next + number, device=self._columns.device)

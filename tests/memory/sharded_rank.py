@@ -11,17 +11,28 @@ import torch
 import torch.distributed as dist
 from sharded_cases import BATCHES, CASES, DIM, SLOTS, rows_of
 
-from memory.eviction import scored
+from memory.eviction import block, candidates, scored
+from memory.eviction.race import Proposal
 from memory.sharded import ShardedMemory
+
+
+class Watched(candidates.Candidates):
+    """Counts the proposals that a slot outside has overruled."""
+
+    overruled = 0
+
+    def carry_out(self, proposal: Proposal, sure: bool) -> int:
+        held = super().carry_out(proposal, sure)
+        Watched.overruled += held < len(proposal)
+        return held
 
 
 def main(rank: int, ranks: int, folder: Path) -> None:
     torch.set_num_threads(1)
-    scored.CANDIDATES, scored.MORE, scored.MOST_CANDIDATES = (
-        4,
-        2,
-        24,
-    )  # of a shard, so that slots outside may overrule
+    # Few of all, so that slots outside may overrule.
+    scored.CANDIDATES, scored.MORE, scored.FORESEEN, scored.JUDGED = 8, 2, 4, 5
+    candidates.MOST_CANDIDATES, block.NEWCOMERS, block.FEWEST = 24, 13, 13
+    scored.Candidates = Watched  # type: ignore[misc]
     dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=ranks)
     outcomes = []
     for case in CASES:
@@ -44,6 +55,7 @@ def main(rank: int, ranks: int, folder: Path) -> None:
                 "ids": memory.ids.tolist(),
                 "counts": memory.counts().tolist(),
                 "valid": memory.check_valid(),
+                "overruled": Watched.overruled,
             }
         )
     (folder / f"{rank}.json").write_text(json.dumps(outcomes))

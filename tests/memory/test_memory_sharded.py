@@ -48,6 +48,7 @@ def run_ranks(ranks: int, folder: Path) -> list[list[dict[str, Any]]]:
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_all_ranks_decide_as_one_process_does(ranks: int, tmp_path: Path) -> None:
     found = run_ranks(ranks, tmp_path)
+    assert found[0][-1]["overruled"] > len(CASES), "no slot outside was looked at"
     for number, case in enumerate(CASES):
         z_ND, start = rows_of(case), 0
         memory = WorkingMemory(SLOTS, DIM, MostDuplicated(case.score, case.compete))
