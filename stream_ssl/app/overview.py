@@ -100,7 +100,7 @@ def table(run: Path, addresses: Mapping[str, str], figures: Mapping[str, Any]) -
         shown.add_row(
             "memory",
             f"{learning['memory_slots']:,.0f} of {learning['memory_capacity_slots']:,.0f} slots, "
-            f"{learning['memory_effective_classes']:.1f} effective classes "
+            f"{learning['memory_effective_classes']:.1f} effective directions "
             f"(stream {learning['stream_effective_classes']:.1f})",
         )
         shown.add_row("checkpoint", _checkpoint(learning))

@@ -87,10 +87,11 @@ class Loss(nn.Module, ABC):
 
 def check_temperature(temperature: float) -> float:
     """The temperature itself; ValueError unless it is a positive, finite number."""
-    if not (math.isfinite(temperature) and temperature > 0):
+    number = isinstance(temperature, int | float) and not isinstance(temperature, bool)
+    if not (number and math.isfinite(temperature) and temperature > 0):
         raise ValueError(
-            f"temperature is {temperature}: cosines are divided by it, so it must be positive "
-            "and finite. Choose 0.05 to 1"
+            f"temperature is {temperature!r}: cosines are divided by it, so it must be a positive "
+            "and finite number. Choose 0.05 to 1"
         )
     return float(temperature)
 

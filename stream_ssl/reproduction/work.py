@@ -88,6 +88,11 @@ class Reproduction:
         results = self.results()
         missing = [run for run in self.runs() if results.get(run) is None]
         if not missing:
+            console.print(
+                f"nothing to train: all {len(self.runs())} runs are done, in {self.folder}; "
+                "with another --out they are made anew",
+                soft_wrap=True,
+            )
             return False
         with tempfile.TemporaryDirectory() as place, _progress(console) as progress:
             try:
@@ -104,7 +109,7 @@ class Reproduction:
         results, runs = self.results(), self.planned()
         found = Found.of(self.experiment, runs, results)
         if not found.results:
-            console.print("no run is finished: nothing to report")
+            console.print(f"no run is finished in {self.folder}: nothing to report", soft_wrap=True)
             return None
         for table in tables.tables(found, verdicts(found)):
             console.print(tables.console(table))

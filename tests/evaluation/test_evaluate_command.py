@@ -248,9 +248,10 @@ def test_the_runs_own_held_out_set_may_be_gone(tmp_path: Path) -> None:
         (["run"], "data"),
         (["run", "--data", "lmdb:x"], "begins with none of cifar, idx"),
         (["run", "--data", "watch:x"], "begins with none of cifar, idx"),
+        (["run", "--data", "synthetic:x"], "say synthetic and --source.count"),
         (["run", "--data", "cifar"], "root"),
     ],
-    ids=["nothing", "no-data", "unknown", "endless", "no-place"],
+    ids=["nothing", "no-data", "unknown", "endless", "a-place", "no-place"],
 )
 def test_wrong_usage_is_told(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]

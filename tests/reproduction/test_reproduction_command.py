@@ -161,5 +161,5 @@ def test_settings_that_cannot_work_are_told(
 
 def test_data_that_is_not_there_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert cli.main(["reproduce", "duel", "--data", f"cifar:{tmp_path}"]) == 1
-    assert "test_batch.bin" in caplog.text
-    assert "--data is due" in caplog.text
+    assert "no test_batch.bin" in caplog.text
+    assert "such as cifar:FOLDER" in caplog.text

@@ -39,9 +39,11 @@ EXAMPLES = """examples:
   stream-ssl reproduce duel --list         the runs in their order, and which are done
   stream-ssl reproduce duel --report       tables and plots again, without training"""
 
-NO_DATA = """--data is due: a labelled set of 32 x 32 images, such as cifar:FOLDER with CIFAR-10's
-data_batch_*.bin and test_batch.bin (https://www.cs.toronto.edu/~kriz/cifar.html, "binary version");
---list and --report need none"""
+SUCH_DATA = """a labelled set of 32 x 32 images, such as cifar:FOLDER with CIFAR-10's
+data_batch_*.bin and test_batch.bin, the "binary version" of
+https://www.cs.toronto.edu/~kriz/cifar.html"""
+
+NO_DATA = f"--data is due: {SUCH_DATA};\n--list and --report need none"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -181,7 +183,7 @@ def data_of(settings: Namespace, source: str) -> str:
     try:
         return str(sets.make(source, options, seed=0, **split).name)
     except FileNotFoundError as error:
-        raise Failure(f"{error}. {NO_DATA}") from error
+        raise Failure(f"{error}. --data is {SUCH_DATA}") from error
 
 
 def folder_of(out: Path | None) -> Path:

@@ -161,6 +161,7 @@ def _encode(
     def tell(_images: int) -> None:
         progress.update(bar, completed=sum(reader.seen for reader in readers))
 
+    log.info("encoding %s images by %s", "all" if total is None else total, ", ".join(asked))
     found = encode(readers, asked, settings.seed, tell)
     progress.update(bar, total=sum(reader.seen for reader in readers))
     check(found["trained"], settings.k)
@@ -173,6 +174,7 @@ def _measure(
     measures = {}
     for name in (name for name in ("trained", "untrained", "decorrelated") if name in found):
         bar = progress.add_task(name, total=1)
+        log.info("measuring %s: neighbours, linear probes, geometry", name)
 
         def tell(what: str, done: int, total: int, bar: Any = bar, name: str = name) -> None:
             progress.update(bar, description=f"{name}: {what}", completed=done, total=total)

@@ -34,6 +34,8 @@ def parse(spec: str) -> tuple[str, str | None]:
         raise ValueError(
             f"{spec!r} begins with none of {', '.join(LABELLED)}: say it as cifar:FOLDER"
         )
+    if name == "synthetic" and colon:
+        raise ValueError(f"{spec!r}: it lies nowhere, say synthetic and --source.count 2000")
     return name, where if colon else None
 
 
