@@ -95,6 +95,7 @@ class Race:
         self._total_T = block.total_T
         self._row: dict[int, int] = {}  # of a candidate's column
         self._row_column: list[int] = []
+        self._made_W = np.zeros(width, self._h_TW.dtype)  # -inf: has a row
         self._slot_W = np.full(width, REFUSED, np.int64)
         self._apart_W = np.full(width, -np.inf, self._h_TW.dtype)  # -inf: not in the memory
         self._before_W = self._apart_W  # as it was before the last proposal
@@ -123,10 +124,11 @@ class Race:
         self._h_TW[:, first:last] = near_Tn
         self._slot_W[first:last], self._apart_W[first:last] = slot_n, apart_n
         self._width = last
-        due = [column for column in self._row_column if self._apart_W[column] > -np.inf]
-        if due:
-            h_rn = self._score.apply_(self.rows(due) @ z_nD.T)
-            self._h_RW[[self._row[column] for column in due], first:last] = h_rn.numpy()
+        column_R = np.array(self._row_column, np.int64)
+        due_r = np.flatnonzero(self._apart_W[column_R] > -np.inf)  # the others have left
+        if len(due_r):
+            h_rn = self._score.apply_(self.rows(column_R[due_r].tolist()) @ z_nD.T)
+            self._h_RW[due_r, first:last] = h_rn.numpy()
 
     def run(self, steps: int) -> Proposal:
         """Let newcomers in, one by one, each evicting the largest count of its moment.
@@ -252,7 +254,7 @@ class Race:
         # Half of what joins: evictions take about as much away where counts are largest.
         reach_c = np.full(len(near_lc), 0.5, near_lc.dtype) @ near_lc
         reach_c += self._apart_W[self._turns : self._width]
-        reach_c[np.array(self._row_column, np.int64) - self._turns] = -np.inf
+        reach_c += self._made_W[self._turns : self._width]
         reach_c[column - self._turns] = np.inf
         number = min(AHEAD, len(reach_c))
         likely_n = np.argpartition(reach_c, len(reach_c) - number)[-number:]
@@ -267,6 +269,7 @@ class Race:
         self._score.apply_(h_nW)
         self._row.update(zip(column_n.tolist(), range(made.start, made.stop), strict=True))
         self._row_column += column_n.tolist()
+        self._made_W[column_n] = -np.inf
 
 
 def slack(most: Count, unit: float) -> Count:
