@@ -108,7 +108,8 @@ class ScoredTally(Counts):
         there is none. With it among the candidates that step is proven."""
         race, apart_K = candidates.race, candidates.outside.apart_K
         seen_K = apart_K + near_K if self._compete else apart_K
-        most = max(float(seen_K.max()), race.most())
+        (most_of_ranks,) = self._group.together(seen_K.max()[None])
+        most = max(float(most_of_ranks.max()), race.most())
         tied_K = seen_K >= most - slack(most + race.level, self._unit)
         return torch.nonzero(tied_K).flatten()[:1]
 
