@@ -66,7 +66,7 @@ class ScoredTally(Counts):
         z_KD, group = self._columns.embeddings, self._group
         rooms = self._rooms = self._rooms or Rooms(z_KD, group)
         block = Block(z_BD, z_KD, self.score, group, rooms.near_TK)
-        self.recount_some(0)
+        self.recount_due()
         candidates = Candidates(
             block, z_KD, self.count_K, self.score, self._unit, self._compete, group, rooms
         )
@@ -84,7 +84,7 @@ class ScoredTally(Counts):
             if sure:
                 self._widen(candidates, block)
         candidates.add_to(self.count_K)
-        self._owed += len(plan)
+        self.placed(len(plan))
         return torch.tensor(plan, dtype=torch.int64)
 
     def _widen(self, candidates: Candidates, block: Block) -> None:

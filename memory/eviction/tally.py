@@ -67,9 +67,12 @@ class Counts:
         self.count_K[: len(z_kD)] -= self.score.total(z_kD, before_ND)
         self._count(slots)
 
-    def recount_some(self, newcomers: int) -> None:
-        """Count the next slots anew, as many as so many newcomers pay for."""
+    def placed(self, newcomers: int) -> None:
+        """So many newcomers have been placed, which pay for counting slots anew."""
         self._owed += newcomers
+
+    def recount_due(self) -> None:
+        """Count the next slots anew, as many as have been paid for."""
         number = min(self._owed // RECOUNT_SHARE, self._columns.capacity)
         if number < min(RECOUNT_SHARE, self._columns.capacity):
             return  # few at a time would cost as much as many
