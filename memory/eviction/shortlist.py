@@ -1,7 +1,8 @@
 """The sequential rule of DUEL inside a small block of candidates, under linear h.
 
-Shapes: B newcomers, D embedding, K slots, P rows of the pool, R rows replaced, S rows of the
-shortlist, T steps taken before they are judged.
+Shapes: B newcomers, D embedding, K slots, L steps that hold, P rows of the pool, R rows replaced, S
+rows of the shortlist, T steps taken before they are judged, W = S + T columns: candidates, then
+newcomers; F columns that are raced.
 """
 
 from __future__ import annotations
@@ -12,8 +13,18 @@ import numpy as np
 
 from memory.eviction.bounds import Ceiling, Indices, Matrix, Vector, exact_gain, rounding
 
-STRIDE = 32
+STRIDE = 64
 """Largest T."""
+
+FEW = 160
+"""Candidates that are raced. Whether another would have won is seen when the race is judged."""
+
+SPARE = 8
+"""Steps taken besides those that are thought to hold."""
+
+AFTER = np.tri(STRIDE, k=-1, dtype=bool).T
+SINCE = np.tri(STRIDE, dtype=bool).T
+"""[t, u]: whether step u is behind step t; or is not before it."""
 
 REFUSED = -1
 """In place of a row: the newcomer has the largest count itself, and does not join."""
@@ -86,7 +97,9 @@ class Shortlist:
             limit = max(limit, below)
         self._ceiling = Ceiling(sum_D, limit, radii[1])
         self._slot_S = pool.slots[self._index]
-        self._row_SD = pool.row_PD[self._index]
+        self._row_WD = np.empty((size + STRIDE, len(sum_D)), pool.row_PD.dtype)
+        self._row_SD = self._row_WD[:size]
+        self._row_SD[:] = pool.row_PD[self._index]
         gain_S = gains(self._row_SD, sum_D)
         # Gains are kept below the largest of this moment, so that float32 holds their differences.
         self._top = float(gain_S.max())
@@ -96,8 +109,7 @@ class Shortlist:
         """Take newcomers in turn until one cannot be certified. Returns how many were taken.
 
         A step is certified while the best candidate has more than any row outside can have. Steps
-        are taken some at a time and judged together; those that fail are taken back. Where rounding
-        could decide between candidates, `settle` does.
+        are taken some at a time and judged together: those behind one that fails were for nothing.
 
         Args:
             x_BD: the newcomers.
@@ -107,115 +119,149 @@ class Shortlist:
         taken: list[int] = []  # places in the shortlist, or REFUSED
         stride = STRIDE
         while len(taken) < len(x_BD):
-            x_TD = x_BD[len(taken) : len(taken) + stride]
-            heat = self._race(x_TD, sum_D)
-            steps, tied = self._judge(heat, sum_D)
-            taken.extend(heat.best_T[:steps].tolist())
-            stride = min(STRIDE, 2 * stride)
-            if steps < len(x_TD):
-                self._take_back(heat, steps)
-                if tied is None:
-                    break
-                taken.append(self._settle(tied, x_TD[steps], sum_D))
-                stride = max(1, stride // 2)
+            heat = self._race(x_BD[len(taken) :][:stride], sum_D)
+            verdict = self._judge(heat, sum_D)
+            sum_D[:] = verdict.sum_D
+            taken += self._keep(heat, verdict.column_L)
+            if verdict.spent:
+                break
+            stride = min(STRIDE, 2 * len(verdict.column_L), verdict.ahead)
         plan.extend(self._slot_S[place] if place >= 0 else REFUSED for place in taken)
         changed = [place for place in taken if place >= 0]
         self._pool.row_PD[self._index[changed]] = self._row_SD[changed]
         return len(taken)
 
     def _race(self, x_TD: Matrix, sum_D: Vector) -> Heat:
-        """Take these newcomers without looking at any bound."""
-        row_SD, gain_S = self._row_SD, self._gain_S
-        joining_T = (gains(x_TD, self._ceiling.sum_D) - self._top).astype(gain_S.dtype)
-        gain_TS = np.empty((len(x_TD), len(row_SD)), gain_S.dtype)
-        gone_TD, best_T = np.empty_like(x_TD), np.empty(len(x_TD), np.int64)
-        lost_T = np.empty_like(joining_T)
-        most_T = np.empty_like(joining_T)
-        moved_D = (sum_D - self._ceiling.sum_D).astype(row_SD.dtype)
-        for turn, (x_D, now_S) in enumerate(zip(x_TD, gain_TS, strict=True)):
+        """Take these newcomers among the candidates that have most now, whatever the others do."""
+        size, turns = len(self._row_SD), len(x_TD)
+        row_WD = self._row_WD[: size + turns]
+        row_WD[size:] = x_TD
+        joining_T = gains(x_TD, self._ceiling.sum_D) - self._top
+        gain_W = np.concatenate([self._gain_S, joining_T.astype(row_WD.dtype)])
+        now_W = gain_W + row_WD @ (sum_D - self._ceiling.sum_D).astype(row_WD.dtype)
+        few = min(FEW, size)
+        leading = np.argpartition(now_W[:size], size - few)[size - few :]
+        column_F = np.concatenate([leading, np.arange(size, size + turns)])
+        row_FD, now_F = row_WD[column_F], now_W[column_F]
+        alike_FF = row_FD @ row_FD.T
+        absent_F = np.zeros_like(now_F)
+        absent_F[few:] = -np.inf
+        best_T = np.empty(turns, np.int64)
+        for turn, own in enumerate(range(few, few + turns)):
             if self._compete:
-                moved_D += x_D
-            np.dot(row_SD, moved_D, out=now_S)
-            now_S += gain_S
-            best_T[turn] = best = now_S.argmax()
-            most_T[turn] = now_S[best]
-            if self._compete and (own := joining_T[turn] + x_D @ moved_D) > now_S[best]:
-                best_T[turn], most_T[turn], gone_TD[turn] = REFUSED, own, x_D
-                moved_D -= x_D
-                continue
-            row_D = row_SD[best]
-            gone_TD[turn] = row_D
+                now_F += alike_FF[own]
+                absent_F[own] = 0
+            best_T[turn] = best = (now_F + absent_F).argmax()
             if not self._compete:
-                moved_D += x_D
-            moved_D -= row_D
-            row_D[:] = x_D
-            lost_T[turn] = gain_S[best]
-            gain_S[best] = joining_T[turn]
-        return Heat(x_TD, gain_TS, joining_T, best_T, most_T, gone_TD, lost_T)
+                now_F += alike_FF[own]
+                absent_F[own] = 0
+            now_F -= alike_FF[best]
+            absent_F[best] = -np.inf
+        best_T = column_F[best_T]
+        place_W = np.arange(size + turns)
+        place_W[size:] = best_T
+        for turn in np.flatnonzero(best_T >= size).tolist():  # in place of another newcomer
+            place_W[size + turn] = place_W[best_T[turn]]
+        return Heat(x_TD, row_WD, gain_W, best_T, place_W)
 
-    def _judge(self, heat: Heat, sum_D: Vector) -> tuple[int, Indices | None]:
-        """How many steps hold, moving s along; and the rivals, where a near tie ended them."""
+    def _judge(self, heat: Heat, sum_D: Vector) -> Verdict:
+        """Which steps hold. Where rounding could decide between columns, `settle` does."""
         turns, dim = heat.x_TD.shape
         path = np.empty((turns + 1, dim))
         path[0] = sum_D
-        np.subtract(heat.x_TD, heat.gone_TD, out=path[1:], dtype=np.float64)
+        np.subtract(heat.x_TD, heat.row_WD[heat.best_T], out=path[1:], dtype=np.float64)
         np.add.accumulate(path, axis=0, out=path)  # in turn, so rounded as single steps are
         moved_TD = path[:-1] - self._ceiling.sum_D
         if self._compete:
             moved_TD += heat.x_TD
-        most_T = heat.most_T
+        gain_WT = self._followed(heat, moved_TD)
+        most_T = gain_WT.max(axis=0)
         length_T = np.sqrt(np.einsum("td,td->t", moved_TD, moved_TD))
-        unit = rounding(dim + 2 * STRIDE, float(np.finfo(most_T.dtype).eps)) * self._radii[1]
+        unit = rounding(dim, float(np.finfo(gain_WT.dtype).eps)) * self._radii[1]
         wide = rounding(dim, WIDE_EPS) * (1 + self._ceiling.norm + float(length_T.max()))
-        slack_T = 2 * (unit * (np.maximum.accumulate(length_T) + 2.0 + np.abs(most_T)) + wide)
-        certain_T = most_T - slack_T > self._ceiling(moved_TD) - self._radii[0] ** 2 - self._top
-        near_TS = heat.gain_TS >= (most_T - slack_T).astype(most_T.dtype)[:, None]
-        rivals_T = np.count_nonzero(near_TS, axis=1) - (heat.best_T >= 0)
-        if self._compete:  # the newcomer of the step is a rival too, where it did not win
-            own_T = np.einsum("td,td->t", heat.x_TD, moved_TD) + heat.joining_T
-            rivals_T += (heat.best_T >= 0) & (own_T >= most_T - slack_T)
-        held_T = certain_T & (rivals_T == 0)
-        steps = turns if held_T.all() else int(held_T.argmin())
-        sum_D[:] = path[steps]
-        tied = steps < turns and bool(certain_T[steps])
-        return steps, np.flatnonzero(near_TS[steps]) if tied else None
+        least_T = most_T - 2 * (unit * (length_T + 4.0 + np.abs(most_T)) + wide)
+        lead_T = least_T + self._radii[0] ** 2 + self._top - self._ceiling(moved_TD)
+        near_WT = gain_WT >= least_T.astype(gain_WT.dtype)
+        held_T = (lead_T > 0) & (gain_WT[heat.best_T, np.arange(turns)] == most_T)
+        if np.count_nonzero(near_WT) > turns:
+            held_T &= np.count_nonzero(near_WT, axis=0) == 1
+        for turn in np.flatnonzero(~held_T).tolist():
+            if lead_T[turn] <= 0:
+                return Verdict(heat.best_T[:turn], path[turn], spent=True)
+            best = self._settle(heat, turn, np.flatnonzero(near_WT[:, turn]), path[turn])
+            if best != heat.best_T[turn]:
+                column_L = np.append(heat.best_T[:turn], best)
+                path[turn] += heat.x_TD[turn].astype(np.float64) - heat.row_WD[best]
+                return Verdict(column_L, path[turn])
+        return Verdict(heat.best_T, path[turns], ahead=steps_left(lead_T))
 
-    def _take_back(self, heat: Heat, steps: int) -> None:
-        for turn in range(len(heat.best_T) - 1, steps - 1, -1):
-            best = heat.best_T[turn]
-            if best == REFUSED:
-                continue
-            self._row_SD[best], self._gain_S[best] = heat.gone_TD[turn], heat.lost_T[turn]
+    def _followed(self, heat: Heat, moved_TD: Matrix) -> Matrix:
+        """Gains of all columns before each step; -inf of who has left or not come yet."""
+        size = len(self._row_SD)
+        gain_WT: Matrix = heat.row_WD @ moved_TD.astype(heat.row_WD.dtype).T
+        gain_WT += heat.gain_W[:, None]
+        turns = len(heat.best_T)
+        gone_TT = gain_WT[heat.best_T]
+        np.copyto(gone_TT, -np.inf, where=AFTER[:turns, :turns])
+        gain_WT[heat.best_T] = gone_TT
+        yet_TT = AFTER if self._compete else SINCE
+        np.copyto(gain_WT[size:], -np.inf, where=yet_TT[:turns, :turns].T)
+        return gain_WT
 
-    def _settle(self, near: Indices, x_D: Matrix, sum_D: Vector) -> int:
-        """Take one newcomer where candidates, or one and the newcomer, tie within rounding."""
-        found = settle(self._row_SD[near], self._slot_S[near], sum_D, x_D, self._compete)
-        if found == REFUSED:
-            return REFUSED
-        best = int(near[found])
-        sum_D += x_D.astype(np.float64) - self._row_SD[best]
-        self._row_SD[best] = x_D
-        self._gain_S[best] = gains(x_D[None], self._ceiling.sum_D)[0] - self._top
-        return best
+    def _settle(self, heat: Heat, turn: int, near: Indices, sum_D: Vector) -> int:
+        """The column that leaves at this step, of some that tie within rounding."""
+        own = len(self._row_SD) + turn
+        near = near[near != own]
+        slot_N = self._slot_S[heat.place_W[near]]
+        found = settle(heat.row_WD[near], slot_N, sum_D, heat.x_TD[turn], self._compete)
+        return own if found == REFUSED else int(near[found])
+
+    def _keep(self, heat: Heat, column_L: Indices) -> list[int]:
+        """Put the newcomers of these steps in the places of who left; the places, or REFUSED."""
+        place_L = heat.place_W[column_L]
+        size, turn_L = len(self._row_SD), np.arange(len(place_L))
+        place_L[column_L == size + turn_L] = REFUSED
+        stays = place_L >= 0
+        # Of some who took one place in turn the last has it.
+        self._row_SD[place_L[stays]] = heat.x_TD[turn_L[stays]]
+        self._gain_S[place_L[stays]] = heat.gain_W[size + turn_L[stays]]
+        places: list[int] = place_L.tolist()
+        return places
 
 
 @dataclass(frozen=True, slots=True)
 class Heat:
-    """Steps taken in a shortlist, not yet judged. Gains are relative to the shortlist's top."""
+    """Steps taken in a shortlist, not yet judged. Columns are candidates, then the newcomers: no
+    row changes, so nothing needs to be taken back."""
 
     x_TD: Matrix  # newcomers
-    gain_TS: Matrix  # of every candidate before each step
-    joining_T: Vector  # gains of the newcomers when the shortlist was made
-    best_T: Indices  # who left, by place in the shortlist, or REFUSED
-    most_T: Vector  # its gain
-    gone_TD: Matrix  # its row
-    lost_T: Matrix  # and its gain when the shortlist was made
+    row_WD: Matrix  # of all columns
+    gain_W: Vector  # when the shortlist was made, relative to its top
+    best_T: Indices  # column that left, the newcomer's own where it was refused
+    place_W: Indices  # in the shortlist, of each column: a newcomer has that of who left for it
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What holds of a heat."""
+
+    column_L: Indices  # who left, step by step
+    sum_D: Vector  # s after them
+    spent: bool = False  # whether the next step wants another shortlist
+    ahead: int = STRIDE  # steps worth taking next
+
+
+def steps_left(lead_T: Vector) -> int:
+    """Steps worth taking: those that hold if the lead goes on to fall as it did, and some more."""
+    lead = float(lead_T[-1])
+    fall = (float(lead_T[0]) - lead) / len(lead_T)
+    return SPARE + int(1.5 * lead / fall) if lead < STRIDE * fall else STRIDE
 
 
 def gains(row_ND: Matrix, sum_D: Vector) -> Vector:
-    """z . s - z . z of each row, to float64 rounding."""
+    """z . s - z . z of each row: z . s to float64 rounding, z . z to that of the rows."""
     wide_ND = row_ND.astype(np.float64, copy=False)
-    return np.asarray(wide_ND @ sum_D - np.einsum("nd,nd->n", wide_ND, wide_ND))
+    return np.asarray(wide_ND @ sum_D - np.einsum("nd,nd->n", row_ND, row_ND))
 
 
 def settle(row_ND: Matrix, slot_N: Indices, sum_D: Vector, x_D: Matrix, compete: bool) -> int:
@@ -229,7 +275,7 @@ def settle(row_ND: Matrix, slot_N: Indices, sum_D: Vector, x_D: Matrix, compete:
     margin = rounding(len(sum_D), WIDE_EPS) * (1 + float(np.linalg.norm(sum_D)))
     # Many rivals are many copies of a few rows, as of an encoder that has collapsed: what cannot
     # be the largest is left out first, and of equal rows one speaks for all.
-    rough_N = gains(row_ND, sum_D)
+    rough_N = gains(row_ND.astype(np.float64, copy=False), sum_D)
     near_n = np.flatnonzero(rough_N >= rough_N.max(initial=-np.inf) - 4 * margin)
     row_nD = row_ND[near_n]
     if len(near_n) and (row_nD == row_nD[0]).all():

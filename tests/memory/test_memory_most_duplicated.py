@@ -45,6 +45,8 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear, "SHORTLIST_ROWS", 4)
     monkeypatch.setattr(linear, "NEWCOMERS", 17)
     monkeypatch.setattr(shortlist, "STRIDE", 5)
+    monkeypatch.setattr(shortlist, "FEW", 3)
+    monkeypatch.setattr(shortlist, "SPARE", 1)
     monkeypatch.setattr(block, "NEWCOMERS", 13)
     monkeypatch.setattr(block, "FEWEST", 13)
     monkeypatch.setattr(block, "COLUMN_ROWS", 7)
