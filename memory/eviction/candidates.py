@@ -148,7 +148,7 @@ class Candidates:
         if made.stop > len(self._left_XK):
             return False
         if new:
-            z_nD = self.race.rows(new).to(self._z_KD.device)
+            z_nD = self.race.rows(np.array(new)).to(self._z_KD.device)
             alike(z_nD, self._z_KD, self._score, self._left_XK[made])
             row.update(zip(new, range(made.start, made.stop), strict=True))
         return True

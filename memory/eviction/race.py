@@ -51,7 +51,7 @@ class Room:
         empty = torch.empty(0, dtype=like.dtype).new_empty
         self.h_TW = empty(turns, turns + most).numpy()
         self.h_RW = empty(ROWS * turns + AHEAD, turns + most).numpy()
-        self.z_cD = empty(most, dim)
+        self.z_cD = empty(most, dim).numpy()
         self.z_DW = empty(dim, turns + most)  # a few rows times this is twice as fast
 
 
@@ -127,7 +127,7 @@ class Race:
         column_R = np.array(self._row_column, np.int64)
         due_r = np.flatnonzero(self._apart_W[column_R] > -np.inf)  # the others have left
         if len(due_r):
-            h_rn = self._score.apply_(self.rows(column_R[due_r].tolist()) @ z_nD.T)
+            h_rn = self._score.apply_(self.rows(column_R[due_r]) @ z_nD.T)
             self._h_RW[due_r, first:last] = h_rn.numpy()
 
     def run(self, steps: int) -> Proposal:
@@ -218,9 +218,9 @@ class Race:
         change_c -= weight_R @ self._h_RW[: len(weight_R), part]
         return change_c
 
-    def rows(self, columns: list[int]) -> Tensor:
+    def rows(self, column_n: Indices) -> Tensor:
         """Rows of candidates [n, D]."""
-        return self._room.z_cD[torch.tensor(columns) - self._turns]
+        return torch.from_numpy(self._room.z_cD[column_n - self._turns])
 
     def _largest(self) -> tuple[int, float]:
         """Who has the largest count, and the count less the level. Of those that tie, the lowest
@@ -265,7 +265,7 @@ class Race:
         first, width = len(self._row_column), self._width
         made = slice(first, first + len(column_n))
         h_nW = torch.from_numpy(self._h_RW[made, :width])
-        torch.mm(self.rows(column_n.tolist()), self._room.z_DW[:, :width], out=h_nW)
+        torch.mm(self.rows(column_n), self._room.z_DW[:, :width], out=h_nW)
         self._score.apply_(h_nW)
         self._row.update(zip(column_n.tolist(), range(made.start, made.stop), strict=True))
         self._row_column += column_n.tolist()
