@@ -47,6 +47,7 @@ class LinearTally:
     def __init__(self, columns: Columns, compete: bool = False) -> None:
         self._columns, self._compete = columns, compete
         self._pool: Pool | None = None
+        self._shortlist: Shortlist | None = None  # of the pool; it may outlast a batch
         self._size = SHORTLIST_ROWS
         self._direct = 0  # newcomers to search the whole column for, before another pool is tried
         self._wait = 0  # how many that was the last time
@@ -61,13 +62,16 @@ class LinearTally:
     def joined(self, z_BD: Tensor) -> None:
         self._sum_D += sum_rows(z_BD).cpu().numpy()
         self._widen(z_BD)
-        self._pool = None
+        self._draw_anew()
+
+    def _draw_anew(self) -> None:
+        self._pool = self._shortlist = None
 
     def choose(self, z_BD: Tensor) -> Tensor:
         """Slots of the first newcomers, at least one: as many as a pool can prove."""
         if self._since > 4 * self._columns.capacity + RECOUNT_AFTER:
             self.recount()
-            self._pool = None
+            self._draw_anew()
         z_BD = z_BD[:NEWCOMERS]
         self._widen(z_BD)
         x_BD = z_BD.cpu().numpy()
@@ -91,12 +95,17 @@ class LinearTally:
         """Place newcomers by shortlists of one pool, until all are placed or the pool is spent."""
         pool = self._pool = self._pool or self._draw_pool()
         while len(plan) < len(x_BD):
-            size = min(self._size, len(pool))
-            shortlist = Shortlist(pool, self._sum_D, size, self._radii, self._compete)
-            steps = shortlist.run(x_BD[len(plan) :], self._sum_D, plan)
+            if self._shortlist is None:
+                size = min(self._size, len(pool))
+                self._shortlist = Shortlist(pool, self._sum_D, size, self._radii, self._compete)
+            shortlist = self._shortlist
+            if shortlist.run(x_BD[len(plan) :], self._sum_D, plan):
+                return  # and it serves the next newcomers too
+            self._shortlist = None
             # To draw costs about as much as P + 16 S + 8,000 rows of a step, a step S + 1,500.
-            draw, spent = len(pool) + 16 * size + 8000, steps * (size + 1500)
-            if len(plan) < len(x_BD) and spent < 5 * draw:
+            size = len(shortlist)
+            draw, spent = len(pool) + 16 * size + 8000, shortlist.taken * (size + 1500)
+            if spent < 5 * draw:
                 if size == len(pool) or shortlist.bounded_by_pool:
                     self._pool = None
                     return
@@ -133,20 +142,23 @@ class LinearTally:
         if chosen == REFUSED:
             return REFUSED
         self._sum_D += x_D.astype(np.float64) - row_nD[chosen]
-        self._pool = None
+        self._draw_anew()
         return int(near[chosen])
 
     def refreshed(self, slots: Tensor, before_RD: Tensor) -> None:
         after_RD = self._columns.embeddings[slots]
         self._sum_D += (sum_rows(after_RD) - sum_rows(before_RD)).cpu().numpy()
         self._widen(after_RD)
+        self._shortlist = None
         if self._pool is not None:
             self._pool.replace(slots.cpu().numpy(), after_RD.cpu().numpy())
 
     def _widen(self, z_BD: Tensor) -> None:
         """Keep the range of norms: it only loosens bounds, so it is never narrowed but anew."""
         least, most = norms(z_BD)
-        self._radii = min(self._radii[0], least), max(self._radii[1], most)
+        if least < self._radii[0] or most > self._radii[1]:
+            self._radii = min(self._radii[0], least), max(self._radii[1], most)
+            self._shortlist = None
 
     def counts(self) -> Tensor:
         """N(j) of the occupied slots, float64 [k]."""
@@ -171,7 +183,7 @@ class LinearTally:
         self._sum_D = state["sum"].cpu().numpy().astype(np.float64)
         self._since = int(state["since"])
         self._radii = norms(self._columns.z_kD)
-        self._pool = None
+        self._draw_anew()
 
     def check(self) -> tuple[bool, str]:
         off = float(np.abs(self._sum_D - sum_rows(self._columns.z_kD).cpu().numpy()).max())

@@ -71,6 +71,10 @@ class Shortlist:
         size: S, at most P.
         radii: least and largest norm of any row.
         compete: a newcomer is counted with the others, and may be the one that leaves.
+
+    Attributes:
+        taken: newcomers so far.
+        bounded_by_pool: whether it is the rows outside the pool that may have most outside.
     """
 
     def __init__(
@@ -82,6 +86,7 @@ class Shortlist:
         compete: bool = False,
     ) -> None:
         self._pool, self._radii, self._compete = pool, radii, compete
+        self.taken = 0
         limit = float(pool.ceiling((sum_D - pool.ceiling.sum_D)[None])[0])
         self.bounded_by_pool = size == len(pool)
         if size == len(pool):
@@ -105,8 +110,11 @@ class Shortlist:
         self._top = float(gain_S.max())
         self._gain_S = (gain_S - self._top).astype(self._row_SD.dtype)
 
-    def run(self, x_BD: Matrix, sum_D: Vector, plan: list[int]) -> int:
-        """Take newcomers in turn until one cannot be certified. Returns how many were taken.
+    def __len__(self) -> int:
+        return len(self._slot_S)
+
+    def run(self, x_BD: Matrix, sum_D: Vector, plan: list[int]) -> bool:
+        """Take newcomers in turn until one cannot be certified. Returns whether all could.
 
         A step is certified while the best candidate has more than any row outside can have. Steps
         are taken some at a time and judged together: those behind one that fails were for nothing.
@@ -129,7 +137,8 @@ class Shortlist:
         plan.extend(self._slot_S[place] if place >= 0 else REFUSED for place in taken)
         changed = [place for place in taken if place >= 0]
         self._pool.row_PD[self._index[changed]] = self._row_SD[changed]
-        return len(taken)
+        self.taken += len(taken)
+        return len(taken) == len(x_BD)
 
     def _race(self, x_TD: Matrix, sum_D: Vector) -> Heat:
         """Take these newcomers among the candidates that have most now, whatever the others do."""
@@ -144,19 +153,15 @@ class Shortlist:
         column_F = np.concatenate([leading, np.arange(size, size + turns)])
         row_FD, now_F = row_WD[column_F], now_W[column_F]
         alike_FF = row_FD @ row_FD.T
-        absent_F = np.zeros_like(now_F)
-        absent_F[few:] = -np.inf
         best_T = np.empty(turns, np.int64)
         for turn, own in enumerate(range(few, few + turns)):
             if self._compete:
                 now_F += alike_FF[own]
-                absent_F[own] = 0
-            best_T[turn] = best = (now_F + absent_F).argmax()
+            best_T[turn] = best = now_F[: own + self._compete].argmax()  # of those who have come
             if not self._compete:
                 now_F += alike_FF[own]
-                absent_F[own] = 0
             now_F -= alike_FF[best]
-            absent_F[best] = -np.inf
+            now_F[best] = -np.inf
         best_T = column_F[best_T]
         place_W = np.arange(size + turns)
         place_W[size:] = best_T
