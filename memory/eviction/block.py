@@ -18,8 +18,8 @@ NEWCOMERS = 256
 FEWEST = 32
 """However large the memory: the cost of finding candidates is shared by a block."""
 
-COLUMN_ROWS = 8192
-"""Rows of the column multiplied at a time: the product is still in the cache when h is applied."""
+PART_ELEMENTS = 1 << 21
+"""Of a product that is made at a time: it is still in the cache when h is applied."""
 
 
 class Block:
@@ -61,7 +61,7 @@ def block_size(capacity: int) -> int:
 def alike(row_RD: Tensor, z_KD: Tensor, score: Score, room_RK: Tensor | None = None) -> Tensor:
     """h of rows and slots [R, K]; in `room_RK`, where it is given."""
     h_RK = z_KD.new_empty(len(row_RD), len(z_KD)) if room_RK is None else room_RK
-    step = COLUMN_ROWS if z_KD.device.type == "cpu" else len(z_KD)
+    step = max(1, PART_ELEMENTS // max(1, len(row_RD))) if z_KD.device.type == "cpu" else len(z_KD)
     for start in range(0, len(z_KD), step):
         part_Rk = h_RK[:, start : start + step]
         torch.mm(row_RD, z_KD[start : start + step].T, out=part_Rk)

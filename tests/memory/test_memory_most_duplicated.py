@@ -49,7 +49,7 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shortlist, "SPARE", 1)
     monkeypatch.setattr(block, "NEWCOMERS", 13)
     monkeypatch.setattr(block, "FEWEST", 13)
-    monkeypatch.setattr(block, "COLUMN_ROWS", 7)
+    monkeypatch.setattr(block, "PART_ELEMENTS", 40)
     monkeypatch.setattr(scored, "CANDIDATES", 3)
     monkeypatch.setattr(scored, "MORE", 2)
     monkeypatch.setattr(candidates, "MOST_CANDIDATES", 9)
