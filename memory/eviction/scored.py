@@ -13,11 +13,13 @@ Shapes: B newcomers, T of them in a block, D embedding, K slots of a shard, l ne
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from memory.columns import Columns
 from memory.eviction.block import Block, column_sums
+from memory.eviction.bounds import Indices, Vector
 from memory.eviction.candidates import Candidates, Rooms
 from memory.eviction.group import ALONE, Group
 from memory.eviction.race import slack
@@ -27,10 +29,10 @@ from memory.scores import Score
 CANDIDATES = 2048
 """Of all shards, at the beginning of a block, unless all slots are."""
 
-MORE = 256
+MORE = 512
 """Slots of a shard that become candidates where one outside has overruled a proposal."""
 
-FORESEEN = 32
+FORESEEN = 24
 """Newcomers by which candidates are found: what more would bring is taken away again as well."""
 
 JUDGED = 48
@@ -124,6 +126,8 @@ class ScoredTally(Counts):
 
 def _largest(value_K: Tensor, size: int, margin: float) -> Tensor:
     """Slots of the `size` largest values above -inf. Of those that tie, the lowest."""
+    if value_K.device.type == "cpu":  # ten times as fast in numpy
+        return torch.from_numpy(_largest_on_host(value_K.numpy(), size, margin))
     size = min(size, int((value_K > -torch.inf).sum()))
     if size <= 0:
         return torch.empty(0, dtype=torch.int64, device=value_K.device)
@@ -131,3 +135,13 @@ def _largest(value_K: Tensor, size: int, margin: float) -> Tensor:
     above = torch.nonzero(value_K > cut + margin).flatten()
     tied = torch.nonzero((value_K - cut).abs() <= margin).flatten()[: size - len(above)]
     return torch.cat([above, tied])
+
+
+def _largest_on_host(value_K: Vector, size: int, margin: float) -> Indices:
+    size = min(size, int(np.count_nonzero(value_K > -np.inf)))
+    if size <= 0:
+        return np.empty(0, np.int64)
+    cut = np.partition(value_K, len(value_K) - size)[len(value_K) - size]
+    above = np.flatnonzero(value_K > cut + margin)
+    tied = np.flatnonzero(np.abs(value_K - cut) <= margin)[: size - len(above)]
+    return np.concatenate([above, tied])
