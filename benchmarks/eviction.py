@@ -160,9 +160,10 @@ def product_step(score: Score, z_KD: torch.Tensor) -> int:
 
 def against_printed(score: Score, capacity: int, times: int, batches: int = 40) -> Iterator[Row]:
     """Both on the same rows, alternating: a batch of ours, then that batch's first two samples by
-    the printed algorithm, from the same memory. As in `rate`, the first two batches are left out.
+    the printed algorithm, from the same memory. Two turnovers and two batches are left out.
     """
     memory, stream = filled(MostDuplicated(score), capacity, "clustered")
+    seconds(memory, stream, 2 * capacity // BATCH)
     ours, naive, product, same = [], [], [], True
     for batch in range(batches):
         x_BD = torch.from_numpy(stream.draw(BATCH))
