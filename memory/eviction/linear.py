@@ -154,11 +154,12 @@ class LinearTally:
             self._pool.replace(slots.cpu().numpy(), after_RD.cpu().numpy())
 
     def _widen(self, z_BD: Tensor) -> None:
-        """Keep the range of norms: it only loosens bounds, so it is never narrowed but anew."""
+        """Keep the range of norms, for which pools and shortlists hold: it only loosens bounds, so
+        it is never narrowed but anew."""
         least, most = norms(z_BD)
         if least < self._radii[0] or most > self._radii[1]:
             self._radii = min(self._radii[0], least), max(self._radii[1], most)
-            self._shortlist = None
+            self._draw_anew()
 
     def counts(self) -> Tensor:
         """N(j) of the occupied slots, float64 [k]."""
