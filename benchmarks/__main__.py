@@ -14,7 +14,7 @@ from rich.console import Console
 
 from benchmarks.report import Result, path_of, plain, table, write
 
-NAMES = ("eviction", "growth", "losses", "learner", "ingest")  # the disk is busy behind the last
+NAMES = ("eviction", "growth", "losses", "learner", "ingest")  # the last leaves the disk busy
 WIDE = 180  # columns, where the tables go to a file
 REPORTS = Path(__file__).parent / "reports"
 

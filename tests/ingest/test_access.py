@@ -135,6 +135,7 @@ def test_a_stolen_routing_id_gets_nothing_in_and_cuts_nobody_off(running):
         victim.say(packet(3))
         victim.acked(3)
     assert running.journalled() == [("robot", 1), ("robot", 2), ("robot", 3)]
+    until(lambda: running.total("acked_samples") == 6)  # the record comes after the ACK
     assert running.total("samples") == 6
 
 
