@@ -207,10 +207,6 @@ def norms(z_BD: Tensor) -> tuple[float, float]:
     """Least and largest norm of the rows, widened by rounding; (1, 1) for none."""
     if len(z_BD) == 0:
         return 1.0, 1.0
-    least, most = math.inf, 0.0
-    step = max(1, BLOCK_ELEMENTS // z_BD.shape[1])
-    for start in range(0, len(z_BD), step):
-        block_bD = z_BD[start : start + step]
-        norm_b = torch.linalg.vector_norm(block_bD, dim=1, dtype=torch.float64)
-        least, most = min(least, float(norm_b.min())), max(most, float(norm_b.max()))
-    return least * (1 - 1e-12), most * (1 + 1e-12)
+    norm_B = torch.linalg.vector_norm(z_BD, dim=1)
+    unit = rounding(z_BD.shape[1], torch.finfo(z_BD.dtype).eps)
+    return float(norm_B.min()) * (1 - unit), float(norm_B.max()) * (1 + unit)

@@ -1,8 +1,8 @@
 """The sequential rule of DUEL inside a small block of candidates, under linear h.
 
-Shapes: B newcomers, D embedding, K slots, L steps that hold, P rows of the pool, R rows replaced, S
-rows of the shortlist, T steps taken before they are judged, W = S + T columns: candidates, then
-newcomers; F columns that are raced.
+Shapes: B newcomers, D embedding, G = D + 1: a row and its gain, K slots, L steps that hold, P rows
+of the pool, R rows replaced, S rows of the shortlist, T steps taken before they are judged,
+W = S + T columns: candidates, then newcomers; F columns that are raced.
 """
 
 from __future__ import annotations
@@ -102,13 +102,14 @@ class Shortlist:
             limit = max(limit, below)
         self._ceiling = Ceiling(sum_D, limit, radii[1])
         self._slot_S = pool.slots[self._index]
-        self._row_WD = np.empty((size + STRIDE, len(sum_D)), pool.row_PD.dtype)
-        self._row_SD = self._row_WD[:size]
-        self._row_SD[:] = pool.row_PD[self._index]
-        gain_S = gains(self._row_SD, sum_D)
+        self._row_WG = np.empty((size + STRIDE, len(sum_D) + 1), pool.row_PD.dtype)
+        self._row_SG = self._row_WG[:size]
+        self._row_SG[:, :-1] = pool.row_PD[self._index]
+        gain_S = gains(self._row_SG[:, :-1], sum_D)
         # Gains are kept below the largest of this moment, so that float32 holds their differences.
         self._top = float(gain_S.max())
-        self._gain_S = (gain_S - self._top).astype(self._row_SD.dtype)
+        self._unit = rounding(len(sum_D) + 1, float(np.finfo(pool.row_PD.dtype).eps)) * radii[1]
+        self._row_SG[:, -1] = gain_S - self._top
 
     def __len__(self) -> int:
         return len(self._slot_S)
@@ -126,32 +127,36 @@ class Shortlist:
         """
         taken: list[int] = []  # places in the shortlist, or REFUSED
         stride = STRIDE
+        wide_BD = x_BD.astype(np.float64, copy=False)
+        gain_B = gains(wide_BD, self._ceiling.sum_D) - self._top
         while len(taken) < len(x_BD):
-            heat = self._race(x_BD[len(taken) :][:stride], sum_D)
+            next_T = slice(len(taken), len(taken) + stride)
+            heat = self._race(wide_BD[next_T], gain_B[next_T], sum_D)
             verdict = self._judge(heat, sum_D)
             sum_D[:] = verdict.sum_D
             taken += self._keep(heat, verdict.column_L)
             if verdict.spent:
                 break
             stride = min(STRIDE, 2 * len(verdict.column_L), verdict.ahead)
-        plan.extend(self._slot_S[place] if place >= 0 else REFUSED for place in taken)
-        changed = [place for place in taken if place >= 0]
-        self._pool.row_PD[self._index[changed]] = self._row_SD[changed]
+        place_L = np.array(taken, np.int64)
+        stays = place_L != REFUSED
+        plan.extend(np.where(stays, self._slot_S[place_L], REFUSED).tolist())
+        changed = place_L[stays]
+        self._pool.row_PD[self._index[changed]] = self._row_SG[changed, :-1]
         self.taken += len(taken)
         return len(taken) == len(x_BD)
 
-    def _race(self, x_TD: Matrix, sum_D: Vector) -> Heat:
+    def _race(self, x_TD: Matrix, gain_T: Vector, sum_D: Vector) -> Heat:
         """Take these newcomers among the candidates that have most now, whatever the others do."""
-        size, turns = len(self._row_SD), len(x_TD)
-        row_WD = self._row_WD[: size + turns]
-        row_WD[size:] = x_TD
-        joining_T = gains(x_TD, self._ceiling.sum_D) - self._top
-        gain_W = np.concatenate([self._gain_S, joining_T.astype(row_WD.dtype)])
-        now_W = gain_W + row_WD @ (sum_D - self._ceiling.sum_D).astype(row_WD.dtype)
+        size, turns = len(self._row_SG), len(x_TD)
+        row_WG = self._row_WG[: size + turns]
+        row_WG[size:, :-1] = x_TD
+        row_WG[size:, -1] = gain_T
+        now_W = row_WG @ np.append(sum_D - self._ceiling.sum_D, 1.0).astype(row_WG.dtype)
         few = min(FEW, size)
         leading = np.argpartition(now_W[:size], size - few)[size - few :]
         column_F = np.concatenate([leading, np.arange(size, size + turns)])
-        row_FD, now_F = row_WD[column_F], now_W[column_F]
+        row_FD, now_F = row_WG[column_F, :-1], now_W[column_F]
         alike_FF = row_FD @ row_FD.T
         best_T = np.empty(turns, np.int64)
         for turn, own in enumerate(range(few, few + turns)):
@@ -167,55 +172,58 @@ class Shortlist:
         place_W[size:] = best_T
         for turn in np.flatnonzero(best_T >= size).tolist():  # in place of another newcomer
             place_W[size + turn] = place_W[best_T[turn]]
-        return Heat(x_TD, row_WD, gain_W, best_T, place_W)
+        return Heat(x_TD, row_WG, best_T, place_W)
 
     def _judge(self, heat: Heat, sum_D: Vector) -> Verdict:
         """Which steps hold. Where rounding could decide between columns, `settle` does."""
         turns, dim = heat.x_TD.shape
         path = np.empty((turns + 1, dim))
         path[0] = sum_D
-        np.subtract(heat.x_TD, heat.row_WD[heat.best_T], out=path[1:], dtype=np.float64)
+        np.subtract(heat.x_TD, heat.row_WD[heat.best_T], out=path[1:])
         np.add.accumulate(path, axis=0, out=path)  # in turn, so rounded as single steps are
         moved_TD = path[:-1] - self._ceiling.sum_D
         if self._compete:
             moved_TD += heat.x_TD
-        gain_WT = self._followed(heat, moved_TD)
-        most_T = gain_WT.max(axis=0)
+        raced_T, gain_WT = self._followed(heat, moved_TD)
+        rival_T = column_max(gain_WT)
+        most_T = np.maximum(raced_T, rival_T)
         length_T = np.sqrt(np.einsum("td,td->t", moved_TD, moved_TD))
-        unit = rounding(dim, float(np.finfo(gain_WT.dtype).eps)) * self._radii[1]
         wide = rounding(dim, WIDE_EPS) * (1 + self._ceiling.norm + float(length_T.max()))
-        least_T = most_T - 2 * (unit * (length_T + 4.0 + np.abs(most_T)) + wide)
+        margin_T = 2 * (self._unit * (2 * length_T + 4.0 + np.abs(most_T)) + wide)
+        least_T = most_T - margin_T
         lead_T = least_T + self._radii[0] ** 2 + self._top - self._ceiling(moved_TD)
-        near_WT = gain_WT >= least_T.astype(gain_WT.dtype)
-        held_T = (lead_T > 0) & (gain_WT[heat.best_T, np.arange(turns)] == most_T)
-        if np.count_nonzero(near_WT) > turns:
-            held_T &= np.count_nonzero(near_WT, axis=0) == 1
+        held_T = (lead_T > 0) & (rival_T < raced_T - margin_T)
         for turn in np.flatnonzero(~held_T).tolist():
             if lead_T[turn] <= 0:
                 return Verdict(heat.best_T[:turn], path[turn], spent=True)
-            best = self._settle(heat, turn, np.flatnonzero(near_WT[:, turn]), path[turn])
+            gain_WT[heat.best_T[turn], turn] = raced_T[turn]
+            best = self._settle(
+                heat, turn, np.flatnonzero(gain_WT[:, turn] >= least_T[turn]), path[turn]
+            )
             if best != heat.best_T[turn]:
                 column_L = np.append(heat.best_T[:turn], best)
-                path[turn] += heat.x_TD[turn].astype(np.float64) - heat.row_WD[best]
+                path[turn] += heat.x_TD[turn] - heat.row_WD[best]
                 return Verdict(column_L, path[turn])
         return Verdict(heat.best_T, path[turns], ahead=steps_left(lead_T))
 
-    def _followed(self, heat: Heat, moved_TD: Matrix) -> Matrix:
-        """Gains of all columns before each step; -inf of who has left or not come yet."""
-        size = len(self._row_SD)
-        gain_WT: Matrix = heat.row_WD @ moved_TD.astype(heat.row_WD.dtype).T
-        gain_WT += heat.gain_W[:, None]
-        turns = len(heat.best_T)
+    def _followed(self, heat: Heat, moved_TD: Matrix) -> tuple[Vector, Matrix]:
+        """At each step the gain of who left, and of all others; -inf of who has left before, or not
+        come yet."""
+        turns, size = len(moved_TD), len(self._row_SG)
+        query_TG = np.ones((turns, moved_TD.shape[1] + 1), heat.row_WG.dtype)
+        query_TG[:, :-1] = moved_TD
+        gain_WT: Matrix = heat.row_WG @ query_TG.T
         gone_TT = gain_WT[heat.best_T]
-        np.copyto(gone_TT, -np.inf, where=AFTER[:turns, :turns])
+        raced_T = gone_TT.diagonal().copy()
+        np.copyto(gone_TT, -np.inf, where=SINCE[:turns, :turns])
         gain_WT[heat.best_T] = gone_TT
         yet_TT = AFTER if self._compete else SINCE
         np.copyto(gain_WT[size:], -np.inf, where=yet_TT[:turns, :turns].T)
-        return gain_WT
+        return raced_T, gain_WT
 
     def _settle(self, heat: Heat, turn: int, near: Indices, sum_D: Vector) -> int:
         """The column that leaves at this step, of some that tie within rounding."""
-        own = len(self._row_SD) + turn
+        own = len(self._row_SG) + turn
         near = near[near != own]
         slot_N = self._slot_S[heat.place_W[near]]
         found = settle(heat.row_WD[near], slot_N, sum_D, heat.x_TD[turn], self._compete)
@@ -224,12 +232,11 @@ class Shortlist:
     def _keep(self, heat: Heat, column_L: Indices) -> list[int]:
         """Put the newcomers of these steps in the places of who left; the places, or REFUSED."""
         place_L = heat.place_W[column_L]
-        size, turn_L = len(self._row_SD), np.arange(len(place_L))
+        size, turn_L = len(self._row_SG), np.arange(len(place_L))
         place_L[column_L == size + turn_L] = REFUSED
         stays = place_L >= 0
         # Of some who took one place in turn the last has it.
-        self._row_SD[place_L[stays]] = heat.x_TD[turn_L[stays]]
-        self._gain_S[place_L[stays]] = heat.gain_W[size + turn_L[stays]]
+        self._row_SG[place_L[stays]] = heat.row_WG[size + turn_L[stays]]
         places: list[int] = place_L.tolist()
         return places
 
@@ -239,11 +246,14 @@ class Heat:
     """Steps taken in a shortlist, not yet judged. Columns are candidates, then the newcomers: no
     row changes, so nothing needs to be taken back."""
 
-    x_TD: Matrix  # newcomers
-    row_WD: Matrix  # of all columns
-    gain_W: Vector  # when the shortlist was made, relative to its top
+    x_TD: Matrix  # newcomers, float64
+    row_WG: Matrix  # of all columns; the gain is that when the shortlist was made, below its top
     best_T: Indices  # column that left, the newcomer's own where it was refused
     place_W: Indices  # in the shortlist, of each column: a newcomer has that of who left for it
+
+    @property
+    def row_WD(self) -> Matrix:
+        return self.row_WG[:, :-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +271,14 @@ def steps_left(lead_T: Vector) -> int:
     lead = float(lead_T[-1])
     fall = (float(lead_T[0]) - lead) / len(lead_T)
     return SPARE + int(1.5 * lead / fall) if lead < STRIDE * fall else STRIDE
+
+
+def column_max(value_NT: Matrix) -> Vector:
+    """The largest of each column. numpy alone takes short rows one by one; halves are long ones."""
+    while len(value_NT) > 16:
+        half = (len(value_NT) + 1) // 2
+        value_NT = np.maximum(value_NT[:half], value_NT[-half:])
+    return np.asarray(value_NT.max(axis=0))
 
 
 def gains(row_ND: Matrix, sum_D: Vector) -> Vector:
