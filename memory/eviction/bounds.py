@@ -34,16 +34,21 @@ class Ceiling:
         self.sum_D = sum_D.copy()
         self.norm = math.sqrt(float(sum_D @ sum_D))
         self._unit_D = self.sum_D / self.norm if self.norm > 0 else np.zeros_like(sum_D)
-        self._limit, self._radius = limit, radius
+        self.limit, self._radius = limit, radius
         self._cosine = limit / self.norm if self.norm > 0 else radius
+
+    def anew(self, sum_D: Vector, below: float) -> Ceiling:
+        """Of these rows at another s_0, and of such as have at most `below` of z . s_0 there."""
+        limit = max(float(self((sum_D - self.sum_D)[None])[0]), below)
+        return Ceiling(sum_D, limit, self._radius)
 
     def covers(self, row_ND: Matrix) -> NDArray[np.bool_]:
         """Which rows the bound holds for, bool [N]."""
-        return np.asarray(row_ND.astype(np.float64, copy=False) @ self.sum_D <= self._limit)
+        return np.asarray(row_ND.astype(np.float64, copy=False) @ self.sum_D <= self.limit)
 
     def __call__(self, moved_ND: Matrix) -> Vector:
         """The bound at s_0 + each of these moves, float64 [N]."""
-        if self._limit == -math.inf:
+        if self.limit == -math.inf:
             return np.full(len(moved_ND), -math.inf)
         along_N = moved_ND @ self._unit_D
         square_N = np.einsum("nd,nd->n", moved_ND, moved_ND) - along_N * along_N

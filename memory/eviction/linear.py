@@ -7,6 +7,10 @@ the whole column, from which the pool is drawn. Each level bounds what lies outs
 and is drawn anew only when its bound no longer proves the next step. A pool outlasts many batches,
 so the column is read less than once a batch.
 
+Where pools do not last, the column is swept (sweep.py): a shortlist goes on while no other slot has
+more, which is looked up for some steps at once. And where even that fails, as among more copies of
+one row than a shortlist holds, it is searched for each newcomer.
+
 Shapes: B newcomers, D embedding, K slots, P rows of the pool, R slots refreshed, S shortlist.
 """
 
@@ -21,6 +25,7 @@ from torch import Tensor
 from memory.columns import Columns
 from memory.eviction.bounds import Ceiling, Matrix, Vector, rounding
 from memory.eviction.shortlist import REFUSED, Pool, Shortlist, settle
+from memory.eviction.sweep import Sweep
 from memory.scores import BLOCK_ELEMENTS, sum_rows
 
 POOL_ROWS = 8192
@@ -28,6 +33,15 @@ POOL_ROWS = 8192
 
 SHORTLIST_ROWS = 1024
 """Smallest shortlist. A smaller one saves little at a step, and lasts for fewer of them."""
+
+WORTH = 16
+"""Steps for which a draw must serve. Where it does not, the next way is taken for a while."""
+
+LONGEST = 1024
+"""Most newcomers before the first way is tried again."""
+
+POOL, SWEEP, SEARCH = range(3)
+"""The ways, cheapest first."""
 
 RECOUNT_AFTER = 1 << 20
 """Evictions, besides four a slot, after which the sum is taken anew."""
@@ -49,8 +63,10 @@ class LinearTally:
         self._pool: Pool | None = None
         self._shortlist: Shortlist | None = None  # of the pool; it may outlast a batch
         self._size = SHORTLIST_ROWS
-        self._direct = 0  # newcomers to search the whole column for, before another pool is tried
-        self._wait = 0  # how many that was the last time
+        self._served = 0  # newcomers, by this pool
+        self._way = POOL
+        self._left = 0  # newcomers before POOL is tried again
+        self._wait = 0  # how many they were the last time
         self.recount()
 
     def recount(self) -> None:
@@ -76,30 +92,29 @@ class LinearTally:
         self._widen(z_BD)
         x_BD = z_BD.cpu().numpy()
         plan: list[int] = []
-        if self._direct == 0:
-            fresh = self._pool is None
+        if self._left <= 0:
+            self._way = POOL
+        while not plan and self._way < SEARCH:
             self._take(x_BD, plan)
-            if not plan and not fresh:
-                fresh = True
-                self._take(x_BD, plan)
-            if fresh:
-                self._wait = 0 if len(plan) >= min(4, len(x_BD)) else min(64, 2 * self._wait + 1)
-                self._direct = self._wait
         if not plan:
             plan.append(self._search(x_BD[0]))
-            self._direct = max(0, self._direct - 1)
+        self._left -= len(plan)
         self._since += len(plan)
         return torch.tensor(plan, dtype=torch.int64)
 
     def _take(self, x_BD: Matrix, plan: list[int]) -> None:
         """Place newcomers by shortlists of one pool, until all are placed or the pool is spent."""
-        pool = self._pool = self._pool or self._draw_pool()
+        if self._pool is None:
+            self._pool, self._served = self._draw_pool(), 0
+        pool = self._pool
         while len(plan) < len(x_BD):
             if self._shortlist is None:
-                size = min(self._size, len(pool))
+                size = len(pool) if self._way == SWEEP else min(self._size, len(pool))
                 self._shortlist = Shortlist(pool, self._sum_D, size, self._radii, self._compete)
-            shortlist = self._shortlist
-            if shortlist.run(x_BD[len(plan) :], self._sum_D, plan):
+            shortlist, before = self._shortlist, len(plan)
+            over = shortlist.run(x_BD[len(plan) :], self._sum_D, plan)
+            self._served += len(plan) - before
+            if over:
                 return  # and it serves the next newcomers too
             self._shortlist = None
             # To draw costs about as much as P + 16 S + 8,000 rows of a step, a step S + 1,500.
@@ -107,11 +122,20 @@ class LinearTally:
             draw, spent = len(pool) + 16 * size + 8000, shortlist.taken * (size + 1500)
             if spent < 5 * draw:
                 if size == len(pool) or shortlist.bounded_by_pool:
-                    self._pool = None
+                    self._give_up()
                     return
                 self._size = 2 * size
             elif spent > 20 * draw:
                 self._size = max(SHORTLIST_ROWS, int(0.8 * size))
+
+    def _give_up(self) -> None:
+        """Leave a pool that proves no more, and its way if it served too few."""
+        self._draw_anew()
+        if self._served < WORTH:
+            self._way += 1
+            self._left = self._wait = min(LONGEST, 2 * self._wait + WORTH)
+        elif self._way == POOL:
+            self._wait = 0
 
     def _draw_pool(self) -> Pool:
         z_KD, capacity = self._columns.embeddings, self._columns.capacity
@@ -120,9 +144,13 @@ class LinearTally:
             nobody = Ceiling(self._sum_D, -math.inf, self._radii[1])
             return Pool(everything, np.array(z_KD.cpu().numpy()), capacity, nobody)
         gain_K, slack = self._gains()
-        slots, below = _largest(gain_K, POOL_ROWS)
-        ceiling = Ceiling(self._sum_D, below + slack, self._radii[1])
-        return Pool(slots.cpu().numpy(), z_KD[slots].cpu().numpy(), capacity, ceiling)
+        size = SHORTLIST_ROWS if self._way == SWEEP else POOL_ROWS
+        place_P, below = _largest(gain_K, size)
+        slots, radius = place_P.cpu().numpy(), self._radii[1]
+        ceiling: Ceiling | Sweep = Ceiling(self._sum_D, below + slack, radius)
+        if self._way == SWEEP:
+            ceiling = Sweep(self._columns, slots, self._sum_D, radius)
+        return Pool(slots, z_KD[place_P].cpu().numpy(), capacity, ceiling)
 
     def _gains(self, shift_D: Vector | float = 0.0) -> tuple[Tensor, float]:
         """z . (s + shift) of every slot, and how far rounding may have moved it."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from memory.eviction.bounds import Ceiling, Indices, Matrix, Vector, exact_gain, rounding
+from memory.eviction.sweep import Sweep
 
 STRIDE = 64
 """Largest T."""
@@ -39,10 +40,12 @@ class Pool:
         slots: of the rows, int64 [P], distinct.
         row_PD: copies of the rows, kept in step with the memory.
         capacity: K.
-        ceiling: of the rows that are not in the pool.
+        ceiling: of the rows that are not in the pool. A `Sweep` where shortlists take all of it.
     """
 
-    def __init__(self, slots: Indices, row_PD: Matrix, capacity: int, ceiling: Ceiling) -> None:
+    def __init__(
+        self, slots: Indices, row_PD: Matrix, capacity: int, ceiling: Ceiling | Sweep
+    ) -> None:
         self.slots, self.row_PD, self.ceiling = slots, row_PD, ceiling
         self._where_K = np.full(capacity, -1, dtype=np.int64)
         self._where_K[slots] = np.arange(len(slots))
@@ -87,20 +90,16 @@ class Shortlist:
     ) -> None:
         self._pool, self._radii, self._compete = pool, radii, compete
         self.taken = 0
-        limit = float(pool.ceiling((sum_D - pool.ceiling.sum_D)[None])[0])
-        self.bounded_by_pool = size == len(pool)
-        if size == len(pool):
-            self._index = np.arange(size)
-        else:
+        self._index, below = np.arange(size), -np.inf
+        if size < len(pool):
             gain_P = pool.row_PD @ sum_D.astype(pool.row_PD.dtype)
             cut = len(pool) - size - 1
             order = np.argpartition(gain_P, cut)
             self._index = order[cut + 1 :]
             unit = rounding(len(sum_D), float(np.finfo(gain_P.dtype).eps))
             below = float(gain_P[order[cut]]) + unit * float(np.linalg.norm(sum_D)) * radii[1]
-            self.bounded_by_pool = limit > below
-            limit = max(limit, below)
-        self._ceiling = Ceiling(sum_D, limit, radii[1])
+        self._ceiling = pool.ceiling.anew(sum_D, below)
+        self.bounded_by_pool = size == len(pool) or self._ceiling.limit > below
         self._slot_S = pool.slots[self._index]
         self._row_WG = np.empty((size + STRIDE, len(sum_D) + 1), pool.row_PD.dtype)
         self._row_SG = self._row_WG[:size]

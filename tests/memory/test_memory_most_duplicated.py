@@ -20,6 +20,7 @@ from memory.eviction import (
     race,
     scored,
     shortlist,
+    sweep,
 )
 from memory.scores import Gaussian, Linear, Quadratic, Score, Threshold, VonMisesFisher
 from tests.naive import STREAMS, IncrementalDuel, printed_algorithm_2, unit_rows
@@ -44,6 +45,9 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear, "POOL_ROWS", 12)
     monkeypatch.setattr(linear, "SHORTLIST_ROWS", 4)
     monkeypatch.setattr(linear, "NEWCOMERS", 17)
+    monkeypatch.setattr(linear, "WORTH", 2)
+    monkeypatch.setattr(linear, "LONGEST", 7)
+    monkeypatch.setattr(sweep, "ROWS", 5)
     monkeypatch.setattr(shortlist, "STRIDE", 5)
     monkeypatch.setattr(shortlist, "FEW", 3)
     monkeypatch.setattr(shortlist, "SPARE", 1)
@@ -148,6 +152,16 @@ def test_float32_evicts_the_largest_count(
     run_cases(stream, score, range(8), torch.float32, compete)
 
 
+@FORMS
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("stream", STREAMS)
+def test_every_step_holds_where_the_column_is_swept(
+    stream: str, dtype: torch.dtype, compete: bool, narrow: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linear, "POOL", linear.SWEEP)
+    run_cases(stream, Linear(), range(CASES), dtype, compete)
+
+
 @pytest.mark.parametrize("score", SCORES, ids=repr)
 def test_the_sequence_is_that_of_the_printed_algorithm(score: Score) -> None:
     rng = np.random.default_rng(5)
@@ -171,8 +185,10 @@ def test_a_large_memory_evicts_the_same_with_and_without_pools(
     rng = np.random.default_rng(11)
     z_ND = unit_rows(rng, stream, 1400, 32).to(torch.float32)
     outcomes = []
-    for pool_rows, shortlist_rows in ((8192, 8192), (256, 32), (64, 16)):
+    ways = (8192, 8192, 16), (256, 32, 1), (64, 16, 1), (64, 16, 10**9), (64, 16, 16)
+    for pool_rows, shortlist_rows, worth in ways:
         monkeypatch.setattr(linear, "POOL_ROWS", pool_rows)
+        monkeypatch.setattr(linear, "WORTH", worth)
         monkeypatch.setattr(linear, "SHORTLIST_ROWS", shortlist_rows)
         memory = WorkingMemory(1000, 32, MostDuplicated())
         memory.add(torch.arange(1000), z_ND[:1000])
@@ -184,7 +200,7 @@ def test_a_large_memory_evicts_the_same_with_and_without_pools(
                 for start, part in zip(starts, parts, strict=True)
             ]
         )
-    assert outcomes[0] == outcomes[1] == outcomes[2]
+    assert all(outcome == outcomes[0] for outcome in outcomes)
 
 
 @pytest.mark.parametrize("score", SCORES, ids=repr)
