@@ -284,7 +284,8 @@ def rows(quick: bool) -> Iterator[Row]:
     yield from against_printed(SHARP, 2048, times=1000, batches=12)
     yield exact(Linear(), 2048, "clustered", 40_000, batches=100)
     yield exact(Linear(), 65_536, "clustered", 25_000, batches=512)
-    yield exact(Linear(), 2048, "uniform", 0, batches=100)
+    for capacity, batches in ((2048, 100), (16_384, 128), (65_536, 256)):
+        yield exact(Linear(), capacity, "uniform", 0, batches)
     for score in (SHARP, Quadratic(), Gaussian()):
         for kind in ("clustered", "uniform"):
             yield exact(score, 2048, kind, 10_000, batches=100)

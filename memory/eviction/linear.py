@@ -34,14 +34,14 @@ POOL_ROWS = 8192
 SHORTLIST_ROWS = 1024
 """Smallest shortlist. A smaller one saves little at a step, and lasts for fewer of them."""
 
-WORTH = 16
+POOL, SWEEP, SEARCH = range(3)
+"""The ways, cheapest first."""
+
+WORTH = 4
 """Steps for which a draw must serve. Where it does not, the next way is taken for a while."""
 
 LONGEST = 1024
 """Most newcomers before the first way is tried again."""
-
-POOL, SWEEP, SEARCH = range(3)
-"""The ways, cheapest first."""
 
 RECOUNT_AFTER = 1 << 20
 """Evictions, besides four a slot, after which the sum is taken anew."""
@@ -92,7 +92,7 @@ class LinearTally:
         self._widen(z_BD)
         x_BD = z_BD.cpu().numpy()
         plan: list[int] = []
-        if self._left <= 0:
+        if self._left <= 0 and self._pool is None:
             self._way = POOL
         while not plan and self._way < SEARCH:
             self._take(x_BD, plan)
@@ -117,15 +117,16 @@ class LinearTally:
             if over:
                 return  # and it serves the next newcomers too
             self._shortlist = None
-            # To draw costs about as much as P + 16 S + 8,000 rows of a step, a step S + 1,500.
+            # About the microseconds that a core takes to draw a shortlist, and for its steps.
             size = len(shortlist)
-            draw, spent = len(pool) + 16 * size + 8000, shortlist.taken * (size + 1500)
-            if spent < 5 * draw:
-                if size == len(pool) or shortlist.bounded_by_pool:
-                    self._give_up()
-                    return
+            draw, steps = len(pool) / 30 + size / 5 + 50, shortlist.taken * (size / 400 + 13)
+            too_short = steps < 2 * draw
+            if self._way == SWEEP or (too_short and shortlist.bounded_by_pool):
+                self._give_up()
+                return
+            if too_short:
                 self._size = 2 * size
-            elif spent > 20 * draw:
+            elif steps > 9 * draw:
                 self._size = max(SHORTLIST_ROWS, int(0.8 * size))
 
     def _give_up(self) -> None:
