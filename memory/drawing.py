@@ -15,6 +15,7 @@ from memory.arguments import check_count
 from memory.checks import Array, check_embeddings, check_integers, check_way
 from memory.draws import Draw, Negatives
 from memory.eviction import Policy
+from memory.precision import in_full_precision
 from memory.strata import Strata
 from memory.views import ColumnViews
 
@@ -27,6 +28,7 @@ class Drawing(ColumnViews):
     _generator: torch.Generator
     _strata: Strata
 
+    @in_full_precision
     def negatives(
         self,
         n: int | None = None,
@@ -120,6 +122,7 @@ class Drawing(ColumnViews):
             hashes = check_integers("hashes_B", hashes_B, self.device, len(ids))
         return (self.negatives() if negatives is None else negatives).mask(ids, hashes)
 
+    @in_full_precision
     def sample(
         self,
         n: int,

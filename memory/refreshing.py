@@ -14,6 +14,7 @@ from memory.admission import Totals
 from memory.arguments import check_count
 from memory.checks import Array, check_embeddings, check_slots
 from memory.drawing import Drawing
+from memory.precision import in_full_precision
 
 
 class Refreshing(Drawing):
@@ -48,6 +49,7 @@ class Refreshing(Drawing):
             raise ValueError(f"the image of slot {slot} is lost: leave out `images_lost`")
         return images.read(chosen)
 
+    @in_full_precision
     def refresh(self, slots: Array, z: Array) -> Tensor:
         """Replace embeddings by newly computed ones of the same samples.
 

@@ -17,6 +17,7 @@ from memory.checks import Array, check_rows
 from memory.columns import Columns, Rows
 from memory.eviction.group import Group, Ranks
 from memory.eviction.scored import ScoredTally
+from memory.precision import in_full_precision
 from memory.scores import Linear, Score, check_score
 
 
@@ -65,10 +66,12 @@ class ShardedMemory:
         """Unit rows of the occupied slots of this shard [k, D]."""
         return self._columns.z_kD
 
+    @in_full_precision
     def counts(self) -> Tensor:
         """Duplicate counts of this shard's occupied slots over all shards, float64 [k]."""
         return self._tally.counts()
 
+    @in_full_precision
     def add(self, ids: Array, z: Array) -> Admission:
         """Offer a batch, in order. The admission is the same on every rank; slots are those of all.
 
@@ -127,6 +130,7 @@ class ShardedMemory:
     def _offset(self) -> int:
         return self._group.rank * self._columns.capacity
 
+    @in_full_precision
     def check_valid(self) -> tuple[bool, str]:
         """Recount this shard's slots over all. Every rank must call."""
         return self._tally.check()

@@ -20,6 +20,7 @@ from memory.eviction import Feedback, MostDuplicated, Policy
 from memory.eviction.base import check_free
 from memory.images import Image, image_column
 from memory.offer import offer
+from memory.precision import in_full_precision
 from memory.refreshing import Refreshing
 from memory.scores import Score, check_score
 from memory.state import (
@@ -110,6 +111,7 @@ class WorkingMemory(Refreshing):
         self.eviction.bind(self._columns, seed + 1)
         self._description = describe(self.eviction, image_shape, duplicates)
 
+    @in_full_precision
     def add(
         self,
         ids: Array,
@@ -165,10 +167,12 @@ class WorkingMemory(Refreshing):
         every = torch.arange(len(self), device=self.device)
         self.eviction.refreshed(every, self.embeddings.clone())
 
+    @in_full_precision
     def counts(self) -> Tensor:
         """Duplicate counts N(j) of the occupied slots (DUEL, eq. 5), float64 [k]."""
         return self.eviction.counts()
 
+    @in_full_precision
     def collisions(self, z: Array) -> Tensor:
         """Expected collision probability of each anchor with the memory, float64 [B].
 
@@ -187,12 +191,14 @@ class WorkingMemory(Refreshing):
             return self.eviction.total(z_BD) / max(1, len(self))
         return self.measured_by.total(z_BD, self.embeddings) / max(1, len(self))
 
+    @in_full_precision
     def stats(self) -> MemoryStats:
         """Numbers of this moment, in O(K D^2) besides the counts, which are sampled where they are
         dear (see MemoryStats.counted). Cheap enough for every few seconds.
         """
         return measure(self._columns, self.eviction, self._totals, self._drift)
 
+    @in_full_precision
     def effective_cells(self, cells: int = 64) -> float:
         """Exponential of the entropy of the sizes of k-means cells, from 1 to `cells`; 0 of an
         empty memory. Clusters anew at each call: not for every step.
@@ -209,6 +215,7 @@ class WorkingMemory(Refreshing):
         state["generator"] = self._generator.get_state()
         return state
 
+    @in_full_precision
     def load_state_dict(self, state: State) -> None:
         """Take over a state of a memory built with the same arguments.
 
@@ -233,6 +240,7 @@ class WorkingMemory(Refreshing):
         if columns["embeddings"].dtype != self.dtype:
             self._count_anew()
 
+    @in_full_precision
     def check_valid(self) -> tuple[bool, str]:
         """Recount everything. (True, "") or (False, what is wrong)."""
         joined = self._totals.inserted - self._totals.evicted

@@ -16,6 +16,10 @@ Matrix = NDArray[Any]
 Indices = NDArray[np.int64]
 
 
+LEAST_NORM = 1e-30
+"""A sum of rows shorter than this has no direction: products with it underflow in float32."""
+
+
 class Ceiling:
     """Bounds z . s over all rows z of which only this is known: |z| <= radius, z . s_0 <= limit.
 
@@ -32,27 +36,31 @@ class Ceiling:
 
     def __init__(self, sum_D: Vector, limit: float, radius: float) -> None:
         self.sum_D = sum_D.copy()
-        self.norm = math.sqrt(float(sum_D @ sum_D))
+        norm = math.sqrt(float(sum_D @ sum_D))
+        self.norm = norm if norm > LEAST_NORM else 0.0
         self._unit_D = self.sum_D / self.norm if self.norm > 0 else np.zeros_like(sum_D)
         self.limit, self._radius = limit, radius
+        self._wide = 8 * rounding(len(sum_D), float(np.finfo(np.float64).eps))
         self._cosine = limit / self.norm if self.norm > 0 else radius
 
     def anew(self, sum_D: Vector, below: float) -> Ceiling:
         """Of these rows at another s_0, and of such as have at most `below` of z . s_0 there."""
-        limit = max(float(self((sum_D - self.sum_D)[None])[0]), below)
-        return Ceiling(sum_D, limit, self._radius)
+        moved_D = sum_D - self.sum_D
+        limit = float(self(moved_D[None], np.array([moved_D @ moved_D]))[0])
+        return Ceiling(sum_D, max(limit, below), self._radius)
 
     def covers(self, row_ND: Matrix) -> NDArray[np.bool_]:
         """Which rows the bound holds for, bool [N]."""
         return np.asarray(row_ND.astype(np.float64, copy=False) @ self.sum_D <= self.limit)
 
-    def __call__(self, moved_ND: Matrix) -> Vector:
-        """The bound at s_0 + each of these moves, float64 [N]."""
+    def __call__(self, moved_ND: Matrix, square_N: Vector) -> Vector:
+        """The bound at s_0 + each of these moves, given their squared lengths; float64 [N]."""
         if self.limit == -math.inf:
             return np.full(len(moved_ND), -math.inf)
         along_N = moved_ND @ self._unit_D
-        square_N = np.einsum("nd,nd->n", moved_ND, moved_ND) - along_N * along_N
-        across_N = np.sqrt(np.maximum(square_N, 0.0)) * (1 + 1e-9) + 1e-12
+        # Where a move is all but along s_0 the difference of squares is nothing but rounding.
+        across_N = np.sqrt(np.maximum(square_N - along_N * along_N, 0.0) + self._wide * square_N)
+        wide_N = self._wide * (self.norm + np.sqrt(square_N))
         along_N += self.norm
         length_N = np.hypot(along_N, across_N)
         cosine = max(self._cosine, -self._radius)
@@ -60,7 +68,7 @@ class Ceiling:
         if cosine < self._radius:
             edge_N += across_N * math.sqrt(self._radius**2 - cosine**2)
         free_N = self._cosine * length_N >= self._radius * along_N
-        return np.where(free_N, self._radius * length_N, edge_N)
+        return np.asarray(np.where(free_N, self._radius * length_N, edge_N) + self._radius * wide_N)
 
 
 def rounding(dim: int, eps: float) -> float:

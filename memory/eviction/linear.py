@@ -44,7 +44,7 @@ LONGEST = 1024
 """Most newcomers before the first way is tried again."""
 
 RECOUNT_AFTER = 1 << 20
-"""Evictions, besides four a slot, after which the sum is taken anew."""
+"""Newcomers and refreshed rows, besides four a slot, after which the sum is taken anew."""
 
 NEWCOMERS = 1024
 """Most newcomers taken at a time."""
@@ -66,7 +66,7 @@ class LinearTally:
         self._served = 0  # newcomers, by this pool
         self._way = POOL
         self._left = 0  # newcomers before POOL is tried again
-        self._wait = 0  # how many they were the last time
+        self._wait = [0, 0]  # how many they were when a POOL, and a SWEEP, last failed
         self.recount()
 
     def recount(self) -> None:
@@ -132,11 +132,11 @@ class LinearTally:
     def _give_up(self) -> None:
         """Leave a pool that proves no more, and its way if it served too few."""
         self._draw_anew()
-        if self._served < WORTH:
+        if self._served >= WORTH:
+            self._wait[self._way] = 0
+        else:
+            self._left = self._wait[self._way] = min(LONGEST, 2 * self._wait[self._way] + WORTH)
             self._way += 1
-            self._left = self._wait = min(LONGEST, 2 * self._wait + WORTH)
-        elif self._way == POOL:
-            self._wait = 0
 
     def _draw_pool(self) -> Pool:
         z_KD, capacity = self._columns.embeddings, self._columns.capacity
@@ -171,11 +171,11 @@ class LinearTally:
         if chosen == REFUSED:
             return REFUSED
         self._sum_D += x_D.astype(np.float64) - row_nD[chosen]
-        self._draw_anew()
         return int(near[chosen])
 
     def refreshed(self, slots: Tensor, before_RD: Tensor) -> None:
         after_RD = self._columns.embeddings[slots]
+        self._since += len(slots)
         self._sum_D += (sum_rows(after_RD) - sum_rows(before_RD)).cpu().numpy()
         self._widen(after_RD)
         self._shortlist = None

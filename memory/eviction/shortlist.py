@@ -101,7 +101,7 @@ class Shortlist:
         self._ceiling = pool.ceiling.anew(sum_D, below)
         self.bounded_by_pool = size == len(pool) or self._ceiling.limit > below
         self._slot_S = pool.slots[self._index]
-        self._row_WG = np.empty((size + STRIDE, len(sum_D) + 1), pool.row_PD.dtype)
+        self._row_WG = np.zeros((size + STRIDE, len(sum_D) + 1), pool.row_PD.dtype)
         self._row_SG = self._row_WG[:size]
         self._row_SG[:, :-1] = pool.row_PD[self._index]
         gain_S = gains(self._row_SG[:, :-1], sum_D)
@@ -186,11 +186,12 @@ class Shortlist:
         raced_T, gain_WT = self._followed(heat, moved_TD)
         rival_T = column_max(gain_WT)
         most_T = np.maximum(raced_T, rival_T)
-        length_T = np.sqrt(np.einsum("td,td->t", moved_TD, moved_TD))
+        square_T = np.einsum("td,td->t", moved_TD, moved_TD)
+        length_T = np.sqrt(square_T)
         wide = rounding(dim, WIDE_EPS) * (1 + self._ceiling.norm + float(length_T.max()))
         margin_T = 2 * (self._unit * (2 * length_T + 4.0 + np.abs(most_T)) + wide)
         least_T = most_T - margin_T
-        lead_T = least_T + self._radii[0] ** 2 + self._top - self._ceiling(moved_TD)
+        lead_T = least_T + self._radii[0] ** 2 + self._top - self._ceiling(moved_TD, square_T)
         held_T = (lead_T > 0) & (rival_T < raced_T - margin_T)
         for turn in np.flatnonzero(~held_T).tolist():
             if lead_T[turn] <= 0:

@@ -48,8 +48,9 @@ class Sweep:
         """Which rows the bound holds for: all, bool [R]."""
         return np.ones(len(row_RD), dtype=bool)
 
-    def __call__(self, moved_ND: Matrix) -> Vector:
-        """The bound at s_0 + each of these moves, float64 [N]."""
+    def __call__(self, moved_ND: Matrix, square_N: Vector) -> Vector:
+        """The bound at s_0 + each of these moves, float64 [N]; their lengths do not matter."""
+        del square_N
         z_KD = self._columns.embeddings
         query_ND = self.sum_D + moved_ND
         narrow_ND = torch.from_numpy(query_ND).to(z_KD.device, z_KD.dtype)
