@@ -117,10 +117,7 @@ class Drawing(ColumnViews):
             hashes_B: content hashes of the anchors, 0 for none.
             negatives: those drawn; all occupied slots where not given.
         """
-        ids, hashes = check_integers("ids_B", ids_B, self.device), None
-        if hashes_B is not None:
-            hashes = check_integers("hashes_B", hashes_B, self.device, len(ids))
-        return (self.negatives() if negatives is None else negatives).mask(ids, hashes)
+        return (self.negatives() if negatives is None else negatives).mask(ids_B, hashes_B)
 
     @in_full_precision
     def sample(

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from memory.blocks import columns_at_a_time
+from memory.checks import Array, check_integers
 from memory.scores import BLOCK_ELEMENTS
 
 
@@ -32,8 +33,15 @@ class Negatives:
         """N"""
         return self.ids_N.shape[-1]
 
-    def mask(self, ids_B: Tensor, hashes_B: Tensor | None) -> Tensor:
-        """bool [B, N], True where negative n is anchor b itself (id) or the same picture (hash)."""
+    def mask(self, ids_B: Array, hashes_B: Array | None) -> Tensor:
+        """bool [B, N], True where negative n is anchor b itself (id) or the same picture (hash).
+
+        Raises:
+            ValueError: ids or hashes that are no integers [B].
+        """
+        ids_B = check_integers("ids_B", ids_B, self.ids_N.device)
+        if hashes_B is not None:
+            hashes_B = check_integers("hashes_B", hashes_B, self.ids_N.device, len(ids_B))
         return same(ids_B, hashes_B, self.ids_N, self.hashes_N)
 
 

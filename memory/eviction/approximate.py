@@ -229,7 +229,8 @@ class IndexTally:
         if error.mean > WRONG:
             return False, (
                 f"counts of {error.sampled} slots are off by {error.mean:.3g} of the exact in the "
-                f"mean and {error.worst:.3g} at worst: must be within {WRONG}; raise `near`"
+                f"mean and {error.worst:.3g} at worst: must be within {WRONG}; where they stay "
+                'so, as with few slots or few duplicates, use index="exact"'
             )
         return True, ""
 

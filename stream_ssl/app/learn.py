@@ -100,7 +100,8 @@ class Process:
         )
         self._health = Health()
         self._health.set("started", False, "starting")
-        host, port = split_address(settings.http.learner)
+        with configuring():
+            host, port = split_address(settings.http.learner)
         server = Server(
             self.metrics.registry, self._health, "learner", host, port, settings.http.public
         )

@@ -35,7 +35,8 @@ def receive(settings: Namespace, resolved: Mapping[str, Any], stop: threading.Ev
         settings: as the receiver's parser gives them.
         resolved: the same as plain values, for the metrics.
     """
-    host, port = split_address(settings.http.receiver)
+    with configuring():
+        host, port = split_address(settings.http.receiver)
     metrics = ReceiverMetrics(CollectorRegistry(), flat(resolved))
     health = Health()
     health.expect("receiver", PATIENCE)

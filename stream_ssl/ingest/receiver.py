@@ -20,6 +20,7 @@ from stream_ssl.ingest.records import ReceiverRecord
 from stream_ssl.ingest.seldom import SeldomLog
 from stream_ssl.ingest.sessions import Sessions
 from stream_ssl.wire import Message, encode, require_loopback
+from stream_ssl.wire.address import check_bind
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +77,7 @@ class Receiver:
         max_producers: int = 4096,
         drain_seconds: float = 2.0,
     ) -> None:
+        check_bind(bind)
         if access is None:
             require_loopback(
                 bind,

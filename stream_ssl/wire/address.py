@@ -44,6 +44,19 @@ def check_address(address: str) -> str:
     )
 
 
+def check_bind(address: str) -> str:
+    """An address to listen at, as it is; port 0 is a free one.
+
+    Raises:
+        ValueError: a port that there is none of: ZeroMQ would listen at another, its remainder.
+    """
+    transport, _, rest = address.partition("://")
+    port = rest.rpartition(":")[2]
+    if transport == "tcp" and port.isdecimal() and int(port) > 65_535:
+        raise ValueError(f"bind {address!r}: the port must be 1 to 65535, or 0 for a free one")
+    return address
+
+
 def require_loopback(address: str, remedy: str) -> None:
     """Refuse to speak in plain text to or on an address that others can reach.
 

@@ -83,6 +83,12 @@ def outcome(
         ("http", {"receiver": "0.0.0.0:0", "learner": "127.0.0.1:0"}, "not loopback"),
         ("http", {"receiver": "nowhere", "learner": "127.0.0.1:0"}, "HOST:PORT"),
         ("receiver", {"bind": "tcp://0.0.0.0:0"}, "only on loopback"),
+        ("receiver", {"bind": "tcp://127.0.0.1:99999"}, "port must be 1 to 65535"),
+        (
+            "http",
+            {"receiver": "127.0.0.1:9100", "learner": "127.0.0.1:9100"},
+            "both 127.0.0.1:9100",
+        ),
         ("access", {"keys": "missing.json", "allow": "allow.json"}, "stream-ssl keys"),
         ("decoder", {"size": 16, "channels": 2}, "channels"),
         ("encoder", {"width": 0}, "width is 0"),

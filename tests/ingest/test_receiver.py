@@ -338,6 +338,7 @@ def test_nothing_that_raises_inside_ends_the_loop(running, monkeypatch):
     [
         ({"bind": "tcp://0.0.0.0:0"}, "stream-ssl keys"),
         ({"bind": "tcp://*:0"}, "plain text is allowed only on loopback"),
+        ({"bind": "tcp://127.0.0.1:99999"}, "port must be 1 to 65535"),
         ({"max_packet": 32 * MIB}, "max_packet"),
         ({"budget": 16 * MIB}, "journal budget 16777216"),
         ({"max_lag_bytes": 10}, "max_lag_bytes 10"),

@@ -232,3 +232,20 @@ def test_samples_name_what_is_wrong() -> None:
         filled(6).sample(2, how="count")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="empty memory"):
         WorkingMemory(4, 4).sample(2, how="inverse-count")
+
+
+@pytest.mark.parametrize(
+    ("ids", "hashes"),
+    [
+        (torch.arange(3), torch.ones(1, dtype=torch.int64)),  # would be every anchor's
+        (torch.arange(3), torch.ones(2, dtype=torch.int64)),
+        (torch.arange(3)[:, None], None),
+        (torch.arange(3.0), None),
+    ],
+)
+def test_masks_are_refused_for_what_is_not_one_integer_an_anchor(ids: Any, hashes: Any) -> None:
+    memory = WorkingMemory(8, 4)
+    memory.add(torch.arange(4), torch.eye(4))
+    for mask in (memory.mask, memory.negatives().mask):
+        with pytest.raises(ValueError, match=r"ids_B|hashes_B"):
+            mask(ids, hashes)

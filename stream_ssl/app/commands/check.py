@@ -39,8 +39,9 @@ def check_receiver(settings: Namespace) -> None:
         ValueError: they cannot work.
     """
     from stream_ssl.ingest.access import Access
-    from stream_ssl.wire.address import require_loopback
+    from stream_ssl.wire.address import check_bind, require_loopback
 
+    check_bind(settings.receiver.bind)
     if settings.access:
         Access(settings.access["keys"], settings.access["allow"])
     else:
@@ -48,6 +49,9 @@ def check_receiver(settings: Namespace) -> None:
     for role in ("receiver", "learner"):
         host, _ = config.split_address(settings.http[role])
         check_public(host, settings.http.public)
+    address = settings.http.learner
+    if settings.http.receiver == address and not address.endswith(":0"):
+        raise ValueError(f"http.receiver and http.learner are both {address}: give two")
 
 
 def check_learner(parser: ArgumentParser, settings: Namespace) -> None:
