@@ -17,8 +17,8 @@ T = TypeVar("T")
 def full_precision(device: torch.device) -> Iterator[None]:
     """No autocast, and no float32 products in TF32 or bfloat16.
 
-    Both are set for a whole process and reach every product in it, so they would reach the counts:
-    their errors are taken to be those of the rows' own type.
+    Both are switched on from outside and reach every product, so they would reach the counts, whose
+    errors are taken to be those of the rows' own type.
     """
     with torch.autocast(device.type, enabled=False):
         backends: Any = torch.backends.cuda.matmul, getattr(torch.backends.mkldnn, "matmul", None)
