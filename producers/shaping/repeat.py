@@ -62,40 +62,64 @@ def repeat_raw(sample: Sample, near: NearBy, rng: np.random.Generator) -> dict[s
 
 def jitter(image_HWC: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint8]:
     """Moved by up to a pixel, a little brighter or darker, and noised; black stays nearly black."""
-    height, width, _ = image_HWC.shape
     down, right = rng.integers(-SHIFT, SHIFT + 1, size=2).tolist()
-    row_H = np.clip(np.arange(height) + down, 0, height - 1)
-    column_W = np.clip(np.arange(width) + right, 0, width - 1)
     change_HWC = rng.integers(-NOISE, NOISE + 1, image_HWC.shape, dtype=np.int16)
     change_HWC += np.int16(rng.integers(-BRIGHTNESS, BRIGHTNESS + 1))
-    change_HWC += image_HWC[row_H][:, column_W]
+    change_HWC += moved(image_HWC, down, right)
     return np.clip(change_HWC, 0, 255).astype(np.uint8)
+
+
+def moved(image_HWC: NDArray[np.uint8], down: int, right: int) -> NDArray[np.uint8]:
+    """The part of the image that begins so many pixels further, its edge drawn out."""
+    height, width, _ = image_HWC.shape
+    row_H = np.clip(np.arange(height) + down, 0, height - 1)
+    column_W = np.clip(np.arange(width) + right, 0, width - 1)
+    return image_HWC[row_H][:, column_W]
 
 
 def through_jpeg(image_HWC: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint8]:
     """The pixels after JPEG of a random quality; an alpha channel stays as it is."""
-    pillow = load_pillow()
-    grey = image_HWC.shape[2] == 1
-    colour = image_HWC[..., 0] if grey else np.ascontiguousarray(image_HWC[..., :3])
-    data = encode(pillow.fromarray(colour), rng)
-    with pillow.open(io.BytesIO(data)) as image:
+    data = encode(from_pixels(image_HWC[..., :3]), rng)
+    with load_pillow().open(io.BytesIO(data)) as image:
         decoded = np.asarray(image).reshape(*image_HWC.shape[:2], -1)
     return np.concatenate([decoded, image_HWC[..., decoded.shape[2] :]], axis=2)
 
 
 def reencode(sample: Sample, rng: np.random.Generator) -> dict[str, Any] | None:
     """The encoded image as JPEG of a random quality; None where it cannot be decoded."""
+    try:
+        data = encode(decode(sample), rng)
+    except (OSError, ValueError):
+        return None  # it goes on as it is: what to do with it is for the receiver to say
+    return {"data": data, "codec": "jpeg"}
+
+
+def decode(sample: Sample) -> Image.Image:
+    """An encoded image, grey or RGB.
+
+    Raises:
+        ValueError: it cannot be decoded.
+        ImportError: Pillow is not installed.
+    """
     pillow = load_pillow()
     from PIL import ImageOps
 
     try:
         with pillow.open(io.BytesIO(sample.data)) as image:
             # The orientation tag is lost: turn the pixels instead.
-            upright = ImageOps.exif_transpose(image)
-            data = encode(upright if upright.mode in ("L", "RGB") else upright.convert("RGB"), rng)
-    except (OSError, ValueError, SyntaxError, pillow.DecompressionBombError):
-        return None  # it goes on as it is: what to do with it is for the receiver to say
-    return {"data": data, "codec": "jpeg"}
+            upright: Image.Image = ImageOps.exif_transpose(image)
+            return upright if upright.mode in ("L", "RGB") else upright.convert("RGB")
+    except (OSError, ValueError, SyntaxError, pillow.DecompressionBombError) as error:
+        raise ValueError(f"sample {sample.id!r} cannot be decoded: {error}") from error
+
+
+def from_pixels(image_HWC: NDArray[np.uint8]) -> Image.Image:
+    """Pixels of 1 or 3 channels as Pillow has them."""
+    grey = image_HWC.shape[2] == 1
+    image: Image.Image = load_pillow().fromarray(
+        image_HWC[..., 0] if grey else np.ascontiguousarray(image_HWC)
+    )
+    return image
 
 
 def encode(image: Image.Image, rng: np.random.Generator) -> bytes:
@@ -115,6 +139,6 @@ def load_pillow() -> Any:
         from PIL import Image
     except ImportError as error:
         raise ImportError(
-            "near-duplicates by JPEG need Pillow: pip install 'stream-ssl[images]'"
+            "encoded images need Pillow to be changed: pip install 'stream-ssl[images]'"
         ) from error
     return Image

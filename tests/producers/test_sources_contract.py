@@ -20,7 +20,7 @@ from source_files import (
     write_tar,
 )
 
-from producers.shaping import Shaped
+from producers.shaping import Parked, Shaped
 from producers.sources import (
     SOURCES,
     CifarBinary,
@@ -85,8 +85,9 @@ SHAPES = {
     "sequential": {"order": "sequential", "window": 8, "limit": 15},
     "blurred": {"order": "blurred", "blur": 3, "window": 24},
 }
+PARKED = {"share": 0.6, "scenes": 2, "stretch": 4.0}
 UNLABELLED = {"watch"}
-CASES = [(kind, None) for kind in BUILDERS] + [
+CASES = [(kind, shape) for kind in BUILDERS for shape in (None, "parked")] + [
     (kind, shape)
     for kind, shape in itertools.product(BUILDERS, SHAPES)
     if not (kind in UNLABELLED and shape != "kept")
@@ -95,6 +96,8 @@ CASES = [(kind, None) for kind in BUILDERS] + [
 
 def build(kind: str, shape: str | None, folder: Path) -> Source:
     source = BUILDERS[kind](folder)
+    if shape == "parked":
+        return Parked(source, **PARKED)
     return source if shape is None else Shaped(source, **SHAPES[shape])
 
 
@@ -180,7 +183,7 @@ def test_another_subset_does_not_fit(kind, tmp_path):
         BUILDERS[kind](tmp_path, subset="1:8").samples(position)
 
 
-@pytest.mark.parametrize("source", [*SOURCES.values(), Shaped])
+@pytest.mark.parametrize("source", [*SOURCES.values(), Parked, Shaped])
 def test_every_argument_has_a_type_and_a_help_text(source):
     parser = jsonargparse.ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(source, "of", skip={"source"})

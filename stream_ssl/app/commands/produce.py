@@ -13,7 +13,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 from producers import Producer
 from producers.errors import DeadlineError, ProducerError
-from producers.shaping import Continual, Shaped
+from producers.shaping import Continual, Parked, Shaped
 from producers.sources import SOURCES, Source
 from stream_ssl.app.failures import Failure, configuring, reported
 from stream_ssl.app.signals import stop_on_signals
@@ -66,6 +66,8 @@ def source_parser(name: str) -> ArgumentParser:
     )
     parser.add_class_arguments(SOURCES[name], "source", instantiate=False)
     parser.add_class_arguments(Continual, "continual", skip={"source"}, instantiate=False)
+    parser.add_class_arguments(Parked, "parked", skip={"source"}, instantiate=False)
+    parser.set_defaults({"parked.share": 0.0})  # not parked, unless asked for
     parser.add_class_arguments(Shaped, "shape", skip={"source"}, instantiate=False)
     parser.add_class_arguments(Producer, "producer", skip=GIVEN, instantiate=False)
     return parser
@@ -74,7 +76,7 @@ def source_parser(name: str) -> ArgumentParser:
 def produce(settings: Namespace, cls: Callable[..., Source], stop: threading.Event) -> None:
     """Send a source's samples until it ends or `stop` is set."""
     with configuring():
-        source = Shaped(continual(cls(**settings.source), settings.continual), **settings.shape)
+        source = Shaped(stream(cls(**settings.source), settings), **settings.shape)
         producer = Producer(
             settings.to,
             settings.name,
@@ -90,14 +92,15 @@ def produce(settings: Namespace, cls: Callable[..., Source], stop: threading.Eve
         raise Failure(f"producer {settings.name!r}: {error}") from error
 
 
-def continual(source: Source, settings: Namespace) -> Source:
-    """The source in tasks, where that is asked for; its samples then need labels."""
-    asked = settings.kind != "keep" or settings.imbalance > 1
-    if not asked:
-        return source
-    stream = Continual(source, **settings)
-    log.info("%s, tasks of the classes %s", stream.kind, stream.tasks)
-    return stream
+def stream(source: Source, settings: Namespace) -> Source:
+    """The source in tasks, whose samples then need labels, and as a parked robot's camera sees it;
+    each where it is asked for."""
+    if settings.continual.kind != "keep" or settings.continual.imbalance > 1:
+        source = tasks = Continual(source, **settings.continual)
+        log.info("%s, tasks of the classes %s", tasks.kind, tasks.tasks)
+    if settings.parked.share != 0:
+        source = Parked(source, **settings.parked)
+    return source
 
 
 def send_all(source: Shaped, producer: Producer, patience: float, stop: threading.Event) -> None:

@@ -1,0 +1,210 @@
+"""Any source as the camera of a robot sends it that is parked most of the time.
+
+Shapes: H x W pixels, C channels.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from producers.shaping.repeat import decode, encode, from_pixels, moved
+from producers.sources.base import Facts, Source, misfit, place
+from producers.sources.fields import digest, fitting_meta, short_id
+from producers.sources.finite import ENDLESS
+from stream_ssl.wire.sample import Position, Sample
+
+
+class Scene(NamedTuple):
+    """What a parked camera looks at."""
+
+    sample: Sample
+    image_HWC: NDArray[np.uint8]
+
+
+class Parked:
+    """The robot parks before a scene, drives, parks before another: most frames are near-copies.
+
+    Scenes are the source's first images, so shuffle a source that is sorted. A parked frame is a
+    scene as a camera sees it again: moved by some pixels, with the edge drawn out, brighter or
+    darker, and noised. A frame of a drive is the source's next image, as it is; where there is none
+    left the stream ends. Parked stretches and drives alternate, their lengths geometric; each round
+    of stretches is parked before every scene once, in a new order.
+
+    A parked frame has the id SCENE~N, of the scene's own id and the frame's number, its label, and
+    meta "duplicate_of" (the scene's id), "duplicate" ("near", or "exact" where nothing differs) and
+    "scene" (its number, from 0).
+
+    All randomness is a function of seed and frame or stretch. To go on, the first images are read
+    again: the source must give the same ones, as files do and a camera does not.
+
+    Args:
+        source: where scenes and new images come from.
+        share: part of the frames that are parked ones, in the long run, above 0 and below 1.
+        scenes: how many scenes there are.
+        stretch: frames of a parked stretch on average; a drive has stretch (1 - share) / share.
+        shift: largest move of a parked frame in each direction, in pixels.
+        brightness: largest part by which its pixels are brighter or darker, all by one factor.
+        noise: largest change of one of its pixels, in levels.
+        seed: the key of all randomness.
+
+    Raises:
+        ValueError: an argument lies outside its range; while running, the source has fewer images
+            than scenes, a scene cannot be decoded, or is another than when a position was taken.
+        ImportError: a scene is an encoded image, and Pillow is not installed; raised while running.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        share: float = 0.95,
+        scenes: int = 16,
+        stretch: float = 200.0,
+        shift: int = 2,
+        brightness: float = 0.2,
+        noise: int = 8,
+        seed: int = 0,
+    ) -> None:
+        for what, value, low, high in (
+            ("share", share, 0.001, 0.999),
+            ("scenes", scenes, 1, 2**20),
+            ("stretch", stretch, 1.0, 2.0**31),
+            ("shift", shift, 0, 4096),
+            ("brightness", brightness, 0.0, 1.0),
+            ("noise", noise, 0, 255),
+            ("seed", seed, 0, ENDLESS),
+        ):
+            if not low <= value <= high:
+                raise ValueError(f"{what} {value}: must lie in [{low:g}, {high:g}]")
+        self._drive = stretch * (1 - share) / share
+        if self._drive < 1:
+            raise ValueError(
+                f"stretch {stretch:g}: at a share of {share} drives would have {self._drive:.2g} "
+                f"frames on average, less than one; raise it to {math.ceil(share / (1 - share))}"
+            )
+        self.source, self.name = source, source.name
+        self._scenes, self._stretch, self._seed = scenes, stretch, seed
+        self._shift, self._brightness, self._noise = shift, brightness, noise
+        self._facts: Facts = {
+            "source": self.name,
+            "share": share,
+            "scenes": scenes,
+            "stretch": stretch,
+            "jitter": f"{shift} {brightness} {noise}",
+            "seed": seed,
+        }
+
+    def samples(self, position: Position = None) -> Iterator[tuple[Sample, Position]]:
+        """Each sample with the position after it; see `Source`."""
+        stretch, skip, sent = place(position, self._facts, self.name, (ENDLESS,) * 3)
+        # Here, not at the first sample: the inner source's errors are the caller's to see now.
+        first = self.source.samples()
+        if position is None:
+            return self._run(first, first, None, None, stretch, skip, sent)
+        inner, seen = position.get("inner"), position.get("seen")
+        return self._run(first, self.source.samples(inner), inner, seen, stretch, skip, sent)
+
+    def stop(self) -> None:
+        """From any thread, as the source has it."""
+        stop = getattr(self.source, "stop", None)
+        if stop is not None:
+            stop()
+
+    def _run(
+        self,
+        first: Iterator[tuple[Sample, Position]],
+        new: Iterator[tuple[Sample, Position]],
+        inner: Position,
+        seen: str | None,
+        stretch: int,
+        skip: int,
+        sent: int,
+    ) -> Iterator[tuple[Sample, Position]]:
+        given = list(itertools.islice(first, self._scenes))
+        if len(given) < self._scenes:
+            raise ValueError(
+                f"source {self.name!r} has {len(given)} images and {self._scenes} scenes are due: "
+                "set scenes to fewer, or give it more"
+            )
+        scenes = [Scene(sample, pixels_of(sample)) for sample, _ in given]
+        found = digest(bytes(scene.sample.data) for scene in scenes)
+        if seen is None:
+            inner = given[-1][1]
+        elif seen != found:
+            raise misfit(self.name, "its first images, which are the scenes, are others now")
+        for number in itertools.count(stretch):
+            parked, driven = self._lengths(number)
+            scene = self._scene_of(number)
+            for offset in range(skip, parked + driven):
+                if offset < parked:
+                    sample = self._frame(scenes[scene], scene, sent)
+                elif (item := next(new, None)) is not None:
+                    sample, inner = item
+                else:
+                    return
+                sent += 1
+                at = [number, offset + 1, sent]
+                yield sample, {"at": at, "inner": inner, "seen": found, "of": self._facts}
+            skip = 0
+
+    def _lengths(self, stretch: int) -> tuple[int, int]:
+        """Frames parked, and of the drive after it."""
+        rng = np.random.default_rng([self._seed, 0, stretch])
+        return int(rng.geometric(1 / self._stretch)), int(rng.geometric(1 / self._drive))
+
+    def _scene_of(self, stretch: int) -> int:
+        turn, at = divmod(stretch, self._scenes)
+        return int(np.random.default_rng([self._seed, 1, turn]).permutation(self._scenes)[at])
+
+    def _frame(self, scene: Scene, number: int, sent: int) -> Sample:
+        rng = np.random.default_rng([self._seed, 2, sent])
+        image_HWC = seen_again(scene.image_HWC, rng, self._shift, self._brightness, self._noise)
+        sample, codec = scene.sample, scene.sample.codec
+        data = image_HWC.tobytes()
+        if codec != "raw":
+            data, codec = encode(from_pixels(image_HWC), rng), "jpeg"
+        kind = "exact" if data == sample.data else "near"
+        facts = {"duplicate_of": sample.id, "duplicate": kind, "scene": number}
+        return replace(
+            sample,
+            id=short_id(f"{sample.id}~{sent}"),
+            data=data,
+            codec=codec,
+            time=time.time(),
+            meta=fitting_meta(facts, sample.meta or {}),
+        )
+
+
+def seen_again(
+    image_HWC: NDArray[np.uint8],
+    rng: np.random.Generator,
+    shift: int,
+    brightness: float,
+    noise: int,
+) -> NDArray[np.uint8]:
+    """The image as the same camera has it a moment later; see `Parked` for the arguments."""
+    down, right = rng.integers(-shift, shift + 1, size=2).tolist()
+    level_HWC = moved(image_HWC, down, right).astype(np.float32)
+    level_HWC *= np.float32(rng.uniform(1 - brightness, 1 + brightness))
+    level_HWC += rng.integers(-noise, noise + 1, image_HWC.shape, dtype=np.int16)
+    return np.clip(np.rint(level_HWC), 0, 255).astype(np.uint8)
+
+
+def pixels_of(sample: Sample) -> NDArray[np.uint8]:
+    """uint8 [H, W, C]; an encoded image is decoded.
+
+    Raises:
+        ValueError: it cannot be.
+        ImportError: Pillow is not installed.
+    """
+    if sample.shape is not None:
+        return np.frombuffer(sample.data, dtype=np.uint8).reshape(sample.shape)
+    image = np.asarray(decode(sample))
+    return image.reshape(*image.shape[:2], -1)

@@ -1,0 +1,266 @@
+"""A parked stream follows the laws that its arguments name."""
+
+import io
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+from PIL import Image
+from source_files import encoded, pixels, write_idx, write_images
+
+from producers.shaping import Parked, Shaped
+from producers.shaping.parked import seen_again
+from producers.sources import IdxDataset, ImageFolder, Synthetic, WatchedFolder
+from stream_ssl.wire.sample import MAX_ID_BYTES, Sample, check_position
+
+
+def draw(stream, count=None):
+    return [sample for sample, _ in itertools.islice(stream.samples(), count)]
+
+
+def small(**settings):
+    return Synthetic(**({"size": 6, "shift": 0} | settings))
+
+
+def scene_of(sample):
+    return (sample.meta or {}).get("scene", -1)
+
+
+def pixels_of(sample):
+    return np.frombuffer(sample.data, np.uint8).reshape(sample.shape).astype(int)
+
+
+@pytest.mark.parametrize("share", [0.3, 0.8, 0.95])
+def test_parked_frames_have_their_share_in_the_long_run(share):
+    stretch, count = 20, 20_000
+    parked = np.array([scene_of(s) >= 0 for s in draw(Parked(small(), share, 4, stretch), count)])
+    # A renewal process: each turn of a stretch and a drive adds independent geometric lengths.
+    drive = stretch * (1 - share) / share
+    turn = stretch + drive
+    variance = (1 - share) ** 2 * stretch * (stretch - 1) + share**2 * drive * (drive - 1)
+    error = math.sqrt(variance / turn / count)
+    assert abs(parked.mean() - share) < 4.5 * error
+    assert 4.5 * error < 0.08  # so that the line above can fail
+
+
+def test_stretches_and_drives_alternate_and_have_the_law_of_their_lengths():
+    scenes = np.array([scene_of(s) for s in draw(Parked(small(), 0.75, 3, stretch=12), 20_000)])
+    parked = scenes >= 0
+    assert parked[0]
+    runs = [(key, len(list(run))) for key, run in itertools.groupby(parked.tolist())][:-1]
+    for key, mean in ((True, 12.0), (False, 4.0)):
+        lengths = np.array([length for kind, length in runs if kind == key])
+        # Geometric from 1 on: the variance is mean (mean - 1).
+        assert abs(lengths.mean() - mean) < 4.5 * math.sqrt(mean * (mean - 1) / len(lengths))
+        ones = np.mean(lengths == 1)
+        assert abs(ones - 1 / mean) < 4.5 * math.sqrt((1 - 1 / mean) / mean / len(lengths))
+    for key, run in itertools.groupby(enumerate(parked.tolist()), key=lambda item: item[1]):
+        if key:  # one scene from its first frame to its last
+            assert len({int(scenes[at]) for at, _ in run}) == 1
+
+
+def test_every_round_is_parked_before_each_scene_once():
+    scenes = [scene_of(s) for s in draw(Parked(small(), 0.8, 5, stretch=6), 10_000)]
+    visits = [scene for scene, _ in itertools.groupby(scenes) if scene >= 0]
+    rounds = np.array(visits[: len(visits) // 5 * 5]).reshape(-1, 5)
+    assert (np.sort(rounds, axis=1) == np.arange(5)).all()
+    assert len({tuple(order) for order in rounds.tolist()}) > 30  # a new order in each
+    count = np.bincount([scene for scene in scenes if scene >= 0], minlength=5)
+    # Equal use: each scene has as many stretches, of geometric lengths.
+    error = math.sqrt(len(rounds) * 6 * 5)
+    assert (np.abs(count - count.mean()) < 4.5 * error).all()
+    assert error < count.mean() / 10
+
+
+def test_scenes_are_the_first_images_and_drives_have_the_others_each_once():
+    source = small(count=400)
+    plain = draw(source)
+    stream = draw(Parked(source, 0.6, 3, stretch=8))
+    assert [s.id for s in stream if scene_of(s) < 0] == [s.id for s in plain[3:]]
+    for number, sample in enumerate(stream):
+        if scene_of(sample) >= 0:
+            scene = plain[scene_of(sample)]
+            assert sample.id == f"{scene.id}~{number}"
+            assert sample.meta["duplicate_of"] == scene.id
+            assert (sample.label, sample.source, sample.shape) == (
+                *(scene.label, scene.source, scene.shape),
+            )
+    assert len({s.id for s in stream}) == len(stream)
+
+
+def test_a_parked_frame_is_near_its_scene_within_the_bounds():
+    # One level a pixel to the right: a move changes a pixel by as many levels, at an edge by less.
+    ramp = np.repeat(np.arange(100, 132, dtype=np.uint8)[None, :, None], 32, axis=0)
+    rng = np.random.default_rng(0)
+    moves, changes, noises = set(), [], []
+    for _ in range(400):
+        seen = seen_again(ramp, rng, 3, 0.0, 0).astype(int)
+        inside = (seen - ramp)[:, 3:-3]
+        assert inside.min() == inside.max()
+        moves.add(int(inside[0, 0, 0]))
+        assert seen[:, 0].min() >= 100  # the edge is drawn out
+        assert seen[:, -1].max() <= 131
+        changes.append(seen_again(np.full_like(ramp, 100), rng, 2, 0.25, 0)[0, 0, 0] / 100)
+        noises.append(seen_again(np.full_like(ramp, 100), rng, 2, 0.0, 8).astype(int) - 100)
+    assert moves == set(range(-3, 4))
+    assert 0.75 <= min(changes) < 0.77
+    assert 1.23 < max(changes) <= 1.25
+    noise = np.concatenate([n.ravel() for n in noises])
+    count = np.bincount(noise + 8, minlength=17)
+    assert len(count) == 17
+    assert (np.abs(count / len(noise) - 1 / 17) < 5 * math.sqrt(1 / 17 / len(noise))).all()
+    white, black = np.full((4, 4, 1), 255, np.uint8), np.zeros((4, 4, 1), np.uint8)
+    for _ in range(50):  # no byte wraps
+        assert seen_again(white, rng, 0, 0.0, 8).min() >= 247
+        assert seen_again(black, rng, 0, 0.5, 8).max() <= 8
+
+
+def test_frames_of_a_scene_look_more_alike_than_scenes_do():
+    stream = draw(Parked(Synthetic(size=32, noise=8), 0.9, 4, stretch=40), 1500)
+    frames = [s for s in stream if scene_of(s) >= 0]
+    level = np.stack([pixels_of(s).ravel() for s in frames]).astype(float)
+    level -= level.mean(axis=1, keepdims=True)
+    level /= np.linalg.norm(level, axis=1, keepdims=True)
+    scene = np.array([scene_of(s) for s in frames])
+    alike = level @ level.T
+    same = scene[:, None] == scene
+    assert alike[same].mean() > alike[~same].mean() + 0.3
+    assert len({bytes(s.data) for s in frames}) == len(frames)  # near, never exact
+    assert {s.meta["duplicate"] for s in frames} == {"near"}
+
+
+def test_a_still_camera_sends_exact_copies():
+    still = Parked(small(), 0.9, 2, stretch=20, shift=0, brightness=0.0, noise=0)
+    scenes = draw(small(), 2)
+    for sample in draw(still, 300):
+        if scene_of(sample) >= 0:
+            assert sample.data == scenes[scene_of(sample)].data
+            assert sample.meta["duplicate"] == "exact"
+
+
+def test_encoded_images_are_encoded_anew(tmp_path):
+    write_images(tmp_path / "a", 6)
+    grey = encoded(pixels(1, 6, 5, 1)[0])
+    (tmp_path / "a" / "000.png").write_bytes(grey)
+    source = ImageFolder(tmp_path, epochs=None, shuffle=False)
+    for sample in draw(Parked(source, 0.8, 2, stretch=10), 100):
+        if scene_of(sample) < 0:
+            assert sample.codec == "png"
+            continue
+        assert sample.codec == "jpeg"
+        with Image.open(io.BytesIO(sample.data)) as image:
+            assert (image.size, image.mode) == ((5, 6), "RGB" if scene_of(sample) else "L")
+
+
+def test_a_scene_that_cannot_be_decoded_is_named(tmp_path):
+    first, *_ = write_images(tmp_path / "a", 3)
+    first.write_bytes(first.read_bytes()[:40])
+    source = ImageFolder(tmp_path, shuffle=False)
+    with pytest.raises(ValueError, match=r"sample 'a/000.png' cannot be decoded"):
+        draw(Parked(source, scenes=2))
+
+
+@pytest.mark.parametrize("settings", [{}, {"share": 0.5, "scenes": 3, "stretch": 5}])
+def test_goes_on_exactly_after_every_position(settings):
+    def build():
+        return Parked(small(count=300, duplicates=0.2), **settings, seed=4)
+
+    stream = list(itertools.islice(build().samples(), 700))
+    for at in range(0, len(stream), 37):
+        position = json.loads(json.dumps(stream[at][1]))
+        check_position(position)
+        rest = list(itertools.islice(build().samples(position), 60))
+        ours = stream[at + 1 : at + 61][: len(rest)]
+        assert [(s.id, s.data, s.meta) for s, _ in rest[: len(ours)]] == [
+            (s.id, s.data, s.meta) for s, _ in ours
+        ]
+        assert [after for _, after in rest[: len(ours)]] == [after for _, after in ours]
+
+
+def test_a_finite_source_ends_the_stream_and_its_end_is_a_position():
+    stream = list(Parked(small(count=40), 0.7, 4, stretch=9).samples())
+    assert sum(scene_of(s) < 0 for s, _ in stream) == 36
+    again = Parked(small(count=40), 0.7, 4, stretch=9)
+    # A drive was due and the source had nothing more for it.
+    assert list(again.samples(stream[-1][1])) == []
+
+
+def test_a_seed_names_one_stream():
+    first, again, other = (
+        [(s.id, s.data) for s in draw(Parked(small(), 0.9, 4, seed=seed), 500)]
+        for seed in (1, 1, 2)
+    )
+    assert first == again
+    assert first != other
+
+
+def test_a_shaped_parked_stream_goes_on():
+    def build():
+        return Shaped(Parked(small(), 0.8, 3, stretch=10), duplicates=0.2, window=16, limit=200)
+
+    stream = list(build().samples())
+    assert len(stream) == 200
+    rest = list(build().samples(stream[77][1]))
+    assert [s.id for s, _ in rest] == [s.id for s, _ in stream[78:]]
+
+
+def test_a_long_id_still_names_one_frame():
+    class Long:
+        name = "long"
+
+        def samples(self, position=None):
+            for number in itertools.count(position or 0):
+                name = "x" * (MAX_ID_BYTES - 4) + f"{number:04d}"
+                yield Sample(name, bytes(4), "raw", (2, 2, 1), source="long"), number + 1
+
+    stream = draw(Parked(Long(), 0.9, 2, stretch=20), 200)
+    assert len({s.id for s in stream}) == 200
+    assert all(scene_of(s) in (0, 1) or s.meta is None for s in stream)
+
+
+def test_other_settings_and_other_scenes_do_not_fit_a_position(tmp_path):
+    write_idx(tmp_path, "train", pixels(100, 4, 4), np.arange(100) % 10, packed=False)
+
+    def build(**more):
+        return Parked(IdxDataset(tmp_path), scenes=2, **more)
+
+    _, position = next(build(share=0.9).samples())
+    with pytest.raises(ValueError, match=r"share was 0\.9 and is 0\.8"):
+        build(share=0.8).samples(position)
+    with pytest.raises(ValueError, match="seed was 0 and is 7"):  # at once, of the inner source
+        Parked(IdxDataset(tmp_path, seed=7), share=0.9, scenes=2).samples(position)
+    folder = tmp_path / "in"
+    first, *_ = write_images(folder, 5)
+    watch = {"settle_seconds": 0, "idle_seconds": 0, "poll_seconds": 0}
+    *_, (_, position) = Parked(WatchedFolder(folder, **watch), scenes=2, stretch=30).samples()
+    first.unlink()
+    gone = Parked(WatchedFolder(folder, **watch), scenes=2, stretch=30)
+    with pytest.raises(ValueError, match="first images, which are the scenes, are others now"):
+        next(gone.samples(position))
+
+
+def test_scenes_are_asked_for():
+    with pytest.raises(ValueError, match="has 5 images and 16 scenes are due"):
+        draw(Parked(small(count=5)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"share": 0.0}, r"share 0.0: must lie in \[0.001,"),
+        ({"share": 1.0}, "share 1.0"),
+        ({"scenes": 0}, "scenes 0"),
+        ({"stretch": 0}, "stretch 0"),
+        ({"stretch": 10}, r"stretch 10: at a share of 0.95 drives .* raise it to 19"),
+        ({"shift": -1}, "shift -1"),
+        ({"brightness": 1.5}, "brightness 1.5"),
+        ({"noise": 300}, "noise 300"),
+        ({"seed": -1}, "seed -1"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(value),
+)
+def test_wrong_arguments_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        Parked(small(), **arguments)
