@@ -7,7 +7,7 @@ UV     := $(shell command -v uv 2>/dev/null)
 DEMO_SECONDS ?= 120
 DEMO_OUT     ?= demo-out
 
-.PHONY: demo test check bench lint format docs setup clean
+.PHONY: demo test check bench gpu lint format docs setup clean
 
 setup: $(READY)
 
@@ -41,6 +41,11 @@ check: lint test  ## what must pass before a commit
 
 bench: $(READY)  ## speed and memory, as a table and a dated report under benchmarks/
 	$(VENV)/bin/python -m benchmarks
+
+gpu: $(READY)  ## what needs a CUDA GPU: its tests, and its benchmarks with a dated report
+	@$(VENV)/bin/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available() and "make gpu needs a CUDA GPU, and torch sees none here")'
+	$(VENV)/bin/python -m pytest -m gpu
+	$(VENV)/bin/python -m benchmarks gpu
 
 docs: $(READY)  ## regenerate the pages that are made from code
 	$(VENV)/bin/python -m stream_ssl.observe.page > docs/metrics.md

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from benchmarks.eviction import BATCH, DIM, Stream
 from memory.columns import Columns
-from memory.eviction.approximate import IndexTally
+from memory.duel.approximate import ApproximateCounts
 from memory.scores import BLOCK_ELEMENTS, Score, VonMisesFisher
 
 LEAST_RATE = {262_144: 3000, 1 << 20: 2000}
@@ -105,12 +105,12 @@ class Run:
 
     def __init__(self, capacity: int, score: Score, near: int) -> None:
         self.stream = Stream("clustered")
-        self.columns = Columns(capacity, DIM, None, torch.device("cpu"), torch.float32)
+        self.columns = Columns(capacity, DIM)
         self.columns.embeddings.copy_(torch.from_numpy(self.stream.draw(capacity)))
         self.columns.occupied = capacity
-        self.tally = IndexTally(self.columns, score, near=near)
+        self.counts = ApproximateCounts(self.columns, score, near=near)
         start = time.perf_counter()
-        self.tally.recount()
+        self.counts.recount()
         self.build_seconds = time.perf_counter() - start
         self.wall: list[float] = []
         self.cpu: list[float] = []
@@ -121,7 +121,7 @@ class Run:
         wall, cpu, regret = 0.0, 0.0, []
         while len(x_BD):
             start, start_cpu = time.perf_counter(), time.process_time()
-            plan = self.tally.choose(x_BD).tolist()
+            plan = self.counts.choose(x_BD).tolist()
             newest = {slot: turn for turn, slot in enumerate(plan)}
             turns = torch.tensor(list(newest.values()))
             self.columns.embeddings[list(newest)] = x_BD[turns]
@@ -139,7 +139,7 @@ def watch(run: Run, everything: bool) -> Tensor | None:
     if everything or run.columns.capacity <= 4 * WATCHED:
         return None
     count = max(512, min(WATCHED, (1 << 30) // run.columns.capacity))
-    top = run.tally.counts().topk(count).indices
+    top = run.counts.counts().topk(count).indices
     some = torch.randperm(run.columns.capacity, generator=torch.Generator().manual_seed(0))
     both: Tensor = torch.unique(torch.cat([top, some[:count]]))
     return both
@@ -170,7 +170,7 @@ def measure(
         judge = Judge(score, run.columns.embeddings, chosen, torch.device(device))
     for _ in range(judged):
         regret += run.batch(judge)
-    error = run.tally.error(128)
+    error = run.counts.error(128)
     cpu_rate, mean = BATCH * batches / sum(run.cpu), float(np.mean(regret or [np.nan]))
     least = LEAST_RATE.get(capacity)
     return Line(

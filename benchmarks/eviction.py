@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from benchmarks.minred import published_step, redundancy
 from memory import WorkingMemory
 from memory.columns import Columns
+from memory.duel.exact import ExactCounts
+from memory.duel.linear import LinearCounts
 from memory.eviction import MinimumRedundancy, MostDuplicated, Policy
-from memory.eviction.linear import LinearTally
-from memory.eviction.scored import ScoredTally
 from memory.scores import Gaussian, Linear, Quadratic, Score, VonMisesFisher
 
 DIM, BATCH = 128, 256
@@ -38,7 +38,7 @@ class Row:
     Attributes:
         samples_per_second: median over batches of 256, or over what the work says.
         slow_tenth: samples a second in the slowest tenth of the batches, their median.
-        times_faster: than the other of the line, measured in the same run.
+        times_faster: ours than the other of the line, measured in the same run.
         regret_percent: of the largest exact count, what the evicted one's fell short of it by.
         extra_mb: most memory taken over the slots while batches were placed.
     """
@@ -158,6 +158,37 @@ def product_step(score: Score, z_KD: torch.Tensor) -> int:
     return int(h_KK.sum(dim=1).argmax())
 
 
+def plain_loop(score: Score, count_K: torch.Tensor, z_KD: torch.Tensor, x_BD: torch.Tensor) -> None:
+    """Algorithm 2 in the ten lines that anybody would write: two products a newcomer."""
+    for x_D in x_BD:
+        slot = int(count_K.argmax())
+        count_K -= score.apply_(z_KD @ z_KD[slot])
+        z_KD[slot] = x_D
+        h_K = score.apply_(z_KD @ x_D)
+        h_K[slot] = 0.0
+        count_K += h_K
+        count_K[slot] = h_K.sum()
+
+
+def against_plain(score: Score, capacity: int, kind: str, batches: int) -> Row:
+    """Both from the same full memory on the same rows, a batch of each in turn."""
+    memory, stream = filled(MostDuplicated(score), capacity, kind)
+    z_KD, count_K = memory.embeddings.clone(), memory.counts()
+    ours, plain = [], []
+    for _ in range(batches):
+        x_BD, ids = torch.from_numpy(stream.draw(BATCH)), np.arange(BATCH)
+        ours.append(timed(lambda: memory.add(ids, x_BD)))  # noqa: B023
+        plain.append(timed(lambda: plain_loop(score, count_K, z_KD, x_BD)))  # noqa: B023
+    return Row(
+        work="the plainest loop: two products a newcomer",
+        score=repr(score),
+        capacity=capacity,
+        stream=kind,
+        samples_per_second=BATCH / statistics.median(plain),
+        times_faster=statistics.median(plain) / statistics.median(ours),
+    )
+
+
 def against_printed(score: Score, capacity: int, times: int, batches: int = 40) -> Iterator[Row]:
     """Both on the same rows, alternating: a batch of ours, then that batch's first two samples by
     the printed algorithm, from the same memory. Two turnovers and two batches are left out.
@@ -238,21 +269,21 @@ def extra_memory(score: Score, capacity: int = MILLION) -> Row:
     changes nothing of what is held.
     """
     stream = Stream("clustered")
-    columns = Columns(capacity, DIM, None, torch.device("cpu"), torch.float32, None)
-    tally = LinearTally(columns) if isinstance(score, Linear) else ScoredTally(columns, score)
+    columns = Columns(capacity, DIM)
+    counts = LinearCounts(columns) if isinstance(score, Linear) else ExactCounts(columns, score)
     for start in range(0, capacity, 1 << 16):
         columns.embeddings[start : start + (1 << 16)] = torch.from_numpy(stream.draw(1 << 16))
     columns.occupied = capacity
-    if isinstance(tally, LinearTally):
-        tally.recount()
+    if isinstance(counts, LinearCounts):
+        counts.recount()
     else:
-        tally.count_K.uniform_(generator=torch.Generator().manual_seed(0))
+        counts.count_K.uniform_(generator=torch.Generator().manual_seed(0))
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     before = psutil.Process().memory_info().rss / 2**20
     for _ in range(2):
         x_BD = torch.from_numpy(stream.draw(BATCH))
         while len(x_BD):
-            plan = tally.choose(x_BD)
+            plan = counts.choose(x_BD)
             columns.embeddings[plan[-1:]] = x_BD[len(plan) - 1 : len(plan)]
             x_BD = x_BD[len(plan) :]
     grown = peak() - before
@@ -282,8 +313,10 @@ def rows(quick: bool) -> Iterator[Row]:
         yield extra_memory(SHARP)
     yield from against_printed(Linear(), 2048, times=4000)
     yield from against_printed(SHARP, 2048, times=1000, batches=12)
-    yield exact(Linear(), 2048, "clustered", 40_000, batches=100)
-    yield exact(Linear(), 65_536, "clustered", 25_000, batches=512)
+    for score in (Linear(), SHARP):
+        yield against_plain(score, 2048, "clustered", batches=40)
+    yield exact(Linear(), 2048, "clustered", 25_000, batches=100)
+    yield exact(Linear(), 65_536, "clustered", 15_000, batches=512)
     for capacity, batches in ((2048, 100), (16_384, 128), (65_536, 256)):
         yield exact(Linear(), capacity, "uniform", 0, batches)
     for score in (SHARP, Quadratic(), Gaussian()):
@@ -301,6 +334,9 @@ def rows(quick: bool) -> Iterator[Row]:
     yield approximate(MILLION, 2_000, batches=160, judged=1)
     yield minred_left()
     yield against_minred(16_384, 1_000, batches=8)
+    for score in (Linear(), SHARP):
+        for capacity, batches in ((16_384, 12), (65_536, 4)):
+            yield against_plain(score, capacity, "clustered", batches)
 
 
 def run(quick: bool = False) -> list[Row]:

@@ -22,6 +22,9 @@ import psutil
 import torch
 
 from memory import WorkingMemory
+from memory.descriptors import Embedding, Thumbnail, Weighted
+from memory.eviction import MostDuplicated, Policy
+from memory.scores import Score, VonMisesFisher
 from stream_ssl.ingest.batches import Batch, Batches
 from stream_ssl.ingest.decode import Decoder
 from stream_ssl.ingest.entry import Entry
@@ -46,6 +49,9 @@ ROUNDS, ROUND = 6, 10  # alternating rounds of so many steps
 FLAT_STEPS = 300
 MIN_SHARE = 0.95
 MAX_GROWTH_MB = 4.0
+LARGE = 65_536
+MOST_SHARE = {SLOTS: 10.0, LARGE: 30.0}
+"""Of a step that the memory may take, in percent, by its slots."""
 
 
 class Ram:
@@ -79,16 +85,36 @@ def run() -> list[dict[str, Any]]:
     """Rows of: step seconds by phase, stream against RAM, growth of resident memory."""
     ram = steps_of(learner(Ram()))
     warm(ram)
-    rows = [phases(ram), *fed_by_the_stream()]
+    rows = [phases(ram, "default"), *fed_by_the_stream()]
     rows.append(growth(ram))
+    del ram
+    for slots in (SLOTS, LARGE):
+        for name, score in (("linear", None), ("vMF 0.1", VonMisesFisher(0.1))):
+            records = steps_of(filled(slots, score))
+            for _ in range(3):
+                next(records)
+            rows.append(phases(records, f"{name}, {slots:,} slots", MOST_SHARE[slots]))
     return rows
 
 
-def learner(stream: Stream) -> Learner:
+def filled(slots: int, score: Score | None) -> Learner:
+    """A learner whose memory is full, on the daemon's descriptor."""
+    subject = learner(Ram(), slots, MostDuplicated(score, index="auto"))
+    draw = torch.Generator().manual_seed(0)
+    for start in range(0, slots, 4096):
+        count = min(4096, slots - start)
+        z_BD = torch.nn.functional.normalize(torch.randn(count, DIM, generator=draw), dim=1)
+        image_BCHW = torch.randint(256, (count, 1, SIZE, SIZE), dtype=torch.uint8, generator=draw)
+        subject.memory.add(torch.arange(start, start + count), z_BD, images=image_BCHW)
+    return subject
+
+
+def learner(stream: Stream, slots: int = SLOTS, policy: Policy | None = None) -> Learner:
     settle(0)
     encoder = ResNet(width=16, depths=(1, 1, 1, 1), channels=1)
     method = MoCo(encoder, Projector(encoder.dim, DIM), InfoNCE(0.2))
-    memory = WorkingMemory(SLOTS, DIM, image_shape=(1, SIZE, SIZE))
+    descriptor = Weighted([Embedding(), Thumbnail(side=8)])  # the daemon's
+    memory = WorkingMemory(slots, DIM, policy, image_shape=(1, SIZE, SIZE), descriptor=descriptor)
     return Learner(method, memory, Views(SIZE, channels=1), stream)
 
 
@@ -103,16 +129,21 @@ def warm(records: Iterator[StepRecord]) -> None:
         next(records)
 
 
-def phases(records: Iterator[StepRecord]) -> dict[str, Any]:
-    """Median milliseconds of a step, by phase."""
+def phases(records: Iterator[StepRecord], name: str, most: float | None = None) -> dict[str, Any]:
+    """Median milliseconds of a step, by phase, and the memory's share of it."""
     seen = [next(records).seconds for _ in range(2 * ROUND)]
     found = {phase: statistics.median(1000 * s[phase] for s in seen) for phase in PHASES}
     total = statistics.median(1000 * sum(s.values()) for s in seen)
-    return {
-        "what": f"ms a step, batch {BATCH}, {torch.get_num_threads()} threads",
+    share = statistics.median(100 * s["memory"] / sum(s.values()) for s in seen)
+    row = {
+        "what": f"ms a step, batch {BATCH}, {torch.get_num_threads()} threads, {name}",
         "value": total,
         **{f"{phase} ms": value for phase, value in found.items()},
+        "memory %": share,
     }
+    if most is not None:
+        row |= {"target": f"memory <= {most:.0f} %", "met": share <= most}
+    return row
 
 
 def fed_by_the_stream() -> Iterator[dict[str, Any]]:

@@ -13,6 +13,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich import box
 from rich.table import Table
 
@@ -97,16 +98,25 @@ def markdown(result: Result) -> str:
     return head + "\n".join(lines) + "\n" + drawn
 
 
-def path_of(folder: Path, day: date) -> Path:
-    """DATE-HARDWARE.md, so that reports of one machine stand beside each other."""
+def path_of(folder: Path, day: date, gpu: bool = False) -> Path:
+    """DATE-HARDWARE.md, so that reports of one machine stand beside each other; those of its GPU
+    under the GPU's own name."""
     hardware = f"{machine.processor()} {machine.cores()} cores"
+    if gpu:
+        hardware = gpu_name() or "no gpu"
     slug = re.sub(r"[^a-z0-9]+", "-", hardware.lower()).strip("-")
     return folder / f"{day.isoformat()}-{slug}.md"
 
 
+def gpu_name() -> str:
+    """Of the first CUDA GPU; empty where there is none."""
+    return torch.cuda.get_device_name(0) if torch.cuda.is_available() else ""
+
+
 def write(path: Path, results: Sequence[Result], command: str) -> None:
     """Write the report; one of the same day and hardware is replaced."""
-    facts = machine.hardware() | machine.versions()
+    gpu = {"GPU": gpu_name()} if gpu_name() else {}
+    facts = machine.hardware() | gpu | machine.versions()
     asked = [row for result in results for row in result.rows if row.get("met") is not None]
     met = sum(bool(row["met"]) for row in asked)
     parts = [

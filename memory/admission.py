@@ -1,20 +1,27 @@
-"""What became of a batch of newcomers, worked out from the slots that a policy chose.
+"""A batch on its way in: the test for near-duplicates, then the policy, then the columns.
 
-Shapes: B newcomers.
+Shapes: B newcomers, A descriptor, k occupied slots, T newcomers compared at a time.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from memory.columns import Columns, Rows
+from memory.checks import check_number
+from memory.columns import REFUSED, Columns, Rows
+from memory.compute import columns_at_a_time, to_device, to_host
+from memory.scores import BLOCK_ELEMENTS
 
-REFUSED = -1
-"""In a policy's plan: this newcomer does not join."""
+if TYPE_CHECKING:
+    from memory.eviction.base import Policy
+
+NOBODY = -1
 
 
 def _nobody() -> Tensor:
@@ -52,7 +59,7 @@ class Admission:
 
     def then(self, later: Admission) -> Admission:
         """One admission of this one and the next, which may evict newcomers of this one. Both are
-        as `carry_out` makes them: without duplicates.
+        as `apply` makes them: without duplicates.
         """
         if len(self.slots) == 0:
             return later
@@ -80,16 +87,16 @@ class Totals:
     def inserted(self) -> int:
         return self.added - self.refused
 
-    def count(self, offered: int, admission: Admission) -> None:
-        """Add one batch of `offered` samples."""
-        self.added += offered
+    def count(self, admission: Admission) -> None:
+        """Add one batch."""
+        self.added += len(admission.slots)
         self.evicted += len(admission.evicted)
         self.refused += len(admission.refused)
         self.duplicates += len(admission.duplicates)
         self.merged += len(admission.merged)
 
 
-def carry_out(plan: Tensor, rows: Rows, columns: Columns) -> Admission:
+def apply(plan: Tensor, rows: Rows, columns: Columns) -> Admission:
     """Write each newcomer to the slot that the plan gives it, in turn.
 
     Args:
@@ -100,7 +107,7 @@ def carry_out(plan: Tensor, rows: Rows, columns: Columns) -> Admission:
         columns: where to write; all but `occupied` is updated.
     """
     # Numpy for the bookkeeping: at these sizes torch would spend its time in dispatch.
-    plan_B, ids_B, born_B = plan.numpy(), rows.ids.cpu().numpy(), rows.born.cpu().numpy()
+    plan_B = plan.numpy()
     turn = np.flatnonzero(plan_B != REFUSED)
     slot = plan_B[turn]
     # Sorted by slot and then by turn, each newcomer stands right behind the one it evicts.
@@ -111,15 +118,20 @@ def carry_out(plan: Tensor, rows: Rows, columns: Columns) -> Admission:
     last = np.ones(len(turn), dtype=bool)
     last[order[:-1][again]] = False
 
-    where = torch.from_numpy(slot).to(columns.device)
+    where = to_device(torch.from_numpy(slot), columns.device)
+    known = torch.cat([rows.ids, rows.born, columns.ids[where], columns.born[where]])
+    sizes = [len(rows), len(rows), len(slot), len(slot)]
+    parts = torch.split(to_host(known), sizes)
+    ids_B, born_B, held_ids, held_born = (part.numpy() for part in parts)
     was_held = previous < 0
-    old_ids = np.where(was_held, columns.ids[where].cpu().numpy(), ids_B[turn[previous]])
-    old_born = np.where(was_held, columns.born[where].cpu().numpy(), born_B[turn[previous]])
+    old_ids = np.where(was_held, held_ids, ids_B[turn[previous]])
+    old_born = np.where(was_held, held_born, born_B[turn[previous]])
     evicts = ~was_held | (slot < columns.occupied)
 
     survivor = turn[last]
-    columns.write(where[torch.from_numpy(last)], rows[torch.from_numpy(survivor)])
-    slots = np.full(len(plan_B), -1)
+    written = to_device(torch.from_numpy(slot[last]), columns.device)
+    columns.write(written, rows[torch.from_numpy(survivor)])
+    slots = np.full(len(plan_B), NOBODY)
     slots[survivor] = slot[last]
     return Admission(
         slots=torch.from_numpy(slots),
@@ -128,3 +140,230 @@ def carry_out(plan: Tensor, rows: Rows, columns: Columns) -> Admission:
         refused=torch.from_numpy(ids_B[plan_B == REFUSED]),
         inserted=len(turn),
     )
+
+
+def check_plan(plan: Tensor, policy: Policy, newcomers: int, capacity: int) -> None:
+    """What a policy chose, before anything is written.
+
+    Raises:
+        ValueError: it is not what Policy.choose is to give; the error names the policy.
+    """
+    if not isinstance(plan, Tensor) or plan.dtype != torch.int64 or plan.ndim != 1:
+        found = f"{plan.dtype} {tuple(plan.shape)}" if isinstance(plan, Tensor) else repr(plan)
+        raise ValueError(f"{policy.name} chose {found}: choose must give an int64 tensor [b]")
+    if plan.device.type != "cpu":
+        raise ValueError(f"{policy.name} chose slots on {plan.device}: give them on the CPU")
+    if not 1 <= len(plan) <= newcomers:
+        raise ValueError(
+            f"{policy.name} chose {len(plan)} slots for {newcomers} newcomers: choose must answer "
+            "for at least the first, and for no more than there are"
+        )
+    least, most = int(plan.min()), int(plan.max())
+    if least < REFUSED or most >= capacity:
+        raise ValueError(
+            f"{policy.name} chose slots from {least} to {most}: must lie in [0, {capacity}), or be "
+            f"{REFUSED} to refuse"
+        )
+
+
+class Entry:
+    """A batch that joins, in order.
+
+    Args:
+        rows: the newcomers [B].
+        columns: of the memory; what joins is written to them.
+        policy: who makes room once every slot is occupied.
+        duplicates: the test before that; None for none.
+    """
+
+    def __init__(
+        self, rows: Rows, columns: Columns, policy: Policy, duplicates: Duplicates | None
+    ) -> None:
+        self._ids, self._let_in, self._columns, self._policy = rows.ids, rows, columns, policy
+        self._found = None
+        if duplicates is not None:
+            self._found = duplicates.find(rows.descriptors, columns.descriptor_kA)
+            self._let_in = self._found.enter(rows, columns)
+        self._written = Admission.of_nobody()
+        self._plans = [torch.empty(0, dtype=torch.int64)]
+
+    def run(self) -> None:
+        """Fill empty slots, then ask the policy.
+
+        Raises:
+            ValueError: what the policy chose is no plan.
+        """
+        columns, policy, rows = self._columns, self._policy, self._let_in
+        free = min(len(rows), columns.capacity - columns.occupied)
+        if free:
+            self._write(torch.arange(columns.occupied, columns.occupied + free), rows[:free])
+            columns.occupied += free
+            policy.on_insert(rows[:free])
+        rows = rows[free:]
+        while len(rows):
+            plan = policy.choose(rows)
+            check_plan(plan, policy, len(rows), columns.capacity)
+            self._write(plan, rows[: len(plan)])
+            rows = rows[len(plan) :]
+
+    def _write(self, plan: Tensor, rows: Rows) -> None:
+        self._written = self._written.then(apply(plan, rows, self._columns))
+        self._plans.append(plan)
+
+    def admission(self) -> Admission:
+        """What became of all newcomers. Where the policy failed midway, the rest are refused."""
+        admission, plan = self._written, torch.cat(self._plans)
+        if len(plan) < len(self._let_in):
+            rest = to_host(self._let_in.ids)[len(plan) :]
+            nowhere = torch.full_like(rest, REFUSED)
+            plan = torch.cat([plan, nowhere])
+            admission = replace(
+                admission,
+                slots=torch.cat([admission.slots, nowhere]),
+                refused=torch.cat([admission.refused, rest]),
+            )
+        if self._found is None:
+            return admission
+        return self._found.report(to_host(self._ids), admission, plan != REFUSED)
+
+
+@dataclass(frozen=True)
+class Duplicates:
+    """A test at admission, before the eviction policy is asked.
+
+    A newcomer is a duplicate if its cosine is at least `threshold`, to rounding, with a slot held
+    when the batch began, even one that is evicted in the course of the batch, or with an earlier
+    newcomer of the batch that this test let in, even one that the policy refuses.
+
+    Args:
+        threshold: in (-1, 1]. 1 finds equal rows only.
+        action: "count" only counts duplicates and lets them in; "refuse" refuses them; "merge"
+            refuses them and raises by one the multiplicity of the slot that each resembles most
+            (the lowest of those within rounding, held slots before newcomers). Where that slot's
+            sample leaves in the course of the batch, its multiplicity leaves with it.
+
+    >>> from memory import WorkingMemory
+    >>> memory = WorkingMemory(capacity=4, dim=2, duplicates=Duplicates(action="merge"))
+    >>> admission = memory.add(torch.arange(3), torch.eye(2)[[0, 1, 0]])
+    >>> admission.refused.tolist(), memory.multiplicity.tolist()
+    ([2], [2, 1])
+    """
+
+    threshold: float = 0.98
+    action: Literal["count", "refuse", "merge"] = "count"
+
+    def __post_init__(self) -> None:
+        if not -1 < check_number("threshold", self.threshold) <= 1:
+            raise ValueError(f"threshold is {self.threshold}: a cosine above -1 and at most 1")
+        object.__setattr__(self, "threshold", float(self.threshold))
+        if self.action not in ("count", "refuse", "merge"):
+            raise ValueError(f'action is {self.action!r}: choose "count", "refuse" or "merge"')
+
+    def find(self, x_BA: Tensor, row_kA: Tensor) -> Found:
+        """The duplicates among newcomers, decided in turn, against these held rows."""
+        count, k = len(x_BA), len(row_kA)
+        unit = 1e-12 if x_BA.dtype == torch.float64 else 1e-6
+        most_B, slot_B = closest(x_BA, row_kA, unit)
+        cosine_B = to_host(most_B).numpy()
+        found = Found(k, cosine_B >= self.threshold - unit)
+        if self.action == "merge":
+            found.twin_B = np.where(found.duplicate_B, to_host(slot_B).numpy(), NOBODY)
+        if self.action != "count":
+            found.let_in_B = ~found.duplicate_B
+        step = max(1, BLOCK_ELEMENTS // max(1, count))
+        for start in range(0, count, step):
+            near_Tb = x_BA[start : start + step] @ x_BA[: start + step].T
+            self._among(found, start, to_host(near_Tb).numpy(), cosine_B, unit)
+        return found
+
+    def _among(
+        self, found: Found, start: int, near_Tb: NDArray[Any], cosine_B: NDArray[Any], unit: float
+    ) -> None:
+        """Compare newcomers from `start` on with those before them. Only rows that are close to
+        any earlier one are looked at singly.
+        """
+        close_Tb = near_Tb >= self.threshold - unit
+        close_Tb &= np.tri(len(close_Tb), close_Tb.shape[1], start - 1, dtype=bool)
+        if self.action == "count":  # all are let in, so nothing hangs on the order
+            found.duplicate_B[start : start + len(close_Tb)] |= close_Tb.any(axis=1)
+            return
+        for row in np.flatnonzero(close_Tb.any(axis=1)).tolist():
+            turn = start + row
+            close = close_Tb[row, :turn] & found.let_in_B[:turn]
+            if not close.any():
+                continue
+            found.duplicate_B[turn] = True
+            found.let_in_B[turn] = False
+            cosine = np.where(close, near_Tb[row, :turn], -np.inf)
+            if self.action == "merge" and cosine.max() > cosine_B[turn] + unit:
+                found.twin_B[turn] = found.held + int((cosine >= cosine.max() - unit).argmax())
+
+
+class Found:
+    """Which newcomers are duplicates, which were let in, and what those merged resemble most.
+
+    Args:
+        held: k when the batch began.
+        duplicate_B: of a held slot, bool [B].
+
+    Attributes:
+        twin_B: int64 [B], a slot below k, or k + the turn of a newcomer; -1 for no merge.
+    """
+
+    def __init__(self, held: int, duplicate_B: NDArray[np.bool_]) -> None:
+        self.held, self.duplicate_B = held, duplicate_B
+        self.let_in_B: NDArray[np.bool_] = np.ones(len(duplicate_B), dtype=bool)
+        self.twin_B: NDArray[np.int64] = np.full(len(duplicate_B), NOBODY)
+
+    def enter(self, rows: Rows, columns: Columns) -> Rows:
+        """Those let in, with the multiplicity of what merged into them; held slots get theirs."""
+        twins = self.twin_B[self.twin_B != NOBODY]
+        if len(twins):
+            more = torch.from_numpy(np.bincount(twins, minlength=self.held + len(rows)))
+            more = to_device(more, columns.device)
+            columns.multiplicity[: self.held] += more[: self.held]
+            rows = replace(rows, multiplicity=1 + more[self.held :])
+        return rows if self.let_in_B.all() else rows[torch.from_numpy(self.let_in_B)]
+
+    def report(self, ids: Tensor, admission: Admission, joined: Tensor) -> Admission:
+        """The admission of those let in as one of all newcomers.
+
+        Args:
+            ids: of all newcomers [B].
+            admission: of those let in.
+            joined: bool, of those let in: the policy took them.
+        """
+        turn = np.flatnonzero(self.let_in_B)
+        slots = np.full(len(self.let_in_B), NOBODY)
+        slots[turn] = admission.slots.numpy()
+        out_B = np.ones(len(slots), dtype=bool)
+        out_B[turn[joined.numpy()]] = False
+        twins = self.twin_B[self.twin_B != NOBODY]
+        # A slot that was overwritten holds a newcomer of this batch now.
+        was_held = (twins < self.held) & ~np.isin(twins, slots)
+        of_batch = np.maximum(twins - self.held, 0)
+        return replace(
+            admission,
+            slots=torch.from_numpy(slots),
+            refused=ids[torch.from_numpy(out_B)],
+            duplicates=ids[torch.from_numpy(self.duplicate_B)],
+            merged=torch.from_numpy(
+                np.where(was_held, twins, np.where(twins < self.held, NOBODY, slots[of_batch]))
+            ),
+        )
+
+
+def closest(x_BA: Tensor, row_kA: Tensor, unit: float) -> tuple[Tensor, Tensor]:
+    """The largest cosine of each row with a slot [B], and that slot int64 [B]; the lowest where
+    others are within about `unit` of it. -inf and slot 0 where no slot is held.
+    """
+    most_B = x_BA.new_full((len(x_BA),), -torch.inf)
+    slot_B = torch.zeros(len(x_BA), dtype=torch.int64, device=x_BA.device)
+    step = columns_at_a_time(len(x_BA), x_BA.device)
+    for start in range(0, len(row_kA), step):
+        near_Bb = x_BA @ row_kA[start : start + step].T
+        here_B = near_Bb.amax(dim=1)
+        lowest_B = start + (near_Bb >= (here_B - unit)[:, None]).to(torch.uint8).argmax(dim=1)
+        slot_B = torch.where(here_B > most_B + unit, lowest_B, slot_B)
+        most_B = torch.maximum(most_B, here_B)
+    return most_B, slot_B

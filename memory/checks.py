@@ -1,10 +1,12 @@
-"""What the memory lets in: inputs as tensors, and errors that name the row and the remedy.
+"""What the memory lets in: numbers, tensors and rows, and errors that name value, rule and remedy.
 
-Shapes: B rows, D embedding, C H W image.
+Shapes: B rows, D embedding, A descriptor, C H W image.
 """
 
 from __future__ import annotations
 
+import math
+import operator
 import reprlib
 from collections.abc import Sequence
 from typing import Any
@@ -14,17 +16,66 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from memory.arguments import check_count
-from memory.columns import Columns, Rows
-from memory.images import Image
+from memory.columns import NORM_TOLERANCE, Image, Images
+from memory.compute import to_device, to_host
 
 Array = Tensor | NDArray[Any]
 
-NORM_TOLERANCE = 1e-3
-"""How far from 1 a row's norm may lie: rounding passes, a forgotten normalisation does not."""
+LARGEST_SEED = (1 << 63) - 4
+"""A memory seeds its policy and its cells with the numbers that follow its own."""
 
 NARROW_TOLERANCE = 1e-2
 """The same of rows that came in bfloat16 or float16; they are normalised anew when widened."""
+
+
+def check_count(name: str, value: Any, least: int | None = None, what: str = "") -> int:
+    """A whole number, of at least `least` where given.
+
+    >>> check_count("n", 3, least=0)
+    3
+    """
+    try:
+        count = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        count = None
+    if count is None:
+        raise ValueError(f"{name} is {value!r}: must be a whole number (int)")
+    if least is not None and count < least:
+        raise ValueError(f"{name} is {count}: must be at least {least}{what and f' {what}'}")
+    return count
+
+
+def check_number(name: str, value: Any, rule: str = "a finite number") -> float:
+    """A finite number; `rule` is what the error says of it."""
+    try:
+        if math.isfinite(value):
+            return float(value)
+    except (TypeError, OverflowError, RuntimeError):
+        pass
+    raise ValueError(f"{name} is {value!r}: must be {rule}")
+
+
+def check_seed(seed: Any) -> int:
+    """A seed that torch takes."""
+    count = check_count("seed", seed)
+    if not -LARGEST_SEED <= count <= LARGEST_SEED:
+        raise ValueError(f"seed is {count}: must lie within 2**63 - 4 of 0; take a smaller one")
+    return count
+
+
+def check_device(device: Any) -> torch.device:
+    """A device that this torch knows and can reach."""
+    try:
+        return torch.empty(0, device=torch.device(device)).device
+    except (RuntimeError, TypeError, AssertionError, NotImplementedError) as error:
+        raise ValueError(
+            f"device is {device!r}: torch cannot place tensors there ({_first_line(error)}); "
+            'choose "cpu", or "cuda" on a machine with a GPU and a torch built for it'
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def as_tensor(name: str, value: Array, device: torch.device) -> Tensor:
@@ -40,7 +91,7 @@ def as_tensor(name: str, value: Array, device: torch.device) -> Tensor:
         raise ValueError(
             f"{name} are {reprlib.repr(value)}: must be a tensor or an array; {error}"
         ) from None
-    return tensor.detach().to(device)
+    return to_device(tensor.detach(), device)
 
 
 def check_embeddings(z: Array, dim: int, device: torch.device, what: str = "embedding") -> Tensor:
@@ -60,7 +111,7 @@ def check_embeddings(z: Array, dim: int, device: torch.device, what: str = "embe
         z_BD, tolerance = z_BD.to(torch.float32), NARROW_TOLERANCE
     norm_B = torch.linalg.vector_norm(z_BD, dim=1)
     bad_B = ~((norm_B - 1).abs() <= tolerance)  # written so that nan is bad
-    if bool(bad_B.any()):
+    if bool(to_host(bad_B.any())):
         row = int(bad_B.nonzero()[0, 0])
         norm = float(norm_B[row])
         if not bool(torch.isfinite(z_BD[row]).all()):
@@ -111,44 +162,32 @@ def check_images(
     return image_BCHW
 
 
-def check_rows(
-    columns: Columns,
-    added: int,
-    ids: Array,
-    z: Array,
-    images: Array | None,
-    labels: Array | None,
-    hashes: Array | None,
-) -> Rows:
-    """A batch of newcomers, of the dtype that it came in; `added` were offered before it."""
-    z_BD = check_embeddings(z, columns.dim, columns.device)
-    count, device = len(z_BD), columns.device
-    if labels is None:
-        labels = torch.full((count,), -1, device=device)
-    if hashes is None:
-        hashes = torch.zeros(count, dtype=torch.int64, device=device)
-    where = device if columns.images is None else columns.images.data_KCHW.device
-    return Rows(
-        ids=check_integers("ids", ids, device, count),
-        embeddings=z_BD,
-        labels=check_integers("labels", labels, device, count),
-        hashes=check_integers("hashes", hashes, device, count),
-        born=torch.arange(added, added + count, device=device),
-        images=check_images(images, columns.image_shape, count, where),
-    )
-
-
 def check_slots(slots: Array, occupied: int, device: torch.device) -> Tensor:
     """Distinct occupied slots, int64."""
     chosen = check_integers("slots", slots, device)
-    if len(chosen) and not 0 <= int(chosen.min()) <= int(chosen.max()) < occupied:
+    if len(chosen) == 0:
+        return chosen
+    ordered = chosen.sort().values
+    twice = (ordered[1:] == ordered[:-1]).any() if len(chosen) > 1 else ordered[0] != ordered[0]
+    least, most, repeated = to_host(torch.stack([ordered[0], ordered[-1], twice.long()])).tolist()
+    if not 0 <= least <= most < occupied:
         raise ValueError(
-            f"slots span {int(chosen.min())} to {int(chosen.max())}: must lie in [0, {occupied}), "
-            "the occupied slots"
+            f"slots span {least} to {most}: must lie in [0, {occupied}), the occupied slots"
         )
-    if len(torch.unique(chosen)) != len(chosen):
+    if repeated:
         raise ValueError("slots hold a slot twice: name each slot once")
     return chosen
+
+
+def check_images_kept(images: Images | None, chosen: Tensor, occupied: int) -> Images:
+    """The images, which are kept and there for all of these slots."""
+    if images is None:
+        raise ValueError("this memory keeps no images: give it image_shape")
+    lost_k = images.lost(occupied)
+    if lost_k is not None and bool(lost_k[chosen.cpu()].any()):
+        slot = int(chosen.cpu()[lost_k[chosen.cpu()]][0])
+        raise ValueError(f"the image of slot {slot} is lost: leave out `images_lost`")
+    return images
 
 
 def check_way(how: str, ways: Sequence[str]) -> None:

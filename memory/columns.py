@@ -1,16 +1,29 @@
-"""The columns of the memory, one row a slot, and rows on their way into them.
+"""What the slots hold: columns of one row a slot, and rows on their way into them.
 
-Shapes: B newcomers, D embedding, K capacity, k occupied slots, C H W image.
+Shapes: B newcomers, D embedding, A descriptor, K capacity, k occupied slots, R rows, C H W image.
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
+import weakref
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from memory.images import Image, Images
+from memory.compute import to_device
+
+Image = tuple[int, int, int]
+
+NORM_TOLERANCE = 1e-3
+"""How far from 1 a row's norm may lie: rounding passes, a forgotten normalisation does not."""
+
+REFUSED = -1
+"""In place of the slot that a newcomer takes over: it does not join."""
 
 INTEGER_COLUMNS = ("ids", "labels", "hashes", "born", "encoded", "multiplicity")
 
@@ -19,12 +32,14 @@ INTEGER_COLUMNS = ("ids", "labels", "hashes", "born", "encoded", "multiplicity")
 class Rows:
     """Newcomers, checked and on the memory's device; images where the memory keeps its images.
 
+    `descriptors` are what duplicates are counted on; where that is the embedding, the same tensor.
     `born` counts the samples offered to the memory before this one. `multiplicity` counts the
     samples that a row stands for; None where each stands for itself alone.
     """
 
     ids: Tensor  # int64 [B]
     embeddings: Tensor  # [B, D], unit rows
+    descriptors: Tensor  # [B, A], unit rows
     labels: Tensor  # int64 [B], -1: none
     hashes: Tensor  # int64 [B], 0: none
     born: Tensor  # int64 [B]
@@ -36,19 +51,25 @@ class Rows:
 
     def __getitem__(self, index: slice | Tensor) -> Rows:
         """The chosen rows, of every column; an index lies on the CPU."""
+        at = index if isinstance(index, slice) else to_device(index, self.ids.device)
+        images, shared = self.images, self.descriptors is self.embeddings
+        if images is not None:
+            images = images[at if images.device == self.ids.device else index]
+        embeddings = self.embeddings[at]
         return Rows(
-            ids=self.ids[index],
-            embeddings=self.embeddings[index],
-            labels=self.labels[index],
-            hashes=self.hashes[index],
-            born=self.born[index],
-            images=None if self.images is None else self.images[index],
-            multiplicity=None if self.multiplicity is None else self.multiplicity[index],
+            ids=self.ids[at],
+            embeddings=embeddings,
+            descriptors=embeddings if shared else self.descriptors[at],
+            labels=self.labels[at],
+            hashes=self.hashes[at],
+            born=self.born[at],
+            images=images,
+            multiplicity=None if self.multiplicity is None else self.multiplicity[at],
         )
 
-    def with_embeddings(self, z_BD: Tensor) -> Rows:
-        """The same samples with these embeddings."""
-        return replace(self, embeddings=z_BD)
+    def with_multiplicity(self, multiplicity: Tensor) -> Rows:
+        """The same rows, each standing for so many samples."""
+        return replace(self, multiplicity=multiplicity)
 
 
 class Columns:
@@ -57,29 +78,11 @@ class Columns:
     Args:
         capacity: K, at least 1.
         dim: D, at least 1.
-        image_shape: (C, H, W) of the uint8 images kept beside the embeddings, or None.
+        descriptor_dim: A; None where the embeddings are the descriptors, one column for both.
         device: where every column lies.
-        dtype: of the embeddings.
-        images: where the images lie; with the embeddings where not given.
+        dtype: of embeddings and descriptors.
+        images: the images kept beside the embeddings, or None.
     """
-
-    def __init__(
-        self,
-        capacity: int,
-        dim: int,
-        image_shape: Image | None,
-        device: torch.device,
-        dtype: torch.dtype,
-        images: Images | None = None,
-    ) -> None:
-        self.capacity, self.dim, self.image_shape, self.device = capacity, dim, image_shape, device
-        self.occupied = 0
-        self.embeddings = torch.zeros(capacity, dim, dtype=dtype, device=device)
-        for name in INTEGER_COLUMNS:
-            setattr(self, name, torch.zeros(capacity, dtype=torch.int64, device=device))
-        self.images = images
-        if images is None and image_shape is not None:
-            self.images = Images(capacity, image_shape, device, host=False)
 
     ids: Tensor
     labels: Tensor
@@ -88,9 +91,35 @@ class Columns:
     encoded: Tensor
     multiplicity: Tensor
 
+    def __init__(
+        self,
+        capacity: int,
+        dim: int,
+        descriptor_dim: int | None = None,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        images: Images | None = None,
+    ) -> None:
+        self.capacity, self.dim, self.device = capacity, dim, torch.device(device)
+        self.occupied = 0
+        self.embeddings = torch.zeros(capacity, dim, dtype=dtype, device=device)
+        self.shared = descriptor_dim is None
+        self._apart = None  # descriptors, where they are not the embeddings
+        if descriptor_dim is not None:
+            self._apart = torch.zeros(capacity, descriptor_dim, dtype=dtype, device=device)
+        for name in INTEGER_COLUMNS:
+            setattr(self, name, torch.zeros(capacity, dtype=torch.int64, device=device))
+        self.images = images
+
     @property
-    def full(self) -> bool:
-        return self.occupied == self.capacity
+    def descriptors(self) -> Tensor:
+        """What duplicates are counted on [K, A], unit rows where occupied."""
+        return self.embeddings if self._apart is None else self._apart
+
+    @property
+    def descriptor_kA(self) -> Tensor:
+        """Descriptors of the occupied slots, a view."""
+        return self.descriptors[: self.occupied]
 
     @property
     def z_kD(self) -> Tensor:
@@ -98,43 +127,304 @@ class Columns:
         return self.embeddings[: self.occupied]
 
     def promote(self, dtype: torch.dtype) -> None:
-        """Hold the embeddings in this dtype from now on."""
+        """Hold embeddings and descriptors in this dtype from now on."""
         self.embeddings = self.embeddings.to(dtype)
+        self._apart = None if self._apart is None else self._apart.to(dtype)
+
+    def to(self, device: torch.device) -> None:
+        """Move every column, images on the device included."""
+        self.device = device
+        self.embeddings = self.embeddings.to(device)
+        self._apart = None if self._apart is None else self._apart.to(device)
+        for name in INTEGER_COLUMNS:
+            setattr(self, name, getattr(self, name).to(device))
+        if self.images is not None:
+            self.images.to(device)
 
     def write(self, slots: Tensor, rows: Rows) -> None:
         """Overwrite these slots, all distinct, with these rows."""
         self.embeddings[slots] = rows.embeddings
+        if self._apart is not None:
+            self._apart[slots] = rows.descriptors
         self.ids[slots], self.labels[slots], self.hashes[slots] = rows.ids, rows.labels, rows.hashes
         self.born[slots] = self.encoded[slots] = rows.born
-        if rows.multiplicity is None:
-            self.multiplicity[slots] = 1
-        else:
-            self.multiplicity[slots] = rows.multiplicity
+        self.multiplicity[slots] = 1 if rows.multiplicity is None else rows.multiplicity
         if self.images is not None and rows.images is not None:
             self.images.write(slots, rows.images)
+
+    def rows(self, slots: Tensor) -> Rows:
+        """What these slots hold, copies, without images."""
+        embeddings = self.embeddings[slots]
+        return Rows(
+            self.ids[slots],
+            embeddings,
+            embeddings if self._apart is None else self._apart[slots],
+            self.labels[slots],
+            self.hashes[slots],
+            self.born[slots],
+        )
+
+    def refresh(self, slots: Tensor, z_RD: Tensor, descriptor_RA: Tensor, now: int) -> None:
+        """New embeddings, and what follows from them, of the samples in these distinct slots."""
+        self.embeddings[slots] = z_RD
+        if self._apart is not None:
+            self._apart[slots] = descriptor_RA
+        self.encoded[slots] = now
+
+    def check(self, added: int) -> tuple[bool, str]:
+        """Whether the occupied rows are what `added` samples offered can have left; if not, what is
+        wrong, naming the first slot."""
+        if not 0 <= self.occupied <= self.capacity:
+            return False, f"{self.occupied} slots are occupied of {self.capacity}"
+        k, born_k, encoded_k = self.occupied, self.born[: self.occupied], self.encoded
+        rules = [
+            (born_k < 0, "it was born before the first sample"),
+            (born_k >= added, f"it was born after the last of {added} samples"),
+            (encoded_k[:k] < born_k, "it was encoded before it was born"),
+            (encoded_k[:k] > added, f"it was encoded after the last of {added} samples"),
+            (self.multiplicity[:k] < 1, "it stands for less than itself"),
+        ]
+        for name, row_kX in (("embedding", self.z_kD), ("descriptor", self.descriptor_kA)):
+            norm_k = torch.linalg.vector_norm(row_kX, dim=1)
+            rules.append((~torch.isfinite(norm_k), f"its {name} is not finite"))
+            rules.append(
+                (~((norm_k - 1).abs() <= NORM_TOLERANCE), f"its {name} is not of unit norm")
+            )
+        for broken_k, what in rules:
+            if bool(broken_k.any()):
+                return False, f"slot {int(broken_k.nonzero()[0, 0])}: {what}"
+        if len(torch.unique(born_k)) != k:
+            return False, "two slots were born at the same sample: a row was copied"
+        return (True, "") if self.images is None else self.images.check(k)
 
     def with_images(self) -> Tensor | None:
         """Slots whose image is there, int64 in slot order; None for all occupied ones."""
         lost_k = None if self.images is None else self.images.lost(self.occupied)
         return None if lost_k is None else (~lost_k).nonzero()[:, 0].to(self.device)
 
+    def _named(self) -> dict[str, Tensor]:
+        named = {name: getattr(self, name) for name in (*INTEGER_COLUMNS, "embeddings")}
+        return named if self._apart is None else named | {"descriptors": self._apart}
+
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shape of one slot's entry in each part of the state."""
-        names = dict.fromkeys(INTEGER_COLUMNS, ()) | {"embeddings": (self.dim,)}
-        return names | ({} if self.images is None else self.images.shapes())
+        shapes = {name: tuple(column.shape[1:]) for name, column in self._named().items()}
+        return shapes | ({} if self.images is None else self.images.shapes())
 
     def state(self) -> dict[str, Tensor]:
         """Copies of the occupied rows of every column."""
-        state = {name: getattr(self, name)[: self.occupied].clone() for name in INTEGER_COLUMNS}
-        state["embeddings"] = self.z_kD.clone()
+        state = {name: column[: self.occupied].clone() for name, column in self._named().items()}
         return state | ({} if self.images is None else self.images.state(self.occupied))
 
     def load(self, state: dict[str, Tensor]) -> None:
         """Take over rows that `state` made. Slots beyond them are cleared."""
         self.occupied = len(state["ids"])
-        for name in (*INTEGER_COLUMNS, "embeddings"):
-            column: Tensor = getattr(self, name)
+        for name, column in self._named().items():
             column.zero_()
             column[: self.occupied] = state[name].to(self.device)
         if self.images is not None:
             self.images.load(state)
+
+
+class Images:
+    """uint8 images of K slots, in memory.
+
+    Args:
+        capacity: K.
+        shape: (C, H, W).
+        device: where the memory computes; the images lie there too unless `host`.
+        host: keep them in the host's memory, pinned where the device is a GPU.
+    """
+
+    def __init__(self, capacity: int, shape: Image, device: torch.device, host: bool) -> None:
+        self.shape, self.device, self._host = shape, device, host
+        self._pinned = host and device.type == "cuda"
+        self.data_KCHW = torch.zeros(
+            capacity,
+            *shape,
+            dtype=torch.uint8,
+            device="cpu" if host else device,
+            pin_memory=self._pinned,
+        )
+
+    data_KCHW: Tensor
+
+    def to(self, device: torch.device) -> None:
+        """Serve a memory on this device; the images move along unless the host keeps them."""
+        self.device, self._pinned = device, self._host and device.type == "cuda"
+        if self._pinned:
+            self.data_KCHW = self.data_KCHW.pin_memory()
+        elif not self._host:
+            self.data_KCHW = self.data_KCHW.to(device)
+
+    def read(self, slots: Tensor) -> Tensor:
+        """Copies of the images of these slots, uint8 [R, C, H, W], on the memory's device."""
+        if not self._pinned:
+            return self.data_KCHW[slots.to(self.data_KCHW.device)].to(self.device)
+        # Gathered into pinned memory, so that the copy to the GPU need not be waited for.
+        chosen = torch.empty((len(slots), *self.shape), dtype=torch.uint8, pin_memory=True)
+        torch.index_select(self.data_KCHW, 0, slots.cpu(), out=chosen)
+        return chosen.to(self.device, non_blocking=True)
+
+    def write(self, slots: Tensor, image_RCHW: Tensor) -> None:
+        """Overwrite these slots, all distinct. `image_RCHW` lies where the images lie."""
+        self.data_KCHW[slots.to(self.data_KCHW.device)] = image_RCHW
+
+    def lost(self, occupied: int) -> Tensor | None:
+        """bool [k], True where a slot's image is gone; None where all are there."""
+        del occupied
+        return None
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of one slot's entry in each part of the state."""
+        return {"images": self.shape}
+
+    def state(self, occupied: int) -> dict[str, Tensor]:
+        """What `load` needs to have the images of the first `occupied` slots again."""
+        return {"images": self.data_KCHW[:occupied].clone()}
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Take over what `state` gave. Slots beyond are cleared."""
+        images = state["images"]
+        self.data_KCHW.zero_()
+        self.data_KCHW[: len(images)] = images.to(self.data_KCHW.device)
+
+    def check(self, occupied: int) -> tuple[bool, str]:
+        """Whether the images are those that were written; if not, what is wrong."""
+        del occupied
+        return True, ""
+
+
+class ImageFile(Images):
+    """uint8 images of K slots in a memory-mapped file, for memories larger than the machine's.
+
+    The file is raw, slot after slot, sparse, of mode 0600 when created, and held under a lock
+    while it is in use. Keep room for K images: as with any mapped file, a first write that the disk
+    has no room for ends the process (SIGBUS).
+
+    The file is no part of a state, which holds a hash of each image instead. It goes on changing
+    after a state was saved, and a crash may lose what was not yet on the disk. So loading a state
+    compares every hash; a slot whose image is another one now has *lost* it: the image is cleared,
+    and the slot is left out of draws and of re-encoding until a sample with an image takes it over.
+    Where a stream is replayed from the state's position, those are the slots that the replay
+    overwrites; what is drawn until then differs from a run without the crash.
+
+    Args:
+        path: created where there is none, else of the right size.
+        capacity: K.
+        shape: (C, H, W).
+        device: where the memory computes.
+
+    Raises:
+        ValueError: the file is of another size, or in use.
+    """
+
+    def __init__(self, path: Path, capacity: int, shape: Image, device: torch.device) -> None:
+        self.shape, self.device, self.path = shape, device, path
+        self._pinned, self._host = False, True
+        size = capacity * shape[0] * shape[1] * shape[2]
+        self._handle = _open(path, size, shape)
+        self._hash_K = torch.zeros(capacity, dtype=torch.int64)
+        self._lost_K = torch.zeros(capacity, dtype=torch.bool)
+        flat = torch.from_file(str(path), shared=True, size=size, dtype=torch.uint8)
+        self.data_KCHW = flat.reshape(capacity, *shape)
+        weakref.finalize(self, os.close, self._handle)
+
+    def __deepcopy__(self, memo: object) -> ImageFile:
+        raise ValueError(
+            f"a memory whose images lie in a file cannot be copied: {self.path} is in use; load "
+            "its saved state into another memory with another image_file"
+        )
+
+    def to(self, device: torch.device) -> None:
+        self.device = device
+
+    def write(self, slots: Tensor, image_RCHW: Tensor) -> None:
+        where = slots.cpu()
+        self.data_KCHW[where] = image_RCHW
+        self._hash_K[where] = hashes_of(image_RCHW)
+        self._lost_K[where] = False
+
+    def lost(self, occupied: int) -> Tensor | None:
+        lost_k = self._lost_K[:occupied]
+        return lost_k if bool(lost_k.any()) else None
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"image_hashes": (), "image_lost": ()}
+
+    def state(self, occupied: int) -> dict[str, Tensor]:
+        os.fsync(self._handle)  # the file must reach the disk before a state that speaks of it
+        return {
+            "image_hashes": self._hash_K[:occupied].clone(),
+            "image_lost": self._lost_K[:occupied].to(torch.uint8),
+        }
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        k = len(state["image_hashes"])
+        self._hash_K.zero_()
+        self._hash_K[:k] = state["image_hashes"].cpu()
+        self._lost_K.zero_()
+        self._lost_K[:k] = state["image_lost"].cpu().to(torch.bool)
+        self._lost_K[:k] |= hashes_of(self.data_KCHW[:k]) != self._hash_K[:k]
+        # No one may take the image of another sample for this one's.
+        self.data_KCHW[:k][self._lost_K[:k]] = 0
+
+    def check(self, occupied: int) -> tuple[bool, str]:
+        other_k = hashes_of(self.data_KCHW[:occupied]) != self._hash_K[:occupied]
+        other_k &= ~self._lost_K[:occupied]
+        if bool(other_k.any()):
+            return False, f"slot {int(other_k.nonzero()[0, 0])}: its image is not the one written"
+        return True, ""
+
+
+def image_column(
+    capacity: int,
+    shape: Image | None,
+    device: torch.device,
+    images_on: Literal["device", "host"],
+    image_file: Path | str | None,
+) -> Images | None:
+    """Where a memory built with these arguments keeps its images; None where it keeps none."""
+    if images_on not in ("device", "host"):
+        raise ValueError(f'images_on is {images_on!r}: choose "device" or "host"')
+    if shape is None:
+        if image_file is not None:
+            raise ValueError(
+                f"image_file is {image_file}, but there are no images: give image_shape"
+            )
+        return None
+    if image_file is not None:
+        return ImageFile(Path(image_file), capacity, shape, device)
+    return Images(capacity, shape, device, host=images_on == "host")
+
+
+def hashes_of(image_RCHW: Tensor) -> Tensor:
+    """64 bits of the BLAKE2b hash of each image, int64 [R], on the CPU."""
+    rows = image_RCHW.cpu().flatten(1).contiguous().numpy()
+    digests = b"".join(hashlib.blake2b(row, digest_size=8).digest() for row in rows)
+    return torch.frombuffer(bytearray(digests) or bytearray(8), dtype=torch.int64)[: len(rows)]
+
+
+def _open(path: Path, size: int, shape: Image) -> int:
+    """A locked handle of the file, which has this size. The lock ends with the handle."""
+    import fcntl  # where there is none there are no image files, but all the rest
+
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        found = os.fstat(handle).st_size
+        if found not in (0, size):
+            raise ValueError(
+                f"{path} has {found} bytes, images of shape {shape} take {size}: "
+                "remove the file, or name another"
+            )
+        os.ftruncate(handle, size)
+    except BlockingIOError as error:
+        os.close(handle)
+        raise ValueError(
+            f"{path} is in use by another memory: give each memory its own image_file"
+        ) from error
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle

@@ -2,8 +2,8 @@
 
 Every random number is drawn on the CPU, so that every device draws the same.
 
-Shapes: B anchors, C cells, D embedding, N negatives, k occupied slots, n slots drawn, b c block of
-anchors and slots, C H W image.
+Shapes: B anchors, C cells, D embedding, N negatives, k occupied slots, n slots drawn, b block of
+anchors, C H W image.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from memory.blocks import columns_at_a_time
 from memory.checks import Array, check_integers
+from memory.compute import to_device
+from memory.index import cells_of, kmeans
 from memory.scores import BLOCK_ELEMENTS
 
 
@@ -64,7 +65,7 @@ def same(ids_B: Tensor, hashes_B: Tensor | None, ids_N: Tensor, hashes_N: Tensor
 
 def uniform(count: int, total: int, generator: torch.Generator, device: torch.device) -> Tensor:
     """`count` distinct numbers of [0, total), every ordered choice equally likely."""
-    return torch.randperm(total, generator=generator)[:count].to(device)
+    return to_device(torch.randperm(total, generator=generator)[:count], device)
 
 
 def weighted(count: int, weight_k: Tensor, generator: torch.Generator) -> Tensor:
@@ -109,84 +110,76 @@ def stratified(count: int, cell_k: Tensor, cells: int, generator: torch.Generato
     return shuffled_k[grouped[order[:count]]]
 
 
-@dataclass(frozen=True, slots=True)
-class Contrast:
-    """Anchors and slots to be compared, but for those pairs that are of the same sample.
+def hardest(
+    count: int,
+    anchor_BD: Tensor,
+    held: Negatives,
+    ids_B: Tensor | None,
+    hashes_B: Tensor | None,
+    each: bool,
+) -> Tensor:
+    """The `count` <= k slots most similar to any anchor, the most similar first, int64 [n]; or with
+    `each` those of each anchor [B, n].
 
     Args:
+        count: n.
         anchor_BD: unit rows.
-        z_kD: the occupied slots, of the same dtype.
-        ids_k, hashes_k: of the slots.
-        ids_B, hashes_B: of the anchors; None where nothing is barred, by the hash or at all.
+        held: all occupied slots.
+        ids_B, hashes_B: of the anchors: slots of the same sample, or content, are not compared and
+            come last. None where nothing is barred, by the hash or at all.
+        each: choose for each anchor.
+    """
+    most_k = held.z_ND.new_full((len(held),), -torch.inf)
+    found = [held.ids_N.new_empty(0, count)]
+    step = max(1, BLOCK_ELEMENTS // max(1, len(held)))
+    for start in range(0, len(anchor_BD), step):
+        part = slice(start, start + step)
+        near_bk = anchor_BD[part] @ held.z_ND.T
+        if ids_B is not None:
+            hashes_b = None if hashes_B is None else hashes_B[part]
+            barred_bk = same(ids_B[part], hashes_b, held.ids_N, held.hashes_N)
+            near_bk.masked_fill_(barred_bk, -torch.inf)
+        if each:
+            found.append(near_bk.topk(count, dim=1).indices)
+        else:
+            most_k = torch.maximum(most_k, near_bk.amax(dim=0))
+    return torch.cat(found) if each else most_k.topk(count).indices
+
+
+class Strata:
+    """Centres, found anew when as many rows have changed as there were the last time.
+
+    In between, rows are assigned to the present centres at each draw. The centres are kept rather
+    than the cells, so what a draw gives depends on the rows and on this state alone.
+
+    Args:
+        seed: of the clusterings; each has its own.
     """
 
-    anchor_BD: Tensor
-    z_kD: Tensor
-    ids_k: Tensor
-    hashes_k: Tensor
-    ids_B: Tensor | None
-    hashes_B: Tensor | None
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self._centre_CD = torch.zeros(0, 0)
+        self._wanted = self._changed = self._limit = self._times = 0
 
-    def near(self, anchors: slice, slots: slice) -> Tensor:
-        """Cosines [b, c] of a block; -inf where a pair is barred."""
-        near_bc = self.anchor_BD[anchors] @ self.z_kD[slots].T
-        if self.ids_B is not None:
-            hashes_b = None if self.hashes_B is None else self.hashes_B[anchors]
-            barred_bc = same(self.ids_B[anchors], hashes_b, self.ids_k[slots], self.hashes_k[slots])
-            near_bc.masked_fill_(barred_bc, -torch.inf)
-        return near_bc
+    def changed(self, rows: int) -> None:
+        """So many rows were written or encoded anew."""
+        self._changed += rows if self._wanted else 0
 
+    def cells(self, z_kD: Tensor, cells: int) -> tuple[Tensor, int]:
+        """The cell of each row, int64 [k], and how many cells there are: at most `cells`, and k."""
+        if cells != self._wanted or self._changed >= self._limit:
+            self._times += 1
+            self._centre_CD, cell_k = kmeans(z_kD, cells, self.seed + self._times)
+            self._wanted, self._changed, self._limit = cells, 0, len(z_kD)
+            return cell_k, len(self._centre_CD)
+        return cells_of(z_kD, self._centre_CD), len(self._centre_CD)
 
-def hardest(count: int, contrast: Contrast) -> Tensor:
-    """The `count` <= k slots most similar to any anchor, int64 [n].
+    def state(self) -> dict[str, Tensor]:
+        numbers = [self._wanted, self._changed, self._limit, self._times, self.seed]
+        return {"centres": self._centre_CD.clone(), "numbers": torch.tensor(numbers)}
 
-    The most similar first; ties go to the lowest slot. A slot barred for an anchor is not compared
-    with it; one barred for all comes last.
-    """
-    z_kD, everyone = contrast.z_kD, slice(None)
-    most_k = z_kD.new_full((len(z_kD),), -torch.inf)
-    if len(contrast.anchor_BD):
-        step = columns_at_a_time(len(contrast.anchor_BD), z_kD.device)
-        for start in range(0, len(z_kD), step):
-            slots = slice(start, start + step)
-            most_k[slots] = contrast.near(everyone, slots).amax(dim=0)
-    return largest(most_k[None], count)[0]
-
-
-def hardest_each(count: int, contrast: Contrast) -> Tensor:
-    """The `count` <= k slots most similar to each anchor, int64 [B, n], as `hardest` orders them.
-
-    A slot barred for the anchor comes last.
-    """
-    every, anchors = slice(None), len(contrast.anchor_BD)
-    step = max(1, BLOCK_ELEMENTS // max(1, len(contrast.z_kD)))
-    blocks = [
-        largest(contrast.near(slice(start, start + step), every), count)
-        for start in range(0, anchors, step)
-    ]
-    return torch.cat([contrast.ids_k.new_empty((0, count)), *blocks])
-
-
-def largest(value_bk: Tensor, count: int) -> Tensor:
-    """The columns of the `count` largest values of each row, the largest first, int64 [b, n].
-
-    Ties go to the lowest column, which `torch.topk` does not promise.
-
-    >>> largest(torch.tensor([[1.0, 3.0, 3.0, 2.0, 2.0]]), 3).tolist()
-    [[1, 2, 3]]
-    """
-    if count == 0:
-        return torch.empty(len(value_bk), 0, dtype=torch.int64, device=value_bk.device)
-    top = torch.topk(value_bk, min(count + 1, value_bk.shape[1]), dim=1)
-    column_bn = top.indices[:, :count]
-    least_b1 = top.values[:, count - 1 : count]
-    tied_b = (top.values[:, count:] == least_b1).any(dim=1).nonzero()[:, 0]
-    if len(tied_b):  # a tie reaches beyond the last place
-        value_tk, least_t1 = value_bk[tied_b], least_b1[tied_b]
-        chosen_tk, equal_tk = value_tk > least_t1, value_tk == least_t1
-        room_t1 = count - chosen_tk.sum(dim=1, keepdim=True)
-        chosen_tk |= equal_tk & (equal_tk.cumsum(dim=1) <= room_t1)
-        column_bn[tied_b] = chosen_tk.nonzero()[:, 1].reshape(len(tied_b), count)
-    column_bn = column_bn.sort(dim=1).values
-    order_bn = torch.argsort(value_bk.gather(1, column_bn), dim=1, descending=True, stable=True)
-    return column_bn.gather(1, order_bn)
+    def load(self, state: dict[str, Tensor], device: torch.device) -> None:
+        """Take over what `state` gave; an empty one is that of a memory never drawn from."""
+        self._centre_CD = state.get("centres", torch.zeros(0, 0)).clone().to(device)
+        numbers = state["numbers"].tolist() if "numbers" in state else [0, 0, 0, 0, self.seed]
+        self._wanted, self._changed, self._limit, self._times, self.seed = numbers

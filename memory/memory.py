@@ -1,27 +1,39 @@
-"""The working memory: a fixed number of embeddings, kept by an eviction policy.
+"""The working memory: a fixed number of samples, kept by an eviction policy.
 
-Shapes: B newcomers or anchors, D embedding, K capacity, k occupied slots, C H W image.
+Shapes: B newcomers or anchors, D embedding, A descriptor, K capacity, k occupied slots, N
+negatives, R slots refreshed, n slots drawn, b images encoded at a time, C H W image.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from memory.admission import Admission, Totals
-from memory.arguments import check_count
-from memory.checks import Array, check_embeddings, check_image_shape, check_rows
-from memory.columns import Columns, Rows
-from memory.duplicates import Duplicates
+from memory import draws
+from memory.admission import Admission, Duplicates, Entry, Totals
+from memory.checks import (
+    Array,
+    check_count,
+    check_device,
+    check_embeddings,
+    check_image_shape,
+    check_images,
+    check_images_kept,
+    check_integers,
+    check_seed,
+    check_slots,
+    check_way,
+)
+from memory.columns import Columns, Image, Rows, image_column
+from memory.compute import in_full_precision, to_device, to_host
+from memory.descriptors import Descriptor, Embedding, check_descriptor
+from memory.draws import Draw, Negatives, Strata
 from memory.eviction import Feedback, MostDuplicated, Policy
 from memory.eviction.base import check_free
-from memory.images import Image, image_column
-from memory.offer import offer
-from memory.precision import in_full_precision
-from memory.refreshing import Refreshing
 from memory.scores import Score, check_score
 from memory.state import (
     State,
@@ -35,15 +47,16 @@ from memory.state import (
     upgraded,
 )
 from memory.stats import MemoryStats, effective_cells, measure
-from memory.strata import Strata
-from memory.validity import check
 
 
-class WorkingMemory(Refreshing):
-    """K slots of embedding, id and optional image, label and content hash.
+class WorkingMemory(nn.Module):
+    """K slots of embedding, descriptor, id and optional image, label and content hash.
 
     Ids are not rows: an id may occur twice, and a slot is known by its number alone. Empty slots
     fill in order of arrival; from then on the policy names the slot that each newcomer takes over.
+
+    A module like any other, without parameters: as a part of another it is saved, loaded, copied
+    and moved with it. Its rows keep their dtype, whatever the module around it is cast to.
 
     Args:
         capacity: K >= 1.
@@ -58,9 +71,15 @@ class WorkingMemory(Refreshing):
         images_on: where the images lie, with the embeddings on the "device", or on the "host",
             pinned where the device is a GPU.
         image_file: a file to keep the images in instead, memory-mapped; it is no part of a state,
-            see memory/images.py for what holds after a crash.
-        measured_by: the score of `collisions`; None for the policy's, which is linear where a
-            policy has none, such as a queue. No part of a state.
+            see ImageFile in memory/columns.py for what holds after a crash.
+        measured_by: the score of `collisions` and `prior`; None for the policy's, which is linear
+            where a policy has none, such as a queue. No part of a state.
+        descriptor: what duplicates are counted on (memory/descriptors.py); None for Embedding(),
+            the embeddings themselves, as the paper does. One that reads images, such as
+            Thumbnail(), needs image_shape.
+
+    Raises:
+        ValueError: an argument outside its range, or of another kind.
 
     >>> memory = WorkingMemory(capacity=3, dim=2)
     >>> z = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]])
@@ -82,7 +101,9 @@ class WorkingMemory(Refreshing):
         images_on: Literal["device", "host"] = "device",
         image_file: Path | None = None,
         measured_by: Score | None = None,
+        descriptor: Descriptor | None = None,
     ) -> None:
+        super().__init__()
         capacity, dim = check_count("capacity", capacity), check_count("dim", dim)
         if capacity < 1 or dim < 1:
             raise ValueError(f"capacity {capacity} and dim {dim}: both must be at least 1")
@@ -99,17 +120,92 @@ class WorkingMemory(Refreshing):
         self.measured_by = measured_by
         self.eviction: Policy = MostDuplicated() if eviction is None else eviction
         check_free("eviction", self.eviction)
+        self.descriptor: Descriptor = Embedding() if descriptor is None else descriptor
+        check_descriptor(self.descriptor)
         self.capacity, self.dim, self.duplicates = capacity, dim, duplicates
+        self.image_shape = image_shape
         self._fixed_dtype = dtype is not None
-        where = torch.device(device)
+        where, self._seed = check_device(device), check_seed(seed)
+        self.descriptor.to(where)
+        apart = None
+        if not isinstance(self.descriptor, Embedding):
+            apart = self.descriptor.dim(dim, image_shape)
         images = image_column(capacity, image_shape, where, images_on, image_file)
-        self._columns = Columns(capacity, dim, image_shape, where, dtype or torch.float32, images)
-        self._seed = seed = check_count("seed", seed)
-        self._generator = torch.Generator().manual_seed(seed)
-        self._totals, self._strata = Totals(), Strata(seed + 2)
-        self._drift = torch.ones(2, dtype=torch.float64)
-        self.eviction.bind(self._columns, seed + 1)
-        self._description = describe(self.eviction, image_shape, duplicates)
+        self._columns = Columns(capacity, dim, apart, where, dtype or torch.float32, images)
+        self._generator = torch.Generator().manual_seed(self._seed)
+        self._totals, self._strata = Totals(), Strata(self._seed + 2)
+        self._drift = torch.ones(2, dtype=torch.float64)  # mean and least of the last refreshed
+        self.eviction.bind(self._columns, self._seed + 1)
+        self._description = describe(self.eviction, image_shape, duplicates, self.descriptor)
+
+    # What can be read: the columns of the occupied slots, in slot order; views, never copies.
+
+    def __len__(self) -> int:
+        """k"""
+        return self._columns.occupied
+
+    def __bool__(self) -> bool:
+        """A memory is there, empty or not."""
+        return True
+
+    @property
+    def device(self) -> torch.device:
+        return self._columns.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the embeddings."""
+        return self._columns.embeddings.dtype
+
+    @property
+    def ids(self) -> Tensor:
+        """int64 [k]."""
+        return self._columns.ids[: len(self)]
+
+    @property
+    def embeddings(self) -> Tensor:
+        """Unit rows [k, D]."""
+        return self._columns.z_kD
+
+    @property
+    def descriptors(self) -> Tensor:
+        """What duplicates are counted on, unit rows [k, A]."""
+        return self._columns.descriptor_kA
+
+    @property
+    def images(self) -> Tensor | None:
+        """uint8 [k, C, H, W] where the images lie, zeros where one is lost (see ImageFile); None in
+        a memory that keeps none.
+        """
+        images = self._columns.images
+        return None if images is None else images.data_KCHW[: len(self)]
+
+    @property
+    def labels(self) -> Tensor:
+        """int64 [k]; -1 for none. For reports only."""
+        return self._columns.labels[: len(self)]
+
+    @property
+    def hashes(self) -> Tensor:
+        """Content hashes, int64 [k]; 0 for none."""
+        return self._columns.hashes[: len(self)]
+
+    @property
+    def born(self) -> Tensor:
+        """int64 [k]: how many samples had been offered before this one."""
+        return self._columns.born[: len(self)]
+
+    @property
+    def encoded(self) -> Tensor:
+        """int64 [k]: how many samples had been offered when the embedding was last computed."""
+        return self._columns.encoded[: len(self)]
+
+    @property
+    def multiplicity(self) -> Tensor:
+        """int64 [k]: samples that a slot stands for, those merged into it and itself."""
+        return self._columns.multiplicity[: len(self)]
+
+    # What goes in.
 
     @in_full_precision
     def add(
@@ -131,12 +227,21 @@ class WorkingMemory(Refreshing):
             hashes: content hashes, int64 [B], 0 for none.
 
         Raises:
-            ValueError: an input breaks its rule; nothing was added.
+            ValueError: an input breaks its rule; nothing was added. Or a policy from outside chose
+                no slot there is; then the rest of the batch counts as refused.
         """
-        rows = check_rows(self._columns, self._totals.added, ids, z, images, labels, hashes)
-        admission = offer(self._match_dtype(rows), self._columns, self.eviction, self.duplicates)
-        self._totals.count(len(rows), admission)
-        self._strata.changed(admission.inserted)
+        entry = Entry(
+            self._rows(ids, z, images, labels, hashes),
+            self._columns,
+            self.eviction,
+            self.duplicates,
+        )
+        try:
+            entry.run()
+        finally:
+            admission = entry.admission()
+            self._totals.count(admission)
+            self._strata.changed(admission.inserted)
         self.eviction.update(
             Feedback(
                 inserted=admission.inserted,
@@ -147,38 +252,268 @@ class WorkingMemory(Refreshing):
         )
         return admission
 
-    def _match_dtype(self, rows: Rows) -> Rows:
-        if rows.embeddings.dtype == self.dtype:
-            return rows
-        if not self._fixed_dtype and rows.embeddings.dtype == torch.float64:
-            self._promote()
-            return rows
-        return rows.with_embeddings(rows.embeddings.to(self.dtype))
+    def _rows(
+        self,
+        ids: Array,
+        z: Array,
+        images: Array | None,
+        labels: Array | None,
+        hashes: Array | None,
+    ) -> Rows:
+        """A batch of newcomers, checked."""
+        z_BD = check_embeddings(z, self.dim, self.device)
+        count, device, columns = len(z_BD), self.device, self._columns
+        labels = torch.full((count,), -1, device=device) if labels is None else labels
+        hashes = torch.zeros(count, dtype=torch.int64, device=device) if hashes is None else hashes
+        where = device if columns.images is None else columns.images.data_KCHW.device
+        found = check_images(images, self.image_shape, count, where)
+        integers = [
+            check_integers(name, value, device, count)
+            for name, value in (("ids", ids), ("labels", labels), ("hashes", hashes))
+        ]
+        z_BD = self._match_dtype(z_BD)
+        return Rows(
+            ids=integers[0],
+            embeddings=z_BD,
+            descriptors=self.descriptor(z_BD, found),
+            labels=integers[1],
+            hashes=integers[2],
+            born=torch.arange(self._totals.added, self._totals.added + count, device=device),
+            images=found,
+        )
 
-    def _promote(self) -> None:
-        state = self.eviction.state()
-        self._columns.promote(torch.float64)
-        self.eviction.bind(self._columns, self._seed + 1)
-        self.eviction.load(state)
-        self._count_anew()
+    def _match_dtype(self, z_BD: Tensor) -> Tensor:
+        if z_BD.dtype == torch.float64 and self.dtype != torch.float64 and not self._fixed_dtype:
+            state = self.eviction.state()
+            self._columns.promote(torch.float64)
+            self.eviction.bind(self._columns, self._seed + 1)
+            self.eviction.load(state)
+            self._count_again()
+        return z_BD.to(self.dtype)
 
-    def _count_anew(self) -> None:
+    def _count_again(self) -> None:
         """Let the policy forget what it counted in another dtype than the rows have now."""
         every = torch.arange(len(self), device=self.device)
-        self.eviction.refreshed(every, self.embeddings.clone())
+        self.eviction.on_update(every, self.descriptors.clone())
+
+    # What keeps embeddings those of the present encoder.
+
+    def stalest(self, n: int) -> Tensor:
+        """The n slots whose embeddings are oldest, int64; ties go to the lowest slot. Slots whose
+        image is lost (see ImageFile) are left out."""
+        n, there = check_count("n", n, least=0), self._columns.with_images()
+        if there is None:
+            return torch.argsort(self.encoded, stable=True)[:n]
+        return there[torch.argsort(self.encoded[there], stable=True)[:n]]
+
+    def images_of(self, slots: Array) -> Tensor:
+        """Copies of the images of these slots, uint8 [R, C, H, W], on the memory's device;
+        ValueError where the memory keeps no images, or one is lost (see ImageFile)."""
+        chosen = check_slots(slots, len(self), self.device)
+        return check_images_kept(self._columns.images, chosen, len(self)).read(chosen)
+
+    @in_full_precision
+    def refresh(self, slots: Array, z: Array) -> Tensor:
+        """Replace the embeddings of these slots, int64 [R], distinct and occupied, by newly made
+        ones [R, D] of the same samples. The drift: cosine of old and new, float64 [R]."""
+        chosen = check_slots(slots, len(self), self.device)
+        new_RD = check_embeddings(z, self.dim, self.device).to(self.dtype)
+        if len(new_RD) != len(chosen):
+            raise ValueError(f"{len(chosen)} slots but {len(new_RD)} embeddings: must be as many")
+        before_RD = self._columns.embeddings[chosen]
+        before_RA = self._columns.descriptors[chosen]
+        new_RA = self.descriptor.refreshed(before_RA, new_RD)
+        self._columns.refresh(chosen, new_RD, new_RA, self._totals.added)
+        if self.descriptor.moves:
+            self.eviction.on_update(chosen, before_RA)
+        self._strata.changed(len(chosen))
+        drift_R = (before_RD * new_RD).sum(dim=1, dtype=torch.float64).clamp_(-1, 1)
+        if len(drift_R):
+            self._drift = torch.stack([drift_R.mean(), drift_R.min()])
+        return drift_R
+
+    @torch.no_grad()
+    def reencode(
+        self, encode: Callable[[Tensor], Tensor], slots: Array | None = None, batch: int = 256
+    ) -> Tensor:
+        """Compute embeddings anew from the images: of all slots as D-SimCLR does before each step
+        (DUEL, section 4), or of the stalest few. Returns what `refresh` does.
+
+        Args:
+            encode: uint8 images [b, C, H, W] on the memory's device to unit rows [b, D]. Called
+                without gradient.
+            slots: distinct and occupied; all that have their image where not given.
+            batch: most images encoded at a time, b.
+
+        Raises:
+            ValueError: the memory keeps no images, or `encode` gives anything but unit rows; then
+                nothing has changed.
+        """
+        check_count("batch", batch, least=1)
+        all_slots = self.stalest(len(self)).sort().values if slots is None else slots
+        chosen = check_slots(all_slots, len(self), self.device)
+        new_RD = self.embeddings.new_empty(len(chosen), self.dim)
+        for start in range(0, len(chosen), batch):
+            image_bCHW = self.images_of(chosen[start : start + batch])
+            z_bD = check_embeddings(encode(image_bCHW), self.dim, self.device)
+            if len(z_bD) != len(image_bCHW):
+                raise ValueError(
+                    f"encode gave {len(z_bD)} rows for {len(image_bCHW)} images: must be one each"
+                )
+            new_RD[start : start + batch] = z_bD
+        return self.refresh(chosen, new_RD)
+
+    # What is drawn: negatives, and training batches.
+
+    @in_full_precision
+    def negatives(
+        self,
+        n: int | None = None,
+        generator: torch.Generator | None = None,
+        how: Literal["uniform", "hardest", "stratified"] = "uniform",
+        anchors: Array | None = None,
+        ids_B: Array | None = None,
+        hashes_B: Array | None = None,
+        each: bool = False,
+        cells: int = 64,
+    ) -> Negatives:
+        """All occupied slots in slot order, as views; or copies of n of them, fewer where fewer are
+        occupied, each at most once. `mask` leaves an anchor's own copies out.
+
+        Args:
+            n: how many, or None for all.
+            generator: a CPU generator; the memory's own where not given.
+            how: "uniform": every choice equally likely. "hardest": the largest cosine to any
+                anchor, the hardest first; no randomness. "stratified": from each k-means cell of
+                the descriptors as many as from any other, as far as it has them, and uniformly
+                within; the cells are fitted again when as many rows have changed as there were.
+            anchors: unit rows [B, D], for "hardest".
+            ids_B, hashes_B: of the anchors, for "hardest": a slot of the same id or content hash is
+                left out before choosing.
+            each: for "hardest", choose n for each anchor, rather than n for all together; every
+                field then has B in front. An anchor that has fewer than n left gets some of those
+                left out as well, which `mask` marks.
+            cells: for "stratified".
+
+        Raises:
+            ValueError: "hardest" without anchors, a choice where all are taken, or an argument
+                outside its range.
+        """
+        check_way(how, ("uniform", "hardest", "stratified"))
+        if how == "hardest" and anchors is None:
+            raise ValueError('how="hardest" compares with anchors: pass anchors=')
+        if each and how != "hardest":
+            raise ValueError(f'each=True with how={how!r}: only how="hardest" chooses for each')
+        check_count("cells", cells, least=1)
+        columns, k = self._columns, len(self)
+        if n is None:
+            if how != "uniform":
+                raise ValueError(f"how={how!r} chooses among the slots: say how many with n=")
+            return Negatives(columns.z_kD, self.ids, self.hashes)
+        n, chosen = min(check_count("n", n, least=0), k), generator or self._generator
+        if anchors is not None and how == "hardest":
+            z_BD = check_embeddings(anchors, self.dim, self.device, "anchor").to(self.dtype)
+            if ids_B is None and hashes_B is not None:
+                raise ValueError("hashes_B without ids_B: pass the anchors' ids as well")
+            barred = [
+                None if given is None else check_integers(name, given, self.device, len(z_BD))
+                for name, given in (("ids_B", ids_B), ("hashes_B", hashes_B))
+            ]
+            slots = draws.hardest(n, z_BD, self.negatives(), barred[0], barred[1], each)
+        elif how == "stratified" and n:
+            cell_k, found = self._strata.cells(columns.descriptor_kA, cells)
+            slots = to_device(draws.stratified(n, to_host(cell_k), found, chosen), self.device)
+        else:
+            slots = draws.uniform(n, k, chosen, self.device)
+        return Negatives(columns.embeddings[slots], columns.ids[slots], columns.hashes[slots])
+
+    def mask(
+        self,
+        ids_B: Array,
+        hashes_B: Array | None = None,
+        negatives: Negatives | None = None,
+    ) -> Tensor:
+        """bool [B, N], True where a negative must be left out for an anchor: the same sample (id),
+        or the same content (hash, 0 for none). Of all occupied slots without `negatives`."""
+        return (self.negatives() if negatives is None else negatives).mask(ids_B, hashes_B)
+
+    @in_full_precision
+    def sample(
+        self,
+        n: int,
+        generator: torch.Generator | None = None,
+        how: Literal["uniform", "inverse-count"] = "uniform",
+    ) -> Draw:
+        """A training batch of n slots: distinct while n <= k, else with replacement. Slots whose
+        image is lost (see ImageFile) are left out.
+
+        Args:
+            n: how many.
+            generator: a CPU generator; the memory's own where not given.
+            how: "uniform", or "inverse-count": in proportion to 1 / (1 + N(j)), one slot after the
+                other, for what `counts` costs.
+
+        Raises:
+            ValueError: the memory is empty, or all images are lost.
+        """
+        check_way(how, ("uniform", "inverse-count"))
+        n = check_count("n", n, least=0)
+        columns, chosen = self._columns, generator or self._generator
+        there = columns.with_images()
+        k = len(self) if there is None else len(there)
+        if k == 0:
+            what = "an empty memory" if there is None else "a memory that lost its images"
+            raise ValueError(f"cannot sample from {what}: add samples first")
+        if how == "inverse-count":
+            count_k = self.eviction.counts() if there is None else self.eviction.counts()[there]
+            weight_k = to_host(1 / (1 + count_k.clamp(min=0)))
+            slots = to_device(draws.weighted(n, weight_k, chosen), self.device)
+        elif n <= k:
+            slots = draws.uniform(n, k, chosen, self.device)
+        else:
+            slots = to_device(torch.randint(k, (n,), generator=chosen), self.device)
+        slots = slots if there is None else there[slots]
+        images = None if columns.images is None else columns.images.read(slots)
+        return Draw(slots, columns.ids[slots], images)
+
+    # What is measured.
 
     @in_full_precision
     def counts(self) -> Tensor:
-        """Duplicate counts N(j) of the occupied slots (DUEL, eq. 5), float64 [k]."""
+        """Duplicate counts N(j) of the occupied slots (DUEL, eq. 5), on descriptors, float64 [k].
+
+        They cost nothing where the policy keeps them, O(K A) with linear h, else O(K^2 A).
+        """
         return self.eviction.counts()
 
     @in_full_precision
-    def collisions(self, z: Array) -> Tensor:
+    def collisions(self, z: Array, images: Array | None = None) -> Tensor:
         """Expected collision probability of each anchor with the memory, float64 [B].
 
-        mean_k h(z_b . m_k) (DUEL, Definition 2), with the score `measured_by`, or the policy's; 0
-        in an empty memory. With the policy's linear h it costs O(B D) where the policy keeps the
-        sum of the rows, else O(K D); with any other O(B K D).
+        mean_k h(d_b . d_k) over descriptors (DUEL, Definition 2), with the score `measured_by`, or
+        the policy's; 0 in an empty memory. O(B K A), O(B A) where a policy of linear h keeps a sum.
+
+        Args:
+            z: unit rows [B, D].
+            images: uint8 [B, C, H, W], where the descriptor reads images.
+
+        Raises:
+            ValueError: not unit rows of this dimension, or images missing or of another shape.
+        """
+        z_BD = check_embeddings(z, self.dim, self.device, "anchor").to(self.dtype)
+        found = None
+        if self.descriptor.needs_images:
+            found = check_images(images, self.image_shape, len(z_BD), self.device)
+        row_BA = self.descriptor(z_BD, found)
+        if self.measured_by is None:
+            return self.eviction.total(row_BA) / max(1, len(self))
+        return self.measured_by.total(row_BA, self.descriptors) / max(1, len(self))
+
+    @in_full_precision
+    def prior(self, z: Array) -> Tensor:
+        """tau+ of debiased losses, float64 [B]: the probability that a negative drawn from the
+        memory shares an anchor's class, mean_k h(z_b . z_k), in the space in which a loss compares,
+        whatever the descriptor is.
 
         Args:
             z: unit rows [B, D].
@@ -187,44 +522,89 @@ class WorkingMemory(Refreshing):
             ValueError: not unit rows of this dimension.
         """
         z_BD = check_embeddings(z, self.dim, self.device, "anchor").to(self.dtype)
-        if self.measured_by is None:
+        if self._columns.shared and self.measured_by is None:
             return self.eviction.total(z_BD) / max(1, len(self))
-        return self.measured_by.total(z_BD, self.embeddings) / max(1, len(self))
+        score = self.eviction.score if self.measured_by is None else self.measured_by
+        return score.total(z_BD, self.embeddings) / max(1, len(self))
 
     @in_full_precision
     def stats(self) -> MemoryStats:
         """Numbers of this moment, in O(K D^2) besides the counts, which are sampled where they are
-        dear (see MemoryStats.counted). Cheap enough for every few seconds.
-        """
+        dear (see MemoryStats.counted). Cheap enough for every few seconds."""
         return measure(self._columns, self.eviction, self._totals, self._drift)
 
     @in_full_precision
     def effective_cells(self, cells: int = 64) -> float:
-        """Exponential of the entropy of the sizes of k-means cells, from 1 to `cells`; 0 of an
-        empty memory. Clusters anew at each call: not for every step.
-        """
+        """Exponential of the entropy of the sizes of k-means cells of the embeddings, from 1 to
+        `cells`; 0 of an empty memory. Clusters at each call: not for every step."""
         return effective_cells(self.embeddings, cells, self._strata.seed)
 
-    def state_dict(self) -> State:
-        """Everything needed to go on bit-equal, as a flat dict of copies that safetensors takes."""
+    @in_full_precision
+    def check_valid(self) -> tuple[bool, str]:
+        """Recount everything. (True, "") or (False, what is wrong)."""
+        joined = self._totals.inserted - self._totals.evicted
+        if joined != len(self):
+            return False, f"{joined} samples should be held by the counters, {len(self)} slots are"
+        ok, reason = self._columns.check(self._totals.added)
+        return self.eviction.check() if ok else (ok, reason)
+
+    # What a module is: saved, loaded and moved. All of the memory is one flat dict of tensors.
+
+    def _save_to_state_dict(
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+    ) -> None:
+        """Everything needed to go on bit-equal: copies, which safetensors takes."""
+        del keep_vars
         state = named("columns", self._columns.state())
         state |= named("eviction", self.eviction.state()) | named("strata", self._strata.state())
         state["counters"] = counters(self.capacity, self._totals)
         state["description"] = encode(self._description)
         state["drift"] = self._drift.clone()
         state["generator"] = self._generator.get_state()
-        return state
+        for name, value in state.items():
+            destination[prefix + name] = value
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: Mapping[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        """As a part of a module that is loaded."""
+        del local_metadata, unexpected_keys
+        state = {
+            name[len(prefix) :]: v for name, v in state_dict.items() if name.startswith(prefix)
+        }
+        if not state:
+            if strict:
+                missing_keys.append(f"{prefix}counters")
+            return
+        try:
+            self.load_state_dict(state)
+        except ValueError as error:
+            error_msgs.append(f"{prefix.rstrip('.') or 'memory'}: {error}")
 
     @in_full_precision
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> None:
         """Take over a state of a memory built with the same arguments.
+
+        Args:
+            state_dict: of `state_dict`.
+            strict, assign: as of every module; a memory's state is whole and copied all the same.
 
         Raises:
             ValueError: the state is of a later version, or of another capacity, dimension, image
-                shape, eviction policy, score, or of other options of these or of `duplicates`; then
-                nothing has changed.
+                shape, descriptor, eviction policy, score, or of other options of these or of
+                `duplicates`; then nothing has changed.
         """
-        state = upgraded(state)
+        del strict, assign
+        state = upgraded(state_dict)
         check_fits(state, self._columns, self.eviction, self._description)
         columns = part(state, "columns")
         self._totals = totals_of(state)
@@ -238,12 +618,28 @@ class WorkingMemory(Refreshing):
         self._columns.load(columns)
         self.eviction.load(part(state, "eviction"))
         if columns["embeddings"].dtype != self.dtype:
-            self._count_anew()
+            self._count_again()
 
-    @in_full_precision
-    def check_valid(self) -> tuple[bool, str]:
-        """Recount everything. (True, "") or (False, what is wrong)."""
-        joined = self._totals.inserted - self._totals.evicted
-        if joined != len(self):
-            return False, f"{joined} samples should be held by the counters, {len(self)} slots are"
-        return check(self._columns, self._totals.added, self.eviction)
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> WorkingMemory:
+        """Follow the module around it to another device; rows keep their dtype."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        device = fn(torch.empty(0, device=self.device)).device
+        if device != self.device:
+            self._move(device)
+        return self
+
+    def _move(self, device: torch.device) -> None:
+        policy: State = self.eviction.state()
+        strata, self._drift = self._strata.state(), self._drift.to(device)
+        self._columns.to(device)
+        self.descriptor.to(device)
+        self.eviction.bind(self._columns, self._seed + 1)
+        if set(policy) == set(self.eviction.state()):  # index="auto" may choose otherwise there
+            self.eviction.load(policy)
+        self._strata.load(strata, device)
+
+    def extra_repr(self) -> str:
+        return (
+            f"capacity={self.capacity}, dim={self.dim}, occupied={len(self)}, "
+            f"eviction={self.eviction.name}, descriptor={self.descriptor!r}"
+        )

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memory.arguments import check_number
+from memory.checks import check_number
 
 FINEST, COARSEST = 1e-9, 1e9
 """Widths of a score, in cosine: float64 cosines differ by less than the one only by rounding, and

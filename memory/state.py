@@ -1,4 +1,4 @@
-"""The state of a memory as a flat dict of tensors, and whether it fits the memory it is read into.
+"""The state of a memory: a flat dict of tensors, whether it fits a memory, and a file of it.
 
 Shapes: k occupied slots.
 """
@@ -6,19 +6,23 @@ Shapes: k occupied slots.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import astuple
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from memory.admission import Totals
+from memory.admission import Duplicates, Totals
 from memory.checks import check_embeddings
-from memory.columns import Columns
-from memory.duplicates import Duplicates
+from memory.columns import Columns, Image
+from memory.descriptors import Descriptor
 from memory.eviction.base import Policy, described
-from memory.images import Image
+
+if TYPE_CHECKING:
+    from memory.memory import WorkingMemory
 
 VERSION = 2
 """Raised when an older reader could not read it. Version 1 is read too: it knew no multiplicity,
@@ -53,7 +57,10 @@ def totals_of(state: State) -> Totals:
 
 
 def describe(
-    policy: Policy, image_shape: Image | None, duplicates: Duplicates | None
+    policy: Policy,
+    image_shape: Image | None,
+    duplicates: Duplicates | None,
+    descriptor: Descriptor,
 ) -> dict[str, Any]:
     """What a state says of the memory it is of, that no tensor's shape says.
 
@@ -61,9 +68,13 @@ def describe(
         policy: bound, and as it was given: it may move its score later.
         image_shape: of the memory.
         duplicates: its test at admission.
+        descriptor: on which it counts.
     """
-    shape = None if image_shape is None else list(image_shape)
-    return described(policy) | {"duplicates": repr(duplicates), "image_shape": shape}
+    return described(policy) | {
+        "descriptor": repr(descriptor),
+        "duplicates": repr(duplicates),
+        "image_shape": None if image_shape is None else list(image_shape),
+    }
 
 
 def encode(description: Mapping[str, Any]) -> Tensor:
@@ -79,7 +90,7 @@ def decode(state: State) -> dict[str, Any]:
     return found
 
 
-def upgraded(state: State) -> State:
+def upgraded(state: Mapping[str, Any]) -> State:
     """The state in the form of this version.
 
     Raises:
@@ -88,8 +99,14 @@ def upgraded(state: State) -> State:
     version = int(state["counters"][0]) if "counters" in state else 0
     if not 1 <= version <= VERSION or "generator" not in state:
         raise ValueError(f"this is no memory state of version 1 to {VERSION}")
-    # Earlier writers of this version kept how many steps DUEL's rule proposed at a time.
-    state = {name: value for name, value in state.items() if not name.endswith(".reach")}
+    # Earlier writers kept how many steps were proposed at once, and of MinRed's lists the largest.
+    lists = [name.removesuffix("cosines") for name in state if name.endswith(".cosines")]
+    dropped = {f"{prefix}{name}" for prefix in lists for name in ("nearest", "next")}
+    state = {
+        name: value
+        for name, value in state.items()
+        if name not in dropped and not name.endswith(".reach")
+    }
     if version == VERSION:
         return state
     return state | {
@@ -130,7 +147,12 @@ def check_fits(
                 f"{shape}: dim and image_shape must be as when it was saved"
             )
     check_whole(state, columns)
-    if set(part(state, "eviction")) != set(policy.state()):
+    # An earlier writer did not tell how a search stands, on which only ties depend.
+    kept, ours_kept = (
+        {name for name in names if "search." not in name}
+        for names in (part(state, "eviction"), policy.state())
+    )
+    if kept != ours_kept:
         raise ValueError(
             f"the state was saved under another eviction policy than {policy.name}, "
             "or by another version of it"
@@ -159,3 +181,88 @@ def check_whole(state: State, columns: Columns) -> None:
             wrong = str(error)
     if wrong:
         raise ValueError(f"the state is damaged: {wrong}; load an earlier one")
+
+
+def save(memory: WorkingMemory, path: Path | str) -> None:
+    """Write the state of a memory; when this returns it survives a power cut.
+
+    The file is the new one whole, or the one before: it is written beside `path` and then renamed.
+    Images that lie in an `image_file` stay there.
+
+    Raises:
+        ImportError: safetensors is not installed.
+        OSError: there is no such folder, or the disk does not take it.
+    """
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(
+            f"a memory cannot be saved to {path}: there is no folder {path.parent}; make it first "
+            f"(mkdir -p {path.parent})"
+        )
+    flat = {name: value.contiguous() for name, value in memory.state_dict().items()}
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.incomplete")
+    try:
+        _safetensors().save_file(flat, scratch)
+        _sync(scratch)
+        scratch.replace(path)
+    finally:
+        scratch.unlink(missing_ok=True)
+    _sync(path.parent)
+
+
+def load(path: Path | str, eviction: Policy | None = None, **options: Any) -> WorkingMemory:
+    """The memory that `save` wrote, which goes on bit-equal.
+
+    Args:
+        path: the file.
+        eviction: built as the saved memory's was.
+        options: other arguments of WorkingMemory; capacity, dim and image_shape are the file's.
+
+    Raises:
+        ImportError: safetensors is not installed.
+        OSError: there is no such file.
+        ValueError: the file is no memory, or of another eviction policy, score, version, or other
+            options of these or of `duplicates`.
+    """
+    from memory.memory import WorkingMemory
+
+    library = _safetensors()
+    try:
+        state = library.load_file(path)
+    except OSError:
+        raise
+    except Exception as error:
+        raise ValueError(
+            f"{path} holds no memory: it is no file of safetensors ({error}); give one of save()"
+        ) from error
+    try:
+        capacity, dim = int(state["counters"][1]), state["columns.embeddings"].shape[1]
+        shape = decode(state)["image_shape"]
+    except (LookupError, ValueError, AttributeError) as error:
+        found = ", ".join(sorted(state)[:5])
+        raise ValueError(
+            f"{path} holds no memory, but tensors such as {found or 'none'}: give a file of save()"
+        ) from error
+    image_shape = None if shape is None else (shape[0], shape[1], shape[2])
+    memory = WorkingMemory(capacity, dim, eviction, image_shape, **options)
+    memory.load_state_dict(state)
+    return memory
+
+
+def _sync(path: Path) -> None:
+    """Wait until the file or folder is on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _safetensors() -> Any:
+    try:
+        import safetensors.torch
+    except ImportError as error:
+        raise ImportError(
+            "a memory is saved with safetensors, which is not installed: pip install safetensors"
+        ) from error
+    return safetensors.torch

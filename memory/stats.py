@@ -1,22 +1,25 @@
 """Numbers that say how a memory is doing. They are returned; exporting them is others' work.
 
-Shapes: C cells, D embedding, k occupied slots, S slots counted.
+Shapes: C cells, D embedding, A descriptor, k occupied slots, S slots counted.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from memory.admission import Totals
-from memory.arguments import check_count
-from memory.clusters import kmeans
+from memory.checks import check_count
 from memory.columns import Columns
-from memory.eviction.base import Policy
+from memory.index import kmeans
 from memory.scores import BLOCK_ELEMENTS, Linear
+
+if TYPE_CHECKING:
+    from memory.admission import Totals
+    from memory.eviction.base import Policy
 
 MOST_PAIRS = 1 << 24
 """Pairs of slots compared at most for counts, where the policy keeps none."""
@@ -126,13 +129,13 @@ def measure(columns: Columns, policy: Policy, totals: Totals, drift: Tensor) -> 
 def some_counts(columns: Columns, policy: Policy) -> Tensor:
     """N(j), float64: of all occupied slots where that is cheap, else of some spread over them."""
     k, linear = columns.occupied, isinstance(policy.score, Linear)
-    kept = type(policy).counts is not Policy.counts and not linear
+    kept = policy.keeps_counts and not linear
     counted = MOST_ROWS if linear else MOST_PAIRS // max(1, k)
     if kept or k <= counted:
         return policy.counts()
     slots = torch.arange(max(1, counted), device=columns.device) * k // max(1, counted)
-    z_SD = columns.embeddings[slots]
-    return policy.total(z_SD) - policy.score.apply_((z_SD * z_SD).sum(dim=1))
+    row_SA = columns.descriptors[slots]
+    return policy.total(row_SA) - policy.score.apply_((row_SA * row_SA).sum(dim=1))
 
 
 def effective_classes(z_kD: Tensor) -> float:

@@ -39,9 +39,8 @@ class IncrementalDuel:
         self.count_K = self.counts_anew()
 
     def counts_anew(self) -> Tensor:
-        h_KK = self.score(self.z_KD @ self.z_KD.T)
-        h_KK.fill_diagonal_(0)
-        return h_KK.sum(dim=1)
+        blocks = [self.score(part_bD @ self.z_KD.T).sum(dim=1) for part_bD in self.z_KD.split(256)]
+        return torch.cat(blocks) - self.score((self.z_KD * self.z_KD).sum(dim=1))
 
     def judged(self, x_D: Tensor) -> Tensor:
         """The counts among which the largest is sought; with `compete` the newcomer's is last."""
@@ -65,14 +64,6 @@ class IncrementalDuel:
         """How far this slot's count lies below the largest; slot -1 is the newcomer."""
         judged = self.judged(x_D)
         return float(judged.max() - judged[slot])
-
-    def lowest_equal(self, slot: int) -> int:
-        """The lowest slot that holds the same row, bit by bit."""
-        return int((self.z_KD == self.z_KD[slot]).all(dim=1).nonzero()[0])
-
-    def holds(self, x_D: Tensor) -> bool:
-        """Whether a slot holds this row, bit by bit."""
-        return bool((self.z_KD == x_D.to(torch.float64)).all(dim=1).any())
 
 
 class Queue:

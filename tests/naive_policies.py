@@ -1,6 +1,7 @@
-"""Obvious twins of the eviction policies, in float64, to compare with. Slow on purpose.
+"""Obvious twins of the eviction policies, in float64, to judge them by. Slow on purpose.
 
-A rule looks at the samples held, in slot order, and at the newcomer, and names the slot to take.
+A rule looks at the samples held, in slot order, and at the newcomer, and names the slots it lets
+the newcomer take: one, or all that tie to rounding; -1 alone where it refuses the newcomer.
 """
 
 from __future__ import annotations
@@ -23,106 +24,118 @@ class Sample:
     born: int
 
 
-Rule = Callable[[Sequence[Sample], Sample], int]
+Rule = Callable[[Sequence[Sample], Sample], set[int]]
 
 
-def oldest(held: Sequence[Sample], newcomer: Sample) -> int:
+def oldest(held: Sequence[Sample], newcomer: Sample) -> set[int]:
     del newcomer
-    return min(range(len(held)), key=lambda slot: held[slot].born)
+    return {min(range(len(held)), key=lambda slot: held[slot].born)}
 
 
 def most_duplicated(score: Score) -> Rule:
-    """DUEL's Algorithm 2: the largest count anew for every newcomer."""
+    """DUEL's Algorithm 2: the largest count, all counted again for every newcomer."""
 
-    def rule(held: Sequence[Sample], newcomer: Sample) -> int:
+    def rule(held: Sequence[Sample], newcomer: Sample) -> set[int]:
         del newcomer
         z_KD = torch.stack([sample.z_D for sample in held])
-        h_KK = score(z_KD @ z_KD.T).fill_diagonal_(0)
-        return int(first_of_the_largest(h_KK.sum(dim=1), 1e-9 * len(held)))
+        count_K = score(z_KD @ z_KD.T).fill_diagonal_(0).sum(dim=1)
+        return where(count_K >= count_K.max() - 1e-9 * len(held))
 
     return rule
 
 
-def minimum_redundancy(held: Sequence[Sample], newcomer: Sample) -> int:
-    """All cosines anew; the slots of the closest pairs; of these the closest next-nearest."""
+def minimum_redundancy(held: Sequence[Sample], newcomer: Sample, rounding: float = 1e-13) -> set:
+    """All cosines again; the slots of the closest pairs; of these the closest next-nearest."""
     del newcomer
-    z_KD = torch.stack([sample.z_D for sample in held])
-    cosine_KK = z_KD @ z_KD.T
-    cosine_KK.fill_diagonal_(-torch.inf)
+    z_KD = torch.stack([sample.z_D for sample in held]).to(torch.float64)
+    cosine_KK = (z_KD @ z_KD.T).fill_diagonal_(-torch.inf)
     near_KK = torch.sort(cosine_KK, dim=1, descending=True).values
-    nearest_K = near_KK[:, 0]
-    next_K = near_KK[:, 1] if len(held) > 1 else nearest_K
-    tied_K = nearest_K >= nearest_K.max() - 1e-14
-    return first_of_the_largest(next_K.masked_fill(~tied_K, -torch.inf), 1e-14, tied_K)
+    nearest_K, next_K = near_KK[:, 0], near_KK[:, min(1, len(held) - 1)]
+    surely_K = nearest_K >= nearest_K.max() - rounding / 100
+    perhaps_K = nearest_K >= nearest_K.max() - rounding
+    return where(perhaps_K & (next_K >= next_K[surely_K].max() - rounding))
 
 
-def first_of_the_largest(value_K: Tensor, tie: float, among_K: Tensor | None = None) -> int:
-    """The lowest slot within `tie` of the largest value."""
-    near_K = value_K >= value_K.max() - tie
-    if among_K is not None:
-        near_K &= among_K
-    return int(near_K.nonzero()[0, 0])
+def where(mask_K: Tensor) -> set[int]:
+    return set(mask_K.nonzero()[:, 0].tolist())
 
 
-def class_balanced(held: Sequence[Sample], newcomer: Sample) -> int:
+def class_balanced(held: Sequence[Sample], newcomer: Sample) -> set[int]:
     """The class of the most slots, the lowest label of those; of it the oldest."""
     del newcomer
     labels = [sample.label for sample in held]
     fullest = max(sorted(set(labels)), key=labels.count)
     members = [slot for slot, label in enumerate(labels) if label == fullest]
-    return min(members, key=lambda slot: held[slot].born)
+    return {min(members, key=lambda slot: held[slot].born)}
 
 
 def refuse_odd(rule: Rule) -> Rule:
     """A rule that refuses every newcomer of odd label."""
-    return lambda held, newcomer: -1 if newcomer.label % 2 else rule(held, newcomer)
+    return lambda held, newcomer: {-1} if newcomer.label % 2 else rule(held, newcomer)
 
 
 def aged(rule: Rule, cap: int) -> Rule:
     """The oldest slot where it is older than the cap, else as the rule says."""
 
-    def with_cap(held: Sequence[Sample], newcomer: Sample) -> int:
-        slot = oldest(held, newcomer)
-        return slot if newcomer.born - held[slot].born > cap else rule(held, newcomer)
+    def with_cap(held: Sequence[Sample], newcomer: Sample) -> set[int]:
+        (slot,) = oldest(held, newcomer)
+        return {slot} if newcomer.born - held[slot].born > cap else rule(held, newcomer)
 
     return with_cap
 
 
-def run(rule: Rule, capacity: int, stream: Sequence[Sample]) -> tuple[list[int], list[int]]:
-    """The stream through a memory of this rule: who was evicted in order, who is held by slot."""
-    held: list[Sample] = []
-    gone = []
+class Part:
+    """A full or growing list of samples under a rule, that follows those who are said to leave."""
+
+    def __init__(self, rule: Rule, capacity: int, gone: Sequence[int]) -> None:
+        self.rule, self.capacity = rule, capacity
+        self.held: list[Sample] = []
+        self.gone = list(reversed(gone))
+
+    def offer(self, newcomer: Sample, refused_leave: bool = False) -> None:
+        """AssertionError where another left than the rule lets leave."""
+        if len(self.held) < self.capacity:
+            self.held.append(newcomer)
+            return
+        allowed = self.rule(self.held, newcomer)
+        if allowed == {-1}:
+            assert not refused_leave or self.gone.pop() == newcomer.born
+            return
+        gone = self.gone.pop()
+        slots = {slot for slot in allowed if self.held[slot].born == gone}
+        assert slots, f"at {newcomer.born} left {gone}, not one of slots {sorted(allowed)}"
+        self.held[slots.pop()] = newcomer
+
+
+def follow(rule: Rule, capacity: int, stream: Sequence[Sample], gone: Sequence[int]) -> list[int]:
+    """Who is held by slot after the stream passed a memory of this rule.
+
+    Args:
+        rule: what a policy is to do.
+        capacity: of the memory.
+        stream: every sample.
+        gone: `born` of those whom the policy evicted, in order. The twin follows where ties leave
+            a choice, and fails where the rule leaves none.
+    """
+    memory = Part(rule, capacity, gone)
     for newcomer in stream:
-        if len(held) < capacity:
-            held.append(newcomer)
-            continue
-        slot = rule(held, newcomer)
-        if slot >= 0:
-            gone.append(held[slot].born)
-            held[slot] = newcomer
-    return gone, [sample.born for sample in held]
+        memory.offer(newcomer)
+    assert not memory.gone
+    return [sample.born for sample in memory.held]
 
 
-def run_with_front(
-    rule: Rule, capacity: int, front: int, stream: Sequence[Sample]
-) -> tuple[list[int], set[int]]:
-    """The stream through a queue, and what leaves it through a smaller memory of this rule.
+def follow_behind_fifo(
+    rule: Rule, capacity: int, fifo: int, stream: Sequence[Sample], gone: Sequence[int]
+) -> set[int]:
+    """The same where the stream passes a queue, and what leaves it a smaller memory of this rule.
 
-    Who left the memory in order, and who is in it at the end.
+    Who is in the memory at the end; `gone` names those too that the rule refuses.
     """
     queue: list[Sample] = []
-    body: list[Sample] = []
-    gone = []
+    main = Part(rule, capacity - fifo, gone)
     for newcomer in stream:
         queue.append(newcomer)
-        if len(queue) <= front:
-            continue
-        moving = queue.pop(0)
-        if len(body) < capacity - front:
-            body.append(moving)
-            continue
-        slot = rule(body, moving)
-        gone.append(moving.born if slot < 0 else body[slot].born)
-        if slot >= 0:
-            body[slot] = moving
-    return gone, {sample.born for sample in (*queue, *body)}
+        if len(queue) > fifo:
+            main.offer(queue.pop(0), refused_leave=True)
+    assert not main.gone
+    return {sample.born for sample in (*queue, *main.held)}

@@ -33,7 +33,7 @@ from benchmarks.memory_policies import plots, tables
 from benchmarks.memory_policies.arms import Run, plan
 from benchmarks.memory_policies.results import Results
 from benchmarks.memory_policies.stream import load
-from benchmarks.memory_policies.training import Data, Settings, run_once
+from benchmarks.memory_policies.training import Data, Settings, Watch, run_once
 from stream_ssl.reproduction.data import first_of_each
 
 RESULTS = Path(__file__).parents[1] / "reports" / "memory-study"
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if chosen.data is None:
             parser.error("--data FOLDER is due: where the CIFAR-10 binary batches lie")
         missing = [run for run in runs if run not in results][: chosen.runs]
-        stopped = _train(missing, results, settings, chosen.data, console)
+        stopped = train(missing, results, settings, chosen.data, console)
     _report(results, runs, chosen.report or chosen.results, console)
     return 130 if stopped else 0
 
@@ -93,15 +93,20 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _train(
-    runs: Sequence[Run], results: Results, settings: Settings, root: Path, console: Console
+def train(
+    runs: Sequence[Run],
+    results: Results,
+    settings: Settings,
+    root: Path,
+    console: Console,
+    watching: type[Watch] = Watch,
 ) -> bool:
     """Do the runs in order; True if the user stopped it."""
     if not runs:
         return False
     with console.status("reading images"):
-        train = load(root, "train")
-        data = Data(train, first_of_each(train, settings.references), load(root, "test"))
+        images = load(root, "train")
+        data = Data(images, first_of_each(images, settings.references), load(root, "test"))
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -115,7 +120,7 @@ def _train(
             for run in runs:
                 started = time.monotonic()
                 progress.update(whole, description=run.name)
-                numbers = run_once(run, settings, data, lambda: progress.advance(whole))
+                numbers = run_once(run, settings, data, lambda: progress.advance(whole), watching)
                 results.add(run, numbers)
                 progress.console.print(
                     f"{run.name}: kNN {numbers['knn']:.1%}, linear {numbers['linear']:.1%}, "

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from benchmarks.memory_policies.stream import Shape
+from memory.descriptors import Descriptor, Embedding, Frozen, Thumbnail, Weighted
 from memory.eviction import (
     ClassBalanced,
     Hybrid,
@@ -19,6 +20,7 @@ from memory.eviction import (
     Reservoir,
 )
 from memory.scores import Gaussian, Linear, Quadratic, Score, VonMisesFisher
+from stream_ssl.reproduction.network import ConvNet
 
 Anchors = Literal["stream", "memory"]
 Freshness = Literal["stale", "written", "reencoded"]
@@ -49,6 +51,15 @@ POLICIES: Mapping[str, Callable[[], Policy]] = {
 }
 """`oracle` balances by the labels, which no run would have: the most that balance can give."""
 
+DESCRIPTORS: Mapping[str, Callable[[], Descriptor]] = {
+    "embedding": Embedding,
+    "thumbnail": lambda: Thumbnail(side=8),
+    "weighted": lambda: Weighted([Embedding(), Thumbnail(side=8)]),
+    "weighted-1-9": lambda: Weighted([Embedding(), Thumbnail(side=8)], weights=[1, 9]),
+    "frozen": lambda: Frozen(ConvNet()),
+}
+"""What duplicates are counted on. `frozen` are the features of an untrained network."""
+
 # What anchors and freshness can be together: only what is drawn from the memory can be written
 # back to it.
 TRAINING: tuple[tuple[Anchors, Freshness], ...] = (
@@ -75,6 +86,7 @@ class Arm:
             batch has are encoded anew at each step.
         draw: how training batches are drawn from the memory.
         plain: newcomers and slots encoded anew are encoded as they are, not augmented.
+        descriptor: a name of DESCRIPTORS.
     """
 
     policy: str
@@ -82,16 +94,25 @@ class Arm:
     freshness: Freshness
     draw: Draw = "uniform"
     plain: bool = False
+    descriptor: str = "embedding"
 
     @property
     def name(self) -> str:
         parts = [self.policy, self.anchors, self.freshness]
-        options = ("inverse-count", self.draw == "inverse-count"), ("plain", self.plain)
+        options = (
+            ("inverse-count", self.draw == "inverse-count"),
+            ("plain", self.plain),
+            (self.descriptor, self.descriptor != "embedding"),
+        )
         return "/".join([*parts, *(name for name, is_on in options if is_on)])
 
     def eviction(self) -> Policy:
         """A new policy."""
         return POLICIES[self.policy]()
+
+    def describe(self) -> Descriptor:
+        """A new descriptor."""
+        return DESCRIPTORS[self.descriptor]()
 
 
 @dataclass(frozen=True)

@@ -65,13 +65,18 @@ class Data:
 
 
 def run_once(
-    run: Run, settings: Settings, data: Data, tick: Callable[[], None] = lambda: None
+    run: Run,
+    settings: Settings,
+    data: Data,
+    tick: Callable[[], None] = lambda: None,
+    watching: type[Watch] | None = None,
 ) -> dict[str, Any]:
-    """Train, calling `tick` after each step, and evaluate; the numbers of the run."""
+    """Train, calling `tick` after each step, and evaluate; the numbers of the run, and those of the
+    watch."""
     started = time.monotonic()
     views = study_views()
     learner = build(run, settings, data, views)
-    watch = Watch(learner.memory, settings.steps, run.arm.anchors)
+    watch = (watching or Watch)(learner.memory, settings.steps, run.arm.anchors)
     stop = threading.Event()
     for record in learner.run(stop):
         assert isinstance(record, StepRecord), "a stream out of RAM never waits"
@@ -102,6 +107,7 @@ def build(run: Run, settings: Settings, data: Data, views: Views) -> Learner:
         eviction=run.arm.eviction(),
         image_shape=(3, 32, 32),
         seed=run.seed,
+        descriptor=run.arm.describe(),
     )
     return Learner(
         method,

@@ -1,7 +1,8 @@
 """Who holds a shard of the memory: one process alone, or the ranks of torch.distributed.
 
 Every rank holds as many slots; slot j of rank r is slot r K + j of all. What the methods give is
-the same on every rank, so that all ranks decide alike from it.
+the same on every rank, so that all ranks decide alike from it. Tensors stay on their device, as
+both gloo and NCCL want them.
 
 Shapes: K slots of a shard, R rows.
 """
@@ -12,32 +13,34 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from memory.compute import to_host
 
-class Group:
+
+class SingleProcess:
     """One process that holds all slots."""
 
     rank, size = 0, 1
 
-    def together(self, *row_R: Tensor) -> tuple[Tensor, ...]:
+    def all_gather(self, *row_R: Tensor) -> tuple[Tensor, ...]:
         """The rows of all ranks, in order of rank; as many of each tensor.
 
         Ranks may give different numbers of rows.
         """
         return row_R
 
-    def total(self, value: Tensor) -> Tensor:
+    def all_reduce_sum(self, value: Tensor) -> Tensor:
         """The sum over ranks, element by element."""
         return value
 
-    def least(self, number: int) -> int:
-        """The least of all ranks' numbers."""
-        return number
+    def all_reduce_max(self, value: Tensor) -> Tensor:
+        """The largest of all ranks, element by element."""
+        return value
 
 
-ALONE = Group()
+SINGLE_PROCESS = SingleProcess()
 
 
-class Ranks(Group):
+class ProcessGroup(SingleProcess):
     """The ranks of torch.distributed's process group. All must call the same methods in turn.
 
     Args:
@@ -55,11 +58,11 @@ class Ranks(Group):
         self._group = group
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
 
-    def together(self, *row_R: Tensor) -> tuple[Tensor, ...]:
+    def all_gather(self, *row_R: Tensor) -> tuple[Tensor, ...]:
         count = torch.tensor([len(row_R[0])], device=row_R[0].device)
         counts = [torch.empty_like(count) for _ in range(self.size)]
         dist.all_gather(counts, count, group=self._group)
-        lengths = [int(one) for one in counts]
+        lengths: list[int] = to_host(torch.cat(counts)).tolist()
         return tuple(self._gather(rows, lengths) for rows in row_R)
 
     def _gather(self, row_R: Tensor, lengths: list[int]) -> Tensor:
@@ -70,12 +73,13 @@ class Ranks(Group):
         dist.all_gather(parts, padded, group=self._group)
         return torch.cat([part[:length] for part, length in zip(parts, lengths, strict=True)])
 
-    def total(self, value: Tensor) -> Tensor:
-        summed = value.clone()
-        dist.all_reduce(summed, group=self._group)
-        return summed
+    def all_reduce_sum(self, value: Tensor) -> Tensor:
+        return self._reduce(value, dist.ReduceOp.SUM)
 
-    def least(self, number: int) -> int:
-        value = torch.tensor([number])
-        dist.all_reduce(value, op=dist.ReduceOp.MIN, group=self._group)
-        return int(value)
+    def all_reduce_max(self, value: Tensor) -> Tensor:
+        return self._reduce(value, dist.ReduceOp.MAX)
+
+    def _reduce(self, value: Tensor, operation: dist.ReduceOp.RedOpType) -> Tensor:
+        reduced = value.clone()
+        dist.all_reduce(reduced, op=operation, group=self._group)
+        return reduced

@@ -13,10 +13,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from memory.arguments import check_count, check_number
+from memory.checks import check_count, check_number
 from memory.columns import Columns
-from memory.eviction.around import Around
-from memory.eviction.base import Feedback
+from memory.compute import to_host
+from memory.eviction.base import Feedback, PolicyWrapper
 from memory.eviction.most_duplicated import MostDuplicated
 from memory.scores import VonMisesFisher
 from memory.stats import effective_classes
@@ -59,7 +59,7 @@ class Arms:
         return int((self.sum_A / self.weight_A).argmax())
 
 
-class KappaBandit(Around):
+class KappaBandit(PolicyWrapper):
     """MostDuplicated under VonMisesFisher(kappa), where a bandit picks kappa among arms.
 
     An arm holds for an interval of batches into a full memory, and until K newcomers have joined;
@@ -100,12 +100,11 @@ class KappaBandit(Around):
         if not 0 < check_number("discount", discount) <= 1:
             raise ValueError(f"discount is {discount}: must lie in (0, 1]")
         self._interval, self._explore, self._discount = interval, explore, discount
-        self._index, self._inner = index, MostDuplicated(self._scores[0], index=index)
-        self.score = self._scores[0]
+        self._index = index
+        super().__init__(MostDuplicated(self._scores[0], index=index))
 
     def bind(self, columns: Columns, seed: int) -> None:
-        super().bind(columns, seed)
-        self._seed = seed
+        self.columns, self._seed = columns, seed
         self._generator = torch.Generator().manual_seed(seed)
         self.arms = Arms(len(self._scores), self._explore, self._discount, self._generator)
         self._batches = self._joined = 0  # since the arm was chosen
@@ -135,15 +134,16 @@ class KappaBandit(Around):
 
     def update(self, feedback: Feedback) -> None:
         self._inner.update(feedback)
-        if not self.columns.full:
+        columns = self.columns
+        if columns.occupied < columns.capacity:
             return
         if self._before == NOT_YET:
-            self._before = effective_classes(self.columns.z_kD)
+            self._before = effective_classes(columns.descriptors)
             return
         self._batches += 1
         self._joined += feedback.inserted
-        if self._batches >= self._interval and self._joined >= self.columns.capacity:
-            now = effective_classes(self.columns.z_kD)
+        if self._batches >= self._interval and self._joined >= columns.capacity:
+            now = effective_classes(columns.descriptors)
             self.arms.reward(self._arm, now - self._before)
             self._batches, self._joined, self._before = 0, 0, now
             arm = self.arms.choose()
@@ -162,17 +162,11 @@ class KappaBandit(Around):
         }
 
     def load(self, state: dict[str, Tensor]) -> None:
-        if len(state["sums"]) != len(self._scores):
-            raise ValueError(
-                f"the state is of a bandit with {len(state['sums'])} arms, this one has "
-                f"{len(self._scores)}: kappas must be as when it was saved"
-            )
-        # Once a state did not count who joined: then it goes on from none.
-        arm, self._batches, self._joined = [*state["arm"].tolist(), 0][:3]
+        arm, self._batches, self._joined = state["arm"].tolist()
         self._before = float(state["before"])
-        self.arms.sum_A = state["sums"].cpu().clone()
-        self.arms.weight_A = state["weights"].cpu().clone()
-        self._generator.set_state(state["generator"].cpu())
+        self.arms.sum_A = to_host(state["sums"]).clone()
+        self.arms.weight_A = to_host(state["weights"]).clone()
+        self._generator.set_state(to_host(state["generator"]))
         if arm != self._arm:
             self._pull(arm)
         self._inner.load({n[6:]: value for n, value in state.items() if n.startswith("inner.")})

@@ -1,6 +1,6 @@
 """What every eviction policy is: it chooses slots; the memory carries the choice out.
 
-Shapes: B newcomers, D embedding, K slots, k occupied slots.
+Shapes: B newcomers, A descriptor, K slots, k occupied slots, R slots.
 """
 
 from __future__ import annotations
@@ -35,15 +35,23 @@ class Feedback:
 class Policy(ABC):
     """Chooses which sample makes room for each newcomer.
 
-    A policy serves one memory. It reads the memory's columns and never writes them. Its own numbers
-    (a sum of rows, a generator, a queue's head) are its state, saved with the memory.
+    A policy serves one memory. It reads the memory's columns and never writes them: `descriptors`
+    where it compares samples. Its own numbers (a sum of rows, a generator, a queue's head) are its
+    state, saved with the memory.
     """
 
-    name: ClassVar[str]
+    name: ClassVar[str] = ""
+    """What the policy is called in states and errors; of a subclass without one, its class's."""
+
     score: Score = Linear()
     """By what the memory counts duplicates under this policy."""
 
     columns: Columns
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "name" not in cls.__dict__:
+            cls.name = cls.__qualname__
 
     def settings(self) -> dict[str, Any]:
         """Arguments of the constructor that a state holds good for, beside the score, as JSON."""
@@ -51,7 +59,8 @@ class Policy(ABC):
 
     def bind(self, columns: Columns, seed: int) -> None:
         """Serve the memory of these columns, from its present rows on. Called once by the memory,
-        again when the dtype of its rows changes, and on empty columns before a state is loaded.
+        again when the dtype or device of its rows changes, and on empty columns before a state is
+        loaded.
 
         Args:
             columns: the memory's, read at every later call.
@@ -60,7 +69,7 @@ class Policy(ABC):
         del seed
         self.columns = columns
 
-    def joined(self, rows: Rows) -> None:
+    def on_insert(self, rows: Rows) -> None:
         """Newcomers were written to slots that had been empty, the last of the occupied ones."""
         del rows
 
@@ -74,16 +83,16 @@ class Policy(ABC):
             an earlier newcomer. -1 refuses it.
         """
 
-    def refreshed(self, slots: Tensor, before_RD: Tensor) -> None:
-        """The embeddings of these slots were replaced; `before_RD` were the old ones."""
-        del slots, before_RD
+    def on_update(self, slots: Tensor, before_RA: Tensor) -> None:
+        """The descriptors of these distinct slots were replaced; `before_RA` were the old ones."""
+        del slots, before_RA
 
-    def replaced(self, slots: Tensor, rows: Rows, before_RD: Tensor) -> None:
+    def on_replace(self, slots: Tensor, rows: Rows, before_RA: Tensor) -> None:
         """Newcomers took over these distinct slots, in turn, by the decision of a policy around
-        this one. The columns hold them already; `before_RD` are the embeddings that left.
+        this one. The columns hold them already; `before_RA` are the descriptors that left.
         """
         del rows
-        self.refreshed(slots, before_RD)
+        self.on_update(slots, before_RA)
 
     def update(self, feedback: Feedback) -> None:
         """A batch is done: a policy that learns does so here (DUEL, Algorithm 1, UpdatePolicy)."""
@@ -91,11 +100,16 @@ class Policy(ABC):
 
     def counts(self) -> Tensor:
         """N(j) of the occupied slots (DUEL, eq. 5), float64 [k]."""
-        return self.score.counts(self.columns.z_kD)
+        return self.score.counts(self.columns.descriptor_kA)
 
-    def total(self, z_BD: Tensor) -> Tensor:
-        """sum_k h(z_b . m_k) of each row with the occupied slots, float64 [B]."""
-        return self.score.total(z_BD, self.columns.z_kD)
+    @property
+    def keeps_counts(self) -> bool:
+        """Whether `counts` is cheaper than to count."""
+        return type(self).counts is not Policy.counts
+
+    def total(self, descriptor_BA: Tensor) -> Tensor:
+        """sum_k h(d_b . d_k) of each row with the occupied slots, float64 [B]."""
+        return self.score.total(descriptor_BA, self.columns.descriptor_kA)
 
     def state(self) -> dict[str, Tensor]:
         """What `load` needs to go on exactly as this policy would."""
@@ -132,3 +146,60 @@ def check_free(name: str, given: Any) -> None:
     raise ValueError(
         f"{name} is {given!r}: must be an instance of memory.eviction.Policy; {remedy}"
     )
+
+
+class PolicyWrapper(Policy):
+    """Hands everything on to an inner policy; subclasses say what differs.
+
+    Args:
+        policy: the inner one, serving no memory yet.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self._inner = policy
+        self.score = policy.score
+
+    @property
+    def inner(self) -> Policy:
+        """Who is wrapped."""
+        return self._inner
+
+    def bind(self, columns: Columns, seed: int) -> None:
+        super().bind(columns, seed)
+        self._inner.bind(columns, seed)
+
+    def on_insert(self, rows: Rows) -> None:
+        self.inner.on_insert(rows)
+
+    def choose(self, rows: Rows) -> Tensor:
+        return self.inner.choose(rows)
+
+    def on_update(self, slots: Tensor, before_RA: Tensor) -> None:
+        self.inner.on_update(slots, before_RA)
+
+    def on_replace(self, slots: Tensor, rows: Rows, before_RA: Tensor) -> None:
+        self.inner.on_replace(slots, rows, before_RA)
+
+    def update(self, feedback: Feedback) -> None:
+        self.inner.update(feedback)
+        self.score = self._inner.score
+
+    def counts(self) -> Tensor:
+        return self.inner.counts()
+
+    @property
+    def keeps_counts(self) -> bool:
+        return self._inner.keeps_counts
+
+    def total(self, descriptor_BA: Tensor) -> Tensor:
+        return self.inner.total(descriptor_BA)
+
+    def state(self) -> dict[str, Tensor]:
+        return self.inner.state()
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        self.inner.load(state)
+        self.score = self._inner.score
+
+    def check(self) -> tuple[bool, str]:
+        return self.inner.check()

@@ -6,12 +6,14 @@ Shapes: B newcomers, C classes, k occupied slots.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 
 import torch
 from torch import Tensor
 
 from memory.columns import Columns, Rows
+from memory.compute import to_host
 from memory.eviction.base import Policy
 
 Member = tuple[int, int]
@@ -42,21 +44,21 @@ class ClassBalanced(Policy):
         """All that is kept follows from the columns; the oldest of each class is a heap's head."""
         k = self.columns.occupied
         self._members: dict[int, list[Member]] = {}
-        labels, born = self.columns.labels[:k].tolist(), self.columns.born[:k].tolist()
-        for slot, (label, when) in enumerate(zip(labels, born, strict=True)):
+        for slot, (label, when) in enumerate(
+            _lists(self.columns.labels[:k], self.columns.born[:k])
+        ):
             self._members.setdefault(label, []).append((when, slot))
         for members in self._members.values():
             heapify(members)
 
-    def joined(self, rows: Rows) -> None:
+    def on_insert(self, rows: Rows) -> None:
         first = self.columns.occupied - len(rows)
-        slots = range(first, self.columns.occupied)
-        for slot, (label, when) in enumerate(zip(*_lists(rows), strict=True), slots.start):
+        for slot, (label, when) in enumerate(_lists(rows.labels, rows.born), first):
             heappush(self._members.setdefault(label, []), (when, slot))
 
     def choose(self, rows: Rows) -> Tensor:
         plan = []
-        for label, when in zip(*_lists(rows), strict=True):
+        for label, when in _lists(rows.labels, rows.born):
             fullest = min(self._members, key=lambda c: (-len(self._members[c]), c))
             _, slot = heappop(self._members[fullest])
             if not self._members[fullest]:
@@ -65,8 +67,8 @@ class ClassBalanced(Policy):
             plan.append(slot)
         return torch.tensor(plan, dtype=torch.int64)
 
-    def replaced(self, slots: Tensor, rows: Rows, before_RD: Tensor) -> None:
-        del slots, rows, before_RD
+    def on_replace(self, slots: Tensor, rows: Rows, before_RA: Tensor) -> None:
+        del slots, rows, before_RA
         self._read_columns()
 
     def load(self, state: dict[str, Tensor]) -> None:
@@ -74,12 +76,12 @@ class ClassBalanced(Policy):
         self._read_columns()
 
     def check(self) -> tuple[bool, str]:
-        held = Counter(self.columns.labels[: self.columns.occupied].tolist())
+        held = Counter(to_host(self.columns.labels[: self.columns.occupied]).tolist())
         counted = {label: len(members) for label, members in self._members.items()}
         if counted != dict(held):
             return False, f"class-balanced counts {counted} slots by label, there are {dict(held)}"
         return True, ""
 
 
-def _lists(rows: Rows) -> tuple[list[int], list[int]]:
-    return rows.labels.tolist(), rows.born.tolist()
+def _lists(labels: Tensor, born: Tensor) -> Iterator[tuple[int, int]]:
+    return zip(to_host(labels).tolist(), to_host(born).tolist(), strict=True)

@@ -1,23 +1,36 @@
 """Evict from the closest pair of the memory: MinRed.
 
-Shapes: B newcomers, D embedding, K slots, k occupied slots, R slots whose rows are new,
-T newcomers taken at a time.
+Shapes: A descriptor, K slots, k occupied slots, L entries of a list, R slots whose rows are new,
+T newcomers of a block, P = K + T points, n lists made longer, N cosines for each of them.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from memory.columns import Columns, Rows
+from memory.compute import to_host
 from memory.eviction.base import Policy
-from memory.eviction.near import Block, Near, exclude
-from memory.eviction.neighbours import Neighbours
-from memory.scores import BLOCK_ELEMENTS
+
+LIST = 16
+"""L. A longer list is made again less often and costs more to keep: 8 L bytes a slot in float32."""
+
+AHEAD = 32
+"""Most lists made again at a time: to read the column for one costs nearly as much."""
 
 NEWCOMERS = 64
-"""Most newcomers taken at a time."""
+"""Most rows whose cosines with all others are held at a time."""
+
+BLOCK_ELEMENTS = 1 << 24
+"""Most such cosines."""
+
+Values = NDArray[Any]
+Slots = NDArray[np.int64]
 
 
 class MinimumRedundancy(Policy):
@@ -26,11 +39,11 @@ class MinimumRedundancy(Policy):
     MinRed (Purushwalkam et al. 2022, The Challenges of Continuous Self-Supervised Learning,
     section 4.2), one newcomer at a time: the pair is sought in the memory without the newcomer,
     which then takes over the slot and is never refused. Of the pair, the one leaves whose
-    next-nearest neighbour is closer; then the lowest slot. Cosines that differ by rounding alone
-    tie: where several pairs are the closest, that rule is applied to all their slots.
+    next-nearest neighbour is closer. Cosines that differ by rounding alone tie: where several pairs
+    are the closest, that rule is applied to all their slots.
 
-    Exact for any batch size. Costs O(K D) a newcomer, in one matrix product a block, and when the
-    memory fills O(K^2 D) once; holds O(K) beside the slots.
+    Exact for any batch size. Costs O(K A) a newcomer, in one matrix product a block, and when the
+    memory fills O(K^2 A) once; holds O(K) beside the slots.
 
     >>> from memory import WorkingMemory
     >>> memory = WorkingMemory(capacity=3, dim=2, eviction=MinimumRedundancy())
@@ -43,98 +56,259 @@ class MinimumRedundancy(Policy):
 
     def bind(self, columns: Columns, seed: int) -> None:
         super().bind(columns, seed)
-        self._count_anew()
+        self._count_again()
 
-    def _count_anew(self) -> None:
-        z_kD = self.columns.z_kD
-        dtype = torch.empty(0, dtype=z_kD.dtype).numpy().dtype
-        self._lists = Neighbours(self.columns.capacity, dtype)
-        self._arrive(torch.arange(len(z_kD)))
+    def _count_again(self) -> None:
+        self._lists = NeighbourLists(self.columns)
+        self._lists.insert(torch.arange(self.columns.occupied))
 
-    def joined(self, rows: Rows) -> None:
+    def on_insert(self, rows: Rows) -> None:
         occupied = self.columns.occupied
-        self._arrive(torch.arange(occupied - len(rows), occupied))
+        self._lists.insert(torch.arange(occupied - len(rows), occupied))
 
-    def refreshed(self, slots: Tensor, before_RD: Tensor) -> None:
-        del before_RD
-        self._lists.leave(slots.cpu().numpy())
-        self._arrive(slots.cpu())
-
-    def _arrive(self, slots: Tensor) -> None:
-        """The rows of these slots are new, to themselves and to all others."""
-        lists, new_k = self._lists, np.zeros(self.columns.occupied, bool)
-        new_k[slots.numpy()] = True
-        step = max(1, BLOCK_ELEMENTS // max(1, self.columns.occupied))
-        z_kD = self.columns.z_kD
-        for start in range(0, len(slots), step):
-            slot_R = slots[start : start + step]
-            floor_k = None
-            if not new_k.all():
-                floor_k = torch.from_numpy(np.where(new_k, np.inf, lists.floor_K[: len(new_k)]))
-            cosine_Rk = z_kD[slot_R.to(z_kD.device)] @ z_kD.T
-            exclude(cosine_Rk, slot_R)
-            near = Near.of(cosine_Rk, floor_k)
-            for turn, slot in enumerate(slot_R.tolist()):
-                lists.enter(slot, *near.hits(turn))
-                lists.begin(slot, *near.own(turn))
+    def on_update(self, slots: Tensor, before_RA: Tensor) -> None:
+        del before_RA
+        self._lists.insert(to_host(slots))
 
     def choose(self, rows: Rows) -> Tensor:
-        lists, columns = self._lists, self.columns
-        if columns.capacity == 1:
+        capacity = self.columns.capacity
+        if capacity == 1:
             return torch.zeros(len(rows), dtype=torch.int64)
-        x_TD = rows.embeddings[: max(1, min(NEWCOMERS, BLOCK_ELEMENTS // columns.capacity))]
-        block = Block(lists, columns.embeddings, x_TD)
-        while len(block.plan) < len(x_TD):
-            slot, short = lists.closest()
-            if short:
-                block.renew(short)
-            else:
-                block.place(slot)
-        return torch.tensor(block.plan, dtype=torch.int64)
+        x_TA = rows.descriptors[: rows_at_a_time(capacity)]
+        block = Block(self._lists, self.columns.descriptors, x_TA)
+        for _ in range(len(x_TA)):
+            block.place()
+        self._lists.insert_block(*block.outcome())
+        return torch.tensor(block.plan)
 
     def state(self) -> dict[str, Tensor]:
         lists, k = self._lists, self.columns.occupied
-        lists.strike()
-        arrays = {
-            "cosines": lists.cosine_KL,
-            "slots": lists.slot_KL,
-            "floors": lists.floor_K,
-            "nearest": lists.first_K,
-            "next": lists.second_K,
-        }
-        return {name: torch.from_numpy(array[:k].copy()) for name, array in arrays.items()}
+        arrays = {"cosines": lists.cosine_LK, "slots": lists.slot_LK, "floors": lists.floor_K}
+        return {name: torch.from_numpy(each.T[:k].copy()) for name, each in arrays.items()}
 
     def load(self, state: dict[str, Tensor]) -> None:
-        if state["cosines"].dtype != self.columns.embeddings.dtype:
-            self._count_anew()  # they are of narrower rows
+        if state["cosines"].dtype != self.columns.descriptors.dtype:
+            self._count_again()  # they are of narrower rows
             return
-        lists, k = self._lists, self.columns.occupied
-        self._lists = lists = Neighbours(self.columns.capacity, lists.cosine_KL.dtype)
-        lists.cosine_KL[:k], lists.slot_KL[:k] = state["cosines"].cpu(), state["slots"].cpu()
-        lists.floor_K[:k] = state["floors"].cpu()
-        lists.first_K[:k], lists.second_K[:k] = state["nearest"].cpu(), state["next"].cpu()
+        self._lists, k = NeighbourLists(self.columns), self.columns.occupied
+        self._lists.cosine_LK[:, :k] = to_host(state["cosines"]).T
+        self._lists.slot_LK[:, :k] = to_host(state["slots"]).T
+        self._lists.floor_K[:k] = to_host(state["floors"])
 
     def check(self) -> tuple[bool, str]:
-        """Whether every list and every bound holds; O(K^2 D)."""
-        z_kD, lists = self.columns.z_kD, self._lists
-        unit = 1e-12 if z_kD.dtype == torch.float64 else 1e-5
-        step = max(1, BLOCK_ELEMENTS // max(1, len(z_kD)))
-        for start in range(0, len(z_kD), step):
-            slot_n = np.arange(start, min(start + step, len(z_kD)))
-            live_nL = lists.live(slot_n)
-            cosine_nk = (z_kD[start : start + step] @ z_kD.T).cpu().numpy()
-            cosine_nk[np.arange(len(slot_n)), slot_n] = -np.inf
-            turn, entry = np.nonzero(live_nL > -np.inf)
-            other = lists.slot_KL[slot_n[turn], entry]
-            off = np.abs(cosine_nk[turn, other] - live_nL[turn, entry])
-            if len(off) and off.max() > unit:
-                worst = int(off.argmax())
-                slot = int(slot_n[turn[worst]])
-                return False, f"slot {slot}: its cosine with slot {other[worst]} is not as listed"
-            cosine_nk[turn, other] = -np.inf
-            over_n = cosine_nk.max(axis=1) > lists.floor_K[slot_n] + unit
-            over_n |= live_nL.max(axis=1) > lists.first_K[slot_n]
-            if over_n.any():
-                slot = int(slot_n[over_n.argmax()])
+        """Whether every list and every floor holds; O(K^2 A)."""
+        return self._lists.check()
+
+
+class NeighbourLists:
+    """The nearest neighbours of every slot, L at most, and a floor: no other's cosine exceeds it.
+
+    A row that leaves is taken from the lists, so they become shorter. One without two entries left
+    that reach its floor no longer tells who is nearest; it is made again where that is asked.
+    """
+
+    def __init__(self, columns: Columns) -> None:
+        dtype = torch.empty(0, dtype=columns.descriptors.dtype).numpy().dtype
+        self._columns = columns
+        self.cosine_LK = np.full((LIST, columns.capacity), -np.inf, dtype)  # -inf: no entry
+        self.slot_LK = np.zeros((LIST, columns.capacity), np.int32)
+        self.floor_K = np.full(columns.capacity, -np.inf, dtype)
+
+    def insert(self, slots: Tensor) -> None:
+        """The rows of these distinct slots are new; int64 [R] on the CPU."""
+        row_kA = self._columns.descriptor_kA
+        new_K = self._invalidate(slots)
+        step = rows_at_a_time(len(row_kA))
+        for start in range(0, len(slots), step):
+            slot_R = slots[start : start + step]
+            cosine_Rk = row_kA[slot_R.to(row_kA.device)] @ row_kA.T
+            exclude(cosine_Rk, slot_R)
+            self._enter(slot_R, cosine_Rk, new_K)
+
+    def insert_block(self, slots: Tensor, cosine_RK: Tensor) -> None:
+        """The same of the rows of one block, whose cosines with all rows are known: -inf for a row
+        with itself.
+        """
+        self._enter(slots, cosine_RK, self._invalidate(slots))
+
+    def _invalidate(self, slots: Tensor) -> NDArray[np.bool_]:
+        """Take the old rows of these slots from all lists; bool [K], True for these slots."""
+        new_K = np.zeros(self._columns.capacity, bool)
+        new_K[slots.numpy()] = True
+        self.cosine_LK[new_K[self.slot_LK]] = -np.inf
+        return new_K
+
+    def _enter(self, slot_R: Tensor, cosine_Rk: Tensor, new_K: NDArray[np.bool_]) -> None:
+        """Make the lists of these slots, and put them into those of all slots that are not new."""
+        most_k = to_host(cosine_Rk.amax(dim=0)).numpy()
+        k = len(most_k)
+        near_n = np.flatnonzero((most_k > self.floor_K[:k]) & ~new_K[:k])
+        listed_nL = torch.from_numpy(self.cosine_LK[:, near_n].T).to(cosine_Rk.device)
+        cosine_nN = torch.cat([listed_nL, cosine_Rk[:, torch.from_numpy(near_n)].T], dim=1)
+        slot_nR = np.broadcast_to(slot_R.numpy(), (len(near_n), len(slot_R)))
+        floor_n = self.floor_K[near_n]
+        self.write(near_n, cosine_nN, np.hstack([self.slot_LK[:, near_n].T, slot_nR]))
+        self.floor_K[near_n] = np.maximum(self.floor_K[near_n], floor_n)
+        self.write(slot_R.numpy(), cosine_Rk)
+
+    def write(self, slots: Slots, cosine_nN: Tensor, other_nN: Slots | None = None) -> None:
+        """Make the lists of these slots from their cosines with `other_nN`; None: with slots 0 to
+        N - 1. Their floor becomes the largest cosine left out.
+        """
+        top = torch.topk(cosine_nN, min(LIST + 1, cosine_nN.shape[1]), dim=1)
+        cosine_nM, other_nM = to_host(top.values).numpy(), to_host(top.indices).numpy()
+        if other_nN is not None:
+            other_nM = np.take_along_axis(other_nN, other_nM, axis=1)
+        listed = min(LIST, cosine_nM.shape[1])
+        self.cosine_LK[:, slots] = -np.inf
+        self.cosine_LK[:listed, slots] = cosine_nM[:, :listed].T
+        self.slot_LK[:listed, slots] = other_nM[:, :listed].T
+        self.floor_K[slots] = cosine_nM[:, LIST] if cosine_nM.shape[1] > LIST else -np.inf
+
+    def bounds(self) -> tuple[Values, Values, NDArray[np.bool_]]:
+        """Upper bounds of the cosines with the nearest and with the next-nearest, [K] each; and
+        bool [K], True where both are exact.
+        """
+        first_K = np.full_like(self.floor_K, -np.inf)
+        second_K = first_K.copy()
+        for cosine_K in self.cosine_LK:
+            second_K = np.maximum(second_K, np.minimum(first_K, cosine_K))
+            first_K = np.maximum(first_K, cosine_K)
+        exact_K = second_K >= self.floor_K
+        return np.maximum(first_K, self.floor_K), np.maximum(second_K, self.floor_K), exact_K
+
+    def check(self) -> tuple[bool, str]:
+        """Whether every list and every floor holds; O(K^2 A)."""
+        row_kA, k = self._columns.descriptor_kA, self._columns.occupied
+        unit = 1e-12 if row_kA.dtype == torch.float64 else 1e-5
+        step = rows_at_a_time(k)
+        for start in range(0, k, step):
+            here = slice(start, min(start + step, k))
+            cosine_Rk = row_kA[here] @ row_kA.T
+            exclude(cosine_Rk, torch.arange(start, here.stop))
+            cosine_kR = to_host(cosine_Rk).numpy().T
+            entry, turn = np.nonzero(self.cosine_LK[:, here] > -np.inf)
+            other = self.slot_LK[entry, start + turn]
+            listed = self.cosine_LK[entry, start + turn]
+            wrong = ~(np.abs(cosine_kR[other, turn] - listed) <= unit)
+            if wrong.any():
+                slot, its = start + turn[wrong.argmax()], other[wrong.argmax()]
+                return False, f"slot {slot}: its cosine with slot {its} is not as listed"
+            cosine_kR[other, turn] = -np.inf
+            missing_R = cosine_kR.max(axis=0) > self.floor_K[here] + unit
+            if missing_R.any():
+                slot = start + int(missing_R.argmax())
                 return False, f"slot {slot}: a neighbour is missing from its list"
         return True, ""
+
+
+class Block:
+    """Newcomers put into slots in turn, while columns and lists stay as they were before them.
+
+    Points are the rows: 0 to K - 1 are those of the slots, K + t is newcomer t.
+
+    Args:
+        lists: of the memory before the newcomers; those too short to tell are made again here.
+        row_KA: of that memory, K >= 2.
+        x_TA: the newcomers.
+    """
+
+    def __init__(self, lists: NeighbourLists, row_KA: Tensor, x_TA: Tensor) -> None:
+        self._lists, self._row_KA, self._capacity = lists, row_KA, len(row_KA)
+        among_TT = x_TA @ x_TA.T
+        exclude(among_TT, torch.arange(len(x_TA)))
+        self._cosine_TP = torch.cat([x_TA @ row_KA.T, among_TT], dim=1)
+        self._host_TP = to_host(self._cosine_TP).numpy()
+        points = self._host_TP.shape[1]
+        self._present_P = np.arange(points) < self._capacity  # neither evicted nor still to come
+        # Upper bounds of the cosines with the nearest and the next-nearest. A point that is not
+        # present has -inf and inf, so that it is neither chosen nor updated.
+        self._first_P = np.full(points, -np.inf, self._host_TP.dtype)
+        self._second_P = np.full(points, np.inf, self._host_TP.dtype)
+        self._exact_P = np.ones(points, bool)  # whether a list told both, when last looked at
+        slots = slice(0, self._capacity)
+        self._first_P[slots], self._second_P[slots], self._exact_P[slots] = lists.bounds()
+        self._tie = 32 * float(np.finfo(self._first_P.dtype).eps)
+        self._slot_P = np.arange(points)
+        self.plan: list[int] = []
+
+    def place(self) -> None:
+        """The next newcomer takes over the slot of one of the closest pair."""
+        gone, turn = self._closest(), len(self.plan)
+        self._present_P[gone], self._first_P[gone], self._second_P[gone] = False, -np.inf, np.inf
+        cosine_P = self._host_TP[turn]
+        near_n = np.flatnonzero(cosine_P > self._second_P)
+        first_n, cosine_n = self._first_P[near_n], cosine_P[near_n]
+        self._first_P[near_n] = np.maximum(first_n, cosine_n)
+        self._second_P[near_n] = np.minimum(first_n, cosine_n)
+        point = self._capacity + turn
+        self._present_P[point], self._slot_P[point] = True, self._slot_P[gone]
+        self._look(point)
+        self.plan.append(int(self._slot_P[point]))
+
+    def outcome(self) -> tuple[Tensor, Tensor]:
+        """The slots taken over [R], and the cosines of their new rows with all rows [R, K]."""
+        stay_R = np.flatnonzero(self._present_P[self._capacity :])
+        slot_R = torch.from_numpy(self._slot_P[self._capacity + stay_R])
+        row_RP = self._cosine_TP[torch.from_numpy(stay_R)]
+        cosine_RK = row_RP[:, : self._capacity]
+        cosine_RK[:, slot_R] = row_RP[:, torch.from_numpy(self._capacity + stay_R)]
+        return slot_R, cosine_RK
+
+    def _closest(self) -> int:
+        """Of the points nearest to another, one whose next-nearest is nearest."""
+        while True:
+            tied_n = np.flatnonzero(self._first_P >= self._first_P.max() - self._tie)
+            second_n = self._second_P[tied_n]
+            tied_n = tied_n[second_n >= second_n.max() - self._tie]
+            point = int(tied_n[self._exact_P[tied_n].argmax()])  # an exact one where there is one
+            first, second = self._first_P[point], self._second_P[point]
+            self._exact_P[point] = self._look(point)
+            if self._first_P[point] < first or self._second_P[point] < second:
+                continue  # a neighbour had left that was counted
+            if self._exact_P[point]:
+                return point
+            self._list_again(point)
+
+    def _look(self, point: int) -> bool:
+        """Lower the bounds of a point as far as its list tells; whether they are exact now."""
+        lists, slots, floor = self._lists, self._capacity, -np.inf
+        if point < slots:
+            listed_L = np.where(
+                self._present_P[lists.slot_LK[:, point]], lists.cosine_LK[:, point], -np.inf
+            )
+            newer_T = np.where(self._present_P[slots:], self._host_TP[:, point], -np.inf)
+            cosine_N, floor = np.concatenate([listed_L, newer_T]), lists.floor_K[point]
+        else:
+            cosine_N = np.where(self._present_P, self._host_TP[point - slots], -np.inf)
+        nearest = int(cosine_N.argmax())
+        first, cosine_N[nearest] = cosine_N[nearest], -np.inf
+        second = cosine_N.max()
+        self._first_P[point], self._second_P[point] = max(first, floor), max(second, floor)
+        return bool(second >= floor)
+
+    def _list_again(self, point: int) -> None:
+        """Make the list of a slot again, and others that are too short, of the largest bounds."""
+        short_n = np.flatnonzero(
+            ~self._exact_P[: self._capacity] & self._present_P[: self._capacity]
+        )
+        if len(short_n) > AHEAD:
+            largest = np.argpartition(self._first_P[short_n], -AHEAD)[-AHEAD:]
+            short_n = np.union1d(short_n[largest], point)
+        slots = torch.from_numpy(short_n)
+        cosine_nK = self._row_KA[slots.to(self._row_KA.device)] @ self._row_KA.T
+        exclude(cosine_nK, slots)
+        cosine_nK[:, torch.from_numpy(~self._present_P[: self._capacity])] = -torch.inf
+        self._lists.write(short_n, cosine_nK)
+        self._exact_P[short_n] = True
+
+
+def rows_at_a_time(others: int) -> int:
+    """Rows whose cosines with so many others are held at a time."""
+    return max(1, min(NEWCOMERS, BLOCK_ELEMENTS // max(1, others)))
+
+
+def exclude(cosine_RK: Tensor, slot_R: Tensor) -> None:
+    """A row is no neighbour of itself."""
+    device = cosine_RK.device
+    cosine_RK[torch.arange(len(slot_R), device=device), slot_R.to(device)] = -torch.inf

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from memory.columns import Columns, Rows
+from memory.compute import to_host
 from memory.eviction.base import Policy
 
 
@@ -29,16 +30,16 @@ class Oldest(Policy):
         self._head = (self._head + len(rows)) % self.columns.capacity
         return plan
 
-    def replaced(self, slots: Tensor, rows: Rows, before_RD: Tensor) -> None:
+    def on_replace(self, slots: Tensor, rows: Rows, before_RA: Tensor) -> None:
         """Raises ValueError unless they were the oldest: a queue is in order of arrival."""
-        del rows, before_RD
-        in_order = (self._head + torch.arange(len(slots))) % self.columns.capacity
-        if not torch.equal(slots.cpu(), in_order):
+        del before_RA
+        in_order = (self._head + torch.arange(len(rows))) % self.columns.capacity
+        if not torch.equal(to_host(slots), in_order):
             raise ValueError(
                 f"slots {slots.tolist()} were taken over in a queue whose head is slot "
                 f"{self._head}: around Oldest, take the oldest first or choose another policy"
             )
-        self._head = (self._head + len(slots)) % self.columns.capacity
+        self.choose(rows)
 
     def state(self) -> dict[str, Tensor]:
         return {"head": torch.tensor([self._head])}
@@ -47,10 +48,7 @@ class Oldest(Policy):
         self._head = int(state["head"])
 
     def check(self) -> tuple[bool, str]:
-        born = self.columns.born
-        if self.columns.full and int(born.argmin()) != self._head:
-            return (
-                False,
-                f"queue head is slot {self._head}, the oldest is slot {int(born.argmin())}",
-            )
+        oldest = int(to_host(self.columns.born.argmin()))
+        if self.columns.occupied == self.columns.capacity and oldest != self._head:
+            return False, f"queue head is slot {self._head}, the oldest is slot {oldest}"
         return True, ""

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from memory.columns import Columns, Rows
+from memory.compute import to_host
 from memory.eviction.base import Policy
 
 
@@ -33,4 +34,4 @@ class Random(Policy):
         return {"generator": self._generator.get_state()}
 
     def load(self, state: dict[str, Tensor]) -> None:
-        self._generator.set_state(state["generator"].cpu())
+        self._generator.set_state(to_host(state["generator"]))

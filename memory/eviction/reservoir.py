@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from memory.columns import Columns, Rows
+from memory.compute import to_host
 from memory.eviction.base import Policy
 
 
@@ -22,7 +23,7 @@ class Reservoir(Policy):
         self._seen = columns.occupied
         self._generator = torch.Generator().manual_seed(seed)
 
-    def joined(self, rows: Rows) -> None:
+    def on_insert(self, rows: Rows) -> None:
         self._seen += len(rows)
 
     def choose(self, rows: Rows) -> Tensor:
@@ -32,8 +33,8 @@ class Reservoir(Policy):
         self._seen += len(rows)
         return torch.where(plan < self.columns.capacity, plan, -1)
 
-    def replaced(self, slots: Tensor, rows: Rows, before_RD: Tensor) -> None:
-        del slots, before_RD
+    def on_replace(self, slots: Tensor, rows: Rows, before_RA: Tensor) -> None:
+        del slots, before_RA
         self._seen += len(rows)
 
     def state(self) -> dict[str, Tensor]:
@@ -41,7 +42,7 @@ class Reservoir(Policy):
 
     def load(self, state: dict[str, Tensor]) -> None:
         self._seen = int(state["seen"])
-        self._generator.set_state(state["generator"].cpu())
+        self._generator.set_state(to_host(state["generator"]))
 
     def check(self) -> tuple[bool, str]:
         if self._seen < self.columns.occupied:

@@ -32,7 +32,7 @@ from stream_ssl.learning.views import Views
 from stream_ssl.methods import Method
 from stream_ssl.observe.held_out import HeldOutProbe
 from stream_ssl.observe.prequential import Prequential
-from stream_ssl.observe.shadow import Shadow
+from stream_ssl.observe.shadow import Shadow, Shown
 
 # What a checkpoint's tensors mean depends on these; on resume the run's own values win.
 FIXED_BY_RUN = (
@@ -53,6 +53,7 @@ FIXED_BY_RUN = (
     "learner.stream_share",
     "learner.write_back",
     "learner.plain_keys",
+    "learner.keys",
     "learner.draw",
     "learner.precision",
 )
@@ -90,22 +91,28 @@ def views(settings: Namespace) -> Views:
 
 def memory(settings: Namespace, dim: int) -> WorkingMemory:
     """The working memory, with the images it was made from."""
-    size, channels = settings.decoder.size, settings.decoder.channels
     return WorkingMemory(
         dim=dim,
-        image_shape=(channels, size, size),
+        image_shape=image_shape(settings),
         device=settings.learner.device,
         **settings.memory,
     )
 
 
+def image_shape(settings: Namespace) -> tuple[int, int, int]:
+    """(C, H, W) of the images that the learner sees."""
+    return settings.decoder.channels, settings.decoder.size, settings.decoder.size
+
+
 def shadows(settings: Namespace, dim: int) -> list[Shadow]:
     """Memories of the same size under other policies; without images.
 
-    Those whose policy has no score of its own count duplicates by the working one's: counts by
-    different scores do not compare.
+    They count duplicates on the working memory's descriptor, and by its score where their policy
+    has none of its own: counts by different ones do not compare.
     """
-    working = settings.memory.eviction
+    working, descriptor = settings.memory.eviction, settings.memory.descriptor
+    if descriptor is not None and descriptor.needs_images:
+        descriptor = Shown(descriptor, image_shape(settings))
 
     def beside(policy: Policy) -> WorkingMemory:
         if working is not None and "score" not in vars(policy):
@@ -116,6 +123,7 @@ def shadows(settings: Namespace, dim: int) -> list[Shadow]:
             eviction=policy,
             device=settings.learner.device,
             seed=settings.memory.seed,
+            descriptor=descriptor,
         )
 
     return [Shadow(name, beside(policy)) for name, policy in settings.shadows.items()]
@@ -205,7 +213,7 @@ def prefer_run(file: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, Any
 
     Options that the run does not know, being older than they are, come from the file.
     """
-    merged, run = dict(file), _with_named_method(run)
+    merged, run = dict(file), _with_descriptor(_with_named_method(run))
     for path in FIXED_BY_RUN:
         section, _, option = path.partition(".")
         if not option and section in run:
@@ -221,6 +229,12 @@ def _with_named_method(run: Mapping[str, Any]) -> Mapping[str, Any]:
     if method is None or "class_path" in method:
         return run
     return {**run, "method": {"class_path": "stream_ssl.methods.MoCo", "init_args": method}}
+
+
+def _with_descriptor(run: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A run from before there was a choice of descriptors counts duplicates on embeddings."""
+    memory = {"descriptor": {"class_path": "memory.descriptors.Embedding"}} | run.get("memory", {})
+    return {**run, "memory": memory}
 
 
 def _overlay(file: Any, run: Any) -> Any:

@@ -38,6 +38,18 @@ LEARNER_SECTIONS = (
 )
 
 
+DESCRIPTOR: dict[str, Any] = {
+    "class_path": "memory.descriptors.Weighted",
+    "init_args": {
+        "parts": [
+            {"class_path": "memory.descriptors.Embedding"},
+            {"class_path": "memory.descriptors.Thumbnail", "init_args": {"side": 8}},
+        ]
+    },
+}
+"""What a daemon counts duplicates on unless told otherwise. A half of it is an image that training
+does not move: near-copies are found whatever the encoder makes of them."""
+
 LEARNER_PARTS = {
     "method",
     "memory",
@@ -156,6 +168,7 @@ def learner_parser(command: str = "learner") -> ArgumentParser:
         default={"class_path": _path(MoCo)},
     )
     _section(parser, WorkingMemory, "memory", skip={"dim", "image_shape", "device", "dtype"})
+    parser.set_defaults({"memory.descriptor": DESCRIPTOR})
     parser.add_argument(
         "--shadows",
         type=dict[str, Policy],

@@ -1,6 +1,6 @@
 """What the nearest neighbours tell: classification by their vote, and retrieval.
 
-No Q x N matrix is ever held: `memory.nearest` searches a block of queries at a time.
+No Q x N matrix is ever held: `memory.index.nearest` searches a block of queries at a time.
 
 Shapes: Q queries, N references, F features, k neighbours, C classes.
 """
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from memory.nearest import nearest
+from memory.index import nearest
 from stream_ssl.evaluation.checks import Array, as_labels, as_unit_rows, check_width
 from stream_ssl.evaluation.scores import ProbeResult, score
 
@@ -48,17 +48,10 @@ class Neighbours:
         _check_k(k, self._cosine_Qk.shape[1])
         if not temperature > 0:
             raise ValueError(f"temperature is {temperature}: must be above 0")
-        # Relative to the nearest: exp(1 / 0.07) would still fit, exp(1 / 0.01) would not.
-        cosine_Qk = self._cosine_Qk[:, :k]
-        weight_Qk = ((cosine_Qk - cosine_Qk[:, :1]) / temperature).exp()
-        step = max(1, VOTES // len(self._class_C))
-        parts = []
-        for index_qk, weight_qk in zip(
-            torch.split(self._index_Qk[:, :k], step), torch.split(weight_Qk, step), strict=True
-        ):
-            vote_qC = weight_qk.new_zeros(len(index_qk), len(self._class_C))
-            parts.append(vote_qC.scatter_add_(1, index_qk, weight_qk).argmax(dim=1))
-        class_Q: Tensor = self._class_C[torch.cat(parts)]
+        index_Q = weighted_vote(
+            self._cosine_Qk[:, :k], self._index_Qk[:, :k], len(self._class_C), temperature
+        )
+        class_Q: Tensor = self._class_C[index_Q]
         return class_Q
 
     def retrieval(self, truth_Q: Tensor, ks: Sequence[int]) -> dict[int, float]:
@@ -66,6 +59,24 @@ class Neighbours:
         for k in ks:
             _check_k(k, self._cosine_Qk.shape[1])
         return _hits(self._class_C[self._index_Qk], truth_Q, ks)
+
+
+def weighted_vote(
+    cosine_Qk: Tensor, class_Qk: Tensor, classes: int, temperature: float = 0.07
+) -> Tensor:
+    """The vote of `knn_classify`, int64 [Q], given the k neighbours of each query, the nearest
+    first, and their classes, numbered from 0. It looks at no value and waits for no device.
+    """
+    # Relative to the nearest: exp(1 / 0.07) would still fit, exp(1 / 0.01) would not.
+    weight_Qk = ((cosine_Qk - cosine_Qk[:, :1]) / temperature).exp()
+    step = max(1, VOTES // classes)
+    parts = []
+    for class_qk, weight_qk in zip(
+        torch.split(class_Qk, step), torch.split(weight_Qk, step), strict=True
+    ):
+        vote_qC = weight_qk.new_zeros(len(class_qk), classes)
+        parts.append(vote_qC.scatter_add_(1, class_qk, weight_qk).argmax(dim=1))
+    return torch.cat(parts)
 
 
 def knn_classify(

@@ -58,7 +58,8 @@ class Anchors:
     def _from_both(self, inputs: Inputs, step: int, phases: Phases) -> tuple[Outcome, Meeting]:
         """Learn from a part of the batch and from what is drawn, then let the batch join: what is
         drawn was there before, and is in its slot still when its fresh key goes back."""
-        arrived = self._updates.encode(inputs.image_BCHW, phases)
+        early = self._updates.keys == "before"
+        arrived = self._updates.encode(inputs.image_BCHW, phases) if early else None
         count = min(len(inputs) - 1, max(1, round(self._share * len(inputs))))
         if not count or not self._exchange.can_draw:
             outcome = self._updates.update(inputs, step, phases)
@@ -68,6 +69,8 @@ class Anchors:
             outcome = self._updates.update(inputs.of(chosen).joined(drawn), step, phases)
             keys_BD = outcome.keys_BD[count:]
             outcome = self._exchange.write_back(drawn, outcome._replace(keys_BD=keys_BD), phases)
+        if arrived is None:
+            arrived = self._updates.encode(inputs.image_BCHW, phases)
         return outcome, self._exchange.admit(inputs, arrived, phases)
 
 

@@ -5,25 +5,28 @@ Shapes: B samples, R slots encoded anew, D embedding.
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from memory import Admission, WorkingMemory
-from stream_ssl.learning.collisions import true_collisions
+from stream_ssl.learning.collisions import count_pairs
 from stream_ssl.learning.inputs import Inputs
 from stream_ssl.learning.phases import Phases
 from stream_ssl.learning.updates import Outcome, Updates
 
 
 class Meeting(NamedTuple):
-    """A batch's keys, and how they met the memory; nothing of it with keys it cannot take."""
+    """A batch's keys, and how they met the memory; nothing of it with keys it cannot take.
+
+    What was counted and measured still lies on the memory's device.
+    """
 
     keys_BD: Tensor
-    expected: float = math.nan
-    true: float | None = None
+    expected: Tensor | None = None  # mean collision probability, 0-dimensional
+    pairs: Tensor | None = None  # what `collisions.count_pairs` counts
     admission: Admission | None = None
 
 
@@ -67,10 +70,10 @@ class Exchange:
         if not outcome.usable:
             return Meeting(outcome.keys_BD)
         with phases("memory"):
-            expected = float(self._memory.collisions(outcome.keys_BD).mean())
+            expected = self._memory.collisions(outcome.keys_BD, inputs.image_BCHW).mean()
             labels_B = inputs.labels_B.to(self._memory.device)
-            true = true_collisions(labels_B, self._memory.labels)
-        return Meeting(outcome.keys_BD, expected, true)
+            pairs = count_pairs(labels_B, self._memory.labels)
+        return Meeting(outcome.keys_BD, expected, pairs)
 
     def admit(self, inputs: Inputs, outcome: Outcome, phases: Phases) -> Meeting:
         """The same of a fresh batch, which then joins the memory."""
@@ -93,11 +96,10 @@ class Exchange:
             return outcome
         assert drawn.slots_B is not None, "what is drawn from the memory has slots"
         with phases("memory"):
-            drift = float(self._memory.refresh(drawn.slots_B, outcome.keys_BD).mean())
-        found = {**outcome.diagnostics, "written_back_cosine": drift}
-        return outcome._replace(diagnostics=found)
+            drift = self._memory.refresh(drawn.slots_B, outcome.keys_BD).mean()
+        return outcome._replace(unread={**outcome.unread, "written_back_cosine": drift})
 
-    def reencode(self, phases: Phases) -> dict[str, float]:
+    def reencode(self, phases: Phases) -> Mapping[str, Tensor]:
         """Encode the stalest slots anew; the mean cosine of their old and new embeddings."""
         if not self._count or not self.can_draw:
             return {}
@@ -106,4 +108,4 @@ class Exchange:
         if not keys.usable:
             return {}
         with phases("memory"):
-            return {"drift_cosine": float(self._memory.refresh(slots_R, keys.keys_BD).mean())}
+            return {"drift_cosine": self._memory.refresh(slots_R, keys.keys_BD).mean()}

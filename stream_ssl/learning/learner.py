@@ -5,6 +5,7 @@ Shapes: B samples, R slots encoded anew, C channels, H height, W width, D embedd
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -15,18 +16,20 @@ import torch
 from torch import Tensor
 
 from memory import WorkingMemory
+from memory.compute import to_host
 from stream_ssl.ingest.offset import START, Offset
 from stream_ssl.learning.anchors import Anchors, Source, check_anchors
+from stream_ssl.learning.collisions import share_of_pairs
 from stream_ssl.learning.exchange import Exchange, Meeting
 from stream_ssl.learning.fit import check_batch, check_images, check_labels, check_parts
-from stream_ssl.learning.inputs import Inputs
+from stream_ssl.learning.inputs import Inputs, Upload
 from stream_ssl.learning.optimiser import OptimiserSettings
 from stream_ssl.learning.pace import Pace
 from stream_ssl.learning.phases import Phases
 from stream_ssl.learning.randomness import OwnRandomness, settle_threads
 from stream_ssl.learning.records import Idle, StepRecord
 from stream_ssl.learning.schedule import Constant, Schedule
-from stream_ssl.learning.updates import Outcome, Updates
+from stream_ssl.learning.updates import Keys, Outcome, Updates, check_keys
 from stream_ssl.learning.views import Views
 from stream_ssl.methods import Method
 
@@ -63,9 +66,13 @@ class Learner:
     first) the key encoder encodes one view of the batch, the keys join the memory, and the update
     is made on as many samples drawn from it, which may be of the batch or older. With anchors
     "mixed" it is made on a part of the batch and on samples drawn from the memory, as many as a
-    batch together, and then all of the batch joins. In all three the keys that join are of the key
-    encoder before the update. A sample drawn from the memory is no negative of itself, and its
-    fresh key goes back to its slot.
+    batch together, and then all of the batch joins. A sample drawn from the memory is no negative
+    of itself, and its fresh key goes back to its slot. The keys are of the key encoder before the
+    update, unless `keys` says otherwise.
+
+    On a GPU the host waits for the device twice in a step besides what the memory does: behind the
+    backward pass, for what decides on the update, and at the end, for the record; and once more
+    each time that keys are made for the memory alone.
 
     On a CPU with fixed `threads`, a pace without band and a stream that repeats itself from an
     offset, a run that was captured, killed and restored ends bit-equal to one that was not.
@@ -93,6 +100,12 @@ class Learner:
         plain_keys: encode images as they are, not augmented, where only the memory asks: batches
             that join without being trained on, and slots encoded anew. Duplicates are then found
             with less noise.
+        keys: of which key encoder the keys are that an update leaves in the memory, those of a
+            batch that joins and those that go back to their slots: "before" the update, which the
+            forward pass has made; or "after" it, the order of DUEL's Algorithm 2, for which the
+            batch is encoded once more. They hardly differ where keys are of a momentum encoder: at
+            0.99 it takes a hundredth of the step. With anchors "memory" a batch joins before any
+            update on it.
         draw: how they are drawn: "uniform", or "inverse-count", in proportion to 1 / (1 + N(j)) of
             their duplicate counts.
         offset: where `batches` begins.
@@ -119,6 +132,7 @@ class Learner:
         stream_share: float = 0.5,
         write_back: bool = True,
         plain_keys: bool = False,
+        keys: Keys = "before",
         draw: Literal["uniform", "inverse-count"] = "uniform",
         offset: Offset = START,
     ) -> None:
@@ -126,6 +140,7 @@ class Learner:
         check_parts(method, memory, precision)
         check_anchors(anchors, stream_share)
         check_images(memory, self.pace, reencode, anchors, draw)
+        check_keys(keys)
         settle_threads(threads)
         self.device = torch.device(device)
         self.method = method.to(self.device)
@@ -145,9 +160,11 @@ class Learner:
             self.device,
             precision,
             plain_keys,
+            keys,
         )
         self._exchange = Exchange(memory, self._updates, self.device, reencode, write_back, draw)
         self._learn = Anchors(anchors, stream_share, self._updates, self._exchange)
+        self._upload = Upload(self.device)
         self._randomness = OwnRandomness(seed, self.device)
         self._batch_size = 0
 
@@ -162,10 +179,10 @@ class Learner:
         while not stop.is_set():
             record: StepRecord | Idle
             if self.pace.must_update() and self._can_replay():
-                record = self._replay(Phases())
+                record = self._replay(Phases(self.device))
             else:
                 ahead = self.pace.may_update() and self._can_replay()
-                phases = Phases()
+                phases = Phases(self.device)
                 with phases("data"):
                     batch = self.batches.next(0.0 if ahead else POLL)
                 if batch is not None:
@@ -230,7 +247,7 @@ class Learner:
         self.offset = batch.offset
         with self._randomness:
             with phases("data"):
-                inputs = Inputs.of_batch(batch, self.device)
+                inputs = self._upload(batch)
             due = self.pace.may_update()
             outcome, met = self._learn(inputs, self.step, due, phases)
             if due:
@@ -243,7 +260,8 @@ class Learner:
         if len(batch) > self._batch_size:
             check_batch(self.method, self.memory, self.pace, self.anchors, len(batch))
         if self.method.needs_labels:
-            labelled = bool((batch.label_B >= 0).any()) or bool((self.memory.labels >= 0).any())
+            labelled = bool((batch.label_B >= 0).any())
+            labelled = labelled or bool(to_host((self.memory.labels >= 0).any()))
             check_labels(self.method, labelled)
 
     def _replay(self, phases: Phases) -> StepRecord:
@@ -261,11 +279,13 @@ class Learner:
         inputs: Inputs,
         outcome: Outcome,
         met: Meeting,
-        drift: Mapping[str, float],
+        drift: Mapping[str, Tensor],
         phases: Phases,
         rejected: Mapping[str, int],
     ) -> StepRecord:
         self.step += 1
+        found, expected, true = _read({**outcome.unread, **drift}, met)
+        labels_B = inputs.host_labels_B
         return StepRecord(
             step=self.step,
             samples=self.samples,
@@ -276,15 +296,35 @@ class Learner:
             learning_rate=outcome.rate,
             skipped=outcome.skipped,
             seconds=phases.seconds,
-            diagnostics={**outcome.diagnostics, **drift},
-            collision_expected=met.expected,
-            collision_true=met.true,
+            diagnostics={**outcome.diagnostics, **found},
+            collision_expected=expected,
+            collision_true=true,
             admission=met.admission,
             keys_BD=met.keys_BD,
             ids_B=inputs.ids_B,
-            labels_B=inputs.labels_B,
+            labels_B=to_host(inputs.labels_B) if labels_B is None else labels_B,
             hashes_B=inputs.hashes_B,
             lag_seconds=self.batches.lag(),
             offset=self.offset,
             rejected=rejected,
+            image_BCHW=inputs.image_BCHW,
         )
+
+
+def _read(
+    named: Mapping[str, Tensor], met: Meeting
+) -> tuple[dict[str, float], float, float | None]:
+    """What the record says, on the host: numbers by name, expected and true collisions. The device
+    is waited for once."""
+    parts = [value.reshape(1) for value in named.values()]
+    if met.expected is not None and met.pairs is not None:
+        parts += [met.expected.reshape(1), met.pairs]
+    if not parts:
+        return {}, math.nan, None
+    # Whole numbers up to 2**53 are exact in float64.
+    numbers = to_host(torch.cat([part.double() for part in parts])).tolist()
+    found = dict(zip(named, numbers, strict=False))
+    if met.expected is None:
+        return found, math.nan, None
+    expected, *counts = numbers[len(named) :]
+    return found, expected, share_of_pairs(counts)

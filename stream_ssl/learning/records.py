@@ -1,6 +1,6 @@
 """What the learner says about each step; metrics, displays and checkpoints consume it.
 
-Shapes: B samples, D embedding.
+Shapes: B samples, D embedding, C H W image.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ class StepRecord:
     norm), "pace" (none owed); None if one was. `admission` is None where nothing was inserted: on
     replays, and with keys that are not of unit norm. `seconds` has the phases of `PHASES`.
     `rejected` are samples left out, by reason, since the record before. `lag_seconds` is the age
-    of the oldest sample not yet read.
+    of the oldest sample not yet read. `labels_B` lies on the CPU, the other columns where the
+    learner computes. `image_BCHW` are the images as they came, not copied; None where a record is
+    made without a learner.
     """
 
     step: int  # steps so far, this one included
@@ -49,6 +51,7 @@ class StepRecord:
     lag_seconds: float
     offset: Offset
     rejected: Mapping[str, int] = field(default_factory=dict)
+    image_BCHW: Tensor | None = None  # uint8
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,8 @@ Shapes: B samples, C channels, H height, W width.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, Self
 
 import kornia.augmentation as K
 import torch
@@ -15,10 +16,12 @@ Range = tuple[float, float]
 
 
 class Views(nn.Module):
-    """uint8 [B, C, H, W] to one augmented, normalised float32 view of each sample.
+    """uint8 [B, C, H, W] to one augmented, normalised float32 view of each sample, under autocast
+    too.
 
-    Draws from torch's global generator only, so a seed fixes the views. The defaults are close to
-    SimCLR's for small images; `crop=None` is the DUEL paper's choice, which does not crop.
+    Draws from torch's global generator of the CPU only, so a seed fixes the views, the same on
+    every device. The defaults are close to SimCLR's for small images; `crop=None` is the DUEL
+    paper's choice, which does not crop.
 
     Args:
         size: side of the images, pixels.
@@ -83,10 +86,21 @@ class Views(nn.Module):
 
     @torch.no_grad()
     def forward(self, image_BCHW: Tensor) -> Tensor:
-        view_BCHW = _to_float(image_BCHW)
+        # Under autocast a crop would place its corners in bfloat16, pixels off.
+        with torch.autocast(image_BCHW.device.type, enabled=False):
+            view_BCHW = _to_float(image_BCHW)
+            for step in self.steps:
+                view_BCHW = step(view_BCHW)
+            return self._normalise(view_BCHW)
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        # Drawn on the CPU, the numbers are uploaded and nothing is waited for. Drawn on a GPU, they
+        # are read back half a dozen times a view.
+        step: Any
         for step in self.steps:
-            view_BCHW = step(view_BCHW)
-        return self._normalise(view_BCHW)
+            step.set_rng_device_and_dtype(torch.device("cpu"), torch.float32)
+        return self
 
     @torch.no_grad()
     def plain(self, image_BCHW: Tensor) -> Tensor:

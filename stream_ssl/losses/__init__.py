@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stream_ssl.losses.base import Loss, LossOutput, Mix
+from stream_ssl.losses.base import Diagnostics, Loss, LossOutput, Mix
 from stream_ssl.losses.cosine import NegativeCosine
 from stream_ssl.losses.debiased import Debiased
 from stream_ssl.losses.decoupled import Decoupled
@@ -32,6 +32,7 @@ __all__ = [
     "LOSSES",
     "Debiased",
     "Decoupled",
+    "Diagnostics",
     "HardNegative",
     "InfoNCE",
     "Loss",

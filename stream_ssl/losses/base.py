@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -15,9 +15,39 @@ import torch
 from torch import Tensor, nn
 
 
+class Diagnostics(Mapping[str, float]):
+    """Numbers for the metrics, by name. They stay on their device until one is looked at, for that
+    waits for the device; who has other numbers to read reads `on_device` along with them.
+
+    Args:
+        found: 0-dimensional tensors of one device.
+    """
+
+    def __init__(self, found: Mapping[str, Tensor]) -> None:
+        self._names = tuple(found)
+        self.on_device = torch.stack([value.detach() for value in found.values()])
+        self._read: dict[str, float] | None = None
+
+    def read(self, numbers: list[float] | None = None) -> dict[str, float]:
+        """As floats; `numbers` is what `on_device` holds, where that was read already."""
+        if self._read is None:
+            numbers = self.on_device.tolist() if numbers is None else numbers
+            self._read = dict(zip(self._names, numbers, strict=True))
+        return self._read
+
+    def __getitem__(self, name: str) -> float:
+        return self.read()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
 @dataclass(frozen=True, slots=True)
 class LossOutput:
-    """`loss` is the mean of `per_anchor` [B]; `diagnostics` are plain numbers for the metrics."""
+    """`loss` is the mean of `per_anchor` [B]; `diagnostics` are numbers for the metrics."""
 
     loss: Tensor
     per_anchor: Tensor

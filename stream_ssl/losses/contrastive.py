@@ -16,7 +16,13 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from stream_ssl.losses.base import Loss, LossOutput, check_shapes, check_temperature
+from stream_ssl.losses.base import (
+    Diagnostics,
+    Loss,
+    LossOutput,
+    check_shapes,
+    check_temperature,
+)
 from stream_ssl.losses.negatives import NegativeSums, sum_negatives
 from stream_ssl.losses.scan import wide
 
@@ -165,7 +171,7 @@ class Contrastive(Loss):
         )
 
     @torch.no_grad()
-    def _diagnostics(self, terms: Terms, compared: Compared) -> dict[str, float]:
+    def _diagnostics(self, terms: Terms, compared: Compared) -> Diagnostics:
         sums, cosine_BM = terms.sums, terms.cosine_BM
         counted = sums.count_B.sum().clamp_min(1)
         clamped_B, zero = compared.clamped_B, cosine_BM.new_zeros(())
@@ -181,9 +187,7 @@ class Contrastive(Loss):
         if sums.largest_B is not None:
             nearer_B = cosine_BM.amin(1) / at > sums.largest_B
             found["first"] = nearer_B.to(cosine_BM).mean()
-        # One transfer for all: each float() of a GPU tensor would wait for the device.
-        values = torch.stack(list(found.values())).tolist()
-        return dict(zip(found, values, strict=True))
+        return Diagnostics(found)
 
     def extra_repr(self) -> str:
         kept = self.false_negatives == "keep"

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from stream_ssl.losses.base import Loss, LossOutput, check_shapes
+from stream_ssl.losses.base import Diagnostics, Loss, LossOutput, check_shapes
 from stream_ssl.losses.scan import wide
 
 
@@ -53,8 +53,8 @@ class NegativeCosine(Loss):
             cosine_BM = torch.einsum("bd,bmd->bm", work_BD, positive_BMD.to(work_BD.dtype))
             cosine_B = cosine_BM.mean(1)
             loss_B = -cosine_B if self.form == "simsiam" else 2 - 2 * cosine_B
-        similarity = float(cosine_B.detach().mean())
-        return LossOutput(loss_B.mean(), loss_B, {"positive_similarity": similarity})
+        found = Diagnostics({"positive_similarity": cosine_B.mean()})
+        return LossOutput(loss_B.mean(), loss_B, found)
 
     def extra_repr(self) -> str:
         return f"form={self.form!r}"

@@ -4,6 +4,9 @@ Attention returns just what is wanted, the softmax-weighted mean and the logsume
 logits. A batch of anchors is too few queries to fill a device, so the negatives are split into
 parts that run side by side and are merged.
 
+The kernel takes no bool mask: what it leaves out it is told by a float for each pair. So masked
+negatives are attended a few thousand at a time, and these floats never take more than `MASKED`.
+
 Shapes: B anchors, N negatives, C negatives of one chunk, D dimensions, S parts, P of one part.
 """
 
@@ -22,6 +25,7 @@ from stream_ssl.losses.scan import Scan, chunks, counted, merge, scan
 PARTS = 32  # run side by side
 ALIGNED = 16  # the kernel reads masks in steps of so many
 DIMS = 4  # and rows of float32 in steps of so many
+MASKED = 1 << 23  # floats of a mask held at a time
 
 
 def fits(anchor_BD: Tensor, negative: Tensor) -> bool:
@@ -63,15 +67,15 @@ def fused_scan(anchor_BD: Tensor, negative_ND: Tensor, mask_BN: Tensor | None) -
     lse = [anchor_BD.new_full((1, len(anchor_BD)), -math.inf)]  # of no negative, to begin with
     means = [anchor_BD.new_zeros(1, *anchor_BD.shape)]
     total_B = anchor_BD.new_zeros(len(anchor_BD))
-    for chunk in chunks(anchor_BD, len(negative_ND)):
+    for chunk in chunks(anchor_BD, len(negative_ND), most=None if mask_BN is None else MASKED):
         negative_CD = negative_ND[chunk].to(anchor_BD.dtype)
-        mask_BC = None if mask_BN is None else mask_BN[:, chunk]
-        total_B += _total(anchor_BD, negative_CD, mask_BC)
         for part, parts in _split(len(negative_CD)):
-            mask_BP = None if mask_BC is None else mask_BC[:, part]
-            lse_SB, mean_SBD = _attend(anchor_BD, negative_CD[part], mask_BP, parts)
+            key_SPD = negative_CD[part].reshape(parts, -1, anchor_BD.shape[1])
+            mask_BP = None if mask_BN is None else mask_BN[:, chunk][:, part]
+            lse_SB, mean_SBD, total_part_B = _attend(anchor_BD, key_SPD, mask_BP)
             lse.append(lse_SB)
             means.append(mean_SBD)
+            total_B += total_part_B
     logsumexp_B, mean_BD = merge(torch.cat(lse), torch.cat(means))
     count_B = counted(anchor_BD, len(negative_ND), mask_BN)
     return Scan(logsumexp_B, mean_BD, count_B, total_B, None)
@@ -86,30 +90,31 @@ def _split(size: int) -> list[tuple[slice, int]]:
 
 
 def _attend(
-    anchor_BD: Tensor, negative_CD: Tensor, mask_BC: Tensor | None, parts: int
-) -> tuple[Tensor, Tensor]:
-    """Logsumexp [S, B] and weighted mean [S, B, D] of each part."""
-    batch, dim = anchor_BD.shape
-    query = anchor_BD.expand(parts, 1, batch, dim).contiguous()
-    key = negative_CD.reshape(parts, 1, -1, dim)
-    bias = None
-    if mask_BC is not None:
-        hidden = mask_BC.reshape(batch, parts, -1).transpose(0, 1).unsqueeze(1)  # [S, 1, B, P]
-        bias = _aligned(anchor_BD, hidden)
-    mean, logsumexp = _attention(query, key, bias)
-    lse_SB, mean_SBD = logsumexp[:, 0, :batch].to(anchor_BD.dtype), mean[:, 0]
+    anchor_BD: Tensor, key_SPD: Tensor, mask_BC: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Logsumexp [S, B] and weighted mean [S, B, D] of each part, and the sum of all logits [B]."""
+    (batch, dim), parts = anchor_BD.shape, len(key_SPD)
+    query, key = anchor_BD.expand(parts, 1, batch, dim).contiguous(), key_SPD.unsqueeze(1)
     if mask_BC is None:
-        return lse_SB, mean_SBD
+        mean, logsumexp = _attention(query, key, None)
+        lse_SB = logsumexp[:, 0, :batch].to(anchor_BD.dtype)
+        return lse_SB, mean[:, 0], anchor_BD @ key_SPD.sum((0, 1))
+    mask_SBP = mask_BC.reshape(batch, parts, -1).transpose(0, 1)
+    kept_SBP = _kept(anchor_BD, mask_SBP)
+    total_B = ((kept_SBP @ key_SPD).sum(0) * anchor_BD).sum(1)
+    mean, logsumexp = _attention(query, key, kept_SBP.log_().unsqueeze(1))  # -inf, or 0
+    lse_SB = logsumexp[:, 0, :batch].to(anchor_BD.dtype)
     # Of a row without any negative the kernel returns what it likes.
-    none_SB = hidden[:, 0].all(-1)
-    return lse_SB.masked_fill(none_SB, -math.inf), mean_SBD.masked_fill(none_SB.unsqueeze(2), 0.0)
+    none_SB = mask_SBP.all(-1)
+    lse_SB = lse_SB.masked_fill(none_SB, -math.inf)
+    return lse_SB, mean[:, 0].masked_fill(none_SB.unsqueeze(2), 0.0), total_B
 
 
-def _aligned(like: Tensor, hidden: Tensor) -> Tensor:
-    """-inf where hidden, else 0, in rows that lie at multiples of ALIGNED."""
-    *rows, size = hidden.shape
-    padded = like.new_zeros(*rows, -(-size // ALIGNED) * ALIGNED)
-    return padded[..., :size].masked_fill_(hidden, -math.inf)
+def _kept(like: Tensor, mask_SBP: Tensor) -> Tensor:
+    """0 where left out, else 1, in rows that lie at multiples of ALIGNED."""
+    *rows, size = mask_SBP.shape
+    padded = like.new_ones(*rows, -(-size // ALIGNED) * ALIGNED)
+    return padded[..., :size].masked_fill_(mask_SBP, 0.0)
 
 
 def _attention(query: Tensor, key: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -121,11 +126,3 @@ def _attention(query: Tensor, key: Tensor, bias: Tensor | None) -> tuple[Tensor,
             query, key, key, attn_mask=bias, scale=1.0
         )
     return found[0], found[1]
-
-
-def _total(anchor_BD: Tensor, negative_CD: Tensor, mask_BC: Tensor | None) -> Tensor:
-    """Sum of the logits [B]."""
-    if mask_BC is None:
-        return anchor_BD @ negative_CD.sum(0)
-    kept_BC = (~mask_BC).to(anchor_BD.dtype)
-    return ((kept_BC @ negative_CD) * anchor_BD).sum(1)

@@ -143,7 +143,7 @@ class PositiveDebiased(Corrected):
         other, and for c >= 0 nothing is.
         """
         own, count_B = 1 / self.temperature, terms.count_B
-        sum_BM = torch.logaddexp(logit_BM, logit_BM.new_tensor(own))
+        sum_BM = torch.logaddexp(logit_BM, logit_BM.new_full((), own))
         others_B = torch.zeros_like(count_B)
         if mixture is not None:
             log_others_B, others_B = mixture

@@ -123,9 +123,10 @@ def unweigh(weight_BC: Tensor, anchor_BD: Tensor, negative: Tensor) -> Tensor:
     return weight_BC.unsqueeze(2) * anchor_BD.unsqueeze(1)
 
 
-def chunks(anchor_BD: Tensor, size: int, numbers: int = 1) -> list[slice]:
-    """Slices of so many columns that B x columns x numbers fit."""
+def chunks(anchor_BD: Tensor, size: int, numbers: int = 1, most: int | None = None) -> list[slice]:
+    """Slices of so many columns that B x columns x numbers fit, within `most` where given."""
     budget = CHUNK_LOGITS_GPU if anchor_BD.is_cuda else CHUNK_LOGITS_CPU
+    budget = budget if most is None else min(budget, most)
     step = max(256, budget // (len(anchor_BD) * numbers))
     return [slice(start, min(start + step, size)) for start in range(0, size, step)]
 

@@ -176,10 +176,10 @@ def apply(
 
 @torch.no_grad()
 def prior(z_BD: Tensor, memory: WorkingMemory) -> Tensor:
-    """tau+ of each anchor, float32 [B]: its expected collision probability with the memory (DUEL,
-    Definition 2), smoothed by `SMOOTHING` slots of the batch's mean and within [1 / capacity, 0.5].
-    A copy of its own that is held counts as one slot."""
-    measured_B = memory.collisions(z_BD.detach()).to(z_BD.device, torch.float32)
+    """tau+ of each anchor, float32 [B]: its expected collision probability with the memory's
+    embeddings (DUEL, Definition 2), smoothed by `SMOOTHING` slots of the batch's mean and within
+    [1 / capacity, 0.5]. A copy of its own that is held counts as one slot."""
+    measured_B = memory.prior(z_BD.detach()).to(z_BD.device, torch.float32)
     held = len(memory)
     prior_B = (held * measured_B + SMOOTHING * measured_B.mean()) / (held + SMOOTHING)
     return prior_B.clamp(min(1 / memory.capacity, LARGEST_PRIOR), LARGEST_PRIOR)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from memory.compute import to_host
 from stream_ssl.losses import Loss
 from stream_ssl.methods.against import Against, Held, How
 from stream_ssl.methods.base import Samples, See
@@ -83,7 +84,8 @@ class DSimCLR(SimCLR):
         size = math.ceil(len(slots_k) / math.ceil(len(slots_k) / CHUNK))
         chunks = [memory.images_of(slots).to(device) for slots in torch.split(slots_k, size)]
         z_kD = torch.cat([self.encode_keys(see(image_bCHW)) for image_bCHW in chunks])
-        if bool(((torch.linalg.vector_norm(z_kD, dim=1) - 1).abs() < 1e-3).all()):
+        sound = ((torch.linalg.vector_norm(z_kD, dim=1) - 1).abs() < 1e-3).all()
+        if bool(to_host(sound)):
             memory.refresh(slots_k, z_kD)
 
     def check(self, memory: WorkingMemory, batch: int | None = None) -> None:

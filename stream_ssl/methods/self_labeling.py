@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Beta
 
+from memory.compute import to_device
 from stream_ssl.losses import Loss, Mix, SelfLabeling
 from stream_ssl.methods import against
 from stream_ssl.methods.against import How, unit
@@ -92,4 +93,4 @@ class SelfLabelingMoCo(MoCo):
         """Who is mixed with whom, and by how much; on the CPU, so that every device draws the
         same."""
         theta_B = Beta(self.mixup, self.mixup).sample((count,))
-        return Mix(torch.randperm(count).to(device), theta_B.to(device))
+        return Mix(to_device(torch.randperm(count), device), to_device(theta_B, device))

@@ -204,7 +204,7 @@ CATALOGUE: tuple[Spec, ...] = (
     Spec(
         "learner", "gauge", "collision_probability", "",
         "Probability that a sample and a slot of the working memory share a class: expected from "
-        "the embeddings, true from labels.",
+        "the memory's descriptors, true from labels.",
         "Expected far above 1 / classes: the memory is unbalanced, or the embeddings collapse.",
         ("kind",),
     ),

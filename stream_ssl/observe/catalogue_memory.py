@@ -93,8 +93,9 @@ MEMORIES: tuple[Spec, ...] = (
     ),
     Spec(
         "learner", "gauge", "memory_expected_collisions", "",
-        "Mean expected collision probability over the pairs of slots, by the score of the memory's "
-        "policy; by the working memory's where a shadow's policy has none.",
+        "Mean expected collision probability over the pairs of slots, on the working memory's "
+        "descriptor, by the score of the memory's policy; by the working memory's where a shadow's "
+        "policy has none.",
         "Falls below that of a queue beside it.", ("memory",),
     ),
     Spec(

@@ -13,6 +13,7 @@ from river.drift import ADWIN
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
+from memory.compute import to_host
 from stream_ssl.observe.catalogue import SIGNALS
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class Mean:
         """With another direction; 1 before the first batch."""
         if self._sum_D is None:
             return 1.0
-        return float(cosine_similarity(self._sum_D, other_D, dim=0))
+        return to_host(cosine_similarity(self._sum_D, other_D, dim=0)).item()
 
     @property
     def direction_D(self) -> Tensor | None:

@@ -14,11 +14,15 @@ from river import metrics
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from stream_ssl.evaluation.neighbours import knn_classify
+from memory.compute import to_device, to_host
+from stream_ssl.evaluation.neighbours import weighted_vote
 from stream_ssl.observe.catalogue import CLASSIFIERS
 
 if TYPE_CHECKING:
     from stream_ssl.learning.records import StepRecord
+
+SIMILARITIES = 1 << 24
+"""Most cosines of a batch and the window held at once."""
 
 MOST_CLASSES = 4096
 """Samples of classes met after so many are left out."""
@@ -42,7 +46,8 @@ class Prequential:
     nothing good of the encoder. Keys are of augmented views unless the run has `plain_keys`.
 
     Accuracy, balanced accuracy and Cohen's kappa are river's, over the last `window` samples.
-    Nothing is drawn, and what is learned stays as it is.
+    Nothing is drawn, and what is learned stays as it is. Classifiers run where the keys lie; what
+    they predict of a batch is read at once.
 
     Args:
         window: labelled samples that the figures are over, and the neighbours are sought among; 0
@@ -68,7 +73,7 @@ class Prequential:
         self._held: deque[tuple[int, dict[str, Counter[tuple[int, int]]]]] = deque()
         self._count = self._new = 0
         self._keys_WD: Tensor | None = None
-        self._class_W = torch.zeros(0, dtype=torch.int64)
+        self._class_W = torch.zeros(0, dtype=torch.int64)  # on the CPU
         self._weight_CD: Tensor | None = None
 
     def consume(self, record: StepRecord) -> None:
@@ -79,15 +84,16 @@ class Prequential:
 
     def update(self, keys_BD: Tensor, labels_B: Tensor) -> None:
         """Predict a batch, score, then learn from it: unit-norm rows, labels with -1 for none."""
-        index_B = torch.tensor([self._number(label) for label in labels_B.tolist()])
-        known_B = index_B >= 0
-        if not bool(known_B.any()):
+        index_B = torch.tensor([self._number(label) for label in to_host(labels_B).tolist()])
+        rows = (index_B >= 0).nonzero().flatten()
+        if not len(rows):
             return
-        class_B = index_B[known_B]
-        keys_BD = keys_BD.detach()[known_B.to(keys_BD.device)].float()
+        keys_BD, class_B = keys_BD.detach().float(), index_B[rows]
+        if len(rows) < len(index_B):
+            keys_BD = keys_BD[to_device(rows, keys_BD.device)]
         if self._keys_WD is not None:  # before the first batch there is nothing to go by
             self._score(self._predict(keys_BD, class_B), class_B)
-        self._learn(keys_BD, class_B.to(keys_BD.device))
+        self._learn(keys_BD, class_B)
 
     def read(self) -> Mapping[str, tuple[float, float, float]]:
         """(accuracy, balanced accuracy, kappa) by classifier; empty before the second batch."""
@@ -116,12 +122,23 @@ class Prequential:
         assert self._keys_WD is not None
         assert self._weight_CD is not None
         label_W = self._class_W
-        near_B = knn_classify(keys_BD, self._keys_WD, label_W, min(self.k, len(label_W)))
         linear_B = (_widened(keys_BD) @ self._weight_CD.T).argmax(dim=1)
+        linear, near = to_host(torch.stack([linear_B, self._nearest(keys_BD)])).tolist()
         most = int(torch.bincount(label_W).argmax())
         before = [int(label_W[-1]), *class_B[:-1].tolist()]
-        found = (linear_B.tolist(), near_B.tolist(), before, [most] * len(class_B))
+        found = (linear, near, before, [most] * len(class_B))
         return dict(zip(CLASSIFIERS, found, strict=True))
+
+    def _nearest(self, keys_BD: Tensor) -> Tensor:
+        """The class that the nearest of the window vote for."""
+        assert self._keys_WD is not None
+        k, step = min(self.k, len(self._keys_WD)), max(1, SIMILARITIES // len(self._keys_WD))
+        class_W = to_device(self._class_W, keys_BD.device)
+        parts = []
+        for keys_bD in torch.split(keys_BD, step):
+            near = torch.topk(keys_bD @ self._keys_WD.T, k, dim=1)
+            parts.append(weighted_vote(near.values, class_W[near.indices], len(self._index)))
+        return torch.cat(parts)
 
     def _score(self, predicted: Mapping[str, list[int]], class_B: Tensor) -> None:
         truth = class_B.tolist()
@@ -143,7 +160,6 @@ class Prequential:
     def _learn(self, keys_BD: Tensor, class_B: Tensor) -> None:
         if self._keys_WD is None or self._weight_CD is None:
             self._keys_WD = keys_BD[:0]
-            self._class_W = class_B[:0]
             self._weight_CD = keys_BD.new_zeros(0, keys_BD.shape[1] + 1)
         self._keys_WD = torch.cat([self._keys_WD, keys_BD])[-self.window :]
         self._class_W = torch.cat([self._class_W, class_B])[-self.window :]
@@ -152,7 +168,8 @@ class Prequential:
         )
         weight_CD = torch.cat([self._weight_CD, fresh]).requires_grad_()
         with torch.enable_grad():
-            loss = cross_entropy(_widened(keys_BD) @ weight_CD.T, class_B)
+            there_B = to_device(class_B, keys_BD.device)
+            loss = cross_entropy(_widened(keys_BD) @ weight_CD.T, there_B)
             (gradient_CD,) = torch.autograd.grad(loss, weight_CD)
         self._weight_CD = weight_CD.detach() - self.rate * gradient_CD
 

@@ -73,7 +73,7 @@ def priors(record: StepRecord, memory: WorkingMemory, loss: Corrected) -> dict[s
     """tau+ as the loss used it, as it is, and how well the memory measures it."""
     same_BK = record.labels_B.cpu()[:, None] == memory.labels.cpu()
     true_B = same_BK.double().mean(dim=1)
-    measured_B = memory.collisions(record.keys_BD).double().cpu()
+    measured_B = memory.prior(record.keys_BD).double().cpu()
     if loss.prior == "memory":
         used_B = prior(record.keys_BD, memory).double().cpu()
     elif isinstance(loss.prior, str):
@@ -103,7 +103,8 @@ def soft_labels(
     if not bool(held_B.any()):
         return {}
     own_BK, key_BD = own_BK[held_B].double(), record.keys_BD[held_B].double()
-    same_BK = (record.labels_B[held_B][:, None] == memory.labels).double()
+    labels_B = record.labels_B.to(memory.device)[held_B]
+    same_BK = (labels_B[:, None] == memory.labels).double()
     wrong_BK = _labels(key_BD, memory, loss, own_BK, record.step)
     mass = float((wrong_BK * same_BK).sum(dim=1).mean())
     wrong_BK -= same_BK / same_BK.sum(dim=1, keepdim=True)

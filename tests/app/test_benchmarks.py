@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from benchmarks import __main__ as runner
+from benchmarks import gpu
 from benchmarks.report import Result, columns, markdown, path_of, table, text
 
 ROWS = [
@@ -102,3 +103,22 @@ def test_an_unknown_name_is_refused(tmp_path, capsys):
         runner.main(["speed", "--reports", str(tmp_path)])
     assert ended.value.code == 2
     assert "invalid choice: 'speed'" in capsys.readouterr().err
+
+
+def test_what_is_measured_on_a_gpu_runs(monkeypatch):
+    """Here on the CPU, and small."""
+    sizes = gpu.Sizes(64, batch=8, dim=16, side=8, width=8, depths=(1, 0, 0, 0), warm_up=1, steps=1)
+    rows = gpu.run("cpu", sizes)
+    assert [row["what"].split(",")[0] for row in rows] == (
+        ["step"] * 2 + ["add 8"] * len(gpu.POLICIES) + ["InfoNCE"] * 2
+    )
+    assert all(row["ms"] > 0 for row in rows)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(RuntimeError, match="no CUDA GPU"):
+        gpu.run()
+
+
+def test_a_report_of_a_gpu_is_named_by_it(monkeypatch, tmp_path):
+    monkeypatch.setattr("benchmarks.report.gpu_name", lambda: "NVIDIA H200")
+    assert path_of(tmp_path, date(2026, 1, 2), gpu=True).name == "2026-01-02-nvidia-h200.md"
+    assert "gpu" not in runner.NAMES  # only where asked for

@@ -31,7 +31,11 @@ def test_shadows_count_by_the_working_memorys_score(
 ) -> None:
     file = tmp_path / "config.yaml"  # JSON is YAML
     settings = TINY | {
-        "memory": {"capacity": 8, **({"eviction": working} if working else {})},
+        "memory": {
+            "capacity": 8,
+            "descriptor": {"class_path": "memory.descriptors.Embedding"},
+            **({"eviction": working} if working else {}),
+        },
         "shadows": {
             "queue": {"class_path": "memory.eviction.Oldest"},
             "minred": {"class_path": "memory.eviction.MinimumRedundancy"},

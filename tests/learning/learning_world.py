@@ -75,7 +75,13 @@ def build(
     encoder = ResNet(width=4, depths=(1, 1, 0, 0), channels=1)
     method = wrap(network(kind, encoder, loss))
     shape = (1, SIZE, SIZE) if images else None
-    memory = WorkingMemory(capacity=slots, dim=DIM, image_shape=shape, image_file=image_file)
+    memory = WorkingMemory(
+        capacity=slots,
+        dim=DIM,
+        image_shape=shape,
+        image_file=image_file,
+        device=settings.get("device", "cpu"),
+    )
     return Learner(
         method,
         memory,

@@ -92,6 +92,59 @@ def test_keys_that_join_are_of_the_key_encoder_before_the_update() -> None:
     assert not torch.equal(after, seen[-1].weights)
 
 
+@pytest.mark.parametrize("anchors", ["stream", "mixed"])
+def test_keys_may_be_of_the_key_encoder_after_the_update(anchors: str) -> None:
+    fast = OptimiserSettings("sgd", learning_rate=5.0)
+    learner = build(anchors=anchors, keys="after", write_back=False, optimiser=fast)
+    seen = spied(learner)
+    for record in one_by_one(learner, 4):
+        learnt = [one for one in seen if one.kind == "learn"][-1]
+        arrived = seen[-1]
+        assert arrived.kind == "encode"
+        assert torch.equal(record.keys_BD, arrived.keys)
+        weights = [p.detach().flatten() for p in learner.method.key_encoder.parameters()]
+        assert torch.equal(arrived.weights, torch.cat(weights))
+        assert not torch.equal(arrived.weights, learnt.weights)
+        slots = record.admission.slots
+        assert torch.equal(learner.memory.embeddings[slots[slots >= 0]], arrived.keys[slots >= 0])
+        if anchors == "stream":  # the same view, seen twice: only who looked has changed
+            assert 0.9 < (arrived.keys * learnt.keys).sum(1).mean() < 1 - 1e-6
+
+
+def test_keys_after_the_update_go_back_too() -> None:
+    learner = from_memory(keys="after")
+    seen = spied(learner)
+    for _ in one_by_one(learner, 4):
+        arrived, learnt, again = seen[-3:]
+        assert [one.kind for one in (arrived, learnt, again)] == ["encode", "learn", "encode"]
+        held = learner.memory.ids.tolist()
+        for sample, key_D in zip(learnt.ids.tolist(), again.keys, strict=True):
+            assert torch.equal(learner.memory.embeddings[held.index(sample)], key_D)
+
+
+def test_without_an_update_there_are_no_keys_after_it() -> None:
+    learner = build(keys="after")
+    seen, forward = spied(learner), learner.method.forward
+
+    def spoilt(*inputs):
+        out = forward(*inputs)
+        return MethodOutput(LossOutput(out.loss.loss * torch.inf, out.loss.per_anchor), out.keys_BD)
+
+    learner.method.forward = spoilt
+    record = steps(learner, 1)[0]
+    assert record.skipped == "loss"
+    assert [one.kind for one in seen] == ["learn"]
+    assert torch.equal(record.keys_BD, seen[0].keys)
+
+
+def test_plain_keys_after_the_update_are_of_the_images_as_they_are() -> None:
+    learner = build(keys="after", plain_keys=True)
+    record = steps(learner, 1)[0]
+    image_BCHW = torch.from_numpy(Repeatable(START).next(0).image_BHWC).permute(0, 3, 1, 2)
+    expected_BD = learner.method.encode_keys(learner.views.plain(image_BCHW))
+    assert torch.equal(record.keys_BD, expected_BD)
+
+
 def test_fresh_keys_go_back_to_the_slots_that_were_drawn() -> None:
     learner = from_memory()
     seen = spied(learner)
@@ -237,6 +290,23 @@ def test_training_batches_may_favour_what_has_few_duplicates() -> None:
     assert rare("inverse-count") == pytest.approx(expected, abs=0.05)
 
 
+def test_drawn_samples_bring_what_is_known_of_them() -> None:
+    memory = WorkingMemory(40, 4, image_shape=(1, 2, 2), seed=0)
+    ids = torch.randperm(1000, generator=torch.Generator().manual_seed(0))[:40]
+    z_KD = torch.nn.functional.normalize(torch.randn(40, 4, generator=torch.Generator()), dim=1)
+    images = (ids % 251).to(torch.uint8)[:, None, None, None].expand(-1, 1, 2, 2)
+    memory.add(ids, z_KD, images=images, labels=ids % 7 - 1, hashes=ids * 3)
+    seen = set()
+    for _ in range(20):
+        drawn = Inputs.of_memory(memory, 5, torch.device("cpu"))
+        assert torch.equal(drawn.labels_B, drawn.ids_B % 7 - 1)
+        assert torch.equal(drawn.hashes_B, drawn.ids_B * 3)
+        assert torch.equal(drawn.image_BCHW[:, 0, 0, 0], drawn.ids_B % 251)
+        assert torch.equal(memory.ids[drawn.slots_B], drawn.ids_B)
+        seen |= set(drawn.ids_B.tolist())
+    assert len(seen) > 20
+
+
 def test_the_learner_draws_as_it_was_told() -> None:
     learner = from_memory(draw="inverse-count")
     asked, plain = [], learner.memory.sample
@@ -289,6 +359,8 @@ def test_a_mixed_step_without_an_update_lets_the_batch_join() -> None:
 
 
 def test_wrong_settings_are_refused() -> None:
+    with pytest.raises(ValueError, match="keys is 'later'"):
+        build(keys="later")
     with pytest.raises(ValueError, match="anchors is 'both'"):
         build(anchors="both")
     for share in (0, 1, -0.5):

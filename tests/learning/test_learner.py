@@ -19,6 +19,7 @@ from stream_ssl.learning.optimiser import OptimiserSettings
 from stream_ssl.learning.pace import Pace
 from stream_ssl.learning.records import PHASES, Idle, StepRecord
 from stream_ssl.learning.schedule import Constant
+from stream_ssl.learning.updates import Backup
 from stream_ssl.losses import LossOutput
 from stream_ssl.methods import MethodOutput
 
@@ -108,7 +109,7 @@ def spoil(learner, at: int, how: str) -> None:
         if how == "everything":
             for module in learner.method.encoder.modules():
                 if isinstance(module, torch.nn.BatchNorm2d):
-                    module.running_mean.fill_(math.nan)
+                    module.running_mean.data.fill_(math.nan)
             loss, keys = loss * math.nan, keys * math.nan
         return MethodOutput(LossOutput(loss, out.loss.per_anchor), keys)
 
@@ -237,6 +238,21 @@ def test_reencoding_refreshes_the_stalest() -> None:
     assert learner.memory.encoded.min() > without.memory.encoded.min()
 
 
+def test_reencoding_takes_the_stalest_and_no_others() -> None:
+    learner, taken = build(reencode=3), []
+    refresh = learner.memory.refresh
+
+    def spied(slots, z):
+        encoded = learner.memory.encoded.tolist()
+        taken.append((slots.tolist(), sorted(range(len(encoded)), key=encoded.__getitem__)[:3]))
+        return refresh(slots, z)
+
+    learner.memory.refresh = spied
+    steps(learner, 8)
+    assert all(found == stalest for found, stalest in taken)
+    assert len({tuple(found) for found, _ in taken}) > 3
+
+
 def test_draws_by_the_consumer_change_nothing() -> None:
     quiet, noisy = build(), build()
     steps(quiet, 6)
@@ -270,15 +286,47 @@ def test_optimisers_by_name(name: str) -> None:
     assert learner.capture().tensors["optimiser"]
 
 
-def test_true_collisions_are_the_share_of_equal_pairs() -> None:
-    generator = torch.Generator().manual_seed(0)
-    batch = torch.randint(-1, 4, (50,), generator=generator) * 10**12
-    held = torch.randint(-1, 6, (70,), generator=generator) * 10**12
-    known_B, known_K = batch[batch >= 0], held[held >= 0]
-    expected = float((known_B[:, None] == known_K).double().mean())
-    assert true_collisions(batch, held) == pytest.approx(expected)
-    assert true_collisions(torch.full((3,), -1), held) is None
-    assert true_collisions(batch, held[:0]) is None
+@pytest.mark.parametrize("name", ["adam", "adamw", "sgd"])
+def test_weights_decay_by_themselves(name: str) -> None:
+    """Without a gradient the first step is that of the decay alone: by its sign under Adam, which
+    scales it, and in proportion to the weight under the others."""
+    weight = torch.nn.Parameter(torch.tensor([2.0, -0.5]))
+    optimiser = OptimiserSettings(name, learning_rate=0.1, weight_decay=0.2).build([weight])
+    weight.grad = torch.zeros(2)
+    optimiser.step()
+    expected = [1.9, -0.4] if name == "adam" else [2.0 * 0.98, -0.5 * 0.98]
+    assert weight.tolist() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_true_collisions_are_the_share_of_equal_pairs(seed: int) -> None:
+    """As a loop over all pairs counts them, whatever numbers stand for the classes."""
+    classes = torch.tensor([0, 1, 7, 10**12, 2**62, 2**63 - 1, -1, -5, -(2**63)])
+    generator = torch.Generator().manual_seed(seed)
+    batch = classes[torch.randint(0, 9, (40,), generator=generator)]
+    held = classes[torch.randint(0, 9, (60,), generator=generator)]
+    known_B = [label for label in batch.tolist() if label >= 0]
+    known_K = [label for label in held.tolist() if label >= 0]
+    equal = sum(one == other for one in known_B for other in known_K)
+    assert true_collisions(batch, held) == equal / (len(known_B) * len(known_K))
+
+
+def test_true_collisions_need_labels_on_both_sides() -> None:
+    labelled, none = torch.tensor([3, -1]), torch.tensor([-1, -7])
+    assert true_collisions(labelled, labelled) == 1
+    for one, other in ((none, labelled), (labelled, none), (none, none), (labelled, labelled[:0])):
+        assert true_collisions(one, other) is None
+
+
+def test_a_backup_puts_back_what_it_kept() -> None:
+    live = [torch.ones(3), torch.tensor(4), torch.zeros(2, 2), torch.tensor(7)]
+    backup = Backup(live)
+    backup.save()
+    for tensor in live:
+        tensor.add_(5)
+    live[0].fill_(math.nan)
+    backup.restore()
+    assert [tensor.tolist() for tensor in live] == [[1, 1, 1], 4, [[0, 0], [0, 0]], 7]
 
 
 def test_wrong_settings_are_refused() -> None:

@@ -114,6 +114,38 @@ def test_d_simclr_encodes_the_memory_before_each_update() -> None:
     assert seen == [True, True]
 
 
+def test_the_memory_is_augmented_in_full_precision() -> None:
+    """Under bfloat16 only networks compute in it: a crop whose corners were rounded to it would
+    lie pixels off."""
+    learner = build(kind="d-simclr", precision="bfloat16")
+    steps(learner, 3)
+    method, seen = learner.method, []
+    encode, prepare = method.encode_keys, method.prepare
+
+    def encode_keys(view_BCHW):
+        seen.append((view_BCHW, torch.is_autocast_enabled("cpu")))
+        return encode(view_BCHW)
+
+    def prepared(memory, see):
+        state = torch.get_rng_state()
+        slots = memory.stalest(len(memory)).sort().values
+        with torch.autocast("cpu", enabled=False):
+            expected_BCHW = see(memory.images[slots])
+        torch.set_rng_state(state)
+        method.encode_keys = encode_keys
+        prepare(memory, see)
+        method.encode_keys = encode
+        view_BCHW, narrow = seen.pop()
+        assert narrow
+        assert torch.equal(view_BCHW, expected_BCHW)
+        checked.append(True)
+
+    checked: list[bool] = []
+    method.prepare = prepared
+    steps(learner, 2)
+    assert checked == [True, True]
+
+
 def test_the_loss_is_told_the_step() -> None:
     learner = build(loss=Debiased(prior=Ramp(0.4, steps=8)))
     priors = [record.diagnostics["prior"] for record in steps(learner, 5)]

@@ -25,6 +25,8 @@ SETTINGS = {
     "rare ones first": lambda: {"anchors": "memory", "draw": "inverse-count"},
     "sgd": lambda: {"optimiser": OptimiserSettings("sgd", clip=0.5)},
     "without images": lambda: {"images": False, "pace": Pace(0.1)},
+    "keys after": lambda: {"keys": "after", "pace": Pace(0.2)},
+    "keys after, mixed": lambda: {"keys": "after", "anchors": "mixed"},
     "mixed": lambda: {"anchors": "mixed", "pace": Pace(0.2), "stream_share": 0.3},
     **{
         f"{kind} {how}": lambda kind=kind, how=how: {"kind": kind, "anchors": how}

@@ -29,6 +29,16 @@ def test_a_seed_fixes_the_views(channels: int, crop: tuple[float, float] | None)
     assert not torch.equal(seen[0], seen[2])
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+def test_autocast_changes_no_view(channels: int) -> None:
+    views, seen = Views(12, channels, blur=0.5), []
+    for narrow in (False, True):
+        torch.manual_seed(3)
+        with torch.autocast("cpu", torch.bfloat16, enabled=narrow):
+            seen.append(views(images(channels)))
+    assert torch.equal(*seen)
+
+
 def test_each_sample_gets_its_own() -> None:
     torch.manual_seed(0)
     same_BCHW = images(1, batch=1).expand(16, -1, -1, -1)

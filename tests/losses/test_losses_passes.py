@@ -11,6 +11,8 @@ import pytest
 import torch
 from losses_cases import case, unit
 from losses_table import CONTRASTIVE, VARIANTS, call
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from stream_ssl.losses import fused, negatives, scan
 from stream_ssl.losses.negatives import sum_negatives, sum_weighted
@@ -103,12 +105,41 @@ def test_losses_on_the_fused_pass(monkeypatch: pytest.MonkeyPatch, name: str) ->
         out = call(VARIANTS[name].build(), one._replace(z_BD=z_BD))
         out.loss.backward()
         assert ("first" in out.diagnostics) is not fits
-        out.diagnostics.pop("first", None)
-        found.append((out.per_anchor.detach(), z_BD.grad, out.diagnostics))
+        told = {name: value for name, value in out.diagnostics.items() if name != "first"}
+        found.append((out.per_anchor.detach(), z_BD.grad, told))
     (loss_B, grad, told), (plain_B, plain_grad, plain_told) = found
     torch.testing.assert_close(loss_B, plain_B, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(grad, plain_grad, rtol=1e-3, atol=1e-5)
     assert told == pytest.approx(plain_told, rel=1e-3, abs=1e-5)
+
+
+def test_masks_of_the_fused_pass_are_never_floats_of_all_pairs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of 64 x 40,000 pairs no floating tensor holds more than an eighth, with masks or without."""
+    monkeypatch.setattr(scan, "CHUNK_LOGITS_CPU", 1 << 30)  # all at once, but for the masks
+    monkeypatch.setattr(fused, "MASKED", 1 << 18)
+    generator = torch.Generator().manual_seed(0)
+    z_BD = unit(64, 8, generator=generator, dtype=torch.float32) / 0.2
+    negative_ND = unit(40_000, 8, generator=generator, dtype=torch.float32)
+    for mask_BN in (None, torch.rand(64, 40_000, generator=generator) < 0.01):
+        with Largest() as largest:
+            one = fused.fused_scan(z_BD, negative_ND, mask_BN)
+        assert largest.floats <= 64 * 40_000 / 8
+        other = scan.scan(z_BD, negative_ND, mask_BN)
+        torch.testing.assert_close(one[:4], other[:4], rtol=1e-3, atol=1e-3)
+
+
+class Largest(TorchDispatchMode):
+    """The largest floating tensor that an operator made."""
+
+    floats = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        made = [x for x in tree_leaves(found) if isinstance(x, torch.Tensor)]
+        self.floats = max([self.floats, *(x.numel() for x in made if x.is_floating_point())])
+        return found
 
 
 def test_the_fused_pass_is_for_what_its_kernel_takes() -> None:

@@ -34,3 +34,10 @@ def offer(memory: WorkingMemory, start: int, end: int) -> None:
     memory.negatives(5, how="stratified", cells=3)
     memory.sample(4)
     memory.sample(4, how="inverse-count")
+
+
+def equal(one: dict[str, Tensor], two: dict[str, Tensor]) -> bool:
+    """Whether two states are the same, bit by bit."""
+    return one.keys() == two.keys() and all(
+        one[name].dtype == two[name].dtype and torch.equal(one[name], two[name]) for name in one
+    )

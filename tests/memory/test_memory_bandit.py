@@ -108,18 +108,6 @@ def test_an_arm_holds_until_as_many_joined_as_there_are_slots() -> None:
     assert choices == [45] * 21  # the first five batches of nine that make 40
 
 
-def test_a_state_that_counted_no_newcomers_is_read() -> None:
-    z_ND = unit_rows(np.random.default_rng(3), "clustered", 200, 6)
-    memory = WorkingMemory(40, 6, bandit := KappaBandit(interval=2))
-    for part in torch.arange(200).split(9):
-        memory.add(part, z_ND[part])
-    state = memory.state_dict()
-    state["eviction.arm"] = state["eviction.arm"][:2]
-    loaded = WorkingMemory(40, 6, again := KappaBandit(interval=2))
-    loaded.load_state_dict(state)
-    assert (again.kappa, again._batches, again._joined) == (bandit.kappa, bandit._batches, 0)
-
-
 def test_a_bandit_may_count_approximately() -> None:
     z_ND = unit_rows(np.random.default_rng(3), "clustered", 900, 6)
     memory = WorkingMemory(40, 6, KappaBandit((0.05, 0.2), 1, explore=1.0, index="ivf"), seed=5)
@@ -189,6 +177,13 @@ class Mine(Oldest):
         self.pace = pace
 
 
+class Nameless(Oldest):
+    """One that is not called anything, and whose constructor asks nobody's."""
+
+    def __init__(self) -> None:
+        self.pace = 1
+
+
 class Alien:
     """No policy."""
 '''
@@ -210,6 +205,19 @@ def test_a_policy_comes_by_name_or_from_outside(outside: str) -> None:
     assert mine.pace == 7
     memory = WorkingMemory(3, 2, mine)
     assert memory.add(torch.arange(5), torch.eye(2)[[0] * 5]).evicted.tolist() == [0, 1]
+
+
+def test_a_policy_without_a_name_is_called_after_its_class(outside: str) -> None:
+    make = lambda: WorkingMemory(3, 2, policy(f"{outside}:Nameless"))  # noqa: E731
+    memory, z = make(), torch.eye(2)[[0] * 9]
+    memory.add(torch.arange(5), z[:5])
+    assert memory.eviction.name == "Nameless"
+    loaded = make()
+    loaded.load_state_dict(load(save(memory.state_dict())))
+    for each in (memory, loaded):
+        assert each.add(torch.arange(5, 9), z[5:]).evicted.tolist() == [2, 3, 4, 5]
+    with pytest.raises(ValueError, match=r"eviction policy Nameless, this memory has .* oldest"):
+        WorkingMemory(3, 2, policy("oldest")).load_state_dict(memory.state_dict())
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Age caps, fronts and class balance against naive twins.
+"""Age caps, FIFO stages and class balance against naive twins.
 
 Shapes: D embedding, K slots.
 """
@@ -66,7 +66,7 @@ def streams(seed: int, stream: str) -> tuple[int, list[naive.Sample], list[int]]
 def fill(
     policy: Policy, capacity: int, samples: list[naive.Sample], cuts: list[int]
 ) -> tuple[list[int], WorkingMemory]:
-    """The samples through a memory in batches: who left it in order, refusals in a front apart."""
+    """The samples through a memory in batches, and who left it, in order."""
     z_ND = torch.stack([sample.z_D for sample in samples])
     labels = torch.tensor([sample.label for sample in samples])
     memory, gone = WorkingMemory(capacity, z_ND.shape[1], policy), []
@@ -84,7 +84,7 @@ def test_the_policy_by_itself(name: str, stream: str) -> None:
     for seed in range(6):
         capacity, samples, cuts = streams(seed, stream)
         gone, memory = fill(make(), capacity, samples, cuts)
-        assert (gone, memory.ids.tolist()) == naive.run(rule, capacity, samples)
+        assert memory.ids.tolist() == naive.follow(rule, capacity, samples, gone)
 
 
 @pytest.mark.parametrize("stream", STREAMS)
@@ -95,39 +95,47 @@ def test_an_age_cap(name: str, stream: str) -> None:
         capacity, samples, cuts = streams(seed, stream)
         for cap in (1, capacity, capacity + 3, 2 * capacity):
             gone, memory = fill(Hybrid(make(), age_cap=cap), capacity, samples, cuts)
-            expected = naive.run(naive.aged(rule, cap), capacity, samples)
-            assert (gone, memory.ids.tolist()) == expected, f"seed {seed}, cap {cap}"
+            held = naive.follow(naive.aged(rule, cap), capacity, samples, gone)
+            assert memory.ids.tolist() == held, f"seed {seed}, cap {cap}"
+
+
+@pytest.mark.parametrize("caps", [(20, 30), (30, 20)])
+def test_of_two_age_caps_the_lower_holds(caps: tuple[int, int]) -> None:
+    make, rule = INNER["minred"]
+    for seed in range(6):
+        capacity, samples, cuts = streams(seed, "clustered")
+        policy = Hybrid(Hybrid(make(), age_cap=caps[0]), age_cap=caps[1])
+        gone, memory = fill(policy, capacity, samples, cuts)
+        assert memory.ids.tolist() == naive.follow(naive.aged(rule, 20), capacity, samples, gone)
 
 
 @pytest.mark.parametrize("stream", STREAMS)
 @pytest.mark.parametrize("name", INNER)
-def test_a_front(name: str, stream: str) -> None:
+def test_a_fifo_stage(name: str, stream: str) -> None:
     make, rule = INNER[name]
     for seed in range(3):
         capacity, samples, cuts = streams(seed, stream)
-        for front in (1, capacity // 2, capacity - 1):
-            gone, memory = fill(Hybrid(make(), front=front), capacity, samples, cuts)
-            expected, held = naive.run_with_front(rule, capacity, front, samples)
-            assert gone == expected, f"seed {seed}, front {front}"
-            assert set(memory.ids.tolist()) == held
+        for fifo in (1, capacity // 2, capacity - 1):
+            gone, memory = fill(Hybrid(make(), front=fifo), capacity, samples, cuts)
+            held = naive.follow_behind_fifo(rule, capacity, fifo, samples, gone)
+            assert set(memory.ids.tolist()) == held, f"seed {seed}, fifo {fifo}"
 
 
 @pytest.mark.parametrize("name", INNER)
-def test_an_age_cap_behind_a_front(name: str) -> None:
+def test_an_age_cap_behind_a_fifo_stage(name: str) -> None:
     make, rule = INNER[name]
     for seed in range(6):
         capacity, samples, cuts = streams(seed, "clustered")
         both = Hybrid(make(), age_cap=capacity + 2, front=2)
         nested = Hybrid(Hybrid(make(), age_cap=capacity + 2), front=2)
-        rule_of_body = naive.aged(rule, capacity + 2)
-        expected, held = naive.run_with_front(rule_of_body, capacity, 2, samples)
+        rule_of_main = naive.aged(rule, capacity + 2)
         for policy in (both, nested):
             gone, memory = fill(policy, capacity, samples, cuts)
-            assert gone == expected
+            held = naive.follow_behind_fifo(rule_of_main, capacity, 2, samples, gone)
             assert set(memory.ids.tolist()) == held
 
 
-def test_the_newest_stand_in_the_front_and_none_outlives_the_cap() -> None:
+def test_the_newest_wait_in_the_fifo_stage_and_none_outlives_the_cap() -> None:
     rng = np.random.default_rng(0)
     z_ND = unit_rows(rng, "clustered", 900, 4)
     memory = WorkingMemory(30, 4, Hybrid(Reservoir(), age_cap=100, front=8))
@@ -138,11 +146,11 @@ def test_the_newest_stand_in_the_front_and_none_outlives_the_cap() -> None:
         assert int((start + 8 - memory.born).max()) <= 100 + 8
 
 
-def test_a_reservoir_behind_a_front_keeps_its_law() -> None:
-    """600 runs: each of the 20 samples that left the front is in the body's 5 slots alike."""
-    capacity, front, seen, runs = 8, 3, 23, 600
+def test_a_reservoir_behind_a_fifo_stage_keeps_its_law() -> None:
+    """600 runs: each of the 20 samples that left the stage is in the main part's 5 slots alike."""
+    capacity, fifo, seen, runs = 8, 3, 23, 600
     ids, z_ND = torch.arange(seen), unit_rows(np.random.default_rng(1), "uniform", seen, 3)
-    policy = Hybrid(Reservoir(), front=front)
+    policy = Hybrid(Reservoir(), front=fifo)
     memory = WorkingMemory(capacity, 3, policy)
     start = memory.state_dict()
     held_N = torch.zeros(seen)
@@ -151,16 +159,16 @@ def test_a_reservoir_behind_a_front_keeps_its_law() -> None:
         memory.load_state_dict(start)
         memory.add(ids, z_ND)
         held_N[memory.ids] += 1
-    assert held_N[-front:].tolist() == [runs] * front
-    law = reservoir_law(capacity - front, seen - front)
-    spread = (held_N[:-front] - runs * law) ** 2 / (runs * law * (1 - law))
+    assert held_N[-fifo:].tolist() == [runs] * fifo
+    law = reservoir_law(capacity - fifo, seen - fifo)
+    spread = (held_N[:-fifo] - runs * law) ** 2 / (runs * law * (1 - law))
     assert float(spread.sum()) * 19 / 20 < 19 + 4.5 * (2 * 19) ** 0.5
 
 
 def test_planted_errors_are_found() -> None:
     z_ND = unit_rows(np.random.default_rng(1), "uniform", 40, 4)
-    fronted, capped = Hybrid(Oldest(), front=4), Hybrid(Oldest(), age_cap=30)
-    for policy, message in ((fronted, "its queue is slots"), (capped, "born otherwise")):
+    staged, capped = Hybrid(Oldest(), front=4), Hybrid(Oldest(), age_cap=30)
+    for policy, message in ((staged, "its queue is slots"), (capped, "born otherwise")):
         memory = WorkingMemory(10, 4, policy)
         memory.add(torch.arange(40), z_ND)
         memory.born[:] = memory.encoded[:] = memory.born.flip(0)
@@ -168,7 +176,7 @@ def test_planted_errors_are_found() -> None:
     memory = WorkingMemory(10, 4, Hybrid(Oldest(), front=4))
     memory.add(torch.arange(40), z_ND)
     memory.ids[memory.born.argmin()] = -5
-    assert "ids of the body" in memory.check_valid()[1]
+    assert "ids of its main part" in memory.check_valid()[1]
     balanced = WorkingMemory(10, 4, ClassBalanced())
     balanced.add(torch.arange(40), z_ND)
     balanced.labels[3] = 2
@@ -182,20 +190,20 @@ def test_options_are_checked() -> None:
         Hybrid(front=-1)
     with pytest.raises(ValueError, match="front is 5 of 5 slots: must leave some"):
         WorkingMemory(5, 2, Hybrid(front=5))
-    with pytest.raises(ValueError, match="a front must be outermost"):
+    with pytest.raises(ValueError, match="the stage must be outermost"):
         Hybrid(Hybrid(front=2), age_cap=5)
 
 
 def test_who_takes_slots_around_a_queue_takes_the_oldest() -> None:
     memory = WorkingMemory(4, 2, Oldest())
     memory.add(torch.arange(6), torch.eye(2)[[0] * 6])
-    rows = Rows(*([torch.arange(1)] * 5))
+    rows = Rows(*([torch.arange(1)] * 6))
     with pytest.raises(ValueError, match="whose head is slot 2"):
-        memory.eviction.replaced(torch.tensor([1]), rows, memory.embeddings[:1])
+        memory.eviction.on_replace(torch.tensor([1]), rows, memory.embeddings[:1])
     outer = Hybrid(front=1)
     WorkingMemory(4, 2, outer)
     with pytest.raises(ValueError, match="must be outermost"):
-        outer.replaced(torch.tensor([1]), rows, memory.embeddings[:1])
+        outer.on_replace(torch.tensor([1]), rows, memory.embeddings[:1])
 
 
 def test_feedback_reaches_the_inner_policy() -> None:

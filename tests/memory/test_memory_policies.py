@@ -199,7 +199,7 @@ def test_the_reservoir_holds_each_sample_alike() -> None:
     memory = WorkingMemory(capacity, 6, policy)
     memory.add(ids[:capacity], z_ND[:capacity])
     late = ids[capacity:]
-    rows = Rows(late, z_ND[capacity:], late, late, late)
+    rows = Rows(late, z_ND[capacity:], z_ND[capacity:], late, late, late)
     held_N, pair = torch.zeros(seen), 0
     for seed in range(runs):
         policy.bind(policy.columns, seed)
@@ -223,7 +223,8 @@ def test_random_draws_every_slot_alike() -> None:
     ids, z_ND = stream(7, 20, dim=2)
     memory.add(ids, z_ND)
     late = torch.arange(50_000)
-    plan = memory.eviction.choose(Rows(late, z_ND[:1].expand(50_000, 2), late, late, late))
+    z_BD = z_ND[:1].expand(50_000, 2)
+    plan = memory.eviction.choose(Rows(late, z_BD, z_BD, late, late, late))
     seen_K = torch.bincount(plan, minlength=20)
     after_KK = torch.bincount(plan[:-1] * 20 + plan[1:], minlength=400)
     for seen, freedom in ((seen_K, 19), (after_KK, 399)):

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from memory import WorkingMemory
-from memory.eviction import MostDuplicated, Oldest, Reservoir
+from memory.columns import Rows
+from memory.eviction import Hybrid, MostDuplicated, Oldest, Policy, Reservoir
 from memory.scores import Linear, Score, VonMisesFisher
 from tests.naive import unit_rows
 
@@ -88,6 +89,54 @@ def test_refresh_names_what_is_wrong(slots: list[int], z: Tensor, message: str) 
 def test_the_memory_is_built_rightly(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         WorkingMemory(**{"capacity": 3, "dim": 2, **options})
+
+
+class Failing(Policy):
+    """Takes slot 0, and once goes wrong in the middle of a batch."""
+
+    name = "failing"
+
+    def __init__(self, wrong: Any) -> None:
+        self.wrong = [torch.tensor([0]), wrong]  # no super().__init__(): a policy has none
+
+    def choose(self, rows: Rows) -> Tensor:
+        plan: Tensor = self.wrong.pop(0) if self.wrong else torch.zeros(len(rows)).long()
+        return plan
+
+
+BAD_PLANS = {
+    "beyond the slots": (torch.tensor([1, 8]), "chose slots from 1 to 8"),
+    "below -1": (torch.tensor([-2]), "chose slots from -2 to -2"),
+    "floats": (torch.zeros(2), r"chose torch.float32 \(2,\)"),
+    "a matrix": (torch.zeros(2, 1, dtype=torch.int64), r"chose torch.int64 \(2, 1\)"),
+    "a list": ([0, 1], r"chose \[0, 1\]"),
+    "nothing": (None, "chose None"),
+    "nobody": (torch.zeros(0, dtype=torch.int64), "chose 0 slots for 4 newcomers"),
+    "too many": (torch.zeros(5, dtype=torch.int64), "chose 5 slots for 4 newcomers"),
+}
+
+
+@pytest.mark.parametrize("around", ["alone", "age cap", "FIFO stage"])
+@pytest.mark.parametrize("bad", BAD_PLANS)
+def test_a_bad_plan_leaves_a_memory_that_goes_on(bad: str, around: str) -> None:
+    """Eight fill the slots, the next joins, and the plan for the last four is none."""
+    wrong, message = BAD_PLANS[bad]
+    policy: Policy = Failing(wrong)
+    if around != "alone":
+        policy = Hybrid(policy, age_cap=100) if around == "age cap" else Hybrid(policy, front=1)
+    capacity = 9 if around == "FIFO stage" else 8
+    memory = WorkingMemory(capacity, 4, policy)
+    z_ND = unit_rows(np.random.default_rng(0), "uniform", 40, 4)
+    with pytest.raises(ValueError, match=f"^failing {message}"):
+        memory.add(torch.arange(capacity + 5), z_ND[: capacity + 5])
+    assert memory.check_valid() == (True, "")
+    stats = memory.stats()
+    assert len(memory) == capacity
+    assert (stats.added, stats.evicted, stats.refused) == (capacity + 5, 1, 4)
+    assert sorted(memory.ids.tolist()) == [*range(1, capacity + 1)]
+    later = memory.add(torch.arange(20, 26), z_ND[20:26])
+    assert memory.check_valid() == (True, "")
+    assert (len(later.evicted), len(memory), memory.stats().added) == (6, capacity, capacity + 11)
 
 
 @pytest.mark.parametrize(

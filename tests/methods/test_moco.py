@@ -10,6 +10,7 @@ from methods_small import SmallEncoder, SmallProjector, memory_of
 from torch import Tensor, nn
 
 from memory import WorkingMemory
+from memory.descriptors import Thumbnail
 from memory.eviction import MostDuplicated
 from memory.scores import VonMisesFisher
 from stream_ssl.losses import InfoNCE, Loss, LossOutput
@@ -160,6 +161,21 @@ def test_the_prior_is_each_anchor_s_collision_with_the_memory() -> None:
     assert not spy.prior_B.requires_grad
 
 
+def test_the_prior_is_taken_over_embeddings_whatever_duplicates_are_counted_on() -> None:
+    policy, score = MostDuplicated(VonMisesFisher(0.2)), VonMisesFisher(0.2)
+    described = Thumbnail(side=2)
+    memory = WorkingMemory(400, 4, policy, image_shape=(1, 4, 4), descriptor=described)
+    filled = memory_of(400)
+    draw = torch.Generator().manual_seed(0)
+    image_KCHW = torch.randint(0, 256, (400, 1, 4, 4), generator=draw).to(torch.uint8)
+    memory.add(filled.ids, filled.embeddings.float(), image_KCHW)
+    z_BD = memory_of(50).embeddings.float()
+    own_B = score(z_BD @ memory.embeddings.T).double().mean(dim=1)
+    wanted_B = (400 * own_B + SMOOTHING * own_B.mean()) / (400 + SMOOTHING)
+    torch.testing.assert_close(prior(z_BD, memory).double(), wanted_B.clamp(1 / 400, 0.5))
+    assert not torch.allclose(memory.collisions(z_BD, image_KCHW[:50]), own_B, rtol=0.1)
+
+
 def test_few_slots_say_little_of_an_anchor_s_own_prior() -> None:
     apart, spread = [], []
     for held in (1, 4000):
@@ -167,7 +183,7 @@ def test_few_slots_say_little_of_an_anchor_s_own_prior() -> None:
         filled = memory_of(held)
         memory.add(filled.ids, filled.embeddings)
         z_BD = memory_of(50).embeddings.float()
-        measured_B = memory.collisions(z_BD)
+        measured_B = memory.prior(z_BD)
         apart.append(float(measured_B.std()))
         spread.append(float(prior(z_BD, memory).std()))
     assert spread[0] < 0.1 * apart[0]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from observe_records import step
+from torch import Tensor
 
 from memory import WorkingMemory
-from memory.eviction import Oldest
-from stream_ssl.observe.shadow import Shadow
+from memory.descriptors import Descriptor, Embedding, Thumbnail, Weighted
+from memory.eviction import MostDuplicated, Oldest
+from stream_ssl.observe.shadow import Shadow, Shown
 
 
 def test_a_shadow_queue_keeps_the_newest() -> None:
@@ -33,3 +36,47 @@ def test_it_is_given_what_the_working_memory_was_given() -> None:
     assert shadow.consume(step(admission=None, replay=True)) is None
     assert shadow.consume(step(admission=None, keys_BD=torch.full((4, 3), torch.nan))) is None
     assert len(shadow.memory) == 0
+
+
+class Counted(Thumbnail):
+    """Which says how often it is asked."""
+
+    calls = 0
+
+    def __call__(self, z_BD: Tensor, image_BCHW: Tensor | None) -> Tensor:
+        self.calls += 1
+        return super().__call__(z_BD, image_BCHW)
+
+
+@pytest.mark.parametrize(
+    "descriptor", [Counted(side=2), Weighted([Embedding(), Thumbnail(side=2)])], ids=repr
+)
+def test_it_counts_on_the_images_that_the_working_memory_keeps(descriptor: Descriptor) -> None:
+    shape, draw = (1, 4, 4), torch.Generator().manual_seed(0)
+    working = WorkingMemory(6, 3, MostDuplicated(), image_shape=shape, descriptor=descriptor)
+    shown = Shown(descriptor, shape)
+    same = Shadow("same", WorkingMemory(6, 3, MostDuplicated(), descriptor=shown))
+    queue = Shadow("queue", WorkingMemory(6, 3, Oldest(), descriptor=shown))
+    for number in range(5):
+        keys_BD = torch.nn.functional.normalize(torch.randn(4, 3, generator=draw), dim=1)
+        ids_B = torch.arange(4) + 4 * number
+        image_BCHW = torch.randint(0, 256, (4, *shape), generator=draw).to(torch.uint8)
+        admission = working.add(ids_B, keys_BD, image_BCHW)
+        record = step(admission=admission, ids_B=ids_B, keys_BD=keys_BD, image_BCHW=image_BCHW)
+        for shadow in (same, queue):
+            found = shadow.consume(record)
+            assert shadow is queue or torch.equal(found.evicted, admission.evicted)
+    assert torch.equal(same.memory.ids, working.ids)
+    assert torch.equal(same.memory.descriptors, working.descriptors)
+    assert torch.equal(same.memory.counts(), working.counts())
+    assert same.memory.images is None
+    assert queue.memory.descriptors.shape == working.descriptors.shape
+    if isinstance(descriptor, Counted):
+        assert descriptor.calls == 2 * 5  # for the working memory, and once for both shadows
+
+
+def test_a_record_without_images_is_refused() -> None:
+    shown = Shown(Thumbnail(side=2), (1, 4, 4))
+    shadow = Shadow("queue", WorkingMemory(6, 3, Oldest(), descriptor=shown))
+    with pytest.raises(ValueError, match=r"Thumbnail\(side=2\) describes images"):
+        shadow.consume(step())

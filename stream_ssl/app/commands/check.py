@@ -74,18 +74,25 @@ def check_learner(parser: ArgumentParser, settings: Namespace) -> None:
 
 def summary(parser: ArgumentParser, settings: Namespace) -> str:
     """What the configuration would run, in a few lines."""
+    from memory.descriptors import Embedding
     from stream_ssl.app import build
 
-    network = build.method(parser.instantiate(settings))
+    built = parser.instantiate(settings)
+    network = build.method(built)
+    counted = built.memory.descriptor or Embedding()
     encoder = sum(p.numel() for p in network.trained) / 1e6
     decoder, memory = settings.decoder, settings.memory
     image = decoder.size**2 * decoder.channels
-    megabytes = memory.capacity * (image + 4 * network.dim) / 1e6
+    rows = network.dim
+    if not isinstance(counted, Embedding):
+        rows += counted.dim(network.dim, build.image_shape(settings))
+    megabytes = memory.capacity * (image + 4 * rows) / 1e6
     return (
         f"the configuration is sound\n"
         f"  run folder   {settings.run}\n"
         f"  images       {decoder.size} x {decoder.size} x {decoder.channels}, "
         f"batches of {settings.batches.batch_size}\n"
         f"  network      {encoder:.2f} M parameters, embeddings of {network.dim}\n"
-        f"  memory       {memory.capacity} slots, {megabytes:.1f} MB"
+        f"  memory       {memory.capacity} slots, {megabytes:.1f} MB\n"
+        f"  duplicates   counted on {counted!r}"
     )

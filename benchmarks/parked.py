@@ -1,0 +1,230 @@
+"""Compare what a memory counts duplicates on, on the stream of a robot that is parked.
+
+Trains a small encoder on CIFAR-10 as a robot would send it: 95 % of the frames show one of 16
+scenes, jittered as a camera does; the others are new images. Then tells what part of the memory
+near-copies take, how many distinct images it holds, and kNN and linear accuracy on the test images.
+Nets, settings and probes are those of benchmarks.memory_policies. A run takes three to six minutes
+on one core; each finished run is one line in RESULTS/runs.jsonl, and the same command goes on where
+it stopped.
+
+examples:
+  python -m benchmarks.parked --data ~/cifar-10-batches-bin
+  python -m benchmarks.parked --data ... --only seed0 --only thumbnail
+  python -m benchmarks.parked --data ... --steps 20 --results /tmp/parked    does it run at all
+  python -m benchmarks.parked --list                                         the order
+  python -m benchmarks.parked                                                the table, no training
+
+A run is named "parked vmf0.1/memory/written/plain/thumbnail seed0": policy / anchors / freshness /
+descriptor, where that is not the embedding.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.memory_policies.__main__ import train
+from benchmarks.memory_policies.arms import BASE, DESCRIPTORS, SEEDS, Arm, Run
+from benchmarks.memory_policies.results import Results
+from benchmarks.memory_policies.training import Settings, Watch
+from memory import WorkingMemory
+from producers.shaping import Parked
+from producers.sources.fields import digest
+from producers.sources.finite import Finite
+from stream_ssl.ingest.batch import Batch
+from stream_ssl.ingest.offset import Offset
+from stream_ssl.learning.records import StepRecord
+from stream_ssl.reproduction.data import Images
+from stream_ssl.reproduction.spread import Spread
+from stream_ssl.wire.sample import Sample
+
+RESULTS = Path(__file__).parent / "reports" / "parked"
+STRIDE = 1_000  # an id is the frame's number times this, and its scene's number from 1; 0: new
+SCENES = 16
+
+
+class InMemory(Finite):
+    """Images in RAM as a source, in passes without end."""
+
+    def __init__(self, images: Images, seed: int) -> None:
+        super().__init__("cifar", len(images), "in memory", seed=seed, epochs=None)
+        self._images = images
+
+    def _sample(self, index: int) -> Sample:
+        label = int(self._images.label_N[index])
+        return Sample.from_array(self._images.image_NHWC[index], f"{index}", label=label)
+
+
+class Frames:
+    """Batches of a parked robot's frames."""
+
+    def __init__(self, images: Images, batch: int, seed: int, shift: int) -> None:
+        source = InMemory(images, seed)
+        self._samples = Parked(source, scenes=SCENES, shift=shift, seed=seed).samples()
+        self._batch, self._count = batch, 0
+
+    def next(self, timeout: float) -> Batch:  # noqa: ARG002
+        frames = [sample for sample, _ in itertools.islice(self._samples, self._batch)]
+        scene_B = np.array([(frame.meta or {}).get("scene", -1) for frame in frames], np.int64)
+        self._count += 1
+        zeros_B = np.zeros(self._batch)
+        return Batch(
+            image_BHWC=np.stack(
+                [np.frombuffer(f.data, np.uint8).reshape(32, 32, 3) for f in frames]
+            ),
+            key_B=(np.arange(self._batch) + self._batch * self._count) * STRIDE + scene_B + 1,
+            # As the receiver does: near-copies have other contents.
+            hash_B=np.array([int(digest([f.data])[:15], 16) + 1 for f in frames]),
+            label_B=np.array([frame.label for frame in frames], np.int64),
+            time_B=zeros_B,
+            received_B=zeros_B,
+            offset=Offset(self._count, 0),
+            rejected={},
+        )
+
+    def lag(self) -> float:
+        return 0.0
+
+
+@dataclass(frozen=True)
+class Robot:
+    """The stream, as a run names it."""
+
+    shift: int = 2
+
+    @property
+    def name(self) -> str:
+        return "parked" if self.shift == 2 else f"parked-shift{self.shift}"
+
+    def stream(self, images: Images, batch: int, seed: int) -> Frames:
+        return Frames(images, batch, seed, self.shift)
+
+
+class Copies(Watch):
+    """Besides, what part of the memory shows a scene that another slot shows already."""
+
+    def look(self, record: StepRecord) -> None:
+        super().look(record)
+        if 2 * record.step > self._steps:
+            self._note("copies_mean", near_copies(self._memory) / len(self._memory))
+
+    def numbers(self) -> dict[str, float]:
+        copies = near_copies(self._memory)
+        held = len(self._memory)
+        return {**super().numbers(), "copies": copies / held, "distinct": held - copies}
+
+
+def near_copies(memory: WorkingMemory) -> int:
+    """Slots beyond the first of each scene."""
+    scene_k = memory.ids.cpu() % STRIDE
+    held_S = torch.bincount(scene_k, minlength=SCENES + 1)[1:]
+    return int((held_S - 1).clamp(min=0).sum())
+
+
+def plan() -> list[Run]:
+    """Every run once, the most telling first."""
+    return list(dict.fromkeys(_by_worth()))
+
+
+def _by_worth() -> Iterator[Run]:
+    def arm(policy: str, descriptor: str = "embedding") -> Arm:
+        return Arm(policy, "memory", "written", plain=True, descriptor=descriptor)
+
+    first = (arm("vmf0.1"), arm("vmf0.1", "thumbnail"), arm("vmf0.1", "weighted"), arm("queue"))
+    rest = (
+        *(arm("vmf0.1", name) for name in DESCRIPTORS),
+        *(BASE, arm("reservoir"), arm("minred")),
+        *(arm("minred", name) for name in DESCRIPTORS),
+    )
+    for arms in (first, rest):
+        for seed in SEEDS:
+            yield from (Run(Robot(), one, seed) for one in arms)  # type: ignore[arg-type]
+    yield from (Run(Robot(1), one, seed) for seed in SEEDS for one in first)  # type: ignore[arg-type]
+
+
+COLUMNS = (
+    ("near-copies, %", "copies", 100.0),
+    ("mean of 2nd half", "copies_mean", 100.0),
+    ("distinct images", "distinct", 1.0),
+    ("kNN, %", "knn", 100.0),
+    ("linear, %", "linear", 100.0),
+)
+
+
+def table(results: Results, runs: Sequence[Run]) -> Table:
+    """A row for each stream and arm with a finished run; means and deviations over seeds."""
+    made = Table(title="a parked robot's stream", title_justify="left")
+    made.add_column("stream, memory / anchors / freshness / descriptor", no_wrap=True)
+    for heading in ("seeds", *(heading for heading, _, _ in COLUMNS)):
+        made.add_column(heading, justify="right")
+    done: dict[str, list[Run]] = {}
+    for run in runs:
+        if run in results:
+            done.setdefault(f"{run.shape.name} {run.arm.name}", []).append(run)
+    for name, those in done.items():
+        cells = [
+            Spread(tuple(results[run][key] for run in those)).text(scale)
+            for _, key, scale in COLUMNS
+        ]
+        made.add_row(name.replace("/", " / "), str(len(those)), *cells)
+    return made
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns 0; 2 for arguments that cannot work, 130 when interrupted."""
+    parser = _parser()
+    chosen = parser.parse_args(arguments)
+    settings = Settings(**{f.name: getattr(chosen, f.name) for f in fields(Settings)})
+    results = Results(chosen.results, settings.facts())
+    runs = [run for run in plan() if all(part in run.name for part in chosen.only)]
+    if not runs:
+        parser.error(f"no run's name holds all of {chosen.only}: see --list")
+    if chosen.list:
+        for run in runs:
+            print(f"{'done' if run in results else '    '}  {run.name}")
+        return 0
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    stopped = False
+    if chosen.data is not None:
+        missing = [run for run in runs if run not in results][: chosen.runs]
+        stopped = train(missing, results, settings, chosen.data, console, Copies)
+    console.print(table(results, runs))
+    return 130 if stopped else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    summary, _, rest = (__doc__ or "").partition("\n")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.parked",
+        description=f"{summary}\n{rest}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--data", type=Path, help="folder of data_batch_*.bin, test_batch.bin")
+    parser.add_argument("--results", type=Path, default=RESULTS, help=f"default: {RESULTS}")
+    parser.add_argument("--runs", type=int, help="end after so many runs; default: all")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="TEXT", help="runs whose name holds it"
+    )
+    parser.add_argument("--list", action="store_true", help="name the runs and end")
+    group = parser.add_argument_group("settings; runs of other settings are kept apart")
+    for field in fields(Settings):
+        group.add_argument(
+            f"--{field.name}",
+            type=type(field.default),
+            default=field.default,
+            help=f"{field.metadata['help']} (default: {field.default})",
+        )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,318 @@
+"""Descriptors: what duplicates are counted on.
+
+Negatives are embeddings. Where duplicates are counted on them too, as in the paper, there is a
+circle: near-copies in the memory are negatives of each other, so training pushes them apart, so
+they no longer look like duplicates, so they stay. A descriptor that training does not move breaks
+it, and counts on it never go stale.
+
+Shapes: B samples, D embedding, A descriptor, R slots, C H W image, F features.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import adaptive_avg_pool2d, normalize
+
+from memory.checks import check_count, check_number
+from memory.columns import Image
+
+CONTRAST = 1 / 64
+"""Part of the range of a pixel below which a thumbnail's contrast is taken for noise."""
+
+
+class Descriptor(ABC):
+    """Unit rows of samples, whose cosines say how alike two samples are."""
+
+    needs_images: bool = True
+    """Whether it reads images; else the embeddings alone."""
+
+    moves: bool = False
+    """Whether the descriptor of a sample changes when its embedding is computed anew."""
+
+    @abstractmethod
+    def dim(self, embedding_dim: int, image_shape: Image | None) -> int:
+        """A, for embeddings of this size and uint8 images of this shape.
+
+        Raises:
+            ValueError: it cannot describe such samples.
+        """
+
+    @abstractmethod
+    def __call__(self, z_BD: Tensor, image_BCHW: Tensor | None) -> Tensor:
+        """Unit rows [B, A] of z_BD's dtype and on its device.
+
+        Args:
+            z_BD: unit rows, the embeddings.
+            image_BCHW: uint8, on any device; None where `needs_images` is False.
+        """
+
+    def refreshed(self, before_RA: Tensor, z_RD: Tensor) -> Tensor:
+        """The descriptors of samples whose embeddings were computed anew, [R, A]."""
+        del z_RD
+        return before_RA
+
+    def to(self, device: torch.device) -> None:
+        """Compute there from now on."""
+        del device
+
+
+class Embedding(Descriptor):
+    """The embedding itself: DUEL as published. It follows the encoder, and so what training hides.
+
+    >>> Embedding()(torch.eye(2), None).tolist()
+    [[1.0, 0.0], [0.0, 1.0]]
+    """
+
+    needs_images, moves = False, True
+
+    def dim(self, embedding_dim: int, image_shape: Image | None) -> int:
+        del image_shape
+        return embedding_dim
+
+    def __call__(self, z_BD: Tensor, image_BCHW: Tensor | None) -> Tensor:
+        del image_BCHW
+        return z_BD
+
+    def refreshed(self, before_RA: Tensor, z_RD: Tensor) -> Tensor:
+        del before_RA
+        return z_RD
+
+    def __repr__(self) -> str:
+        return "Embedding()"
+
+
+class Thumbnail(Descriptor):
+    """The image shrunk to side x side pixels by averaging, without its mean, of unit norm.
+
+    Two frames of one scene have a cosine near 1, frames of different scenes are spread around 0.
+    Brightness as a whole does not count. An image whose pixels hardly differ, such as a dark or a
+    covered camera's, is described by one and the same row, rather than by its noise: a constant
+    of 1/64 of a pixel's range stands in the direction of the mean that was taken off.
+
+    Args:
+        side: in pixels, at least 2. A = C side^2, for images of any size.
+
+    >>> dark, light = torch.zeros(1, 3, 32, 32), torch.full((1, 3, 64, 48), 200.0)
+    >>> z_BD, describe = torch.ones(1, 1), Thumbnail(side=8)
+    >>> round(float(describe(z_BD, dark.byte()) @ describe(z_BD, light.byte()).T), 4)
+    1.0
+    """
+
+    def __init__(self, side: int = 8) -> None:
+        self.side = check_count("side", side, 2, "pixels: a single one has no contrast")
+
+    def dim(self, embedding_dim: int, image_shape: Image | None) -> int:
+        del embedding_dim
+        return shape_of(self, image_shape)[0] * self.side**2
+
+    def __call__(self, z_BD: Tensor, image_BCHW: Tensor | None) -> Tensor:
+        image_BCHW = images_of(self, image_BCHW).to(z_BD.device)
+        if len(image_BCHW) == 0:
+            return z_BD.new_zeros(0, image_BCHW.shape[1] * self.side**2)
+        small_BA = adaptive_avg_pool2d(image_BCHW.to(z_BD.dtype) / 255, self.side).flatten(1)
+        return normalize(small_BA - small_BA.mean(dim=1, keepdim=True) + CONTRAST, dim=1)
+
+    def __repr__(self) -> str:
+        return f"Thumbnail(side={self.side})"
+
+
+class Frozen(Descriptor):
+    """Features of an encoder with fixed weights: a pretrained one makes counts semantic.
+
+    Args:
+        encoder: any module, normalised float images [B, C, H, W] to features of any shape, which
+            are flattened. It is put into evaluation mode and gets no gradient.
+        weights: a safetensors file of its state; None leaves those that it has. A memory's state
+            names their hash, and a memory with other weights does not go on from it.
+        mean: subtracted from pixels in [0, 1], one number a channel or one for all.
+        std: divided by then, likewise.
+        centre: take off each row's mean, so that rows of positive features do not all look alike.
+        batch: most images encoded at a time.
+
+    Raises:
+        ValueError: weights that do not fit the encoder, or an argument outside its range.
+    """
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        weights: Path | str | None = None,
+        mean: Sequence[float] = (0.5,),
+        std: Sequence[float] = (0.25,),
+        centre: bool = True,
+        batch: int = 256,
+    ) -> None:
+        if not isinstance(encoder, nn.Module):
+            raise ValueError(
+                f"encoder is {encoder!r}: must be a torch.nn.Module that takes images [B, C, H, W]"
+            )
+        if any(check_number("std", value) <= 0 for value in std):
+            raise ValueError(f"std is {std}: must be above 0; pixels are divided by it")
+        self.batch, self.centre = check_count("batch", batch, 1), bool(centre)
+        self.mean, self.std = tuple(map(float, mean)), tuple(map(float, std))
+        if weights is not None:
+            load_weights(encoder, Path(weights))
+        self.encoder = encoder.eval().requires_grad_(False)
+        self.fingerprint = fingerprint_of(encoder)
+
+    def dim(self, embedding_dim: int, image_shape: Image | None) -> int:
+        del embedding_dim
+        shape = shape_of(self, image_shape)
+        try:
+            device = next(iter(self.encoder.state_dict().values()), torch.empty(0)).device
+            image_BCHW = torch.zeros(1, *shape, dtype=torch.uint8, device=device)
+            return int(self._features(image_BCHW).shape[1])
+        except (RuntimeError, ValueError, TypeError) as error:
+            raise ValueError(
+                f"the frozen encoder {type(self.encoder).__name__} cannot take images of shape "
+                f"{shape}: {error}"
+            ) from error
+
+    @torch.no_grad()
+    def __call__(self, z_BD: Tensor, image_BCHW: Tensor | None) -> Tensor:
+        image_BCHW = images_of(self, image_BCHW).to(z_BD.device)
+        parts = [self._features(part_bCHW) for part_bCHW in torch.split(image_BCHW, self.batch)]
+        feature_BF = torch.cat(parts).to(z_BD.dtype)
+        if self.centre:
+            feature_BF = feature_BF - feature_BF.mean(dim=1, keepdim=True)
+        # Features that are not finite, or all zero, say nothing: they all look alike.
+        row_BF = normalize(feature_BF, dim=1)
+        norm_B1 = torch.linalg.vector_norm(row_BF, dim=1, keepdim=True)
+        blank_F = torch.full_like(row_BF[:1], row_BF.shape[1] ** -0.5)
+        return torch.where((norm_B1 - 1).abs() < 1e-3, row_BF, blank_F)
+
+    @torch.no_grad()
+    def _features(self, image_bCHW: Tensor) -> Tensor:
+        pixels = image_bCHW.to(torch.float32) / 255
+        mean, std = (pixels.new_tensor(value).view(1, -1, 1, 1) for value in (self.mean, self.std))
+        feature_bF: Tensor = self.encoder((pixels - mean) / std)
+        return feature_bF.flatten(1)
+
+    def to(self, device: torch.device) -> None:
+        self.encoder.to(device)
+
+    def __repr__(self) -> str:
+        name = type(self.encoder).__name__
+        return f"Frozen({name}, weights={self.fingerprint}, centre={self.centre})"
+
+
+class Weighted(Descriptor):
+    """Several descriptors side by side, whose cosine is the weighted mean of theirs.
+
+    Args:
+        parts: at least one.
+        weights: above 0, one a part; they are divided by their sum. None: all alike.
+
+    >>> both = Weighted([Embedding(), Embedding()], weights=[3, 1])
+    >>> both(torch.eye(2), None).square().tolist()
+    [[0.75, 0.0, 0.25, 0.0], [0.0, 0.75, 0.0, 0.25]]
+    """
+
+    def __init__(self, parts: Sequence[Descriptor], weights: Sequence[float] | None = None) -> None:
+        parts = list(parts)
+        for part in parts:
+            check_descriptor(part)
+        if not parts:
+            raise ValueError("Weighted has no parts: give it one descriptor or more")
+        shares = [1.0] * len(parts) if weights is None else list(weights)
+        if len(shares) != len(parts):
+            raise ValueError(f"{len(shares)} weights for {len(parts)} parts: give one a part")
+        if any(check_number("weight", share, "a number above 0") <= 0 for share in shares):
+            raise ValueError(f"weights are {shares}: must be above 0; leave out what has none")
+        self.parts = parts
+        self.weights = tuple(float(share) / sum(shares) for share in shares)
+        self.needs_images = any(part.needs_images for part in parts)
+        self.moves = any(part.moves for part in parts)
+        self._dims: list[int] = []
+
+    def dim(self, embedding_dim: int, image_shape: Image | None) -> int:
+        self._dims = [part.dim(embedding_dim, image_shape) for part in self.parts]
+        return sum(self._dims)
+
+    def __call__(self, z_BD: Tensor, image_BCHW: Tensor | None) -> Tensor:
+        rows = [
+            weight**0.5 * part(z_BD, image_BCHW)
+            for part, weight in zip(self.parts, self.weights, strict=True)
+        ]
+        return torch.cat(rows, dim=1)
+
+    def refreshed(self, before_RA: Tensor, z_RD: Tensor) -> Tensor:
+        befores = torch.split(before_RA, self._dims, dim=1)
+        rows = [
+            weight**0.5 * part.refreshed(before_Ra / weight**0.5, z_RD) if part.moves else before_Ra
+            for part, weight, before_Ra in zip(self.parts, self.weights, befores, strict=True)
+        ]
+        return torch.cat(rows, dim=1)
+
+    def to(self, device: torch.device) -> None:
+        for part in self.parts:
+            part.to(device)
+
+    def __repr__(self) -> str:
+        return f"Weighted({self.parts!r}, weights={list(self.weights)})"
+
+
+def check_descriptor(given: Any) -> None:
+    """ValueError unless it is a descriptor."""
+    if isinstance(given, Descriptor):
+        return
+    a_class = isinstance(given, type) and issubclass(given, Descriptor)
+    remedy = f"build it with {given.__name__}()" if a_class else "such as Thumbnail(side=8)"
+    raise ValueError(
+        f"descriptor is {given!r}: must be an instance of memory.descriptors.Descriptor; {remedy}"
+    )
+
+
+def shape_of(descriptor: Descriptor, image_shape: Image | None) -> Image:
+    """The memory's image shape, where it has one."""
+    if image_shape is None:
+        raise ValueError(
+            f"{descriptor!r} describes images, and this memory keeps none: give it image_shape, or "
+            "descriptor=Embedding()"
+        )
+    return image_shape
+
+
+def images_of(descriptor: Descriptor, image_BCHW: Tensor | None) -> Tensor:
+    """The images, where there are some."""
+    if image_BCHW is None:
+        raise ValueError(f"{descriptor!r} describes images: pass images=")
+    return image_BCHW
+
+
+def load_weights(encoder: nn.Module, path: Path) -> None:
+    """Put a safetensors file's tensors into a module.
+
+    Raises:
+        ImportError: safetensors is not installed.
+        ValueError: there is no such file, it is none of safetensors, or of another module.
+    """
+    try:
+        from safetensors.torch import load_file
+    except ImportError as error:
+        raise ImportError(
+            "weights are read with safetensors, which is not installed: pip install safetensors"
+        ) from error
+    try:
+        encoder.load_state_dict(load_file(path), strict=True)
+    except Exception as error:
+        raise ValueError(
+            f"weights {path} do not fit {type(encoder).__name__}: {error}. They must be a "
+            "safetensors file of this module's state_dict"
+        ) from error
+
+
+def fingerprint_of(module: nn.Module) -> str:
+    """64 bits of the BLAKE2b hash of all its tensors, by name."""
+    digest = hashlib.blake2b(digest_size=8)
+    for name, value in sorted(module.state_dict().items()):
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()

@@ -1,0 +1,272 @@
+"""A duplicate count for every slot, by any score, and who has the largest, exactly.
+
+Algorithm 2 with two matrix-vector products a newcomer, one for who comes and one for who leaves, is
+all there is to it (`choose_one`). For many newcomers those become matrix products, by proposing and
+verifying: the slots with the largest counts are candidates, the rule is simulated among them, and
+with the rows of those who came and left every other count is followed through the proposal. The
+steps before the first at which another slot would have had more are the steps of Algorithm 2.
+
+Shapes: B newcomers, T of them in a proposal, A descriptor, K slots of a shard, k occupied slots, R
+slots, c candidates of all shards, W = c + T columns, b slots at a time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memory.columns import Columns
+from memory.compute import columns_at_a_time, to_device, to_host
+from memory.duel.process_group import SINGLE_PROCESS, SingleProcess
+from memory.duel.simulate import simulate, slots_taken
+from memory.scores import BLOCK_ELEMENTS, Score
+
+CANDIDATES = 256
+"""Of all shards, for each proposal."""
+
+STEPS = 128
+"""Most newcomers of a proposal."""
+
+FEWEST_STEPS = 4
+"""More newcomers than held last time, where not all did."""
+
+NEWCOMERS = 256
+"""Most newcomers whose similarities to all slots are held."""
+
+LOOKAHEAD = 24
+"""Newcomers whose similarities choose the candidates."""
+
+RECOUNT_SHARE = 16
+"""One slot is counted again for so many newcomers, in turn, which bounds the counts' drift."""
+
+
+class ExactCounts:
+    """N(j) of DUEL, eq. 5, over the slots of all shards.
+
+    Args:
+        columns: of this shard; descriptors are read from them.
+        score: h.
+        compete: Algorithm 1's form: a newcomer is counted with the others and may be refused.
+        group: who holds the other shards, as many slots each. All its ranks must call alike; all
+            find the same.
+    """
+
+    def __init__(
+        self,
+        columns: Columns,
+        score: Score,
+        compete: bool = False,
+        group: SingleProcess = SINGLE_PROCESS,
+    ) -> None:
+        self._columns, self._score, self._compete, self._group = columns, score, compete, group
+        self.count_K = torch.zeros(columns.capacity, dtype=torch.float64, device=columns.device)
+        self._next = 0  # slot to be counted again next
+        self._owed = 0  # newcomers since the last were
+        self._steps = STEPS
+        self._waiting_BK: Tensor | None = None  # similarities of newcomers that wait to be placed
+        self.recount()
+
+    def choose(self, x_BA: Tensor) -> Tensor:
+        """Slots of the first newcomers, at least one; -1 refuses. Slot j of rank r is r K + j."""
+        row_KA = self._columns.descriptors
+        if self._waiting_BK is None:
+            self._recount_some()
+            most = max(1, BLOCK_ELEMENTS // self._columns.capacity)
+            self._waiting_BK = self._score.apply_(x_BA[: min(NEWCOMERS, most)] @ row_KA.T)
+        near_TK = self._waiting_BK[: self._steps]
+        turns = len(near_TK)
+        x_TA = x_BA[:turns]
+        total_T = self._group.all_reduce_sum(near_TK.sum(dim=1, dtype=torch.float64))
+
+        slot_m = self._candidates(near_TK)
+        count_c, row_cA, slot_c = self._group.all_gather(
+            self.count_K[slot_m], row_KA[slot_m], slot_m + self._group.rank * len(row_KA)
+        )
+        level = count_c.max()  # counts are followed less this, so that float32 tells them apart
+        row_WA = torch.cat([row_cA, x_TA])
+        h_WW = self._score.apply_(row_WA @ row_WA.T).fill_diagonal_(0)
+        column_T, count_T = simulate(
+            (count_c - level).to(h_WW), (total_T - level).to(h_WW), h_WW, self._compete
+        )
+
+        other_K = (self.count_K - level).to(h_WW)
+        other_K[slot_m] = -torch.inf
+        left_TK = torch.empty_like(near_TK)
+        most_T = self._follow(other_K, near_TK, row_WA[column_T], left_TK)
+        # Equal rows differ by rounding, and either may leave.
+        unit = 4 * torch.finfo(h_WW.dtype).eps * (1 + self._score.slope)
+        tie_T = unit * (count_T + level.to(h_WW) + 0.25)
+        overruled_T = self._group.all_reduce_max(most_T) > count_T + tie_T
+        overruled_T[0] = False  # the largest of all slots is a candidate
+        held = torch.where(overruled_T.any(), overruled_T.long().argmax(), turns)
+        known: list[int] = to_host(torch.cat([held[None], column_T, slot_c])).tolist()
+        column, slots = known[1 : 1 + known[0]], known[1 + turns :]
+        return self._place(x_BA, column, slots, near_TK, left_TK, total_T, h_WW)
+
+    def _candidates(self, near_TK: Tensor) -> Tensor:
+        """Slots of this shard that may come to have the largest count, int64 [m]."""
+        size = min(-(-CANDIDATES // self._group.size), self._columns.capacity)
+        # Half of what joins: evictions take about as much away where counts are largest.
+        reach_K = self.count_K + 0.5 * near_TK[:LOOKAHEAD].sum(dim=0)
+        first_K = self.count_K + near_TK[0] if self._compete else self.count_K
+        reach_K[first_K.argmax()[None]] = torch.inf
+        slot_m: Tensor = reach_K.topk(size, sorted=False).indices.sort().values
+        return slot_m
+
+    def _follow(self, other_K: Tensor, near_TK: Tensor, left_TA: Tensor, left_TK: Tensor) -> Tensor:
+        """The largest count of the others that each step sees [T].
+
+        Args:
+            other_K: their counts now, -inf for candidates; moved along.
+            near_TK: similarities of who comes.
+            left_TA: who leaves; their similarities are written to `left_TK`.
+        """
+        turns, row_KA = len(near_TK), self._columns.descriptors
+        most_T = torch.full_like(near_TK[:, 0], -torch.inf)
+        for start in range(0, len(row_KA), step := columns_at_a_time(turns, row_KA.device)):
+            part = slice(start, start + step)
+            left_TK[:, part] = self._score.apply_(left_TA @ row_KA[part].T)
+            other_b: Any = other_K[part]
+            joins_Tb: Any = near_TK[:, part]
+            leaves_Tb: Any = left_TK[:, part]
+            here_T: Any = torch.empty_like(most_T)
+            if other_b.device.type == "cpu":
+                other_b, joins_Tb, leaves_Tb = other_b.numpy(), joins_Tb.numpy(), leaves_Tb.numpy()
+                here_T = here_T.numpy()
+            for turn in range(turns):
+                if self._compete:
+                    other_b += joins_Tb[turn]
+                here_T[turn] = other_b.max()
+                if not self._compete:
+                    other_b += joins_Tb[turn]
+                other_b -= leaves_Tb[turn]
+            most_T = torch.maximum(most_T, torch.as_tensor(here_T))
+        return most_T
+
+    def _place(
+        self,
+        x_BA: Tensor,
+        column: list[int],
+        slots: list[int],
+        near_TK: Tensor,
+        left_TK: Tensor,
+        total_T: Tensor,
+        h_WW: Tensor,
+    ) -> Tensor:
+        """Take up the counts after the first steps, in which these columns left; the plan."""
+        first, held = len(slots), len(column)
+        plan, stands = slots_taken(column, slots)
+        self.count_K += near_TK[:held].sum(dim=0)
+        self.count_K -= left_TK[:held].sum(dim=0)
+        h_TW = h_WW[first:]
+        total_T = total_T + h_TW[:, first : first + held].sum(dim=1)
+        total_T -= h_TW[:, to_device(torch.tensor(column), h_TW.device)].sum(dim=1)
+        slot_R, turn_R = self._of_this_shard(stands)
+        self.count_K[slot_R] = total_T[turn_R]
+        self._owed += held
+        self._steps = 2 * held if held == len(near_TK) else held + held // 4 + FEWEST_STEPS
+        self._steps = min(self._steps, STEPS)
+        # Newcomers still waiting meet, in their slots, those that were placed.
+        waiting_BK = self._waiting_BK[held:] if self._waiting_BK is not None else near_TK[held:]
+        self._waiting_BK = waiting_BK if len(waiting_BK) else None
+        x_WA = x_BA[held : held + len(waiting_BK)]
+        waiting_BK[:, slot_R] = self._score.apply_(x_WA @ x_BA[turn_R].T)
+        return torch.tensor(plan, dtype=torch.int64)
+
+    def _of_this_shard(self, stands: dict[int, int]) -> tuple[Tensor, Tensor]:
+        """Slots of this shard, from its first, and the turns of the newcomers that have them."""
+        start = self._group.rank * len(self.count_K)
+        mine = [(slot - start, turn) for slot, turn in stands.items()]
+        mine = [pair for pair in mine if 0 <= pair[0] < len(self.count_K)]
+        pairs = torch.tensor(mine, dtype=torch.int64).view(-1, 2)
+        slot_R, turn_R = to_device(pairs, self.count_K.device).T
+        return slot_R, turn_R
+
+    def on_insert(self, descriptor_BA: Tensor) -> None:
+        """Newcomers fill the last of the occupied slots."""
+        row_kA = self._columns.descriptor_kA
+        old = len(row_kA) - len(descriptor_BA)
+        (row_NA,) = self._group.all_gather(descriptor_BA)
+        self.count_K[:old] += self._score.total(row_kA[:old], row_NA)
+        self._count(torch.arange(old, len(row_kA), device=row_kA.device))
+
+    def on_update(self, slots: Tensor, before_RA: Tensor) -> None:
+        """These slots hold other rows than `before_RA` now."""
+        self._waiting_BK, row_kA = None, self._columns.descriptor_kA
+        if self._group.size == 1 and 2 * len(slots) >= len(row_kA):
+            self.recount()
+            return
+        after_NA, before_NA = self._group.all_gather(row_kA[slots], before_RA)
+        self.count_K[: len(row_kA)] += self._score.total(row_kA, after_NA)
+        self.count_K[: len(row_kA)] -= self._score.total(row_kA, before_NA)
+        self._count(slots)
+
+    def recount(self) -> None:
+        """Count every slot again, a block at a time."""
+        row_kA = self._columns.descriptor_kA
+        self.count_K.zero_()
+        step = max(1, BLOCK_ELEMENTS // row_kA.shape[1])
+        for start in range(0, self._columns.capacity, step):
+            (row_NA,) = self._group.all_gather(row_kA[start : start + step])
+            self.count_K[: len(row_kA)] += self._score.total(row_kA, row_NA)
+        self.count_K[: len(row_kA)] -= self._own(row_kA)
+
+    def _recount_some(self) -> None:
+        """Count the next slots again, as many as have been paid for."""
+        number = min(self._owed // RECOUNT_SHARE, self._columns.capacity)
+        if number < min(RECOUNT_SHARE, self._columns.capacity):
+            return  # few at a time would cost as much as many
+        self._owed = 0
+        places = torch.arange(self._next, self._next + number, device=self._columns.device)
+        self._count(places % self._columns.capacity)
+        self._next = (self._next + number) % self._columns.capacity
+
+    def _count(self, slots: Tensor) -> None:
+        row_RA = self._columns.descriptor_kA[slots]
+        row_NA, rank_N = self._group.all_gather(row_RA, torch.full_like(slots, self._group.rank))
+        total_N = self.total(row_NA)
+        if self._group.size > 1:
+            total_N = total_N[rank_N == self._group.rank]
+        self.count_K[slots] = total_N - self._own(row_RA)
+
+    def _own(self, row_RA: Tensor) -> Tensor:
+        return self._score.apply_((row_RA * row_RA).sum(dim=1))
+
+    def counts(self) -> Tensor:
+        """N(j) of the occupied slots, float64 [k]."""
+        return self.count_K[: self._columns.occupied].clone()
+
+    def total(self, descriptor_BA: Tensor) -> Tensor:
+        """sum_k h(d_b . d_k), float64 [B]."""
+        row_kA = self._columns.descriptor_kA
+        return self._group.all_reduce_sum(self._score.total(descriptor_BA, row_kA))
+
+    def state(self) -> dict[str, Tensor]:
+        """What `load` needs to go on bit-equal."""
+        return {
+            "counts": self.count_K[: self._columns.occupied].cpu().clone(),
+            "next": torch.tensor([self._next, self._owed, self._steps]),
+        }
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Take over what `state` gave, or an earlier version, which did not tell of steps."""
+        self.count_K.zero_()
+        self.count_K[: len(state["counts"])] = state["counts"].to(self.count_K.device)
+        self._next, self._owed, self._steps, *_ = [*state["next"].tolist(), STEPS]
+
+    def check(self) -> tuple[bool, str]:
+        """Recount: (True, "") or (False, which slot is off by how much)."""
+        occupied, kept_K = self._columns.occupied, self.count_K.clone()
+        self.recount()
+        again_k, self.count_K = self.count_K[:occupied].clone(), kept_K
+        # Of a sharp score a float32 cosine's rounding alone may be more.
+        narrow = max(1e-4, 1e-6 * (1 + self._score.slope))
+        unit = 1e-9 if self._columns.descriptors.dtype == torch.float64 else narrow
+        off_k = (kept_K[:occupied] - again_k).abs() / again_k.clamp(min=1)
+        if len(off_k) and float(off_k.max()) > unit:
+            slot = int(off_k.argmax())
+            count = float(kept_K[slot])
+            return False, f"slot {slot}: its count is {count:.9g}, recounted {again_k[slot]:.9g}"
+        return True, ""

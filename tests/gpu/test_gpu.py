@@ -1,0 +1,163 @@
+"""What a CUDA GPU finds is what the CPU finds, and nothing waits for it unseen. `make gpu`.
+
+Where there is none, tests/learning/test_gpu_by_construction.py holds the same of a simulated one.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from learning_world import BATCH, Repeatable, build, steps
+from losses_cases import Case, case
+from losses_table import VARIANTS, Known, call, known
+
+from memory import Duplicates, WorkingMemory
+from memory.eviction import MinimumRedundancy, MostDuplicated, Oldest, Reservoir
+from memory.scores import VonMisesFisher
+from stream_ssl.learning.inputs import Upload
+from stream_ssl.learning.pace import Pace
+from stream_ssl.learning.records import PHASES
+from stream_ssl.losses import fused, negatives
+from stream_ssl.methods import METHODS
+
+pytestmark = pytest.mark.gpu
+
+GPU = torch.device("cuda:0")
+POLICIES = {
+    "oldest": Oldest,
+    "reservoir": Reservoir,
+    "linear": MostDuplicated,
+    "competing": lambda: MostDuplicated(VonMisesFisher(0.1), compete=True),
+    "vMF": lambda: MostDuplicated(VonMisesFisher(0.1)),
+    "minred": MinimumRedundancy,
+}
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_memory_holds_what_it_holds_on_the_cpu(name: str) -> None:
+    """In float64, where rounding decides no step."""
+    here, there = (
+        WorkingMemory(
+            300,
+            8,
+            POLICIES[name](),
+            image_shape=(1, 2, 2),
+            device=device,
+            dtype=torch.float64,
+            seed=5,
+            duplicates=Duplicates(threshold=0.9999),
+        )
+        for device in ("cpu", GPU)
+    )
+    draw = torch.Generator().manual_seed(0)
+    centre_CD = torch.randn(12, 8, generator=draw, dtype=torch.float64)
+    for start in range(0, 1500, 50):
+        noise_BD = 0.4 * torch.randn(50, 8, generator=draw, dtype=torch.float64)
+        z_BD = centre_CD[torch.randint(12, (50,), generator=draw)] + noise_BD
+        z_BD = torch.nn.functional.normalize(z_BD, dim=1)
+        ids_B, images = torch.arange(start, start + 50), torch.zeros(50, 1, 2, 2).byte()
+        one = here.add(ids_B, z_BD, images, labels=ids_B % 5)
+        other = there.add(ids_B.to(GPU), z_BD.to(GPU), images.to(GPU), labels=ids_B.to(GPU) % 5)
+        assert torch.equal(one.evicted, other.evicted.cpu())
+        if len(here) == 300:
+            slots = here.stalest(20)
+            assert torch.equal(slots, there.stalest(20).cpu())
+            fresh_RD = torch.nn.functional.normalize(
+                here.embeddings[slots] + 0.1 * z_BD[:20], dim=1
+            )
+            here.refresh(slots, fresh_RD)
+            there.refresh(slots.to(GPU), fresh_RD.to(GPU))
+        assert torch.equal(here.sample(5).ids, there.sample(5).ids.cpu())
+    assert torch.equal(here.ids, there.ids.cpu())
+    torch.testing.assert_close(here.counts(), there.counts().cpu())
+    torch.testing.assert_close(here.collisions(z_BD), there.collisions(z_BD).cpu())
+    assert there.check_valid() == (True, "")
+
+
+def test_approximate_counts_are_right_in_the_mean() -> None:
+    """Its cells are found another way than on the CPU, so it may evict others."""
+    draw = torch.Generator().manual_seed(0)
+    memory = WorkingMemory(
+        300, 8, MostDuplicated(VonMisesFisher(0.1), index="ivf"), device=GPU, seed=5
+    )
+    for ids_B in torch.arange(1500).split(50):
+        z_BD = torch.nn.functional.normalize(torch.randn(50, 8, generator=draw), dim=1)
+        memory.add(ids_B.to(GPU), z_BD.to(GPU))
+    similar_KK = VonMisesFisher(0.1)(memory.embeddings.double() @ memory.embeddings.double().T)
+    exact_K = similar_KK.fill_diagonal_(0).sum(1)
+    assert float(memory.counts().mean()) == pytest.approx(float(exact_K.mean()), rel=0.1)
+    assert memory.check_valid() == (True, "")
+
+
+@pytest.mark.parametrize("pass_", ["fused", "chunked"])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_loss_is_that_of_the_cpu(monkeypatch: pytest.MonkeyPatch, name: str, pass_: str) -> None:
+    assert fused.sound(GPU), "the attention kernel is not trusted here: see the warning"
+    if pass_ == "chunked":
+        monkeypatch.setattr(negatives, "fits", lambda *_: False)
+    given = case(batch=40, positives=2, negatives=1500, dim=16, dtype=torch.float32)
+    said, found = known(given), []
+    for device in ("cpu", GPU):
+        one = Case(*(tensor.to(device) for tensor in given))
+        z_BD = one.z_BD.clone().requires_grad_()
+        told = Known(*(tensor.to(device) for tensor in said))
+        out = call(VARIANTS[name].build(), one._replace(z_BD=z_BD), told)
+        out.loss.backward()
+        diagnostics = {n: v for n, v in out.diagnostics.items() if n != "first"}
+        found.append((out.per_anchor.detach().cpu(), z_BD.grad.cpu(), diagnostics))
+    torch.testing.assert_close(found[0][:2], found[1][:2], rtol=1e-3, atol=1e-4)
+    assert found[0][2] == pytest.approx(found[1][2], rel=1e-3, abs=1e-4)
+
+
+@pytest.mark.parametrize("anchors", ["stream", "memory", "mixed"])
+@pytest.mark.parametrize("kind", sorted(METHODS))
+def test_a_learner_learns_as_on_the_cpu(kind: str, anchors: str) -> None:
+    settings = {"kind": kind, "anchors": anchors, "reencode": 2}
+    here, there = build(**settings), build(device="cuda:0", **settings)
+    for one, other in zip(steps(here, 6), steps(there, 6), strict=True):
+        assert other.skipped is None
+        assert other.loss == pytest.approx(one.loss, rel=0.02, abs=0.02)
+        assert other.collision_true == one.collision_true
+        assert all(other.seconds[phase] > 0 for phase in PHASES)
+    assert there.memory.check_valid() == (True, "")
+
+
+@pytest.mark.parametrize("settings", [{}, {"keys": "after"}, {"pace": Pace(2 / BATCH)}], ids=str)
+def test_a_step_waits_only_where_it_says_so(settings: dict) -> None:
+    """torch tells of every wait; each must come from `to_host`."""
+    learner = build(device="cuda:0", anchors="mixed", reencode=2, **settings)
+    steps(learner, 4)
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            steps(learner, 2)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    waits = Counter(f"{Path(w.filename).name}:{w.lineno}" for w in told if "sync" in str(w.message))
+    assert waits
+    assert {place.split(":")[0] for place in waits} == {"compute.py"}, waits
+
+
+def test_bfloat16_learns() -> None:
+    records = steps(build(kind="d-simclr", precision="bfloat16", device="cuda:0"), 5)
+    assert all(record.skipped is None for record in records)
+    assert records[-1].keys_BD.dtype == torch.float32
+
+
+def test_batches_arrive_as_they_left() -> None:
+    """Many on their way while the GPU is busy: no pinned buffer is filled before it was read."""
+    stream, upload = Repeatable(), Upload(GPU)
+    batches = [stream.next(0) for _ in range(50)]
+    busy = torch.randn(4096, 4096, device=GPU)
+    for _ in range(20):
+        busy = busy @ busy / 64
+    found = [upload(batch) for batch in batches]
+    for inputs, batch in zip(found, batches, strict=True):
+        assert np.array_equal(inputs.image_BCHW.permute(0, 2, 3, 1).cpu().numpy(), batch.image_BHWC)
+        assert np.array_equal(inputs.ids_B.cpu().numpy(), batch.key_B)

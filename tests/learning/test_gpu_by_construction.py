@@ -1,0 +1,266 @@
+"""A learner on a GPU that is simulated: it computes what it computes on the CPU, mixes no devices,
+and waits for the device no more often than is said here.
+
+What is counted is who of the learner, the methods, the losses, the views and the probes reads from
+the device. How often the memory does is its own tests' affair; nobody may do it unseen.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from learning_world import BATCH, SIZE, Repeatable, build, state_of, steps
+from observe.observe_records import step as record_of
+from simulated_gpu import GPU, OnGpu, SimulatedGpu
+from torch import Tensor
+
+from stream_ssl.ingest.batches import Batch
+from stream_ssl.learning.inputs import Upload
+from stream_ssl.learning.learner import Learner
+from stream_ssl.learning.optimiser import OptimiserSettings
+from stream_ssl.learning.pace import Pace
+from stream_ssl.learning.views import Views
+from stream_ssl.losses import Debiased, InfoNCE, SupervisedContrastive, fused
+from stream_ssl.methods import METHODS
+from stream_ssl.observe.drift import Drift
+from stream_ssl.observe.prequential import Prequential
+
+UPDATE = "stream_ssl/learning/updates.py _read"  # behind the backward pass: is it sound
+RECORD = "stream_ssl/learning/learner.py _read"  # at the end: what the record says
+KEYS = "stream_ssl/learning/updates.py _keys_of"  # of keys for the memory alone: are they sound
+MEMORY = "stream_ssl/methods/d_simclr.py prepare"  # the same of the memory, encoded anew
+
+READS = {
+    "stream": {UPDATE: 1, RECORD: 1},
+    "memory": {KEYS: 1, UPDATE: 1, RECORD: 1},
+    "mixed": {KEYS: 1, UPDATE: 1, RECORD: 1},
+}
+
+
+def on_gpu(gpu: SimulatedGpu, **settings) -> Learner:
+    """A learner with a full memory; what it waited for until then is forgotten."""
+    learner = build(device="cuda:0", **settings)
+    steps(learner, 3)
+    gpu.waits.clear()
+    return learner
+
+
+def numbers(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same on the CPU, without the generators of the device."""
+    plain = {name: t.value if isinstance(t, OnGpu) else t for name, t in state.items()}
+    return {name: value for name, value in plain.items() if name != "rng/cuda"}
+
+
+def reads(gpu: SimulatedGpu) -> Counter[str]:
+    """Of the learner. Nothing else but what goes through `to_host` may wait for the device."""
+    assert not gpu.count("", declared=False)
+    assert not gpu.count("", kind="upload")
+    return gpu.count("stream_ssl/")
+
+
+@pytest.mark.parametrize("anchors", ["stream", "memory", "mixed"])
+@pytest.mark.parametrize("kind", sorted(METHODS))
+def test_a_step_is_that_of_the_cpu_and_its_reads_are_few(kind: str, anchors: str) -> None:
+    settings = {"kind": kind, "anchors": anchors}
+    on_cpu = build(**settings)
+    steps(on_cpu, 4)
+    with SimulatedGpu() as gpu:
+        learner = on_gpu(gpu, **settings)
+        steps(learner, 1)
+        found = reads(gpu)
+        ours, theirs = numbers(state_of(learner)), numbers(state_of(on_cpu))
+    assert found == READS[anchors] | ({MEMORY: 1} if kind == "d-simclr" else {})
+    assert ours.keys() == theirs.keys()
+    differing = [name for name in ours if not torch.equal(ours[name], theirs[name])]
+    assert differing == []
+
+
+MORE = {
+    "re-encoding": (lambda: {"reencode": 3}, {UPDATE: 1, RECORD: 1, KEYS: 1}),
+    "keys after": (lambda: {"keys": "after"}, {UPDATE: 1, RECORD: 1, KEYS: 1}),
+    "clipping": (lambda: {"optimiser": OptimiserSettings("sgd", clip=0.5)}, READS["stream"]),
+    "no update": (lambda: {"pace": Pace(0.2 / BATCH)}, {KEYS: 1, RECORD: 1}),
+    "labels": (lambda: {"loss": InfoNCE(false_negatives="exclude")}, READS["stream"]),
+    "more labels": (lambda: {"loss": SupervisedContrastive()}, READS["stream"]),
+    "prior": (lambda: {"loss": Debiased(prior="memory")}, READS["stream"]),
+    "blur": (lambda: {"views": Views(SIZE, channels=1, blur=0.5)}, READS["stream"]),
+}
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_what_else_a_step_may_do(name: str) -> None:
+    settings, expected = MORE[name]
+    with SimulatedGpu() as gpu:
+        learner = on_gpu(gpu, **settings())
+        steps(learner, 1)
+        assert reads(gpu) == expected
+
+
+@pytest.mark.parametrize("how", ["uniform", "hardest", "stratified"])
+def test_fewer_negatives_cost_no_read_of_the_methods(how: str) -> None:
+    with SimulatedGpu() as gpu:
+        learner = build(device="cuda:0")
+        learner.method.held.negatives, learner.method.held.negatives_by = 5, how
+        steps(learner, 3)
+        gpu.waits.clear()
+        steps(learner, 1)
+        assert gpu.count("stream_ssl/") == READS["stream"]
+        assert not gpu.count("stream_ssl/", kind="upload")
+
+
+def test_a_replay_reads_its_labels_besides() -> None:
+    with SimulatedGpu() as gpu:
+        learner = on_gpu(gpu, pace=Pace(2 / BATCH))
+        replay, fresh = steps(learner, 2)
+        assert (fresh.replay, replay.replay) == (False, True)
+        labels = "stream_ssl/learning/learner.py _record"
+        assert reads(gpu) == {UPDATE: 2, RECORD: 2, labels: 1}
+    assert not isinstance(fresh.labels_B, OnGpu)
+    assert not isinstance(replay.labels_B, OnGpu)
+
+
+def test_a_step_that_is_skipped_changes_nothing_there_either() -> None:
+    with SimulatedGpu() as gpu:
+        learner = on_gpu(gpu)
+        forward = learner.method.forward
+
+        def spoiled(*given):
+            out = forward(*given)
+            return out.__class__(out.loss.__class__(out.loss.loss * torch.inf, None), out.keys_BD)
+
+        learner.method.forward = spoiled
+        before = state_of(learner)
+        assert steps(learner, 1)[0].skipped == "loss"
+        after = state_of(learner)
+        assert gpu.count("stream_ssl/") == READS["stream"]
+        fixed = [name for name in before if name.startswith(("model/", "optimiser/"))]
+        assert all(torch.equal(before[name].cpu(), after[name].cpu()) for name in fixed)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_views_are_those_of_the_cpu_and_wait_for_nothing(channels: int) -> None:
+    image_BCHW = torch.randint(0, 256, (6, channels, 12, 12), dtype=torch.uint8)
+    views = Views(12, channels, blur=0.5)
+    torch.manual_seed(1)
+    expected = views(image_BCHW)
+    with SimulatedGpu() as gpu:
+        moved, there_BCHW = views.to(GPU), image_BCHW.to(GPU)
+        gpu.waits.clear()
+        torch.manual_seed(1)
+        found = moved(there_BCHW)
+        assert gpu.waits == []
+        assert torch.equal(found.value, expected)
+
+
+def test_a_pinned_buffer_waits_for_the_copy_before() -> None:
+    """Six batches on their way, one behind the other, without a wait between."""
+    stream = Repeatable()
+    batches = [stream.next(0) for _ in range(6)]
+    with SimulatedGpu() as gpu:
+        upload = Upload(GPU)
+        found = [upload(batch) for batch in batches]
+        assert gpu.waits == []
+        assert len(gpu._pinned) == 8  # two sets of four, made once
+        gpu.landed(len(gpu._in_flight))
+        for inputs, batch in zip(found, batches, strict=True):
+            columns = inputs.image_BCHW, inputs.ids_B, inputs.labels_B, inputs.hashes_B
+            for column, array in zip(columns, given(batch), strict=True):
+                assert np.array_equal(column.value.numpy(), array)
+
+
+def test_batches_of_another_shape_get_buffers_of_their_own() -> None:
+    with SimulatedGpu() as gpu:
+        upload = Upload(GPU)
+        for count in (8, 3, 8):
+            batch = Repeatable().next(0)
+            fewer = Batch(*(getattr(batch, name)[:count] for name in COLUMNS), batch.offset, {})
+            assert np.array_equal(upload(fewer).ids_B.value.numpy(), fewer.key_B)
+        gpu.landed(len(gpu._in_flight))
+
+
+COLUMNS = ("image_BHWC", "key_B", "hash_B", "label_B", "time_B", "received_B")
+
+
+def given(batch: Batch) -> list[np.ndarray]:
+    return [batch.image_BHWC.transpose(0, 3, 1, 2), batch.key_B, batch.label_B, batch.hash_B]
+
+
+def test_the_probes_read_once_a_batch() -> None:
+    generator = torch.Generator().manual_seed(0)
+    batches = []
+    for _ in range(6):
+        label_B = torch.randint(-1, 4, (16,), generator=generator)
+        key_BD = torch.eye(8)[label_B.clamp(min=0)] + 0.3 * torch.randn(16, 8, generator=generator)
+        batches.append((torch.nn.functional.normalize(key_BD, dim=1), label_B))
+    here, there = (Prequential(window=40), Drift()), (Prequential(window=40), Drift())
+    for key_BD, label_B in batches:
+        for probe in here:
+            probe.consume(record_of(keys_BD=key_BD, labels_B=label_B))
+    with SimulatedGpu() as gpu:
+        moved = [(key_BD.to(GPU), label_B) for key_BD, label_B in batches]
+        for key_BD, label_B in moved:
+            gpu.waits.clear()
+            for probe in there:
+                probe.consume(record_of(keys_BD=key_BD, labels_B=label_B))
+            reads(gpu)
+        shift = there[1].shift
+    assert reads(gpu) == {
+        "stream_ssl/observe/prequential.py _predict": 1,
+        "stream_ssl/observe/drift.py cosine": 2,  # one of them for `shift`
+    }
+    assert there[0].read() == here[0].read()
+    assert shift == here[1].shift
+
+
+def test_the_fused_pass_serves_a_learner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU the loss is an attention kernel, here the one of the CPU."""
+    monkeypatch.setattr("learning_world.DIM", 8)  # the kernel takes dimensions in steps of 4
+    fused.sound.cache_clear()
+    expected = steps(build(), 4)
+    try:
+        with SimulatedGpu():
+            found = steps(build(device="cuda:0"), 4)
+            assert fused.sound.cache_info().misses == 1
+    finally:
+        fused.sound.cache_clear()
+    for ours, theirs in zip(found, expected, strict=True):
+        assert "first" in theirs.diagnostics
+        assert "first" not in ours.diagnostics
+        assert ours.loss == pytest.approx(theirs.loss, rel=1e-4)
+
+
+def test_the_simulation_tells_what_a_gpu_would_not_bear() -> None:
+    with SimulatedGpu() as gpu:
+        there, here = torch.arange(4.0, device=GPU), torch.arange(4.0)
+        for mix in (lambda: there + here, lambda: torch.stack([there, here]), lambda: there @ here):
+            with pytest.raises(RuntimeError, match="expected all tensors on cuda:0"):
+                mix()
+        with pytest.raises((RuntimeError, TypeError)):
+            there.numpy()
+        assert (there * torch.tensor(2.0)).tolist() == [0, 2, 4, 6]
+        gpu.waits.clear()
+        waits = [
+            lambda: float(there.sum()),
+            lambda: bool((there > 1).any()),
+            lambda: there.tolist(),
+            lambda: there[there > 1],
+            lambda: torch.unique(there),
+            lambda: there.cpu(),
+            lambda: here.to(GPU),
+            lambda: there[torch.tensor([1, 2])],
+        ]
+        for number, wait in enumerate(waits, 1):
+            wait()
+            assert len(gpu.waits) == number
+        here.to(GPU, non_blocking=True)
+        torch.zeros(3, device=GPU)
+        assert len(gpu.waits) == len(waits)
+        assert Counter(wait.kind for wait in gpu.waits) == {"read": 6, "upload": 2}
+        pinned = here.pin_memory()
+        pinned.to(GPU, non_blocking=True)
+        pinned.zero_()
+        with pytest.raises(AssertionError, match="written to while in flight"):
+            there.cpu()

@@ -1,0 +1,282 @@
+"""Descriptors, and that duplicates are counted on them and nothing else.
+
+Shapes: B samples, D embedding, A descriptor, C H W image, F features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from memory_stream import equal
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn.functional import avg_pool2d, normalize
+
+from memory import Duplicates, WorkingMemory
+from memory.descriptors import Descriptor, Embedding, Frozen, Thumbnail, Weighted
+from memory.eviction import MinimumRedundancy, MostDuplicated, Policy
+from memory.index import cells_of
+from memory.scores import Linear, Score, VonMisesFisher
+from tests.naive import IncrementalDuel, unit_rows
+
+SHAPE = (3, 16, 16)
+ONE = torch.ones(1, 1)
+
+
+def scenes(count: int, seed: int = 0, shape: tuple[int, ...] = SHAPE) -> Tensor:
+    """Images of as many scenes, uint8, in patches as large as a thumbnail's pixels."""
+    rng = np.random.default_rng(seed)
+    patches = rng.integers(40, 200, (count, shape[0], shape[1] // 2, shape[2] // 2))
+    return torch.from_numpy(patches.repeat(2, axis=2).repeat(2, axis=3).astype(np.uint8))
+
+
+def noisy(image_BCHW: Tensor, seed: int = 0, sigma: float = 4.0) -> Tensor:
+    noise = np.random.default_rng(seed).normal(0, sigma, image_BCHW.shape)
+    return (image_BCHW + torch.from_numpy(noise)).clamp(0, 255).to(torch.uint8)
+
+
+def encoder(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Dropout(0.5)
+    )
+
+
+def unit(row_BA: Tensor) -> bool:
+    return bool(((torch.linalg.vector_norm(row_BA, dim=1) - 1).abs() < 1e-5).all())
+
+
+# Each by itself.
+
+
+@pytest.mark.parametrize("shape", [(3, 16, 16), (1, 32, 32), (3, 8, 8), (3, 4, 6)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_thumbnails_are_means_without_their_mean(shape: Any, dtype: torch.dtype) -> None:
+    describe, image_BCHW = Thumbnail(8), scenes(5, shape=shape)
+    row_BA = describe(ONE.to(dtype), image_BCHW)
+    assert row_BA.shape == (5, describe.dim(99, shape)) == (5, 64 * shape[0])
+    assert row_BA.dtype == dtype
+    assert unit(row_BA)
+    if shape[1] % 8 == 0:
+        small_BA = avg_pool2d(image_BCHW.double() / 255, shape[1] // 8).flatten(1)
+        expected_BA = small_BA - small_BA.mean(dim=1, keepdim=True)
+        cosine_B = (normalize(expected_BA, dim=1) * row_BA).sum(dim=1)
+        assert bool((cosine_B > 0.97).all())  # but for a small constant
+    assert describe(ONE, image_BCHW[:0]).shape == (0, 64 * shape[0])
+
+
+def test_thumbnails_of_a_scene_are_alike_and_of_others_are_not() -> None:
+    describe, image_BCHW = Thumbnail(8), scenes(40)
+    row_BA = describe(ONE, image_BCHW)
+    near_BB = row_BA @ row_BA.T
+    assert float(near_BB.fill_diagonal_(0).abs().max()) < 0.5
+    for other_BCHW in (noisy(image_BCHW), image_BCHW + 50, noisy(image_BCHW - 30)):
+        assert float((row_BA * describe(ONE, other_BCHW)).sum(dim=1).min()) > 0.98
+    # Nearly constant frames are one scene, however dark and however noisy.
+    level_B = torch.linspace(10, 240, 20).to(torch.uint8)[:, None, None, None]
+    flat_BA = describe(ONE, noisy(level_B.expand(20, *SHAPE), sigma=1.0))
+    assert float((flat_BA @ flat_BA.T).min()) > 0.95
+
+
+def test_frozen_features_are_those_of_the_encoder_in_evaluation() -> None:
+    module, image_BCHW = encoder(), scenes(10)
+    describe = Frozen(module, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4), centre=True, batch=3)
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    row_BA = describe(ONE.double(), image_BCHW)
+    mean, std = (torch.tensor(v).view(3, 1, 1) for v in ((0.4, 0.5, 0.6), (0.2, 0.3, 0.4)))
+    feature_BF = module.eval()((image_BCHW / 255 - mean) / std).flatten(1).double()
+    expected_BA = normalize(feature_BF - feature_BF.mean(dim=1, keepdim=True), dim=1)
+    torch.testing.assert_close(row_BA, expected_BA, atol=1e-5, rtol=0)
+    assert row_BA.shape == (10, describe.dim(7, SHAPE)) == (10, 16)
+    assert not row_BA.requires_grad
+    assert not any(parameter.requires_grad for parameter in module.parameters())
+    assert all(torch.equal(before[name], v) for name, v in module.state_dict().items())
+    plain_BA = Frozen(encoder(), None, describe.mean, describe.std, False)(ONE, image_BCHW)
+    torch.testing.assert_close(plain_BA, normalize(feature_BF, dim=1).float())
+
+
+def test_features_that_say_nothing_all_look_alike() -> None:
+    class Odd(nn.Module):
+        def forward(self, image_BCHW: Tensor) -> Tensor:
+            value_B = image_BCHW.flatten(1)[:, :1]
+            nan_B, inf_B = value_B * torch.nan, torch.full_like(value_B, torch.inf)
+            odd_B = torch.where(value_B < 0, nan_B, torch.where(value_B > 1.9, inf_B, 0 * value_B))
+            return odd_B * torch.ones(1, 6)
+
+    image_BCHW = torch.tensor([0, 255, 140], dtype=torch.uint8)[:, None, None, None]
+    row_BA = Frozen(Odd())(ONE, image_BCHW.expand(3, *SHAPE))
+    assert unit(row_BA)
+    assert float((row_BA @ row_BA.T).min()) > 0.999
+
+
+def test_frozen_weights_come_from_a_file_and_are_known_by_their_hash(tmp_path: Path) -> None:
+    weights = {name: v.contiguous() for name, v in encoder(1).state_dict().items()}
+    save_file(weights, tmp_path / "w")
+    loaded, same = Frozen(encoder(0), tmp_path / "w"), Frozen(encoder(1))
+    assert loaded.fingerprint == same.fingerprint != Frozen(encoder(0)).fingerprint
+    assert repr(loaded) == f"Frozen(Sequential, weights={same.fingerprint}, centre=True)"
+    assert torch.equal(loaded(ONE, scenes(4)), same(ONE, scenes(4)))
+
+
+def test_a_weighted_cosine_is_the_mean_of_cosines() -> None:
+    z_BD = unit_rows(np.random.default_rng(0), "uniform", 6, 5)
+    parts, image_BCHW = [Embedding(), Thumbnail(4), Frozen(encoder())], scenes(6)
+    both = Weighted(parts, weights=[1, 2, 5])
+    assert both.dim(5, SHAPE) == 5 + 48 + 16
+    row_BA = both(z_BD, image_BCHW)
+    assert unit(row_BA)
+    wanted_BB = torch.zeros(6, 6, dtype=torch.float64)
+    for part, weight in zip(parts, (1 / 8, 2 / 8, 5 / 8), strict=True):
+        own_BA = part(z_BD, image_BCHW)
+        wanted_BB += weight * (own_BA @ own_BA.T)
+    torch.testing.assert_close(row_BA @ row_BA.T, wanted_BB, atol=1e-6, rtol=0)
+    # Only what follows the embedding moves with it.
+    other_BD = unit_rows(np.random.default_rng(1), "uniform", 6, 5)
+    moved_BA = both.refreshed(row_BA, other_BD)
+    torch.testing.assert_close(moved_BA, both(other_BD, image_BCHW))
+    assert torch.equal(moved_BA[:, 5:], row_BA[:, 5:])
+    assert (both.moves, both.needs_images) == (True, True)
+    assert (Weighted([Thumbnail()]).moves, Weighted([Embedding()]).needs_images) == (False, False)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda p: Thumbnail(1), "side is 1: must be at least 2 pixels: a single one has"),
+        (lambda p: Frozen("resnet"), r"encoder is 'resnet': must be a torch.nn.Module that"),
+        (lambda p: Frozen(encoder(), std=(0.2, 0)), r"std is \(0.2, 0\): must be above 0; pixels"),
+        (lambda p: Frozen(encoder(), batch=0), "batch is 0: must be at least 1"),
+        (lambda p: Frozen(encoder(), p / "no"), "no do not fit Sequential: .*must be a safetens"),
+        (
+            lambda p: Frozen(nn.Linear(3, 2), p / "w"),
+            "(?s)w do not fit Linear: .*this module's state",
+        ),
+        (lambda p: WorkingMemory(4, 2, descriptor=Frozen(encoder())), "keeps none: give it image"),
+        (
+            lambda p: WorkingMemory(4, 2, image_shape=(1, 8, 8), descriptor=Frozen(encoder())),
+            r"the frozen encoder Sequential cannot take images of shape \(1, 8, 8\)",
+        ),
+        (lambda p: Weighted([]), "Weighted has no parts: give it one descriptor or more"),
+        (lambda p: Weighted([Thumbnail]), r"descriptor is <class .*build it with Thumbnail\(\)"),
+        (lambda p: Weighted([Embedding()], [1, 2]), "2 weights for 1 parts: give one a part"),
+        (lambda p: Weighted([Embedding()], [0]), r"weights are \[0\]: must be above 0; leave out"),
+        (lambda p: WorkingMemory(4, 2, descriptor="dino"), "'dino': .*such as Thumbnail"),
+        (
+            lambda p: WorkingMemory(4, 2, descriptor=Thumbnail()),
+            r"Thumbnail\(side=8\) .*give it im",
+        ),
+        (lambda p: counted(Thumbnail()).collisions(torch.eye(5)), "pass images="),
+    ],
+    ids=range(15),
+)
+def test_errors_name_the_remedy(build: Callable[[Path], Any], message: str, tmp_path: Path) -> None:
+    save_file(nn.Conv2d(3, 1, 1).state_dict(), tmp_path / "w")
+    with pytest.raises(ValueError, match=message):
+        build(tmp_path)
+
+
+# In a memory whose embeddings and images disagree about who is like whom.
+
+
+def disagreeing(count: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """Embeddings of which none is like another, and images of eight scenes, all but half of one."""
+    rng = np.random.default_rng(seed)
+    scene_N = torch.from_numpy(rng.integers(0, 8, count) * rng.integers(0, 2, count))
+    return unit_rows(rng, "uniform", count, 5), noisy(scenes(8)[scene_N], seed), scene_N
+
+
+def counted(descriptor: Descriptor, policy: Policy | None = None, **options: Any) -> WorkingMemory:
+    memory = WorkingMemory(30, 5, policy, SHAPE, descriptor=descriptor, **options)
+    z_ND, image_NCHW, scene_N = disagreeing(120)
+    for part in torch.arange(120).split(33):
+        memory.add(part, z_ND[part], image_NCHW[part], labels=scene_N[part])
+        assert memory.check_valid() == (True, "")
+    return memory
+
+
+@pytest.mark.parametrize("score", [Linear(), VonMisesFisher(0.1)], ids=repr)
+@pytest.mark.parametrize("compete", [False, True])
+def test_counts_are_of_descriptors(score: Score, compete: bool) -> None:
+    memory = counted(Thumbnail(4), MostDuplicated(score, compete))
+    row_KA = Thumbnail(4)(memory.embeddings, memory.images)
+    assert torch.equal(memory.descriptors, row_KA)
+    count_K = IncrementalDuel(score, row_KA).count_K
+    torch.testing.assert_close(memory.counts(), count_K, atol=1e-9, rtol=1e-9)
+    z_BD, image_BCHW, _ = disagreeing(7, seed=3)
+    near_BK = score(Thumbnail(4)(z_BD, image_BCHW) @ row_KA.T)
+    found_B = memory.collisions(z_BD, image_BCHW)
+    torch.testing.assert_close(found_B, near_BK.mean(dim=1), atol=1e-9, rtol=0)
+    prior_B = score(z_BD @ memory.embeddings.T).mean(dim=1)
+    torch.testing.assert_close(memory.prior(z_BD), prior_B, atol=1e-9, rtol=0)
+    assert memory.stats().count_mean == pytest.approx(float(count_K.mean()))
+
+
+@pytest.mark.parametrize("policy", [lambda: MostDuplicated(VonMisesFisher(0.1)), MinimumRedundancy])
+def test_policies_spread_what_is_described(policy: Callable[[], Policy]) -> None:
+    """By thumbnails all scenes are held, by embeddings as they come: half are of one."""
+    by_thumbnail = torch.bincount(counted(Thumbnail(4), policy()).labels, minlength=8)
+    by_embedding = torch.bincount(counted(Embedding(), policy()).labels, minlength=8)
+    assert 1 <= int(by_thumbnail.min()) <= int(by_thumbnail.max()) <= 7
+    assert int(by_embedding[0]) > 10
+
+
+def test_near_duplicates_and_strata_are_of_descriptors() -> None:
+    memory = counted(Thumbnail(4), duplicates=Duplicates(0.9, "refuse"))
+    assert sorted(memory.labels.tolist()) == list(range(8))
+    assert counted(Embedding(), duplicates=Duplicates(0.99, "refuse")).stats().duplicates == 0
+    memory = counted(Thumbnail(4))
+    drawn = memory.negatives(16, how="stratified", cells=8)
+    cell_k = cells_of(memory.descriptors, memory.state_dict()["strata.centres"])
+    taken_C = torch.bincount(cell_k[(memory.embeddings[:, None] == drawn.z_ND).all(2).any(1)])
+    assert int(taken_C.sum()) == 16
+    assert int((taken_C - 2).clamp(min=0).sum()) <= int((2 - taken_C).clamp(min=0).sum())
+
+
+@pytest.mark.parametrize(
+    ("descriptor", "moves"),
+    [(Thumbnail(4), False), (Embedding(), True), (Weighted([Embedding(), Thumbnail(4)]), True)],
+    ids=["thumbnail", "embedding", "weighted"],
+)
+@pytest.mark.parametrize("score", [Linear(), VonMisesFisher(0.1)], ids=repr)
+def test_encoding_again_moves_the_counts_that_follow_it(
+    descriptor: Descriptor, moves: bool, score: Score
+) -> None:
+    memory = counted(descriptor, MostDuplicated(score))
+    before_K, slots = memory.counts(), torch.tensor([3, 1, 29, 7])
+    z_RD = unit_rows(np.random.default_rng(9), "one class", 4, 5)
+    memory.refresh(slots, z_RD)
+    assert torch.equal(memory.embeddings[slots], z_RD)
+    assert torch.equal(memory.counts(), before_K) == (not moves)
+    again_KA = descriptor(memory.embeddings, memory.images)
+    torch.testing.assert_close(memory.descriptors, again_KA, atol=1e-9, rtol=0)
+    count_K = IncrementalDuel(score, again_KA).count_K
+    torch.testing.assert_close(memory.counts(), count_K, atol=1e-8, rtol=0)
+
+
+@pytest.mark.parametrize("part", ["thumbnail", "frozen", "weighted"])
+def test_a_state_with_descriptors_goes_on_bit_equal(part: str) -> None:
+    def build(part: str) -> WorkingMemory:
+        made = {
+            "thumbnail": lambda: Thumbnail(4),
+            "frozen": lambda: Frozen(encoder(1)),
+            "weighted": lambda: Weighted([Embedding(), Thumbnail(4)]),
+            "other": lambda: Frozen(encoder(2)),
+        }
+        return WorkingMemory(30, 5, None, SHAPE, descriptor=made[part]())
+
+    memory, again = build(part), build(part)
+    z_ND, image_NCHW, _ = disagreeing(90)
+    memory.add(torch.arange(50), z_ND[:50], image_NCHW[:50])
+    again.load_state_dict(memory.state_dict())
+    for each in (memory, again):
+        each.add(torch.arange(50, 90), z_ND[50:], image_NCHW[50:])
+    assert equal(again.state_dict(), memory.state_dict())
+    before = (other := build("other")).state_dict()
+    with pytest.raises(ValueError, match=r"under descriptor .*this memory has descriptor Frozen"):
+        other.load_state_dict(memory.state_dict())
+    assert equal(other.state_dict(), before)

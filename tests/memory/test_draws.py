@@ -1,0 +1,230 @@
+"""Draws against their laws and against loops, and masks.
+
+Shapes: B anchors, C cells, D embedding, N negatives, k occupied slots, n slots drawn.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from memory import WorkingMemory, draws
+from memory.eviction import MostDuplicated, Oldest
+from memory.index import cells_of
+from memory.scores import VonMisesFisher
+from tests.naive import unit_rows
+from tests.naive_memory import (
+    chi_square_bound,
+    hardest_one_by_one,
+    ordered_choice_law,
+    stratified_law,
+)
+
+DRAWN = 30_000
+WEIGHTS = [4.0, 1.0, 0.5, 2.0]
+
+
+def filled(count: int, dim: int = 4, kind: str = "clustered", **options: Any) -> WorkingMemory:
+    """Ids from 100 on, hashes 0 to 4."""
+    memory = WorkingMemory(count, dim, **options)
+    z_ND = unit_rows(np.random.default_rng(count), kind, count, dim)
+    memory.add(torch.arange(count) + 100, z_ND, hashes=torch.arange(count) % 5)
+    return memory
+
+
+def follows(counts: Counter[Any], law: dict[Any, float]) -> bool:
+    drawn = counts.total()
+    off = sum((counts[key] - drawn * p) ** 2 / (drawn * p) for key, p in law.items())
+    return set(counts) <= set(law) and off < chi_square_bound(len(law) - 1)
+
+
+def alike(keys: Any) -> dict[Any, float]:
+    return dict.fromkeys(keys, 1 / len(keys))
+
+
+def test_weighted_draws_follow_the_law_of_one_after_the_other() -> None:
+    weight_k = torch.tensor(WEIGHTS, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(0)
+    pairs = Counter(tuple(draws.weighted(2, weight_k, generator).tolist()) for _ in range(DRAWN))
+    assert follows(pairs, ordered_choice_law(WEIGHTS, 2))
+    many = draws.weighted(DRAWN, weight_k, generator)  # more than there are: they repeat
+    assert follows(Counter(many.tolist()), {n: w / 7.5 for n, w in enumerate(WEIGHTS)})
+
+
+@pytest.mark.parametrize("score", [None, VonMisesFisher(0.1)], ids=repr)
+def test_training_draws_are_inverse_to_the_count(score: Any) -> None:
+    """Without replacement, by the shares of the first place; with it, by all."""
+    memory = filled(40, eviction=MostDuplicated(score), seed=5)
+    weight_k = 1 / (1 + memory.counts())
+    law = dict(enumerate((weight_k / weight_k.sum()).tolist()))
+    # More often than alike: else a uniform draw would pass as well.
+    assert max(law.values()) > 1.2 * min(law.values())
+    assert follows(Counter(memory.sample(DRAWN, how="inverse-count").slots.tolist()), law)
+    firsts = (int(memory.sample(3, how="inverse-count").slots[0]) for _ in range(4000))
+    assert follows(Counter(firsts), law)
+    assert follows(Counter(memory.sample(DRAWN).slots.tolist()), alike(range(40)))
+    for how in ("uniform", "inverse-count"):
+        every = memory.sample(40, how=how)
+        assert sorted(every.slots.tolist()) == list(range(40))
+        assert torch.equal(every.ids, memory.ids[every.slots])
+        assert every.images is None
+
+
+def test_uniform_negatives_are_distinct_rows_of_their_ids() -> None:
+    memory = filled(25, seed=3)
+    seen: Counter[int] = Counter()
+    firsts: Counter[int] = Counter()
+    for _ in range(3000):
+        ids = memory.negatives(10).ids_N.tolist()
+        assert len(set(ids)) == 10
+        seen.update(ids)
+        firsts[ids[0]] += 1
+    assert follows(seen, alike(range(100, 125)))
+    assert follows(firsts, alike(range(100, 125)))
+    for drawn in (memory.negatives(), memory.negatives(4), memory.negatives(50)):
+        slots = drawn.ids_N - 100
+        assert torch.equal(drawn.z_ND, memory.embeddings[slots])
+        assert torch.equal(drawn.hashes_N, slots % 5)
+    assert len(memory.negatives()) == len(memory.negatives(50)) == 25
+    for n in (None, 2):
+        assert WorkingMemory(3, 2).negatives(n).z_ND.shape == (0, 2)
+
+
+@pytest.mark.parametrize("count", [2, 4, 11])
+def test_stratified_draws_take_from_each_cell_alike(count: int) -> None:
+    cell_k = torch.tensor([0, 2, 0, 0, 2, 0, 3, 0, 2, 0, 0, 0])  # sizes 8, 0, 3, 1
+    law = stratified_law([8, 0, 3, 1], count)
+    expected_k = torch.tensor([law[c] for c in cell_k.tolist()], dtype=torch.float64)
+    assert float(expected_k.sum()) == pytest.approx(count)
+    generator, seen_k, runs = torch.Generator().manual_seed(count), torch.zeros(12), DRAWN // count
+    for _ in range(runs):
+        slots = draws.stratified(count, cell_k, 4, generator)
+        assert len(set(slots.tolist())) == count
+        taken = Counter(cell_k[slots].tolist())
+        short = [c for c, size in ((0, 8), (2, 3), (3, 1)) if taken[c] < size]
+        # No cell has two more than one that could give more.
+        assert not short or max(taken.values()) - min(taken[c] for c in short) <= 1
+        seen_k[slots] += 1
+    deviation_k = (seen_k - runs * expected_k).abs()
+    assert bool((deviation_k <= 4.5 * (runs * expected_k * (1 - expected_k)).sqrt() + 1e-6).all())
+
+
+def test_stratified_negatives_take_from_each_cell_of_the_memory() -> None:
+    memory = filled(200, 6, seed=1)
+    for n, cells in ((16, 4), (30, 7), (199, 5)):
+        drawn = memory.negatives(n, how="stratified", cells=cells)
+        assert len(set(drawn.ids_N.tolist())) == n
+        assert torch.equal(drawn.z_ND, memory.embeddings[drawn.ids_N - 100])
+        centre_CD = memory.state_dict()["strata.centres"]
+        assert len(centre_CD) == cells
+        size_C = torch.bincount(cells_of(memory.embeddings, centre_CD), minlength=cells)
+        taken_C = torch.bincount(cells_of(drawn.z_ND, centre_CD), minlength=cells)
+        more_C = taken_C < size_C
+        assert bool(more_C.any())
+        assert int(taken_C.max()) - int(taken_C[more_C].min()) <= 1
+    assert len(memory.negatives(500, how="stratified", cells=4)) == 200
+    assert len(WorkingMemory(3, 2).negatives(2, how="stratified")) == 0
+
+
+def test_cells_are_found_again_when_all_rows_have_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[int] = []
+    seeds: set[int] = set()
+    kmeans = draws.kmeans
+
+    def spy(z_ND: Tensor, cells: int, seed: int) -> tuple[Tensor, Tensor]:
+        found.append(len(z_ND))
+        seeds.add(seed)
+        return kmeans(z_ND, cells, seed)
+
+    monkeypatch.setattr(draws, "kmeans", spy)
+    z_ND = unit_rows(np.random.default_rng(0), "clustered", 100, 4)
+    memory = WorkingMemory(32, 4, Oldest())
+    for start in range(0, 100, 10):
+        memory.add(torch.arange(start, start + 10), z_ND[start : start + 10])
+        memory.negatives(5, how="stratified", cells=3)
+        memory.negatives(5, how="stratified", cells=3)
+    assert found == [10, 20, 32, 32]  # at 10, 20, 40 and 80 samples
+    memory.refresh(memory.stalest(32), z_ND[:32])
+    memory.negatives(5, how="stratified", cells=3)
+    memory.negatives(5, how="stratified", cells=4)
+    assert len(found) == len(seeds) == 6
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("block", [1 << 22, 50])
+def test_the_hardest_are_found_by_loops(
+    dtype: torch.dtype, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(draws, "BLOCK_ELEMENTS", block)
+    monkeypatch.setattr("memory.compute.CACHED_ELEMENTS", block)
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        k, count = int(rng.integers(1, 40)), int(rng.integers(1, 45))
+        memory = WorkingMemory(40, 5, Oldest())
+        ids, hashes = rng.integers(0, 12, k), rng.integers(0, 6, k)
+        memory.add(ids, unit_rows(rng, "uniform", k, 5).to(dtype), hashes=hashes)
+        anchor_BD = unit_rows(rng, "uniform", 6, 5).to(dtype)
+        ids_B, hashes_B = (torch.from_numpy(rng.integers(0, most, 6)) for most in (12, 6))
+        options: dict[str, Any] = {"how": "hardest", "anchors": anchor_BD, "ids_B": ids_B}
+        for barred_by in (None, hashes_B):
+            barred_Bk = memory.mask(ids_B, barred_by)
+            each, shared = hardest_one_by_one(anchor_BD, memory.embeddings, barred_Bk, count)
+            there = int((~barred_Bk).any(dim=0).sum())  # who is barred for all comes last, as ties
+            drawn = memory.negatives(count, **options, hashes_B=barred_by)
+            assert drawn.ids_N[:there].tolist() == memory.ids[shared[:there]].tolist()
+            assert len(drawn) == len(shared) == min(count, k)
+            own = memory.negatives(count, **options, hashes_B=barred_by, each=True)
+            mask_BN = memory.mask(ids_B, barred_by, own)
+            for b, slots in enumerate(each):
+                there = int((~barred_Bk[b]).sum())
+                assert torch.equal(own.z_ND[b, :there], memory.embeddings[slots[:there]])
+                assert mask_BN[b].tolist() == [n >= there for n in range(len(own))]
+
+
+def test_of_ties_the_hardest_are_as_hard() -> None:
+    memory = filled(30, 5, "one-hot")
+    anchor_BD = memory.embeddings[:6].clone()
+    near_Bk = anchor_BD @ memory.embeddings.T
+    drawn = memory.negatives(7, how="hardest", anchors=anchor_BD)
+    assert torch.equal(
+        (anchor_BD @ drawn.z_ND.T).amax(0), near_Bk.amax(0).sort().values.flip(0)[:7]
+    )
+    each = memory.negatives(7, how="hardest", anchors=anchor_BD, each=True)
+    near_BN = (anchor_BD[:, None] * each.z_ND).sum(dim=2)
+    assert torch.equal(near_BN, near_Bk.sort(dim=1, descending=True).values[:, :7])
+    again = memory.negatives(7, how="hardest", anchors=anchor_BD, each=True)
+    assert torch.equal(again.ids_N, each.ids_N)
+    one = memory.negatives(1, how="hardest", anchors=anchor_BD[:1])
+    assert torch.equal(one.z_ND, anchor_BD[:1])  # itself: without ids nothing is left out
+
+
+def test_draws_follow_the_generator_given() -> None:
+    memory = filled(30)
+    for draw in (
+        lambda g: memory.negatives(8, g).ids_N,
+        lambda g: memory.negatives(8, g, how="stratified", cells=4).ids_N,
+        lambda g: memory.sample(8, g, how="inverse-count").slots,
+        lambda g: memory.sample(50, g, how="inverse-count").slots,
+    ):
+        one, two = (draw(torch.Generator().manual_seed(3)) for _ in range(2))
+        assert torch.equal(one, two)
+        assert not torch.equal(draw(None), draw(None))
+
+
+def test_masks_leave_out_the_same_id_and_the_same_content() -> None:
+    memory = filled(6)  # ids 100 to 105, hashes 0 1 2 3 4 0
+    ids, hashes = torch.tensor([100, 7, 7]), torch.tensor([0, 1, 0])
+    expected = torch.zeros(3, 6, dtype=torch.bool)
+    expected[0, 0] = True
+    assert torch.equal(memory.mask(ids), expected)
+    expected[1, 1] = True
+    assert torch.equal(memory.mask(ids, hashes), expected)  # hash 0 stands for none
+    drawn = memory.negatives(4)
+    chosen = expected[:, drawn.ids_N - 100]
+    assert torch.equal(memory.mask(ids, hashes, drawn), chosen)
+    assert torch.equal(memory.mask(ids.numpy(), hashes.numpy(), negatives=drawn), chosen)

@@ -1,0 +1,152 @@
+"""Near-duplicates at admission, against a queue that decides one by one.
+
+Shapes: B newcomers, D embedding, K slots.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from memory import Duplicates, WorkingMemory
+from memory.eviction import MostDuplicated, Oldest, Policy, Reservoir
+from memory.scores import VonMisesFisher
+from tests.naive import STREAMS, unit_rows
+from tests.naive_memory import DeduplicatedQueue
+
+ACTIONS = ("count", "refuse", "merge")
+
+
+def compare(memory: WorkingMemory, twin: DeduplicatedQueue, z_ND: Tensor, cuts: list[int]) -> None:
+    """Feed both in batches; every outcome and every slot must be the same."""
+    for start, end in zip([0, *cuts], [*cuts, len(z_ND)], strict=True):
+        ids = torch.arange(start, end) * 10
+        admission = memory.add(ids, z_ND[start:end])
+        outcome = twin.add(ids.tolist(), z_ND[start:end])
+        for name in ("slots", "evicted", "refused", "duplicates", "merged"):
+            assert getattr(admission, name).tolist() == getattr(outcome, name), name
+        assert admission.inserted == end - start - len(outcome.refused)
+        assert memory.ids.tolist() == [slot.name for slot in twin.held]
+        assert memory.multiplicity.tolist() == [slot.stands_for for slot in twin.held]
+        assert memory.check_valid() == (True, "")
+
+
+def beyond_rounding(z_ND: Tensor, threshold: float, unit: float, merging: bool) -> bool:
+    """Whether no decision hangs on how a cosine is rounded, on whatever machine."""
+    near_NN = z_ND.double() @ z_ND.double().T
+    if (near_NN - threshold + unit).abs().min() < unit / 3:
+        return False
+    gap_NNN = near_NN[:, :, None] - near_NN[:, None, :]
+    return not merging or bool((gap_NNN.abs() - unit).abs().min() > unit / 3)
+
+
+def run_cases(action: str, stream: str, dtype: torch.dtype, seeds: range) -> int:
+    """How many duplicates there were in all."""
+    found = tried = 0
+    for seed in seeds:
+        rng = np.random.default_rng([seed, STREAMS.index(stream), ACTIONS.index(action)])
+        capacity, dim = int(rng.integers(1, 20)), int(rng.integers(2, 8))
+        z_ND = unit_rows(rng, stream, int(rng.integers(1, 70)), dim).to(dtype)
+        threshold = float(rng.choice([1.0, 0.98, 0.9, 0.5]))
+        rule = Duplicates(threshold, action)  # type: ignore[arg-type]
+        memory = WorkingMemory(capacity, dim, Oldest(), duplicates=rule)
+        unit = 1e-12 if dtype == torch.float64 else 1e-6
+        if not beyond_rounding(z_ND, threshold, unit, action == "merge"):
+            continue
+        tried += 1
+        cuts = sorted(rng.integers(0, len(z_ND), size=int(rng.integers(0, 6))).tolist())
+        compare(memory, DeduplicatedQueue(capacity, threshold, action, unit), z_ND, cuts)
+        found += memory.stats().duplicates
+    assert tried >= 3
+    return found
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+@pytest.mark.parametrize("stream", STREAMS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_every_decision_is_the_one_taken_one_by_one(
+    action: str, stream: str, dtype: torch.dtype
+) -> None:
+    assert run_cases(action, stream, dtype, range(25)) > 0
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_blocks_change_nothing(action: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memory.admission.BLOCK_ELEMENTS", 70)
+    monkeypatch.setattr("memory.compute.CACHED_ELEMENTS", 50)
+    assert run_cases(action, "duplicates", torch.float64, range(100, 140)) > 0
+
+
+def test_only_those_let_in_make_others_duplicates() -> None:
+    """a, b near a, c near b but not near a."""
+    angle = torch.tensor([0.0, 0.15, 0.30], dtype=torch.float64)
+    z_BD = torch.stack([angle.cos(), angle.sin()], dim=1)
+    expected = {"count": [1, 2], "refuse": [1], "merge": [1]}
+    for action in ACTIONS:
+        memory = WorkingMemory(5, 2, duplicates=Duplicates(0.98, action))
+        assert memory.add([], z_BD[:0]).merged.tolist() == []
+        assert memory.add(torch.arange(3), z_BD).duplicates.tolist() == expected[action]
+        assert memory.ids.tolist() == ([0, 1, 2] if action == "count" else [0, 2])
+
+
+@pytest.mark.parametrize("score", [None, VonMisesFisher(0.1)], ids=repr)
+@pytest.mark.parametrize("action", ["refuse", "merge"])
+def test_no_two_slots_are_alike(action: Any, score: Any) -> None:
+    rng = np.random.default_rng(4)
+    memory = WorkingMemory(30, 4, MostDuplicated(score), duplicates=Duplicates(0.9, action), seed=1)
+    for start in range(0, 600, 75):
+        memory.add(torch.arange(start, start + 75), unit_rows(rng, "clustered", 75, 4))
+        near_kk = memory.embeddings @ memory.embeddings.T
+        near_kk.fill_diagonal_(-1)
+        assert float(near_kk.max()) < 0.9
+        assert memory.check_valid() == (True, "")
+    stats = memory.stats()
+    assert stats.refused == stats.duplicates > 100
+    assert stats.merged == (stats.refused if action == "merge" else 0)
+    assert stats.added == 600 == stats.inserted + stats.refused
+
+
+class Reluctant(Oldest):
+    """Refuses every second newcomer that it is asked about."""
+
+    name = "reluctant"
+
+    def choose(self, rows: Any) -> Tensor:
+        plan = super().choose(rows)
+        plan[1::2] = -1
+        return plan
+
+
+def test_what_merged_into_a_refused_newcomer_is_gone() -> None:
+    memory = WorkingMemory(2, 4, Reluctant(), duplicates=Duplicates(0.9, "merge"))
+    row = torch.eye(4, dtype=torch.float64)
+    memory.add([0, 1], row[:2])
+    #                        2 joins slot 0, 3 is refused by the policy; then like 3, 2, 0 and 1
+    admission = memory.add([2, 3, 4, 5, 6, 7], row[[2, 3, 3, 2, 0, 1]])
+    assert admission.slots.tolist() == [0, -1, -1, -1, -1, -1]
+    assert admission.refused.tolist() == [3, 4, 5, 6, 7]
+    assert admission.duplicates.tolist() == [4, 5, 6, 7]
+    assert admission.merged.tolist() == [-1, 0, -1, 1]
+    assert admission.evicted.tolist() == [0]
+    assert memory.multiplicity.tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("policy", [MostDuplicated, Oldest, Reservoir])
+def test_counting_changes_nothing_else(policy: type[Policy]) -> None:
+    z_ND = unit_rows(np.random.default_rng(2), "duplicates", 200, 5)
+    plain = WorkingMemory(20, 5, policy(), seed=3)
+    counted = WorkingMemory(20, 5, policy(), seed=3, duplicates=Duplicates(0.99))
+    found = 0
+    for start in range(0, 200, 40):
+        ids = torch.arange(start, start + 40)
+        one, two = (m.add(ids, z_ND[start : start + 40]) for m in (plain, counted))
+        for name in ("slots", "evicted", "ages", "refused", "inserted", "merged"):
+            assert bool(torch.as_tensor(getattr(one, name) == getattr(two, name)).all()), name
+        assert len(one.duplicates) == 0
+        found += len(two.duplicates)
+    assert found == counted.stats().duplicates > 50
+    assert torch.equal(plain.embeddings, counted.embeddings)

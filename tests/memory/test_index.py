@@ -1,0 +1,212 @@
+"""Every search against the obvious one: a sorted matrix, a list of all pairs, a dict of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from memory import index as module
+from memory.index import CellIndex, cells_of, kmeans, nearest, top, within
+from tests.naive import unit_rows
+
+KINDS = ("uniform", "clustered", "duplicates")
+BY_TORCH = pytest.param(False, id="torch")
+BOTH = [
+    BY_TORCH,
+    pytest.param(
+        True, id="faiss", marks=pytest.mark.skipif(not module.HAVE_FAISS, reason="no faiss")
+    ),
+]
+NAN = torch.tensor([[1.0, 0.0, 0.0], [float("nan"), 0.0, 0.0]])
+
+
+@pytest.fixture(params=BOTH)
+def faiss(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether faiss serves where it can."""
+    monkeypatch.setattr(module, "HAVE_FAISS", request.param)
+    return bool(request.param)
+
+
+def rows(kind: str, count: int, dim: int = 16, seed: int = 0) -> Tensor:
+    return unit_rows(np.random.default_rng(seed), kind, count, dim).to(torch.float32)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("queries", "count", "k"), [(1, 500, 10), (8, 3, 7), (40, 500, 500)])
+def test_the_nearest_are_those_of_a_sorted_matrix(
+    queries: int, count: int, k: int, kind: str, faiss: bool
+) -> None:
+    row_KD, z_BD = rows(kind, count), rows("uniform", queries, seed=1)
+    cosine, row = nearest(z_BD, row_KD, k)
+    ordered = torch.sort(z_BD @ row_KD.T, dim=1, descending=True).values[:, :k]
+    assert (cosine.shape, row.dtype) == ((queries, min(k, count)), torch.int64)
+    assert torch.allclose(cosine, ordered, atol=1e-6)
+    # Where two rows are as near within rounding, either may come first.
+    assert torch.allclose((z_BD @ row_KD.T).gather(1, row), ordered, atol=1e-6)
+
+
+def test_many_queries_are_answered_alike(faiss: bool) -> None:
+    row_KD, z_BD = rows("uniform", 60), rows("uniform", module.NEAREST_MANY, seed=1)
+    assert torch.equal(nearest(z_BD, row_KD, 1)[1][:, 0], (z_BD @ row_KD.T).argmax(dim=1))
+    assert [len(found) for found in nearest(z_BD[:0], row_KD, 2)] == [0, 0]
+
+
+def test_blocks_of_queries_join(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BLOCK_ELEMENTS", 64)
+    row_KD, z_BD = rows("uniform", 50).double(), rows("uniform", 9, seed=1).double()
+    cosine, row = nearest(z_BD, row_KD, k=50)
+    ordered = torch.sort(z_BD @ row_KD.T, dim=1, descending=True)
+    assert torch.allclose(cosine, ordered.values)
+    assert torch.equal(row, ordered.indices)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("queries", [1, 4, 30])
+def test_pairs_within_are_all_of_them(
+    queries: int, kind: str, faiss: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "columns_at_a_time", lambda *_: 37)
+    row_KD = rows(kind, 400)
+    z_BD = row_KD[:queries]
+    query_R, row_R, cosine_R = within(z_BD, row_KD, 0.37)
+    near_BK = (z_BD @ row_KD.T).tolist()
+    expected = [(b, k) for b in range(queries) for k in range(400) if near_BK[b][k] >= 0.37]
+    assert list(zip(query_R.tolist(), row_R.tolist(), strict=True)) == expected
+    assert torch.allclose(cosine_R, (z_BD[query_R] * row_KD[row_R]).sum(dim=1), atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_row_at_the_threshold_counts_and_no_rows_have_no_pairs(
+    dtype: torch.dtype, faiss: bool
+) -> None:
+    eye = torch.eye(4, dtype=dtype)
+    query_R, row_R, _ = within(eye, eye, 1.0)
+    assert query_R.tolist() == row_R.tolist() == [0, 1, 2, 3]
+    assert [len(found) for found in within(eye, eye[:0], 0.5)] == [0, 0, 0]
+    assert [len(found) for found in within(eye[:0], eye, 0.5)] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("n", [1, 64, 700, 900])
+def test_the_top_are_the_largest_products(
+    n: int, dtype: torch.dtype, faiss: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "TOP_ROWS", 1)
+    row_KD = rows("uniform", 700).to(dtype)
+    query_D = 30 * row_KD[:100].sum(dim=0)
+    value, row = top(query_D, row_KD, n)
+    ordered = torch.sort(row_KD @ query_D, descending=True).values[:n]
+    assert len(row.unique()) == len(row) == min(n, 700)
+    assert torch.allclose(value.sort(descending=True).values, ordered)
+    assert torch.allclose(value, (row_KD @ query_D)[row])
+
+
+def fit(z_ND: Tensor, centre_CD: Tensor) -> float:
+    """Mean cosine of the rows with their nearest centre."""
+    return float((z_ND @ centre_CD.T).max(dim=1).values.mean())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_centres_fit_as_well_as_those_of_plain_rounds(kind: str, faiss: bool) -> None:
+    z_ND = rows(kind, 800, dim=12)
+    centre_CD, cell_N = kmeans(z_ND, 16, seed=1)
+    plain_CD = z_ND[torch.randperm(800, generator=torch.Generator().manual_seed(0))[:16]]
+    for _ in range(10):
+        nearest_N = (z_ND @ plain_CD.T).argmax(dim=1)
+        sums = [z_ND[nearest_N == cell].sum(dim=0) for cell in range(16)]
+        plain_CD = torch.nn.functional.normalize(torch.stack(sums), dim=1)
+    assert fit(z_ND, centre_CD) > fit(z_ND, plain_CD) - 0.03
+    assert torch.allclose(torch.linalg.vector_norm(centre_CD, dim=1), torch.ones(16))
+    assert torch.equal(cell_N, cells_of(z_ND, centre_CD))
+    chosen_N = (z_ND @ centre_CD.T).gather(1, cell_N[:, None])[:, 0]
+    assert torch.allclose(chosen_N, (z_ND @ centre_CD.T).max(dim=1).values, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_same_seed_gives_the_same_cells(dtype: torch.dtype, faiss: bool) -> None:
+    z_ND = rows("clustered", 300).to(dtype)
+    first, second = (kmeans(z_ND, cells=7, seed=5, trained=20) for _ in range(2))
+    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+    assert (first[0].dtype, first[1].dtype) == (torch.float32, torch.int64)
+    assert not torch.equal(first[0], kmeans(z_ND, cells=7, seed=6, trained=20)[0])
+
+
+@pytest.mark.parametrize("kind", ["clustered", "uniform", "one class"])
+def test_no_cell_stays_empty(kind: str, faiss: bool) -> None:
+    _, cell_N = kmeans(rows(kind, 400), 40, seed=3)
+    assert int(torch.bincount(cell_N, minlength=40).min()) > 0
+
+
+def test_few_rows_and_rows_that_cancel_out_have_centres(faiss: bool) -> None:
+    centre_CD, cell_N = kmeans(torch.eye(3), cells=8, seed=0)
+    assert centre_CD.shape == (3, 3)
+    assert sorted(cell_N.tolist()) == [0, 1, 2]
+    opposite_CD, _ = kmeans(torch.cat([torch.eye(2), -torch.eye(2)]), 1, seed=0)
+    assert torch.allclose(torch.linalg.vector_norm(opposite_CD, dim=1), torch.ones(1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_cells_hold_what_a_dict_holds(dtype: torch.dtype, faiss: bool) -> None:
+    """Rows come and are replaced, in their cell or from another; after each all are compared."""
+    rng = np.random.default_rng(1)
+    index, naive = CellIndex(rows("uniform", 7), capacity=300, dtype=dtype), {}
+    assert type(index._lists).__name__.endswith("Faiss") == (faiss and dtype == torch.float32)
+    for turn in range(12):
+        ids = rng.choice(300, size=50 if turn else 0, replace=False)
+        row_ND, cell_N = rows("uniform", len(ids), seed=turn).to(dtype).numpy(), ids * turn % 7
+        index.replace(ids, row_ND, cell_N.astype(np.int16))
+        naive |= {int(i): (row, c) for i, row, c in zip(ids, row_ND, cell_N, strict=True)}
+        held = np.array(sorted(naive), dtype=np.int64)
+        assert np.flatnonzero(index.cell_K >= 0).tolist() == held.tolist() == sorted(index.order())
+        assert all(index.cell_K[i] == cell for i, (_, cell) in naive.items())
+        for cell in range(7):
+            id_n, row_nD = index.members(cell)
+            assert set(id_n.tolist()) == {i for i, (_, where) in naive.items() if where == cell}
+            assert all(np.array_equal(row, naive[i][0]) for i, row in zip(id_n.tolist(), row_nD))  # noqa: B905
+
+
+def test_rows_put_back_in_order_lie_as_before(faiss: bool) -> None:
+    rng, row_KD = np.random.default_rng(2), rows("uniform", 90).numpy()
+    first, again = (CellIndex(rows("uniform", 5), 90, torch.float32) for _ in range(2))
+    for _ in range(6):
+        ids = rng.choice(90, size=40, replace=False)
+        first.replace(ids, row_KD[ids], rng.integers(5, size=40).astype(np.int16))
+    order = first.order()
+    for part in np.array_split(order, 3):
+        again.replace(part, row_KD[part], first.cell_K[part])
+    assert again.order().tolist() == order.tolist()
+    for cell in range(5):
+        assert np.array_equal(first.members(cell)[1], again.members(cell)[1])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: nearest(NAN, torch.eye(3), 1), "query row 1 is not finite: leave it out"),
+        (lambda: nearest(torch.eye(3), torch.eye(3), 0), "k is 0: must be at least 1"),
+        (lambda: nearest(torch.eye(3), torch.eye(3), 1.5), "k is 1.5"),  # type: ignore[arg-type]
+        (lambda: nearest(torch.eye(3)[0], torch.eye(3), 1), r"must be \[B, D\] and \[K, D\]"),
+        (lambda: nearest(torch.eye(4), torch.eye(3), 1), r"queries are \(4, 4\) .*rows \(3, 3\)"),
+        (lambda: nearest(torch.eye(3).double(), torch.eye(3), 1), "of one dtype and device"),
+        (lambda: nearest(np.eye(3), torch.eye(3), 1), "queries are ndarray, rows Tensor"),  # type: ignore[arg-type]
+        (lambda: nearest(torch.eye(3), torch.eye(3)[:0], 1), "rows searched is 0"),
+        (lambda: within(NAN, torch.eye(3), 0.5), "query row 1 is not finite"),
+        (lambda: within(torch.eye(3), torch.eye(3), float("nan")), "cosine is nan"),
+        (lambda: within(torch.eye(3), torch.eye(3), "0.5"), "cosine is '0.5'"),  # type: ignore[arg-type]
+        (lambda: top(torch.ones(3), torch.eye(3), 0), "n is 0: must be at least 1"),
+        (lambda: kmeans(torch.eye(3), 2.5, 0), "cells is 2.5"),  # type: ignore[arg-type]
+        (lambda: kmeans(torch.eye(3), 0, 0), "cells is 0: must be at least 1"),
+        (lambda: kmeans(torch.eye(3), 2, 0, rounds=0), "rounds is 0"),
+        (lambda: kmeans(torch.eye(3)[:0], 2, 0), "number of rows is 0"),
+        (lambda: CellIndex(torch.eye(2), 4, torch.float64, faiss=True), "pip install faiss-cpu"),
+    ],
+    ids=range(17),
+)
+def test_errors_say_value_rule_and_remedy(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -1,0 +1,108 @@
+"""The memory on a simulated GPU: it decides what it decides on the CPU, mixes no devices, and the
+host waits for the device once for each block of newcomers, never once for each newcomer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from simulated_gpu import SimulatedGpu
+from torch.nn.functional import normalize
+
+from memory import Duplicates, WorkingMemory
+from memory.descriptors import Descriptor, Embedding, Thumbnail, Weighted
+from memory.eviction import MinimumRedundancy, MostDuplicated, Oldest, Policy, Reservoir
+from memory.scores import Linear, Quadratic, VonMisesFisher
+
+CAPACITY, DIM, BATCH, SHAPE = 300, 16, 100, (3, 8, 8)
+
+POLICIES: dict[str, Callable[[], Policy]] = {
+    "linear": lambda: MostDuplicated(Linear()),
+    "linear, compete": lambda: MostDuplicated(Linear(), compete=True),
+    "sharp": lambda: MostDuplicated(VonMisesFisher(0.1)),
+    "quadratic, compete": lambda: MostDuplicated(Quadratic(), compete=True),
+    "minred": MinimumRedundancy,
+    "queue": Oldest,
+    "reservoir": Reservoir,
+}
+DESCRIPTORS: dict[str, Callable[[], Descriptor]] = {
+    "embedding": Embedding,
+    "thumbnail": lambda: Thumbnail(side=4),
+    "both": lambda: Weighted([Embedding(), Thumbnail(side=4)]),
+}
+
+
+def fed(device: str, policy: Policy, descriptor: Descriptor, batches: int) -> list[list[int]]:
+    """What was evicted, batch by batch, while rows are refreshed and drawn as a learner does."""
+    draw = torch.Generator().manual_seed(0)
+    memory = WorkingMemory(
+        CAPACITY, DIM, policy, SHAPE, device, duplicates=Duplicates(0.999), descriptor=descriptor
+    )
+    evicted = []
+    for start in range(0, batches * BATCH, BATCH):
+        z_BD = normalize(torch.randn(BATCH, DIM, generator=draw), dim=1)
+        image_BCHW = torch.randint(256, (BATCH, *SHAPE), dtype=torch.uint8, generator=draw)
+        z_BD, image_BCHW = (t.to(device, non_blocking=True) for t in (z_BD, image_BCHW))
+        admission = memory.add(torch.arange(start, start + BATCH), z_BD, images=image_BCHW)
+        evicted.append(admission.evicted.tolist())
+        stale = memory.stalest(9)
+        memory.refresh(stale, normalize(memory.embeddings[stale] + 0.1, dim=1))
+        memory.collisions(z_BD, images=image_BCHW if descriptor.needs_images else None)
+        memory.prior(z_BD)
+        memory.negatives(20)
+        memory.negatives(5, how="hardest", anchors=z_BD, each=True)
+        memory.sample(10)
+    return evicted
+
+
+@pytest.mark.parametrize("describe", DESCRIPTORS.values(), ids=list(DESCRIPTORS))
+@pytest.mark.parametrize("make", POLICIES.values(), ids=list(POLICIES))
+def test_a_gpu_decides_as_the_cpu_and_nothing_waits_unseen(
+    make: Callable[[], Policy], describe: Callable[[], Descriptor]
+) -> None:
+    expected = fed("cpu", make(), describe(), batches=6)
+    with SimulatedGpu() as gpu:
+        assert fed("cuda:0", make(), describe(), batches=6) == expected
+        assert not gpu.count("memory/", declared=False)
+        if not isinstance(make(), MinimumRedundancy):  # whose lists live on the host
+            assert not gpu.count("memory/", kind="upload")
+
+
+@pytest.mark.parametrize("name", ["linear", "sharp", "quadratic, compete"])
+def test_the_host_reads_once_a_block(name: str) -> None:
+    """Of an engine; checks and bookkeeping read as often again, whatever the batch."""
+    with SimulatedGpu() as gpu:
+        policy = POLICIES[name]()
+        blocks, choose = 0, policy.choose
+
+        def counted(rows):  # type: ignore[no-untyped-def]
+            nonlocal blocks
+            blocks += 1
+            return choose(rows)
+
+        policy.choose = counted  # type: ignore[method-assign]
+        fed("cuda:0", policy, Embedding(), batches=6)
+        draws = gpu.count("memory/duel/linear.py _draw_shortlist").total()
+        assert 0 < blocks < 3 * BATCH / 4
+        assert gpu.count("memory/duel/").total() <= blocks + draws
+        assert gpu.count("memory/admission.py").total() <= blocks + 2 * 6 * 2
+        assert gpu.count("memory/checks.py").total() <= 6 * 6
+
+
+def test_a_memory_moves_to_a_gpu_and_goes_on() -> None:
+    with SimulatedGpu() as gpu:
+        memories = [WorkingMemory(20, 4, MostDuplicated(VonMisesFisher(0.1))) for _ in range(2)]
+        draw = torch.Generator().manual_seed(0)
+        for turn in range(4):
+            z_BD = normalize(torch.randn(12, 4, generator=draw), dim=1)
+            found = [memory.add(torch.arange(12) + 12 * turn, z_BD) for memory in memories]
+            assert found[0].evicted.tolist() == found[1].evicted.tolist()
+            memories[1].to("cuda:0")
+        assert memories[1].device.type == "cuda"
+        assert memories[1].check_valid() == (True, "")
+        state = {name: value.cpu() for name, value in memories[1].state_dict().items()}
+        memories[0].load_state_dict(state)
+        assert memories[0].check_valid() == (True, "")
+    assert gpu.waits

@@ -1,0 +1,172 @@
+"""A memory as a part of other modules: saved, loaded, copied, cast and trained around.
+
+Shapes: B samples, D embedding, N samples of a stream.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from memory_stream import SHAPE, equal, offer, stream
+from torch import Tensor, nn
+
+from memory import WorkingMemory
+from memory.descriptors import Thumbnail
+from memory.eviction import POLICIES, MostDuplicated
+from memory.scores import VonMisesFisher
+from tests.naive import unit_rows
+
+
+class Model(nn.Module):
+    """What people write: an encoder and a memory."""
+
+    def __init__(self, capacity: int = 25, **options: Any) -> None:
+        super().__init__()
+        self.encoder = nn.Linear(6, 6)
+        self.memory = WorkingMemory(capacity, 6, image_shape=SHAPE, **options)
+
+
+def fed(end: int = 60, **options: Any) -> Model:
+    model = Model(**options)
+    offer(model.memory, 0, end)
+    return model
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_a_model_is_saved_and_loaded_with_its_memory(name: str, tmp_path: Path) -> None:
+    model = fed(eviction=POLICIES[name]())
+    torch.save(model.state_dict(), tmp_path / "model")  # noqa: TID251 - what people do
+    state = torch.load(tmp_path / "model", weights_only=True)  # noqa: TID251
+    again = Model(eviction=POLICIES[name]())
+    assert str(again.load_state_dict(state)) == "<All keys matched successfully>"
+    assert equal(again.state_dict(), model.state_dict())
+    for each in (model, again):
+        offer(each.memory, 60, 90)
+    assert equal(again.state_dict(), model.state_dict())
+
+
+def test_loading_names_what_does_not_fit() -> None:
+    state = fed().state_dict()
+    with pytest.raises(RuntimeError, match=r"memory: the state is of capacity 25, .* of 9: build"):
+        Model(9).load_state_dict(state)
+    sharp = Model(eviction=MostDuplicated(VonMisesFisher(0.1)))
+    with pytest.raises(RuntimeError, match=r"memory: .* saved under score Linear\(\), this memory"):
+        sharp.load_state_dict(state)
+    without = {name: value for name, value in state.items() if not name.startswith("memory.")}
+    model = fed(30)
+    before = model.memory.state_dict()
+    with pytest.raises(RuntimeError, match=r'Missing key.*"memory.counters"'):
+        model.load_state_dict(without)
+    assert model.load_state_dict(without, strict=False).missing_keys == ["memory.counters"]
+    assert equal(model.memory.state_dict(), before)
+    del state["memory.columns.ids"]
+    with pytest.raises(RuntimeError, match="memory: the state has columns"):
+        model.load_state_dict(state)
+    with pytest.raises(RuntimeError, match=r'Unexpected key.*"other"'):
+        model.load_state_dict(fed().state_dict() | {"other": torch.ones(1)})
+    assert nn.Sequential(WorkingMemory(2, 3)).state_dict().keys() >= {"0.counters"}
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_a_copy_is_independent_and_goes_on_alike(name: str) -> None:
+    model = fed(eviction=POLICIES[name](), descriptor=Thumbnail(2))
+    twin = copy.deepcopy(model)
+    before = model.state_dict()
+    assert equal(twin.state_dict(), before)
+    offer(twin.memory, 60, 90)
+    assert equal(model.state_dict(), before)
+    assert not equal(twin.state_dict(), before)
+    offer(model.memory, 60, 90)
+    assert equal(twin.state_dict(), model.state_dict())
+
+
+def test_images_in_a_file_cannot_be_copied(tmp_path: Path) -> None:
+    memory = WorkingMemory(4, 6, image_shape=SHAPE, image_file=tmp_path / "images")
+    with pytest.raises(
+        (TypeError, ValueError), match=r"cannot be copied: .*images is in use; load"
+    ):
+        copy.deepcopy(memory)
+
+
+def test_casting_the_model_leaves_the_rows_as_they_are() -> None:
+    model, z_BD = Model(), unit_rows(np.random.default_rng(0), "uniform", 9, 6).float()
+    model.memory.add(torch.arange(9), z_BD, stream(9)[2])
+    for cast in (lambda m: m.half(), lambda m: m.to(torch.bfloat16), lambda m: m.double()):
+        assert torch.equal(cast(model).memory.embeddings, z_BD)
+    assert model.encoder.weight.dtype == torch.float64
+    assert model.to("cpu").train().memory.check_valid() == (True, "")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_narrow_rows_are_widened_and_of_unit_norm(dtype: torch.dtype) -> None:
+    z_BD = unit_rows(np.random.default_rng(0), "uniform", 50, 128)
+    memory = WorkingMemory(20, 128)
+    memory.add(torch.arange(50), z_BD.to(dtype))
+    memory.refresh([3], z_BD[:1].to(dtype))
+    assert memory.dtype == torch.float32
+    assert memory.check_valid() == (True, "")
+    norm_k = torch.linalg.vector_norm(memory.embeddings, dim=1)
+    torch.testing.assert_close(norm_k, torch.ones(20), atol=1e-6, rtol=0)
+    cosine_k = (memory.embeddings.double() * z_BD[memory.ids]).sum(dim=1)
+    assert float(cosine_k[torch.arange(20) != 3].min()) > 0.9999
+    with pytest.raises(ValueError, match=r"row 0 has norm 1\.0.*must be 1 within 0\.01; divide it"):
+        memory.add([0], (1.05 * z_BD[:1]).to(dtype))
+
+
+def test_a_memory_shows_an_optimiser_nothing() -> None:
+    model = fed()
+    assert {name for name, _ in model.named_parameters()} == {"encoder.weight", "encoder.bias"}
+    assert list(model.named_buffers()) == []
+    before = model.memory.state_dict()
+    optimiser = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(3):
+        z_BD = nn.functional.normalize(model.encoder(torch.ones(2, 6)), dim=1)
+        (z_BD @ model.memory.negatives(8, torch.Generator()).z_ND.float().T).sum().backward()
+        optimiser.step()
+    assert equal(model.memory.state_dict(), before)
+    model.memory.add([1, 2], z_BD, stream(2)[2])
+    assert not model.memory.embeddings.requires_grad
+    assert "capacity=25, dim=6, occupied=25, eviction=most-duplicated" in repr(model)
+
+
+def test_lightning_trains_around_a_memory_and_restores_it(tmp_path: Path) -> None:
+    warnings.simplefilter("ignore")  # its own, at import and in training
+    import pytorch_lightning as lightning
+
+    class Lit(lightning.LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder, self.memory = nn.Linear(6, 6), WorkingMemory(16, 6)
+
+        def training_step(self, batch: list[Tensor], index: int) -> Tensor:
+            z_BD = nn.functional.normalize(self.encoder(batch[0]), dim=1)
+            admission = self.memory.add(torch.arange(len(z_BD)) + 9 * index, z_BD)
+            assert admission.inserted == len(z_BD)
+            return (z_BD @ self.memory.negatives(4).z_ND.T).exp().mean()
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    data = torch.utils.data.TensorDataset(stream(36)[1].float())
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        max_steps=2,
+        logger=False,
+        enable_checkpointing=True,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=tmp_path,
+    )
+    model = Lit()
+    trainer.fit(model, torch.utils.data.DataLoader(data, 12))
+    assert len(model.memory) == 16
+    path = next(tmp_path.rglob("*.ckpt"))
+    again = Lit.load_from_checkpoint(path)
+    assert equal(again.memory.state_dict(), model.memory.state_dict())
+    assert again.memory.check_valid() == (True, "")

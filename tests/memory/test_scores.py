@@ -1,0 +1,111 @@
+"""Scores at their ends: very sharp ones, and such as are wide beyond any cosine.
+
+Shapes: N cosines.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from decimal import Decimal, localcontext
+
+import numpy as np
+import pytest
+import torch
+
+from memory import WorkingMemory
+from memory.eviction import MostDuplicated
+from memory.scores import Gaussian, Linear, Quadratic, Score, Threshold, VonMisesFisher
+from tests.naive import unit_rows
+
+WIDTHS = (1e-9, 1e-6, 1e-3, 0.1, 1.0, 1.999, 2.0, 4.0, 1e2, 1e5, 1e9)
+
+
+def exact(score: Score, x: float) -> float:
+    """h by its definition, to 60 digits."""
+    with localcontext() as context:
+        context.prec = 60
+        away = 1 - Decimal(x)
+        if isinstance(score, VonMisesFisher):
+            far, end = -away / Decimal(score.kappa), -2 / Decimal(score.kappa)
+        else:
+            assert isinstance(score, Gaussian)
+            far, end = -(away**2) / Decimal(score.tau), -4 / Decimal(score.tau)
+        return float((far.exp() - end.exp()) / (1 - end.exp()))
+
+
+@pytest.mark.parametrize(
+    "score",
+    [*map(VonMisesFisher, WIDTHS), *map(Gaussian, (1e-18, *WIDTHS))],
+    ids=repr,
+)
+def test_every_width_is_its_definition(score: Score) -> None:
+    x_N = torch.cat(
+        [torch.linspace(-1, 1, 41, dtype=torch.float64), 1 - torch.logspace(-18, -1, 35).double()]
+    ).sort()[0]
+    for dtype, eps in ((torch.float64, 2.3e-16), (torch.float32, 1.2e-7)):
+        given_N = x_N.to(dtype)
+        h_N, wanted = score(given_N), [exact(score, x) for x in given_N.double().tolist()]
+        unit = 4 * eps * (1 + score.slope)  # rounding of a cosine near 1, and of h
+        assert bool(h_N.isfinite().all())
+        assert bool((h_N.diff() >= 0).all())
+        assert abs(float(h_N[0])) <= 4 * eps
+        assert abs(float(h_N[-1]) - 1) <= 4 * eps
+        found = h_N.double().tolist()
+        assert max(abs(h - w) for h, w in zip(found, wanted, strict=True)) <= min(unit, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("score", "width"),
+    [(VonMisesFisher(w), w) for w in WIDTHS] + [(Gaussian(w**2), w) for w in (1e-8, 0.1, 3e4)],
+    ids=str,
+)
+def test_the_slope_is_the_largest_derivative(score: Score, width: float) -> None:
+    x_N = torch.linspace(1 - min(2.0, 20 * width), 1, 4001, dtype=torch.float64)
+    steepest = float((score(x_N).diff() / x_N.diff()).max())
+    assert score.slope >= steepest * (1 - 1e-3)
+    assert score.slope <= steepest * 1.05
+
+
+def test_every_score_has_its_ends_and_never_falls() -> None:
+    x = torch.linspace(-1, 1, 2001, dtype=torch.float64)
+    for score in (Linear(), Quadratic(), Gaussian(0.5), Threshold(), VonMisesFisher(0.01)):
+        h = score(x)
+        assert abs(float(h[0])) < 1e-12
+        assert abs(float(h[-1]) - 1) < 1e-12
+        assert bool((h.diff() >= 0).all())
+        assert torch.equal(score.apply_(x.clone()), h)
+        assert x[0] == -1  # as it was
+
+
+def test_the_widest_evict_as_their_limit_does() -> None:
+    z_ND = unit_rows(np.random.default_rng(0), "clustered", 300, 5)
+    gone = [
+        WorkingMemory(40, 5, MostDuplicated(score)).add(torch.arange(300), z_ND).evicted.tolist()
+        for score in (Linear(), VonMisesFisher(1e9))
+    ]
+    assert gone[0] == gone[1]
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: VonMisesFisher(1e20), r"kappa is 1e\+20: must lie in \[1e-09, 1e\+09\]"),
+        (lambda: VonMisesFisher(1e-300), "kappa is 1e-300: .*memory.Duplicates finds equal rows"),
+        (lambda: VonMisesFisher(math.nan), "kappa is nan"),
+        (lambda: VonMisesFisher("0.1"), "kappa is '0.1': must be a finite number above 0"),  # type: ignore[arg-type]
+        (lambda: Gaussian(1e20), r"tau is 1e\+20: .* a wider one is no other than the widest"),
+        (lambda: Gaussian(0), "tau is 0"),
+        (lambda: Threshold(0.9, 1e-12), "width is 1e-12"),
+        (lambda: Threshold(None), "cosine is None: must be a finite number"),  # type: ignore[arg-type]
+        (lambda: Threshold(0.9, 2.0), "the ramp from cosine - width"),
+        (lambda: VonMisesFisher(-1), "kappa is -1: must be a finite number above 0"),
+        (lambda: VonMisesFisher(10**400), "must be a finite number"),
+    ],
+    ids=range(11),
+)
+def test_widths_that_no_rounding_carries_are_refused(
+    build: Callable[[], Score], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        build()

@@ -1,0 +1,251 @@
+"""States: bit-equal there and back, of other writers, damaged, and in files.
+
+Shapes: D embedding, k occupied slots, N samples, C H W image.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from memory_stream import SHAPE, equal, offer, stream
+from torch import Tensor
+
+import memory as package
+from memory import Duplicates, WorkingMemory
+from memory.descriptors import Embedding, Thumbnail
+from memory.eviction import POLICIES, Hybrid, KappaBandit, MostDuplicated, Oldest, Policy
+from memory.scores import Gaussian, Score, VonMisesFisher
+from memory.state import VERSION, decode, encode
+
+
+@pytest.mark.parametrize("action", [None, "count", "merge"])
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_a_memory_goes_on_bit_equal(name: str, action: Any, tmp_path: Path) -> None:
+    rule = None if action is None else Duplicates(0.97, action)
+    memory = WorkingMemory(25, 6, POLICIES[name](), SHAPE, seed=3, duplicates=rule)
+    start = 0
+    for end in (10, 60, 130):
+        offer(memory, start, end)
+        package.save(memory, tmp_path / "held")
+        loaded = package.load(tmp_path / "held", POLICIES[name](), seed=8, duplicates=rule)
+        twice = WorkingMemory(25, 6, POLICIES[name](), SHAPE, duplicates=rule)
+        twice.load_state_dict(loaded.state_dict())
+        for each in (loaded, twice):
+            assert equal(each.state_dict(), memory.state_dict())
+        assert loaded.check_valid() == (True, "")
+        assert loaded.stats() == memory.stats()
+        for each in (memory, loaded):
+            offer(each, end, end + 15)
+        assert equal(loaded.state_dict(), memory.state_dict())
+        memory, start = loaded, end + 15
+
+
+def most(**options: Any) -> Policy:
+    return MostDuplicated(VonMisesFisher(0.1), **options)
+
+
+Build = Callable[[], WorkingMemory]
+
+
+def of(policy: Callable[[], Policy] = most, **options: Any) -> Build:
+    return lambda: WorkingMemory(8, 6, policy(), SHAPE, **options)
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "message"),
+    [
+        (of(), of(MostDuplicated), r"under score VonMisesFisher\(kappa=0.1\), this memory has"),
+        (of(), of(lambda: most(compete=True)), "under compete False, this memory has compete True"),
+        (of(), of(Oldest), "under eviction policy most-duplicated, this memory has .*oldest"),
+        (
+            of(lambda: Hybrid(most(), age_cap=50)),
+            of(lambda: Hybrid(most(), age_cap=60)),
+            "under age_cap 50, this memory has age_cap 60",
+        ),
+        (
+            of(lambda: Hybrid(most(), front=2)),
+            of(lambda: Hybrid(Hybrid(most()), front=2)),
+            "under inner eviction policy most-duplicated, this memory has .* hybrid",
+        ),
+        (
+            of(lambda: KappaBandit((0.1, 0.2))),
+            of(lambda: KappaBandit((0.1, 0.3))),
+            r"under kappas \[0.1, 0.2\], this memory has kappas \[0.1, 0.3\]: build it with",
+        ),
+        (
+            of(duplicates=Duplicates(0.98)),
+            of(),
+            r"under duplicates Duplicates\(threshold=0.98, action='count'\), .* duplicates None",
+        ),
+        (of(), of(descriptor=Thumbnail(2)), r"descriptor Embedding\(\), .*Thumbnail\(side=2\): bu"),
+    ],
+    ids=range(8),
+)
+def test_a_state_of_another_memory_is_refused_and_changes_nothing(
+    one: Build, two: Build, message: str
+) -> None:
+    saved, other = one(), two()
+    offer(saved, 0, 20)
+    offer(other, 0, 30)
+    before = other.state_dict()
+    with pytest.raises(ValueError, match=message):
+        other.load_state_dict(saved.state_dict())
+    assert equal(other.state_dict(), before)
+    again = one()
+    again.load_state_dict(saved.state_dict())
+    assert equal(again.state_dict(), saved.state_dict())
+
+
+class Nameless(Score):
+    """A score from outside, whose repr would name an address."""
+
+    slope = 0.5
+
+    def apply_(self, cosine: Tensor) -> Tensor:
+        return cosine.add_(1.0).mul_(0.5)
+
+
+def test_a_score_without_a_repr_is_known_by_its_class() -> None:
+    memory = of(lambda: MostDuplicated(Nameless()))()
+    of(lambda: MostDuplicated(Nameless()))().load_state_dict(memory.state_dict())
+    with pytest.raises(ValueError, match="under score Nameless, this memory has score Linear"):
+        of(MostDuplicated)().load_state_dict(memory.state_dict())
+
+
+def test_a_number_is_the_same_however_it_is_written() -> None:
+    for one, other in (
+        (VonMisesFisher(1), VonMisesFisher(1.0)),
+        (Gaussian(np.float64(2)), Gaussian(2)),
+    ):
+        state = WorkingMemory(8, 6, MostDuplicated(one), duplicates=Duplicates(1)).state_dict()
+        again = WorkingMemory(8, 6, MostDuplicated(other), duplicates=Duplicates(1.0))
+        again.load_state_dict(state)
+
+
+# Other writers.
+
+
+def test_a_state_of_version_1_is_read() -> None:
+    memory = WorkingMemory(8, 6, image_shape=SHAPE)
+    memory.add(*stream(20))
+    old = {
+        name: value
+        for name, value in memory.state_dict().items()
+        if name in ("counters", "generator")
+        or (name.startswith(("columns.", "eviction.")) and name != "columns.multiplicity")
+    }
+    old["counters"] = torch.tensor([1, 8, 20, 12, 0])
+    loaded = WorkingMemory(8, 6, image_shape=SHAPE, descriptor=Embedding())
+    loaded.load_state_dict(old)
+    assert equal(loaded.state_dict(), memory.state_dict())
+    assert loaded.check_valid() == (True, "")
+
+
+@pytest.mark.parametrize("version", [0, VERSION + 1])
+def test_other_versions_are_refused(version: int) -> None:
+    memory = WorkingMemory(4, 3)
+    state = memory.state_dict()
+    state["counters"][0] = version
+    with pytest.raises(ValueError, match=f"no memory state of version 1 to {VERSION}"):
+        memory.load_state_dict(state)
+
+
+def test_what_an_earlier_writer_did_not_say_is_not_compared() -> None:
+    """It did not tell of descriptors, nor how a search stands, and kept what nobody reads now."""
+    for policy in (MostDuplicated, most):
+        memory = WorkingMemory(25, 6, policy())
+        memory.add(*stream(60)[:2])
+        state = memory.state_dict() | {"eviction.reach": torch.tensor([64])}
+        told = {name: decode(state)[name] for name in ("eviction policy", "score", "image_shape")}
+        state = {name: v for name, v in state.items() if "search." not in name}
+        loaded = WorkingMemory(25, 6, policy(), descriptor=Embedding(), duplicates=Duplicates())
+        loaded.load_state_dict(state | {"description": encode(told)})
+        assert torch.equal(loaded.counts(), memory.counts())
+        assert torch.equal(loaded.descriptors, memory.embeddings)
+        assert loaded.check_valid() == (True, "")
+        thumbnails = WorkingMemory(25, 6, policy(), SHAPE, descriptor=Thumbnail(2))
+        with pytest.raises(ValueError, match="the state has columns"):
+            thumbnails.load_state_dict(state | {"description": encode(told)})
+
+
+DAMAGE: dict[str, Callable[[dict[str, Tensor]], dict[str, Tensor]]] = {
+    "rows missing": lambda state: {"columns.labels": state["columns.labels"][:-1]},
+    "too many": lambda state: {
+        name: torch.cat([state[name], state[name]]) for name in state if name.startswith("columns.")
+    },
+    "counters cut": lambda state: {"counters": state["counters"][:3]},
+    "counters wrong": lambda state: {"counters": state["counters"] + 1 * (torch.arange(7) == 3)},
+    "not finite": lambda state: {"columns.embeddings": state["columns.embeddings"] * torch.nan},
+    "not unit": lambda state: {"columns.embeddings": 2 * state["columns.embeddings"]},
+    "generator": lambda state: {"generator": state["generator"][:7]},
+    "drift": lambda state: {"drift": state["drift"][:1]},
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=list(DAMAGE))
+def test_a_damaged_state_is_refused_and_changes_nothing(
+    damage: Callable[[dict[str, Tensor]], dict[str, Tensor]],
+) -> None:
+    saved, memory = of()(), of()()
+    offer(saved, 0, 60)
+    offer(memory, 60, 70)
+    before, state = memory.state_dict(), saved.state_dict()
+    with pytest.raises(ValueError, match=r"the state is damaged: .*; load an earlier one"):
+        memory.load_state_dict(state | damage(state))
+    assert equal(memory.state_dict(), before)
+
+
+# Files.
+
+
+def test_a_failed_save_leaves_the_file_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = WorkingMemory(8, 6, image_shape=SHAPE)
+    offer(memory, 0, 9)
+    package.save(memory, tmp_path / "held")
+    before = memory.state_dict()
+    offer(memory, 9, 30)
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        package.save(memory, tmp_path / "held")
+    assert [path.name for path in tmp_path.iterdir()] == ["held"]
+    assert equal(package.load(tmp_path / "held").state_dict(), before)
+
+
+def test_a_file_that_is_no_memory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("not a memory")
+    safetensors.torch.save_file({"x": torch.ones(2)}, tmp_path / "other")
+    with pytest.raises(
+        ValueError, match=r"text holds no memory: it is no file of .*give one of save\(\)"
+    ):
+        package.load(tmp_path / "text")
+    with pytest.raises(ValueError, match="other holds no memory, but tensors such as x: give a"):
+        package.load(tmp_path / "other")
+    with pytest.raises(FileNotFoundError):
+        package.load(tmp_path / "nothing")
+    with pytest.raises(FileNotFoundError, match=r"there is no folder .*a/b; make it first \(mkdir"):
+        package.save(WorkingMemory(2, 2), tmp_path / "a" / "b" / "held")
+
+
+def test_the_error_without_safetensors_names_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("safetensors", "safetensors.torch"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ImportError, match="pip install safetensors"):
+        package.save(WorkingMemory(2, 2), tmp_path / "held")
+    with pytest.raises(ImportError, match="pip install safetensors"):
+        package.load(tmp_path / "held")

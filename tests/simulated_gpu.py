@@ -1,0 +1,260 @@
+"""A GPU for machines that have none: real values, a device of its own, and every wait noted.
+
+A tensor "on the GPU" is a wrapper that says it lies on cuda:0 and computes on the CPU. So code runs
+through unchanged, with its branches on `device.type` and `is_cuda`, and finds what it finds on the
+CPU. Where devices are mixed it fails as it would. Where the host waits for the device, the line
+that made it wait is noted.
+
+torch's FakeTensorMode does not serve: its tensors have no values, on which the plan of a memory
+depends, and its backward pass fails in a CUDA build on a machine without a GPU.
+
+What it does not see: the time anything takes; kernels (those of the CPU run in their place);
+autocast, which knows no such device; order on several streams. Name the device with its index.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+GPU = torch.device("cuda:0")
+ROOT = Path(__file__).parent.parent
+OURS = tuple(f"{ROOT / package}/" for package in ("memory", "stream_ssl"))
+aten = torch.ops.aten
+
+# Operators whose result, or its size, the host must know: a GPU is waited for.
+READS = {
+    *("_local_scalar_dense", "equal", "is_nonzero", "nonzero", "masked_select", "bincount"),
+    *("_unique2", "unique_dim", "unique_consecutive", "_linalg_eigh", "linalg_cholesky_ex"),
+}
+# Operators that take indices of either device; those of the host are copied over, which waits.
+INDEXED = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"}
+COPIES = {"_to_copy", "copy_", "_foreach_copy_"}
+
+
+class OnGpu(Tensor):
+    """A tensor of the simulated GPU. Its numbers are those of `value`, on the CPU."""
+
+    value: Tensor
+    device = property(lambda self: GPU)
+    is_cuda = property(lambda self: True)
+    is_cpu = is_meta = property(lambda self: False)
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, value: Tensor) -> OnGpu:
+        # torch itself is told "meta": for a CUDA tensor its engine would ask the driver.
+        return Tensor._make_wrapper_subclass(
+            cls,
+            value.size(),
+            strides=value.stride(),
+            storage_offset=value.storage_offset(),
+            dtype=value.dtype,
+            device="meta",
+        )
+
+    def __init__(self, value: Tensor) -> None:
+        self.value = value
+
+    def __repr__(self, *_: Any, **__: Any) -> str:
+        return f"OnGpu({self.value!r})"
+
+    def tolist(self) -> Any:
+        return self.cpu().tolist()
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, *_: Any, **__: Any) -> Any:
+        raise RuntimeError(f"{func} on a tensor of a simulated GPU that was left")
+
+
+@dataclass(frozen=True)
+class Wait:
+    """The host waited for the device.
+
+    `kind` is "read" where something comes to the host, or "upload": a copy to the device that is
+    not `non_blocking`, and so waits for all that was launched before. `line` tells who asked, as
+    "stream_ssl/learning/updates.py update"; `declared` whether through `memory.compute.to_host`.
+    """
+
+    kind: str
+    line: str
+    declared: bool
+
+
+class SimulatedGpu(TorchDispatchMode):
+    """Within it there is a device "cuda:0".
+
+    Attributes:
+        waits: of the host for the device, in order.
+    """
+
+    _mode_key = torch._C._TorchDispatchModeKey.FAKE  # under this key torch asks for no driver
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: list[Wait] = []
+        self._pinned: list[Tensor] = []
+        self._in_flight: list[tuple[Tensor, Tensor]] = []  # pinned sources, and what they held
+        self._patched = ExitStack()
+
+    def count(self, *packages: str, kind: str = "read", declared: bool | None = None) -> Counter:
+        """Waits by the line that asked, where it is in one of these folders."""
+        return Counter(
+            wait.line
+            for wait in self.waits
+            if wait.line.startswith(packages)
+            and wait.kind == kind
+            and declared in (None, wait.declared)
+        )
+
+    def __enter__(self) -> SimulatedGpu:
+        stand_ins = {
+            "Event": lambda **_: Event(self),
+            "current_stream": lambda *_: None,
+            "get_rng_state": lambda *_: torch.zeros(16, dtype=torch.uint8),
+            "set_rng_state": lambda *_: None,
+        }
+        for name, stand_in in stand_ins.items():
+            self._patched.enter_context(mock.patch.object(torch.cuda, name, stand_in))
+        self._switch(torch._C._only_lift_cpu_tensors, torch._C._set_only_lift_cpu_tensors)
+        # A module's parameters are replaced when it moves: another class cannot be put into them.
+        future = torch.__future__
+        self._switch(
+            future.get_overwrite_module_params_on_conversion,
+            future.set_overwrite_module_params_on_conversion,
+        )
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._patched.close()
+
+    def _switch(self, get: Any, put: Any) -> None:
+        self._patched.callback(put, get())
+        put(True)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, kwargs = func._schema.name.removeprefix("aten::"), dict(kwargs or {})
+        to_gpu = any(isinstance(leaf, OnGpu) for leaf in tree_leaves((args, kwargs)))
+        if kwargs.get("device") is not None:
+            to_gpu = torch.device(kwargs["device"]).type in ("cuda", "meta")
+            kwargs["device"] = torch.device("cpu")
+        if name == "is_pinned":
+            return any(_shared(args[0], pinned) for pinned in self._pinned)
+        if name == "_pin_memory" or kwargs.pop("pin_memory", False):
+            made = args[0].clone() if name == "_pin_memory" else func(*args, **kwargs)
+            self._pinned.append(made)
+            return made
+        self._note(name, args, kwargs, to_gpu)
+        found = _run(name, func, *tree_map_only(OnGpu, lambda one: one.value, (args, kwargs)))
+        if not to_gpu:
+            return found
+        # What is written to in place stays the object it is.
+        leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, OnGpu)]
+        there = {id(leaf.value): leaf for leaf in leaves}
+        return tree_map_only(
+            Tensor, lambda one: there[id(one)] if id(one) in there else OnGpu(one), found
+        )
+
+    def _note(self, name: str, args: Any, kwargs: Any, to_gpu: bool) -> None:
+        """What waits, and what fails."""
+        if name in COPIES:
+            self._note_copy(name, args, kwargs, to_gpu)
+            return
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        if not any(isinstance(tensor, OnGpu) for tensor in tensors):
+            return
+        if name in READS:
+            self._wait("read")
+        if name in INDEXED:
+            for index in args[1]:
+                if index is not None and index.dtype in (torch.bool, torch.uint8):
+                    self._wait("read" if isinstance(index, OnGpu) else "upload")
+                elif index is not None and not isinstance(index, OnGpu):
+                    self._wait("upload")
+            tensors = [args[0], *args[2:3]]
+        strict = name in ("cat", "stack")  # elsewhere a single number may come from the host
+        strangers = [one for one in tensors if not isinstance(one, OnGpu) and (one.ndim or strict)]
+        if strangers:
+            raise RuntimeError(
+                f"{name}: expected all tensors on cuda:0, found one on {strangers[0].device}"
+            )
+
+    def _note_copy(self, name: str, args: Any, kwargs: Any, to_gpu: bool) -> None:
+        given, target = (args[0], to_gpu) if name == "_to_copy" else (args[1], args[0])
+        if name != "_to_copy":
+            target = isinstance(tree_leaves(target)[0], OnGpu)
+        blocking = not kwargs.get("non_blocking", name != "_to_copy" and args[2:3] == (True,))
+        for source in tree_leaves(given):
+            if isinstance(source, OnGpu) and not target:
+                self._wait("read")
+            elif not isinstance(source, OnGpu) and target:
+                if blocking:
+                    self._wait("upload")
+                elif any(_shared(source, pinned) for pinned in self._pinned):
+                    self._in_flight.append((source, source.clone()))
+
+    def _wait(self, kind: str) -> None:
+        self.landed(len(self._in_flight))
+        self.waits.append(Wait(kind, *_asked()))
+
+    def landed(self, count: int) -> None:
+        """The first so many copies from pinned memory are done: what they read must be there."""
+        done, self._in_flight = self._in_flight[:count], self._in_flight[count:]
+        for source, held in done:
+            assert torch.equal(source, held), "a pinned buffer was written to while in flight"
+
+
+class Event:
+    """In the place of torch.cuda.Event."""
+
+    def __init__(self, gpu: SimulatedGpu) -> None:
+        self._gpu, self._copies = gpu, []
+
+    def record(self, stream: Any = None) -> None:
+        self._copies = list(self._gpu._in_flight)
+
+    def synchronize(self) -> None:
+        flying = self._gpu._in_flight
+        self._gpu.landed(sum(any(one is own for own in self._copies) for one in flying))
+
+    def elapsed_time(self, end: Event) -> float:
+        return 1.0
+
+
+def _run(name: str, func: Any, args: Any, kwargs: Any) -> Any:
+    if name == "_scaled_dot_product_efficient_attention":
+        query, key, value, bias, *_ = args
+        found = aten._scaled_dot_product_flash_attention_for_cpu(
+            query, key, value, attn_mask=bias, scale=kwargs["scale"]
+        )
+        return *found, torch.zeros(()), torch.zeros(())  # and what dropout is seeded by
+    return func(*args, **kwargs)
+
+
+def _shared(one: Tensor, other: Tensor) -> bool:
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+
+
+def _asked() -> tuple[str, bool]:
+    """The line of ours that asked, and whether through `to_host`."""
+    frame: FrameType | None = sys._getframe(1)
+    declared = False
+    while frame is not None:
+        file, name = frame.f_code.co_filename, frame.f_code.co_name
+        if file.startswith(OURS) and name != "to_host":
+            return f"{file.removeprefix(f'{ROOT}/')} {name}", declared
+        declared |= file.startswith(OURS)
+        frame = frame.f_back
+    return "elsewhere", declared
