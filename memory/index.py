@@ -1,10 +1,10 @@
-"""Every search: nearest rows, pairs within a cosine, largest products, k-means, rows by cell.
+"""Every search: nearest rows, largest products, k-means.
 
 By faiss where it was measured to win (docs/memory.md), else by a product of torch or numpy. No
 other file imports faiss, and this one only when it is asked: pip install faiss-cpu. Arrays go in by
 pointer: `faiss.contrib.torch_utils` would take tensors, but patches faiss for the whole process.
 
-Shapes: B queries, C cells, D of a row, K rows searched, k neighbours, N rows, R pairs, n members.
+Shapes: B queries, C cells, D of a row, K rows searched, k neighbours, N rows.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from memory.checks import check_count, check_number
-from memory.compute import columns_at_a_time, to_host
+from memory.checks import check_count
+from memory.compute import to_host
 from memory.scores import BLOCK_ELEMENTS
 
 HAVE_FAISS = importlib.util.find_spec("faiss") is not None
@@ -29,9 +29,6 @@ HAVE_FAISS = importlib.util.find_spec("faiss") is not None
 
 NEAREST_FEW, NEAREST_MANY = 8, 1024
 """Queries up to which, and from which on, faiss finds the nearest faster than a product does."""
-
-WITHIN_FEW = 4
-"""Queries up to which faiss finds the pairs within a cosine faster than a product does."""
 
 TOP_ROWS = 16_384
 """Rows from which on faiss multiplies them by one query faster than numpy does."""
@@ -113,71 +110,6 @@ def _nearest_on_gpu(z_BD: Tensor, row_KD: Tensor, k: int, resources: Any) -> tup
         resources.setDefaultStream(ask.device, faiss.cast_integer_to_cudastream_t(stream))
         faiss.bfKnn(resources, ask)
     return cosine_Bk, row_Bk
-
-
-def within(z_BD: Tensor, row_KD: Tensor, cosine: float) -> tuple[Tensor, Tensor, Tensor]:
-    """All pairs of a query and a row whose cosine is at least `cosine`, to float rounding.
-
-    Args:
-        z_BD: unit rows.
-        row_KD: unit rows of the same dtype and device; may be none.
-        cosine: a finite number.
-
-    Returns:
-        query int64 [R], row int64 [R] and cosine [R] of each pair, by query and then by row.
-
-    >>> query, row, cosine = within(torch.eye(3)[1:], torch.eye(3), cosine=0.9)
-    >>> query.tolist(), row.tolist(), cosine.tolist()
-    ([0, 1], [1, 2], [1.0, 1.0])
-    """
-    check_number("cosine", cosine)
-    check_queries(z_BD, row_KD)
-    if _faiss_takes(row_KD) and 0 < len(z_BD) <= WITHIN_FEW and len(row_KD):
-        return _within_by_faiss(z_BD, row_KD, cosine)
-    return _within_by_product(z_BD, row_KD, cosine)
-
-
-def _within_by_product(
-    z_BD: Tensor, row_KD: Tensor, cosine: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    nothing = torch.empty(0, dtype=torch.int64, device=z_BD.device)
-    found = [(nothing, nothing, z_BD.new_empty(0))]
-    step = columns_at_a_time(len(z_BD), z_BD.device)
-    for start in range(0, len(row_KD) if len(z_BD) else 0, step):
-        cosine_Bb = z_BD @ row_KD[start : start + step].T
-        if bool(to_host(cosine_Bb.amax() >= cosine)):  # most blocks have no pair to be listed
-            query_R, row_R = (cosine_Bb >= cosine).nonzero(as_tuple=True)
-            found.append((query_R, row_R + start, cosine_Bb[query_R, row_R]))
-    query_R, row_R, cosine_R = (torch.cat(part) for part in zip(*found, strict=True))
-    order = torch.argsort(query_R, stable=True)  # blocks follow each other in order of their rows
-    return query_R[order], row_R[order], cosine_R[order]
-
-
-def _within_by_faiss(z_BD: Tensor, row_KD: Tensor, cosine: float) -> tuple[Tensor, Tensor, Tensor]:
-    faiss, query, row = _faiss(), _array(z_BD), _array(row_KD)
-    found = faiss.RangeSearchResult(len(query))
-    # faiss keeps what is strictly above the radius.
-    radius = float(np.nextafter(np.float32(cosine), np.float32(-np.inf)))
-    faiss.range_search_inner_product(
-        faiss.swig_ptr(query),
-        faiss.swig_ptr(row),
-        query.shape[1],
-        len(query),
-        len(row),
-        radius,
-        found,
-    )
-    limit = faiss.rev_swig_ptr(found.lims, len(query) + 1).astype(np.int64)
-    count = int(limit[-1])
-    query_R = np.repeat(np.arange(len(query)), np.diff(limit))
-    row_R = faiss.rev_swig_ptr(found.labels, count).astype(np.int64)
-    cosine_R = faiss.rev_swig_ptr(found.distances, count).copy()
-    order = np.lexsort((row_R, query_R))
-    return (
-        torch.from_numpy(query_R[order]),
-        torch.from_numpy(row_R[order]),
-        torch.from_numpy(cosine_R[order]),
-    )
 
 
 def top(query_D: Tensor, row_KD: Tensor, n: int) -> tuple[Tensor, Tensor]:
@@ -293,130 +225,6 @@ def _centres_by_torch(z_ND: Tensor, cells: int, seed: int, rounds: int) -> Tenso
         furthest_N = torch.argsort(cosine_N1[:, 0], stable=True)
         centre_CD[lost_C] = z_ND[furthest_N[: int(to_host(lost_C.sum()))]]
     return centre_CD
-
-
-class CellIndex:
-    """Copies of rows by id, grouped into cells: inverted lists on the host.
-
-    The members of a cell lie side by side, so that whoever counts with a cell reads one block.
-    faiss keeps float32 (IndexIVFFlat with a hash table from id to place), numpy all else.
-
-    Args:
-        centre_CD: unit centres of the cells, on the CPU.
-        capacity: K; ids lie in [0, K).
-        dtype: of the rows.
-        faiss: whether faiss keeps the lists; None: where it can.
-
-    Attributes:
-        cell_K: the cell of each id, int16 [K]; -1 where it is not held.
-
-    >>> index = CellIndex(torch.eye(2), capacity=3, dtype=torch.float32)
-    >>> index.replace(np.array([0, 2]), np.eye(2, dtype=np.float32), np.array([0, 1]))
-    >>> index.replace(np.array([0]), np.eye(2, dtype=np.float32)[1:], np.array([1]))
-    >>> index.members(1)[0].tolist(), index.rows(np.array([0])).tolist()
-    ([2, 0], [[0.0, 1.0]])
-    """
-
-    def __init__(
-        self, centre_CD: Tensor, capacity: int, dtype: torch.dtype, faiss: bool | None = None
-    ) -> None:
-        able = HAVE_FAISS and dtype == torch.float32
-        if faiss and not able:
-            raise ValueError(
-                f"faiss cannot keep rows of {dtype} here: it takes float32, and must be installed "
-                "(pip install faiss-cpu)"
-            )
-        cells, dim = centre_CD.shape
-        kind = torch.empty(0, dtype=dtype).numpy().dtype
-        self.cell_K: NDArray[np.int16] = np.full(capacity, -1, dtype=np.int16)
-        self._lists: _ListsByFaiss | _ListsByNumpy
-        if able if faiss is None else faiss:
-            self._lists = _ListsByFaiss(centre_CD)
-        else:
-            self._lists = _ListsByNumpy(cells, capacity, dim, kind)
-
-    def __len__(self) -> int:
-        return int(np.count_nonzero(self.cell_K >= 0))
-
-    def replace(self, id_N: Ids, row_ND: Array, cell_N: NDArray[Any]) -> None:
-        """Hold these rows under these ids, all distinct, in these cells; former rows leave."""
-        id_N = np.ascontiguousarray(id_N)
-        held_N = self.cell_K[id_N] >= 0
-        if held_N.any():
-            self._lists.remove(id_N[held_N], self.cell_K[id_N[held_N]])
-        if len(id_N):
-            self._lists.add(id_N, np.ascontiguousarray(row_ND), cell_N.astype(np.int64))
-        self.cell_K[id_N] = cell_N
-
-    def members(self, cell: int) -> tuple[Ids, Array]:
-        """Ids [n] and rows [n, D] of a cell: views, until the next `replace`."""
-        return self._lists.members(cell)
-
-    def rows(self, id_N: Ids) -> Array:
-        """The rows of these ids, which are held [N, D]."""
-        return self._lists.rows(id_N)
-
-    def order(self) -> Ids:
-        """All ids, cell by cell as their members lie: rows put back in this order lie the same."""
-        cells = range(int(self.cell_K.max(initial=-1)) + 1)
-        return np.concatenate([np.empty(0, np.int64), *(self.members(cell)[0] for cell in cells)])
-
-
-class _ListsByFaiss:
-    def __init__(self, centre_CD: Tensor) -> None:
-        faiss, (cells, dim) = _faiss(), centre_CD.shape
-        self._quantizer = faiss.IndexFlatIP(dim)  # the index only points to it
-        self._quantizer.add(_array(centre_CD.to(torch.float32)))
-        self._index = faiss.IndexIVFFlat(self._quantizer, dim, cells, faiss.METRIC_INNER_PRODUCT)
-        self._index.is_trained = True
-        self._index.set_direct_map_type(faiss.DirectMap.Hashtable)
-
-    def add(self, id_N: Ids, row_ND: Array, cell_N: Ids) -> None:
-        """Append rows under ids that are not held."""
-        pointers = (_faiss().swig_ptr(array) for array in (row_ND, id_N, cell_N))
-        self._index.add_core(len(id_N), *pointers)
-
-    def remove(self, id_N: Ids, cell_N: Array) -> None:
-        """Take out ids, which are held."""
-        del cell_N
-        self._index.remove_ids(_faiss().IDSelectorArray(id_N))
-
-    def members(self, cell: int) -> tuple[Ids, Array]:
-        faiss, lists, dim = _faiss(), self._index.invlists, self._index.d
-        count = lists.list_size(cell)
-        if count == 0:
-            return np.empty(0, np.int64), np.empty((0, dim), np.float32)
-        code = faiss.rev_swig_ptr(lists.get_codes(cell), count * self._index.code_size)
-        id_n = faiss.rev_swig_ptr(lists.get_ids(cell), count)
-        return id_n, code.view(np.float32).reshape(count, dim)
-
-    def rows(self, id_N: Ids) -> Array:
-        return np.asarray(self._index.reconstruct_batch(id_N))
-
-
-class _ListsByNumpy:
-    def __init__(self, cells: int, capacity: int, dim: int, kind: np.dtype[Any]) -> None:
-        self._row_KD = np.empty((capacity, dim), kind)
-        self._ids = [np.empty(0, np.int64)] * cells
-
-    def add(self, id_N: Ids, row_ND: Array, cell_N: Ids) -> None:
-        """Append rows under ids that are not held."""
-        self._row_KD[id_N] = row_ND
-        for cell in np.unique(cell_N):
-            self._ids[cell] = np.concatenate([self._ids[cell], id_N[cell_N == cell]])
-
-    def remove(self, id_N: Ids, cell_N: Array) -> None:
-        """Take out ids, which are held in these cells."""
-        stays_K = np.ones(len(self._row_KD), bool)
-        stays_K[id_N] = False
-        for cell in np.unique(cell_N):
-            self._ids[cell] = self._ids[cell][stays_K[self._ids[cell]]]
-
-    def members(self, cell: int) -> tuple[Ids, Array]:
-        return self._ids[cell], self._row_KD[self._ids[cell]]
-
-    def rows(self, id_N: Ids) -> Array:
-        return np.asarray(self._row_KD[id_N])
 
 
 def check_queries(z_BD: Tensor, row_KD: Tensor) -> None:

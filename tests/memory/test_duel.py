@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from memory_stream import equal
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -36,8 +37,8 @@ SHARP = VonMisesFisher(0.02), VonMisesFisher(0.001), Gaussian(1e-4), Threshold(0
 LINEAR = {
     "as it is": {},
     "pools": {"memory.duel.linear.POOL_ROWS": 12, "memory.duel.linear.SHORTLIST_ROWS": 4},
-    "candidates": {"memory.duel.linear.CANDIDATES": 3},
-    "few in scans": {"memory.duel.linear.CANDIDATES": 3, "memory.duel.linear.POOL_ROWS": 4},
+    "candidates": {"memory.duel.linear.CANDIDATES": 1, "memory.duel.linear.STEPS": 5},
+    "few in scans": {"memory.duel.linear.CANDIDATES": 1, "memory.duel.linear.POOL_ROWS": 4},
     "scans": {"memory.duel.linear.POOL_ROWS": 4, "memory.duel.linear.POOL_WORTH": 10**9},
     "short scans": {"memory.duel.linear.POOL_ROWS": 4, "memory.duel.linear.LARGEST_SCAN": 90},
 }
@@ -79,6 +80,15 @@ class Judge:
         """Let the twin count the rows of now."""
         policy: Any = self.memory.eviction
         self.twin = IncrementalDuel(policy.score, self.memory.embeddings, policy.compete)
+
+    def reload(self) -> None:
+        """Go on with a memory that has taken over the state of this one."""
+        policy: Any = self.memory.eviction
+        again = MostDuplicated(policy.score, policy.compete)
+        other = WorkingMemory(self.memory.capacity, self.memory.dim, again)
+        other.load_state_dict(self.memory.state_dict())
+        assert equal(other.state_dict(), self.memory.state_dict())
+        self.memory = other
 
     def add(self, z_BD: Tensor) -> None:
         """Add a batch; AssertionError where a step has more regret than rounding explains."""
@@ -218,14 +228,17 @@ def test_proposals_of_few_candidates_are_overruled(narrow: None, ways: Counter[s
 def test_pools_and_shortlists_last_for_many_steps(
     narrow: None, expected: set[str], compete: bool, ways: Counter[str]
 ) -> None:
-    rng = np.random.default_rng(0)
     for stream, dtype in (("clustered", torch.float64), ("one class", torch.float32)):
-        judge = Judge(500, 8, Linear(), compete)
-        for part_BD in unit_rows(rng, stream, 800, 8).to(dtype).split([500, 90, 150, 60]):
+        z_ND = unit_rows(np.random.default_rng(0), stream, 800, 8).to(dtype)
+        judge, loaded = (Judge(500, 8, Linear(), compete) for _ in range(2))
+        for part_BD in z_ND.split([500, 50, 40, 70, 80, 60]):
             judge.add(part_BD)
+            loaded.add(part_BD)
+            loaded.reload()
+        assert loaded.plan == judge.plan
         judge.check()
     assert expected <= set(ways)
-    assert ways["proposal"] < 600 / 5
+    assert ways["proposal"] < 1200 / 5
 
 
 def test_a_memory_larger_than_a_pool(ways: Counter[str]) -> None:
@@ -233,7 +246,8 @@ def test_a_memory_larger_than_a_pool(ways: Counter[str]) -> None:
     judge = Judge(9000, 6, Linear())
     for part_BD in z_ND.split([9000, 150, 250]):
         judge.add(part_BD)
-    assert {"larger shortlist", "no more pools", "scan", "overruled"} <= set(ways)
+    assert {"larger shortlist", "no more pools", "overruled"} <= set(ways)
+    assert ways["scan"] > 2 * ways["no more pools"]
 
 
 @pytest.mark.parametrize("score", [Linear(), *OTHERS[:-1]], ids=repr)
@@ -257,9 +271,15 @@ def test_rows_encoded_again_are_counted_again(score: Score, narrow: None) -> Non
         judge.check()
 
 
-@pytest.mark.parametrize("score", [Linear(), VonMisesFisher(0.1)], ids=repr)
-def test_errors_of_rounding_are_forgotten(score: Score, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a sum, or of any slot's count, after newcomers enough."""
+@pytest.mark.parametrize(
+    ("score", "how"),
+    [(Linear(), "newcomers"), (Linear(), "encoded again"), (VonMisesFisher(0.1), "newcomers")],
+    ids=["sum", "sum, encoded again", "counts"],
+)
+def test_errors_of_rounding_are_forgotten(
+    score: Score, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After so many newcomers, or rows encoded again, sums and counts are taken again."""
     monkeypatch.setattr("memory.duel.linear.RECOUNT_AFTER", 100)
     rng = np.random.default_rng(0)
     judge = Judge(20, 4, score)
@@ -267,9 +287,14 @@ def test_errors_of_rounding_are_forgotten(score: Score, monkeypatch: pytest.Monk
     policy: Any = judge.memory.eviction
     kept_X = policy._counts._sum_A if score == Linear() else policy._counts.count_K
     kept_X[3] += 1e-3
-    assert not judge.memory.check_valid()[0]
     for _ in range(40):
-        judge.memory.add(torch.arange(10), unit_rows(rng, "uniform", 10, 4))
+        assert not judge.memory.check_valid()[0] or how == "newcomers"
+        z_BD = unit_rows(rng, "uniform", 10, 4)
+        if how == "newcomers":
+            judge.memory.add(torch.arange(10), z_BD)
+        else:
+            judge.memory.refresh(torch.arange(10), z_BD)
+    judge.memory.add([0], z_BD[:1])
     assert judge.memory.check_valid() == (True, "")
 
 
@@ -289,7 +314,6 @@ def test_hundreds_of_copies(copies: int, capacity: int, score: Score) -> None:
     judge.check()
 
 
-@pytest.mark.xfail(strict=True, reason="equal rows outside the candidates overrule them")
 @pytest.mark.parametrize(
     ("copies", "score"),
     [(4, Linear()), (1300, Linear()), (4, VonMisesFisher(0.1))],
@@ -316,17 +340,12 @@ def test_ties_fall_the_same_way_again_and_after_loading(
     for seed in range(4):
         dtype = torch.float32 if seed else torch.float64
         z_ND = unit_rows(np.random.default_rng(seed), stream, 160, 9).to(dtype)
-        evicted: list[list[int]] = []
-        for loads in (False, False, True):
-            memory, gone = WorkingMemory(40, 9, MostDuplicated(score, seed == 1)), []
-            for ids, part_BD in zip(torch.arange(160).split(23), z_ND.split(23), strict=True):
-                gone += memory.add(ids, part_BD).evicted.tolist()
-                if loads:
-                    state = memory.state_dict()
-                    memory = WorkingMemory(40, 9, MostDuplicated(score, seed == 1))
-                    memory.load_state_dict(state)
-            evicted.append(gone)
-        assert evicted[0] == evicted[1] == evicted[2]
+        one, two, loaded = (Judge(40, 9, score, compete=seed == 1) for _ in range(3))
+        for part_BD in z_ND.split(23):
+            for judge in (one, two, loaded):
+                judge.add(part_BD)
+            loaded.reload()
+        assert one.plan == two.plan == loaded.plan
 
 
 # Sums that nearly vanish, and rows that are not quite unit rows.
@@ -360,7 +379,7 @@ def test_newcomers_against_the_sum(copies: int, off: float, compete: bool) -> No
 
 
 @FORMS
-@narrowed({"pools": {"memory.duel.linear.POOL_ROWS": 24, "memory.duel.linear.POOL_WORTH": 1}})
+@narrowed({"pools": {"memory.duel.linear.POOL_ROWS": 24, "memory.duel.linear.SHORTLIST_ROWS": 6}})
 def test_a_sum_that_vanishes_under_a_living_pool(narrow: None, compete: bool) -> None:
     """Bounds then compare a long sum with a tiny one: a difference of squares would cancel."""
     rng, vanished = np.random.default_rng(0), 0

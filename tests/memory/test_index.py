@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from memory import index as module
-from memory.index import CellIndex, cells_of, kmeans, nearest, top, within
+from memory.index import cells_of, kmeans, nearest, top
 from tests.naive import unit_rows
 
 KINDS = ("uniform", "clustered", "duplicates")
@@ -63,32 +63,6 @@ def test_blocks_of_queries_join(monkeypatch: pytest.MonkeyPatch) -> None:
     ordered = torch.sort(z_BD @ row_KD.T, dim=1, descending=True)
     assert torch.allclose(cosine, ordered.values)
     assert torch.equal(row, ordered.indices)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("queries", [1, 4, 30])
-def test_pairs_within_are_all_of_them(
-    queries: int, kind: str, faiss: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "columns_at_a_time", lambda *_: 37)
-    row_KD = rows(kind, 400)
-    z_BD = row_KD[:queries]
-    query_R, row_R, cosine_R = within(z_BD, row_KD, 0.37)
-    near_BK = (z_BD @ row_KD.T).tolist()
-    expected = [(b, k) for b in range(queries) for k in range(400) if near_BK[b][k] >= 0.37]
-    assert list(zip(query_R.tolist(), row_R.tolist(), strict=True)) == expected
-    assert torch.allclose(cosine_R, (z_BD[query_R] * row_KD[row_R]).sum(dim=1), atol=1e-6)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_row_at_the_threshold_counts_and_no_rows_have_no_pairs(
-    dtype: torch.dtype, faiss: bool
-) -> None:
-    eye = torch.eye(4, dtype=dtype)
-    query_R, row_R, _ = within(eye, eye, 1.0)
-    assert query_R.tolist() == row_R.tolist() == [0, 1, 2, 3]
-    assert [len(found) for found in within(eye, eye[:0], 0.5)] == [0, 0, 0]
-    assert [len(found) for found in within(eye[:0], eye, 0.5)] == [0, 0, 0]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -150,40 +124,6 @@ def test_few_rows_and_rows_that_cancel_out_have_centres(faiss: bool) -> None:
     assert torch.allclose(torch.linalg.vector_norm(opposite_CD, dim=1), torch.ones(1))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_cells_hold_what_a_dict_holds(dtype: torch.dtype, faiss: bool) -> None:
-    """Rows come and are replaced, in their cell or from another; after each all are compared."""
-    rng = np.random.default_rng(1)
-    index, naive = CellIndex(rows("uniform", 7), capacity=300, dtype=dtype), {}
-    assert type(index._lists).__name__.endswith("Faiss") == (faiss and dtype == torch.float32)
-    for turn in range(12):
-        ids = rng.choice(300, size=50 if turn else 0, replace=False)
-        row_ND, cell_N = rows("uniform", len(ids), seed=turn).to(dtype).numpy(), ids * turn % 7
-        index.replace(ids, row_ND, cell_N.astype(np.int16))
-        naive |= {int(i): (row, c) for i, row, c in zip(ids, row_ND, cell_N, strict=True)}
-        held = np.array(sorted(naive), dtype=np.int64)
-        assert np.flatnonzero(index.cell_K >= 0).tolist() == held.tolist() == sorted(index.order())
-        assert all(index.cell_K[i] == cell for i, (_, cell) in naive.items())
-        for cell in range(7):
-            id_n, row_nD = index.members(cell)
-            assert set(id_n.tolist()) == {i for i, (_, where) in naive.items() if where == cell}
-            assert all(np.array_equal(row, naive[i][0]) for i, row in zip(id_n.tolist(), row_nD))  # noqa: B905
-
-
-def test_rows_put_back_in_order_lie_as_before(faiss: bool) -> None:
-    rng, row_KD = np.random.default_rng(2), rows("uniform", 90).numpy()
-    first, again = (CellIndex(rows("uniform", 5), 90, torch.float32) for _ in range(2))
-    for _ in range(6):
-        ids = rng.choice(90, size=40, replace=False)
-        first.replace(ids, row_KD[ids], rng.integers(5, size=40).astype(np.int16))
-    order = first.order()
-    for part in np.array_split(order, 3):
-        again.replace(part, row_KD[part], first.cell_K[part])
-    assert again.order().tolist() == order.tolist()
-    for cell in range(5):
-        assert np.array_equal(first.members(cell)[1], again.members(cell)[1])
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -195,15 +135,11 @@ def test_rows_put_back_in_order_lie_as_before(faiss: bool) -> None:
         (lambda: nearest(torch.eye(3).double(), torch.eye(3), 1), "of one dtype and device"),
         (lambda: nearest(np.eye(3), torch.eye(3), 1), "queries are ndarray, rows Tensor"),  # type: ignore[arg-type]
         (lambda: nearest(torch.eye(3), torch.eye(3)[:0], 1), "rows searched is 0"),
-        (lambda: within(NAN, torch.eye(3), 0.5), "query row 1 is not finite"),
-        (lambda: within(torch.eye(3), torch.eye(3), float("nan")), "cosine is nan"),
-        (lambda: within(torch.eye(3), torch.eye(3), "0.5"), "cosine is '0.5'"),  # type: ignore[arg-type]
         (lambda: top(torch.ones(3), torch.eye(3), 0), "n is 0: must be at least 1"),
         (lambda: kmeans(torch.eye(3), 2.5, 0), "cells is 2.5"),  # type: ignore[arg-type]
         (lambda: kmeans(torch.eye(3), 0, 0), "cells is 0: must be at least 1"),
         (lambda: kmeans(torch.eye(3), 2, 0, rounds=0), "rounds is 0"),
         (lambda: kmeans(torch.eye(3)[:0], 2, 0), "number of rows is 0"),
-        (lambda: CellIndex(torch.eye(2), 4, torch.float64, faiss=True), "pip install faiss-cpu"),
     ],
     ids=range(17),
 )

@@ -1,0 +1,120 @@
+"""Obvious twins of the index, in float64, and what its tests share.
+
+Shapes: D embedding, K slots, N rows.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from memory.columns import Columns
+from memory.duel.approximate import ApproximateCounts
+from memory.scores import Score
+from tests.naive import unit_rows
+
+DIM = 32
+
+
+def exact_counts(score: Score, z_KD: Tensor) -> Tensor:
+    """N(j) of every row: with all rows, less with itself."""
+    wide_KD = z_KD.to(torch.float64)
+    count_K = [score(rows @ wide_KD.T).sum(dim=1) for rows in torch.split(wide_KD, 512)]
+    return torch.cat(count_K) - score((wide_KD * wide_KD).sum(dim=1))
+
+
+def near_sums(score: Score, z_KD: Tensor, cell_K: list[int], near: list[set[int]]) -> list[float]:
+    """For each row, h with every other row of its near cells, added up pair by pair."""
+    wide_KD = z_KD.to(torch.float64)
+    h_KK = score(wide_KD @ wide_KD.T)
+    total = []
+    for i, cell in enumerate(cell_K):
+        pairs = [float(h_KK[i, j]) for j, c in enumerate(cell_K) if j != i and c in near[cell]]
+        total.append(math.fsum(pairs))
+    return total
+
+
+def mean_by_sampling(score: Score, middle: float, spread: float) -> float:
+    """Mean of h over a normal cosine, by the sum over a fine grid."""
+    step_S = np.linspace(-6, 6, 4001)
+    weight_S = np.exp(-(step_S**2) / 2)
+    h_S = score(torch.from_numpy(middle + spread * step_S)).numpy()
+    return float((weight_S * h_S).sum() / weight_S.sum())
+
+
+def regrets(score: Score, z_KD: Tensor, plan: list[int], x_BD: Tensor) -> list[float]:
+    """(largest - evicted's) / largest exact count at each step; `z_KD` takes the newcomers."""
+    found = []
+    count_K = exact_counts(score, z_KD)
+    for slot, x_D in zip(plan, x_BD, strict=True):
+        most = float(count_K.max())
+        found.append((most - float(count_K[slot])) / most)
+        count_K -= score(z_KD @ z_KD[slot])
+        z_KD[slot] = x_D
+        near_K = score(z_KD @ x_D)
+        near_K[slot] = 0
+        count_K += near_K
+        count_K[slot] = near_K.sum()
+    return found
+
+
+class EveryRow:
+    """Rows by id in a dict; every search looks at all of them."""
+
+    def __init__(self) -> None:
+        self.row: dict[int, Tensor] = {}
+
+    def add(self, ids: list[int], z_ND: Tensor) -> None:
+        self.row.update(zip(ids, z_ND.to(torch.float64), strict=True))
+
+    def remove(self, ids: list[int]) -> None:
+        for one in ids:
+            del self.row[one]
+
+    def search(self, z_D: Tensor, k: int) -> list[tuple[float, int]]:
+        """Cosine and id of the k nearest, the nearest first."""
+        found = [(float(row @ z_D.to(torch.float64)), one) for one, row in self.row.items()]
+        return sorted(found, reverse=True)[:k]
+
+    def within(self, z_D: Tensor, cosine: float) -> set[int]:
+        wide_D = z_D.to(torch.float64)
+        return {one for one, row in self.row.items() if float(row @ wide_D) >= cosine}
+
+
+def filled(
+    z_KD: Tensor, capacity: int | None = None, dtype: torch.dtype = torch.float32
+) -> Columns:
+    columns = Columns(capacity or len(z_KD), z_KD.shape[1], dtype=dtype)
+    columns.embeddings[: len(z_KD)] = z_KD.to(dtype)
+    columns.occupied = len(z_KD)
+    return columns
+
+
+def stream(rng: np.random.Generator, kind: str, count: int, dim: int = DIM) -> Tensor:
+    """`unit_rows`, or 20 clusters whose sizes fall as 1/rank, the same in every call."""
+    if kind != "ranked":
+        return unit_rows(rng, kind, count, dim)
+    centre_CD = unit_rows(np.random.default_rng(99), "uniform", 20, dim)
+    share = 1 / np.arange(1, 21)
+    chosen_N = rng.choice(20, size=count, p=share / share.sum())
+    z_ND = centre_CD[chosen_N] + 0.6 / dim**0.5 * torch.from_numpy(
+        rng.standard_normal((count, dim))
+    )
+    return torch.nn.functional.normalize(z_ND, dim=1)
+
+
+def offer(tally: ApproximateCounts, columns: Columns, x_BD: Tensor) -> list[int]:
+    """Add newcomers the way the memory does. The plan."""
+    plan: list[int] = []
+    while len(x_BD):
+        step = tally.choose(x_BD).tolist()
+        assert 1 <= len(step) <= len(x_BD)
+        for slot, x_D in zip(step, x_BD, strict=False):
+            if slot >= 0:
+                columns.embeddings[slot] = x_D
+        plan += step
+        x_BD = x_BD[len(step) :]
+    return plan
