@@ -227,7 +227,7 @@ blocked = {"faiss", "zmq", "msgpack", "torchvision", "kornia", "river", "lmdb", 
            "prometheus_client", "starlette", "uvicorn", "rich", "PIL", "scipy", "stream_ssl"}
 for name in blocked:
     sys.modules[name] = None
-import memory, memory.eviction, memory.scores, memory.nearest, torch
+import memory, memory.eviction, memory.scores, memory.index, torch
 z = torch.nn.functional.normalize(torch.randn(9, 4), dim=1)
 held = memory.WorkingMemory(4, 4)
 held.add(range(9), z)
