@@ -207,8 +207,11 @@ def read(parser: ArgumentParser, arguments: Sequence[str]) -> Namespace:
 
 
 def resolved(parser: ArgumentParser, settings: Namespace) -> dict[str, Any]:
-    """The settings as plain JSON values: defaults, file, environment and command line in one."""
-    values: dict[str, Any] = json.loads(parser.dump(settings, format="json"))
+    """The settings as plain JSON values: defaults, file, environment and command line in one.
+
+    A null is said: left out, it would be the option's default when this is read again.
+    """
+    values: dict[str, Any] = json.loads(parser.dump(settings, format="json", skip_unset=False))
     return values
 
 

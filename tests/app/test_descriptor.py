@@ -61,7 +61,9 @@ def test_a_daemon_s_default_is_said_and_a_library_s_is_the_paper_s(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = parsed(file_of(tmp_path))
-    assert resolved(settings)["memory"]["descriptor"] == config.DESCRIPTOR
+    init_args = {**config.DESCRIPTOR["init_args"], "weights": None}
+    said = {**config.DESCRIPTOR, "init_args": init_args}
+    assert resolved(settings)["memory"]["descriptor"] == said
     assert repr(memory_of(settings).descriptor) == DEFAULT
     assert WorkingMemory(4, 4).descriptor.__class__ is Embedding
     with pytest.raises(SystemExit):
