@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from stream_ssl.durable import write
+
+log = logging.getLogger(__name__)
 
 FILE = "endpoints.json"
 
@@ -25,7 +30,7 @@ def hold_role(run: Path, role: str) -> Iterator[None]:
         RoleTaken: another living process holds it.
     """
     run.mkdir(parents=True, exist_ok=True)
-    with (run / f"{role}.lock").open("a+") as lock:
+    with (run / f"{role}.lock").open("a+", errors="replace") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -47,16 +52,20 @@ def publish(run: Path, role: str, **addresses: str) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         endpoints = load(run)
         endpoints[role] = {**addresses, "pid": os.getpid()}
-        partial = run / f"{FILE}.part"
-        partial.write_text(json.dumps(endpoints, indent=2) + "\n")
-        partial.replace(run / FILE)
+        write(run / FILE, json.dumps(endpoints, indent=2) + "\n")
 
 
 def load(run: Path) -> dict[str, dict[str, Any]]:
-    """The addresses by role; empty when nothing has run here."""
+    """The addresses by role; empty when nothing has run here.
+
+    Nor does a file that cannot be read keep a process from starting: each says anew where it is.
+    """
+    path = run / FILE
     try:
-        endpoints = json.loads((run / FILE).read_text())
+        endpoints = json.loads(path.read_bytes())
+        return {role: entry for role, entry in endpoints.items() if isinstance(entry["http"], str)}
     except FileNotFoundError:
         return {}
-    assert isinstance(endpoints, dict)
-    return endpoints
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        log.warning("%s is damaged (%s): written anew when a process starts", path, error)
+        return {}

@@ -16,6 +16,7 @@ from typing import Any
 import zmq
 from zmq.auth.base import Authenticator
 
+from stream_ssl.durable import write
 from stream_ssl.ingest.seldom import SeldomLog
 from stream_ssl.wire import Keys, check_name
 from stream_ssl.wire.keys import check_key
@@ -54,9 +55,7 @@ class AllowList:
         names[name] = public
         _check(names, path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = path.with_name(f".{path.name}.new")
-        fresh.write_text(json.dumps(names, indent=1) + "\n", encoding="utf-8")
-        fresh.replace(path)
+        write(path, json.dumps(names, indent=1) + "\n")
 
     def name_of(self, key: str) -> str | None:
         """The producer whose key this is; None: nobody's, or nobody's any more."""

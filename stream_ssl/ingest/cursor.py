@@ -8,6 +8,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from stream_ssl.durable import write
+
 log = logging.getLogger(__name__)
 
 FILE_NAME = "cursor.json"
@@ -44,7 +46,7 @@ class Cursor:
     def publish(self, read: int, durable: int) -> None:
         """Replaces the state, atomically.
 
-        No fsync: a mark lost with the power is an older one, and older marks only trim less.
+        No fsync, twice a second: a mark lost with the power only trims less until the next.
 
         Raises:
             ValueError: positions that are not 1 <= durable <= read.
@@ -56,9 +58,7 @@ class Cursor:
                 "checkpoint cannot need less than what was read before it"
             )
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = self.path.with_name(f".{FILE_NAME}.{os.getpid()}")
-        fresh.write_text(json.dumps({"read": read, "durable": durable}))
-        fresh.replace(self.path)
+        write(self.path, json.dumps({"read": read, "durable": durable}), wait=False)
 
     @property
     def full(self) -> bool:
@@ -82,7 +82,8 @@ class Cursor:
             seen = (facts.st_mtime_ns, facts.st_ino, facts.st_size)
             if seen == self._seen:
                 return self._state
-            fields = json.loads(self.path.read_text())
+            self._seen = seen  # a damaged one is told of once
+            fields = json.loads(self.path.read_bytes())
             read, durable = int(fields["read"]), int(fields["durable"])
             if not 1 <= durable <= read:
                 raise ValueError(f"read={read}, durable={durable}")
@@ -91,5 +92,5 @@ class Cursor:
         except (OSError, ValueError, KeyError, TypeError) as error:
             log.warning("cursor %s cannot be read (%r): keeping %s", self.path, error, self._state)
             return self._state
-        self._seen, self._state = seen, CursorState(read, durable)
+        self._state = CursorState(read, durable)
         return self._state

@@ -13,6 +13,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from stream_ssl.durable import write
 from stream_ssl.ingest.decode import BadSample
 from stream_ssl.wire import CODECS
 
@@ -115,14 +116,7 @@ class Quarantine:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         for name, part in parts.items():
-            path = self.folder / name
-            half = path.with_name(name + ".part")
-            try:
-                half.write_bytes(part)
-                half.replace(path)
-            except OSError:
-                half.unlink(missing_ok=True)
-                raise
+            write(self.folder / name, part, wait=False)
             self._enter(stem, name, len(part))
 
     def _allowed(self) -> bool:

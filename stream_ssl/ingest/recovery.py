@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from stream_ssl.durable import sync
 from stream_ssl.ingest import segment_check
-from stream_ssl.ingest.durable import sync
 from stream_ssl.ingest.layout import (
     MAGIC,
     Damaged,

@@ -18,7 +18,7 @@ from typing import Any
 import lmdb
 import msgpack
 
-from stream_ssl.ingest.durable import sync
+from stream_ssl.durable import sync
 from stream_ssl.ingest.layout import PAGE, Damaged, ProducerState, key_of, position_of, unpack_head
 
 FORMAT = 1

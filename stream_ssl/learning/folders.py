@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from stream_ssl.ingest.durable import sync
+from stream_ssl.durable import sync
 
 MANIFEST = "manifest.json"
 BLOCK = 1 << 20

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import zmq
+
+from stream_ssl import durable
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 _Z85 = re.compile(r"[0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
@@ -99,8 +100,8 @@ class Keys:
                     f"key file {path}: exists; everything that trusts it would stop working. "
                     "Remove it first, or choose another name"
                 )
-        _write(secret, asdict(self), 0o600)
-        _write(public, {"name": self.name, "public": self.public}, 0o644)
+        durable.write(secret, _json(asdict(self)), 0o600)
+        durable.write(public, _json({"name": self.name, "public": self.public}))
         return public, secret
 
     def public_only(self) -> Keys:
@@ -133,14 +134,5 @@ def public_key(value: Keys | str | Path) -> str:
     return Keys.load(value).public
 
 
-def _write(path: Path, fields: dict[str, str], mode: int) -> None:
-    """Written beside and renamed, so that no reader sees half a key or a wider mode."""
-    partial = path.with_suffix(".partial")
-    partial.unlink(missing_ok=True)
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        json.dump(fields, file, indent=1)
-        file.write("\n")
-        file.flush()
-        os.fsync(descriptor)
-    partial.replace(path)
+def _json(fields: dict[str, str]) -> str:
+    return json.dumps(fields, indent=1) + "\n"

@@ -7,8 +7,9 @@ import os
 from pathlib import Path
 
 import pytest
+from harness import processes, stop
 
-from stream_ssl.app.endpoints import RoleTaken, hold_role, load, publish
+from stream_ssl.app.endpoints import FILE, RoleTaken, hold_role, load, publish
 
 
 def test_roles_share_the_file(tmp_path: Path) -> None:
@@ -48,3 +49,34 @@ def test_a_role_is_held_once(tmp_path: Path) -> None:
             pass
     with hold_role(run, "learner"):
         assert (run / "learner.lock").read_text() == str(os.getpid())
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'{"receiver": 5}',
+        b'{"receiver": {}}',
+        b"\x00" * 200,
+        b"\xff\xfe",
+    ],
+)
+def test_a_damaged_file_is_written_anew(
+    tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a power cut leaves it: nobody may be kept from starting by it."""
+    (tmp_path / FILE).write_bytes(content)
+    assert load(tmp_path) == {}
+    assert "endpoints.json is damaged" in caplog.text
+    publish(tmp_path, "receiver", http="http://127.0.0.1:2")
+    assert load(tmp_path) == {"receiver": {"http": "http://127.0.0.1:2", "pid": os.getpid()}}
+
+
+def test_a_receiver_starts_beside_a_damaged_file(tmp_path: Path) -> None:
+    with processes(tmp_path) as run:
+        (tmp_path / FILE).write_bytes(b"")
+        receiver = run.role("receiver")
+        assert stop(receiver) == 0, run.log("receiver")

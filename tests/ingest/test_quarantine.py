@@ -164,13 +164,11 @@ def test_a_payload_without_its_note_is_written_anew(tmp_path: Path) -> None:
 def test_a_full_disk_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     quarantine = Quarantine(tmp_path)
 
-    def full(path: Path, data: bytes) -> int:
-        with path.open("wb") as file:
-            file.write(data[:1])
+    def full(path: Path, target: Path) -> Path:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "write_bytes", full)
+        patch.setattr(Path, "replace", full)
         put(quarantine, 1)
         put(quarantine, 2)
     assert (quarantine.unwritten, quarantine.counts["damaged"]) == (2, 2)

@@ -1,0 +1,59 @@
+"""Small files: the old or the new one at any moment, in the order that a power cut asks for."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from stream_ssl import durable
+
+
+def test_a_file_is_on_disk_before_its_name_and_its_name_before_the_return(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    fsync, rename = os.fsync, Path.replace
+
+    def synced(handle: int) -> None:
+        done.append(f"fsync {Path(f'/proc/self/fd/{handle}').readlink().name}")
+        fsync(handle)
+
+    def renamed(self: Path, target: Path) -> Path:
+        done.append(f"rename {self.name} {target.name}")
+        return rename(self, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Path, "replace", renamed)
+    durable.write(tmp_path / "a.json", "new")
+    assert done == ["fsync a.json.part", "rename a.json.part a.json", f"fsync {tmp_path.name}"]
+    done.clear()
+    durable.write(tmp_path / "a.json", b"newer", wait=False)
+    assert done == ["rename a.json.part a.json"]
+
+
+def test_a_failure_leaves_the_old_file_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.json"
+    durable.write(path, "old")
+
+    def full(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        durable.write(path, "new")
+    assert path.read_text() == "old"
+    assert [child.name for child in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_what_a_crash_left_is_in_nobodys_way(tmp_path: Path) -> None:
+    (tmp_path / "a.json.part").write_text("half")
+    (tmp_path / "a.json.part").chmod(0o666)
+    durable.write(tmp_path / "a.json", memoryview(b"whole"), mode=0o600)
+    assert (tmp_path / "a.json").read_bytes() == b"whole"
+    assert stat.S_IMODE((tmp_path / "a.json").stat().st_mode) == 0o600
+    assert [child.name for child in tmp_path.iterdir()] == ["a.json"]
