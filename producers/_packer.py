@@ -6,8 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from stream_ssl.wire import Data, Position, Sample
+from stream_ssl.wire.packet import MAX_HEADER_BYTES
+from stream_ssl.wire.sample import MAX_POSITION_BYTES
 
 ROW_BYTES = 96  # at least what a header's map takes beyond id, source and meta
+HEADER_BYTES = MAX_HEADER_BYTES - MAX_POSITION_BYTES - 1024  # for the samples' maps
 NOT_GIVEN = object()
 
 
@@ -49,6 +52,7 @@ class Packer:
         self.packet_bytes = self._wanted_bytes = packet_bytes
         self.packet_samples = self._wanted_samples = packet_samples
         self.size = 0  # an upper estimate of the packet's bytes
+        self._header = 0  # of those, the header's
         self.began: float | None = None  # monotonic time of the first sample
         self._samples: list[Sample] = []
         self._positions: list[Position] = []
@@ -64,8 +68,11 @@ class Packer:
 
     def add(self, sample: Sample, cost: int, position: object, now: float) -> Iterator[Packet]:
         """Takes a sample of a cost_of() in; yields the packets that are full, at most two."""
+        described = cost - len(sample.data)
         if self._samples and (
-            self.size + cost > self.packet_bytes or self._samples[0].source != sample.source
+            self.size + cost > self.packet_bytes
+            or self._header + described > HEADER_BYTES
+            or self._samples[0].source != sample.source
         ):
             yield self.take()
         if not self._samples:
@@ -75,6 +82,7 @@ class Packer:
         self._samples.append(sample)
         self._positions.append(self.position)
         self.size += cost
+        self._header += described
         if len(self._samples) >= self.packet_samples or self.size >= self.packet_bytes:
             yield self.take()
 
@@ -82,7 +90,7 @@ class Packer:
         """The packet as far as it has come; there must be a sample in it."""
         packet = pack(self._samples, tuple(self._positions))
         self._samples, self._positions = [], []
-        self.size, self.began = 0, None
+        self.size, self._header, self.began = 0, 0, None
         return packet
 
 

@@ -189,17 +189,19 @@ class Dialogue:
         return bool(self.group) and self.group.bytes + size > self.policy.total
 
     def _take(self, session: Session, data: Data, checksum: int) -> None:
+        samples = 1  # where the header cannot say
         try:
+            samples = len(data)
             if data.size > self.policy.max_packet:
                 limit = self.policy.max_packet
                 raise WireError("oversize", f"{data.size} bytes; WELCOME allows {limit}")
-            if samples_of(data) > self._max_samples:
+            if samples > self._max_samples:
                 raise WireError(
-                    "oversize", f"{len(data)} samples; WELCOME allows {self._max_samples}"
+                    "oversize", f"{samples} samples; WELCOME allows {self._max_samples}"
                 )
-            samples = self.group.take(session, data, checksum)
+            self.group.take(session, data, checksum)
         except WireError as error:
-            self.tally.rejected[error.reason] += samples_of(data)
+            self.tally.rejected[error.reason] += samples
             self._seldom.warn(error.reason, f"{session.producer}: refused a packet: {error}")
             self.group.refuse(session, data.sequence, error)
         else:

@@ -46,13 +46,12 @@ class Group:
             part.began = self.began
         return parts
 
-    def take(self, session: Session, data: Data, checksum: int) -> int:
-        """Adds a packet; returns its number of samples.
+    def take(self, session: Session, data: Data, checksum: int) -> None:
+        """Adds a packet.
 
         Raises:
             WireError: its header is not what it must be.
         """
-        samples = len(data)
         entry = Entry(
             session.producer,
             data.sequence,
@@ -62,8 +61,7 @@ class Group:
             data.payload,
             checksum,
         )
-        self._add(entry, samples)
-        return samples
+        self._add(entry, len(data))
 
     def refuse(self, session: Session, sequence: int, error: WireError) -> None:
         """Adds only the advance past a packet that no receiver will ever take."""

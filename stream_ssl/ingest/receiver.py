@@ -21,6 +21,7 @@ from stream_ssl.ingest.seldom import SeldomLog
 from stream_ssl.ingest.sessions import Sessions
 from stream_ssl.wire import Message, encode, require_loopback
 from stream_ssl.wire.address import check_bind
+from stream_ssl.wire.packet import MAX_ITEMS
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ class Receiver:
         cursor: how far the learner has come.
         access: who may send; None means plain text, which only loopback addresses allow.
         max_packet: bytes of the largest packet.
-        max_samples: samples in the largest packet.
+        max_samples: samples in the largest packet, at most 4096.
         credit: bytes that one producer may have unacknowledged.
         total_credit: bytes for all producers together; bounds the receiver's memory.
         max_lag_bytes: bytes the learner may lie behind before credit stops; None: only the
@@ -86,6 +87,10 @@ class Receiver:
             )
         if min(max_samples, group_packets, max_producers) < 1:
             raise ValueError("max_samples, group_packets and max_producers must be at least 1")
+        if max_samples > MAX_ITEMS:
+            raise ValueError(
+                f"max_samples {max_samples}: must be at most {MAX_ITEMS}, what a header can list"
+            )
         if max_lag_bytes is not None and max_lag_bytes < max_packet:
             raise ValueError(
                 f"max_lag_bytes {max_lag_bytes}: must be at least max_packet, {max_packet}, or no "
@@ -132,7 +137,7 @@ class Receiver:
         for option, value in (
             (zmq.LINGER, 0),
             (zmq.MAXMSGSIZE, self._policy.max_packet + _FRAME_SLACK),
-            (zmq.RCVHWM, 64),  # messages of a connection that ignores its credit
+            (zmq.RCVHWM, 16),  # messages of a connection that ignores its credit
             # Sending to a connection that is gone must say so: it is how a session ends.
             (zmq.ROUTER_MANDATORY, 1),
             # A connection that claims a living one's routing id must not cut it off. Producers
@@ -210,7 +215,9 @@ class Receiver:
             self._receive()
 
     def _receive(self) -> None:
-        dialogue = self._dialogue
+        """Reads what has come, one message of each connection in turn, for a bounded time: large
+        messages that are worth nothing must not keep a group from its commit."""
+        dialogue, end = self._dialogue, time.monotonic() + self._group_seconds
         for _ in range(_BURST):
             try:
                 route, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
@@ -219,7 +226,7 @@ class Receiver:
             user = _user_of(frames[0]) if self._access is not None and frames else None
             now = time.monotonic()
             dialogue.handle(route.bytes, user, [frame.buffer for frame in frames], now)
-            if self._group_full():
+            if self._group_full() or now >= end:
                 return
 
     def _group_full(self) -> bool:

@@ -17,6 +17,11 @@ from stream_ssl.wire.sample import CODECS, MAX_SOURCE_BYTES, Position, Sample, c
 
 MAGIC = b"SS"
 VERSION = 1
+MAX_MAP_BYTES = 65_536  # of a message's map, DATA's header excepted
+MAX_HEADER_BYTES = 1_048_576
+MAX_ITEMS = 4096  # of one list; it holds a packet's samples too
+MAX_PAIRS = 2048  # of one map
+MAX_NESTED = 32_768  # lists and maps of one header or map together
 DATA_HEAD = struct.Struct(">QI")  # sequence, CRC-32 of (sequence, header, payload)
 
 Frame = bytes | memoryview
@@ -71,15 +76,15 @@ class Data:
 
     @cached_property
     def fields(self) -> dict[str, Any]:
-        """The header, unpacked and checked against the payload.
+        """The header, unpacked once and checked against the payload.
 
         What is wrong with a single sample (its shape, its label) is not looked at here: see
         `sample_of`.
 
         Raises:
-            WireError: "malformed" or "codec".
+            WireError: "malformed", "codec" or "oversize".
         """
-        fields = unpack_map(self.header)
+        fields = unpack_map(self.header, MAX_HEADER_BYTES)
         try:
             _check_text_field(fields.get("source"))
             check_position(fields.get("position"))
@@ -151,16 +156,43 @@ def prefix(kind: int) -> bytes:
     return MAGIC + bytes((VERSION, kind))
 
 
-def unpack_map(frame: Frame) -> dict[str, Any]:
-    """A msgpack map.
+def unpack_map(frame: Frame, max_bytes: int = MAX_MAP_BYTES) -> dict[str, Any]:
+    """A msgpack map, of bounded work whatever the frame holds.
+
+    A byte may stand for an object of 64, and a list may claim more items than follow: so the bytes
+    are bounded first, walked through without building anything, and built with their lists and
+    maps counted.
 
     Raises:
-        WireError: "malformed".
+        WireError: "malformed" or "oversize".
     """
+    if len(frame) > max_bytes:
+        raise WireError("oversize", f"a map of {len(frame)} bytes; at most {max_bytes} are read")
+    left = MAX_NESTED
+
+    def count(item: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise ValueError(f"more than {MAX_NESTED} lists and maps in one")
+        return item
+
     try:
-        fields = msgpack.unpackb(frame, strict_map_key=True)
+        walk = msgpack.Unpacker(max_buffer_size=max_bytes)
+        walk.feed(frame)
+        walk.skip()
+        fields = msgpack.unpackb(
+            frame,
+            strict_map_key=True,
+            object_hook=count,
+            list_hook=count,
+            max_array_len=MAX_ITEMS,
+            max_map_len=MAX_PAIRS,
+            max_ext_len=0,
+        )
     except (ValueError, TypeError, OverflowError, msgpack.exceptions.UnpackException) as error:
-        raise WireError("malformed", f"not msgpack: {reprlib.repr(error)}") from None
+        what = f"{type(error).__name__}: {error}"[:200]
+        raise WireError("malformed", f"not msgpack within the limits: {what}") from None
     if not isinstance(fields, dict):
         raise WireError("malformed", f"a msgpack map was due, not {type(fields).__name__}")
     return fields

@@ -125,6 +125,12 @@ def check_position(position: Position) -> None:
     if _depth(position, MAX_POSITION_DEPTH) < 0:
         raise ValueError(f"position: nested more than {MAX_POSITION_DEPTH} levels deep; flatten it")
     packed = _packed("position", position)
+    try:
+        msgpack.unpackb(msgpack.packb(position), strict_map_key=True, max_ext_len=0)
+    except ValueError as error:
+        raise ValueError(
+            f"position: no receiver would read it: {error}; use text keys and plain values"
+        ) from None
     if packed > MAX_POSITION_BYTES:
         raise ValueError(
             f"position: {packed} bytes packed, at most {MAX_POSITION_BYTES}; "

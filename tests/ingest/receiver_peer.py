@@ -1,8 +1,12 @@
 """A receiver in a thread, and a peer that speaks raw frames to it."""
 
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
+from contextlib import contextmanager
+from pathlib import Path
 
 import zmq
 
@@ -12,6 +16,7 @@ from stream_ssl.ingest.receiver import Receiver
 from stream_ssl.wire import Ack, Data, Hello, Nack, Sample, Welcome, decode, encode
 
 DEADLINE = 20.0
+SCRIPT = Path(__file__).with_name("receiver_process.py")
 KIB = 1 << 10
 MIB = 1 << 20
 
@@ -104,6 +109,21 @@ class Peer:
 
     def __exit__(self, *_):
         self.close()
+
+
+@contextmanager
+def receiver(folder, bind="tcp://127.0.0.1:0"):
+    """A receiver in a process of its own, with its endpoint."""
+    command = [sys.executable, str(SCRIPT), str(folder), bind]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        endpoint = process.stdout.readline().strip()
+        assert endpoint, "the receiver did not start"
+        yield process, endpoint
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
 
 
 class Running:

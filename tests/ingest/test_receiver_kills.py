@@ -1,37 +1,18 @@
 """SIGKILL of a receiver process in mid-stream, with real producers: nothing lost or doubled."""
 
 import random
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
-from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
-from receiver_peer import until
+from receiver_peer import receiver, until
 
 from producers import Producer
 from stream_ssl.ingest.journal import Journal, JournalReader
 from stream_ssl.wire import Data
 
-SCRIPT = Path(__file__).with_name("receiver_process.py")
 KILLS = 6
-
-
-@contextmanager
-def receiver(folder, bind="tcp://127.0.0.1:0"):
-    command = [sys.executable, str(SCRIPT), str(folder), bind]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        endpoint = process.stdout.readline().strip()
-        assert endpoint, "the receiver did not start"
-        yield process, endpoint
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
 
 
 class Sender(threading.Thread):

@@ -10,6 +10,7 @@ from client_peer import Peer, background, image, welcome
 
 from producers import ClosedError, DeadlineError, Producer, Sample, SampleTooLargeError
 from stream_ssl.wire import CODECS, Ack, Bye, Data, Hello
+from stream_ssl.wire.packet import MAX_HEADER_BYTES
 
 
 @pytest.fixture
@@ -209,6 +210,21 @@ def test_packets_made_before_welcome_are_cut_to_its_limits(peer: Peer) -> None:
     ]
     assert all(data.position == int(list(data.samples())[-1].id) for data in journal)
     assert [(r.reason, r.ids) for r in rejected] == [("oversize", ("40",))]
+
+
+def test_packets_of_long_descriptions_keep_to_a_headers_limit(peer: Peer) -> None:
+    """Small images with much said of each: the header is full before the packet is."""
+    note = {f"key-{n}": "x" * 90 for n in range(38)}
+    with Producer(
+        peer.address, name="a", packet_bytes=1 << 24, packet_samples=1024, linger=5.0
+    ) as producer:
+        for number in range(600):
+            producer.send(image(side=1), id=str(number), meta=note)
+        with peer.serving() as journal:
+            producer.flush()
+        assert producer.stats.acked.samples == 600
+    assert len(journal) > 1
+    assert all(len(data.header) <= MAX_HEADER_BYTES for data in journal)
 
 
 def test_packets_with_large_positions_keep_to_the_limits(peer: Peer) -> None:

@@ -11,6 +11,13 @@ from wire_golden import DATA, GOLDEN
 
 from stream_ssl.wire import REASONS, Data, decode, encode
 from stream_ssl.wire.messages import MAX_TEXT
+from stream_ssl.wire.packet import (
+    MAX_HEADER_BYTES,
+    MAX_ITEMS,
+    MAX_MAP_BYTES,
+    MAX_NESTED,
+    MAX_PAIRS,
+)
 from stream_ssl.wire.sample import (
     CODECS,
     MAX_ID_BYTES,
@@ -57,6 +64,11 @@ def test_the_page_names_every_reason_codec_and_limit() -> None:
         MAX_POSITION_DEPTH,
         MAX_SIDE,
         MAX_TEXT,
+        MAX_MAP_BYTES,
+        MAX_HEADER_BYTES,
+        MAX_ITEMS,
+        MAX_PAIRS,
+        MAX_NESTED,
     )
     table = PAGE.split("## Limits")[1]
     for limit in limits:

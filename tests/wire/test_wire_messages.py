@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from typing import Any
 
 import msgpack
@@ -28,6 +29,7 @@ from stream_ssl.wire import (
     sample_of,
 )
 from stream_ssl.wire.messages import DATA_HEAD
+from stream_ssl.wire.packet import MAX_ITEMS, unpack_map
 
 seeded = settings(deadline=None, derandomize=True)
 
@@ -241,3 +243,41 @@ def test_a_packet_has_samples_of_one_source() -> None:
         Data.pack(1, [])
     with pytest.raises(ValueError, match="one source"):
         Data.pack(1, [Sample.from_array(image, "a", source=s) for s in ("x", "y")])
+
+
+def _list(count: int) -> bytes:
+    return b"\xdd" + count.to_bytes(4, "big")
+
+
+@pytest.mark.parametrize(
+    ("value", "reason", "match"),
+    [
+        (b"\xc0" * 65_536, "oversize", "a map of 65539 bytes; at most 65536"),
+        (_list(5000) + b"\xc0" * 5000, "malformed", "max_array_len"),
+        (b"\xde\x0b\xb8" + b"".join(b"\xa2%c%c" % divmod(n, 64) + b"\xc0" for n in range(3000)),
+         "malformed", "max_map_len"),
+        (_list(10) + (_list(4000) + b"\x80" * 4000) * 10, "malformed", "more than 32768"),
+        (b"\xdc\x0f\xff" * 1000, "malformed", "OutOfData"),  # claims 32 MB of lists in 3 KB
+        (b"\x91" * 5000 + b"\xc0", "malformed", "StackError"),
+        (b"\xd6\xff0000", "malformed", "max_ext_len"),
+        (b"\xc0\xc0", "malformed", "ExtraData"),
+    ],
+    ids=["bytes", "items", "pairs", "maps", "claims", "depth", "extension", "more"],
+)  # fmt: skip
+def test_a_map_of_unbounded_work_is_refused_before_it_is_built(
+    value: bytes, reason: str, match: str
+) -> None:
+    began = time.process_time()
+    with pytest.raises(WireError, match=match) as caught:
+        unpack_map(b"\x81\xa1a" + value)
+    assert caught.value.reason == reason
+    assert time.process_time() - began < 0.5
+
+
+def test_the_largest_header_within_the_limits_is_read() -> None:
+    rows = [
+        {"id": str(n), "time": 1.0, "codec": "raw", "size": 1, "shape": [1, 1, 1], "meta": {}}
+        for n in range(MAX_ITEMS)
+    ]
+    header = msgpack.packb({"source": "a", "position": [[]] * 4000, "samples": rows})
+    assert len(Data(1, header, bytes(MAX_ITEMS))) == MAX_ITEMS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgpack
 import numpy as np
 import pytest
 
@@ -81,6 +82,8 @@ def test_positions_that_do_not_travel() -> None:
         ("x" * 4097, "at most 4096"),
         (2**70, "msgpack cannot carry"),
         ({1, 2}, "msgpack cannot carry"),
+        ({1: 2}, "no receiver would read it: int is not allowed for map key"),
+        (msgpack.Timestamp(1), "no receiver would read it"),
         (object(), "msgpack cannot carry"),
     ):
         with pytest.raises(ValueError, match=match):

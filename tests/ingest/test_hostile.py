@@ -1,0 +1,97 @@
+"""Clients that keep to no rule: the others go on, and memory stays bounded. A process, over TCP."""
+
+import threading
+import time
+
+import psutil
+import pytest
+import zmq
+from receiver_peer import MIB, Peer, packet, receiver
+
+from stream_ssl.wire import Data, Hello, encode
+from stream_ssl.wire.packet import prefix
+
+MAX_RSS = 300 * MIB
+
+
+class Flood(threading.Thread):
+    """Sends one message again and again, as fast as the receiver takes it."""
+
+    def __init__(self, endpoint, *frames):
+        super().__init__(daemon=True)
+        self.endpoint, self.frames = endpoint, frames
+        self.enough = threading.Event()
+        self.sent = 0
+
+    def run(self):
+        with Peer(self.endpoint) as peer:
+            peer.socket.setsockopt(zmq.SNDHWM, 4)
+            peer.socket.setsockopt(zmq.SNDTIMEO, 100)
+            peer.hello("hostile")
+            while not self.enough.is_set():
+                while peer.socket.poll(0):
+                    peer.socket.recv_multipart()
+                try:
+                    peer.frames(*self.frames)
+                    self.sent += 1
+                except zmq.Again:
+                    pass
+
+    def __enter__(self):
+        self.start()
+        return self
+
+    def __exit__(self, *_):
+        self.enough.set()
+        self.join()
+
+
+def rounds(peer, first, seconds):
+    """How many packets are acknowledged, one after the other."""
+    sequence, end = first, time.monotonic() + seconds
+    while time.monotonic() < end:
+        peer.say(packet(sequence))
+        peer.acked(sequence)
+        sequence += 1
+    return sequence - first
+
+
+def maps(count):
+    """A msgpack list of empty maps."""
+    return b"\xdd" + count.to_bytes(4, "big") + b"\x80" * count
+
+
+def texts(count):
+    """A msgpack list of lists of short texts."""
+    return (
+        b"\xdd"
+        + (count // 1000).to_bytes(4, "big")
+        + count // 1000 * (b"\xdc\x03\xe8" + b"\xa2ab" * 1000)
+    )
+
+
+def data(header):
+    return encode(Data(1, header, b""))
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        (prefix(Hello.kind), b"\x81\xa1a" + maps(8 * MIB - 16)),
+        data(b"\x81\xa1a" + maps(8 * MIB - 16)),
+        data(b"\x81\xa1a" + texts(2_700_000)),
+        data(b"\x81\xa1a" + b"\xdc\xff\xff" * 1000),
+    ],
+    ids=["hello", "header", "texts", "nested"],
+)
+def test_a_client_that_sends_dear_maps_holds_nobody_up(tmp_path, frames):
+    with receiver(tmp_path) as (process, endpoint), Peer(endpoint) as good:
+        good.hello("good")
+        alone = rounds(good, 1, 1.0)
+        with Flood(endpoint, *frames) as flood:
+            beside = rounds(good, alone + 1, 2.0) / 2
+            rss = psutil.Process(process.pid).memory_info().rss
+            assert flood.sent
+        assert beside > 10  # it shares cores and loopback with a flood of 8 MiB messages
+        assert rss < MAX_RSS
+        assert process.poll() is None
