@@ -19,6 +19,7 @@ from stream_ssl.ingest.journal import Journal, JournalError
 from stream_ssl.ingest.records import ReceiverRecord
 from stream_ssl.ingest.seldom import SeldomLog
 from stream_ssl.ingest.sessions import Sessions
+from stream_ssl.ingest.unfinished import UnfinishedMessages
 from stream_ssl.wire import Message, encode, require_loopback
 from stream_ssl.wire.address import check_bind
 from stream_ssl.wire.packet import MAX_ITEMS
@@ -133,6 +134,9 @@ class Receiver:
             self._zap = self._access.start(self._context)
             self._poller.register(self._zap, zmq.POLLIN)
         socket: zmq.Socket[Any] = self._context.socket(zmq.ROUTER)
+        limit = self._policy.each + self._policy.max_packet + _FRAME_SLACK
+        self._unfinished = UnfinishedMessages(socket, limit)
+        self._poller.register(self._unfinished.monitor, zmq.POLLIN)
         self._socket = socket
         for option, value in (
             (zmq.LINGER, 0),
@@ -184,6 +188,7 @@ class Receiver:
             self._access.stop()
         socket = getattr(self, "_socket", None)
         if socket is not None:
+            self._unfinished.close()
             socket.close()
         self._context.term()
 
@@ -211,6 +216,8 @@ class Receiver:
         ready = dict(self._poller.poll(max(0, int((until - now) * 1000 + 0.999))))
         if self._zap in ready and self._access is not None:
             self._access.handle()
+        if self._unfinished.monitor in ready:
+            self._unfinished.follow()
         if self._socket in ready:
             self._receive()
 
@@ -224,6 +231,7 @@ class Receiver:
             except zmq.Again:
                 return
             user = _user_of(frames[0]) if self._access is not None and frames else None
+            self._unfinished.finished(route)
             now = time.monotonic()
             dialogue.handle(route.bytes, user, [frame.buffer for frame in frames], now)
             if self._group_full() or now >= end:
@@ -247,6 +255,7 @@ class Receiver:
             self._access.allow.reload()
             denied, self._denied = self._access.denied - self._denied, self._access.denied
             dialogue.tally.refused["denied"] += denied
+        dialogue.tally.refused["oversize"] += self._unfinished.check(now)
         try:
             self.journal.trim(state.durable)
         except JournalError as error:

@@ -1,12 +1,14 @@
 """Clients that keep to no rule: the others go on, and memory stays bounded. A process, over TCP."""
 
+import contextlib
+import socket
 import threading
 import time
 
 import psutil
 import pytest
 import zmq
-from receiver_peer import MIB, Peer, packet, receiver
+from receiver_peer import KIB, MIB, Peer, packet, receiver
 
 from stream_ssl.wire import Data, Hello, encode
 from stream_ssl.wire.packet import prefix
@@ -95,3 +97,31 @@ def test_a_client_that_sends_dear_maps_holds_nobody_up(tmp_path, frames):
         assert beside > 10  # it shares cores and loopback with a flood of 8 MiB messages
         assert rss < MAX_RSS
         assert process.poll() is None
+
+
+def endless(endpoint, kilobytes, frames):
+    """A socket that has sent many frames of one message, of so many KiB each, and no last one."""
+    host, port = endpoint.removeprefix("tcp://").split(":")
+    peer = socket.create_connection((host, int(port)), timeout=5.0)
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"NULL".ljust(20, b"\0") + bytes(32)
+    ready = b"\x05READY\x0bSocket-Type" + (6).to_bytes(4, "big") + b"DEALER"
+    peer.sendall(greeting + b"\x04" + bytes((len(ready),)) + ready)
+    frame = b"\x03" + (kilobytes * KIB).to_bytes(8, "big") + bytes(kilobytes * KIB)
+    with contextlib.suppress(OSError):  # cut off
+        for _ in range(frames):
+            peer.sendall(frame)
+    return peer
+
+
+@pytest.mark.parametrize(("kilobytes", "frames"), [(8192, 200), (1, 100_000)])
+def test_a_message_without_end_is_cut_off(tmp_path, kilobytes, frames):
+    """libzmq hands nothing over before the last frame: 200 of 8 MiB would lie in memory."""
+    with receiver(tmp_path) as (process, endpoint), Peer(endpoint) as good:
+        good.hello("good")
+        with endless(endpoint, kilobytes, frames) as peer:
+            assert rounds(good, 1, 0.5)
+            peak = psutil.Process(process.pid).memory_info().rss
+            with contextlib.suppress(ConnectionError):
+                while peer.recv(4096):
+                    pass
+        assert peak < MAX_RSS
