@@ -12,7 +12,7 @@ from stream_ssl.ingest.credit import CreditPolicy
 from stream_ssl.ingest.group import Group, Tally, captured_at, samples_of
 from stream_ssl.ingest.journal import Journal, JournalError
 from stream_ssl.ingest.journal_errors import JournalFull
-from stream_ssl.ingest.seldom import SeldomLog
+from stream_ssl.ingest.seldom import SeldomLog, printable
 from stream_ssl.ingest.sessions import Session, Sessions
 from stream_ssl.wire import CODECS, Ack, Bye, Data, Hello, Message, Nack, Welcome, WireError, decode
 from stream_ssl.wire.messages import DATA_HEAD
@@ -67,6 +67,8 @@ class Dialogue:
         self._acks_due: dict[bytes, Session] = {}
         self._retry_at = 0.0
         self._seldom = SeldomLog(log)
+        self._hellos = SeldomLog(log, lines=20)
+        self._known: set[str] = set()  # producers of whom this receiver has taken a packet
 
     # -- what comes in
 
@@ -80,7 +82,8 @@ class Dialogue:
             self._refuse(route, Nack(0, error.reason, str(error), permanent=True))
         except Exception:
             self.tally.refused["internal"] += 1
-            log.exception("a message could not be handled and was left out")
+            text = "a message could not be handled and was left out"
+            self._seldom.tell(logging.ERROR, "internal", text, trace=True)
 
     def _handle(
         self, route: bytes, user: str | None, frames: Sequence[memoryview], now: float
@@ -127,6 +130,12 @@ class Dialogue:
         durable = self.journal.state(name)
         expected = max(durable.sequence, self.group.last.get(name, 0)) + 1
         missing = max(0, hello.first - expected)
+        if missing and name in self._known:
+            raise WireError(
+                "malformed",
+                f"HELLO: first {hello.first} of {name!r}, but {expected} is next: packets between "
+                "were never acknowledged; send from there, or take another name",
+            )
         session = Session(
             route,
             user,
@@ -152,7 +161,11 @@ class Dialogue:
             CODECS,
             self._epoch,
         )
-        log.info("producer %s (%s) goes on after %d", name, hello.agent, durable.sequence)
+        self._hellos.tell(
+            logging.INFO,
+            "hello",
+            f"producer {name} ({printable(hello.agent)}) goes on after {durable.sequence}",
+        )
         self._send(route, welcome)
 
     def _yields(self, other: Session, hello: Hello, now: float) -> bool:
@@ -213,17 +226,18 @@ class Dialogue:
             if math.isfinite(captured):
                 self.captured = captured
         self._count_missing(session)
+        self._known.add(session.producer)
         session.expected += 1
         session.gap_told = 0.0
 
     def _count_missing(self, session: Session) -> None:
         if session.missing:
             self.tally.missing += session.missing
-            log.error(
-                "%s: packets %d to %d were acknowledged once and are not in this journal",
-                session.producer,
-                session.expected - session.missing,
-                session.expected - 1,
+            self._seldom.tell(
+                logging.ERROR,
+                "missing",
+                f"{session.producer}: packets {session.expected - session.missing} to "
+                f"{session.expected - 1} were acknowledged once and are not in this journal",
             )
             session.missing = 0
 

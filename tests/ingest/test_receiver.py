@@ -92,11 +92,12 @@ def test_a_gap_sends_the_producer_back_once(running):
         assert running.journalled() == [("robot", n) for n in (1, 2, 3, 4)]
 
 
-def test_packets_that_nobody_has_any_more_are_counted_once(running):
-    with Peer(running.endpoint) as peer:
+def test_packets_that_nobody_has_any_more_are_counted_once(tmp_path):
+    with Running(tmp_path) as running, Peer(running.endpoint) as peer:
         peer.hello()
         peer.say(packet(1))
         peer.acked(1)
+    with Running(tmp_path) as running, Peer(running.endpoint) as peer:  # an old copy of the journal
         for _ in range(3):  # said again each second until WELCOME comes
             assert peer.hello(first=10).resume == 1
         peer.say(packet(10))
@@ -361,3 +362,48 @@ def test_samples_are_not_looked_into(running):
         peer.hello()
         peer.say(Data.pack(1, [Sample("a", b"no jpeg at all", "jpeg")]))
         peer.acked(1)
+
+
+def test_a_hello_leaves_a_clean_short_line_in_the_log(running, caplog):
+    caplog.set_level("INFO")
+    with Peer(running.endpoint) as peer:
+        peer.say(Hello("robot", 1, 1, agent="mine 1\n2026 ERROR forged\x1b[2J" + "x" * 4000))
+        peer.hear(Welcome)
+    lines = [r.getMessage() for r in caplog.records if "goes on after" in r.getMessage()]
+    assert lines == [
+        "producer robot (mine 1?2026 ERROR forged?[2J" + "x" * 52 + "...) goes on after 0"
+    ]
+
+
+def test_a_flood_of_hellos_does_not_fill_the_log(running, caplog):
+    caplog.set_level("INFO")
+    with Peer(running.endpoint) as peer:
+        for _ in range(200):
+            peer.hello()
+    assert len([r for r in caplog.records if "goes on after" in r.getMessage()]) <= 40
+
+
+def test_a_producer_cannot_claim_again_and_again_that_packets_were_lost(running, caplog):
+    """Only a journal that was lost before this receiver began can lack what was acknowledged."""
+    with Peer(running.endpoint) as peer:
+        peer.hello(first=10)
+        peer.say(packet(10))
+        peer.acked(10)
+        for first in range(100_000, 2_000_000, 100_000):
+            peer.say(Hello("robot", 1, first))
+            assert peer.nacked()[0] == "malformed"
+        until(lambda: running.total("missing") == 9)
+        assert running.total("missing") == 9
+        assert len([r for r in caplog.records if "are not in this journal" in r.getMessage()]) == 1
+        assert running.journalled() == [("robot", 10)]
+
+
+def test_many_producers_whose_journal_was_lost_are_told_of_in_few_lines(running, caplog):
+    with Peer(running.endpoint) as peer:
+        for n in range(20):
+            peer.hello(f"robot-{n}", first=3)
+            peer.say(packet(3))
+            peer.through = 0
+            peer.acked(3)
+        until(lambda: running.total("missing") == 40)
+    assert len([r for r in caplog.records if "are not in this journal" in r.getMessage()]) == 1
