@@ -168,7 +168,7 @@ class Access:
     def permits(self, key: str | None, producer: str) -> bool:
         """Whether a message's User-Id may speak for a producer now."""
         name = self.allow.name_of(key) if key else None
-        return name is not None and (producer == name or producer.startswith(f"{name}/"))
+        return name is not None and belongs(producer, name)
 
     def knows(self, key: str | None) -> bool:
         """Whether a message's User-Id is on the list now."""
@@ -179,6 +179,11 @@ class Access:
         if self._authenticator is not None:
             self._authenticator.stop()
             self._authenticator = None
+
+
+def belongs(producer: str, name: str) -> bool:
+    """Whether a producer is the one of this name on the allow-list, or below it."""
+    return producer == name or producer.startswith(f"{name}/")
 
 
 class _Authenticator(Authenticator):

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 
-from stream_ssl.ingest.access import Access
+from stream_ssl.ingest.access import Access, belongs
 from stream_ssl.ingest.credit import CreditPolicy
 from stream_ssl.ingest.group import Group, Tally, captured_at, samples_of
 from stream_ssl.ingest.journal import Journal, JournalError
@@ -37,6 +37,7 @@ class Dialogue:
         access: who may send; None: everybody who can connect.
         sessions: the table to keep.
         max_samples: of one packet.
+        max_names: of producers that one key may speak for; in plain text: of all.
         send: how to answer.
     """
 
@@ -47,6 +48,7 @@ class Dialogue:
         access: Access | None,
         sessions: Sessions,
         max_samples: int,
+        max_names: int,
         send: Send,
     ) -> None:
         self.journal = journal
@@ -61,7 +63,7 @@ class Dialogue:
         self.captured: float | None = None
         self.received: float | None = None
         self._access = access
-        self._max_samples = max_samples
+        self._max_samples, self._max_names = max_samples, max_names
         self._send = send
         self._epoch = time.time_ns()
         self._acks_due: dict[bytes, Session] = {}
@@ -125,12 +127,14 @@ class Dialogue:
         other = self.sessions.of(name)
         if other is not None and other.route != route and self._yields(other, hello, now):
             raise WireError("superseded", f"a newer {name!r} is connected (epoch {other.epoch})")
+        if not self.journal.state(name).sequence:
+            self._check_names(user, name)
         if name in self.group.last:
             self.commit(now)  # so that resume is the truth
         durable = self.journal.state(name)
         expected = max(durable.sequence, self.group.last.get(name, 0)) + 1
         missing = max(0, hello.first - expected)
-        if missing and name in self._known:
+        if missing and durable.sequence and name in self._known:
             raise WireError(
                 "malformed",
                 f"HELLO: first {hello.first} of {name!r}, but {expected} is next: packets between "
@@ -167,6 +171,19 @@ class Dialogue:
             f"producer {name} ({printable(hello.agent)}) goes on after {durable.sequence}",
         )
         self._send(route, welcome)
+
+    def _check_names(self, user: str | None, name: str) -> None:
+        """Refuse a new name of a key that has enough: the journal keeps where each one stands."""
+        key = self._access.allow.name_of(user or "") if self._access is not None else None
+        names = {*self.journal.producers(), *self.group.last, *(s.producer for s in self.sessions)}
+        held = sum(key is None or belongs(other, key) for other in names - {name})
+        if held >= self._max_names:
+            raise WireError(
+                "names",
+                f"{name!r} would be one of more than {self._max_names} producers"
+                f"{'' if key is None else f' of the key {key!r}'}: use a name again, or raise "
+                "receiver.max_names; one that sends nothing for journal.forget_days is forgotten",
+            )
 
     def _yields(self, other: Session, hello: Hello, now: float) -> bool:
         """Whether a HELLO must give way to the producer's other connection; else that one goes."""

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stream_ssl.ingest.layout import disk_bytes, pack_record, wire_checksum
+from stream_ssl.ingest.layout import (
+    ProducerState,
+    disk_bytes,
+    pack_record,
+    state_bytes,
+    wire_checksum,
+)
 from stream_ssl.wire import Position
 
 
@@ -59,4 +65,6 @@ def entry_bytes(entry: Entry) -> int:
     """What an entry takes on disk, at most."""
     if entry.header is None:
         return 0
-    return disk_bytes(128 + len(entry.producer) + len(entry.header) + len(entry.payload))
+    state = ProducerState(entry.sequence, entry.position)
+    length = 128 + len(entry.producer) + len(entry.header) + len(entry.payload)
+    return disk_bytes(length) + state_bytes(entry.producer, state)

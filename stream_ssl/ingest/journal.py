@@ -12,6 +12,7 @@ import logging
 import os
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from stream_ssl.ingest.layout import (
     ProducerState,
     Record,
     key_of,
+    state_bytes,
     unpack_head,
 )
 from stream_ssl.ingest.recovery import recover
@@ -71,6 +73,8 @@ class Journal:
         budget: bytes on disk, at least 1 MiB.
         segment_bytes: size at which a new segment begins; an eighth of the budget, within 256 KiB
             and 64 MiB.
+        forget_days: a producer's name that has sent nothing for so long is forgotten when a segment
+            begins: where it stood, and the bytes that this takes in each segment.
         check: whether opening walks through old segments, in a process of its own, to find damage.
 
     Raises:
@@ -84,6 +88,7 @@ class Journal:
         path: str | os.PathLike[str],
         budget: int = 4 << 30,
         segment_bytes: int | None = None,
+        forget_days: float = 30.0,
         check: bool = True,
     ) -> None:
         if budget < 1 << 20:
@@ -96,6 +101,9 @@ class Journal:
                 f"segment_bytes {self.segment_bytes}: must lie between {MIN_SEGMENT} and half of "
                 f"the budget, {budget // 2}"
             )
+        if forget_days <= 0:
+            raise ValueError(f"forget_days {forget_days}: must be more than 0")
+        self._forget_seconds = 86_400 * forget_days
         self._active: Segment | None = None
         self._active_bytes = 0
         self._lock_handle: int | None = take_writer_lock(self.path)
@@ -109,7 +117,12 @@ class Journal:
             raise
         self.damaged = found.damaged
         self._closed = found.segments  # (first position, bytes) of all but the active one
-        self._states = found.states
+        now = time.time()  # when states of format 1 were written, nobody knows
+        self._states = {
+            name: state if state.written else replace(state, written=now)
+            for name, state in found.states.items()
+        }
+        self._state_bytes = sum(state_bytes(*item) for item in self._states.items())
         self._total = found.total  # bytes of header and payload ever journalled
         self._last = found.last
         # Appending begins a new segment: an older one is only ever read, so that damage to LMDB's
@@ -126,7 +139,7 @@ class Journal:
     @property
     def room(self) -> int:
         """Bytes that can still be appended within the budget; trimming brings it back."""
-        return max(0, self.budget - self.bytes - _TREE)
+        return max(0, self.budget - self.bytes - self._reserve)
 
     @property
     def first(self) -> int:
@@ -138,8 +151,13 @@ class Journal:
         """The newest position on disk; first - 1 when there is none."""
         return self._last
 
+    @property
+    def _reserve(self) -> int:
+        """Bytes that beginning a segment takes before the first record."""
+        return _TREE + self._state_bytes
+
     def producers(self) -> dict[str, ProducerState]:
-        """Name to durable state, of every producer that was ever journalled."""
+        """Name to durable state, of every producer that was journalled and not forgotten."""
         return dict(self._states)
 
     def state(self, producer: str) -> ProducerState:
@@ -172,7 +190,7 @@ class Journal:
             JournalError: the disk failed; nothing was written.
         """
         self._check_order(entries)
-        need = _TREE + sum(entry_bytes(entry) for entry in entries)
+        need = self._reserve + sum(entry_bytes(entry) for entry in entries)
         if need > self.budget - self.bytes and any(e.header is not None for e in entries):
             raise JournalFull(
                 f"journal {self.path}: {need} bytes do not fit, {self.bytes} of {self.budget} are "
@@ -191,7 +209,7 @@ class Journal:
 
     def fitting(self, entries: Sequence[Entry]) -> int:
         """How many of these entries, the first ones, the budget has room for."""
-        room = self.budget - self.bytes - _TREE
+        room = self.budget - self.bytes - self._reserve
         return sum(size <= room for size in accumulate(map(entry_bytes, entries)))
 
     def trim(self, before: int) -> int:
@@ -255,15 +273,19 @@ class Journal:
 
     def _must_roll(self, need: int) -> bool:
         empty = self._last < self._start
-        full = self._active_bytes + need > self.segment_bytes
+        full = self._active_bytes + need > max(self.segment_bytes, 4 * self._state_bytes)
         return (full and not empty) or self._last - self._start + 1 >= MAX_RECORDS
 
     def _roll(self, need: int) -> None:
-        """Begins a new segment behind the last durable position, with all producers' states."""
+        """Begins a new segment behind the last durable position, with all producers' states but
+        those of names long idle."""
         self._seal()
+        oldest = time.time() - self._forget_seconds
+        for name in [name for name, state in self._states.items() if state.written < oldest]:
+            log.info("journal %s: producer %s is forgotten: long idle", self.path, name)
+            self._state_bytes -= state_bytes(name, self._states.pop(name))
         path = segment_path(self.path, self._start)
-        states = sum(64 + len(name) for name in self._states)
-        size = 2 * max(self.segment_bytes, need) + 16 * states + (1 << 20)
+        size = 2 * max(self.segment_bytes, need) + 4 * self._state_bytes + (1 << 20)
         fresh = create_segment(path, self._states, size)
         self._active = Segment(fresh, write=True)
         publish_segment(fresh, path)
@@ -283,6 +305,7 @@ class Journal:
         segment = self._active
         assert segment is not None
         position, total, states = self._last, self._total, dict[str, ProducerState]()
+        now = time.time()
         with segment.env.begin(write=True, buffers=True) as txn:
             for entry in entries:
                 if entry.header is not None:
@@ -290,16 +313,20 @@ class Journal:
                     total += len(entry.header) + len(entry.payload)
                     value = pack_entry(position, total, entry)
                     txn.put(key_of(position), value, db=segment.records, append=True)
-                    states[entry.producer] = ProducerState(entry.sequence, entry.position)
+                    states[entry.producer] = ProducerState(entry.sequence, entry.position, now)
                 else:
                     before = states.get(entry.producer, self.state(entry.producer))
-                    states[entry.producer] = ProducerState(entry.sequence, before.position)
+                    states[entry.producer] = ProducerState(entry.sequence, before.position, now)
             for name, state in states.items():
                 put_state(txn, segment.producers, name, state)
             begun = time.monotonic()
         commit = Commit(self._last + 1, position, time.monotonic() - begun)
         self._last, self._total = position, total
-        self._states.update(states)
+        for name, state in states.items():
+            if name in self._states:
+                self._state_bytes -= state_bytes(name, self._states[name])
+            self._states[name] = state
+            self._state_bytes += state_bytes(name, state)
         self._active_bytes = segment.used()
         return commit
 

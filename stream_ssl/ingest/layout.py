@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import struct
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+import msgpack
 
 from stream_ssl.wire import Position
 
@@ -33,10 +35,17 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class ProducerState:
-    """The last sequence of a producer that is on disk, and the source's position after it."""
+    """The last sequence of a producer that is on disk, the source's position after it, and when
+    that was, seconds since the Unix epoch."""
 
     sequence: int = 0
     position: Position = None
+    written: float = field(default=0.0, compare=False)
+
+    def pack(self) -> bytes:
+        """The value that `producers` holds."""
+        packed: bytes = msgpack.packb((self.sequence, self.position, self.written))
+        return packed
 
 
 class Damaged(Exception):
@@ -129,6 +138,11 @@ def unpack_record(value: memoryview) -> Record:
     return Record(
         head.position, head.producer, head.sequence, head.received, bytes(header), bytes(payload)
     )
+
+
+def state_bytes(name: str, state: ProducerState) -> int:
+    """Bytes that a producer's state takes in each segment."""
+    return disk_bytes(len(name) + len(state.pack()))
 
 
 def disk_bytes(length: int) -> int:

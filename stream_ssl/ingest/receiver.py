@@ -56,6 +56,8 @@ class Receiver:
         group_packets: packets after which a group is committed.
         group_seconds: how long a packet may wait for its group.
         max_producers: connected at once; beyond, the one unheard for longest must say HELLO again.
+        max_names: producers' names that one key may use, or, in plain text, all together; beyond,
+            a new name is refused. Where each of them stands takes up to 13 KB of each segment.
         drain_seconds: how long stopping may wait for what is under way.
 
     Raises:
@@ -77,6 +79,7 @@ class Receiver:
         group_packets: int = 64,
         group_seconds: float = 0.005,
         max_producers: int = 4096,
+        max_names: int = 256,
         drain_seconds: float = 2.0,
     ) -> None:
         check_bind(bind)
@@ -86,8 +89,10 @@ class Receiver:
                 "for other addresses make keys with `stream-ssl keys receiver` and "
                 "`stream-ssl keys NAME --allow FILE`, and give the receiver both as `access`",
             )
-        if min(max_samples, group_packets, max_producers) < 1:
-            raise ValueError("max_samples, group_packets and max_producers must be at least 1")
+        if min(max_samples, group_packets, max_producers, max_names) < 1:
+            raise ValueError(
+                "max_samples, group_packets, max_producers and max_names must be at least 1"
+            )
         if max_samples > MAX_ITEMS:
             raise ValueError(
                 f"max_samples {max_samples}: must be at most {MAX_ITEMS}, what a header can list"
@@ -117,7 +122,13 @@ class Receiver:
         self._full: bool | None = None  # as the learner was told; None: not yet
         self._record_at = self._tick_at = self._probe_at = 0.0
         self._dialogue = Dialogue(
-            journal, self._policy, access, Sessions(max_producers), max_samples, self._send
+            journal,
+            self._policy,
+            access,
+            Sessions(max_producers),
+            max_samples,
+            max_names,
+            self._send,
         )
         journal.skip_to(cursor.load().read)
         self._context: zmq.Context[Any] = zmq.Context()

@@ -83,7 +83,7 @@ def _adopt(found: Recovered, first: int, path: Path) -> None:
             found.total = max(found.total, segment.newest_total())
     finally:
         segment.close()
-    found.states.update(states)
+    found.states = states  # each segment has those of all producers not forgotten
     found.segments.append((first, file_bytes(path)))
     found.last = max(first - 1, bounds[1] if bounds else 0)
 
@@ -197,7 +197,9 @@ def states_after(
     for value in values.values():
         record = unpack_record(memoryview(value))
         if record.sequence > after.get(record.producer, ProducerState()).sequence:
-            after[record.producer] = ProducerState(record.sequence, _position(record))
+            after[record.producer] = ProducerState(
+                record.sequence, _position(record), record.received
+            )
     return after
 
 

@@ -21,7 +21,7 @@ import msgpack
 from stream_ssl.durable import sync
 from stream_ssl.ingest.layout import PAGE, Damaged, ProducerState, key_of, position_of, unpack_head
 
-FORMAT = 1
+FORMAT = 2  # 1: states without the time of writing
 PREFIX = "segment-"
 _LOCK_BYTES = 8192  # LMDB's size for 126 readers
 MAX_RECORDS = 1 << 20  # of a segment, so that a lost one leaves a known gap of positions
@@ -202,7 +202,7 @@ def tidy(folder: Path) -> None:
 
 def put_state(txn: Any, producers: Any, name: str, state: ProducerState) -> None:
     """Writes a producer's state within a transaction."""
-    txn.put(name.encode(), msgpack.packb((state.sequence, state.position)), db=producers)
+    txn.put(name.encode(), state.pack(), db=producers)
 
 
 def delete_segment(path: Path) -> None:

@@ -7,6 +7,7 @@ REASONS = (
     "codec",  # a codec that WELCOME did not list
     "gap",  # not the next sequence: go back to the one named
     "hello-required",  # the receiver does not know this connection: say HELLO
+    "names",  # its key has as many producers' names as one may have
     "malformed",  # no message of this protocol
     "oversize",  # larger than WELCOME allows
     "superseded",  # a newer incarnation of the same producer has connected

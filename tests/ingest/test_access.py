@@ -48,6 +48,21 @@ def test_a_key_on_the_list_gets_in_under_its_name_and_names_below(running):
     assert [name for name, _ in running.journalled()] == ["robot", "robot/left", "robot/left/2"]
 
 
+def test_the_names_of_one_key_take_none_from_another(tmp_path, listed):
+    with (
+        Running(tmp_path, access=Access(SERVER, listed), max_names=2) as running,
+        Peer(running.endpoint, MALLORY, SERVER) as greedy,
+        Peer(running.endpoint, ROBOT, SERVER) as peer,
+    ):
+        for n in range(50):
+            greedy.say(Hello(f"mallory/{n}", 1, 1))
+            greedy.say(packet(1))
+        until(lambda: running.counted("refused")["names"] == 48)
+        for name in ("robot", "robot/left"):
+            peer.hello(name)
+        assert running.last.producers <= 4
+
+
 @pytest.mark.parametrize("name", ["mallory", "robot2", "robo", "mallory/robot", "/robot"])
 def test_a_key_may_not_speak_for_others(running, name):
     with Peer(running.endpoint, ROBOT, SERVER) as peer:

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 import threading
+import time
+from contextlib import closing
 
 import lmdb
 import pytest
@@ -385,3 +387,47 @@ TestAgainstDict = AgainstDict.TestCase
 TestAgainstDict.settings = settings(
     max_examples=40, stateful_step_count=20, deadline=None, derandomize=True
 )
+
+
+def far(producer, sequence):
+    """A small packet of a source with a large position."""
+    return Entry(producer, sequence, "x" * 4000, 1.5, b"header", b"payload")
+
+
+def test_what_is_known_of_producers_counts_into_the_budget(tmp_path):
+    """Each segment has the states of all, and a position may take two pages."""
+    budget = 8 * MIB
+    with closing(Journal(tmp_path, budget=budget)) as journal:
+        for sequence in (1, 2):
+            for n in range(800):
+                try:
+                    journal.append([far(f"robot/{n}", sequence)])
+                except JournalFull:
+                    journal.trim(journal.last)
+                assert journal.bytes <= budget
+    with closing(Journal(tmp_path, budget=budget)) as journal:
+        assert journal.bytes <= budget
+
+
+def test_many_producers_with_large_positions_can_be_journalled(tmp_path):
+    with closing(Journal(tmp_path, budget=32 * MIB)) as journal:
+        for first in range(0, 1200, 100):
+            names = [f"robot/{n}" for n in range(first, first + 100)]
+            journal.append([far(name, 1) for name in names])
+    with closing(Journal(tmp_path, budget=32 * MIB)) as journal:  # a new segment, with all of them
+        journal.append([far("robot/0", 2)])
+        assert len(journal.producers()) == 1200
+
+
+def test_a_name_long_idle_is_forgotten_for_good_when_a_segment_begins(tmp_path):
+    with closing(Journal(tmp_path)) as journal:
+        journal.append([entry(1, producer="old")])
+    time.sleep(0.2)
+    with closing(Journal(tmp_path, forget_days=0.1 / 86_400)) as journal:
+        assert journal.state("old") == ProducerState(1, ["file", 1])
+        journal.append([entry(1, producer="new")])
+        assert set(journal.producers()) == {"new"}
+    with closing(Journal(tmp_path)) as journal:  # an older segment still has it
+        assert set(journal.producers()) == {"new"}
+        journal.append([entry(7, producer="old")])
+        assert journal.state("old").sequence == 7

@@ -1,6 +1,7 @@
 """The receiver over TCP: what it takes, refuses and answers."""
 
 import gc
+from contextlib import ExitStack
 
 import psutil
 import pytest
@@ -396,6 +397,44 @@ def test_a_producer_cannot_claim_again_and_again_that_packets_were_lost(running,
         assert running.total("missing") == 9
         assert len([r for r in caplog.records if "are not in this journal" in r.getMessage()]) == 1
         assert running.journalled() == [("robot", 10)]
+
+
+def test_new_names_beyond_the_limit_are_refused_and_old_ones_go_on(tmp_path):
+    with Running(tmp_path, max_names=3) as running, Peer(running.endpoint) as peer:
+        for n in range(3):
+            peer.hello(f"robot-{n}")
+            peer.say(packet(1))
+            peer.through = 0
+            peer.acked(1)
+        for n in range(3, 200):
+            peer.say(Hello(f"robot-{n}", 1, 1))
+            assert peer.nacked() == ("names", 0, True)
+        assert peer.hello("robot-1", first=2).resume == 1
+        peer.say(packet(2))
+        peer.through = 0
+        peer.acked(2)
+        assert len(running.journal.producers()) == 3
+        until(lambda: running.counted("refused")["names"] == 197)
+    with Running(tmp_path, max_names=3) as running, Peer(running.endpoint) as peer:
+        peer.say(Hello("robot-3", 1, 1))
+        nack = peer.hear(Nack)
+        assert (nack.reason, "raise receiver.max_names" in nack.detail) == ("names", True)
+
+
+def test_names_that_are_only_connected_count_too(tmp_path):
+    with Running(tmp_path, max_names=2) as running, ExitStack() as stack:
+        peers = [stack.enter_context(Peer(running.endpoint)) for _ in range(3)]
+        peers[0].hello("a")
+        peers[1].hello("b")
+        peers[2].say(Hello("c", 1, 1))
+        assert peers[2].nacked() == ("names", 0, True)
+        peers[0].say(Bye())
+
+        def taken():
+            peers[2].say(Hello("c", 1, 1))
+            return isinstance(peers[2].hear((Nack, Welcome)), Welcome)
+
+        until(taken)
 
 
 def test_many_producers_whose_journal_was_lost_are_told_of_in_few_lines(running, caplog):
