@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import logging
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from stream_ssl.durable import write
+from stream_ssl.ingest.seldom import SeldomLog
 
 log = logging.getLogger(__name__)
 
@@ -30,20 +32,46 @@ def hold_role(run: Path, role: str) -> Iterator[None]:
         RoleTaken: another living process holds it.
     """
     run.mkdir(parents=True, exist_ok=True)
-    with (run / f"{role}.lock").open("a+", errors="replace") as lock:
+    handle = os.open(run / f"{role}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    with os.fdopen(handle, "r+", errors="replace") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            lock.seek(0)
             raise RoleTaken(
                 f"{run}: a {role} already runs here (pid {lock.read().strip() or 'unknown'}). "
                 f"Stop it, or give this one another run folder with --run."
             ) from None
-        lock.seek(0)
-        lock.truncate()
-        lock.write(str(os.getpid()))
-        lock.flush()
+        with contextlib.suppress(OSError):  # a full disk: the lock holds all the same
+            pid = str(os.getpid()).encode()
+            os.pwrite(handle, pid, 0)
+            os.ftruncate(handle, len(pid))
         yield
+
+
+class Announcement:
+    """A role's addresses in endpoints.json, written as soon as the disk takes them.
+
+    Args:
+        run, role, addresses: as for `publish`.
+    """
+
+    def __init__(self, run: Path, role: str, **addresses: str) -> None:
+        self._run, self._role, self._addresses = run, role, addresses
+        self._seldom = SeldomLog(log, seconds=60.0)
+        self._done = False
+        self.write()
+
+    def write(self) -> None:
+        """Tries, until it has succeeded once; to be called now and then."""
+        if self._done:
+            return
+        try:
+            publish(self._run, self._role, **self._addresses)
+        except OSError as error:
+            text = f"{self._run / FILE} cannot be written, and may name an older address: {error}"
+            self._seldom.warn("endpoints", text)
+        else:
+            self._done = True
 
 
 def publish(run: Path, role: str, **addresses: str) -> None:

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from stream_ssl.app import build
 from stream_ssl.app.config import flat, resolved, split_address
-from stream_ssl.app.endpoints import hold_role, publish
+from stream_ssl.app.endpoints import Announcement, hold_role
 from stream_ssl.app.failures import Misconfigured, configuring
 from stream_ssl.app.watch import Watch
 from stream_ssl.ingest.cursor import Cursor
@@ -106,7 +106,7 @@ class Process:
             self.metrics.registry, self._health, "learner", host, port, settings.http.public
         )
         stack.enter_context(server)
-        publish(settings.run, "learner", http=server.address)
+        self._where = Announcement(settings.run, "learner", http=server.address)
         log.info("metrics at %s/metrics", server.address)
 
     def run(self, stop: threading.Event) -> None:
@@ -132,9 +132,21 @@ class Process:
             self.save()
 
     def _tell_receiver(self) -> None:
-        """How far we have read (its credit) and what we still need (its trimming)."""
+        """How far we have read (its credit) and what we still need (its trimming).
+
+        Training needs no disk: where it takes nothing, the receiver is told later.
+        """
         read = max(self.learner.offset.record, self._durable)
-        self._cursor.publish(read=read, durable=self._durable)
+        try:
+            self._cursor.publish(read=read, durable=self._durable)
+        except OSError as error:
+            self._health.set("cursor", False, str(error))
+            self._seldom.warn(
+                "cursor", f"the receiver cannot be told how far this is, training goes on: {error}"
+            )
+        else:
+            self._health.set("cursor", True)
+        self._where.write()
         self._tell_at = time.monotonic() + TELL_SECONDS
 
     def _relieve(self) -> None:

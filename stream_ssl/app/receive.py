@@ -12,7 +12,7 @@ from jsonargparse import Namespace
 from prometheus_client import CollectorRegistry
 
 from stream_ssl.app.config import flat, split_address
-from stream_ssl.app.endpoints import hold_role, publish
+from stream_ssl.app.endpoints import Announcement, hold_role
 from stream_ssl.app.failures import configuring
 from stream_ssl.ingest.access import Access
 from stream_ssl.ingest.cursor import Cursor
@@ -52,9 +52,10 @@ def receive(settings: Namespace, resolved: Mapping[str, Any], stop: threading.Ev
             cursor = Cursor(settings.run)
             receiver = Receiver(journal, cursor, access=access, **settings.receiver)
             stack.callback(receiver.close)
-        publish(settings.run, "receiver", data=receiver.endpoint, http=server.address)
+        where = Announcement(settings.run, "receiver", data=receiver.endpoint, http=server.address)
         log.info("taking samples at %s; metrics at %s/metrics", receiver.endpoint, server.address)
         for record in receiver.run(stop):
+            where.write()
             metrics.consume(record)
             health.tick("receiver")
             health.set("journal", record.ready, "" if record.ready else "cannot be written")

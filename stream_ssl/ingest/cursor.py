@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -13,6 +14,7 @@ from stream_ssl.durable import write
 log = logging.getLogger(__name__)
 
 FILE_NAME = "cursor.json"
+_LENGTH = 64  # of the file: more than any two positions take
 FULL_NAME = "journal.full"
 
 
@@ -58,7 +60,15 @@ class Cursor:
                 "checkpoint cannot need less than what was read before it"
             )
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        write(self.path, json.dumps({"read": read, "durable": durable}), wait=False)
+        content = json.dumps({"read": read, "durable": durable}).ljust(_LENGTH).encode()
+        try:
+            write(self.path, content, wait=False)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            # Trimming would make room: so tell of it in the bytes that the file has already.
+            with self.path.open("r+b") as file:
+                file.write(content)
 
     @property
     def full(self) -> bool:

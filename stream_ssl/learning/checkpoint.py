@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from stream_ssl.ingest.offset import Offset
@@ -210,6 +211,9 @@ class Checkpointer:
             write_json(scratch / STATE, state)
             size = seal(scratch)
             publish(scratch, target)
+        except SafetensorError as error:  # how it tells of a full disk
+            shutil.rmtree(scratch, ignore_errors=True)
+            raise OSError(str(error)) from error
         except BaseException:
             shutil.rmtree(scratch, ignore_errors=True)
             raise
