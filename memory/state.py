@@ -99,9 +99,12 @@ def upgraded(state: Mapping[str, Any]) -> State:
     version = int(state["counters"][0]) if "counters" in state else 0
     if not 1 <= version <= VERSION or "generator" not in state:
         raise ValueError(f"this is no memory state of version 1 to {VERSION}")
-    # Earlier writers kept how many steps were proposed at once, and of MinRed's lists the largest.
+    # Earlier writers kept how many steps were proposed at once, of MinRed's lists the largest, and
+    # approximate counts of another kind.
     lists = [name.removesuffix("cosines") for name in state if name.endswith(".cosines")]
     dropped = {f"{prefix}{name}" for prefix in lists for name in ("nearest", "next")}
+    if "eviction.bench_slots" in state:
+        dropped |= {name for name in state if name.startswith("eviction.")}
     state = {
         name: value
         for name, value in state.items()

@@ -1,30 +1,51 @@
 """Most duplicated by approximate counts, for memories too large to count exactly.
 
-Shapes: B newcomers, C cells, D embedding, K slots, k occupied slots, N rows, Q places on the pool.
+A pool of the slots with the largest counts is followed exactly: who comes and who leaves is counted
+against every row of it, and the sequential rule is simulated among its best. All others stand still
+until the next pool is drawn, so what they add to a count is known from their cells (cells.py), and
+their own counts move with the mean of their cell.
+
+Shapes: B newcomers, T of them at a time, A descriptor, C cells, K slots, k occupied slots, N rows,
+P slots of the pool, R slots, c candidates, W = c + T columns.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from memory.columns import Columns
-from memory.duel.approximate_state import load, save
-from memory.duel.candidate_pool import SHORTLIST_ROWS, CandidatePool
-from memory.duel.cells_check import check
-from memory.duel.cells_counts import LEAST_CHANGES, TURNOVER, CellCounts
-from memory.duel.cells_grid import MOST_CELLS, Matrix, Vector
+from memory.compute import to_device, to_host
+from memory.duel.cells import NOWHERE, Cells
+from memory.duel.simulate import simulate, slots_taken
 from memory.scores import Linear, Score
 
-TAKEN = 256
+POOL_ROWS = 8192
+"""P, at most. A pool serves no more changes than it has slots."""
+
+POOL_SHARE = 16
+"""Of K, where that is less."""
+
+NEWCOMERS = 256
 """Most newcomers decided on at a time."""
+
+CANDIDATES = 256
+"""Among which steps are simulated, besides as many as there are newcomers."""
+
+RECOUNTED = 1.25
+"""Slots counted again for each that a pool takes, the best by what was known of them."""
+
+SLACK = 0.01
+"""Share of a count by which who leaves may lie below a slot outside, or another pool is drawn."""
+
+FEWEST = 32
+"""Newcomers that every pool serves: counts outside are not known well enough for fewer."""
+
+MOST_CELLS = 1 << 15
 
 WRONG = 0.25
 """Mean relative error of the counts above which `check` finds them wrong."""
@@ -51,18 +72,14 @@ class Error:
 
 
 class ApproximateCounts:
-    """Duplicate counts by an index of cells, and who has the largest.
-
-    Rows of like direction form a cell. Rows of near cells are counted one by one, those of far
-    cells by the cell's count, mean and spread, as a multipole method does. A newcomer costs
-    O(C D) and its share of a flush; nothing of K x B is held. Built when first asked.
+    """Duplicate counts by cells, and who has the largest. Built with the first rows.
 
     Args:
-        columns: of the memory; rows are read from them.
+        columns: of the memory; descriptors are read from them.
         score: h.
         cells: C; 2 sqrt(K) where not given.
-        near: cells counted row by row, at least 1 (the row's own); more is dearer and more exact.
-        compete: newcomers may be refused (DUEL, Algorithm 1).
+        near: cells read row by row, at least 1 (the row's own); more is dearer and more exact.
+        compete: Algorithm 1's form: a newcomer is counted with the others and may be refused.
         seed: of the clustering.
 
     >>> from memory.scores import VonMisesFisher
@@ -86,142 +103,224 @@ class ApproximateCounts:
                 f"{cells} cells, {near} near: cells must lie in [1, {MOST_CELLS}], near above 0"
             )
         self._columns, self._score, self._compete = columns, score, compete
-        self._cells = cells or min(MOST_CELLS, 2 * math.isqrt(columns.capacity) or 1)
+        self._number = cells or min(MOST_CELLS, 2 * math.isqrt(columns.capacity) or 1)
         self._near, self._seed = near, seed
-        self._counts: CellCounts | None = None
-        self._pool: CandidatePool | None = None
+        self._cells: Cells | None = None
 
-    @property
-    def counts_by_cell(self) -> CellCounts:
-        """Built where there is none, or where it was built for less than half of the rows."""
-        if self._counts is None or 2 * self._counts.fitted_to < self._columns.occupied:
+    def _ready(self) -> Cells:
+        """Build the cells where there are none, or for less than half of the rows; draw a pool
+        where the last has served. Not where counts are only read: that may not change who leaves.
+        """
+        if self._cells is None or 2 * self._fitted_to < self._columns.occupied:
             self.recount()
-        assert self._counts is not None
-        return self._counts
+        elif self._exhausted or self._served >= len(self._pool_P):
+            self._draw_pool()
+        assert self._cells is not None
+        return self._cells
 
     def recount(self) -> None:
         """Fit the cells and count every slot anew."""
-        self._pool = None
-        self._counts = CellCounts(self._columns, self._score, self._cells, self._near, self._seed)
+        columns = self._columns
+        self.count_K = torch.zeros(columns.capacity, dtype=torch.float64, device=columns.device)
+        self._pool_P = torch.zeros(0, dtype=torch.int64, device=columns.device)
+        self._counted_K = torch.zeros_like(self.count_K, dtype=torch.int64)
+        self._clock = 0  # slots changed so far
+        self._next_cell = 0  # to be counted again next
+        self._cells = self._fit()
+        self._count_cells(columns.capacity)
+        self._draw_pool()
 
-    def on_insert(self, z_BD: Tensor) -> None:
-        occupied = self._columns.occupied
-        self._pool = None
-        if self._counts is not None and len(z_BD):
-            slots = np.arange(occupied - len(z_BD), occupied)
-            self._counts.replace(slots, None, on_host(z_BD))
-            if self._counts.due:
-                self._counts.flush()
+    def _fit(self) -> Cells:
+        columns = self._columns
+        cells = Cells.fitted(columns, self._score, self._number, self._near, self._seed)
+        self._fitted_to, self._fit_then = columns.occupied, cells.fit()
+        return cells
 
-    def choose(self, z_BD: Tensor) -> Tensor:
-        """Slots of the first newcomers, at most TAKEN; -1 refuses."""
-        counts, pool = self._ready()
-        x_BD = on_host(z_BD[:TAKEN])
-        seen = counts.moments().see(x_BD)
-        far_B, near_B = counts.newcomers(seen)
-        outcome = pool.take(x_BD, far_B + near_B, counts, self._compete)
-        if len(outcome.slots):
-            line = counts.replace(
-                outcome.slots, outcome.before_ND, x_BD[outcome.newest_N], seen.of(outcome.newest_N)
-            )
-            pool.moved(line, counts)
-        return torch.tensor(outcome.plan, dtype=torch.int64)
+    def _count_cells(self, slots: int) -> None:
+        """Count slots again, a cell after the other, until it is so many. No pool is drawn."""
+        assert self._cells is not None
+        cells, counted = len(self._cells.centre_CA), 0
+        for _ in range(cells):
+            if counted >= slots:
+                break
+            chosen = self._cells.slots(self._next_cell % cells)
+            self._count(chosen)
+            counted, self._next_cell = counted + len(chosen), self._next_cell + 1
 
-    def _ready(self) -> tuple[CellCounts, CandidatePool]:
-        counts = self.counts_by_cell
-        if counts.due:
-            counts.flush()
-            self._pool = None
-            if counts.grid.outdated:
-                self.recount()
-                counts = self.counts_by_cell
-        if self._pool is None or self._pool.exhausted:
-            self._pool = self._draw(counts)
-        return counts, self._pool
+    def _count(self, slots: Tensor) -> None:
+        """Count these slots of cells from nothing. No pool is drawn."""
+        assert self._cells is not None
+        if len(slots):
+            row_NA, cell_N = self._columns.descriptors[slots], self._cells.cell_K[slots]
+            self.count_K[slots] = self._cells.total(row_NA, cell_N) - self._own(row_NA)
+            self._counted_K[slots] = self._clock
 
-    def _draw(self, counts: CellCounts) -> CandidatePool:
-        """The largest counts of all and of every cell, counted anew after a flush.
+    def _fold(self) -> None:
+        """Take up in all counts what has changed since the pool was drawn; there is none then."""
+        assert self._cells is not None
+        changed = self._changed_K.nonzero()[:, 0]
+        self._clock += len(changed)
+        row_RA, before_RA = self._columns.descriptors[changed], torch.cat(self._before_RA)
+        self.count_K += self._cells.moved(row_RA, before_RA)
+        self.count_K[self._pool_P] = self.count_P
+        self._cells.insert(self._pool_P)
+        if self._cells.outdated(self._fit_then):
+            self._cells = self._fit()
+        self._count(changed)  # till now they were counted from afar
+        self._count_cells(len(changed) // 4)
 
-        Of every cell, because evictions lower the counts of their own neighbourhood, and then
-        another's lead.
-        """
-        count_k = self.counts().cpu().numpy()
-        newcomers = max(LEAST_CHANGES, self._columns.capacity // TURNOVER)
-        chosen_k = largest(count_k, newcomers + SHORTLIST_ROWS)
-        members, edges = counts.grid.members()
-        share = -(-newcomers // len(counts.grid.size_C))
-        best = []
-        for start, stop in itertools.pairwise(edges):
-            slots = members[start:stop]
-            chosen_k[slots[largest(count_k[slots], share)]] = True
-            others = slots[~chosen_k[slots]]
-            if len(others):
-                best.append(others[count_k[others].argmax()])
-        slots, outside = np.flatnonzero(chosen_k), np.sort(np.array(best, dtype=np.int64))
-        row_QD, capacity = counts.rows(slots), self._columns.capacity
-        if not counts.changed_K.any():
-            counts.recount(slots, row_QD)
-        return CandidatePool(
-            slots,
-            row_QD,
-            counts.estimate(slots, row_QD),
-            capacity,
-            CandidatePool(outside, counts.rows(outside), count_k[outside], capacity),
+    def _draw_pool(self) -> None:
+        """Take the slots of the largest counts out of the cells, after counting them again."""
+        if len(self._pool_P):
+            self._fold()
+        assert self._cells is not None
+        cells, k = self._cells, self._columns.occupied
+        size = min(k, POOL_ROWS, max(NEWCOMERS + CANDIDATES, k // POOL_SHARE))
+        best = self.count_K[:k].topk(min(k, int(RECOUNTED * size))).indices.sort().values
+        self._count(best[self._clock - self._counted_K[best] > self._columns.capacity // 16])
+        self._take_pool(best[self.count_K[best].topk(size).indices].sort().values)
+        cells.remove(self._pool_P)
+        self.count_P = self.count_K[self._pool_P]
+        self._shift_C = torch.zeros_like(self.count_K[: len(cells.size_C)])
+        outside = cells.cell_K >= 0
+        self._most_C = torch.full_like(self._shift_C, -torch.inf).scatter_reduce_(
+            0, cells.cell_K[outside], self.count_K[outside], "amax"
         )
+        self._changed_K = torch.zeros_like(cells.cell_K, dtype=torch.bool)
+        self._before_RA = [self._columns.descriptors[:0]]
+        self._served, self._exhausted = 0, False
 
-    def on_update(self, slots: Tensor, before_RD: Tensor) -> None:
-        if self._counts is None or len(slots) == 0:
+    def _take_pool(self, pool_P: Tensor) -> None:
+        self._pool_P, capacity = pool_P, self._columns.capacity
+        self._place_K = torch.full((capacity,), NOWHERE, device=pool_P.device)
+        self._place_K[pool_P] = torch.arange(len(pool_P), device=pool_P.device)
+
+    def _remember(self, slots: Tensor, before_RA: Tensor) -> None:
+        """These slots change; what they held when the pool was drawn is kept until the next."""
+        first = ~self._changed_K[slots]
+        self._changed_K[slots] = True
+        self._before_RA.append(before_RA[first])
+
+    def choose(self, x_BA: Tensor) -> Tensor:
+        """Slots of the first newcomers, at most NEWCOMERS; -1 refuses."""
+        cells, x_TA = self._ready(), x_BA[:NEWCOMERS]
+        row_PA = self._columns.descriptors[self._pool_P]
+        near_TP = self._score.apply_(x_TA @ row_PA.T)
+        total_T = cells.total(x_TA)
+        total_T += near_TP.sum(dim=1, dtype=torch.float64)
+
+        reach_P = self.count_P + 0.5 * near_TP.sum(dim=0)
+        size = min(len(reach_P), CANDIDATES + len(x_TA))
+        few = reach_P.topk(size).indices.sort().values
+        level = self.count_P.max()  # so that float32 tells the counts apart
+        row_WA = torch.cat([row_PA[few], x_TA])
+        h_WW = self._score.apply_(row_WA @ row_WA.T).fill_diagonal_(0)
+        count_c, count_T = (self.count_P[few] - level).to(h_WW), (total_T - level).to(h_WW)
+        column_T, left_T = simulate(count_c, count_T, h_WW, self._compete)
+        outside = (self._most_C + self._shift_C).max()
+        exhausted_T = left_T + level < (1 - SLACK) * outside
+        exhausted_T[: max(1, FEWEST - self._served)] = False
+        held = torch.where(exhausted_T.any(), exhausted_T.long().argmax(), len(x_TA))
+
+        known = to_host(torch.cat([held[None], column_T, few, self._pool_P[few]])).tolist()
+        turns, column, places = known[0], known[1 : 1 + known[0]], known[1 + len(x_TA) :]
+        plan, stands = slots_taken(column, list(range(size)))
+        x_TA, left_TA = x_TA[:turns], row_WA[column_T[:turns]]
+        self._shift_C += cells.shift(x_TA) - cells.shift(left_TA)
+        self.count_P += near_TP[:turns].sum(dim=0)
+        self.count_P -= self._score.apply_(left_TA @ row_PA.T).sum(dim=0)
+        h_TW = h_WW[size : size + turns]
+        total_T = total_T[:turns] + h_TW[:, size : size + turns].sum(dim=1)
+        total_T -= h_TW[:, column_T[:turns]].sum(dim=1)
+        taken = torch.tensor([(places[c], turn) for c, turn in stands.items()], dtype=torch.int64)
+        place_R, turn_R = to_device(taken.view(-1, 2), row_WA.device).T
+        self.count_P[place_R] = total_T[turn_R]
+        self._remember(self._pool_P[place_R], row_PA[place_R])
+        self._exhausted = turns < len(near_TP)
+        self._served += turns
+        slots = places[size:]
+        return torch.tensor([slots[c] if c >= 0 else c for c in plan], dtype=torch.int64)
+
+    def on_insert(self, descriptor_BA: Tensor) -> None:
+        """Newcomers fill the last of the occupied slots."""
+        k = self._columns.occupied
+        if self._cells is not None:
+            slots = torch.arange(k - len(descriptor_BA), k, device=self._columns.device)
+            self._cells.insert(slots)
+            self._moved(slots, descriptor_BA, descriptor_BA[:0])
+        if k:
+            self._ready()
+
+    def on_update(self, slots: Tensor, before_RA: Tensor) -> None:
+        """These slots hold other rows than `before_RA` now."""
+        if self._cells is None or 2 * len(slots) >= self._columns.occupied:
+            if self._columns.occupied:
+                self.recount()
             return
-        counts, slots_N = self._counts, slots.cpu().numpy()
-        z_ND = counts.rows(slots_N)
-        line = counts.replace(slots_N, on_host(before_RD), z_ND)
-        if counts.due:
-            counts.flush()
-            self._pool = None
-        if self._pool is not None:
-            self._pool.refreshed(slots_N, z_ND, line, counts)
+        outside = self._cells.cell_K[slots] >= 0
+        self._cells.remove(slots[outside], before_RA[outside])
+        self._cells.insert(slots[outside])
+        self._moved(slots, self._columns.descriptors[slots], before_RA)
+        self._ready()
+
+    def _moved(self, slots: Tensor, after_RA: Tensor, before_RA: Tensor) -> None:
+        """Take up that these slots have these rows now, and had those before, or none."""
+        assert self._cells is not None
+        cells, row_PA = self._cells, self._columns.descriptors[self._pool_P]
+        self.count_P += self._score.total(row_PA, after_RA) - self._score.total(row_PA, before_RA)
+        self._shift_C += cells.shift(after_RA) - cells.shift(before_RA)
+        count_R = self.total(after_RA) - self._own(after_RA)
+        place_R, cell_R = self._place_K[slots], cells.cell_K[slots]
+        inside, outside = place_R >= 0, cell_R >= 0
+        self.count_P[place_R[inside]] = count_R[inside]
+        count_R, cell_R = count_R[outside], cell_R[outside]
+        self.count_K[slots[outside]] = count_R - self._shift_C[cell_R]
+        self._most_C.scatter_reduce_(0, cell_R, self.count_K[slots[outside]], "amax")
+        if len(before_RA):
+            self._remember(slots, before_RA)
+        self._changed_K[slots] = True
+        self._served += len(slots)
+
+    def _own(self, row_NA: Tensor) -> Tensor:
+        return self._score.apply_((row_NA * row_NA).sum(dim=1)).to(torch.float64)
 
     def counts(self) -> Tensor:
         """Approximate N(j) of the occupied slots, float64 [k]."""
-        occupied, device = self._columns.occupied, self._columns.device
-        if occupied == 0:
+        k, device = self._columns.occupied, self._columns.device
+        if k == 0:
             return torch.zeros(0, dtype=torch.float64, device=device)
-        counts = self.counts_by_cell
-        count_k = np.empty(occupied)
-        for start in range(0, occupied, BLOCK_ROWS):
-            slots = np.arange(start, min(start + BLOCK_ROWS, occupied))
-            count_k[slots] = counts.estimate(slots, counts.rows(slots))
+        cell_k = (self._cells or self._ready()).cell_K[:k]
+        count_k = self.count_K[:k] + torch.where(cell_k >= 0, self._shift_C[cell_k], 0.0)
+        count_k[self._pool_P] = self.count_P
         # An estimate may fall below 0 where there is next to nothing to count.
-        return torch.from_numpy(count_k.clip(min=0.0)).to(device)
+        return count_k.clamp_(min=0.0)
 
-    def total(self, z_BD: Tensor) -> Tensor:
-        """sum_k h(z_b . m_k) by the moments of all cells, float64 [B]."""
+    def total(self, descriptor_BA: Tensor) -> Tensor:
+        """sum_k h(d_b . d_k), float64 [B]."""
         if self._columns.occupied == 0:
-            return torch.zeros(len(z_BD), dtype=torch.float64, device=z_BD.device)
-        seen = self.counts_by_cell.moments().see(on_host(z_BD))
-        size_C = self.counts_by_cell.moments().size_C.to(z_BD.dtype)
-        return (seen.value_NC @ size_C).to(torch.float64).to(z_BD.device)
+            return torch.zeros(len(descriptor_BA), dtype=torch.float64, device=descriptor_BA.device)
+        cells = self._cells or self._ready()
+        total_B = cells.total(descriptor_BA, cells.of(descriptor_BA))
+        return total_B + self._score.total(descriptor_BA, self._columns.descriptors[self._pool_P])
 
     def error(self, sample: int = 256, seed: int = 0) -> Error:
         """Count a draw of slots exactly and compare. Costs `sample` x K similarities."""
-        occupied = self._columns.occupied
         generator = torch.Generator().manual_seed(seed)
-        drawn = torch.randperm(occupied, generator=generator)[:sample]
+        drawn = torch.randperm(self._columns.occupied, generator=generator)[:sample]
         if len(drawn) == 0:
             return Error(0.0, 0.0, 0.0, 0)
-        z_ND = self._columns.descriptors[drawn.to(self._columns.device)]
-        own_N = self._score.apply_((z_ND * z_ND).sum(dim=1)).to(torch.float64)
-        exact_N = self._score.total(z_ND, self._columns.descriptor_kA) - own_N
-        counts = self.counts_by_cell
-        about_N = counts.estimate(drawn.numpy(), on_host(z_ND)).clip(min=0.0)
-        off_N = (torch.from_numpy(about_N) - exact_N.cpu()) / exact_N.cpu().clamp(min=1.0)
+        drawn = drawn.to(self._columns.device)
+        row_NA = self._columns.descriptors[drawn]
+        exact_N = self._score.total(row_NA, self._columns.descriptor_kA) - self._own(row_NA)
+        off_N = (self.counts()[drawn] - exact_N) / exact_N.clamp(min=1.0)
         mean, worst = float(off_N.abs().mean()), float(off_N.abs().max())
         return Error(mean, worst, float(off_N.mean()), len(drawn))
 
     def check(self) -> tuple[bool, str]:
-        if self._counts is None:
+        """(True, "") or (False, what is wrong, or how far the counts are off)."""
+        if self._cells is None:
             return True, ""
-        held, reason = check(self._counts)
+        held, reason = self._cells.check()
         if not held:
             return held, reason
         error = self.error(sample=64)
@@ -234,40 +333,64 @@ class ApproximateCounts:
         return True, ""
 
     def state(self) -> dict[str, Tensor]:
-        return save(self._counts, self._pool)
+        """What `load` needs to go on bit-equal; nothing where nothing is built."""
+        if self._cells is None:
+            return {}
+        cells = self._cells
+        numbers = [self._fitted_to, self._next_cell, self._served, self._exhausted, self._clock]
+        known = {
+            "numbers": torch.tensor(numbers),
+            "fit": torch.tensor(self._fit_then, dtype=torch.float64),
+            "centres": cells.centre_CA,
+            "cells": cells.cell_K,
+            "sums": cells.sum_CA,
+            "counts": self.count_K,
+            "counted": self._counted_K,
+            "pool": self._pool_P,
+            "pool_counts": self.count_P,
+            "shift": self._shift_C,
+            "most": self._most_C,
+            "changed": self._changed_K,
+            "before": torch.cat(self._before_RA),
+        }
+        return {f"search.{name}": value.clone() for name, value in known.items()}
 
     def load(self, state: dict[str, Tensor]) -> None:
-        self._counts, self._pool = load(state, self._columns, self._score)
-
-
-BLOCK_ROWS = 1 << 14
-"""Slots estimated at a time."""
-
-
-def largest(count_N: Vector, most: int) -> NDArray[np.bool_]:
-    """Which are the `most` largest, all where there are no more, bool [N]."""
-    chosen_N = np.full(len(count_N), len(count_N) <= most)
-    if len(count_N) > most:
-        chosen_N[np.argpartition(count_N, len(count_N) - most)[-most:]] = True
-    return chosen_N
-
-
-def on_host(z_ND: Tensor) -> Matrix:
-    return np.ascontiguousarray(z_ND.detach().cpu().numpy())
+        """Take over what `state` gave; all is counted anew for any other state that rows came with,
+        or rows of another dtype."""
+        columns = self._columns
+        found = {name.removeprefix("search."): value for name, value in state.items()}
+        if not found or found["before"].dtype != columns.descriptors.dtype:
+            if columns.occupied:
+                self.recount()
+            return
+        numbers, fit = found["numbers"].tolist(), found["fit"].tolist()
+        self._fitted_to, self._next_cell, self._served, exhausted, self._clock = numbers
+        self._exhausted, self._fit_then = bool(exhausted), (fit[0], fit[1])
+        here = {name: value.to(columns.device, copy=True) for name, value in found.items()}
+        self._cells = Cells(columns, self._score, here["centres"], self._near)
+        self._cells.cell_K, self._cells.sum_CA = here["cells"], here["sums"]
+        self._cells.sort()
+        self._take_pool(here["pool"])
+        self.count_K, self.count_P = here["counts"], here["pool_counts"]
+        self._shift_C, self._most_C = here["shift"], here["most"]
+        self._changed_K, self._before_RA = here["changed"], [here["before"]]
+        self._counted_K = here["counted"]
 
 
 def pick(capacity: int, score: Score, device: torch.device) -> Literal["exact", "ivf"]:
-    """Exact counts, or "ivf" where that is at least three times as fast.
+    """Exact counts, or "ivf" where that is several times as fast.
 
     Linear counts are exact and fast at any size. On a GPU a pass over the rows a batch is cheap.
-    On a CPU exact counts cost a batch O(K), approximate ones O(sqrt(K)). Samples a second of one
-    core's time, vMF(0.1), D = 128, batches of 256 from 20 unequal clusters:
+    On a CPU exact counts cost a batch O(K), approximate ones O(sqrt(K)) and a pool's share of a
+    pass. Samples a second of one core's time, vMF(0.1), D = 128, batches of 256 from 20 unequal
+    clusters (python -m benchmarks.approximate):
 
     | K | exact | ivf |
     |---|---|---|
-    | 4,096 | 8,100 | 8,500 |
-    | 16,384 | 2,400 | 6,400 |
-    | 32,768 | 900 | 5,500 |
+    | 16,384 | 2,400 | 8,800 |
+    | 32,768 | 900 | 6,600 |
+    | 262,144 | | 3,200 |
     """
     if isinstance(score, Linear) or device.type != "cpu" or capacity < CROSSOVER:
         return "exact"

@@ -47,7 +47,7 @@ def test_counts_lie_within_the_stated_error(score: Score, kind: str) -> None:
     columns = filled(stream(rng, kind, 1500))
     tally = ApproximateCounts(columns, score)
     offer(tally, columns, stream(rng, kind, 700).to(torch.float32))
-    tally.counts_by_cell.flush()  # which comes by itself at the next newcomer, or soon after
+    tally._draw_pool()  # which comes by itself at the next newcomer, or soon after
     exact_K = exact_counts(score, columns.embeddings)
     off_K = (tally.counts() - exact_K).abs() / exact_K.clamp(min=1)
     error = tally.error(sample=1500)
@@ -69,11 +69,11 @@ def test_all_cells_near_are_exact() -> None:
     rng = np.random.default_rng(3)
     columns = filled(stream(rng, "clustered", 600), dtype=torch.float64)
     tally = ApproximateCounts(columns, VonMisesFisher(0.05), cells=12, near=12)
-    exact_K = exact_counts(tally.counts_by_cell._score, columns.embeddings)
+    exact_K = exact_counts(tally._score, columns.embeddings)
     assert torch.allclose(tally.counts(), exact_K, rtol=1e-12)
     offer(tally, columns, stream(rng, "clustered", 100))
-    tally.counts_by_cell.flush()
-    exact_K = exact_counts(tally.counts_by_cell._score, columns.embeddings)
+    tally._draw_pool()
+    exact_K = exact_counts(tally._score, columns.embeddings)
     assert torch.allclose(tally.counts(), exact_K, rtol=1e-9)
 
 

@@ -1,4 +1,4 @@
-"""The parts of the index: cells, moments, sums over near cells, their check and their state."""
+"""The cells of approximate counts, what is found wrong with them, and their state."""
 
 from __future__ import annotations
 
@@ -7,56 +7,73 @@ import pytest
 import torch
 
 from memory.duel.approximate import ApproximateCounts
-from memory.duel.cells_check import check
-from memory.duel.cells_counts import CellCounts
-from memory.duel.cells_grid import Grid
-from memory.duel.cells_moments import CellMoments
+from memory.duel.cells import Cells
 from memory.scores import Gaussian, Quadratic, Score, VonMisesFisher
 from tests.naive_index import (
     filled,
     mean_by_sampling,
-    near_sums,
     offer,
     stream,
 )
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_near_sums_match_the_naive_twin(seed: int) -> None:
-    rng = np.random.default_rng(seed)
+@pytest.mark.parametrize("crowd", [2048, 20])
+@pytest.mark.parametrize("near", [1, 3, 9])
+def test_near_cells_are_read_row_by_row(
+    near: int, crowd: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of a total but what far cells add, which is what the moments of those alone add."""
+    monkeypatch.setattr("memory.duel.cells.CROWD", crowd)
+    monkeypatch.setattr("memory.duel.cells.CROWDED", 1)
+    rng, score = np.random.default_rng(near), VonMisesFisher(0.2)
     columns = filled(stream(rng, "duplicates", 300, dim=8), dtype=torch.float64)
-    score = VonMisesFisher(0.2)
-    counts = CellCounts(columns, score, cells=9, near=3, seed=seed)
-    for _ in range(4):
-        slots = rng.choice(300, size=40, replace=False)
-        before_ND = columns.embeddings[slots].numpy().copy()
-        columns.embeddings[slots] = stream(rng, "uniform", 40, dim=8)
-        counts.replace(slots, before_ND, columns.embeddings[slots].numpy())
-        assert check(counts) == (True, "")
-    counts.flush()
-    near = [{c for c in row if c >= 0} for row in counts.grid.near_CM.tolist()]
-    expected = near_sums(score, columns.embeddings, counts.grid.cell_K.tolist(), near)
-    assert counts.near_K == pytest.approx(expected, abs=1e-9)
-    assert check(counts) == (True, "")
+    cells = Cells.fitted(columns, score, cells=9, near=near, seed=0)
+    cells.remove(torch.arange(0, 300, 7))
+    x_NA = stream(rng, "uniform", 40, dim=8)
+    near_CM = (cells.centre_CA @ cells.centre_CA.T).topk(near, dim=1).indices
+    for x_A, cell, total in zip(
+        x_NA, cells.of(x_NA).tolist(), cells.total(x_NA, cells.of(x_NA)).tolist(), strict=True
+    ):
+        expected = 0.0
+        for other in range(9):
+            slots = (cells.cell_K == other).nonzero()[:, 0]
+            read = other in near_CM[cell].tolist() and len(slots) <= max(crowd, 257 / 9)
+            if read:
+                expected += float(score(columns.embeddings[slots] @ x_A).sum())
+            else:
+                expected += float(cells._means(x_A[None])[0, other]) * len(slots)
+        assert total == pytest.approx(expected, abs=1e-9)
+
+
+def test_moves_of_near_rows_are_exact_and_of_far_ones_nearly() -> None:
+    rng, score = np.random.default_rng(4), VonMisesFisher(0.2)
+    columns = filled(stream(rng, "duplicates", 300, dim=8), dtype=torch.float64)
+    joined_NA, left_NA = stream(rng, "uniform", 40, dim=8), stream(rng, "uniform", 30, dim=8)
+    h_KN = score(columns.embeddings @ torch.cat([joined_NA, left_NA]).T)
+    expected_K = h_KN[:, :40].sum(dim=1) - h_KN[:, 40:].sum(dim=1)
+    off = {}
+    for near in (1, 4, 20):
+        cells = Cells.fitted(columns, score, cells=20, near=near, seed=0)
+        cells.remove(torch.tensor([5, 6]))
+        moved_K = cells.moved(joined_NA, left_NA)
+        assert moved_K[[5, 6]].tolist() == [0, 0]
+        off[near] = float((moved_K - expected_K)[7:].abs().mean())
+    assert off[20] < 1e-9 < off[4] < off[1] < 0.5 * float(expected_K.abs().mean())
 
 
 @pytest.mark.parametrize("score", [VonMisesFisher(0.1), Gaussian(), Quadratic()], ids=repr)
-def test_a_lump_is_the_mean_over_a_normal_cosine(score: Score) -> None:
-    """A cell 0.05 wide along its axis, seen from the axis and from aside."""
-    mean, along, dim = 0.8, 0.05, 65
-    axis_CD = torch.eye(dim)[:1]
-    grid = Grid(axis_CD, capacity=10, cells=1, near=1, seed=0)
-    grid.size_C, grid.sum_CD = np.array([10.0]), 10 * mean * axis_CD.numpy().astype(np.float64)
-    grid.along_C = np.array([10 * (mean**2 + along**2)])
-    across = ((1 - mean**2 - along**2) / (dim - 1)) ** 0.5
-    z_ND = np.zeros((2, dim))
-    z_ND[:, :2] = [[1.0, 0.0], [0.6, 0.8]]
-    far_N, near_N = CellMoments(score, grid, torch.float64).fields(
-        z_ND, np.full((2, 1), -1, np.int16)
-    )
-    assert near_N.tolist() == [0, 0]
-    for z_D, found in zip(z_ND, far_N.tolist(), strict=True):
-        wide = ((along * z_D[0]) ** 2 + (across * z_D[1]) ** 2) ** 0.5
+def test_a_far_cell_is_the_mean_over_a_normal_cosine(score: Score) -> None:
+    """Seen from its axis, where the cosine does not spread, and from aside, where it does."""
+    mean, dim = 0.8, 65
+    cells = Cells(filled(torch.zeros(10, dim), dtype=torch.float64), score, torch.eye(dim)[:1], 1)
+    cells.cell_K[:] = 0
+    cells.sum_CA[0, 0] = 10 * mean
+    cells.sort()
+    z_ND = torch.zeros(2, dim, dtype=torch.float64)
+    z_ND[0, 0], z_ND[1, 0], z_ND[1, 1] = 1.0, 0.6, 0.8
+    across = ((1 - mean**2) / (dim - 1)) ** 0.5
+    for z_D, found in zip(z_ND, cells.total(z_ND).tolist(), strict=True):
+        wide = max(across * float(z_D[1]), 1e-6)
         expected = 10 * mean_by_sampling(score, mean * float(z_D[0]), wide)
         assert found == pytest.approx(expected, rel=2e-3)
 
@@ -64,17 +81,28 @@ def test_a_lump_is_the_mean_over_a_normal_cosine(score: Score) -> None:
 def test_a_wrong_count_is_found() -> None:
     columns = filled(stream(np.random.default_rng(12), "ranked", 800))
     tally = ApproximateCounts(columns, VonMisesFisher(0.1))
-    counts = tally.counts_by_cell
-    counts.near_K += 1.0
-    held, reason = tally.check()
-    assert not held
-    assert "rows of near cells" in reason
-    counts.near_K -= 1.0
-    counts.far_K *= 3.0
+    tally.recount()
+    tally.count_K *= 3.0
     assert "are off by" in tally.check()[1]
-    counts.far_K /= 3.0
-    counts.grid.size_C[3] += 1
-    assert "cell 3 holds" in tally.check()[1]
+    tally.count_K /= 3.0
+    assert tally.check() == (True, "")
+    tally._cells.sum_CA[3] += 0.1
+    assert "cell 3: the sum of its rows is off by 0.1" in tally.check()[1]
+
+
+def test_reading_counts_changes_nothing() -> None:
+    """A page that is looked at may not decide who is evicted."""
+    rng = np.random.default_rng(14)
+    columns = filled(stream(rng, "ranked", 1500))
+    score = VonMisesFisher(0.1)
+    watched, alone = (
+        ApproximateCounts(columns, score),
+        ApproximateCounts(filled(columns.embeddings), score),
+    )
+    for _ in range(6):
+        x_BD = stream(rng, "ranked", 120).to(torch.float32)
+        watched.counts(), watched.total(x_BD), watched.check(), watched.state()
+        assert offer(watched, watched._columns, x_BD) == offer(alone, alone._columns, x_BD)
 
 
 @pytest.mark.parametrize("offered", [0, 100, 700])
@@ -113,9 +141,10 @@ def test_cells_are_fitted_anew_when_the_rows_have_moved() -> None:
     rng = np.random.default_rng(11)
     columns = filled(stream(rng, "one class", 1200))
     tally = ApproximateCounts(columns, VonMisesFisher(0.1))
-    first = tally.counts_by_cell
+    tally.recount()
+    first = tally._cells
     for _ in range(6):
         offer(tally, columns, stream(rng, "uniform", 256).to(torch.float32))
-    assert tally.counts_by_cell is not first
+    assert tally._cells is not first
     assert tally.check() == (True, "")
     assert tally.error(500).mean < 0.1

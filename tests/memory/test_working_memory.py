@@ -23,7 +23,7 @@ from memory_stream import equal
 from torch import Tensor
 
 import memory as package
-from memory import WorkingMemory
+from memory import Duplicates, WorkingMemory
 from memory.eviction import POLICIES, MinimumRedundancy, MostDuplicated, Policy
 from memory.scores import VonMisesFisher
 from tests.naive import unit_rows
@@ -244,6 +244,17 @@ def test_a_dtype_that_was_asked_for_stays() -> None:
     wide = WorkingMemory(4, 3, dtype=torch.float64)
     wide.add([2], torch.eye(3)[1:2])
     assert wide.dtype == torch.float64
+
+
+@pytest.mark.parametrize("turn", [0, 1e-3])
+def test_a_newcomer_merges_with_a_held_slot_before_another_as_close(turn: float) -> None:
+    angle_B = torch.tensor([0.0, 0.8, 0.4 + turn], dtype=torch.float64)
+    z_BD = torch.stack([angle_B.cos(), angle_B.sin()], dim=1)
+    memory = WorkingMemory(4, 2, duplicates=Duplicates(threshold=0.9, action="merge"))
+    memory.add([0], z_BD[:1])
+    admission = memory.add([1, 2], z_BD[1:])
+    assert admission.refused.tolist() == [2]
+    assert memory.multiplicity.tolist() == ([1, 2] if turn else [2, 1])
 
 
 # What training computes in reaches no count.
