@@ -6,6 +6,7 @@ import argparse
 import importlib
 import logging
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -23,6 +24,7 @@ COMMANDS = {
     "check": "validate a config file without opening a socket",
     "status": "what a running daemon is doing: rates, lag, memory, last checkpoint",
 }
+DAEMONS = ("run", "receiver", "learner", "produce")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,6 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, line in COMMANDS.items():
         commands.add_parser(name, help=line, add_help=False)
     chosen, rest = parser.parse_known_args(argv)
+    if chosen.command in DAEMONS:  # until they take the signal over there is nothing to drain
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     logging.basicConfig(
         level=os.environ.get("STREAM_SSL_LOG", "INFO").upper(),
         format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",

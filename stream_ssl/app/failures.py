@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import re
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 from stream_ssl.app.endpoints import RoleTaken
+
+T = TypeVar("T")
 
 log = logging.getLogger("stream_ssl")
 
@@ -35,6 +40,27 @@ def configuring() -> Iterator[None]:
         yield
     except ValueError as error:
         raise Misconfigured(readable(str(error))) from error
+
+
+def listening(listen: Callable[[], T]) -> T:
+    """What listens at a port, tried a few times: the process before may be about to leave it.
+
+    Raises:
+        Misconfigured: another process keeps the port; starting again will not help.
+        OSError: it cannot listen for another reason.
+    """
+    for pause in (0.25, 0.5, 1.0, None):
+        try:
+            return listen()
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            if pause is None:
+                raise Misconfigured(
+                    f"{error.strerror}. Stop the process that listens there (ss -ltnp names it)"
+                ) from error
+            time.sleep(pause)
+    raise AssertionError("unreachable")
 
 
 def readable(message: str) -> str:

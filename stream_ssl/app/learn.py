@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from stream_ssl.app import build
 from stream_ssl.app.config import flat, resolved, split_address
 from stream_ssl.app.endpoints import Announcement, hold_role
-from stream_ssl.app.failures import Misconfigured, configuring
+from stream_ssl.app.failures import Misconfigured, configuring, listening
 from stream_ssl.app.watch import Watch
 from stream_ssl.ingest.cursor import Cursor
 from stream_ssl.ingest.journal import JournalReader
@@ -102,8 +102,9 @@ class Process:
         self._health.set("started", False, "starting")
         with configuring():
             host, port = split_address(settings.http.learner)
-        server = Server(
-            self.metrics.registry, self._health, "learner", host, port, settings.http.public
+        public = settings.http.public
+        server = listening(
+            lambda: Server(self.metrics.registry, self._health, "learner", host, port, public)
         )
         stack.enter_context(server)
         self._where = Announcement(settings.run, "learner", http=server.address)

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from stream_ssl.app.config import flat, split_address
 from stream_ssl.app.endpoints import Announcement, hold_role
-from stream_ssl.app.failures import configuring
+from stream_ssl.app.failures import configuring, listening
 from stream_ssl.ingest.access import Access
 from stream_ssl.ingest.cursor import Cursor
 from stream_ssl.ingest.journal import Journal
@@ -43,14 +43,19 @@ def receive(settings: Namespace, resolved: Mapping[str, Any], stop: threading.Ev
     with ExitStack() as stack:
         stack.enter_context(hold_role(settings.run, "receiver"))
         with configuring():
-            server = Server(metrics.registry, health, "receiver", host, port, settings.http.public)
+            public = settings.http.public
+            server = listening(
+                lambda: Server(metrics.registry, health, "receiver", host, port, public)
+            )
             stack.enter_context(server)
             journal = Journal(settings.run / "journal", **settings.journal)
             stack.callback(journal.close)
             files = settings.access
             access = Access(files["keys"], files["allow"]) if files else None
             cursor = Cursor(settings.run)
-            receiver = Receiver(journal, cursor, access=access, **settings.receiver)
+            receiver = listening(
+                lambda: Receiver(journal, cursor, access=access, **settings.receiver)
+            )
             stack.callback(receiver.close)
         where = Announcement(settings.run, "receiver", data=receiver.endpoint, http=server.address)
         log.info("taking samples at %s; metrics at %s/metrics", receiver.endpoint, server.address)

@@ -138,7 +138,11 @@ class Receiver:
             self._socket = self._listen(bind)
         except zmq.ZMQError as error:
             self.close()
-            raise OSError(f"cannot listen at {bind}: {error.strerror}") from error
+            raise OSError(
+                error.errno,
+                f"cannot listen at {bind}: {error.strerror}; choose another port, or 0 for a free "
+                "one (receiver.bind)",
+            ) from error
 
     def _listen(self, bind: str) -> zmq.Socket[Any]:
         if self._access is not None:

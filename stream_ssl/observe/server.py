@@ -164,7 +164,7 @@ def _listen(host: str, port: int) -> socket.socket:
         raise OSError(
             error.errno,
             f"cannot listen on {host} port {port} for metrics ({error.strerror}); choose another "
-            f"port, or 0 for a free one",
+            f"port, or 0 for a free one (http.receiver, http.learner)",
         ) from None
 
 

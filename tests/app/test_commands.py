@@ -7,13 +7,11 @@ import signal
 import stat
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from producers.errors import DeadlineError
 from stream_ssl import __version__
 from stream_ssl.app import cli, config
 from stream_ssl.app.commands import keys, produce, status
@@ -150,22 +148,3 @@ def test_a_name_that_no_keys_can_have_is_refused(
     assert keys.main(["../elsewhere", "--folder", str(tmp_path)]) == 2
     assert "../elsewhere" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
-
-
-def test_waiting_for_the_receivers_disk_ends_when_asked() -> None:
-    stop, asked = threading.Event(), []
-
-    class Stalled:
-        def flush(self, timeout: float) -> None:
-            asked.append(timeout)
-            if len(asked) == 3:
-                stop.set()
-            raise DeadlineError("nobody listens")
-
-    class Silent:
-        def now_and_then(self) -> None:
-            pass
-
-    with pytest.raises(DeadlineError):
-        produce.flush(Stalled(), Silent(), stop)  # type: ignore[arg-type]
-    assert asked == [1.0, 1.0, 1.0, produce.STOP_SECONDS]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import threading
 import time
@@ -12,17 +13,20 @@ from pathlib import Path
 from jsonargparse import ArgumentParser, Namespace
 
 from producers import Producer
-from producers.errors import DeadlineError, ProducerError
+from producers.errors import CannotConnectError, DeadlineError, ProducerError
 from producers.shaping import Continual, Parked, Shaped
 from producers.sources import SOURCES, Source
 from stream_ssl.app.failures import Failure, configuring, reported
 from stream_ssl.app.signals import stop_on_signals
-from stream_ssl.wire import Position, Sample
+from stream_ssl.wire import Position, Sample, Welcome
 
 log = logging.getLogger("stream_ssl.produce")
 
 REPORT_SECONDS = 5.0
 STOP_SECONDS = 20.0
+"""How long what is under way may take once asked to stop, ..."""
+STALL_SECONDS = 1.0
+"""... while something is acknowledged at least so often."""
 GIVEN = {"address", "name", "keys", "server_key", "source", "on_rejected", "on_full"}
 
 
@@ -105,7 +109,10 @@ def stream(source: Source, settings: Namespace) -> Source:
 
 def send_all(source: Shaped, producer: Producer, patience: float, stop: threading.Event) -> None:
     """Send from where the receiver's journal ends; return when all is on its disk."""
-    position = producer.connect(patience).position
+    welcome = connect(producer, patience, stop)
+    if welcome is None:
+        return
+    position = welcome.position
     log.info("connected to %s%s", producer.address, "; going on" if position is not None else "")
     report = Report(producer)
     with configuring():
@@ -118,6 +125,23 @@ def send_all(source: Shaped, producer: Producer, patience: float, stop: threadin
     log.info("waiting until the receiver has all of it on disk")
     flush(producer, report, stop)
     report.write()
+
+
+def connect(producer: Producer, patience: float, stop: threading.Event) -> Welcome | None:
+    """Wait for the receiver's WELCOME; None: asked to stop.
+
+    Raises:
+        CannotConnectError: nobody answered for `patience` seconds; the message says why.
+    """
+    deadline = time.monotonic() + patience
+    while not stop.is_set():
+        try:
+            return producer.connect(min(0.2, max(0.0, deadline - time.monotonic())))
+        except CannotConnectError as error:
+            if time.monotonic() >= deadline:
+                why = str(error).partition(": ")[2]
+                raise CannotConnectError(f"no connection within {patience:g} s: {why}") from None
+    return None
 
 
 def _stop_source(source: Shaped, stop: threading.Event) -> None:
@@ -137,15 +161,27 @@ def send(producer: Producer, sample: Sample, after: Position, stop: threading.Ev
 
 
 def flush(producer: Producer, report: Report, stop: threading.Event) -> None:
-    """Wait until all is on the receiver's disk; once asked to stop, no longer than STOP_SECONDS."""
-    while not stop.is_set():
+    """Wait until all is on the receiver's disk; once asked to stop, only while it comes there.
+
+    What is left then is not lost: a producer of the same name sends it again.
+    """
+    deadline, acked = None, -1
+    while True:
         try:
-            producer.flush(1.0)
-        except DeadlineError:
+            producer.flush(STALL_SECONDS if stop.is_set() else 0.2)
+        except DeadlineError as error:
             report.now_and_then()
+            if not stop.is_set():
+                continue
+            before, acked = acked, producer.stats.acked.samples
+            deadline = deadline or time.monotonic() + STOP_SECONDS
+            if acked == before or time.monotonic() >= deadline:
+                log.warning("stopped: %s. They are sent again when this producer starts", error)
+                with contextlib.suppress(DeadlineError):
+                    producer.close(0.0)
+                return
         else:
             return
-    producer.flush(STOP_SECONDS)
 
 
 class Report:

@@ -1,0 +1,77 @@
+"""SIGTERM ends each command soon and with 0, whatever it waits for; a taken port ends a daemon."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+from harness import TINY, processes, until
+
+SOON = 5.0  # seconds, on a machine that tests share; 2 otherwise
+
+
+def test_produce_stops_while_it_connects(tmp_path: Path) -> None:
+    with processes(tmp_path) as run:
+        producer = run.start(
+            *("produce", "synthetic", "--to", "tcp://127.0.0.1:1", "--name", "robot"),
+            *("--producer.linger", "0.1"),
+        )
+        time.sleep(3.0)  # past its imports
+        assert producer.poll() is None, run.log("produce")
+        began = time.monotonic()
+        producer.send_signal(signal.SIGTERM)
+        assert producer.wait(60) == 0, run.log("produce")
+        assert time.monotonic() - began < SOON
+
+
+def test_produce_still_says_why_it_cannot_connect(tmp_path: Path) -> None:
+    with processes(tmp_path) as run:
+        producer = run.start(
+            *("produce", "synthetic", "--to", "tcp://127.0.0.1:1", "--name", "robot"),
+            *("--connect_seconds", "1"),
+        )
+        assert producer.wait(60) == 1
+        assert "no connection within 1 s: nobody listens at tcp://127.0.0.1:1" in run.log("produce")
+
+
+def test_produce_stops_while_the_journal_is_full(tmp_path: Path) -> None:
+    small = {
+        **TINY,
+        "journal": {"budget": 1 << 20},
+        "receiver": {**TINY["receiver"], "max_packet": 1 << 16},
+    }
+    with processes(tmp_path, small) as run:
+        run.role("receiver")  # and no learner
+        producer = run.produce(100_000)
+        until(lambda: run.metric("credit_bytes") == 0, lambda: run.log("receiver"))
+        until(lambda: (tmp_path / "journal.full").exists(), lambda: run.log("receiver"))
+        time.sleep(1.0)
+        began = time.monotonic()
+        producer.send_signal(signal.SIGTERM)
+        assert producer.wait(60) == 0, run.log("robot")
+        assert time.monotonic() - began < SOON
+        assert "They are sent again when this producer starts" in run.log("robot")
+
+
+@pytest.mark.parametrize("wait", [0.1, 0.3, 0.8])
+def test_a_receiver_stops_as_early_as_it_can_be_asked(tmp_path: Path, wait: float) -> None:
+    with processes(tmp_path) as run:
+        receiver = run.start("receiver", str(run.config))
+        time.sleep(wait)
+        receiver.send_signal(signal.SIGTERM)
+        assert receiver.wait(60) == 0, run.log("receiver")
+
+
+@pytest.mark.parametrize("option", ["receiver.bind", "http.receiver"])
+def test_a_port_that_another_process_keeps_ends_the_daemon(tmp_path: Path, option: str) -> None:
+    with processes(tmp_path) as run, socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        value = f"tcp://{address}" if option == "receiver.bind" else address
+        daemon = run.start("run", str(run.config), f"--{option}", value)
+        assert daemon.wait(60) == 2, run.log("run")
+        said = run.log("run")
+        assert "choose another port, or 0 for a free one" in said
+        assert option in said
