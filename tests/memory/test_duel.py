@@ -438,14 +438,15 @@ def test_rows_longer_than_any_before(narrow: None, grown: str, compete: bool) ->
         judge.add(unit_rows(rng, "uniform", 150, 2))
         for turn in range(3):
             scale = longest if grown == "newcomers" and turn else 1.0
-            judge.add(unit_rows(rng, "uniform", 3, 2) * scale)
+            judge.add(unit_rows(rng, "uniform", 3, 2) * torch.tensor([[1.0], [scale], [scale]]))
             first = [slot for slot in rng.permutation(150).tolist() if judge.held[slot] < 150]
             slots = torch.tensor(first[:75])  # none of the newcomers
             scale = longest if grown == "refreshed" and turn == 1 else 1.0
             alike_RD = (
                 judge.memory.embeddings[slots] if turn else unit_rows(rng, "one class", 75, 2)
             )
-            judge.memory.refresh(slots, scale * alike_RD)
+            alike_RD[1:] *= scale
+            judge.memory.refresh(slots, alike_RD)
             judge.again()
             judge.add(unit_rows(rng, "uniform", 8, 2))
 

@@ -246,15 +246,19 @@ def test_a_dtype_that_was_asked_for_stays() -> None:
     assert wide.dtype == torch.float64
 
 
-@pytest.mark.parametrize("turn", [0, 1e-3])
-def test_a_newcomer_merges_with_a_held_slot_before_another_as_close(turn: float) -> None:
+@pytest.mark.parametrize("held", [1, 2])
+@pytest.mark.parametrize(("turn", "expected"), [(0, [2, 1]), (1e-3, [1, 2])])
+def test_the_lowest_of_those_as_close_is_merged_into(
+    turn: float, expected: list[int], held: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("memory.compute.CACHED_ELEMENTS", 1)
     angle_B = torch.tensor([0.0, 0.8, 0.4 + turn], dtype=torch.float64)
     z_BD = torch.stack([angle_B.cos(), angle_B.sin()], dim=1)
     memory = WorkingMemory(4, 2, duplicates=Duplicates(threshold=0.9, action="merge"))
-    memory.add([0], z_BD[:1])
-    admission = memory.add([1, 2], z_BD[1:])
+    memory.add(torch.arange(held), z_BD[:held])
+    admission = memory.add(torch.arange(held, 3), z_BD[held:])
     assert admission.refused.tolist() == [2]
-    assert memory.multiplicity.tolist() == ([1, 2] if turn else [2, 1])
+    assert memory.multiplicity.tolist() == expected
 
 
 # What training computes in reaches no count.
