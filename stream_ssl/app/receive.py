@@ -64,5 +64,8 @@ def receive(settings: Namespace, resolved: Mapping[str, Any], stop: threading.Ev
             metrics.consume(record)
             health.tick("receiver")
             health.set("journal", record.ready, "" if record.ready else "cannot be written")
+            served = not record.full and (record.credit > 0 or not record.producers)
+            why = "journal full" if record.full else "the learner is too far behind"
+            health.set("credit", served, "" if served else f"no producer may send: {why}")
         health.forget("receiver")
     log.info("drained: all that was taken is journalled and acknowledged")

@@ -42,6 +42,7 @@ from stream_ssl.ingest.segment import (
     segment_path,
 )
 from stream_ssl.ingest.segment_reader import JournalReader
+from stream_ssl.ingest.seldom import SeldomLog
 
 __all__ = [
     "Commit",
@@ -103,6 +104,7 @@ class Journal:
             )
         if forget_days <= 0:
             raise ValueError(f"forget_days {forget_days}: must be more than 0")
+        self._seldom = SeldomLog(log)
         self._forget_seconds = 86_400 * forget_days
         self._active: Segment | None = None
         self._active_bytes = 0
@@ -175,7 +177,7 @@ class Journal:
         try:
             before = self._total_before(start, position)
         except (Damaged, lmdb.Error) as error:
-            log.warning("journal: lag at position %d is unknown: %s", position, error)
+            self._seldom.warn("lag", f"journal: lag at position {position} is unknown: {error}")
             return self._total
         return self._total if before is None else self._total - before
 
@@ -286,7 +288,8 @@ class Journal:
             self._state_bytes -= state_bytes(name, self._states.pop(name))
         path = segment_path(self.path, self._start)
         size = 2 * max(self.segment_bytes, need) + 4 * self._state_bytes + (1 << 20)
-        fresh = create_segment(path, self._states, size)
+        follows = self._closed[-1][0] if self._closed else 0
+        fresh = create_segment(path, self._states, size, follows=follows)
         self._active = Segment(fresh, write=True)
         publish_segment(fresh, path)
         self._active_bytes = self._active.used()

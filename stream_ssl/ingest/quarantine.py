@@ -114,9 +114,9 @@ class Quarantine:
         if not self._allowed() or not self._shrink(size, len(parts)):
             self.unwritten += 1
             return
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # people's images
         for name, part in parts.items():
-            write(self.folder / name, part, wait=False)
+            write(self.folder / name, part, mode=0o600, wait=False)
             self._enter(stem, name, len(part))
 
     def _allowed(self) -> bool:
@@ -152,6 +152,8 @@ class Quarantine:
     def _scan(self) -> None:
         found = []
         try:
+            if self.folder.is_dir():
+                self.folder.chmod(0o700)
             for path in self.folder.iterdir() if self.folder.is_dir() else ():
                 if not _OURS.fullmatch(path.name):
                     continue  # a stranger's file: neither counted nor dropped

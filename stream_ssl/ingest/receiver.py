@@ -339,6 +339,7 @@ class Receiver:
             journal_first=journal.first,
             journal_last=journal.last,
             credit=sum(session.credit for session in dialogue.sessions),
+            full=bool(self._full),
             room=journal.room,
             lag_bytes=self._lag,
             captured=dialogue.captured,

@@ -30,6 +30,7 @@ class ReceiverRecord:
     journal_first: int = 1  # oldest position held
     journal_last: int = 0  # newest position held; first - 1 when empty
     credit: int = 0  # bytes granted to all producers together
+    full: bool = False  # no packet fits: the journal's budget, or the disk, is used up
     room: int = 0  # bytes that the journal can still take
     lag_bytes: int = 0  # journalled and not yet read by the learner
     captured: float | None = None  # when the latest sample was, seconds since the Unix epoch

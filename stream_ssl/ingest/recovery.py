@@ -47,7 +47,8 @@ class Recovered:
     states: dict[str, ProducerState] = field(default_factory=dict)
     last: int = 0  # the newest position that may have been given out
     total: int = 0  # bytes of header and payload ever journalled
-    damaged: int = 0  # segments
+    damaged: int = 0  # segments, those included that are gone
+    dropped: int = 0  # first position of the last one that nothing was left of
 
 
 def recover(folder: Path, check: bool) -> Recovered:
@@ -79,6 +80,14 @@ def _adopt(found: Recovered, first: int, path: Path) -> None:
     segment = Segment(path)
     try:
         bounds, states = segment.bounds(), segment.states()
+        if found.segments and segment.follows not in (0, found.segments[-1][0], found.dropped):
+            found.damaged += 1
+            log.error(
+                "journal %s: the segment that began at record %d is gone, and its records with it; "
+                "look after the disk, and at who else writes there",
+                path.parent,
+                segment.follows,
+            )
         if bounds:
             found.total = max(found.total, segment.newest_total())
     finally:
@@ -98,11 +107,15 @@ def _repair(found: Recovered, first: int, path: Path, bound: int | None, error: 
     fresh = None
     if values:
         size = sum(disk_bytes(len(value)) for value in values.values()) + (4 << 20)
-        fresh = create_segment(path, states_after(found.states, values), size, values)
+        follows = found.segments[-1][0] if found.segments else 0
+        states = states_after(found.states, values)
+        fresh = create_segment(path, states, size, values, follows)
     path.rename(aside)
     if fresh is not None:
         publish_segment(fresh, path)
         _adopt(found, first, path)
+    else:
+        found.dropped = first
     if bound is None:  # what came after its last intact record is unknown: leave it a gap
         found.last = first + MAX_RECORDS
     sync(folder)

@@ -59,6 +59,7 @@ class _Open:
     env: Any
     records: Any
     producers: Any
+    follows: int
     users: int = 0
 
 
@@ -71,6 +72,9 @@ class Segment:
     Args:
         path: its folder.
         write: for the one writer, before others can find the segment.
+
+    Attributes:
+        follows: first position of the segment before, as of its beginning; 0: none, or unknown.
 
     Raises:
         Damaged: the files are no segment.
@@ -90,6 +94,7 @@ class Segment:
             shared.users += 1
         self.env: Any = shared.env
         self.records, self.producers = shared.records, shared.producers
+        self.follows = shared.follows
 
     def bounds(self) -> tuple[int, int] | None:
         """First and last position; None when there are no records."""
@@ -141,6 +146,7 @@ def create_segment(
     states: Mapping[str, ProducerState],
     map_size: int,
     records: Mapping[int, bytes] | None = None,
+    follows: int = 0,
 ) -> Path:
     """Makes a segment under a name that no reader looks for; `publish_segment` shows it.
 
@@ -149,6 +155,7 @@ def create_segment(
         states: all producers so far.
         map_size: most bytes that it will hold.
         records: position -> packed record, in order; those that it begins with.
+        follows: first position of the segment before; 0: none.
 
     Raises:
         OSError, lmdb.Error: the disk does not take it.
@@ -164,6 +171,7 @@ def create_segment(
         database = env.open_db(b"records")
         with env.begin(write=True) as txn:
             txn.put(b"format", str(FORMAT).encode(), db=meta)
+            txn.put(b"follows", str(follows).encode(), db=meta)
             for name, state in states.items():
                 put_state(txn, producers, name, state)
             for position, value in (records or {}).items():
@@ -262,7 +270,7 @@ def _open_databases(env: Any, path: Path) -> _Open:
             env.open_db(name, create=False) for name in (b"meta", b"records", b"producers")
         )
         with env.begin(db=meta) as txn:
-            version = int(txn.get(b"format", b"0"))
+            version, follows = int(txn.get(b"format", b"0")), int(txn.get(b"follows", b"0"))
     except (lmdb.Error, ValueError) as error:
         raise Damaged(f"{path}: {error}") from error
     if version > FORMAT:
@@ -272,4 +280,4 @@ def _open_databases(env: Any, path: Path) -> _Open:
         )
     if version < 1:
         raise Damaged(f"{path} has no format version")
-    return _Open(env, records, producers)
+    return _Open(env, records, producers, follows)

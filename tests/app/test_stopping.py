@@ -7,8 +7,11 @@ import socket
 import time
 from pathlib import Path
 
+import httpx
 import pytest
 from harness import TINY, processes, until
+
+from stream_ssl.app.endpoints import load
 
 SOON = 5.0  # seconds, on a machine that tests share; 2 otherwise
 
@@ -48,7 +51,9 @@ def test_produce_stops_while_the_journal_is_full(tmp_path: Path) -> None:
         producer = run.produce(100_000)
         until(lambda: run.metric("credit_bytes") == 0, lambda: run.log("receiver"))
         until(lambda: (tmp_path / "journal.full").exists(), lambda: run.log("receiver"))
-        time.sleep(1.0)
+        ready = f"{load(tmp_path)['receiver']['http']}/readyz"
+        until(lambda: httpx.get(ready).status_code == 503, lambda: run.log("receiver"))
+        assert "credit" in httpx.get(ready).json()["failing"]
         began = time.monotonic()
         producer.send_signal(signal.SIGTERM)
         assert producer.wait(60) == 0, run.log("robot")

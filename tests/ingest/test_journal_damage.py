@@ -1,6 +1,7 @@
 """What a journal keeps when its writer is killed or its files are damaged."""
 
 import random
+import shutil
 import subprocess
 import sys
 import threading
@@ -205,4 +206,26 @@ def test_a_disk_that_fails_loses_nothing_and_is_tried_again(tmp_path, monkeypatc
 
     journal.append([packet(2)])
     assert [r.sequence for r in read_all(tmp_path)[0]] == [1, 2]
+    journal.close()
+
+
+def test_a_segment_that_is_gone_as_a_whole_is_counted(tmp_path, caplog):
+    journal = Journal(tmp_path, budget=8 << 20, segment_bytes=256 << 10)
+    for sequence in range(1, 200):
+        journal.append([Entry("robot", sequence, None, 1.5, b"header", bytes(9000))])
+    states, last = journal.producers(), journal.last
+    journal.close()
+    segments = list_segments(tmp_path)
+    assert len(segments) > 4
+    shutil.rmtree(segments[2][1])
+
+    journal = Journal(tmp_path, budget=8 << 20, segment_bytes=256 << 10)
+    assert journal.damaged == 1
+    assert f"the segment that began at record {segments[2][0]} is gone" in caplog.text
+    assert (journal.producers(), journal.last) == (states, last)
+    journal.append([Entry("robot", 200, None, 1.5, b"header", bytes(9000))])
+    journal.trim(segments[3][0])  # the loss is behind what anybody needs
+    journal.close()
+    journal = Journal(tmp_path, budget=8 << 20, segment_bytes=256 << 10)
+    assert journal.damaged == 0
     journal.close()

@@ -226,3 +226,13 @@ def test_rubbish_without_end_is_written_at_a_bounded_rate(tmp_path: Path) -> Non
 def test_refuses_what_holds_nothing(tmp_path: Path, wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="need at least"):
         Quarantine(tmp_path, **wrong)
+
+
+def test_nobody_else_may_read_what_cameras_saw(tmp_path: Path) -> None:
+    folder = tmp_path / "quarantine"
+    folder.mkdir(mode=0o755)  # of an earlier release
+    quarantine = Quarantine(folder)
+    put(quarantine, 1)
+    paths = [folder, *folder.iterdir()]
+    assert len(paths) == 3
+    assert [path.stat().st_mode & 0o077 for path in paths] == [0, 0, 0]
