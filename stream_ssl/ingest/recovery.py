@@ -7,7 +7,7 @@ import mmap
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,11 +32,12 @@ from stream_ssl.ingest.segment import (
     publish_segment,
     tidy,
 )
+from stream_ssl.ingest.seldom import SeldomLog
 from stream_ssl.wire import Data, WireError
 
 log = logging.getLogger(__name__)
 
-_CHECK_SECONDS = 300.0  # for all segments; a walk through damaged pages may never end
+_TELL_SECONDS = 5.0  # between two lines about how far a check has come
 
 
 @dataclass(slots=True)
@@ -132,25 +133,35 @@ def _repair(found: Recovered, first: int, path: Path, bound: int | None, error: 
 def find_damaged(paths: Sequence[Path]) -> dict[Path, str]:
     """The segments that cannot be walked through, each with what was seen."""
     damaged: dict[Path, str] = {}
-    rest = list(paths)
+    rest, progress = list(paths), SeldomLog(log, _TELL_SECONDS)
     while rest:
-        good, reason = _check(rest)
+
+        def tell(good: int, done: int = len(paths) - len(rest)) -> None:
+            text = f"journal: {done + good} of {len(paths)} segments checked for damage"
+            progress.tell(logging.INFO, "check", text)
+
+        good, reason = _check(rest, tell)
         rest = rest[good:]
         if rest:
             damaged[rest.pop(0)] = reason
     return damaged
 
 
-def _check(paths: Sequence[Path]) -> tuple[int, str]:
-    """How many of the segments are good before the first that is not, and what that one does."""
+def _check(paths: Sequence[Path], tell: Callable[[int], None]) -> tuple[int, str]:
+    """How many of the segments are good before the first that is not, and what that one does.
+
+    However long it takes: a disk that is slow, or busy, holds no damaged segments.
+    """
     command = [sys.executable, "-I", segment_check.__file__, *map(str, paths)]
-    try:
-        done = subprocess.run(command, capture_output=True, timeout=_CHECK_SECONDS, check=False)
-        output, said = done.stdout, done.stderr.decode(errors="replace").strip().splitlines()
-        reason = said[-1] if said else f"reading it ends the process (status {done.returncode})"
-    except subprocess.TimeoutExpired as error:
-        output, reason = error.stdout or b"", f"reading it takes over {_CHECK_SECONDS:.0f} s"
-    return output.count(b"good "), reason
+    good = 0
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        for line in process.stdout:
+            good += line.startswith(b"good ")
+            tell(good)
+        said = process.stderr.read().decode(errors="replace").strip().splitlines()
+    return good, said[-1] if said else f"reading it ends the process (status {process.returncode})"
 
 
 def salvage(path: Path, first: int, bound: int | None) -> dict[int, bytes]:

@@ -2,6 +2,7 @@
 
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from stream_ssl.ingest import recovery
 from stream_ssl.ingest.journal import Entry, Journal, JournalError, JournalFull, JournalReader
 from stream_ssl.ingest.segment import create_segment, list_segments
 
@@ -229,3 +231,40 @@ def test_a_segment_that_is_gone_as_a_whole_is_counted(tmp_path, caplog):
     journal = Journal(tmp_path, budget=8 << 20, segment_bytes=256 << 10)
     assert journal.damaged == 0
     journal.close()
+
+
+SLOW = """
+import os, sys, time
+for n in range(len(sys.argv) - 1):
+    time.sleep(0.3)
+    os.write(1, f"begin {n}\\ngood {n}\\n".encode())
+"""
+
+
+def test_a_slow_disk_is_told_of_and_is_no_damage(tmp_path, monkeypatch, caplog):
+    caplog.set_level("INFO")
+    folder = tmp_path / "journal"
+    build(folder)
+    count = len(list_segments(folder))
+    slow = tmp_path / "slow.py"
+    slow.write_text(SLOW)
+    monkeypatch.setattr(recovery.segment_check, "__file__", str(slow))
+    monkeypatch.setattr(recovery, "_CHECK_SECONDS", 0.5, raising=False)  # as it once was, for all
+    monkeypatch.setattr(recovery, "_TELL_SECONDS", 0.0)
+    journal = Journal(folder)
+    assert journal.damaged == 0
+    assert f"{count} of {count} segments checked for damage" in caplog.text
+    journal.close()
+
+
+def test_a_walk_without_an_end_is_damage():
+    """As through pages that name each other: bounded by the processor's time, not the clock's."""
+    code = (
+        "from stream_ssl.ingest import segment_check as check\n"
+        "check.CPU_SECONDS, check.read = 0.2, lambda folder: None\n"
+        "def walk(folder):\n    while True: pass\n"
+        "check.walk = walk\n"
+        "check.main(['one'])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], timeout=60, check=False)
+    assert done.returncode == -signal.SIGPROF
