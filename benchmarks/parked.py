@@ -1,11 +1,11 @@
-"""Compare what a memory counts duplicates on, on the stream of a robot that is parked.
+"""Compare memories, and what they count duplicates on, on the stream of a robot that is parked.
 
 Trains a small encoder on CIFAR-10 as a robot would send it: 95 % of the frames show one of 16
 scenes, jittered as a camera does; the others are new images. Then tells what part of the memory
 near-copies take, how many distinct images it holds, and kNN and linear accuracy on the test images.
-Nets, settings and probes are those of benchmarks.memory_policies. A run takes three to six minutes
-on one core; each finished run is one line in RESULTS/runs.jsonl, and the same command goes on where
-it stopped.
+The ceiling is the same images shuffled, each as frequent as any other. Nets, settings and probes
+are those of benchmarks.memory_policies. A run takes two to five minutes on one core; each finished
+run is one line in RESULTS/runs.jsonl, and the same command goes on where it stopped.
 
 examples:
   python -m benchmarks.parked --data ~/cifar-10-batches-bin
@@ -13,6 +13,7 @@ examples:
   python -m benchmarks.parked --data ... --steps 20 --results /tmp/parked    does it run at all
   python -m benchmarks.parked --list                                         the order
   python -m benchmarks.parked                                                the table, no training
+  python -m benchmarks.parked --figure docs/parked.svg                       its bars, as a picture
 
 A run is named "parked vmf0.1/memory/written/plain/thumbnail seed0": policy / anchors / freshness /
 descriptor, where that is not the embedding.
@@ -29,6 +30,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
@@ -38,6 +41,7 @@ from benchmarks.memory_policies.results import Results
 from benchmarks.memory_policies.training import Settings, Watch
 from memory import WorkingMemory
 from producers.shaping import Parked
+from producers.sources import Source
 from producers.sources.fields import digest
 from producers.sources.finite import Finite
 from stream_ssl.ingest.batch import Batch
@@ -65,12 +69,10 @@ class InMemory(Finite):
 
 
 class Frames:
-    """Batches of a parked robot's frames."""
+    """Batches of a source's frames."""
 
-    def __init__(self, images: Images, batch: int, seed: int, shift: int) -> None:
-        source = InMemory(images, seed)
-        self._samples = Parked(source, scenes=SCENES, shift=shift, seed=seed).samples()
-        self._batch, self._count = batch, 0
+    def __init__(self, source: Source, batch: int) -> None:
+        self._samples, self._batch, self._count = source.samples(), batch, 0
 
     def next(self, timeout: float) -> Batch:  # noqa: ARG002
         frames = [sample for sample, _ in itertools.islice(self._samples, self._batch)]
@@ -106,7 +108,18 @@ class Robot:
         return "parked" if self.shift == 2 else f"parked-shift{self.shift}"
 
     def stream(self, images: Images, batch: int, seed: int) -> Frames:
-        return Frames(images, batch, seed, self.shift)
+        source = InMemory(images, seed)
+        return Frames(Parked(source, scenes=SCENES, shift=self.shift, seed=seed), batch)
+
+
+@dataclass(frozen=True)
+class Shuffled:
+    """The ceiling: no frame resembles another more than its class makes it."""
+
+    name: str = "shuffled"
+
+    def stream(self, images: Images, batch: int, seed: int) -> Frames:
+        return Frames(InMemory(images, seed), batch)
 
 
 class Copies(Watch):
@@ -130,25 +143,40 @@ def near_copies(memory: WorkingMemory) -> int:
     return int((held_S - 1).clamp(min=0).sum())
 
 
+def arm(policy: str, descriptor: str = "embedding") -> Arm:
+    """Trained on draws from the memory, with fresh keys written back."""
+    return Arm(policy, "memory", "written", plain=True, descriptor=descriptor)
+
+
+TITLES = {
+    BASE: "queue, trained on the stream (MoCo)",
+    arm("vmf0.1"): "DUEL on embeddings",
+    arm("reservoir"): "reservoir",
+    arm("minred"): "MinRed",
+    arm("vmf0.1", "weighted"): "DUEL on embeddings and thumbnails (the default)",
+    arm("vmf0.1", "thumbnail"): "DUEL on thumbnails",
+}
+"""The arms of the picture, and what a reader calls them."""
+
+
 def plan() -> list[Run]:
     """Every run once, the most telling first."""
     return list(dict.fromkeys(_by_worth()))
 
 
 def _by_worth() -> Iterator[Run]:
-    def arm(policy: str, descriptor: str = "embedding") -> Arm:
-        return Arm(policy, "memory", "written", plain=True, descriptor=descriptor)
-
-    first = (arm("vmf0.1"), arm("vmf0.1", "thumbnail"), arm("vmf0.1", "weighted"), arm("queue"))
     rest = (
         *(arm("vmf0.1", name) for name in DESCRIPTORS),
-        *(BASE, arm("reservoir"), arm("minred")),
+        arm("queue"),
         *(arm("minred", name) for name in DESCRIPTORS),
     )
-    for arms in (first, rest):
-        for seed in SEEDS:
-            yield from (Run(Robot(), one, seed) for one in arms)  # type: ignore[arg-type]
-    yield from (Run(Robot(1), one, seed) for seed in SEEDS for one in first)  # type: ignore[arg-type]
+    shifted = (arm("vmf0.1"), arm("vmf0.1", "thumbnail"), arm("vmf0.1", "weighted"), arm("queue"))
+    for seed in SEEDS:
+        yield Run(Shuffled(), BASE, seed)  # type: ignore[arg-type]
+        yield from (Run(Robot(), one, seed) for one in TITLES)  # type: ignore[arg-type]
+    for seed in SEEDS:
+        yield from (Run(Robot(), one, seed) for one in rest)  # type: ignore[arg-type]
+        yield from (Run(Robot(1), one, seed) for one in shifted)  # type: ignore[arg-type]
 
 
 COLUMNS = (
@@ -179,6 +207,31 @@ def table(results: Results, runs: Sequence[Run]) -> Table:
     return made
 
 
+def draw(results: Results, runs: Sequence[Run], where: Path) -> None:
+    """kNN accuracy of each arm as a bar, and the ceiling as a line; errors are deviations."""
+    found: dict[str, list[float]] = {}
+    for run in runs:
+        if run in results:
+            name = "" if run.shape.name == "shuffled" else TITLES.get(run.arm, "other")
+            found.setdefault(name, []).append(100 * results[run]["knn"])
+    shown = [title for title in TITLES.values() if title in found]
+    chart = Figure(figsize=(7.2, 2.6), layout="constrained")
+    FigureCanvasSVG(chart)
+    axes = chart.subplots()
+    for place, title in enumerate(reversed(shown)):
+        values = found[title]
+        mean, colour = float(np.mean(values)), "#2a78d6" if "default" in title else "#9aa5b1"
+        axes.barh(place, mean, color=colour, xerr=np.std(values, ddof=1) if values[1:] else None)
+        axes.text(1, place, title, va="center", color="white", fontsize=9)
+        axes.text(mean + 1.2, place, f"{mean:.1f}", va="center", fontsize=9)
+    if "" in found:
+        axes.axvline(ceiling := float(np.mean(found[""])), color="#444", linestyle="--")
+        axes.set_title(f"dashed: the same images, shuffled ({ceiling:.1f})", fontsize=9)
+    axes.set(yticks=[], xlabel="kNN accuracy after 600 updates, %")
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    chart.savefig(where, metadata={"Date": None})
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns 0; 2 for arguments that cannot work, 130 when interrupted."""
     parser = _parser()
@@ -198,6 +251,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         missing = [run for run in runs if run not in results][: chosen.runs]
         stopped = train(missing, results, settings, chosen.data, console, Copies)
     console.print(table(results, runs))
+    if chosen.figure is not None:
+        draw(results, runs, chosen.figure)
     return 130 if stopped else 0
 
 
@@ -214,6 +269,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--only", action="append", default=[], metavar="TEXT", help="runs whose name holds it"
     )
+    parser.add_argument("--figure", type=Path, help="draw the arms of the README as SVG")
     parser.add_argument("--list", action="store_true", help="name the runs and end")
     group = parser.add_argument_group("settings; runs of other settings are kept apart")
     for field in fields(Settings):
