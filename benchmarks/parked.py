@@ -30,6 +30,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from matplotlib import rc_context
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from rich.console import Console
@@ -229,7 +230,8 @@ def draw(results: Results, runs: Sequence[Run], where: Path) -> None:
         axes.set_title(f"dashed: the same images, shuffled ({ceiling:.1f})", fontsize=9)
     axes.set(yticks=[], xlabel="kNN accuracy after 600 updates, %")
     axes.spines[["top", "right", "left"]].set_visible(False)
-    chart.savefig(where, metadata={"Date": None})
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "parked"}):  # text stays text
+        chart.savefig(where, metadata={"Date": None})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

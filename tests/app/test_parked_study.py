@@ -11,6 +11,7 @@ import torch
 
 from benchmarks import parked
 from benchmarks.memory_policies.arms import DESCRIPTORS, SEEDS
+from benchmarks.memory_policies.results import Results
 from memory import WorkingMemory
 from memory.eviction import Oldest
 from stream_ssl.reproduction.data import Images
@@ -83,4 +84,16 @@ def test_the_plan_holds_every_run_once() -> None:
     assert len(set(names)) == len(names)
     for name in ("queue/memory/written/plain", "reservoir/memory/written/plain", "minred/memory"):
         assert sum(f"parked {name}" in one for one in names) >= len(SEEDS)
-    assert names[1] == "parked vmf0.1/memory/written/plain/thumbnail seed0"
+    first = {f"{one.name} seed0" for one in parked.TITLES}
+    assert names[0] == "shuffled queue/stream/stale seed0"
+    assert {name.removeprefix("parked ") for name in names[1 : 1 + len(first)]} == first
+
+
+def test_the_picture_has_a_bar_for_each_arm_that_was_run(tmp_path: Path) -> None:
+    results = Results(tmp_path, {})
+    for run, knn in zip(parked.plan()[:3], (0.5, 0.25, 0.4), strict=True):
+        results.add(run, {"knn": knn})
+    parked.draw(results, parked.plan(), tmp_path / "bars.svg")
+    drawn = (tmp_path / "bars.svg").read_text()
+    assert all(text in drawn for text in ("shuffled (50.0)", ">25.0<", ">40.0<", "MoCo"))
+    assert "reservoir" not in drawn
