@@ -39,16 +39,11 @@ LEARNER_SECTIONS = (
 
 
 DESCRIPTOR: dict[str, Any] = {
-    "class_path": "memory.descriptors.Weighted",
-    "init_args": {
-        "parts": [
-            {"class_path": "memory.descriptors.Embedding"},
-            {"class_path": "memory.descriptors.Thumbnail", "init_args": {"side": 8}},
-        ]
-    },
+    "class_path": "memory.descriptors.Thumbnail",
+    "init_args": {"side": 8},
 }
-"""What a daemon counts duplicates on unless told otherwise. A half of it is an image that training
-does not move: near-copies are found whatever the encoder makes of them."""
+"""What a daemon counts duplicates on unless told otherwise. Training does not move it: near-copies
+are found whatever the encoder makes of them (docs/parked.md)."""
 
 LEARNER_PARTS = {
     "method",

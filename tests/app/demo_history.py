@@ -6,7 +6,8 @@ import numpy as np
 
 from stream_ssl.app.demo import data
 from stream_ssl.app.demo.evaluation import Evaluation, Probe
-from stream_ssl.app.demo.report import Facts, StreamSample
+from stream_ssl.app.demo.report import Facts
+from stream_ssl.app.demo.stream import Replay
 from stream_ssl.app.scrape import History, Snapshot, key
 
 DOMINANT = 0
@@ -65,25 +66,25 @@ def made_up_evaluation(slots: int = 640) -> Evaluation:
         name: Probe(overall, tuple(overall + 0.02 * (c - 4.5) for c in range(10)))
         for name, overall in (("trained", 0.78), ("untrained", 0.70), ("pixels", 0.79))
     }
-    return Evaluation(probes, image_NHW[rows], label_N[rows], step=720, samples=45_600)
+    key_K = np.arange(slots)
+    return Evaluation(probes, image_NHW[rows], label_N[rows], key_K, step=720, samples=45_600)
 
 
-def made_up_stream(count: int = 600) -> StreamSample:
-    """Images in the stream's proportions."""
+def made_up_replay(slots: int = 640) -> Replay:
+    """A queue of four scenes; of the memory's pictures every tenth is the first again."""
     image_NHW, label_N = data.load()
-    rows = data.split(label_N).streamed
-    weight = np.where(label_N[rows] == DOMINANT, RATIO, 1.0)
-    chosen = np.random.default_rng(0).choice(rows, count, p=weight / weight.sum())
-    return StreamSample(image_NHW[chosen], label_N[chosen])
+    rows = np.resize(data.split(label_N).streamed[:4], slots)
+    originals = {key: str(key if key % 10 else 0) for key in range(slots)}
+    return Replay(image_NHW[rows], label_N[rows], [str(row) for row in rows], originals)
 
 
 def made_up_facts() -> Facts:
     return Facts(
         created="2026-01-02 03:04 UTC",
         seconds=120,
-        ratio=RATIO,
-        dominant="T-shirt/top",
-        duplicates=0.2,
+        parked=0.9,
+        scenes=16,
+        stretch=200,
         run=[("stream-ssl", "0.1.0"), ("processor", "a <quick> one")],
         commands=["stream-ssl run demo-out/config.yaml"],
         places=[("metrics over time", "demo-out/history.jsonl")],

@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -109,15 +110,16 @@ def test_damaged_data_stop_the_demo(tmp_path, capsys, monkeypatch):
     assert "t10k is damaged" in capsys.readouterr().out
 
 
-def test_the_stream_is_biased_repetitive_and_made_again_alike(tmp_path):
+def test_the_stream_is_a_parked_robot_s_and_made_again_alike(tmp_path):
     stream.write_images(tmp_path / "images")
-    sample = stream.sample(tmp_path / "images", 1500)
-    again = stream.sample(tmp_path / "images", 1500)
-    assert (sample.image_NHW == again.image_NHW).all()
-    assert sample.image_NHW.shape == (1500, 28, 28)
-    share = (sample.label_N == stream.DOMINANT).mean()
-    assert share == pytest.approx(27 / 36, abs=0.05)
-    assert set(sample.label_N.tolist()) == set(range(10))
+    one, again = (stream.replay(tmp_path / "images", 8000, 1500) for _ in range(2))
+    assert (one.newest_KHW == again.newest_KHW).all()
+    assert one.newest_KHW.shape == (1500, 28, 28)
+    shown = Counter(one.originals.values())
+    assert len(one.originals) == 8000
+    assert len(shown) == pytest.approx(0.1 * 8000, rel=0.5)
+    assert sum(count > 1 for count in shown.values()) == stream.SCENES
+    assert one.newest_originals == list(one.originals.values())[-1500:]
 
 
 def test_the_stream_never_carries_a_held_out_image(tmp_path):

@@ -11,7 +11,7 @@ from demo_history import (
     made_up_evaluation,
     made_up_facts,
     made_up_history,
-    made_up_stream,
+    made_up_replay,
 )
 from PIL import Image
 from rich.console import Console
@@ -22,14 +22,14 @@ from stream_ssl.app.demo.data import CLASSES
 
 @pytest.fixture(scope="module")
 def found():
-    return summary.figures(made_up_history(), made_up_evaluation())
+    return summary.figures(made_up_history(), made_up_evaluation(), made_up_replay())
 
 
 @pytest.fixture(scope="module")
 def page(found, tmp_path_factory) -> str:
     path = tmp_path_factory.mktemp("report") / "report.html"
     report.write(
-        path, made_up_history(), made_up_evaluation(), found, made_up_stream(), made_up_facts()
+        path, made_up_history(), made_up_evaluation(), found, made_up_replay(), made_up_facts()
     )
     return path.read_text()
 
@@ -84,7 +84,9 @@ def test_page_carries_the_figures(read):
     assert "9.6 of 10" in text
     assert "78.0%" in text
     assert "48,000" in text
-    assert "T-shirt/top came 27 times as often" in text
+    assert "90 % of them show one of 16 scenes" in text
+    assert "4 different pictures in 1,024 slots" in text
+    assert "counted on thumbnails of 8 x 8 pixels that training cannot move, and holds 577." in text
     assert "Training ended 8.0 points above the same encoder before training" in text
     assert "within the noise of the probe (-1.0 points) of raw pixels" in text
     assert '- targets: ["127.0.0.1:4002"]' in text
@@ -125,6 +127,9 @@ def test_summary_has_every_figure_by_name(found, tmp_path):
     assert kept["steps"] == 720
     assert kept["trained_samples"] == 45_600
     assert kept["memory_slots"] == 1024
+    assert kept["memory_near_copies"] == pytest.approx(63 / 640)
+    assert kept["queue_near_copies"] == pytest.approx(636 / 640)
+    assert (kept["memory_pictures"], kept["queue_pictures"]) == (577, 4)
     assert kept["queue_true_collision_probability"] == pytest.approx(0.572, abs=2e-3)
     assert kept["memory_true_collision_probability"] < 0.2
     assert kept["stream_largest_class_share"] == pytest.approx(0.75, abs=1e-3)
@@ -148,7 +153,7 @@ def test_summary_table_fits_a_terminal(found):
 def test_a_run_without_steps_still_gives_figures():
     from stream_ssl.app.scrape import History
 
-    found = summary.figures(History(), made_up_evaluation())
+    found = summary.figures(History(), made_up_evaluation(), made_up_replay())
     assert found["received_samples"] == 0
     assert found["memory_true_collision_probability"] == 0
 

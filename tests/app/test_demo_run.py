@@ -57,7 +57,7 @@ def test_a_short_demo_from_start_to_report(tmp_path):
     assert figures["trained_samples"] == batch * figures["steps"]
     assert figures["acked_samples"] <= figures["received_samples"]
     assert figures["trained_samples"] <= figures["received_samples"] + 1024
-    assert 0.5 < figures["stream_largest_class_share"] < 0.9
+    assert 0.1 < figures["stream_largest_class_share"] < 0.9
     assert figures["memory_slots"] > 0
     assert 0.3 < figures["knn_pixels_accuracy"] < 1
     page = (out / folder.REPORT).read_text()

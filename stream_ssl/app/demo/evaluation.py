@@ -53,6 +53,7 @@ class Evaluation:
         probes: by representation: the trained encoder, the same before training, raw pixels.
         image_KHW: the memory's images.
         label_K: their classes.
+        key_K: the keys of their samples.
         step: updates of the weights when the checkpoint was made.
         samples: samples trained on until then.
     """
@@ -60,6 +61,7 @@ class Evaluation:
     probes: Mapping[str, Probe]
     image_KHW: NDArray[np.uint8]
     label_K: NDArray[np.int64]
+    key_K: NDArray[np.int64]
     step: int
     samples: int
 
@@ -69,13 +71,16 @@ def evaluate(checkpoint: Path) -> Evaluation:
     from stream_ssl.app import build
 
     state: dict[str, Any] = json.loads((checkpoint / "state.json").read_text())
-    image_KHW, label_K = memory_content(checkpoint)
+    image_KHW, label_K, key_K = memory_content(checkpoint)
     probes = probe_all(build.load_encoder(checkpoint), build.fresh_encoder(state["config"]))
-    return Evaluation(probes, image_KHW, label_K, int(state["step"]), int(state["samples"]))
+    step, samples = int(state["step"]), int(state["samples"])
+    return Evaluation(probes, image_KHW, label_K, key_K, step, samples)
 
 
-def memory_content(checkpoint: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Grey images [K, H, W] of the occupied slots, and their labels [K].
+def memory_content(
+    checkpoint: Path,
+) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
+    """Grey images [K, H, W] of the occupied slots, their labels [K] and their keys [K].
 
     Raises:
         ValueError: the memory keeps no images.
@@ -83,7 +88,7 @@ def memory_content(checkpoint: Path) -> tuple[NDArray[np.uint8], NDArray[np.int6
     tensors = load_file(checkpoint / "memory.safetensors")
     if "columns.images" not in tensors:
         raise ValueError(f"{checkpoint}: the memory keeps no images, so there are none to show")
-    return tensors["columns.images"][:, 0], tensors["columns.labels"]
+    return tensors["columns.images"][:, 0], tensors["columns.labels"], tensors["columns.ids"]
 
 
 def probe_all(trained: Encoder, untrained: Encoder) -> dict[str, Probe]:

@@ -68,6 +68,11 @@ def expected_collisions(history: History, holder: Holder) -> list[tuple[float, f
     return [point for point in points if point[1] > 0]  # 0 until the memory holds two slots
 
 
+def near_copies(originals: Sequence[str]) -> float:
+    """Part of these samples that show a picture which another of them shows already."""
+    return 1 - len(set(originals)) / len(originals) if originals else 0.0
+
+
 def losses(history: History) -> list[tuple[float, float]]:
     """(time, loss) from the first step on; before it the gauge says 0."""
     return [

@@ -24,7 +24,7 @@ from stream_ssl.app.demo.measures import (
     shares,
     true_collisions,
 )
-from stream_ssl.app.demo.stream import StreamSample
+from stream_ssl.app.demo.stream import Replay
 from stream_ssl.app.demo.summary import Figures
 from stream_ssl.app.scrape import History, Points
 
@@ -44,9 +44,9 @@ class Facts:
     Args:
         created: date and time, as it shall stand in the page.
         seconds: how long the stream ran.
-        ratio: how many times as frequent the dominant class was as each other.
-        dominant: the dominant class.
-        duplicates: part of the stream that repeats an earlier image, altered a little.
+        parked: part of the stream that shows a scene before which the robot is parked.
+        scenes: how many scenes there are.
+        stretch: samples of a stay before one, on average.
         run: (name, value) of versions, hardware, settings.
         commands: command lines that were run.
         places: (what, path) of what the run left.
@@ -56,9 +56,9 @@ class Facts:
 
     created: str
     seconds: float
-    ratio: float
-    dominant: str
-    duplicates: float
+    parked: float
+    scenes: int
+    stretch: int
     run: Sequence[tuple[str, str]]
     commands: Sequence[str]
     places: Sequence[tuple[str, str]]
@@ -71,7 +71,7 @@ def write(
     history: History,
     evaluation: Evaluation,
     found: Figures,
-    stream: StreamSample,
+    sent: Replay,
     facts: Facts,
 ) -> None:
     """Write the report."""
@@ -86,7 +86,7 @@ def write(
         headlines=headlines(found),
         verdict=verdict(found),
         plots=plots(history, evaluation, facts),
-        mosaics=mosaics(evaluation, stream),
+        mosaics=mosaics(evaluation, sent),
         accuracy_rows=accuracy_rows(evaluation),
         representation_titles=REPRESENTATION_TITLES,
         slots=int(found["memory_slots"]),
@@ -98,9 +98,9 @@ def headlines(f: Figures) -> list[tuple[str, str, str]]:
     """(figure, what it is, what to compare it with) for the top of the page."""
     return [
         (
-            f"{f['memory_true_collision_probability']:.0%}",
-            "of the DUEL memory shares the class of the sample it is compared with",
-            f"{f['queue_true_collision_probability']:.0%} of a queue of the same size",
+            f"{f['memory_near_copies']:.0%}",
+            "of the DUEL memory are near-copies of another slot",
+            f"{f['queue_near_copies']:.0%} of a queue of the same size",
         ),
         (
             f"{f['memory_effective_classes']:.1f} of {len(CLASSES)}",
@@ -186,12 +186,12 @@ def plots(history: History, evaluation: Evaluation, facts: Facts) -> dict[str, A
     }
 
 
-def mosaics(evaluation: Evaluation, stream: StreamSample) -> dict[str, tuple[str, int, int, int]]:
-    """(data address, images, width, height) of stream and memory, equally many images of each."""
-    count = min(COLUMNS * ROWS, len(evaluation.image_KHW), len(stream.image_NHW))
+def mosaics(evaluation: Evaluation, sent: Replay) -> dict[str, tuple[str, int, int, int]]:
+    """(data address, images, width, height) of queue and memory, equally many images of each."""
+    count = min(COLUMNS * ROWS, len(evaluation.image_KHW), len(sent.newest_KHW))
     found = {}
     for name, image_NHW, label_N in (
-        ("stream", stream.image_NHW, stream.label_N),
+        ("queue", sent.newest_KHW, sent.newest_K),
         ("memory", evaluation.image_KHW, evaluation.label_K),
     ):
         picture_HW = mosaic.tile(mosaic.by_class(image_NHW, label_N, count), COLUMNS)

@@ -180,10 +180,10 @@ class Demo:
         from stream_ssl.app.demo import evaluation, report, summary
 
         found = evaluation.evaluate(self._out / "checkpoints" / "latest")
-        figures = summary.figures(self._history, found)
+        sent = stream.replay(self._out / folder.IMAGES, found.samples, len(found.key_K))
+        figures = summary.figures(self._history, found, sent)
         summary.write(self._out / folder.SUMMARY, figures)
         self._display.update("report", "drawing the plots")
-        sent = stream.sample(self._out / folder.IMAGES, int(figures["received_samples"]))
         page = self._out / folder.REPORT
         report.write(page, self._history, found, figures, sent, self._facts())
         return summary.table(figures)
@@ -214,9 +214,9 @@ class Demo:
         return Facts(
             created=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
             seconds=self._progress.total,
-            ratio=stream.RATIO,
-            dominant=data.CLASSES[stream.DOMINANT],
-            duplicates=stream.DUPLICATES,
+            parked=stream.SHARE,
+            scenes=stream.SCENES,
+            stretch=stream.STRETCH,
             run=[*(machine.hardware() | machine.versions() | settings).items()],
             commands=self._commands,
             places=self._places(),

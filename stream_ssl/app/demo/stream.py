@@ -1,11 +1,12 @@
-"""The demo's stream: the embedded images, shaped.
+"""The demo's stream: the embedded images, as a robot's camera sends them that is parked mostly.
 
-N images.
+N images, K slots.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,25 +14,36 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from producers.shaping import Shaped
+from producers.shaping import Parked
 from producers.sources import IdxDataset
 from stream_ssl.app.demo import data
+from stream_ssl.ingest.pieces import sample_keys
+from stream_ssl.wire.sample import Sample
 
-RATIO = 27.0
-DOMINANT = 0
-DUPLICATES = 0.2
+SHARE = 0.9
+SCENES = 16
+STRETCH = 200
 SAMPLES_PER_SECOND = 2000.0
-SHOWN = 2000
-NAME = "demo"
+NAME, SOURCE = "demo", "fashion-mnist"
 IMAGES, LABELS = "streamed-images-idx3-ubyte", "streamed-labels-idx1-ubyte"
 
 
 @dataclass(frozen=True)
-class StreamSample:
-    """Images of the stream as it was sent, N of them, with their classes."""
+class Replay:
+    """What was sent, made again: the stream is a function of its settings.
 
-    image_NHW: NDArray[np.uint8]
-    label_N: NDArray[np.int64]
+    Attributes:
+        newest_KHW: the last images, which a queue of K slots would hold.
+        newest_K: their classes.
+        newest_originals: the ids of the pictures that they show.
+        originals: by the key of every sample sent, the id of the picture that it shows: of the
+            scene where the robot was parked, else its own.
+    """
+
+    newest_KHW: NDArray[np.uint8]
+    newest_K: NDArray[np.int64]
+    newest_originals: list[str]
+    originals: dict[int, str]
 
 
 def write_images(where: Path) -> None:
@@ -54,29 +66,35 @@ def settings(where: Path) -> dict[str, Any]:
         "source": {
             "images": str(where / IMAGES),
             "labels": str(where / LABELS),
-            "name": "fashion-mnist",
+            "name": SOURCE,
             "epochs": None,
         },
-        "shape": {
-            "bias": RATIO,
-            "dominant": DOMINANT,
-            "duplicates": DUPLICATES,
-            "rate": SAMPLES_PER_SECOND,
-        },
+        "parked": {"share": SHARE, "scenes": SCENES, "stretch": float(STRETCH)},
+        "shape": {"rate": SAMPLES_PER_SECOND},
         # Little, so that little waits when the learner sets the pace.
         "producer": {"buffer_bytes": 256 * 1024},
     }
 
 
-def sample(where: Path, sent: int) -> StreamSample:
-    """Images spread evenly over the first `sent` of the stream, as they were sent.
-
-    The stream is a function of its settings, so it is made again rather than kept.
-    """
+def replay(where: Path, sent: int, slots: int) -> Replay:
+    """The first `sent` samples again, and what a queue of `slots` holds then."""
     chosen = settings(where)
-    source = IdxDataset(**chosen["source"])
-    again = Shaped(source, **{**chosen["shape"], "rate": None})
-    step = max(1, sent // SHOWN)
-    taken = [sent for sent, _ in itertools.islice(again.samples(), 0, max(sent, 1), step)]
-    pixels = [np.frombuffer(one.data, np.uint8).reshape(data.SIDE, data.SIDE) for one in taken]
-    return StreamSample(np.stack(pixels), np.array([one.label for one in taken], np.int64))
+    again = Parked(IdxDataset(**chosen["source"]), **chosen["parked"]).samples()
+    newest: deque[Sample] = deque(maxlen=max(1, slots))
+    originals: dict[str, str] = {}
+    for sample, _ in itertools.islice(again, max(1, sent)):
+        newest.append(sample)
+        originals[sample.id] = original(sample)
+    pixels = [np.frombuffer(one.data, np.uint8).reshape(data.SIDE, data.SIDE) for one in newest]
+    keys = sample_keys(NAME, list(originals)).tolist()
+    return Replay(
+        np.stack(pixels),
+        np.array([one.label for one in newest], np.int64),
+        [original(one) for one in newest],
+        dict(zip(keys, originals.values(), strict=True)),
+    )
+
+
+def original(sample: Sample) -> str:
+    """The id of the picture that a sample shows: its scene's, or its own."""
+    return str((sample.meta or {}).get("duplicate_of", sample.id))

@@ -19,6 +19,7 @@ from stream_ssl.app.demo.measures import (
     entropy_classes,
     expected_collisions,
     losses,
+    near_copies,
     newest_counts,
     shares,
     true_collisions,
@@ -27,6 +28,7 @@ from stream_ssl.app.scrape import History, Points
 
 if TYPE_CHECKING:  # it brings torch, which the live display does without
     from stream_ssl.app.demo.evaluation import Evaluation
+    from stream_ssl.app.demo.stream import Replay
 
 Figures = dict[str, float]
 
@@ -34,9 +36,14 @@ NAMES: Mapping[Holder, str] = {"stream": "stream", "queue": "queue", "working": 
 PHASES = ("data", "forward", "backward", "memory")
 
 
-def figures(history: History, evaluation: Evaluation) -> Figures:
+def figures(history: History, evaluation: Evaluation, sent: Replay) -> Figures:
     """All figures; shares, probabilities and accuracies lie in [0, 1]."""
+    held = [sent.originals[key] for key in evaluation.key_K.tolist()]
     return {
+        "memory_near_copies": near_copies(held),
+        "queue_near_copies": near_copies(sent.newest_originals),
+        "memory_pictures": float(len(set(held))),
+        "queue_pictures": float(len(set(sent.newest_originals))),
         **_flow(history),
         **_learning(history, evaluation),
         **_balance(history),
@@ -183,6 +190,16 @@ def _rows(f: Figures) -> Sequence[tuple[str, str, str]]:
             ),
         ),
         ("loss at the end", f"{f['loss_last_nats']:.3f} nats", ""),
+        (
+            "near-copies of another slot",
+            f"{f['memory_near_copies']:.1%} of the DUEL memory",
+            f"{f['queue_near_copies']:.1%} of a queue of the same size",
+        ),
+        (
+            "different pictures held",
+            f"{f['memory_pictures']:,.0f} in the DUEL memory",
+            f"{f['queue_pictures']:,.0f} in the queue",
+        ),
         (
             "negatives of the sample's own class",
             f"{f[memory]:.1%} in the DUEL memory",
