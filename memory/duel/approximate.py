@@ -24,10 +24,13 @@ from memory.duel.cells import NOWHERE, Cells
 from memory.duel.simulate import simulate, slots_taken
 from memory.scores import Linear, Score
 
-POOL_ROWS = 8192
+POOL_ROWS = 2048
 """P, at most. A pool serves no more changes than it has slots."""
 
-POOL_SHARE = 16
+FOLDED_SHARE = 16
+"""Of K: as many changes are taken up at once in the counts of all slots."""
+
+POOL_SHARE = 8
 """Of K, where that is less."""
 
 NEWCOMERS = 256
@@ -123,11 +126,12 @@ class ApproximateCounts:
         columns = self._columns
         self.count_K = torch.zeros(columns.capacity, dtype=torch.float64, device=columns.device)
         self._pool_P = torch.zeros(0, dtype=torch.int64, device=columns.device)
-        self._counted_K = torch.zeros_like(self.count_K, dtype=torch.int64)
-        self._clock = 0  # slots changed so far
+        self.count_P = self.count_K[:0]
         self._next_cell = 0  # to be counted again next
         self._cells = self._fit()
+        self._start()
         self._count_cells(columns.capacity)
+        self._start()
         self._draw_pool()
 
     def _fit(self) -> Cells:
@@ -152,43 +156,61 @@ class ApproximateCounts:
         assert self._cells is not None
         if len(slots):
             row_NA, cell_N = self._columns.descriptors[slots], self._cells.cell_K[slots]
-            self.count_K[slots] = self._cells.total(row_NA, cell_N) - self._own(row_NA)
-            self._counted_K[slots] = self._clock
+            self._set(slots, self._cells.total(row_NA, cell_N) - self._own(row_NA))
 
     def _fold(self) -> None:
-        """Take up in all counts what has changed since the pool was drawn; there is none then."""
+        """Take up in all counts what has changed since the last time. No pool is drawn."""
         assert self._cells is not None
-        changed = self._changed_K.nonzero()[:, 0]
-        self._clock += len(changed)
+        changed, recounted = self._changed_K.nonzero()[:, 0], self._recounted_K.nonzero()[:, 0]
         row_RA, before_RA = self._columns.descriptors[changed], torch.cat(self._before_RA)
         self.count_K += self._cells.moved(row_RA, before_RA)
-        self.count_K[self._pool_P] = self.count_P
-        self._cells.insert(self._pool_P)
         if self._cells.outdated(self._fit_then):
             self._cells = self._fit()
-        self._count(changed)  # till now they were counted from afar
+        self._start()
+        self._count(recounted)
         self._count_cells(len(changed) // 4)
+        self._recounted_K[:] = False  # nothing has changed since
+
+    def _start(self) -> None:
+        """Nothing has changed."""
+        assert self._cells is not None
+        self._changed_K = torch.zeros_like(self._cells.cell_K, dtype=torch.bool)
+        self._recounted_K = torch.zeros_like(self._changed_K)
+        self._before_RA = [self._columns.descriptors[:0]]
+        self._shift_C = torch.zeros_like(self._cells.sum_CA[:, 0])
+        self._changes = 0
 
     def _draw_pool(self) -> None:
         """Take the slots of the largest counts out of the cells, after counting them again."""
-        if len(self._pool_P):
-            self._fold()
         assert self._cells is not None
-        cells, k = self._cells, self._columns.occupied
+        k = self._columns.occupied
+        if len(self._pool_P):
+            self._cells.insert(self._pool_P)
+            self._set(self._pool_P, self.count_P)
+            if self._changes >= max(len(self._pool_P), k // FOLDED_SHARE):
+                self._fold()
+        cells = self._cells
         size = min(k, POOL_ROWS, max(NEWCOMERS + CANDIDATES, k // POOL_SHARE))
-        best = self.count_K[:k].topk(min(k, int(RECOUNTED * size))).indices.sort().values
-        self._count(best[self._clock - self._counted_K[best] > self._columns.capacity // 16])
-        self._take_pool(best[self.count_K[best].topk(size).indices].sort().values)
+        count_k = self.count_K[:k] + self._shift_C[cells.cell_K[:k]]
+        best = count_k.topk(min(k, int(RECOUNTED * size))).indices.sort().values
+        self._count(best)
+        count_N = self.count_K[best] + self._shift_C[cells.cell_K[best]]
+        chosen = count_N.topk(size).indices.sort().values
+        self._take_pool(best[chosen])
+        self.count_P = count_N[chosen]
         cells.remove(self._pool_P)
-        self.count_P = self.count_K[self._pool_P]
-        self._shift_C = torch.zeros_like(self.count_K[: len(cells.size_C)])
         outside = cells.cell_K >= 0
         self._most_C = torch.full_like(self._shift_C, -torch.inf).scatter_reduce_(
             0, cells.cell_K[outside], self.count_K[outside], "amax"
         )
-        self._changed_K = torch.zeros_like(cells.cell_K, dtype=torch.bool)
-        self._before_RA = [self._columns.descriptors[:0]]
         self._served, self._exhausted = 0, False
+
+    def _set(self, slots: Tensor, count_N: Tensor) -> None:
+        """These slots of cells have these counts now; the next fold counts them again, because
+        they know of near rows that others learn of by the fold."""
+        assert self._cells is not None
+        self.count_K[slots] = count_N - self._shift_C[self._cells.cell_K[slots]]
+        self._recounted_K[slots] = True
 
     def _take_pool(self, pool_P: Tensor) -> None:
         self._pool_P, capacity = pool_P, self._columns.capacity
@@ -196,9 +218,10 @@ class ApproximateCounts:
         self._place_K[pool_P] = torch.arange(len(pool_P), device=pool_P.device)
 
     def _remember(self, slots: Tensor, before_RA: Tensor) -> None:
-        """These slots change; what they held when the pool was drawn is kept until the next."""
+        """These slots change; what they held at the last fold is kept until the next."""
         first = ~self._changed_K[slots]
         self._changed_K[slots] = True
+        self._recounted_K[slots] = True
         self._before_RA.append(before_RA[first])
 
     def choose(self, x_BA: Tensor) -> Tensor:
@@ -237,7 +260,7 @@ class ApproximateCounts:
         self.count_P[place_R] = total_T[turn_R]
         self._remember(self._pool_P[place_R], row_PA[place_R])
         self._exhausted = turns < len(near_TP)
-        self._served += turns
+        self._served, self._changes = self._served + turns, self._changes + turns
         slots = places[size:]
         return torch.tensor([slots[c] if c >= 0 else c for c in plan], dtype=torch.int64)
 
@@ -273,13 +296,12 @@ class ApproximateCounts:
         place_R, cell_R = self._place_K[slots], cells.cell_K[slots]
         inside, outside = place_R >= 0, cell_R >= 0
         self.count_P[place_R[inside]] = count_R[inside]
-        count_R, cell_R = count_R[outside], cell_R[outside]
-        self.count_K[slots[outside]] = count_R - self._shift_C[cell_R]
-        self._most_C.scatter_reduce_(0, cell_R, self.count_K[slots[outside]], "amax")
+        self._set(slots[outside], count_R[outside])
+        self._most_C.scatter_reduce_(0, cell_R[outside], self.count_K[slots[outside]], "amax")
         if len(before_RA):
             self._remember(slots, before_RA)
         self._changed_K[slots] = True
-        self._served += len(slots)
+        self._served, self._changes = self._served + len(slots), self._changes + len(slots)
 
     def _own(self, row_NA: Tensor) -> Tensor:
         return self._score.apply_((row_NA * row_NA).sum(dim=1)).to(torch.float64)
@@ -337,7 +359,7 @@ class ApproximateCounts:
         if self._cells is None:
             return {}
         cells = self._cells
-        numbers = [self._fitted_to, self._next_cell, self._served, self._exhausted, self._clock]
+        numbers = [self._fitted_to, self._next_cell, self._served, self._exhausted, self._changes]
         known = {
             "numbers": torch.tensor(numbers),
             "fit": torch.tensor(self._fit_then, dtype=torch.float64),
@@ -345,7 +367,7 @@ class ApproximateCounts:
             "cells": cells.cell_K,
             "sums": cells.sum_CA,
             "counts": self.count_K,
-            "counted": self._counted_K,
+            "recounted": self._recounted_K,
             "pool": self._pool_P,
             "pool_counts": self.count_P,
             "shift": self._shift_C,
@@ -365,7 +387,7 @@ class ApproximateCounts:
                 self.recount()
             return
         numbers, fit = found["numbers"].tolist(), found["fit"].tolist()
-        self._fitted_to, self._next_cell, self._served, exhausted, self._clock = numbers
+        self._fitted_to, self._next_cell, self._served, exhausted, self._changes = numbers
         self._exhausted, self._fit_then = bool(exhausted), (fit[0], fit[1])
         here = {name: value.to(columns.device, copy=True) for name, value in found.items()}
         self._cells = Cells(columns, self._score, here["centres"], self._near)
@@ -375,7 +397,7 @@ class ApproximateCounts:
         self.count_K, self.count_P = here["counts"], here["pool_counts"]
         self._shift_C, self._most_C = here["shift"], here["most"]
         self._changed_K, self._before_RA = here["changed"], [here["before"]]
-        self._counted_K = here["counted"]
+        self._recounted_K = here["recounted"]
 
 
 def pick(capacity: int, score: Score, device: torch.device) -> Literal["exact", "ivf"]:
@@ -388,9 +410,9 @@ def pick(capacity: int, score: Score, device: torch.device) -> Literal["exact", 
 
     | K | exact | ivf |
     |---|---|---|
-    | 16,384 | 2,400 | 8,800 |
-    | 32,768 | 900 | 6,600 |
-    | 262,144 | | 3,200 |
+    | 16,384 | 2,400 | 10,900 |
+    | 65,536 | 800 | 6,600 |
+    | 262,144 | | 4,100 |
     """
     if isinstance(score, Linear) or device.type != "cpu" or capacity < CROSSOVER:
         return "exact"
