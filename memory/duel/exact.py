@@ -169,7 +169,8 @@ class ExactCounts:
         self._steps = 2 * held if held == len(near_TK) else held + held // 4 + FEWEST_STEPS
         self._steps = min(self._steps, STEPS)
         # Newcomers still waiting meet, in their slots, those that were placed.
-        waiting_BK = self._waiting_BK[held:] if self._waiting_BK is not None else near_TK[held:]
+        assert self._waiting_BK is not None
+        waiting_BK = self._waiting_BK[held:]
         self._waiting_BK = waiting_BK if len(waiting_BK) else None
         x_WA = x_BA[held : held + len(waiting_BK)]
         waiting_BK[:, slot_R] = self._score.apply_(x_WA @ x_BA[turn_R].T)

@@ -150,3 +150,18 @@ def test_counting_changes_nothing_else(policy: type[Policy]) -> None:
         found += len(two.duplicates)
     assert found == counted.stats().duplicates > 50
     assert torch.equal(plain.embeddings, counted.embeddings)
+
+
+@pytest.mark.parametrize("held", [1, 2])
+@pytest.mark.parametrize(("turn", "expected"), [(0, [2, 1]), (1e-3, [1, 2])])
+def test_the_lowest_of_those_as_close_is_merged_into(
+    turn: float, expected: list[int], held: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("memory.compute.CACHED_ELEMENTS", 1)
+    angle_B = torch.tensor([0.0, 0.8, 0.4 + turn], dtype=torch.float64)
+    z_BD = torch.stack([angle_B.cos(), angle_B.sin()], dim=1)
+    memory = WorkingMemory(4, 2, duplicates=Duplicates(threshold=0.9, action="merge"))
+    memory.add(torch.arange(held), z_BD[:held])
+    admission = memory.add(torch.arange(held, 3), z_BD[held:])
+    assert admission.refused.tolist() == [2]
+    assert memory.multiplicity.tolist() == expected

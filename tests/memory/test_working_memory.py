@@ -23,7 +23,7 @@ from memory_stream import equal
 from torch import Tensor
 
 import memory as package
-from memory import Duplicates, WorkingMemory
+from memory import WorkingMemory
 from memory.eviction import POLICIES, MinimumRedundancy, MostDuplicated, Policy
 from memory.scores import VonMisesFisher
 from tests.naive import unit_rows
@@ -244,21 +244,6 @@ def test_a_dtype_that_was_asked_for_stays() -> None:
     wide = WorkingMemory(4, 3, dtype=torch.float64)
     wide.add([2], torch.eye(3)[1:2])
     assert wide.dtype == torch.float64
-
-
-@pytest.mark.parametrize("held", [1, 2])
-@pytest.mark.parametrize(("turn", "expected"), [(0, [2, 1]), (1e-3, [1, 2])])
-def test_the_lowest_of_those_as_close_is_merged_into(
-    turn: float, expected: list[int], held: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("memory.compute.CACHED_ELEMENTS", 1)
-    angle_B = torch.tensor([0.0, 0.8, 0.4 + turn], dtype=torch.float64)
-    z_BD = torch.stack([angle_B.cos(), angle_B.sin()], dim=1)
-    memory = WorkingMemory(4, 2, duplicates=Duplicates(threshold=0.9, action="merge"))
-    memory.add(torch.arange(held), z_BD[:held])
-    admission = memory.add(torch.arange(held, 3), z_BD[held:])
-    assert admission.refused.tolist() == [2]
-    assert memory.multiplicity.tolist() == expected
 
 
 # What training computes in reaches no count.
