@@ -86,7 +86,7 @@ def replay(where: Path, sent: int, slots: int) -> Replay:
         newest.append(sample)
         originals[sample.id] = original(sample)
     pixels = [np.frombuffer(one.data, np.uint8).reshape(data.SIDE, data.SIDE) for one in newest]
-    keys = sample_keys(NAME, list(originals)).tolist()
+    keys = sample_keys(SOURCE, list(originals)).tolist()
     return Replay(
         np.stack(pixels),
         np.array([one.label for one in newest], np.int64),
