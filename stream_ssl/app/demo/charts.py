@@ -84,19 +84,19 @@ def class_bars(parts: Mapping[Holder, Sequence[float]], alt: str) -> Markup:
         axes.set_xlim(-0.6, len(CLASSES) - 0.4)
         axes.set_ylabel("share of samples, %")
         axes.grid(axis="x", visible=False)
-        axes.legend(loc="upper right", ncols=3)
+        axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=3, borderaxespad=0.2)
         return _svg(figure, alt)
 
 
 def collision_curves(
     true: Mapping[Holder, Points], expected: Mapping[Holder, Points], alt: str
 ) -> Markup:
-    """Collisions over time: true ones by labels on the left, expected by embeddings right."""
+    """Collisions over time: true ones by labels on the left, without labels right."""
     with mpl.rc_context(STYLE):
         figure, (left, right) = _figure(9.0, 3.0, columns=2)
         for axes, curves, title in (
             (left, true, "True: a sample and a slot share a class"),
-            (right, expected, "Expected: two slots, from embeddings alone"),
+            (right, expected, "Without labels: two slots, by their thumbnails"),
         ):
             for holder, points in curves.items():
                 # The queue wider: it shows where the two run together.

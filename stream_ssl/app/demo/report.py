@@ -103,12 +103,9 @@ def headlines(f: Figures) -> list[tuple[str, str, str]]:
             f"{f['queue_near_copies']:.0%} of a queue of the same size",
         ),
         (
-            f"{f['memory_effective_classes']:.1f} of {len(CLASSES)}",
-            "effective classes in the DUEL memory",
-            (
-                f"{f['queue_effective_classes']:.1f} in the queue, "
-                f"{f['stream_effective_classes']:.1f} in the stream"
-            ),
+            f"{f['memory_pictures']:,.0f}",
+            f"different pictures in the {f['memory_slots']:,.0f} slots of the DUEL memory",
+            f"{f['queue_pictures']:,.0f} in the queue",
         ),
         (
             f"{f['knn_trained_accuracy']:.1%}",
