@@ -154,8 +154,8 @@ TITLES = {
     arm("vmf0.1"): "DUEL on embeddings",
     arm("reservoir"): "reservoir",
     arm("minred"): "MinRed",
-    arm("vmf0.1", "weighted"): "DUEL on embeddings and thumbnails (the default)",
-    arm("vmf0.1", "thumbnail"): "DUEL on thumbnails",
+    arm("vmf0.1", "weighted"): "DUEL on embeddings and thumbnails",
+    arm("vmf0.1", "thumbnail"): "DUEL on thumbnails (the default)",
 }
 """The arms of the picture, and what a reader calls them."""
 
@@ -221,10 +221,10 @@ def draw(results: Results, runs: Sequence[Run], where: Path) -> None:
     axes = chart.subplots()
     for place, title in enumerate(reversed(shown)):
         values = found[title]
-        mean, colour = float(np.mean(values)), "#2a78d6" if "default" in title else "#9aa5b1"
-        axes.barh(place, mean, color=colour, xerr=np.std(values, ddof=1) if values[1:] else None)
+        mean, spread = float(np.mean(values)), float(np.std(values, ddof=1)) if values[1:] else 0.0
+        axes.barh(place, mean, color="#2a78d6" if "default" in title else "#9aa5b1", xerr=spread)
         axes.text(1, place, title, va="center", color="white", fontsize=9)
-        axes.text(mean + 1.2, place, f"{mean:.1f}", va="center", fontsize=9)
+        axes.text(mean + spread + 0.7, place, f"{mean:.1f}", va="center", fontsize=9)
     if "" in found:
         axes.axvline(ceiling := float(np.mean(found[""])), color="#444", linestyle="--")
         axes.set_title(f"dashed: the same images, shuffled ({ceiling:.1f})", fontsize=9)
