@@ -56,6 +56,12 @@ WRONG = 0.25
 CROSSOVER = 32_768
 """Slots from which approximate counts are worth their error on a CPU; see `pick`."""
 
+KEPT = (
+    *("numbers", "fit", "centres", "cells", "sums", "counts", "recounted"),
+    *("pool", "pool_counts", "shift", "most", "changed", "before"),
+)
+"""Names of a state's entries. One that has others is of an earlier version."""
+
 
 @dataclass(frozen=True, slots=True)
 class Error:
@@ -360,29 +366,22 @@ class ApproximateCounts:
             return {}
         cells = self._cells
         numbers = [self._fitted_to, self._next_cell, self._served, self._exhausted, self._changes]
-        known = {
-            "numbers": torch.tensor(numbers),
-            "fit": torch.tensor(self._fit_then, dtype=torch.float64),
-            "centres": cells.centre_CA,
-            "cells": cells.cell_K,
-            "sums": cells.sum_CA,
-            "counts": self.count_K,
-            "recounted": self._recounted_K,
-            "pool": self._pool_P,
-            "pool_counts": self.count_P,
-            "shift": self._shift_C,
-            "most": self._most_C,
-            "changed": self._changed_K,
-            "before": torch.cat(self._before_RA),
-        }
-        return {f"search.{name}": value.clone() for name, value in known.items()}
+        values = (
+            *(torch.tensor(numbers), torch.tensor(self._fit_then, dtype=torch.float64)),
+            *(cells.centre_CA, cells.cell_K, cells.sum_CA, self.count_K, self._recounted_K),
+            *(self._pool_P, self.count_P, self._shift_C, self._most_C),
+            *(self._changed_K, torch.cat(self._before_RA)),
+        )
+        return {f"search.{n}": v.clone() for n, v in zip(KEPT, values, strict=True)}
 
     def load(self, state: dict[str, Tensor]) -> None:
         """Take over what `state` gave; all is counted anew for any other state that rows came with,
         or rows of another dtype."""
         columns = self._columns
         found = {name.removeprefix("search."): value for name, value in state.items()}
-        if not found or found["before"].dtype != columns.descriptors.dtype:
+        whole = set(found) == set(KEPT)
+        if not whole or found["before"].dtype != columns.descriptors.dtype:
+            self._cells = None
             if columns.occupied:
                 self.recount()
             return

@@ -3,7 +3,7 @@
 As a multipole method does: what a far cell adds to a row's count hardly depends on where its rows
 lie within it, so its size, mean and spread stand for them.
 
-Shapes: A descriptor, C cells, K slots, M near cells of a cell, N rows, O slots in cells.
+Shapes: A descriptor, C cells, K slots, M near cells of a row, N rows, R rows, O slots in cells.
 """
 
 from __future__ import annotations
@@ -48,13 +48,12 @@ class Cells:
         columns: of the memory; descriptors are read from them.
         score: h.
         centre_CA: unit centres.
-        near: cells read row by row for a row of each, its own included.
+        near: cells read row by row for a row, its own included.
     """
 
     def __init__(self, columns: Columns, score: Score, centre_CA: Tensor, near: int) -> None:
         self._columns, self._score, self.centre_CA = columns, score, centre_CA
-        cosine_CC = (centre_CA @ centre_CA.T).fill_diagonal_(2.0)
-        self._near_CM = cosine_CC.topk(min(near, len(centre_CA)), dim=1).indices
+        self._near = near
         self.sum_CA = torch.zeros_like(centre_CA, dtype=torch.float64)
         self.cell_K = torch.full((columns.capacity,), NOWHERE, device=columns.device)
         self.sort()
@@ -136,7 +135,7 @@ class Cells:
         """
         size_C = self.size_C.to(row_NA.dtype)
         total_N = torch.zeros(len(row_NA), dtype=torch.float64, device=row_NA.device)
-        near_NM = None if cell_N is None else self._read_NM(cell_N)
+        near_NM = None if cell_N is None else self._read_NM(row_NA, cell_N)
         for part in self._blocks(len(row_NA)):
             mean_bC = self._means(row_NA[part])
             if near_NM is not None:
@@ -166,7 +165,7 @@ class Cells:
         row_RA = torch.cat([joined_RA, left_RA])
         sign_R = torch.ones(len(row_RA), device=row_RA.device, dtype=row_RA.dtype)
         sign_R[len(joined_RA) :] = -1
-        near_RM = self._read_NM(self.of(row_RA))
+        near_RM = self._read_NM(row_RA, self.of(row_RA))
         shift_C, slope_CA = self.sum_CA.new_zeros(len(self.size_C)), self.sum_CA.to(row_RA) * 0
         for part in self._blocks(len(row_RA)):
             cosine_bC, wide_bC = self._cosines(row_RA[part])
@@ -188,9 +187,12 @@ class Cells:
         moved_K[self._slot_O] = torch.cat(parts) + shift_C.repeat_interleave(self.size_C)
         return moved_K
 
-    def _read_NM(self, cell_N: Tensor) -> Tensor:
-        """The cells that are read row by row for rows of these cells, int64; NOWHERE for none."""
-        near_NM = self._near_CM[cell_N]
+    def _read_NM(self, row_NA: Tensor, cell_N: Tensor) -> Tensor:
+        """The cells that are read row by row, int64; NOWHERE for none: a row's own, and those whose
+        centres are nearest to it."""
+        cosine_NC = row_NA.to(self.centre_CA.dtype) @ self.centre_CA.T
+        cosine_NC.scatter_(1, cell_N[:, None], 2.0)
+        near_NM = cosine_NC.topk(min(self._near, len(self.centre_CA)), dim=1).indices
         return torch.where(self._crowded_C[near_NM], NOWHERE, near_NM)
 
     def _readers(self, near_NM: Tensor) -> dict[int, Tensor]:

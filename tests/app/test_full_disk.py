@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import re
 import subprocess
@@ -76,7 +77,7 @@ class OnDisk:
 
 
 def test_the_learner_starts_and_trains_while_the_disk_is_full(tmp_path: Path, disk: Path) -> None:
-    with processes(tmp_path / "logs") as run:
+    with processes(tmp_path / "logs") as run, contextlib.ExitStack() as stack:
         on = OnDisk(run, disk)
         receiver, learner = on.role("receiver"), on.role("learner")
         on.produce(SAMPLES)
@@ -89,7 +90,9 @@ def test_the_learner_starts_and_trains_while_the_disk_is_full(tmp_path: Path, di
         found = until(lambda: re.search(pattern, run.log("full")), lambda: run.log("full"))
         trained = r"stream_ssl_trained_samples_total (\d+)"
 
-        client = httpx.Client(base_url=found[1], transport=httpx.HTTPTransport(retries=8))
+        client = stack.enter_context(
+            httpx.Client(base_url=found[1], transport=httpx.HTTPTransport(retries=8))
+        )
 
         def answer(path: str) -> httpx.Response:
             return client.get(path)

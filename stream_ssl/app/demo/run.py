@@ -119,9 +119,9 @@ class Demo:
         )
         try:
             self._watch([daemon, producer])
+            self._halt(producer, daemon)
         finally:
             self._history.save(self._out / folder.HISTORY)
-        self._halt(producer, daemon)
 
     def _write_settings(self) -> None:
         self._logs.mkdir()
