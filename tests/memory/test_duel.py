@@ -115,7 +115,7 @@ class Judge:
         slope = self.memory.eviction.score.slope
         if self.memory.dtype == torch.float64:
             return 1e-13 * (1 + slope) * self.memory.capacity
-        return 8e-7 * (1 + slope) * (most + 0.25) + 1e-6 * slope
+        return 5e-7 * (1 + slope) * (most + 0.25) + 1e-6 * slope
 
     def check(self) -> None:
         """The counts that the memory keeps are those of its rows."""
