@@ -9,8 +9,7 @@ from memory import WorkingMemory
 from stream_ssl.ingest.batches import Batches
 from stream_ssl.ingest.journal import JournalReader
 from stream_ssl.learning.records import Idle, StepRecord
-from stream_ssl.observe.balance import Balance
-from stream_ssl.observe.counts import class_counts
+from stream_ssl.observe.balance import Balance, class_counts
 from stream_ssl.observe.drift import Drift
 from stream_ssl.observe.held_out import HeldOutProbe
 from stream_ssl.observe.metrics import WORKING, LearnerMetrics

@@ -7,16 +7,26 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from stream_ssl.observe.counts import class_counts, entropy
-
 if TYPE_CHECKING:
     from stream_ssl.learning.records import StepRecord
+
+
+def class_counts(labels: Tensor) -> Mapping[int, int]:
+    """How often each class occurs; samples without label (-1) are left out."""
+    return Counter(label for label in labels.tolist() if label >= 0)
+
+
+def entropy(counts: Iterable[float]) -> float:
+    """Entropy in nats of the distribution that counts describe; 0 when they are all 0."""
+    positive = [count for count in counts if count > 0]
+    total = sum(positive)
+    return max(0.0, -sum(count / total * math.log(count / total) for count in positive))
 
 
 def effective_classes(moment_DD: Tensor) -> float:

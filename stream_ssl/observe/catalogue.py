@@ -1,17 +1,17 @@
-"""Every metric of a run, by name: the one place where a name, its unit and its help stand.
+"""Every metric of a run: its name, unit, labels and help, and the record's field that fills it.
 
-Those of memories and probes lie in `catalogue_memory.py` and `catalogue_probes.py`. The classes of
-`metrics.py` create them, `page.py` documents them, the tests hold the dashboard and the alerts to
-them. A name here is without the prefix `stream_ssl_`.
+To add one, add a `Spec` below. That is all where `field` names what fills it; else a method of
+`metrics.py` does. `page.py` documents the catalogue, and the tests hold dashboard and alerts to it.
 """
 
 from __future__ import annotations
 
-from stream_ssl.observe.catalogue_memory import MEMORIES
-from stream_ssl.observe.catalogue_probes import PROBES
-from stream_ssl.observe.spec import PREFIX, Role, Spec
+from dataclasses import dataclass
+from typing import Literal
 
-__all__ = ["CATALOGUE", "MEMORIES", "PREFIX", "Role", "Spec", "of_role"]
+PREFIX = "stream_ssl_"
+Role = Literal["receiver", "learner", "both"]
+Kind = Literal["counter", "gauge", "histogram", "info"]
 
 FSYNC_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -30,6 +30,38 @@ CLASSIFIERS = ("linear", "knn", "no_change", "majority")
 CLASSES = 64
 """Class labels "0" to "63" are told apart; the rest are counted as "other"."""
 
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """One metric.
+
+    Attributes:
+        name: without prefix; a counter's ends in `_total`, an info's in `_info`.
+        unit: what the value counts; shown in OpenMetrics where the name carries it.
+        help: one sentence, exported with the metric.
+        look: what an operator should look for.
+        labels: label names.
+        buckets: upper bounds, of a histogram.
+        field: what fills it: an attribute of ReceiverRecord in the receiver, of MemoryStats in the
+            learner. A mapping gives one value for each value of the label.
+    """
+
+    role: Role
+    kind: Kind
+    name: str
+    unit: str
+    help: str
+    look: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+    field: str = ""
+
+    @property
+    def full_name(self) -> str:
+        """The name as it is exported."""
+        return PREFIX + self.name
+
+
 CATALOGUE: tuple[Spec, ...] = (
     # -- both roles
     Spec(
@@ -45,80 +77,89 @@ CATALOGUE: tuple[Spec, ...] = (
         "receiver", "counter", "received_packets_total", "packets",
         "Packets taken from producers for the first time.",
         "The rate; zero while producers are connected means that they wait for credit.",
+        field="packets",
     ),
     Spec(
         "receiver", "counter", "received_samples_total", "samples",
         "Samples taken from producers for the first time.",
         "The rate of the stream. Less rejected, it must be what is trained plus what waits.",
+        field="samples",
     ),
     Spec(
         "receiver", "counter", "received_bytes_total", "bytes",
         "Bytes of headers and payloads taken from producers for the first time.",
-        "The rate against what disk and wire can carry.",
+        "The rate against what disk and wire can carry.", field="bytes",
     ),
     Spec(
         "receiver", "counter", "acked_samples_total", "samples",
         "Samples that are durable in the journal and that their producers may forget.",
-        "Follows received_samples_total within a second.",
+        "Follows received_samples_total within a second.", field="acked_samples",
     ),
     Spec(
         "receiver", "counter", "duplicate_samples_total", "samples",
         "Samples sent again after a lost acknowledgement, and left out.",
         "Grows at restarts only; steady growth means that acknowledgements are lost.",
+        field="duplicates",
     ),
     Spec(
         "receiver", "counter", "rejected_samples_total", "samples",
         "Samples refused at the wire, by reason.",
         "Any growth: a producer sends what this receiver will never take.", ("reason",),
+        field="rejected",
     ),
     Spec(
         "receiver", "counter", "missing_packets_total", "packets",
         "Packets that a producer says it sent and had acknowledged, but the journal lacks.",
-        "Must stay 0 unless a journal was lost or replaced.",
+        "Must stay 0 unless a journal was lost or replaced.", field="missing",
     ),
     Spec(
         "receiver", "counter", "refused_connections_total", "connections",
         "Connections and frames refused before any sample was read, by reason.",
-        "Growth: a wrong or revoked key, or somebody trying.", ("reason",),
+        "Growth: a wrong or revoked key, or somebody trying.", ("reason",), field="refused",
     ),
     Spec(
         "receiver", "gauge", "producers_connected", "producers",
         "Producers heard of within the heartbeat's time-out.",
-        "Against the number that ought to send.",
+        "Against the number that ought to send.", field="producers",
     ),
     Spec(
         "receiver", "gauge", "credit_bytes", "bytes",
         "Credit granted to all producers together.",
-        "0 for minutes: the learner is too slow, or the disk is full.",
+        "0 for minutes: the learner is too slow, or the disk is full.", field="credit",
     ),
     # -- receiver: the journal
     Spec(
         "receiver", "gauge", "journal_bytes", "bytes",
         "Bytes that the journal holds.", "Growth without end: the learner does not keep up.",
+        field="journal_bytes",
     ),
     Spec(
         "receiver", "gauge", "journal_room_bytes", "bytes",
         "Bytes that the journal can still take within its budget.",
-        "Towards 0 the producers are held back.",
+        "Towards 0 the producers are held back.", field="room",
     ),
     Spec(
         "receiver", "gauge", "journal_first_record", "position",
         "Position of the oldest record kept.",
         "Rises with each checkpoint; flat while the last rises: nothing is trimmed.",
+        field="journal_first",
     ),
     Spec(
         "receiver", "gauge", "journal_last_record", "position",
         "Position of the newest durable record.", "Rises while anything comes in.",
+        field="journal_last",
     ),
     Spec(
         "receiver", "histogram", "journal_fsync_seconds", "seconds",
         "Time of a group commit to the journal, until it is on disk.",
         "The 99th percentile above 0.25 s: a slow or failing disk.", buckets=FSYNC_BUCKETS,
+        field="fsync_seconds",
     ),
     Spec(
         "receiver", "counter", "journal_failures_total", "commits",
         "Group commits that found no room or a failing disk.",
         "Any growth: nothing is acknowledged until it is mended, and nothing is lost.",
+        field="journal_failures",
     ),
     Spec(
         "receiver", "counter", "journal_damaged_segments_total", "segments",
@@ -127,17 +168,17 @@ CATALOGUE: tuple[Spec, ...] = (
     Spec(
         "receiver", "gauge", "lag_bytes", "bytes",
         "Bytes journalled and not yet read by the learner.",
-        "Steady growth: the learner does not keep up, or does not run.",
+        "Steady growth: the learner does not keep up, or does not run.", field="lag_bytes",
     ),
     Spec(
         "receiver", "gauge", "last_received_timestamp_seconds", "seconds",
         "Unix time at which the latest packet came; 0 before the first.",
-        "Standing still while producers are connected: the stream dried up.",
+        "Standing still while producers are connected: the stream dried up.", field="received",
     ),
     Spec(
         "receiver", "gauge", "last_captured_timestamp_seconds", "seconds",
         "Latest capture time of a sample, by its producer's clock; 0 before the first.",
-        "Behind last_received: producers lag, or their clocks are wrong.",
+        "Behind last_received: producers lag, or their clocks are wrong.", field="captured",
     ),
     # -- learner: the loop
     Spec(
@@ -233,8 +274,159 @@ CATALOGUE: tuple[Spec, ...] = (
         "Changes of level found in a signal by ADWIN.",
         "Read together with the sources that came and went.", ("signal",),
     ),
-    *PROBES,
-    *MEMORIES,
+    # -- learner: probes, by labels where the stream or a held-out set has some
+    Spec(
+        "learner", "counter", "prequential_samples_total", "samples",
+        "Labelled samples that the online probe predicted before it learned from them.",
+        "0: the stream carries no labels, and the figures below mean nothing.",
+    ),
+    Spec(
+        "learner", "gauge", "prequential_accuracy", "",
+        "Share of the last labelled samples that were predicted right, test then learn, by "
+        "classifier on the keys.",
+        "linear and knn above no_change and majority, which need no encoder.", ("classifier",),
+    ),
+    Spec(
+        "learner", "gauge", "prequential_balanced_accuracy", "",
+        "Mean over the classes of prequential_accuracy: what a balanced stream would give.",
+        "Far below prequential_accuracy: the rare classes are not told apart.", ("classifier",),
+    ),
+    Spec(
+        "learner", "gauge", "prequential_kappa", "",
+        "Cohen's kappa of the same predictions: 0 is chance, 1 is perfect.",
+        "Rises while the encoder learns; a fall after a change of the stream: forgetting.",
+        ("classifier",),
+    ),
+    Spec(
+        "learner", "gauge", "held_out_accuracy", "",
+        "kNN accuracy of the encoder's features on the held-out labelled set, at the last probe.",
+        "Rises; the one figure here that does not depend on the stream. 0 without such a set.",
+    ),
+    Spec(
+        "learner", "gauge", "held_out_class_accuracy", "",
+        "The same, by class.", "Classes that the stream left long ago fall: forgetting.",
+        ("class",),
+    ),
+    Spec(
+        "learner", "gauge", "held_out_step", "steps",
+        "Step of the last probe of the held-out set.", "Follows the steps, by its interval.",
+    ),
+    Spec(
+        "learner", "gauge", "held_out_probe_seconds", "seconds",
+        "Time of the last probe of the held-out set, in which nothing is learned.",
+        "Above a few per cent of its interval: probe less often, or fewer samples.",
+    ),
+    # -- learner: memories, the working one and its shadows, told apart by a label
+    Spec(
+        "learner", "gauge", "memory_slots", "slots", "Slots that are filled.",
+        "Reaches the capacity after as many samples, and stays.", ("memory",), field="occupancy",
+    ),
+    Spec(
+        "learner", "gauge", "memory_capacity_slots", "slots", "Slots that the memory has.",
+        "Constant.", ("memory",), field="capacity",
+    ),
+    Spec(
+        "learner", "counter", "memory_inserted_total", "samples",
+        "Samples written to a slot.",
+        "The rate against that of trained samples: the turnover.", ("memory",),
+    ),
+    Spec(
+        "learner", "counter", "memory_evictions_total", "samples",
+        "Samples evicted from their slot.", "As memory_inserted_total once the memory is full.",
+        ("memory",),
+    ),
+    Spec(
+        "learner", "counter", "memory_refused_total", "samples",
+        "Samples that were not written, since they would have been the most duplicated.",
+        "Only eviction policies that may refuse a newcomer.", ("memory",),
+    ),
+    Spec(
+        "learner", "counter", "memory_near_duplicates_total", "samples",
+        "Samples found near-duplicates of a held one at admission, whether let in or not.",
+        "The rate against that of trained samples: the share of the stream that says nothing new. "
+        "0 where the memory's `duplicates` is not set.", ("memory",),
+    ),
+    Spec(
+        "learner", "counter", "memory_merged_total", "samples",
+        "Near-duplicates merged into the slot that they resemble; each was refused too.",
+        "Less than memory_near_duplicates_total, or equal to it with action merge.", ("memory",),
+    ),
+    Spec(
+        "learner", "gauge", "memory_age_samples", "samples",
+        "Age of the slots in samples added since each was born, by percentile.",
+        "100 that grows without end: slots that nothing ever evicts, noise perhaps.",
+        ("memory", "percentile"),
+    ),
+    Spec(
+        "learner", "gauge", "memory_staleness_samples", "samples",
+        "Samples added since the embedding of each slot was computed, by percentile.",
+        "As memory_age_samples: nothing is encoded anew. 100 far above 90: some slots never are.",
+        ("memory", "percentile"),
+    ),
+    Spec(
+        "learner", "gauge", "memory_reencoding_shift", "",
+        "1 - cosine of old and new embedding of the slots last encoded anew, mean and largest; 0 "
+        "before any.",
+        "Large: the encoder moves faster than the memory is kept fresh; encode more slots a step.",
+        ("memory", "statistic"),
+    ),
+    Spec(
+        "learner", "gauge", "memory_turnover_ratio", "ratio",
+        "Share of the slots whose sample is among the last offered, as many as the memory has "
+        "slots; 1 for a queue.",
+        "Towards 0: the memory is frozen, newcomers are refused or evict each other.", ("memory",),
+        field="turnover",
+    ),
+    Spec(
+        "learner", "gauge", "memory_slot_duplicates", "samples",
+        "Expected number of duplicates of a slot in its memory, N(j), by percentile; by the same "
+        "score as memory_expected_collisions.",
+        "100 far above 50: one class or scene still crowds the memory.", ("memory", "percentile"),
+    ),
+    Spec(
+        "learner", "gauge", "memory_slot_duplicates_mean", "samples",
+        "Mean expected number of duplicates of a slot in its memory.",
+        "Falls below that of a queue beside it.", ("memory",), field="count_mean",
+    ),
+    Spec(
+        "learner", "gauge", "memory_counted_slots", "slots",
+        "Slots that memory_slot_duplicates and memory_expected_collisions are taken over.",
+        "Less than memory_slots: the memory is too large to count, they are an even sample.",
+        ("memory",), field="counted",
+    ),
+    Spec(
+        "learner", "gauge", "memory_multiplicity_mean", "samples",
+        "Mean number of samples that a slot stands for: itself and those merged into it.",
+        "1 unless near-duplicates are merged; growth: the stream repeats itself.", ("memory",),
+        field="multiplicity_mean",
+    ),
+    Spec(
+        "learner", "gauge", "memory_lost_images", "slots",
+        "Slots whose image the memory's image file no longer has.",
+        "Above 0 only after a crash, and falling as newcomers take the slots over.", ("memory",),
+        field="images_lost",
+    ),
+    Spec(
+        "learner", "gauge", "memory_expected_collisions", "",
+        "Mean expected collision probability over the pairs of slots, on the working memory's "
+        "descriptor, by the score of the memory's policy; by the working memory's where a shadow's "
+        "policy has none.",
+        "Falls below that of a queue beside it.", ("memory",), field="expected_collisions",
+    ),
+    Spec(
+        "learner", "gauge", "memory_effective_classes", "classes",
+        "Effective number of classes of a memory, from the spectrum of its embeddings.",
+        "Above stream_effective_classes.", ("memory",), field="effective_classes",
+    ),
+    Spec(
+        "learner", "gauge", "memory_class_slots", "slots", "Labelled slots, by class.",
+        "The share of the most frequent class, against that of the stream.", ("memory", "class"),
+    ),
+    Spec(
+        "learner", "gauge", "memory_class_entropy_nats", "nats",
+        "Entropy of the class labels of a memory; log(classes) when balanced.",
+        "Higher than that of a queue beside it.", ("memory",),
+    ),
     # -- learner: checkpoints
     Spec(
         "learner", "gauge", "checkpoint_timestamp_seconds", "seconds",

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import platform
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import metadata
 from typing import TYPE_CHECKING, Protocol
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Info,
+    PlatformCollector,
+    ProcessCollector,
+    disable_created_metrics,
+)
 
+from stream_ssl import __version__
 from stream_ssl.observe.catalogue import (
     BAD_SAMPLES,
     CLASSES,
@@ -16,12 +30,14 @@ from stream_ssl.observe.catalogue import (
     EXTREMES,
     PERCENTILES,
     PHASES,
+    PREFIX,
     REFUSALS,
     SIGNALS,
     SKIPS,
+    Role,
+    Spec,
+    of_role,
 )
-from stream_ssl.observe.counts import entropy
-from stream_ssl.observe.families import OTHER, Families
 from stream_ssl.wire.messages import REASONS
 
 if TYPE_CHECKING:
@@ -31,8 +47,165 @@ if TYPE_CHECKING:
     from stream_ssl.learning.records import Idle, StepRecord
     from stream_ssl.observe.held_out import Finding
 
+# A `_created` series beside each counter would double their number; Prometheus does not use them.
+disable_created_metrics()  # type: ignore[no-untyped-call]
+
+OTHER = "other"
+LIMIT = 65
+"""Values of one label that are told apart; later ones are counted as "other"."""
+
 WORKING = "working"
 """Label of the memory that the learner trains from; shadows have names of their own."""
+
+Family = Counter | Gauge | Histogram
+
+
+class Labels:
+    """The values of one label: those known in advance, then new ones up to `LIMIT`, then "other".
+
+    A label's values come from outside (reasons, classes): without a bound, each new one would be
+    a new series for the life of the process.
+    """
+
+    def __init__(self, known: Iterable[str] = (), limit: int = LIMIT) -> None:
+        self.values = dict.fromkeys(known)
+        self._limit = limit
+
+    def fold(self, value: str) -> str:
+        """The value, or "other" when there are too many already."""
+        if value in self.values:
+            return value
+        if len(self.values) >= self._limit:
+            return OTHER
+        self.values[value] = None
+        return value
+
+
+class Families:
+    """The metrics of one role.
+
+    Args:
+        registry: where they are registered; each process, and each test, has its own.
+        role: "receiver" or "learner".
+        known: values known in advance, by label name; they are exported at 0 from the start.
+        config: settings to export as labels of config_info.
+    """
+
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        role: Role,
+        known: Mapping[str, Iterable[str]],
+        config: Mapping[str, object] | None = None,
+    ) -> None:
+        self.registry = registry
+        self.role = role
+        self._known = {name: tuple(values) for name, values in known.items()}
+        self._labels: dict[tuple[str, str], Labels] = {}
+        self._families: dict[str, Family] = {}
+        for spec in of_role(role):
+            if spec.kind != "info":
+                self._families[spec.name] = self._create(spec)
+        ProcessCollector(registry=registry)
+        PlatformCollector(registry=registry)
+        self._describe(config or {})
+
+    def add(self, name: str, value: float = 1.0, /, **labels: str) -> None:
+        """Add to a counter."""
+        child = self._child(name, labels)
+        assert isinstance(child, Counter), f"{name} is no counter"
+        child.inc(value)
+
+    def set(self, name: str, value: float, /, **labels: str) -> None:
+        """Set a gauge."""
+        child = self._child(name, labels)
+        assert isinstance(child, Gauge), f"{name} is no gauge"
+        child.set(value)
+
+    def observe(self, name: str, value: float, /, **labels: str) -> None:
+        """Add a value to a histogram."""
+        child = self._child(name, labels)
+        assert isinstance(child, Histogram), f"{name} is no histogram"
+        child.observe(value)
+
+    def fill(self, record: object, /, **labels: str) -> None:
+        """Take the metrics that name a field of the record; one that is None leaves its metric."""
+        put = {"counter": self.add, "gauge": self.set, "histogram": self.observe}
+        for spec in of_role(self.role):
+            value = getattr(record, spec.field) if spec.field else None
+            if isinstance(value, Mapping):
+                for label, part in value.items():
+                    put[spec.kind](spec.name, part, **labels, **{spec.labels[0]: label})
+            elif value is not None:
+                put[spec.kind](spec.name, value, **labels)
+
+    def gauge(self, name: str) -> Gauge:
+        """A gauge without labels, for one that is computed when it is read."""
+        family = self._families[name]
+        assert isinstance(family, Gauge), f"{name} is no gauge"
+        return family
+
+    def _child(self, name: str, labels: Mapping[str, str]) -> Family:
+        family = self._families[name]
+        if not labels:
+            return family
+        bounded = {label: self._labels[name, label].fold(labels[label]) for label in labels}
+        return family.labels(**bounded)
+
+    def _create(self, spec: Spec) -> Family:
+        # The library appends the unit itself; it appears as UNIT in OpenMetrics.
+        stem = spec.full_name.removesuffix("_total")
+        unit = spec.unit if spec.unit and stem.endswith(f"_{spec.unit}") else ""
+        family: Family
+        if spec.kind == "counter":
+            family = Counter(stem, spec.help, spec.labels, registry=self.registry, unit=unit)
+        elif spec.kind == "gauge":
+            family = Gauge(stem, spec.help, spec.labels, registry=self.registry, unit=unit)
+        else:
+            family = Histogram(
+                stem,
+                spec.help,
+                spec.labels,
+                registry=self.registry,
+                unit=unit,
+                buckets=spec.buckets,
+            )
+        for label in spec.labels:
+            known = self._known.get(f"{spec.name}.{label}", self._known.get(label, ()))
+            self._labels[spec.name, label] = Labels(known)
+        values = [tuple(self._labels[spec.name, label].values) for label in spec.labels]
+        if spec.labels:
+            for combination in itertools.product(*values):
+                family.labels(*combination)
+        return family
+
+    def _describe(self, config: Mapping[str, object]) -> None:
+        specs = {spec.name: spec for spec in of_role(self.role) if spec.kind == "info"}
+        build = {"version": __version__, "role": self.role, "python": platform.python_version()}
+        if self.role == "learner":
+            build["torch"] = metadata.version("torch")
+        for name, values in (("build_info", build), ("config_info", settings(config))):
+            stem = PREFIX + name.removesuffix("_info")
+            Info(stem, specs[name].help, registry=self.registry).info(values)
+
+
+def settings(config: Mapping[str, object], limit: int = 256) -> dict[str, str]:
+    """Nested settings as labels: `{"loss": {"temperature": 0.2}}` becomes loss_temperature="0.2".
+
+    At most `limit` of them, each cut to 128 characters; what looks like a secret is left out.
+    """
+    flat: dict[str, str] = {}
+    for key, value in config.items():
+        if re.search("secret|password|token", key):
+            continue
+        name = re.sub(r"[^a-z0-9_]", "_", key.lower()).strip("_") or "value"
+        if name[0].isdigit():  # no label may begin so
+            name = f"setting_{name}"
+        if isinstance(value, Mapping):
+            flat.update({f"{name}_{inner}": text for inner, text in settings(value).items()})
+        elif value is not None:
+            flat[name] = str(value)[:128]
+    return dict(itertools.islice(flat.items(), limit))
 
 
 class BalanceNumbers(Protocol):
@@ -66,38 +239,11 @@ class ReceiverMetrics:
 
     def consume(self, record: ReceiverRecord) -> None:
         """Take one record of `Receiver.run`."""
-        add, put = self._families.add, self._families.set
-        add("received_packets_total", record.packets)
-        add("received_samples_total", record.samples)
-        add("received_bytes_total", record.bytes)
-        add("acked_samples_total", record.acked_samples)
-        add("duplicate_samples_total", record.duplicates)
-        add("missing_packets_total", record.missing)
-        for reason, samples in record.rejected.items():
-            add("rejected_samples_total", samples, reason=reason)
-        for reason, connections in record.refused.items():
-            add("refused_connections_total", connections, reason=reason)
-        put("producers_connected", record.producers)
-        put("credit_bytes", record.credit)
-        self._consume_journal(record)
-        if record.captured is not None:
-            put("last_captured_timestamp_seconds", record.captured)
-        if record.received is not None:
-            put("last_received_timestamp_seconds", record.received)
-
-    def _consume_journal(self, record: ReceiverRecord) -> None:
-        add, put = self._families.add, self._families.set
-        if record.fsync_seconds is not None:
-            self._families.observe("journal_fsync_seconds", record.fsync_seconds)
-        add("journal_failures_total", record.journal_failures)
+        self._families.fill(record)
         # The record has the total since the journal was opened.
-        add("journal_damaged_segments_total", max(0, record.journal_damaged - self._damaged))
+        damaged = max(0, record.journal_damaged - self._damaged)
+        self._families.add("journal_damaged_segments_total", damaged)
         self._damaged = record.journal_damaged
-        put("journal_bytes", record.journal_bytes)
-        put("journal_room_bytes", record.room)
-        put("journal_first_record", record.journal_first)
-        put("journal_last_record", record.journal_last)
-        put("lag_bytes", record.lag_bytes)
 
 
 class LearnerMetrics:
@@ -176,23 +322,11 @@ class LearnerMetrics:
         Args:
             memory: one of the names given at the start.
             stats: of `WorkingMemory.stats`.
-            class_counts: labelled slots by class, of `counts.class_counts`; classes that left the
+            class_counts: labelled slots by class, of `balance.class_counts`; classes that left the
                 memory go to 0.
         """
         put = self._families.set
-        values = {
-            "memory_slots": stats.occupancy,
-            "memory_capacity_slots": stats.capacity,
-            "memory_expected_collisions": stats.expected_collisions,
-            "memory_effective_classes": stats.effective_classes,
-            "memory_turnover_ratio": stats.turnover,
-            "memory_slot_duplicates_mean": stats.count_mean,
-            "memory_counted_slots": stats.counted,
-            "memory_multiplicity_mean": stats.multiplicity_mean,
-            "memory_lost_images": stats.images_lost,
-        }
-        for metric, value in values.items():
-            put(metric, value, memory=memory)
+        self._families.fill(stats, memory=memory)
         percentiles = {
             "memory_age_samples": (stats.age_p50, stats.age_p90, stats.age_max),
             "memory_staleness_samples": (stats.stale_p50, stats.stale_p90, stats.stale_max),
@@ -292,6 +426,9 @@ class LearnerMetrics:
             self._families.add("quarantined_samples_total", samples, reason=reason)
 
     def _class_slots(self, memory: str, counts: Mapping[int, int]) -> None:
+        # Imported here: the receiver's process has no torch.
+        from stream_ssl.observe.balance import entropy
+
         folded: dict[str, int] = {}
         for label, slots in counts.items():
             folded[_class_label(label)] = folded.get(_class_label(label), 0) + slots

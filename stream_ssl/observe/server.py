@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import socket
 import threading
 from html import escape
+from typing import cast
 
 import uvicorn
 from prometheus_client import CollectorRegistry
@@ -14,10 +16,16 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from stream_ssl import __version__
-from stream_ssl.observe.connections import BoundedProtocol
 from stream_ssl.observe.health import Answer, Health
+
+MOST_CONNECTIONS = 64
+"""Connections held open at once; one more closes the one that has been quiet for longest."""
+
+REQUEST_SECONDS = 10.0
+"""Seconds in which a connection must send its request."""
 
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>stream-ssl {role}</title>
@@ -111,6 +119,43 @@ class Server:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+class BoundedProtocol(H11Protocol):
+    """uvicorn's protocol waits for ever for a first request; this one does not."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.since = self.loop.time()
+        self.timer = self.loop.call_later(REQUEST_SECONDS, self._close_if_silent)
+        if len(self.connections) > MOST_CONNECTIONS:
+            others = [
+                cast(BoundedProtocol, other) for other in self.connections if other is not self
+            ]
+            min(others, key=lambda other: (other.busy, other.since)).transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._asked:  # from here on keep-alive has its own time-out
+            self.since = self.loop.time()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.timer.cancel()
+        super().connection_lost(exc)
+
+    @property
+    def _asked(self) -> bool:
+        """The head of a request was read."""
+        return hasattr(self.cycle, "response_complete")
+
+    @property
+    def busy(self) -> bool:
+        """An answer is being made or sent."""
+        return self._asked and not self.cycle.response_complete
+
+    def _close_if_silent(self) -> None:
+        if not self._asked:
+            self.transport.abort()
 
 
 def application(registry: CollectorRegistry, health: Health, role: str) -> Starlette:

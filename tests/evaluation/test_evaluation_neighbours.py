@@ -64,6 +64,15 @@ def test_float32_through_faiss_agrees_with_float64() -> None:
     )
 
 
+def test_half_precision_is_widened() -> None:
+    query, _, reference, label = (
+        part.bfloat16() if part.is_floating_point() else part
+        for part in data(5, queries=40, references=300)
+    )
+    wide = knn_classify(query.float(), reference.float(), label, k=5)
+    assert torch.equal(knn_classify(query, reference, label, k=5), wide)
+
+
 def test_votes_in_parts_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     query, _, reference, label = data(4)
     whole = knn_classify(query, reference, label, k=7)

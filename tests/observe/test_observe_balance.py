@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import pytest
 import torch
-from observe_naive import moment
 from observe_records import step
 
 from memory.stats import effective_classes as of_rows
-from stream_ssl.observe.balance import Balance, effective_classes
-from stream_ssl.observe.counts import class_counts, entropy
+from stream_ssl.observe.balance import Balance, class_counts, effective_classes, entropy
 
 NONE = torch.tensor([-1])
+
+
+def moment(rows: Sequence[Sequence[float]], weights: Sequence[float]) -> list[list[float]]:
+    """sum_i w_i z_i z_i^T."""
+    dim = len(rows[0])
+    return [
+        [sum(w * row[i] * row[j] for w, row in zip(weights, rows, strict=True)) for j in range(dim)]
+        for i in range(dim)
+    ]
 
 
 def clusters(shares: list[int], dim: int, seed: int = 0) -> torch.Tensor:

@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from stream_ssl.observe.page import exported
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -41,21 +39,23 @@ def expressions() -> Iterator[tuple[str, str]]:
         yield "alert", expression
 
 
-@pytest.mark.parametrize(("title", "expression"), list(expressions()))
-def test_every_metric_exists(title: str, expression: str) -> None:
-    asked = set(re.findall(r"\b(?:stream_ssl|process)_[a-z_]+", expression))
-    assert asked <= series(), f"{title}: {asked - series()}"
-    assert asked or "up{" in expression
+def test_every_metric_exists() -> None:
+    known, found = series(), list(expressions())
+    assert len(found) > 60
+    for title, expression in found:
+        asked = set(re.findall(r"\b(?:stream_ssl|process)_[a-z_]+", expression))
+        assert asked <= known, f"{title}: {asked - known}"
+        assert asked or "up{" in expression, title
 
 
-@pytest.mark.parametrize("panel", panels(), ids=lambda panel: f"{panel['id']}-{panel['title']}")
-def test_panels_name_what_they_show(panel: dict[str, Any]) -> None:
-    for target in panel["targets"]:
-        grouped = re.findall(r"by \(([a-z_, ]+)\)", target["expr"])
-        shown = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
-        if grouped:  # what a legend shows must have survived the sum
-            kept = {label.strip() for group in grouped for label in group.split(",")}
-            assert shown <= kept | {"role"}
+def test_panels_name_what_they_show() -> None:
+    for panel in panels():
+        for target in panel["targets"]:
+            grouped = re.findall(r"by \(([a-z_, ]+)\)", target["expr"])
+            shown = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
+            if grouped:  # what a legend shows must have survived the sum
+                kept = {label.strip() for group in grouped for label in group.split(",")}
+                assert shown <= kept | {"role"}, panel["title"]
 
 
 def test_panels_lie_side_by_side() -> None:

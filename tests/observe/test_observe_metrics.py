@@ -21,8 +21,7 @@ from stream_ssl.learning import records
 from stream_ssl.learning.checkpoint import CheckpointRecord
 from stream_ssl.learning.records import Idle
 from stream_ssl.observe import catalogue
-from stream_ssl.observe.families import LIMIT, settings
-from stream_ssl.observe.metrics import LearnerMetrics, ReceiverMetrics
+from stream_ssl.observe.metrics import LIMIT, LearnerMetrics, ReceiverMetrics, settings
 
 
 def saved(step: int, created: float) -> CheckpointRecord:
@@ -172,7 +171,9 @@ def test_near_duplicates_are_counted_by_memory() -> None:
 def test_a_memory_of_which_nothing_is_known_starts_at_zero() -> None:
     """No gap in the graphs before the first survey, and no drift before any re-encoding."""
     families = {family.name: family for family in learner().registry.collect()}
-    for spec in catalogue.MEMORIES:
+    memories = [spec for spec in catalogue.CATALOGUE if "memory" in spec.labels]
+    assert len(memories) == 20
+    for spec in memories:
         samples = families[spec.full_name.removesuffix("_total")].samples
         assert {sample.labels["memory"] for sample in samples} == {"working", "queue"}
         assert {sample.value for sample in samples} == {0}

@@ -2,17 +2,44 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
+from collections.abc import Sequence
 
 import pytest
 import torch
-from observe_naive import knn
 from observe_records import step
 from prometheus_client import CollectorRegistry
 
 from stream_ssl.observe.catalogue import CLASSIFIERS
 from stream_ssl.observe.metrics import LearnerMetrics
 from stream_ssl.observe.prequential import MOST_CLASSES, Prequential
+
+
+def knn(
+    query: Sequence[float],
+    references: Sequence[Sequence[float]],
+    labels: Sequence[int],
+    k: int,
+    temperature: float,
+) -> int:
+    """The class of one query by weighted nearest neighbours, in plain Python."""
+
+    def cosine(a: Sequence[float], b: Sequence[float]) -> float:
+        dot = sum(x * y for x, y in zip(a, b, strict=True))
+        return dot / math.sqrt(sum(x * x for x in a)) / math.sqrt(sum(y * y for y in b))
+
+    near = sorted(
+        (
+            (cosine(query, reference), label)
+            for reference, label in zip(references, labels, strict=True)
+        ),
+        reverse=True,
+    )[:k]
+    votes: dict[int, float] = {}
+    for similarity, label in near:
+        votes[label] = votes.get(label, 0.0) + math.exp(similarity / temperature)
+    return min(votes, key=lambda label: (-votes[label], label))
 
 
 def stream(

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
-from stream_ssl.observe import connections
+from stream_ssl.observe import server as http
 from stream_ssl.observe.health import Health
 from stream_ssl.observe.server import Server, is_loopback
 
@@ -145,7 +145,7 @@ def test_idle_connections_do_not_stop_scrapes(server: Server) -> None:
     port = int(server.address.rsplit(":", 1)[1])
     with contextlib.ExitStack() as stack:
         idle = []
-        for number in range(3 * connections.LIMIT):
+        for number in range(3 * http.MOST_CONNECTIONS):
             client = stack.enter_context(socket.create_connection(("127.0.0.1", port), 10))
             if number % 2:
                 client.sendall(b"GET /metrics HTTP/1.1\r\n")  # a head that never ends
@@ -158,7 +158,7 @@ def test_idle_connections_do_not_stop_scrapes(server: Server) -> None:
 
 
 def test_silent_connections_are_closed(monkeypatch: pytest.MonkeyPatch, health: Health) -> None:
-    monkeypatch.setattr(connections, "PATIENCE", 0.1)
+    monkeypatch.setattr(http, "REQUEST_SECONDS", 0.1)
     with Server(CollectorRegistry(), health, "learner") as server:
         port = int(server.address.rsplit(":", 1)[1])
         with socket.create_connection(("127.0.0.1", port), 10) as client:

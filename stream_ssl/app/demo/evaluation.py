@@ -18,7 +18,7 @@ from safetensors.numpy import load_file
 from torch import Tensor
 
 from stream_ssl.app.demo import data
-from stream_ssl.observe.probe import probe
+from stream_ssl.evaluation.neighbours import knn_accuracy
 
 BATCH = 250
 NEIGHBOURS = 20
@@ -98,7 +98,7 @@ def probe_all(trained: Encoder, untrained: Encoder) -> dict[str, Probe]:
     extractors = {"trained": trained.features, "untrained": untrained.features, "pixels": pixels}
     probes = {}
     for name, extract in extractors.items():
-        result = probe(
+        result = knn_accuracy(
             features(extract, image_NHW[parts.query]),
             torch.from_numpy(label_N[parts.query]),
             features(extract, image_NHW[parts.reference]),
