@@ -23,8 +23,7 @@ from torch.nn.functional import normalize
 from memory import WorkingMemory
 from memory.eviction import MostDuplicated, Oldest, Policy
 from memory.scores import VonMisesFisher
-from stream_ssl.ingest.batches import Batch
-from stream_ssl.ingest.offset import Offset
+from stream_ssl.batch import Batch, Offset
 from stream_ssl.learning.encoder import ResNet
 from stream_ssl.learning.learner import Learner
 from stream_ssl.learning.projector import Projector
@@ -70,7 +69,8 @@ class Ram:
         ids_B = np.arange(len(image_BHWC), dtype=np.int64) + (self._next << 32)
         zeros_B = np.zeros(len(image_BHWC))
         offset = Offset(self._next + 1, 0)
-        return Batch(image_BHWC, ids_B, ids_B, ids_B % 10, zeros_B, zeros_B, offset, {})
+        images_BCHW = image_BHWC.transpose(0, 3, 1, 2)
+        return Batch(ids_B, ids_B, ids_B % 10, images_BCHW, zeros_B, zeros_B, offset=offset)
 
     def lag(self) -> float:
         return 0.0

@@ -25,11 +25,11 @@ from memory import WorkingMemory
 from memory.descriptors import Embedding, Thumbnail, Weighted
 from memory.eviction import MostDuplicated, Policy
 from memory.scores import Score, VonMisesFisher
-from stream_ssl.ingest.batches import Batch, Batches
+from stream_ssl.batch import Batch, Offset
+from stream_ssl.ingest.batches import Batches
 from stream_ssl.ingest.decode import Decoder
 from stream_ssl.ingest.entry import Entry
 from stream_ssl.ingest.journal import Journal
-from stream_ssl.ingest.offset import Offset
 from stream_ssl.ingest.quarantine import Quarantine
 from stream_ssl.ingest.segment_reader import JournalReader
 from stream_ssl.learning.encoder import ResNet
@@ -67,11 +67,11 @@ class Ram:
         ids_B = np.arange(BATCH, dtype=np.int64) + BATCH * self._next
         zeros_B = np.zeros(BATCH)
         return Batch(
-            image_BHWC=self._images[self._next % len(self._images)],
-            key_B=ids_B,
-            hash_B=ids_B,
-            label_B=ids_B % 10,
-            time_B=zeros_B,
+            images_BCHW=self._images[self._next % len(self._images)].transpose(0, 3, 1, 2),
+            ids_B=ids_B,
+            hashes_B=ids_B,
+            labels_B=ids_B % 10,
+            times_B=zeros_B,
             received_B=zeros_B,
             offset=Offset(self._next + 1, 0),
             rejected={},

@@ -45,8 +45,7 @@ from producers.shaping import Parked
 from producers.sources import Source
 from producers.sources.fields import digest
 from producers.sources.finite import Finite
-from stream_ssl.ingest.batch import Batch
-from stream_ssl.ingest.offset import Offset
+from stream_ssl.batch import Batch, Offset
 from stream_ssl.learning.records import StepRecord
 from stream_ssl.reproduction.data import Images
 from stream_ssl.reproduction.spread import Spread
@@ -81,14 +80,14 @@ class Frames:
         self._count += 1
         zeros_B = np.zeros(self._batch)
         return Batch(
-            image_BHWC=np.stack(
+            images_BCHW=np.stack(
                 [np.frombuffer(f.data, np.uint8).reshape(32, 32, 3) for f in frames]
-            ),
-            key_B=(np.arange(self._batch) + self._batch * self._count) * STRIDE + scene_B + 1,
+            ).transpose(0, 3, 1, 2),
+            ids_B=(np.arange(self._batch) + self._batch * self._count) * STRIDE + scene_B + 1,
             # As the receiver does: near-copies have other contents.
-            hash_B=np.array([int(digest([f.data])[:15], 16) + 1 for f in frames]),
-            label_B=np.array([frame.label for frame in frames], np.int64),
-            time_B=zeros_B,
+            hashes_B=np.array([int(digest([f.data])[:15], 16) + 1 for f in frames]),
+            labels_B=np.array([frame.label for frame in frames], np.int64),
+            times_B=zeros_B,
             received_B=zeros_B,
             offset=Offset(self._count, 0),
             rejected={},

@@ -16,10 +16,10 @@ from torch import Tensor
 from memory import WorkingMemory
 from memory.eviction import Policy
 from stream_ssl.app import config
+from stream_ssl.batch import START, Offset
 from stream_ssl.ingest.batches import Batches
 from stream_ssl.ingest.decode import Decoder
 from stream_ssl.ingest.journal import JournalReader
-from stream_ssl.ingest.offset import START, Offset
 from stream_ssl.ingest.quarantine import Quarantine
 from stream_ssl.learning import randomness
 from stream_ssl.learning.encoder import ResNet

@@ -17,9 +17,9 @@ from stream_ssl.app.config import flat, resolved, split_address
 from stream_ssl.app.endpoints import Announcement, hold_role
 from stream_ssl.app.failures import Misconfigured, configuring, listening
 from stream_ssl.app.watch import Watch
+from stream_ssl.batch import START
 from stream_ssl.ingest.cursor import Cursor
 from stream_ssl.ingest.journal import JournalReader
-from stream_ssl.ingest.offset import START
 from stream_ssl.ingest.seldom import SeldomLog
 from stream_ssl.learning.checkpoint import Checkpointer, Saved
 from stream_ssl.learning.configuration import diff

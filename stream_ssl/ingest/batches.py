@@ -1,4 +1,7 @@
-"""Batches of one size, in journal order: a function of the journal and the offset alone."""
+"""Batches of one size, in journal order: a function of the journal and the offset alone.
+
+Legend: B batch, C channels, H height, W width.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,26 @@ import logging
 import math
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from stream_ssl.ingest.batch import Batch, Filler, offset_behind
-from stream_ssl.ingest.decode import Decoder
-from stream_ssl.ingest.offset import START, Offset
-from stream_ssl.ingest.pieces import JournalRecord, Piece, Task, bad_packet, decode_piece
+import numpy as np
+from numpy.typing import NDArray
+
+from stream_ssl.batch import START, Batch, Offset
+from stream_ssl.ingest.decode import (
+    Chunk,
+    Decoder,
+    DecodeTask,
+    JournalRecord,
+    decode_chunk,
+    rejected_packet,
+)
 from stream_ssl.ingest.quarantine import Quarantine
 from stream_ssl.wire import Data, WireError
 
@@ -28,7 +39,7 @@ log = logging.getLogger(__name__)
 POLL = 0.02  # seconds between two looks into a journal that has nothing new
 LOOK = 0.25  # seconds between two looks at the journal's end while there is no room for more
 READ = 4 << 20  # bytes of records taken from the journal at once
-PIECE = 64  # samples decoded by one task, at most: bounds what lies between journal and batch
+CHUNK = 64  # samples decoded by one task, at most: bounds what lies between journal and batch
 
 
 class Reader(Protocol):
@@ -77,9 +88,9 @@ class Batches:
             raise ValueError(f"{batch_size=}, {workers=}, {prefetch=}: each must be at least 1")
         self._reader, self._decoder, self._quarantine = reader, decoder, quarantine
         self._prefetch, self._workers, self._clock = prefetch, workers, clock
-        self._filler = Filler(batch_size, decoder)
+        self._batcher = Batcher(batch_size, decoder)
         self._change = threading.Condition()  # guards what follows
-        self._ready: deque[Batch] = deque()
+        self._ready: deque[Batch[NDArray[Any]]] = deque()
         self._unread: dict[int, _Span] = {}  # records read that hold samples to hand out
         self._pending = 0
         self._skipped = 0
@@ -93,7 +104,7 @@ class Batches:
         self._thread = threading.Thread(target=self._run, name="batches", daemon=True)
         self._thread.start()
 
-    def next(self, timeout: float) -> Batch | None:
+    def next(self, timeout: float) -> Batch[NDArray[Any]] | None:
         """The next batch; None when there is none after `timeout` seconds, or after close().
 
         Raises:
@@ -178,7 +189,7 @@ class Batches:
     def _run(self) -> None:
         try:
             tasks = self._tasks(self._offset)
-            flying: deque[Future[Piece]] = deque()
+            flying: deque[Future[Chunk]] = deque()
             while not self._closed:
                 self._look(at_once=False)
                 while len(flying) <= self._workers and (one := self._submit(tasks)):
@@ -193,55 +204,55 @@ class Batches:
                 self._failure = error
                 self._change.notify_all()
 
-    def _submit(self, tasks: Iterator[Task | Piece | None]) -> Future[Piece] | None:
-        made: Future[Piece] = Future()
+    def _submit(self, tasks: Iterator[DecodeTask | Chunk | None]) -> Future[Chunk] | None:
+        made: Future[Chunk] = Future()
         try:
             task = next(tasks)
         except Exception as error:  # surfaces in its turn, behind what was read before
             made.set_exception(error)
             return made
-        if isinstance(task, Task):
-            return self._pool.submit(decode_piece, self._decoder, task)
+        if isinstance(task, DecodeTask):
+            return self._pool.submit(decode_chunk, self._decoder, task)
         if task is None:
             return None
         made.set_result(task)
         return made
 
-    def _fill(self, piece: Piece) -> None:
-        for bad in piece.bad:
+    def _fill(self, chunk: Chunk) -> None:
+        for bad in chunk.rejected:
             self._quarantine.put(
                 bad.error,
                 bad.row,
                 bad.data,
                 source=bad.source,
-                producer=piece.record.producer,
-                sequence=piece.record.sequence,
+                producer=chunk.record.producer,
+                sequence=chunk.record.sequence,
                 index=bad.index,
-                received=piece.record.received,
+                received=chunk.record.received,
             )
-        for batch in self._filler.add(piece):
+        for batch in self._batcher.add(chunk):
             while not self._room():
                 self._look()
             with self._change:
                 self._ready.append(batch)
                 self._change.notify_all()
         with self._change:
-            if self._filler.empty and piece.bad:
-                self._rubbish = offset_behind(piece, piece.end)
-            self._settle(piece)
+            if self._batcher.empty and chunk.rejected:
+                self._rubbish = offset_behind(chunk, chunk.end)
+            self._settle(chunk)
 
-    def _settle(self, piece: Piece) -> None:
+    def _settle(self, chunk: Chunk) -> None:
         """Notes how far into its record there are good samples."""
-        span = self._unread.get(piece.record.position)
+        span = self._unread.get(chunk.record.position)
         if span is None:
             return
-        if len(piece.index_N):
-            span.known = int(piece.index_N[-1]) + 1
-        if piece.last:
+        if len(chunk.index_B):
+            span.known = int(chunk.index_B[-1]) + 1
+        if chunk.last:
             span.end = span.known
             self._forget()
             if not span.known:
-                self._unread.pop(piece.record.position, None)
+                self._unread.pop(chunk.record.position, None)
 
     def _forget(self) -> None:
         """Drops the records of which all good samples are handed out."""
@@ -268,7 +279,7 @@ class Batches:
                 self._last = max(self._last, last)
         return self._last
 
-    def _tasks(self, start: Offset) -> Iterator[Task | Piece | None]:
+    def _tasks(self, start: Offset) -> Iterator[DecodeTask | Chunk | None]:
         """What to decode, in order; None each time the journal has nothing new."""
         start = yield from self._begin(start)
         position, sample = start.record, start.sample
@@ -320,21 +331,21 @@ class Batches:
         with self._change:
             self._skipped += found - expected
 
-    def _split(self, record: JournalRecord, sample: int) -> Iterator[Task | Piece]:
+    def _split(self, record: JournalRecord, sample: int) -> Iterator[DecodeTask | Chunk]:
         data = Data(record.sequence, record.header, record.payload)
         try:
             rows: list[dict[str, Any]] = data.fields["samples"]
         except WireError as error:
             if sample == 0:
                 self._note(record, 1)
-                yield bad_packet(record, error)
+                yield rejected_packet(record, error)
             return
         self._note(record, len(rows) - sample)
         view, starts = memoryview(record.payload), [0, *accumulate(row["size"] for row in rows)]
-        for begin in range(sample, len(rows), PIECE):
-            end = min(begin + PIECE, len(rows))
+        for begin in range(sample, len(rows), CHUNK):
+            end = min(begin + CHUNK, len(rows))
             payload, last = view[starts[begin] : starts[end]], end == len(rows)
-            yield Task(record, data.fields["source"], rows[begin:end], payload, begin, last)
+            yield DecodeTask(record, data.fields["source"], rows[begin:end], payload, begin, last)
 
     def _note(self, record: JournalRecord, samples: int) -> None:
         if samples > 0:
@@ -351,3 +362,58 @@ class _Span:
     received: float
     end: float = math.inf
     known: int = 0
+
+
+class Batcher:
+    """Joins the good samples of chunks, in order, to batches."""
+
+    def __init__(self, batch_size: int, decoder: Decoder) -> None:
+        self._size = batch_size
+        self._shape_BHWC = (batch_size, decoder.size, decoder.size, decoder.channels)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._filled = 0
+        self._rejected: Counter[str] = Counter()
+        ids_B, hashes_B, labels_B = np.empty((3, self._size), np.int64)
+        times_B, received_B = np.empty((2, self._size), np.float64)
+        images_BCHW = np.empty(self._shape_BHWC, np.uint8).transpose(0, 3, 1, 2)
+        self._batch: Batch[NDArray[Any]] = Batch(
+            ids_B, hashes_B, labels_B, images_BCHW, times_B, received_B
+        )
+
+    @property
+    def empty(self) -> bool:
+        """Whether no sample waits for its batch to be full."""
+        return self._filled == 0
+
+    def add(self, chunk: Chunk) -> Iterator[Batch[NDArray[Any]]]:
+        """The batches that this chunk completes."""
+        taken, good, rejected = 0, len(chunk.batch), deque(chunk.rejected)
+        while taken < good:
+            count = min(self._size - self._filled, good - taken)
+            self._take(chunk.batch, taken, count)
+            taken += count
+            if self._filled < self._size:
+                break
+            after = int(chunk.index_B[taken - 1]) + 1
+            while rejected and rejected[0].index < after:
+                self._rejected[rejected.popleft().error.reason] += 1
+            offset = offset_behind(chunk, after)
+            yield replace(self._batch, offset=offset, rejected=dict(self._rejected))
+            self._begin()
+        self._rejected.update(sample.error.reason for sample in rejected)
+
+    def _take(self, samples: Batch[NDArray[Any]], start: int, count: int) -> None:
+        to, source = slice(self._filled, self._filled + count), slice(start, start + count)
+        columns = samples.columns()
+        for name, filled in self._batch.columns().items():
+            filled[to] = columns[name][source]
+        self._filled += count
+
+
+def offset_behind(chunk: Chunk, sample: int) -> Offset:
+    """The offset of a chunk's sample; where that is the record's end, of the next record."""
+    if chunk.last and sample == chunk.end:
+        return Offset(chunk.record.position + 1, 0)
+    return Offset(chunk.record.position, sample)

@@ -5,14 +5,16 @@ Shapes: B samples.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
+from memory.compute import to_device
+from stream_ssl.batch import Batch
 from stream_ssl.learning.exchange import Exchange, Meeting
-from stream_ssl.learning.inputs import Inputs
 from stream_ssl.learning.phases import Phases
-from stream_ssl.learning.updates import Outcome, Updates
+from stream_ssl.learning.updates import Outcome, Updates, images_of
 
 Source = Literal["stream", "memory", "mixed"]
 
@@ -32,46 +34,59 @@ class Anchors:
         self._updates, self._exchange = updates, exchange
 
     def __call__(
-        self, inputs: Inputs, step: int, due: bool, phases: Phases
+        self, batch: Batch[Tensor], step: int, due: bool, phases: Phases
     ) -> tuple[Outcome, Meeting]:
         """What became of the update ("pace": none was due), and how the batch met the memory."""
         if not due:
-            arrived = self._updates.encode(inputs.image_BCHW, phases)
-            return arrived, self._exchange.admit(inputs, arrived, phases)
+            arrived = self._updates.encode(images_of(batch), phases)
+            return arrived, self._exchange.admit(batch, arrived, phases)
         if self._source == "memory":
-            return self._from_memory(inputs, step, phases)
+            return self._from_memory(batch, step, phases)
         if self._source == "mixed":
-            return self._from_both(inputs, step, phases)
-        outcome = self._updates.update(inputs, step, phases)
-        return outcome, self._exchange.admit(inputs, outcome, phases)
+            return self._from_both(batch, step, phases)
+        outcome = self._updates.update(batch, step, phases)
+        return outcome, self._exchange.admit(batch, outcome, phases)
 
-    def _from_memory(self, inputs: Inputs, step: int, phases: Phases) -> tuple[Outcome, Meeting]:
+    def _from_memory(
+        self, batch: Batch[Tensor], step: int, phases: Phases
+    ) -> tuple[Outcome, Meeting]:
         """Let the batch join, then learn from what is drawn."""
-        arrived = self._updates.encode(inputs.image_BCHW, phases)
-        met = self._exchange.admit(inputs, arrived, phases)
+        arrived = self._updates.encode(images_of(batch), phases)
+        met = self._exchange.admit(batch, arrived, phases)
         if not self._exchange.can_draw:  # the very first keys were not usable
             return arrived._replace(skipped="keys"), met
-        drawn = self._exchange.draw(len(inputs), phases)
+        drawn = self._exchange.draw(len(batch), phases)
         outcome = self._updates.update(drawn, step, phases)
         return self._exchange.write_back(drawn, outcome, phases), met
 
-    def _from_both(self, inputs: Inputs, step: int, phases: Phases) -> tuple[Outcome, Meeting]:
+    def _from_both(
+        self, batch: Batch[Tensor], step: int, phases: Phases
+    ) -> tuple[Outcome, Meeting]:
         """Learn from a part of the batch and from what is drawn, then let the batch join: what is
         drawn was there before, and is in its slot still when its fresh key goes back."""
         early = self._updates.keys == "before"
-        arrived = self._updates.encode(inputs.image_BCHW, phases) if early else None
-        count = min(len(inputs) - 1, max(1, round(self._share * len(inputs))))
+        arrived = self._updates.encode(images_of(batch), phases) if early else None
+        count = min(len(batch) - 1, max(1, round(self._share * len(batch))))
         if not count or not self._exchange.can_draw:
-            outcome = self._updates.update(inputs, step, phases)
+            outcome = self._updates.update(batch, step, phases)
         else:
-            chosen = torch.randperm(len(inputs))[:count].sort().values
-            drawn = self._exchange.draw(len(inputs) - count, phases)
-            outcome = self._updates.update(inputs.of(chosen).joined(drawn), step, phases)
+            chosen = torch.randperm(len(batch))[:count].sort().values
+            drawn = self._exchange.draw(len(batch) - count, phases)
+            outcome = self._updates.update(_joined(batch, chosen, drawn), step, phases)
             keys_BD = outcome.keys_BD[count:]
             outcome = self._exchange.write_back(drawn, outcome._replace(keys_BD=keys_BD), phases)
         if arrived is None:
-            arrived = self._updates.encode(inputs.image_BCHW, phases)
-        return outcome, self._exchange.admit(inputs, arrived, phases)
+            arrived = self._updates.encode(images_of(batch), phases)
+        return outcome, self._exchange.admit(batch, arrived, phases)
+
+
+def _joined(fresh: Batch[Tensor], rows: Tensor, drawn: Batch[Tensor]) -> Batch[Tensor]:
+    """These rows of a fresh batch, by int64 on the CPU, and all that were drawn."""
+    rows, others = to_device(rows, fresh.ids_B.device), drawn.columns()
+    columns: dict[str, Any] = {
+        name: torch.cat([c[rows], others[name]]) for name, c in fresh.columns().items()
+    }
+    return Batch(**columns)
 
 
 def check_anchors(source: str, share: float) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from stream_ssl.ingest.offset import Offset
+from stream_ssl.batch import Offset
 from stream_ssl.learning.folders import damage, discard, point, publish, seal, write_json
 from stream_ssl.learning.learner import Capture
 from stream_ssl.learning.records import Idle, StepRecord

@@ -10,19 +10,19 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from memory import WorkingMemory
 from memory.compute import to_host
-from stream_ssl.ingest.offset import START, Offset
+from stream_ssl.batch import START, Batch, Offset
 from stream_ssl.learning.anchors import Anchors, Source, check_anchors
 from stream_ssl.learning.collisions import share_of_pairs
 from stream_ssl.learning.exchange import Exchange, Meeting
 from stream_ssl.learning.fit import check_batch, check_images, check_labels, check_parts
-from stream_ssl.learning.inputs import Inputs, Upload
 from stream_ssl.learning.optimiser import OptimiserSettings
 from stream_ssl.learning.pace import Pace
 from stream_ssl.learning.phases import Phases
@@ -30,11 +30,9 @@ from stream_ssl.learning.randomness import OwnRandomness, settle_threads
 from stream_ssl.learning.records import Idle, StepRecord
 from stream_ssl.learning.schedule import Constant, Schedule
 from stream_ssl.learning.updates import Keys, Outcome, Updates, check_keys
+from stream_ssl.learning.upload import Upload
 from stream_ssl.learning.views import Views
 from stream_ssl.methods import Method
-
-if TYPE_CHECKING:
-    from stream_ssl.ingest.batches import Batch
 
 POLL = 0.1  # seconds between looks at `stop` while no batch comes
 QUIET = 1.0  # seconds without a record after which an Idle is due
@@ -43,7 +41,7 @@ QUIET = 1.0  # seconds without a record after which an Idle is due
 class Stream(Protocol):
     """Where batches come from."""
 
-    def next(self, timeout: float) -> Batch | None:
+    def next(self, timeout: float) -> Batch[NDArray[Any]] | None:
         """The next batch, or None if none came within `timeout` seconds."""
 
     def lag(self) -> float:
@@ -239,7 +237,7 @@ class Learner:
     def _can_replay(self) -> bool:
         return self._batch_size > 0 and self._exchange.can_draw
 
-    def _fresh(self, batch: Batch, phases: Phases) -> StepRecord:
+    def _fresh(self, batch: Batch[NDArray[Any]], phases: Phases) -> StepRecord:
         self._check(batch)
         self.pace.received(len(batch))
         self._batch_size = len(batch)
@@ -253,14 +251,15 @@ class Learner:
             if due:
                 self.pace.updated()
             drift = self._exchange.reencode(phases)
-        return self._record(inputs, outcome, met, drift, phases, batch.rejected)
+        host_labels = None if batch.labels_B is None else torch.from_numpy(batch.labels_B)
+        return self._record(inputs, host_labels, outcome, met, drift, phases)
 
-    def _check(self, batch: Batch) -> None:
+    def _check(self, batch: Batch[NDArray[Any]]) -> None:
         """ValueError if the rest does not go with batches like this."""
         if len(batch) > self._batch_size:
             check_batch(self.method, self.memory, self.pace, self.anchors, len(batch))
         if self.method.needs_labels:
-            labelled = bool((batch.label_B >= 0).any())
+            labelled = batch.labels_B is not None and bool((batch.labels_B >= 0).any())
             labelled = labelled or bool(to_host((self.memory.labels >= 0).any()))
             check_labels(self.method, labelled)
 
@@ -272,20 +271,21 @@ class Learner:
             met = self._exchange.measure(drawn, outcome, phases)
             outcome = self._exchange.write_back(drawn, outcome, phases)
             drift = self._exchange.reencode(phases)
-        return self._record(drawn, outcome, met, drift, phases, {})
+        return self._record(drawn, None, outcome, met, drift, phases)
 
     def _record(
         self,
-        inputs: Inputs,
+        inputs: Batch[Tensor],
+        labels_B: Tensor | None,
         outcome: Outcome,
         met: Meeting,
         drift: Mapping[str, Tensor],
         phases: Phases,
-        rejected: Mapping[str, int],
     ) -> StepRecord:
+        assert inputs.hashes_B is not None, "0 where there are none"
+        assert inputs.labels_B is not None, "-1 where there are none"
         self.step += 1
         found, expected, true = _read({**outcome.unread, **drift}, met)
-        labels_B = inputs.host_labels_B
         return StepRecord(
             step=self.step,
             samples=self.samples,
@@ -306,8 +306,8 @@ class Learner:
             hashes_B=inputs.hashes_B,
             lag_seconds=self.batches.lag(),
             offset=self.offset,
-            rejected=rejected,
-            image_BCHW=inputs.image_BCHW,
+            rejected=inputs.rejected,
+            images_BCHW=inputs.images_BCHW,
         )
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from memory import Admission
-    from stream_ssl.ingest.offset import Offset
+    from stream_ssl.batch import Offset
 
 PHASES = ("data", "forward", "backward", "memory")
 
@@ -27,7 +27,7 @@ class StepRecord:
     replays, and with keys that are not of unit norm. `seconds` has the phases of `PHASES`.
     `rejected` are samples left out, by reason, since the record before. `lag_seconds` is the age
     of the oldest sample not yet read. `labels_B` lies on the CPU, the other columns where the
-    learner computes. `image_BCHW` are the images as they came, not copied; None where a record is
+    learner computes. `images_BCHW` are the images as they came, not copied; None where a record is
     made without a learner.
     """
 
@@ -51,7 +51,7 @@ class StepRecord:
     lag_seconds: float
     offset: Offset
     rejected: Mapping[str, int] = field(default_factory=dict)
-    image_BCHW: Tensor | None = None  # uint8
+    images_BCHW: Tensor | None = None  # uint8
 
 
 @dataclass(frozen=True, slots=True)

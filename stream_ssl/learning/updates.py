@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import torch
@@ -14,13 +15,13 @@ from torch import Tensor
 
 from memory import WorkingMemory
 from memory.compute import to_host
-from stream_ssl.learning.inputs import Inputs
+from stream_ssl.batch import Batch
 from stream_ssl.learning.optimiser import OptimiserSettings, load_optimiser, optimiser_tensors
 from stream_ssl.learning.phases import Phases
 from stream_ssl.learning.schedule import Schedule
 from stream_ssl.learning.views import Views
 from stream_ssl.losses import Diagnostics
-from stream_ssl.methods import Method, Samples
+from stream_ssl.methods import Method
 
 Keys = Literal["before", "after"]
 
@@ -79,18 +80,18 @@ class Updates:
         self._buffers = Backup(list(method.buffers()))
         self._optimiser = settings.build(self._parameters)
 
-    def update(self, inputs: Inputs, step: int, phases: Phases) -> Outcome:
+    def update(self, batch: Batch[Tensor], step: int, phases: Phases) -> Outcome:
         """Learn from a batch."""
         self._method.begin(step)
         with phases("data"):
-            views = [self._views(inputs.image_BCHW) for _ in range(self._method.views)]
+            views = [self._views(images_of(batch)) for _ in range(self._method.views)]
         # A forward pass on numbers that are not finite leaves them in BatchNorm's averages.
         self._buffers.save()
         rate = self._settings.learning_rate * self._schedule(step)
         with phases("memory"), self._autocast():
             self._method.prepare(self._memory, self._see)
         with phases("forward"), self._autocast():
-            output = self._method(views, self._known(inputs), self._memory)
+            output = self._method(views, self._known(batch), self._memory)
         with phases("backward"):
             self._optimiser.zero_grad(set_to_none=True)
             output.loss.loss.backward()
@@ -106,7 +107,7 @@ class Updates:
                 self._buffers.restore()
         keys_BD = output.keys_BD
         if self.keys == "after" and skipped is None:
-            view_BCHW = self._see(inputs.image_BCHW) if self._plain_keys else views[1]
+            view_BCHW = self._see(images_of(batch)) if self._plain_keys else views[1]
             keys_BD, usable = self._keys_of(view_BCHW, phases)
         size = size if skipped in (None, "gradient") else math.nan
         return Outcome(keys_BD, usable, skipped, loss, size, rate, found)
@@ -145,10 +146,9 @@ class Updates:
         self._optimiser.step()
         self._method.after_update()
 
-    def _known(self, inputs: Inputs) -> Samples:
+    def _known(self, batch: Batch[Tensor]) -> Batch[Tensor]:
         """Labels are for oracles alone."""
-        labels_B = inputs.labels_B if self._method.needs_labels else None
-        return Samples(inputs.ids_B, inputs.hashes_B, labels_B)
+        return batch if self._method.needs_labels else replace(batch, labels_B=None)
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(
@@ -180,6 +180,12 @@ class Backup:
         """Give the tensors the values kept."""
         for live, kept in self._pairs:
             torch._foreach_copy_(live, kept)
+
+
+def images_of(batch: Batch[Tensor]) -> Tensor:
+    """The images of a batch that is to be encoded."""
+    assert batch.images_BCHW is not None, "only what has images can be encoded"
+    return batch.images_BCHW
 
 
 def check_keys(keys: str) -> None:

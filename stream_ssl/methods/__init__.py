@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from stream_ssl.methods.base import Method, MethodOutput, Samples
+from stream_ssl.batch import Batch
+from stream_ssl.methods.base import Method, MethodOutput
 from stream_ssl.methods.byol import BYOL
 from stream_ssl.methods.d_simclr import DSimCLR
 from stream_ssl.methods.moco import MoCo
@@ -21,9 +22,13 @@ METHODS: dict[str, type[Method]] = {
     "self-labeling": SelfLabelingMoCo,
 }
 
+Samples = Batch
+"""The name of this type in earlier versions."""
+
 __all__ = [
     "BYOL",
     "METHODS",
+    "Batch",
     "DSimCLR",
     "Method",
     "MethodOutput",

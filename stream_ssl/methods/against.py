@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from stream_ssl.batch import Batch
 from stream_ssl.losses import Loss, LossOutput
-from stream_ssl.methods.base import Samples
 
 if TYPE_CHECKING:
     from memory import WorkingMemory
@@ -52,7 +52,7 @@ class Against(NamedTuple):
         return Against(torch.cat(parts, dim=-2), mask_BN, same_BN)
 
 
-def batch(key_SD: Tensor, anchors: Samples, keys: Samples) -> Against:
+def batch(key_SD: Tensor, anchors: Batch[Tensor], keys: Batch[Tensor]) -> Against:
     """The keys of a batch, without those of the anchor's own sample or content."""
     mask_BS = anchors.ids_B.unsqueeze(1) == keys.ids_B
     if anchors.hashes_B is not None and keys.hashes_B is not None:
@@ -85,7 +85,7 @@ class Held:
             )
         self.negatives, self.negatives_by = negatives, negatives_by
 
-    def __call__(self, z_BD: Tensor, anchors: Samples, memory: WorkingMemory) -> Against:
+    def __call__(self, z_BD: Tensor, anchors: Batch[Tensor], memory: WorkingMemory) -> Against:
         """Of the memory, what these anchors are compared with."""
         held = self._chosen(z_BD, anchors, memory)
         device = anchors.ids_B.device
@@ -111,7 +111,7 @@ class Held:
             drawn = capacity if self.negatives is None else self.negatives
             check_size(loss, batch, views, drawn)
 
-    def _chosen(self, z_BD: Tensor, anchors: Samples, memory: WorkingMemory) -> Negatives:
+    def _chosen(self, z_BD: Tensor, anchors: Batch[Tensor], memory: WorkingMemory) -> Negatives:
         if self.negatives is None:
             return memory.negatives()
         if self.negatives_by == "hardest":

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor, nn
 
+from stream_ssl.batch import Batch
 from stream_ssl.losses import Loss, LossOutput
 
 if TYPE_CHECKING:
@@ -23,25 +24,13 @@ See = Callable[[Tensor], Tensor]
 """uint8 images [b, C, H, W] to what the encoder takes, as the memory's images are to be seen."""
 
 
-@dataclass(frozen=True, slots=True)
-class Samples:
-    """What is known of the samples of a batch, int64 [B]."""
-
-    ids_B: Tensor
-    hashes_B: Tensor | None = None  # of the content; 0: none
-    labels_B: Tensor | None = None  # -1: none; for losses that compare with an oracle
-
-    def __len__(self) -> int:
-        """B"""
-        return len(self.ids_B)
-
-    def repeated(self, times: int) -> Samples:
-        """The batch so many times, one after the other."""
-        return Samples(
-            self.ids_B.repeat(times),
-            None if self.hashes_B is None else self.hashes_B.repeat(times),
-            None if self.labels_B is None else self.labels_B.repeat(times),
-        )
+def repeated(batch: Batch[Tensor], times: int) -> Batch[Tensor]:
+    """Ids, hashes and labels of a batch so many times, one after the other."""
+    return Batch(
+        batch.ids_B.repeat(times),
+        None if batch.hashes_B is None else batch.hashes_B.repeat(times),
+        None if batch.labels_B is None else batch.labels_B.repeat(times),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +72,7 @@ class Method(nn.Module, ABC):
 
     @abstractmethod
     def forward(
-        self, view_VBCHW: Sequence[Tensor], samples: Samples, memory: WorkingMemory
+        self, view_VBCHW: Sequence[Tensor], samples: Batch[Tensor], memory: WorkingMemory
     ) -> MethodOutput:
         """Loss of a batch. The memory is only read; see `prepare` for what may change it."""
 

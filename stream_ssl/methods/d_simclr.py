@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from memory.compute import to_host
+from stream_ssl.batch import Batch
 from stream_ssl.losses import Loss
 from stream_ssl.methods.against import Against, Held, How
-from stream_ssl.methods.base import Samples, See
+from stream_ssl.methods.base import See
 from stream_ssl.methods.norm import Statistics
 from stream_ssl.methods.simclr import SimCLR
 
@@ -69,7 +70,7 @@ class DSimCLR(SimCLR):
         super().__init__(encoder, projector, loss, views, key_statistics)
         self.held = Held(negatives, negatives_by)
 
-    def compared(self, z_AD: Tensor, anchors: Samples, memory: WorkingMemory) -> Against:
+    def compared(self, z_AD: Tensor, anchors: Batch[Tensor], memory: WorkingMemory) -> Against:
         """All views of the other samples, and the memory."""
         return super().compared(z_AD, anchors, memory).joined(self.held(z_AD, anchors, memory))
 

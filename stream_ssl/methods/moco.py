@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from stream_ssl.batch import Batch
 from stream_ssl.losses import Loss
 from stream_ssl.methods import against
 from stream_ssl.methods.against import Against, Held, How, unit
-from stream_ssl.methods.base import MethodOutput, Samples
+from stream_ssl.methods.base import MethodOutput
 from stream_ssl.methods.momentum import Momentum
 from stream_ssl.methods.norm import Statistics
 
@@ -67,7 +68,7 @@ class MoCo(Momentum):
         self.train()
 
     def forward(
-        self, view_VBCHW: Sequence[Tensor], samples: Samples, memory: WorkingMemory
+        self, view_VBCHW: Sequence[Tensor], samples: Batch[Tensor], memory: WorkingMemory
     ) -> MethodOutput:
         self.check_views(view_VBCHW)
         z_BD = unit(self.projector(self.encoder(view_VBCHW[0])))
@@ -81,7 +82,7 @@ class MoCo(Momentum):
         return torch.stack([self.encode_keys(view) for view in view_VBCHW[1:]], dim=1)
 
     def compared(
-        self, z_BD: Tensor, key_BD: Tensor, samples: Samples, memory: WorkingMemory
+        self, z_BD: Tensor, key_BD: Tensor, samples: Batch[Tensor], memory: WorkingMemory
     ) -> Against:
         """The keys of the batch and of the memory."""
         return against.batch(key_BD, samples, samples).joined(self.held(z_BD, samples, memory))

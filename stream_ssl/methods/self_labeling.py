@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from torch.distributions import Beta
 
 from memory.compute import to_device
+from stream_ssl.batch import Batch
 from stream_ssl.losses import Loss, Mix, SelfLabeling
 from stream_ssl.methods import against
 from stream_ssl.methods.against import How, unit
-from stream_ssl.methods.base import MethodOutput, Samples
+from stream_ssl.methods.base import MethodOutput
 from stream_ssl.methods.moco import MoCo
 from stream_ssl.methods.norm import Statistics
 
@@ -74,7 +75,7 @@ class SelfLabelingMoCo(MoCo):
         self.mixup = mixup
 
     def forward(
-        self, view_VBCHW: Sequence[Tensor], samples: Samples, memory: WorkingMemory
+        self, view_VBCHW: Sequence[Tensor], samples: Batch[Tensor], memory: WorkingMemory
     ) -> MethodOutput:
         if not self.mixup:
             return super().forward(view_VBCHW, samples, memory)

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from stream_ssl.batch import Batch
 from stream_ssl.losses import Loss
 from stream_ssl.methods import against
 from stream_ssl.methods.against import Against, others, unit
-from stream_ssl.methods.base import Method, MethodOutput, Samples
+from stream_ssl.methods.base import Method, MethodOutput, repeated
 from stream_ssl.methods.norm import Statistics, check_statistics, normalising_by
 
 if TYPE_CHECKING:
@@ -61,16 +62,16 @@ class SimCLR(Method):
         self.train()
 
     def forward(
-        self, view_VBCHW: Sequence[Tensor], samples: Samples, memory: WorkingMemory
+        self, view_VBCHW: Sequence[Tensor], samples: Batch[Tensor], memory: WorkingMemory
     ) -> MethodOutput:
         self.check_views(view_VBCHW)
         z_AD = unit(self.projector(self.encoder(torch.cat(list(view_VBCHW)))))
-        anchors = samples.repeated(self.views)
+        anchors = repeated(samples, self.views)
         compared = self.compared(z_AD, anchors, memory)
         loss = against.apply(self.loss, z_AD, others(z_AD, self.views), compared, memory)
         return MethodOutput(loss, z_AD.detach()[len(samples) : 2 * len(samples)])
 
-    def compared(self, z_AD: Tensor, anchors: Samples, memory: WorkingMemory) -> Against:
+    def compared(self, z_AD: Tensor, anchors: Batch[Tensor], memory: WorkingMemory) -> Against:
         """All views of the other samples."""
         del memory
         return against.batch(z_AD, anchors, anchors)

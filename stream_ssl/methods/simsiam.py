@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from stream_ssl.batch import Batch
 from stream_ssl.losses import Loss
 from stream_ssl.methods.against import others, unit
-from stream_ssl.methods.base import Method, MethodOutput, Samples
+from stream_ssl.methods.base import Method, MethodOutput
 from stream_ssl.methods.norm import Statistics, check_statistics, normalising_by
 from stream_ssl.methods.predictor import Predictor
 
@@ -64,7 +65,7 @@ class SimSiam(Method):
         self.train()
 
     def forward(
-        self, view_VBCHW: Sequence[Tensor], samples: Samples, memory: WorkingMemory
+        self, view_VBCHW: Sequence[Tensor], samples: Batch[Tensor], memory: WorkingMemory
     ) -> MethodOutput:
         del memory
         self.check_views(view_VBCHW)

@@ -70,7 +70,7 @@ class Shown(Descriptor):
     def __call__(self, z_BD: Tensor, image_BCHW: Tensor | None) -> Tensor:
         del image_BCHW
         if self._row_BA is None:
-            shown_BCHW = None if self._record is None else self._record.image_BCHW
+            shown_BCHW = None if self._record is None else self._record.images_BCHW
             self._row_BA = self.descriptor(z_BD, images_of(self.descriptor, shown_BCHW))
         return self._row_BA
 

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stream_ssl.batch import Batch, Offset
 from stream_ssl.evaluation.labelled import Batch as Part
-from stream_ssl.ingest.batch import Batch
-from stream_ssl.ingest.offset import Offset
 
 
 class Images(NamedTuple):
@@ -131,20 +130,16 @@ class Biased:
         self._block: list[int] = []
         self._count = 0
 
-    def next(self, timeout: float) -> Batch:  # noqa: ARG002
+    def next(self, timeout: float) -> Batch[NDArray[Any]]:  # noqa: ARG002
         rows_B = np.array([self._row() for _ in range(self._batch)])
         ids_B = np.arange(self._batch, dtype=np.int64) + self._batch * self._count
         self._count += 1
-        zeros_B = np.zeros(self._batch)
         return Batch(
-            image_BHWC=self._images.image_NHWC[rows_B],
-            key_B=ids_B,
-            hash_B=rows_B.astype(np.int64) + 1,
-            label_B=self._images.label_N[rows_B],
-            time_B=zeros_B,
-            received_B=zeros_B,
+            images_BCHW=self._images.image_NHWC[rows_B].transpose(0, 3, 1, 2),
+            ids_B=ids_B,
+            hashes_B=rows_B.astype(np.int64) + 1,
+            labels_B=self._images.label_N[rows_B],
             offset=Offset(self._count + 1, 0),
-            rejected={},
         )
 
     def lag(self) -> float:

@@ -18,7 +18,7 @@ from memory.descriptors import Embedding, Thumbnail, Weighted
 from memory.scores import VonMisesFisher
 from stream_ssl.app import build, config, learn
 from stream_ssl.app.commands import check
-from stream_ssl.ingest.offset import START
+from stream_ssl.batch import START
 
 CONFIGS = Path(__file__).parents[2] / "deploy" / "configs"
 DEFAULT = "Thumbnail(side=8)"
@@ -180,7 +180,7 @@ def test_shadows_count_on_the_working_memory_s_descriptor(tmp_path: Path) -> Non
             admission=working.add(ids_B, keys_BD, image_BCHW),
             ids_B=ids_B,
             keys_BD=keys_BD,
-            image_BCHW=image_BCHW,
+            images_BCHW=image_BCHW,
             labels_B=None,
             hashes_B=None,
         )

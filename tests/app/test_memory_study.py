@@ -192,7 +192,7 @@ def test_images_come_back_as_they_were_written(cifar: Path) -> None:
 @pytest.mark.parametrize("shape", STREAMS, ids=lambda shape: shape.name)
 def test_classes_come_by_their_shares(cifar: Path, shape: Shape) -> None:
     stream = shape.stream(load(cifar, "train"), 4096, seed=2)
-    label_B = np.concatenate([stream.next(0).label_B for _ in range(16)])
+    label_B = np.concatenate([stream.next(0).labels_B for _ in range(16)])
     assert stream.share_C[0] == pytest.approx(shape.bias / (shape.bias + CLASSES - 1))
     blocks = label_B.reshape(-1, shape.block)
     assert (blocks == blocks[:, :1]).all()
@@ -205,13 +205,15 @@ def test_a_stream_repeats_itself_and_names_its_samples(cifar: Path) -> None:
     images = load(cifar, "train")
     one, other = (Shape(27, 1).stream(images, 32, seed=5) for _ in range(2))
     first, second = one.next(0), one.next(0)
-    assert np.array_equal(first.image_BHWC, other.next(0).image_BHWC)
-    assert len({*first.key_B, *second.key_B}) == 64
+    assert np.array_equal(first.images_BCHW, other.next(0).images_BCHW)
+    assert len({*first.ids_B, *second.ids_B}) == 64
     for batch in (first, second):
-        assert np.array_equal(images.image_NHWC[batch.hash_B - 1], batch.image_BHWC)
-        assert np.array_equal(images.label_N[batch.hash_B - 1], batch.label_B)
+        assert np.array_equal(
+            images.image_NHWC[batch.hashes_B - 1], batch.images_BCHW.transpose(0, 2, 3, 1)
+        )
+        assert np.array_equal(images.label_N[batch.hashes_B - 1], batch.labels_B)
     # A class is gone through before any of its images comes again: 6 of each here.
-    dominant = [h for batch in (first, second) for h in batch.hash_B[batch.label_B == 0]]
+    dominant = [h for batch in (first, second) for h in batch.hashes_B[batch.labels_B == 0]]
     assert sorted(dominant[:6]) == sorted(set(dominant))
 
 

@@ -69,11 +69,11 @@ def test_the_stream_names_its_scenes() -> None:
     keys: set[int] = set()
     for _ in range(40):
         batch = one.next(0)
-        assert np.array_equal(batch.image_BHWC, other.next(0).image_BHWC)
-        keys |= set(batch.key_B.tolist())
-        for key, label in zip(batch.key_B.tolist(), batch.label_B.tolist(), strict=True):
+        assert np.array_equal(batch.images_BCHW, other.next(0).images_BCHW)
+        keys |= set(batch.ids_B.tolist())
+        for key, label in zip(batch.ids_B.tolist(), batch.labels_B.tolist(), strict=True):
             scenes.setdefault(key % parked.STRIDE, set()).add(label)
-        assert (batch.hash_B > 0).all()
+        assert (batch.hashes_B > 0).all()
     assert len(keys) == 40 * 64
     assert set(scenes) <= set(range(parked.SCENES + 1))
     assert all(len(labels) == 1 for scene, labels in scenes.items() if scene)

@@ -13,8 +13,7 @@ from harness import TINY
 from jsonargparse import Namespace
 
 from stream_ssl.app import build, config
-from stream_ssl.ingest.batches import Batch
-from stream_ssl.ingest.offset import START
+from stream_ssl.batch import START, Batch
 from stream_ssl.learning.learner import Learner
 from stream_ssl.learning.records import StepRecord
 from stream_ssl.methods import METHODS
@@ -46,8 +45,7 @@ class Noise:
         draw = np.random.default_rng(self.number)
         ids = np.arange(BATCH, dtype=np.int64) + BATCH * self.number
         image_BHWC = draw.integers(0, 256, (*self.shape, self.channels), dtype=np.uint8)
-        zeros = np.zeros(BATCH)
-        return Batch(image_BHWC, ids, ids, ids % 3, zeros, zeros, START, {})
+        return Batch(ids, ids, ids % 3, image_BHWC.transpose(0, 3, 1, 2))
 
     def lag(self) -> float:
         return 0.0

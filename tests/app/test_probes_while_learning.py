@@ -14,8 +14,7 @@ import torch
 from harness import BATCH, TINY, processes, until
 
 from stream_ssl.app import build, config
-from stream_ssl.ingest.batch import Batch
-from stream_ssl.ingest.offset import START, Offset
+from stream_ssl.batch import START, Batch, Offset
 from stream_ssl.learning.records import StepRecord
 from stream_ssl.observe.prequential import Prequential
 
@@ -42,11 +41,11 @@ class Repeated:
         self.number += 1
         ids = np.arange(BATCH, dtype=np.int64) + BATCH * self.number
         return Batch(
-            image_BHWC=rng.integers(0, 256, (BATCH, 16, 16, 1), dtype=np.uint8),
-            key_B=ids,
-            hash_B=ids,
-            label_B=rng.integers(0, 3, BATCH),
-            time_B=np.zeros(BATCH),
+            images_BCHW=rng.integers(0, 256, (BATCH, 1, 16, 16), dtype=np.uint8),
+            ids_B=ids,
+            hashes_B=ids,
+            labels_B=rng.integers(0, 3, BATCH),
+            times_B=np.zeros(BATCH),
             received_B=np.zeros(BATCH),
             offset=Offset(self.number, 0),
             rejected={},

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from stream_ssl.app import build, config
-from stream_ssl.ingest.offset import START
+from stream_ssl.batch import START
 from stream_ssl.learning.checkpoint import Checkpointer
 
 SETTINGS: dict[str, Any] = {

@@ -19,9 +19,9 @@ from losses_table import VARIANTS, Known, call, known
 from memory import Duplicates, WorkingMemory
 from memory.eviction import MinimumRedundancy, MostDuplicated, Oldest, Reservoir
 from memory.scores import VonMisesFisher
-from stream_ssl.learning.inputs import Upload
 from stream_ssl.learning.pace import Pace
 from stream_ssl.learning.records import PHASES
+from stream_ssl.learning.upload import Upload
 from stream_ssl.losses import fused, negatives
 from stream_ssl.methods import METHODS
 
@@ -159,5 +159,5 @@ def test_batches_arrive_as_they_left() -> None:
         busy = busy @ busy / 64
     found = [upload(batch) for batch in batches]
     for inputs, batch in zip(found, batches, strict=True):
-        assert np.array_equal(inputs.image_BCHW.permute(0, 2, 3, 1).cpu().numpy(), batch.image_BHWC)
-        assert np.array_equal(inputs.ids_B.cpu().numpy(), batch.key_B)
+        assert np.array_equal(inputs.images_BCHW.cpu().numpy(), batch.images_BCHW)
+        assert np.array_equal(inputs.ids_B.cpu().numpy(), batch.ids_B)

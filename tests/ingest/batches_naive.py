@@ -18,9 +18,9 @@ import msgpack
 import numpy as np
 from PIL import Image
 
-from stream_ssl.ingest.batches import Batch, Batches
+from stream_ssl.batch import COLUMNS, Batch, Offset
+from stream_ssl.ingest.batches import Batches
 from stream_ssl.ingest.decode import BadSample, Decoder
-from stream_ssl.ingest.offset import Offset
 from stream_ssl.wire import Data, WireError
 
 SIZE = 8  # side of the images that the tests decode to
@@ -82,10 +82,11 @@ def naive_batches(
             except BadSample as error:
                 rejected[error.reason] += 1
                 continue
-            key = number(f"{data.fields['source']}\0{row['id']}".encode())
+            identity = number(f"{data.fields['source']}\0{row['id']}".encode())
             label = row.get("label")
-            facts = (-1 if label is None else label, row["time"], record.received)
-            taken.append((image.copy(), key, max(1, number(image.tobytes())), *facts))
+            content = max(1, number(image.tobytes())), -1 if label is None else label
+            image_CHW = image.transpose(2, 0, 1).copy()
+            taken.append((identity, *content, image_CHW, row["time"], record.received))
             if len(taken) == batch_size:
                 whole = index + 1 == len(rows)
                 after = (record.position + 1, 0) if whole else (record.position, index + 1)
@@ -100,7 +101,7 @@ def number(data: bytes) -> int:
 
 def assert_equal(batch: Batch | None, expected: Batch) -> None:
     assert batch is not None
-    for name in ("image_BHWC", "key_B", "hash_B", "label_B", "time_B", "received_B"):
+    for name in COLUMNS:
         np.testing.assert_array_equal(getattr(batch, name), getattr(expected, name), name)
     assert (batch.offset, batch.rejected) == (expected.offset, expected.rejected)
 

@@ -28,11 +28,11 @@ from batches_naive import (
     until,
 )
 
+from stream_ssl.batch import START, Offset
 from stream_ssl.ingest import batches as module
 from stream_ssl.ingest.batches import Batches
 from stream_ssl.ingest.decode import REASONS, Decoder
 from stream_ssl.ingest.journal import JournalReader
-from stream_ssl.ingest.offset import START, Offset
 from stream_ssl.ingest.quarantine import Quarantine
 
 BAD = ({"codec": "png"}, b"no image")
@@ -60,7 +60,7 @@ def test_equals_the_naive_twin(
     bad = float(rng.choice([0.0, 0.1, 0.5, 0.95]))
     gaps = float(rng.choice([0.0, 0.0, 0.2]))
     records = journal(rng, int(rng.integers(2, 25)), bad, gaps)
-    monkeypatch.setattr(module, "PIECE", int(rng.choice([1, 3, 5, 64])))
+    monkeypatch.setattr(module, "CHUNK", int(rng.choice([1, 3, 5, 64])))
     decoder = Decoder(SIZE)
     size, workers, prefetch = (int(n) for n in rng.integers(1, (18, 4, 4)))
     start = START

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from learning_world import build, steps
 
-from stream_ssl.ingest.offset import START
+from stream_ssl.batch import START
 from stream_ssl.learning.checkpoint import Checkpointer
 from stream_ssl.learning.pace import Pace
 

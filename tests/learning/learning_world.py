@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from memory import WorkingMemory
-from stream_ssl.ingest.batches import Batch
-from stream_ssl.ingest.offset import START, Offset
+from stream_ssl.batch import START, Batch, Offset
 from stream_ssl.learning.encoder import ResNet
 from stream_ssl.learning.learner import Learner
 from stream_ssl.learning.projector import Projector
@@ -43,13 +42,14 @@ class Repeatable:
         draw = np.random.default_rng(self.record)
         ids = np.arange(BATCH, dtype=np.int64) + BATCH * self.record
         labels = draw.integers(0, 4, BATCH) if self.labelled else np.full(BATCH, -1)
+        image_BHWC = draw.integers(0, 256, (BATCH, SIZE, SIZE, 1), dtype=np.uint8)
         self.record += 1
         return Batch(
-            image_BHWC=draw.integers(0, 256, (BATCH, SIZE, SIZE, 1), dtype=np.uint8),
-            key_B=ids,
-            hash_B=ids + 1,
-            label_B=labels.astype(np.int64),
-            time_B=np.zeros(BATCH),
+            ids_B=ids,
+            hashes_B=ids + 1,
+            labels_B=labels.astype(np.int64),
+            images_BCHW=image_BHWC.transpose(0, 3, 1, 2),
+            times_B=np.zeros(BATCH),
             received_B=np.zeros(BATCH),
             offset=Offset(self.record, 0),
             rejected={"image": 1} if self.record % 5 == 0 else {},

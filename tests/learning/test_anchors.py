@@ -13,8 +13,8 @@ from torch import Tensor
 from memory import WorkingMemory
 from memory.eviction import MostDuplicated
 from memory.scores import VonMisesFisher
-from stream_ssl.ingest.offset import START
-from stream_ssl.learning.inputs import Inputs
+from stream_ssl.batch import START
+from stream_ssl.learning.exchange import drawn_from
 from stream_ssl.learning.learner import Learner
 from stream_ssl.learning.optimiser import OptimiserSettings
 from stream_ssl.learning.pace import Pace
@@ -140,7 +140,7 @@ def test_without_an_update_there_are_no_keys_after_it() -> None:
 def test_plain_keys_after_the_update_are_of_the_images_as_they_are() -> None:
     learner = build(keys="after", plain_keys=True)
     record = steps(learner, 1)[0]
-    image_BCHW = torch.from_numpy(Repeatable(START).next(0).image_BHWC).permute(0, 3, 1, 2)
+    image_BCHW = torch.from_numpy(Repeatable(START).next(0).images_BCHW)
     expected_BD = learner.method.encode_keys(learner.views.plain(image_BCHW))
     assert torch.equal(record.keys_BD, expected_BD)
 
@@ -208,8 +208,8 @@ def test_the_record_tells_of_the_batch_of_the_stream() -> None:
         batch = Repeatable(START)
         batch.record = number
         fresh = batch.next(0)
-        assert record.ids_B.tolist() == fresh.key_B.tolist()
-        assert record.labels_B.tolist() == fresh.label_B.tolist()
+        assert record.ids_B.tolist() == fresh.ids_B.tolist()
+        assert record.labels_B.tolist() == fresh.labels_B.tolist()
         assert (record.batch, record.samples, record.replay) == (BATCH, number * BATCH, False)
         assert record.admission is not None
         assert record.skipped is None
@@ -280,7 +280,7 @@ def test_training_batches_may_favour_what_has_few_duplicates() -> None:
     memory.add(torch.arange(20), z_KD, images=torch.zeros(20, 1, 2, 2, dtype=torch.uint8))
 
     def rare(how) -> float:
-        drawn = [Inputs.of_memory(memory, 2, torch.device("cpu"), how) for _ in range(400)]
+        drawn = [drawn_from(memory, 2, torch.device("cpu"), how) for _ in range(400)]
         return sum((d.slots_B >= 17).sum().item() for d in drawn) / 800
 
     assert rare("uniform") == pytest.approx(3 / 20, abs=0.04)
@@ -298,10 +298,10 @@ def test_drawn_samples_bring_what_is_known_of_them() -> None:
     memory.add(ids, z_KD, images=images, labels=ids % 7 - 1, hashes=ids * 3)
     seen = set()
     for _ in range(20):
-        drawn = Inputs.of_memory(memory, 5, torch.device("cpu"))
+        drawn = drawn_from(memory, 5, torch.device("cpu"))
         assert torch.equal(drawn.labels_B, drawn.ids_B % 7 - 1)
         assert torch.equal(drawn.hashes_B, drawn.ids_B * 3)
-        assert torch.equal(drawn.image_BCHW[:, 0, 0, 0], drawn.ids_B % 251)
+        assert torch.equal(drawn.images_BCHW[:, 0, 0, 0], drawn.ids_B % 251)
         assert torch.equal(memory.ids[drawn.slots_B], drawn.ids_B)
         seen |= set(drawn.ids_B.tolist())
     assert len(seen) > 20

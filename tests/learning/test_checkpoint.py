@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from learning_world import build, differing, steps
 
-from stream_ssl.ingest.offset import Offset
+from stream_ssl.batch import Offset
 from stream_ssl.learning import checkpoint
 from stream_ssl.learning.checkpoint import Checkpointer, CheckpointError
 from stream_ssl.learning.configuration import diff

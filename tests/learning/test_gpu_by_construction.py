@@ -17,11 +17,11 @@ from observe.observe_records import step as record_of
 from simulated_gpu import GPU, OnGpu, SimulatedGpu
 from torch import Tensor
 
-from stream_ssl.ingest.batches import Batch
-from stream_ssl.learning.inputs import Upload
+from stream_ssl.batch import Batch
 from stream_ssl.learning.learner import Learner
 from stream_ssl.learning.optimiser import OptimiserSettings
 from stream_ssl.learning.pace import Pace
+from stream_ssl.learning.upload import Upload
 from stream_ssl.learning.views import Views
 from stream_ssl.losses import Debiased, InfoNCE, SupervisedContrastive, fused
 from stream_ssl.methods import METHODS
@@ -166,7 +166,7 @@ def test_a_pinned_buffer_waits_for_the_copy_before() -> None:
         assert len(gpu._pinned) == 8  # two sets of four, made once
         gpu.landed(len(gpu._in_flight))
         for inputs, batch in zip(found, batches, strict=True):
-            columns = inputs.image_BCHW, inputs.ids_B, inputs.labels_B, inputs.hashes_B
+            columns = inputs.images_BCHW, inputs.ids_B, inputs.labels_B, inputs.hashes_B
             for column, array in zip(columns, given(batch), strict=True):
                 assert np.array_equal(column.value.numpy(), array)
 
@@ -176,16 +176,13 @@ def test_batches_of_another_shape_get_buffers_of_their_own() -> None:
         upload = Upload(GPU)
         for count in (8, 3, 8):
             batch = Repeatable().next(0)
-            fewer = Batch(*(getattr(batch, name)[:count] for name in COLUMNS), batch.offset, {})
-            assert np.array_equal(upload(fewer).ids_B.value.numpy(), fewer.key_B)
+            fewer = batch.map(lambda column, count=count: column[:count])
+            assert np.array_equal(upload(fewer).ids_B.value.numpy(), fewer.ids_B)
         gpu.landed(len(gpu._in_flight))
 
 
-COLUMNS = ("image_BHWC", "key_B", "hash_B", "label_B", "time_B", "received_B")
-
-
 def given(batch: Batch) -> list[np.ndarray]:
-    return [batch.image_BHWC.transpose(0, 3, 1, 2), batch.key_B, batch.label_B, batch.hash_B]
+    return [batch.images_BCHW, batch.ids_B, batch.labels_B, batch.hashes_B]
 
 
 def test_the_probes_read_once_a_batch() -> None:

@@ -13,7 +13,7 @@ import torch
 from learning_world import BATCH, SLOTS, Repeatable, build, differing, state_of, steps
 
 from memory import WorkingMemory
-from stream_ssl.ingest.offset import START, Offset
+from stream_ssl.batch import START, Offset
 from stream_ssl.learning.collisions import true_collisions
 from stream_ssl.learning.optimiser import OptimiserSettings
 from stream_ssl.learning.pace import Pace
@@ -49,10 +49,10 @@ def test_the_memory_holds_keys_images_labels_and_hashes() -> None:
     batch = Repeatable(START).next(0)
     memory = learner.memory
     assert torch.equal(memory.embeddings, record.keys_BD)
-    assert memory.ids.tolist() == batch.key_B.tolist()
-    assert memory.labels.tolist() == batch.label_B.tolist()
-    assert memory.hashes.tolist() == batch.hash_B.tolist()
-    assert torch.equal(memory.images, torch.from_numpy(batch.image_BHWC).permute(0, 3, 1, 2))
+    assert memory.ids.tolist() == batch.ids_B.tolist()
+    assert memory.labels.tolist() == batch.labels_B.tolist()
+    assert memory.hashes.tolist() == batch.hashes_B.tolist()
+    assert torch.equal(memory.images, torch.from_numpy(batch.images_BCHW))
     assert record.admission.slots.tolist() == list(range(BATCH))
 
 

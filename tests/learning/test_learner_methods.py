@@ -7,8 +7,7 @@ import pytest
 import torch
 from learning_world import BATCH, SIZE, Repeatable, build, state_of, steps
 
-from stream_ssl.ingest.batches import Batch
-from stream_ssl.ingest.offset import START
+from stream_ssl.batch import START, Batch
 from stream_ssl.learning.learner import Learner
 from stream_ssl.learning.optimiser import OptimiserSettings
 from stream_ssl.learning.pace import Pace
@@ -29,11 +28,11 @@ class Few(Repeatable):
         assert batch is not None
         rows = np.zeros(self.size, dtype=np.int64) if self.alike else np.arange(self.size)
         return Batch(
-            image_BHWC=batch.image_BHWC[rows],
-            key_B=batch.key_B[: self.size],
-            hash_B=batch.hash_B[: self.size],
-            label_B=batch.label_B[rows],
-            time_B=batch.time_B[: self.size],
+            ids_B=batch.ids_B[: self.size],
+            hashes_B=batch.hashes_B[: self.size],
+            labels_B=batch.labels_B[rows],
+            images_BCHW=batch.images_BCHW[rows],
+            times_B=batch.times_B[: self.size],
             received_B=batch.received_B[: self.size],
             offset=batch.offset,
             rejected={},
@@ -68,7 +67,7 @@ def told_apart(learner: Learner) -> float:
     """Cosine of two views of a sample less that of two samples, by the standard deviation of the
     latter, over 8 draws of the views."""
     torch.manual_seed(0)
-    image_BCHW = torch.from_numpy(Few(BATCH).next(0).image_BHWC).permute(0, 3, 1, 2)
+    image_BCHW = torch.from_numpy(Few(BATCH).next(0).images_BCHW)
     own, others = [], []
     for _ in range(8):
         z_VBD = [learner.method.encode_keys(learner.views(image_BCHW)) for _ in range(2)]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from learning_world import SLOTS, build, differing, steps
 
-from stream_ssl.ingest.offset import START, Offset
+from stream_ssl.batch import START, Offset
 from stream_ssl.learning.checkpoint import Checkpointer
 from stream_ssl.learning.learner import Learner
 from stream_ssl.learning.optimiser import OptimiserSettings

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from memory import Admission
-from stream_ssl.ingest.offset import Offset
+from stream_ssl.batch import Offset
 from stream_ssl.learning.records import StepRecord
 
 

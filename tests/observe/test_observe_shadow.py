@@ -62,7 +62,7 @@ def test_it_counts_on_the_images_that_the_working_memory_keeps(descriptor: Descr
         ids_B = torch.arange(4) + 4 * number
         image_BCHW = torch.randint(0, 256, (4, *shape), generator=draw).to(torch.uint8)
         admission = working.add(ids_B, keys_BD, image_BCHW)
-        record = step(admission=admission, ids_B=ids_B, keys_BD=keys_BD, image_BCHW=image_BCHW)
+        record = step(admission=admission, ids_B=ids_B, keys_BD=keys_BD, images_BCHW=image_BCHW)
         for shadow in (same, queue):
             found = shadow.consume(record)
             assert shadow is queue or torch.equal(found.evicted, admission.evicted)

@@ -126,7 +126,7 @@ def test_arms_of_a_seed_share_weights_and_stream() -> None:
     weights = [next(iter(one.method.encoder.parameters())) for one in learners]
     batches = [one.batches.next(0.0) for one in learners]
     assert torch.equal(*weights)
-    assert batches[0].hash_B.tolist() == batches[1].hash_B.tolist()
+    assert batches[0].hashes_B.tolist() == batches[1].hashes_B.tolist()
     other = build(Run(arms[0], 2), settings, DATA, views_of(arms[0], settings))
     assert not torch.equal(weights[0], next(iter(other.method.encoder.parameters())))
 

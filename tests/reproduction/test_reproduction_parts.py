@@ -26,7 +26,7 @@ from stream_ssl.reproduction.watch import priors, soft_labels
 def test_the_stream_has_the_bias_it_is_asked_for(bias: int) -> None:
     stream = Biased(DATA.train, CLASSES, bias, batch=1000, seed=3)
     batches = [stream.next(0.0) for _ in range(10)]
-    counts = np.bincount(np.concatenate([batch.label_B for batch in batches]), minlength=CLASSES)
+    counts = np.bincount(np.concatenate([batch.labels_B for batch in batches]), minlength=CLASSES)
     share = bias / (bias + CLASSES - 1)
     assert counts[0] / counts.sum() == pytest.approx(share, abs=4 * math.sqrt(share / 10_000))
     # Chi-squared with 8 degrees of freedom: 26 is passed once in a thousand.
@@ -36,10 +36,10 @@ def test_the_stream_has_the_bias_it_is_asked_for(bias: int) -> None:
 
 def test_the_stream_tells_which_image_a_sample_shows() -> None:
     batch = Biased(DATA.train, CLASSES, 3, batch=50, seed=0).next(0.0)
-    rows = batch.hash_B - 1
-    assert np.array_equal(batch.image_BHWC, DATA.train.image_NHWC[rows])
-    assert np.array_equal(batch.label_B, DATA.train.label_N[rows])
-    assert len(set(batch.key_B.tolist())) == 50
+    rows = batch.hashes_B - 1
+    assert np.array_equal(batch.images_BCHW.transpose(0, 2, 3, 1), DATA.train.image_NHWC[rows])
+    assert np.array_equal(batch.labels_B, DATA.train.label_N[rows])
+    assert len(set(batch.ids_B.tolist())) == 50
 
 
 def test_arrays_that_workers_map_are_the_data(tmp_path: Path) -> None:

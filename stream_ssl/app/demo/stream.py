@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from producers.shaping import Parked
 from producers.sources import IdxDataset
 from stream_ssl.app.demo import data
-from stream_ssl.ingest.pieces import sample_keys
+from stream_ssl.ingest.decode import sample_ids
 from stream_ssl.wire.sample import Sample
 
 SHARE = 0.9
@@ -86,7 +86,7 @@ def replay(where: Path, sent: int, slots: int) -> Replay:
         newest.append(sample)
         originals[sample.id] = original(sample)
     pixels = [np.frombuffer(one.data, np.uint8).reshape(data.SIDE, data.SIDE) for one in newest]
-    keys = sample_keys(SOURCE, list(originals)).tolist()
+    keys = sample_ids(SOURCE, list(originals)).tolist()
     return Replay(
         np.stack(pixels),
         np.array([one.label for one in newest], np.int64),

@@ -1,0 +1,82 @@
+"""A batch of samples, from the journal to the memory, and the journal offset behind it.
+
+Shapes: B samples, C channels, H height, W width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+Array = TypeVar("Array")
+Other = TypeVar("Other")
+
+COLUMNS = ("ids_B", "hashes_B", "labels_B", "images_BCHW", "times_B", "received_B")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Offset:
+    """The next sample to read: `sample` counts from 0 within journal record `record`, from 1.
+
+    Raises:
+        ValueError: a number below these.
+    """
+
+    record: int
+    sample: int
+
+    def __post_init__(self) -> None:
+        if self.record < 1 or self.sample < 0:
+            raise ValueError(
+                f"offset ({self.record}, {self.sample}): records count from 1, samples from 0; "
+                "the journal begins at (1, 0)"
+            )
+
+
+START = Offset(1, 0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch(Generic[Array]):
+    """Samples, one in each row of every column.
+
+    The columns are numpy arrays from decoding to the learner, which makes them tensors of its
+    device; methods read these, and they go into the memory (`memory.WorkingMemory.add`).
+
+    Attributes:
+        ids_B: int64, a 63-bit number of source and id, >= 0: equal for two sendings of one sample.
+        hashes_B: int64, a 63-bit number of the pixels, > 0: equal for equal pixels; 0: unknown.
+        labels_B: int64, the class; -1 where the stream carries none.
+        images_BCHW: uint8 pixels.
+        times_B: float64, capture time, seconds since the Unix epoch.
+        received_B: float64, when the receiver took it, likewise.
+        slots_B: int64, the slots of the memory that the samples were drawn from; None: none were.
+        offset: the first sample after this batch; Batches(start=offset) goes on from there.
+        rejected: samples left out since the batch before, by reason.
+    """
+
+    ids_B: Array = field(repr=False)
+    hashes_B: Array | None = field(default=None, repr=False)
+    labels_B: Array | None = field(default=None, repr=False)
+    images_BCHW: Array | None = field(default=None, repr=False)
+    times_B: Array | None = field(default=None, repr=False)
+    received_B: Array | None = field(default=None, repr=False)
+    slots_B: Array | None = field(default=None, repr=False)
+    offset: Offset = START
+    rejected: Mapping[str, int] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        """B"""
+        ids_B: Any = self.ids_B
+        return len(ids_B)
+
+    def columns(self) -> dict[str, Array]:
+        """The columns of samples that the batch has, by name; slots are none of them."""
+        found = {name: getattr(self, name) for name in COLUMNS}
+        return {name: column for name, column in found.items() if column is not None}
+
+    def map(self, convert: Callable[[Array], Other]) -> Batch[Other]:
+        """The same batch with every column converted; slots are left out."""
+        columns: dict[str, Any] = {name: convert(c) for name, c in self.columns().items()}
+        return Batch(**columns, offset=self.offset, rejected=self.rejected)
