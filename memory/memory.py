@@ -600,8 +600,8 @@ class WorkingMemory(nn.Module):
 
         Raises:
             ValueError: the state is of a later version, or of another capacity, dimension, image
-                shape, descriptor, eviction policy, score, or of other options of these or of
-                `duplicates`; then nothing has changed.
+                shape, descriptor, eviction policy, score, or of other options of these; then
+                nothing has changed. `duplicates` may be another.
         """
         del strict, assign
         state = upgraded(state_dict)

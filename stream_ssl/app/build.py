@@ -34,30 +34,6 @@ from stream_ssl.observe.held_out import HeldOutProbe
 from stream_ssl.observe.prequential import Prequential
 from stream_ssl.observe.shadow import Shadow, Shown
 
-# What a checkpoint's tensors mean depends on these; on resume the run's own values win.
-FIXED_BY_RUN = (
-    "decoder",
-    "batches.batch_size",
-    "encoder",
-    "projector",
-    "views",
-    "loss",
-    "method",
-    "memory",
-    "optimiser",
-    "schedule",
-    "pace",
-    "learner.seed",
-    "learner.reencode",
-    "learner.anchors",
-    "learner.stream_share",
-    "learner.write_back",
-    "learner.plain_keys",
-    "learner.keys",
-    "learner.draw",
-    "learner.precision",
-)
-
 
 class Encoder:
     """An encoder as evaluation sees it."""
@@ -206,42 +182,6 @@ def rehearse(settings: Namespace) -> None:
     network = learner(settings, Silence(), START).method
     shadows(settings, network.dim)
     prequential(settings)
-
-
-def prefer_run(file: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, Any]:
-    """The file's configuration with what the run has fixed, as it was when the run began.
-
-    Options that the run does not know, being older than they are, come from the file.
-    """
-    merged, run = dict(file), _with_descriptor(_with_named_method(run))
-    for path in FIXED_BY_RUN:
-        section, _, option = path.partition(".")
-        if not option and section in run:
-            merged[section] = _overlay(file.get(section), run[section])
-        elif option and option in run.get(section, {}):
-            merged[section] = {**merged[section], option: run[section][option]}
-    return merged
-
-
-def _with_named_method(run: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A run from before there was a choice of methods was MoCo's."""
-    method = run.get("method")
-    if method is None or "class_path" in method:
-        return run
-    return {**run, "method": {"class_path": "stream_ssl.methods.MoCo", "init_args": method}}
-
-
-def _with_descriptor(run: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A run from before there was a choice of descriptors counts duplicates on embeddings."""
-    memory = {"descriptor": {"class_path": "memory.descriptors.Embedding"}} | run.get("memory", {})
-    return {**run, "memory": memory}
-
-
-def _overlay(file: Any, run: Any) -> Any:
-    both = isinstance(file, Mapping) and isinstance(run, Mapping)
-    if not both or "class_path" in run:  # another class takes other arguments
-        return run
-    return {key: _overlay(file.get(key), run.get(key, file.get(key))) for key in {**file, **run}}
 
 
 def load_encoder(checkpoint: Path) -> Encoder:

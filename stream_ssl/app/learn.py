@@ -5,14 +5,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 from prometheus_client import CollectorRegistry
 
-from stream_ssl.app import build
+from stream_ssl.app import build, restart
 from stream_ssl.app.config import flat, resolved, split_address
 from stream_ssl.app.endpoints import Announcement, hold_role
 from stream_ssl.app.failures import Misconfigured, configuring, listening
@@ -21,8 +19,7 @@ from stream_ssl.batch import START
 from stream_ssl.ingest.cursor import Cursor
 from stream_ssl.ingest.journal import JournalReader
 from stream_ssl.ingest.seldom import SeldomLog
-from stream_ssl.learning.checkpoint import Checkpointer, Saved
-from stream_ssl.learning.configuration import diff
+from stream_ssl.learning.checkpoint import Checkpointer
 from stream_ssl.learning.fit import Unfit
 from stream_ssl.learning.records import Idle
 from stream_ssl.observe.health import Health
@@ -64,7 +61,7 @@ class Process:
         self._checkpointer = Checkpointer(settings.run / "checkpoints", **settings.checkpoints)
         saved = self._checkpointer.newest()
         if saved is not None:
-            settings = _prefer_run(parser, settings, saved)
+            settings = restart.resume(parser, settings, saved.config)
         self._config = resolved(parser, settings)
         settings = parser.instantiate(settings)
         self._serve(settings, stack)
@@ -196,13 +193,3 @@ class Process:
             record.bytes / 1e6,
             record.seconds,
         )
-
-
-def _prefer_run(parser: ArgumentParser, settings: Namespace, saved: Saved) -> Namespace:
-    """The settings with what the run has fixed; each difference is logged."""
-    file = resolved(parser, settings)
-    merged: Mapping[str, Any] = build.prefer_run(file, saved.config)
-    for line in diff(merged, file):
-        log.warning("the run keeps its own setting: %s", line)
-    kept: Namespace = parser.parse_object(dict(merged))
-    return kept

@@ -64,7 +64,7 @@ class Saved:
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """The configuration of the run, which wins over a new one: see `configuration.diff`."""
+        """The configuration that the run went on with when this was written."""
         config: Mapping[str, Any] = self.facts["config"]
         return config
 

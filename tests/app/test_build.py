@@ -54,31 +54,3 @@ def test_shadows_count_by_the_working_memorys_score(
         held_kD = shadow.memory.embeddings.double()
         expected = asked[shadow.name].counts(held_kD).mean() / 7
         assert shadow.memory.stats().expected_collisions == pytest.approx(float(expected), rel=1e-5)
-
-
-def test_a_null_is_still_null_after_a_restart(tmp_path: Path) -> None:
-    """Defaults would change what is trained (`views.crop`) and when it is saved."""
-    file = tmp_path / "config.yaml"
-    nulls = {
-        "views": {"crop": None},
-        "checkpoints": {"every_seconds": None, "every_steps": 5},
-    }
-    file.write_text(json.dumps(TINY | nulls))
-    parser = config.learner_parser()
-    began = config.read(parser, [str(file)])
-    for _ in range(2):  # each restart stores anew what it went on with
-        stored = json.loads(json.dumps(config.resolved(parser, began)))
-        merged = build.prefer_run(config.resolved(parser, config.read(parser, [str(file)])), stored)
-        began = parser.parse_object(merged)
-        assert began.views.crop is None
-        assert began.checkpoints.every_seconds is None
-        assert parser.instantiate(began).views["crop"] is None
-
-
-def test_a_run_keeps_its_null_where_the_file_now_has_a_value(tmp_path: Path) -> None:
-    file = tmp_path / "config.yaml"
-    file.write_text(json.dumps(TINY | {"views": {"crop": None}}))
-    parser = config.learner_parser()
-    stored = config.resolved(parser, config.read(parser, [str(file)]))
-    now = config.resolved(parser, config.read(parser, [str(file), "--views.crop", "[0.5, 1.0]"]))
-    assert build.prefer_run(now, stored)["views"]["crop"] is None

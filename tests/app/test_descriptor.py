@@ -16,7 +16,7 @@ from jsonargparse import Namespace
 from memory import WorkingMemory
 from memory.descriptors import Embedding, Thumbnail, Weighted
 from memory.scores import VonMisesFisher
-from stream_ssl.app import build, config, learn
+from stream_ssl.app import build, config, restart
 from stream_ssl.app.commands import check
 from stream_ssl.batch import START
 
@@ -120,7 +120,7 @@ def going_on(file: Path, stored: dict[str, Any], *arguments: str) -> Namespace:
     """The settings of a run that a checkpoint with this configuration belongs to."""
     parser = config.learner_parser()
     settings = config.read(parser, [str(file), *arguments])
-    return learn._prefer_run(parser, settings, SimpleNamespace(config=stored))
+    return restart.resume(parser, settings, stored)
 
 
 def without_descriptor(stored: dict[str, Any]) -> dict[str, Any]:
@@ -143,7 +143,7 @@ def test_a_run_from_before_there_was_a_choice_goes_on_with_embeddings(
     assert isinstance(again.memory.descriptor, Embedding)
     again.restore(learner.capture())
     assert torch.equal(again.memory.descriptors, learner.memory.embeddings)
-    assert "the run keeps its own setting: memory.descriptor" in caplog.text
+    assert "fixed since it began: memory.descriptor" in caplog.text
     # Its next checkpoint says so: from then on the choice is the run's own.
     assert resolved(settings)["memory"]["descriptor"]["class_path"].endswith("Embedding")
 

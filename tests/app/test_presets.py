@@ -12,7 +12,7 @@ import yaml
 from harness import TINY
 from jsonargparse import Namespace
 
-from stream_ssl.app import build, config
+from stream_ssl.app import build, config, restart
 from stream_ssl.batch import START, Batch
 from stream_ssl.learning.learner import Learner
 from stream_ssl.learning.records import StepRecord
@@ -140,7 +140,7 @@ def test_a_run_from_before_there_was_a_choice_goes_on(name: str) -> None:
     parser = config.learner_parser()
     old = TINY | {"method": {"momentum": 0.9, "views": 3}}
     new = TINY | {"method": yaml.safe_load(preset(name).read_text())["method"]}
-    for stored in (old, build.prefer_run(new, old)):
+    for stored in (old, restart.merge(new, old).config):
         settings = parser.instantiate(parser.parse_object(stored))
         method = build.method(settings)
         assert (type(method).__name__, method.momentum, method.views) == ("MoCo", 0.9, 3)

@@ -16,7 +16,6 @@ from learning_world import build, differing, steps
 from stream_ssl.batch import Offset
 from stream_ssl.learning import checkpoint
 from stream_ssl.learning.checkpoint import Checkpointer, CheckpointError
-from stream_ssl.learning.configuration import diff
 from stream_ssl.learning.records import Idle
 
 CONFIG = {"memory": {"capacity": 24}, "loss": "infonce"}
@@ -285,14 +284,3 @@ def test_wrong_settings_are_refused(tmp_path: Path) -> None:
         Checkpointer(tmp_path, keep=0)
     with pytest.raises(ValueError, match="every_steps=0"):
         Checkpointer(tmp_path, every_steps=0)
-
-
-def test_differences_between_configurations() -> None:
-    ours = {"memory": {"capacity": 24, "dim": 6}, "views": {"crop": [0.2, 1.0]}, "seed": 1}
-    theirs = {"memory": {"capacity": 48, "dim": 6}, "views": {"crop": (0.2, 1.0)}, "run": "x"}
-    assert diff(ours, theirs) == [
-        "memory.capacity: 24 -> 48",
-        "run: absent -> 'x'",
-        "seed: 1 -> absent",
-    ]
-    assert diff(ours, ours) == []

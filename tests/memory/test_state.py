@@ -80,14 +80,9 @@ def of(policy: Callable[[], Policy] = most, **options: Any) -> Build:
             of(lambda: KappaBandit((0.1, 0.3))),
             r"under kappas \[0.1, 0.2\], this memory has kappas \[0.1, 0.3\]: build it with",
         ),
-        (
-            of(duplicates=Duplicates(0.98)),
-            of(),
-            r"under duplicates Duplicates\(threshold=0.98, action='count'\), .* duplicates None",
-        ),
         (of(), of(descriptor=Thumbnail(2)), r"descriptor Embedding\(\), .*Thumbnail\(side=2\): bu"),
     ],
-    ids=range(8),
+    ids=range(7),
 )
 def test_a_state_of_another_memory_is_refused_and_changes_nothing(
     one: Build, two: Build, message: str
@@ -102,6 +97,17 @@ def test_a_state_of_another_memory_is_refused_and_changes_nothing(
     again = one()
     again.load_state_dict(saved.state_dict())
     assert equal(again.state_dict(), saved.state_dict())
+
+
+def test_a_state_goes_on_under_another_test_for_near_duplicates() -> None:
+    saved, other = of(duplicates=Duplicates(0.98))(), of(duplicates=Duplicates(0.5, "refuse"))()
+    offer(saved, 0, 20)
+    other.load_state_dict(saved.state_dict())
+    assert torch.equal(other.ids, saved.ids)
+    assert other.duplicates == Duplicates(0.5, "refuse")
+    again = of(duplicates=Duplicates(0.5, "refuse"))()
+    again.load_state_dict(other.state_dict())
+    assert equal(again.state_dict(), other.state_dict())
 
 
 class Nameless(Score):

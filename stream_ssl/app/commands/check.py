@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from jsonargparse import ArgumentParser, Namespace
 
-from stream_ssl.app import config
+from stream_ssl.app import config, restart
 from stream_ssl.app.failures import configuring, reported
 from stream_ssl.observe.server import check_public
 
@@ -25,6 +25,9 @@ def main(arguments: Sequence[str]) -> int:
         log.info("the receiver's settings are sound; building the learner")
         learner = config.learner_parser("check")
         learner_settings = config.read(learner, arguments)
+        if (run := restart.stored(learner_settings.run)) is not None:
+            log.info("%s has a checkpoint: a restart is checked", learner_settings.run)
+            learner_settings = restart.resume(learner, learner_settings, run)
         with configuring():
             check_learner(learner, learner_settings)
         print(summary(learner, learner_settings))

@@ -1,0 +1,172 @@
+"""What a restart may change of a run's configuration, and what a run keeps from its beginning.
+
+Each option is on one of two lists, which docs/restart.md repeats for users; a test fails for a new
+option that is on neither.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import ArgumentParser, Namespace
+
+from stream_ssl.app.config import RECEIVER_SECTIONS, resolved
+
+log = logging.getLogger("stream_ssl.learner")
+
+FIXED = (
+    # What the samples become, and in which batches.
+    *("decoder.size", "decoder.channels", "decoder.fit", "batches.batch_size"),
+    # The network; a checkpoint's tensors fit no other.
+    *("encoder.width", "encoder.depths", "encoder.stem", "encoder.block"),
+    *("projector.dim", "projector.hidden", "projector.batchnorm"),
+    # What is learned.
+    *("views.crop", "views.flip", "views.brightness", "views.contrast", "views.saturation"),
+    *("views.hue", "views.jitter", "views.grey", "views.blur", "views.mean", "views.std"),
+    *("loss", "method", "optimiser.name", "learner.seed", "learner.anchors"),
+    *("learner.stream_share", "learner.write_back", "learner.plain_keys", "learner.keys"),
+    "learner.draw",
+    # What the memory holds, and by which rule.
+    *("memory.capacity", "memory.eviction", "memory.seed", "memory.descriptor"),
+    "memory.image_file",
+)
+"""A checkpoint means nothing, or something else, under other values: the run's own win."""
+
+MAY_CHANGE = (
+    *("optimiser.learning_rate", "optimiser.weight_decay", "optimiser.momentum"),
+    *("optimiser.betas", "optimiser.clip", "schedule", "pace.updates_per_sample", "pace.band"),
+    *("learner.device", "learner.precision", "learner.threads", "learner.reencode"),
+    *("memory.duplicates", "memory.images_on", "memory.measured_by"),
+    *("checkpoints.keep", "checkpoints.every_seconds", "checkpoints.every_steps"),
+    *("decoder.max_pixels", "batches.workers", "batches.prefetch"),
+    *("quarantine.max_bytes", "quarantine.max_files", "quarantine.rate"),
+    *("shadows", "classes", "observe.held_out", "observe.prequential.window"),
+    *("observe.prequential.k", "observe.prequential.rate"),
+    *("http.receiver", "http.learner", "http.public", "access"),
+    *("journal.budget", "journal.segment_bytes", "journal.forget_days", "journal.check"),
+    *("receiver.bind", "receiver.max_packet", "receiver.max_samples", "receiver.credit"),
+    *("receiver.total_credit", "receiver.max_lag_bytes", "receiver.group_packets"),
+    *("receiver.group_seconds", "receiver.max_producers", "receiver.max_names"),
+    "receiver.drain_seconds",
+)
+"""The new value is used from the restart on."""
+
+ABSENT = object()
+
+
+@dataclass(frozen=True)
+class Restart:
+    """The configuration that a run goes on with, and how it differs from others.
+
+    Args:
+        config: plain values.
+        kept: "option: the run's value (asked for: another)", of options that a run fixes.
+        changed: "option: the run's value -> the new one", of options that may change.
+    """
+
+    config: dict[str, Any]
+    kept: list[str]
+    changed: list[str]
+
+
+def merge(asked: Mapping[str, Any], run: Mapping[str, Any]) -> Restart:
+    """What a run goes on with.
+
+    Args:
+        asked: the configuration of the restart, as plain values.
+        run: the one stored in the checkpoint. Options that it lacks, being older than they are, are
+            taken from `asked`.
+    """
+    run = _with_descriptor(_with_named_method(run))
+    config = {name: dict(v) if isinstance(v, Mapping) else v for name, v in asked.items()}
+    kept, changed = [], []
+    for path in FIXED:
+        ours, theirs = _get(run, path), _get(asked, path)
+        if ours is not ABSENT:
+            section, _, option = path.partition(".")
+            if option:
+                config[section] = {**(config.get(section) or {}), option: ours}
+            else:
+                config[section] = ours
+            lines = _differences(path, ours, theirs)
+            kept += [f"{where}: {_show(a)} (asked for: {_show(b)})" for where, a, b in lines]
+    for path in MAY_CHANGE:
+        ours, theirs = _get(run, path), _get(asked, path)
+        # Of the receiver's sections a learner knows what the file says alone.
+        if ours is not ABSENT or path.partition(".")[0] in RECEIVER_SECTIONS:
+            lines = _differences(path, ours, theirs)
+            changed += [f"{where}: {_show(a)} -> {_show(b)}" for where, a, b in lines]
+    return Restart(config, kept, changed)
+
+
+def resume(parser: ArgumentParser, settings: Namespace, run: Mapping[str, Any]) -> Namespace:
+    """The settings to go on with from a checkpoint that stored the configuration `run`; logs what
+    is kept and what changes."""
+    found = merge(resolved(parser, settings), run)
+    if found.kept:
+        log.warning(
+            "%s: the run keeps its own settings, fixed since it began: %s. To use others, begin a "
+            "new run with --run FOLDER",
+            settings.run,
+            "; ".join(found.kept),
+        )
+    for line in found.changed:
+        log.info("changed since the last checkpoint, and used from now on: %s", line)
+    merged: Namespace = parser.parse_object(found.config)
+    return merged
+
+
+def stored(run: Path) -> Mapping[str, Any] | None:
+    """The configuration in the newest checkpoint of a run's folder, read without a lock or a check;
+    None where there is none."""
+    try:
+        state = json.loads((run / "checkpoints" / "latest" / "state.json").read_text())
+        config: Mapping[str, Any] = state["config"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return config
+
+
+def _get(config: Mapping[str, Any], path: str) -> Any:
+    found: Any = config
+    for name in path.split("."):
+        if not isinstance(found, Mapping) or name not in found:
+            return ABSENT
+        found = found[name]
+    return found
+
+
+def _differences(path: str, ours: Any, theirs: Any) -> Iterator[tuple[str, Any, Any]]:
+    if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
+        for key in sorted({*ours, *theirs}, key=str):
+            yield from _differences(f"{path}.{key}", ours.get(key, ABSENT), theirs.get(key, ABSENT))
+    elif _plain(ours) != _plain(theirs):
+        yield path, ours, theirs
+
+
+def _plain(value: Any) -> Any:
+    # JSON has no tuples: one that was stored comes back as a list.
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _show(value: Any) -> str:
+    return "default" if value is ABSENT else repr(_plain(value))
+
+
+def _with_named_method(run: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A run from before there was a choice of methods was MoCo's."""
+    method = run.get("method")
+    if method is None or "class_path" in method:
+        return run
+    return {**run, "method": {"class_path": "stream_ssl.methods.MoCo", "init_args": method}}
+
+
+def _with_descriptor(run: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A run from before there was a choice of descriptors counts duplicates on embeddings."""
+    memory = {"descriptor": {"class_path": "memory.descriptors.Embedding"}} | run.get("memory", {})
+    return {**run, "memory": memory}
