@@ -27,7 +27,7 @@ from stream_ssl.batch import Batch, Offset
 from stream_ssl.learning.encoder import ResNet
 from stream_ssl.learning.learner import Learner
 from stream_ssl.learning.projector import Projector
-from stream_ssl.learning.randomness import settle
+from stream_ssl.learning.randomness import seed_everything
 from stream_ssl.learning.records import PHASES, StepRecord
 from stream_ssl.learning.views import Views
 from stream_ssl.losses import InfoNCE, negatives
@@ -88,7 +88,7 @@ def _steps(device: torch.device, sizes: Sizes) -> Iterator[dict[str, Any]]:
     """Median milliseconds of a step, by phase."""
     kinds: tuple[Literal["float32", "bfloat16"], ...] = ("float32", "bfloat16")
     for precision in kinds:
-        settle(0)
+        seed_everything(0)
         encoder = ResNet(width=sizes.width, depths=sizes.depths)
         method = MoCo(encoder, Projector(encoder.dim, sizes.dim), InfoNCE(0.2))
         memory = _filled("linear", device, sizes, images=True)

@@ -35,7 +35,7 @@ from stream_ssl.ingest.segment_reader import JournalReader
 from stream_ssl.learning.encoder import ResNet
 from stream_ssl.learning.learner import Learner, Stream
 from stream_ssl.learning.projector import Projector
-from stream_ssl.learning.randomness import settle
+from stream_ssl.learning.randomness import seed_everything
 from stream_ssl.learning.records import PHASES, StepRecord
 from stream_ssl.learning.views import Views
 from stream_ssl.losses import InfoNCE
@@ -110,7 +110,7 @@ def filled(slots: int, score: Score | None) -> Learner:
 
 
 def learner(stream: Stream, slots: int = SLOTS, policy: Policy | None = None) -> Learner:
-    settle(0)
+    seed_everything(0)
     encoder = ResNet(width=16, depths=(1, 1, 1, 1), channels=1)
     method = MoCo(encoder, Projector(encoder.dim, DIM), InfoNCE(0.2))
     descriptor = Weighted([Embedding(), Thumbnail(side=8)])  # the daemon's

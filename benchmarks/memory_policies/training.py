@@ -21,7 +21,7 @@ from memory import WorkingMemory
 from stream_ssl.learning.learner import Learner
 from stream_ssl.learning.optimiser import OptimiserSettings
 from stream_ssl.learning.projector import Projector
-from stream_ssl.learning.randomness import settle
+from stream_ssl.learning.randomness import seed_everything
 from stream_ssl.learning.records import StepRecord
 from stream_ssl.learning.views import Views
 from stream_ssl.losses import InfoNCE
@@ -97,7 +97,7 @@ def study_views() -> Views:
 
 def build(run: Run, settings: Settings, data: Data, views: Views) -> Learner:
     """The learner of a run; the same weights and stream for every arm with the same seed."""
-    settle(run.seed, settings.threads)
+    seed_everything(run.seed, settings.threads)
     encoder = ConvNet()
     projector = Projector(encoder.dim, settings.dim)
     method = MoCo(encoder, projector, InfoNCE(settings.temperature), momentum=settings.momentum)

@@ -22,8 +22,8 @@ from stream_ssl.ingest.decode import Decoder
 from stream_ssl.ingest.journal import JournalReader
 from stream_ssl.ingest.quarantine import Quarantine
 from stream_ssl.learning import randomness
+from stream_ssl.learning.checks import check_batch, check_labels
 from stream_ssl.learning.encoder import ResNet
-from stream_ssl.learning.fit import check_batch, check_labels
 from stream_ssl.learning.learner import Learner, Stream
 from stream_ssl.learning.optimiser import OptimiserSettings
 from stream_ssl.learning.pace import Pace
@@ -52,7 +52,7 @@ def method(settings: Namespace) -> Method:
 
     `settings` has been through `parser.instantiate`, as for all functions here.
     """
-    randomness.settle(settings.learner.seed)
+    randomness.seed_everything(settings.learner.seed)
     encoder = ResNet(channels=settings.decoder.channels, **settings.encoder)
     projector = Projector(encoder.dim, **settings.projector)
     module, _, name = settings.method.class_path.rpartition(".")

@@ -20,7 +20,7 @@ from stream_ssl.ingest.cursor import Cursor
 from stream_ssl.ingest.journal import JournalReader
 from stream_ssl.ingest.seldom import SeldomLog
 from stream_ssl.learning.checkpoint import Checkpointer
-from stream_ssl.learning.fit import Unfit
+from stream_ssl.learning.checks import IncompatibleConfig
 from stream_ssl.learning.records import Idle
 from stream_ssl.observe.health import Health
 from stream_ssl.observe.metrics import WORKING, LearnerMetrics
@@ -122,7 +122,7 @@ class Process:
                     self.save()
                 if isinstance(record, Idle) and self._cursor.full:
                     self._relieve()  # the learner has all that there is
-        except Unfit as error:  # only the samples could tell
+        except IncompatibleConfig as error:  # only the samples could tell
             raise Misconfigured(str(error)) from error
         self._health.set("started", False, "stopping")
         self._watch.survey()

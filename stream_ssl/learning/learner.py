@@ -19,17 +19,13 @@ from torch import Tensor
 from memory import WorkingMemory
 from memory.compute import to_host
 from stream_ssl.batch import START, Batch, Offset
-from stream_ssl.learning.anchors import Anchors, Source, check_anchors
-from stream_ssl.learning.collisions import share_of_pairs
-from stream_ssl.learning.exchange import Exchange, Meeting
-from stream_ssl.learning.fit import check_batch, check_images, check_labels, check_parts
-from stream_ssl.learning.optimiser import OptimiserSettings
+from stream_ssl.learning.checks import check_batch, check_labels, check_parts
+from stream_ssl.learning.optimiser import OptimiserSettings, load_optimiser, optimiser_tensors
 from stream_ssl.learning.pace import Pace
-from stream_ssl.learning.phases import Phases
-from stream_ssl.learning.randomness import OwnRandomness, settle_threads
+from stream_ssl.learning.randomness import OwnRandomness, set_threads
 from stream_ssl.learning.records import Idle, StepRecord
 from stream_ssl.learning.schedule import Constant, Schedule
-from stream_ssl.learning.updates import Keys, Outcome, Updates, check_keys
+from stream_ssl.learning.step import Step, StepResult, true_collisions
 from stream_ssl.learning.upload import Upload
 from stream_ssl.learning.views import Views
 from stream_ssl.methods import Method
@@ -126,20 +122,19 @@ class Learner:
         seed: int = 0,
         threads: int | None = None,
         reencode: int = 0,
-        anchors: Source = "stream",
+        anchors: Literal["stream", "memory", "mixed"] = "stream",
         stream_share: float = 0.5,
         write_back: bool = True,
         plain_keys: bool = False,
-        keys: Keys = "before",
+        keys: Literal["before", "after"] = "before",
         draw: Literal["uniform", "inverse-count"] = "uniform",
         offset: Offset = START,
     ) -> None:
         self.pace = Pace() if pace is None else pace
-        check_parts(method, memory, precision)
-        check_anchors(anchors, stream_share)
-        check_images(memory, self.pace, reencode, anchors, draw)
-        check_keys(keys)
-        settle_threads(threads)
+        check_parts(
+            method, memory, self.pace, precision, anchors, stream_share, keys, draw, reencode
+        )
+        set_threads(threads)
         self.device = torch.device(device)
         self.method = method.to(self.device)
         self.views = views.to(self.device)
@@ -149,7 +144,7 @@ class Learner:
         self.step = 0
         self.samples = 0
         self.offset = offset
-        self._updates = Updates(
+        self._step = Step(
             self.method,
             memory,
             self.views,
@@ -157,11 +152,14 @@ class Learner:
             self.schedule,
             self.device,
             precision,
-            plain_keys,
+            anchors,
+            stream_share,
             keys,
+            plain_keys,
+            draw,
+            write_back,
+            reencode,
         )
-        self._exchange = Exchange(memory, self._updates, self.device, reencode, write_back, draw)
-        self._learn = Anchors(anchors, stream_share, self._updates, self._exchange)
         self._upload = Upload(self.device)
         self._randomness = OwnRandomness(seed, self.device)
         self._batch_size = 0
@@ -173,33 +171,33 @@ class Learner:
         makes no difference to the order of its updates.
         """
         self.method.train()
-        spoke = time.monotonic()
+        last_record = time.monotonic()
         while not stop.is_set():
             record: StepRecord | Idle
+            self._step.timer.restart()
             if self.pace.must_update() and self._can_replay():
-                record = self._replay(Phases(self.device))
+                record = self._replay()
             else:
-                ahead = self.pace.may_update() and self._can_replay()
-                phases = Phases(self.device)
-                with phases("data"):
-                    batch = self.batches.next(0.0 if ahead else POLL)
+                idle_update = self.pace.may_update() and self._can_replay()
+                with self._step.timer("data"):
+                    batch = self.batches.next(0.0 if idle_update else POLL)
                 if batch is not None:
-                    record = self._fresh(batch, phases)
-                elif ahead:
-                    record = self._replay(phases)
-                elif time.monotonic() - spoke >= QUIET:
+                    record = self._train(batch)
+                elif idle_update:
+                    record = self._replay()
+                elif time.monotonic() - last_record >= QUIET:
                     record = Idle(self.batches.lag())
                 else:
                     continue
             yield record
-            spoke = time.monotonic()
+            last_record = time.monotonic()
 
     def capture(self) -> Capture:
         """The state after the last record; the tensors are the live ones, so save them now."""
         return Capture(
             tensors={
                 "model": self.method.state_dict(),
-                "optimiser": self._updates.tensors(),
+                "optimiser": optimiser_tensors(self._step.optimiser),
                 "memory": self.memory.state_dict(),
                 "rng": self._randomness.state_dict(),
             },
@@ -226,7 +224,7 @@ class Learner:
                 f"the checkpoint's weights do not fit this model: {error}. "
                 "Build it with the configuration stored in the checkpoint"
             ) from error
-        self._updates.load(tensors["optimiser"])
+        load_optimiser(self._step.optimiser, tensors["optimiser"])
         self.memory.load_state_dict(dict(tensors["memory"]))
         self._randomness.load_state_dict(tensors["rng"])
         self.pace.load_state_dict(facts["pace"])
@@ -235,27 +233,27 @@ class Learner:
         self.offset = Offset(**facts["offset"])
 
     def _can_replay(self) -> bool:
-        return self._batch_size > 0 and self._exchange.can_draw
+        return self._batch_size > 0 and self._step.can_draw
 
-    def _fresh(self, batch: Batch[NDArray[Any]], phases: Phases) -> StepRecord:
+    def _train(self, batch: Batch[NDArray[Any]]) -> StepRecord:
+        """A step on a batch of the stream."""
         self._check(batch)
         self.pace.received(len(batch))
         self._batch_size = len(batch)
         self.samples += len(batch)
         self.offset = batch.offset
         with self._randomness:
-            with phases("data"):
-                inputs = self._upload(batch)
-            due = self.pace.may_update()
-            outcome, met = self._learn(inputs, self.step, due, phases)
-            if due:
+            with self._step.timer("data"):
+                uploaded = self._upload(batch)
+            update_due = self.pace.may_update()
+            result = self._step.run(uploaded, self.step, update_due)
+            if update_due:
                 self.pace.updated()
-            drift = self._exchange.reencode(phases)
-        host_labels = None if batch.labels_B is None else torch.from_numpy(batch.labels_B)
-        return self._record(inputs, host_labels, outcome, met, drift, phases)
+        assert batch.labels_B is not None, "-1 where there are none"
+        return self._record(result, torch.from_numpy(batch.labels_B))
 
     def _check(self, batch: Batch[NDArray[Any]]) -> None:
-        """ValueError if the rest does not go with batches like this."""
+        """ValueError if the learner's parts do not go with batches like this."""
         if len(batch) > self._batch_size:
             check_batch(self.method, self.memory, self.pace, self.anchors, len(batch))
         if self.method.needs_labels:
@@ -263,68 +261,57 @@ class Learner:
             labelled = labelled or bool(to_host((self.memory.labels >= 0).any()))
             check_labels(self.method, labelled)
 
-    def _replay(self, phases: Phases) -> StepRecord:
+    def _replay(self) -> StepRecord:
+        """A step on samples of the memory."""
         with self._randomness:
-            drawn = self._exchange.draw(self._batch_size, phases)
-            outcome = self._updates.update(drawn, self.step, phases)
+            result = self._step.replay(self._batch_size, self.step)
             self.pace.updated()
-            met = self._exchange.measure(drawn, outcome, phases)
-            outcome = self._exchange.write_back(drawn, outcome, phases)
-            drift = self._exchange.reencode(phases)
-        return self._record(drawn, None, outcome, met, drift, phases)
+        assert result.batch.labels_B is not None, "the memory has a label for each slot"
+        return self._record(result, to_host(result.batch.labels_B))
 
-    def _record(
-        self,
-        inputs: Batch[Tensor],
-        labels_B: Tensor | None,
-        outcome: Outcome,
-        met: Meeting,
-        drift: Mapping[str, Tensor],
-        phases: Phases,
-    ) -> StepRecord:
-        assert inputs.hashes_B is not None, "0 where there are none"
-        assert inputs.labels_B is not None, "-1 where there are none"
+    def _record(self, result: StepResult, labels_B: Tensor) -> StepRecord:
+        """What happened, with the labels on the CPU."""
+        batch, update = result.batch, result.update
+        assert batch.hashes_B is not None, "0 where there are none"
         self.step += 1
-        found, expected, true = _read({**outcome.unread, **drift}, met)
+        cosines, expected, true = _read(result)
         return StepRecord(
             step=self.step,
             samples=self.samples,
-            batch=len(inputs),
-            replay=inputs.slots_B is not None,
-            loss=outcome.loss,
-            grad_norm=outcome.norm,
-            learning_rate=outcome.rate,
-            skipped=outcome.skipped,
-            seconds=phases.seconds,
-            diagnostics={**outcome.diagnostics, **found},
+            batch=len(batch),
+            replay=batch.slots_B is not None,
+            loss=update.loss,
+            grad_norm=update.grad_norm,
+            learning_rate=update.learning_rate,
+            skipped=update.skipped,
+            seconds=self._step.timer.seconds,
+            diagnostics={**update.diagnostics, **cosines},
             collision_expected=expected,
             collision_true=true,
-            admission=met.admission,
-            keys_BD=met.keys_BD,
-            ids_B=inputs.ids_B,
-            labels_B=to_host(inputs.labels_B) if labels_B is None else labels_B,
-            hashes_B=inputs.hashes_B,
+            admission=result.admission,
+            keys_BD=result.keys_BD,
+            ids_B=batch.ids_B,
+            labels_B=labels_B,
+            hashes_B=batch.hashes_B,
             lag_seconds=self.batches.lag(),
             offset=self.offset,
-            rejected=inputs.rejected,
-            images_BCHW=inputs.images_BCHW,
+            rejected=batch.rejected,
+            images_BCHW=batch.images_BCHW,
         )
 
 
-def _read(
-    named: Mapping[str, Tensor], met: Meeting
-) -> tuple[dict[str, float], float, float | None]:
-    """What the record says, on the host: numbers by name, expected and true collisions. The device
-    is waited for once."""
-    parts = [value.reshape(1) for value in named.values()]
-    if met.expected is not None and met.pairs is not None:
-        parts += [met.expected.reshape(1), met.pairs]
+def _read(result: StepResult) -> tuple[dict[str, float], float, float | None]:
+    """Cosines by name, expected and true collisions, on the host: the device is waited for once."""
+    names, collisions = list(result.cosines), result.collisions
+    parts = [cosine.reshape(1) for cosine in result.cosines.values()]
+    if collisions is not None:
+        parts += [collisions.expected.reshape(1), collisions.pairs]
     if not parts:
         return {}, math.nan, None
     # Whole numbers up to 2**53 are exact in float64.
     numbers = to_host(torch.cat([part.double() for part in parts])).tolist()
-    found = dict(zip(named, numbers, strict=False))
-    if met.expected is None:
-        return found, math.nan, None
-    expected, *counts = numbers[len(named) :]
-    return found, expected, share_of_pairs(counts)
+    cosines = dict(zip(names, numbers, strict=False))
+    if collisions is None:
+        return cosines, math.nan, None
+    expected, *pairs = numbers[len(names) :]
+    return cosines, expected, true_collisions(pairs)

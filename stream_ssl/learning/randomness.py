@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 
-def settle(seed: int, threads: int | None = None, deterministic: bool = False) -> None:
+def seed_everything(seed: int, threads: int | None = None, deterministic: bool = False) -> None:
     """Seed every generator and fix the threads; call it before the model is built.
 
     `threads` are those of torch's operators (None leaves them); two runs are bit-equal only with
     the same number. `deterministic` refuses GPU kernels that add up in no fixed order.
     """
-    settle_threads(threads)
+    set_threads(threads)
     if deterministic:
         # cuBLAS reads this when it is first used.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -28,7 +28,7 @@ def settle(seed: int, threads: int | None = None, deterministic: bool = False) -
     torch.manual_seed(seed)
 
 
-def settle_threads(threads: int | None) -> None:
+def set_threads(threads: int | None) -> None:
     """Fix the threads of torch's operators; None leaves them."""
     if threads is None:
         return
@@ -46,7 +46,7 @@ class OwnRandomness:
     def __init__(self, seed: int, device: torch.device) -> None:
         self._cuda = device if device.type == "cuda" else None
         outer = self._read()
-        settle(seed)
+        seed_everything(seed)
         self._mine = self._read()
         self._write(outer)
         self._outer: dict[str, Tensor] = {}

@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from torch import Tensor
+from stream_ssl.batch import Offset
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from memory import Admission
-    from stream_ssl.batch import Offset
 
 PHASES = ("data", "forward", "backward", "memory")
 

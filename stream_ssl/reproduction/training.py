@@ -23,7 +23,7 @@ from stream_ssl.evaluation.neighbours import knn_accuracy, retrieval
 from stream_ssl.learning.learner import Learner
 from stream_ssl.learning.optimiser import OptimiserSettings
 from stream_ssl.learning.projector import Projector
-from stream_ssl.learning.randomness import settle
+from stream_ssl.learning.randomness import seed_everything
 from stream_ssl.learning.records import StepRecord
 from stream_ssl.learning.schedule import Constant, Cosine
 from stream_ssl.learning.views import Views
@@ -86,7 +86,7 @@ def build(run: Run, settings: Mapping[str, Any], data: Data, views: Views) -> Le
     """The learner of a run; the same weights and stream for every arm of the same network, batch,
     bias and seed."""
     arm, seed = run.arm, run.seed
-    settle(seed, threads=1 if settings["device"] == "cpu" else None)
+    seed_everything(seed, threads=1 if settings["device"] == "cpu" else None)
     batch = arm.batch or settings["batch"]
     steps = max(1, round(arm.share * settings["samples"] / batch))
     method = method_of(arm, settings, steps)

@@ -20,7 +20,7 @@ from stream_ssl.batch import START, Batch, Offset
 from stream_ssl.learning.encoder import ResNet
 from stream_ssl.learning.learner import Learner
 from stream_ssl.learning.projector import Projector
-from stream_ssl.learning.randomness import settle
+from stream_ssl.learning.randomness import seed_everything
 from stream_ssl.learning.records import Idle, StepRecord
 from stream_ssl.learning.views import Views
 from stream_ssl.losses import InfoNCE, Loss, NegativeCosine, SelfLabeling
@@ -71,7 +71,7 @@ def build(
     views: Views | None = None,
     **settings: Any,
 ) -> Learner:
-    settle(seed=3, threads=1)
+    seed_everything(seed=3, threads=1)
     encoder = ResNet(width=4, depths=(1, 1, 0, 0), channels=1)
     method = wrap(network(kind, encoder, loss))
     shape = (1, SIZE, SIZE) if images else None

@@ -14,11 +14,11 @@ from memory import WorkingMemory
 from memory.eviction import MostDuplicated
 from memory.scores import VonMisesFisher
 from stream_ssl.batch import START
-from stream_ssl.learning.exchange import drawn_from
 from stream_ssl.learning.learner import Learner
 from stream_ssl.learning.optimiser import OptimiserSettings
 from stream_ssl.learning.pace import Pace
 from stream_ssl.learning.records import StepRecord
+from stream_ssl.learning.step import draw_batch
 from stream_ssl.losses import LossOutput
 from stream_ssl.methods import MethodOutput
 
@@ -63,7 +63,7 @@ def from_memory(**settings) -> Learner:
     return build(anchors="memory", **settings)
 
 
-def test_the_batch_joins_before_it_is_drawn_from() -> None:
+def test_the_batch_joins_before_it_is_draw_batch() -> None:
     learner = from_memory()
     seen = spied(learner)
     for record in one_by_one(learner, 5):
@@ -280,7 +280,7 @@ def test_training_batches_may_favour_what_has_few_duplicates() -> None:
     memory.add(torch.arange(20), z_KD, images=torch.zeros(20, 1, 2, 2, dtype=torch.uint8))
 
     def rare(how) -> float:
-        drawn = [drawn_from(memory, 2, torch.device("cpu"), how) for _ in range(400)]
+        drawn = [draw_batch(memory, 2, torch.device("cpu"), how) for _ in range(400)]
         return sum((d.slots_B >= 17).sum().item() for d in drawn) / 800
 
     assert rare("uniform") == pytest.approx(3 / 20, abs=0.04)
@@ -298,7 +298,7 @@ def test_drawn_samples_bring_what_is_known_of_them() -> None:
     memory.add(ids, z_KD, images=images, labels=ids % 7 - 1, hashes=ids * 3)
     seen = set()
     for _ in range(20):
-        drawn = drawn_from(memory, 5, torch.device("cpu"))
+        drawn = draw_batch(memory, 5, torch.device("cpu"))
         assert torch.equal(drawn.labels_B, drawn.ids_B % 7 - 1)
         assert torch.equal(drawn.hashes_B, drawn.ids_B * 3)
         assert torch.equal(drawn.images_BCHW[:, 0, 0, 0], drawn.ids_B % 251)

@@ -28,9 +28,9 @@ from stream_ssl.methods import METHODS
 from stream_ssl.observe.drift import Drift
 from stream_ssl.observe.prequential import Prequential
 
-UPDATE = "stream_ssl/learning/updates.py _read"  # behind the backward pass: is it sound
+UPDATE = "stream_ssl/learning/step.py _read"  # behind the backward pass: is it sound
 RECORD = "stream_ssl/learning/learner.py _read"  # at the end: what the record says
-KEYS = "stream_ssl/learning/updates.py _keys_of"  # of keys for the memory alone: are they sound
+KEYS = "stream_ssl/learning/step.py _keys_of"  # of keys for the memory alone: are they sound
 MEMORY = "stream_ssl/methods/d_simclr.py prepare"  # the same of the memory, encoded anew
 
 READS = {
@@ -116,7 +116,7 @@ def test_a_replay_reads_its_labels_besides() -> None:
         learner = on_gpu(gpu, pace=Pace(2 / BATCH))
         replay, fresh = steps(learner, 2)
         assert (fresh.replay, replay.replay) == (False, True)
-        labels = "stream_ssl/learning/learner.py _record"
+        labels = "stream_ssl/learning/learner.py _replay"
         assert reads(gpu) == {UPDATE: 2, RECORD: 2, labels: 1}
     assert not isinstance(fresh.labels_B, OnGpu)
     assert not isinstance(replay.labels_B, OnGpu)

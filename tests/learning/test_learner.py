@@ -14,12 +14,11 @@ from learning_world import BATCH, SLOTS, Repeatable, build, differing, state_of,
 
 from memory import WorkingMemory
 from stream_ssl.batch import START, Offset
-from stream_ssl.learning.collisions import true_collisions
 from stream_ssl.learning.optimiser import OptimiserSettings
 from stream_ssl.learning.pace import Pace
 from stream_ssl.learning.records import PHASES, Idle, StepRecord
 from stream_ssl.learning.schedule import Constant
-from stream_ssl.learning.updates import Backup
+from stream_ssl.learning.step import Backup, count_pairs, true_collisions
 from stream_ssl.losses import LossOutput
 from stream_ssl.methods import MethodOutput
 
@@ -308,14 +307,16 @@ def test_true_collisions_are_the_share_of_equal_pairs(seed: int) -> None:
     known_B = [label for label in batch.tolist() if label >= 0]
     known_K = [label for label in held.tolist() if label >= 0]
     equal = sum(one == other for one in known_B for other in known_K)
-    assert true_collisions(batch, held) == equal / (len(known_B) * len(known_K))
+    assert true_collisions(count_pairs(batch, held).tolist()) == equal / (
+        len(known_B) * len(known_K)
+    )
 
 
 def test_true_collisions_need_labels_on_both_sides() -> None:
     labelled, none = torch.tensor([3, -1]), torch.tensor([-1, -7])
-    assert true_collisions(labelled, labelled) == 1
+    assert true_collisions(count_pairs(labelled, labelled).tolist()) == 1
     for one, other in ((none, labelled), (labelled, none), (none, none), (labelled, labelled[:0])):
-        assert true_collisions(one, other) is None
+        assert true_collisions(count_pairs(one, other).tolist()) is None
 
 
 def test_a_backup_puts_back_what_it_kept() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from stream_ssl.learning.randomness import OwnRandomness, settle, settle_threads
+from stream_ssl.learning.randomness import OwnRandomness, seed_everything, set_threads
 
 CPU = torch.device("cpu")
 
@@ -25,21 +25,21 @@ def draw() -> list[float]:
 
 
 def test_a_seed_fixes_every_generator() -> None:
-    settle(4)
+    seed_everything(4)
     first = draw()
-    settle(4)
+    seed_everything(4)
     assert draw() == first
-    settle(5)
+    seed_everything(5)
     assert all(a != b for a, b in zip(draw(), first, strict=True))
 
 
 def test_own_draws_and_outer_draws_do_not_touch() -> None:
-    settle(1)
+    seed_everything(1)
     outer = [draw(), draw()]
     own = OwnRandomness(2, CPU)
     with own:
         inner = [draw(), draw()]
-    settle(1)
+    seed_everything(1)
     again = OwnRandomness(2, CPU)
     seen = [draw()]
     with again:
@@ -63,9 +63,9 @@ def test_it_resumes_from_its_state() -> None:
 
 def test_threads_are_at_least_one() -> None:
     before = torch.get_num_threads()
-    settle_threads(1)
-    settle_threads(None)
+    set_threads(1)
+    set_threads(None)
     assert torch.get_num_threads() == 1
-    settle_threads(before)
+    set_threads(before)
     with pytest.raises(ValueError, match="threads is 0"):
-        settle_threads(0)
+        set_threads(0)

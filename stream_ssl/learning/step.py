@@ -1,0 +1,478 @@
+"""One step of the learner: a batch joins the memory, and the weights are updated once.
+
+`Step.run` is DUEL's Algorithm 2, in three forms by what the update's anchors are:
+
+    stream   update on the batch; the batch joins the memory
+    memory   the batch joins the memory; update on samples drawn from it
+    mixed    update on a part of the batch and on drawn samples; all of the batch joins the memory
+
+Where the loss, the keys or the gradient are not finite there is no update: weights, optimiser and
+BatchNorm's averages stay as they were, `StepRecord.skipped` says why, the learner goes on with the
+next batch, and this one joins the memory nevertheless if its keys are of unit norm.
+
+Shapes: B samples, R re-encoded slots, K slots, C channels, H height, W width, D embedding.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from memory import Admission, WorkingMemory
+from memory.compute import to_device, to_host
+from stream_ssl.batch import Batch
+from stream_ssl.learning.optimiser import OptimiserSettings
+from stream_ssl.learning.records import PHASES
+from stream_ssl.learning.schedule import Schedule
+from stream_ssl.learning.views import Views
+from stream_ssl.losses import Diagnostics
+from stream_ssl.methods import Method
+
+
+class Keys(NamedTuple):
+    """Embeddings [B, D] for the memory, and whether it may take them: all finite, of unit norm."""
+
+    keys_BD: Tensor
+    usable: bool
+
+
+class Update(NamedTuple):
+    """What came of an update. `skipped` is as in `StepRecord`; None if the weights were updated."""
+
+    skipped: str | None
+    loss: float = math.nan
+    grad_norm: float = math.nan
+    learning_rate: float = 0.0
+    diagnostics: Mapping[str, float] = {}
+
+
+class CollisionStats(NamedTuple):
+    """A batch against the memory as it was before, on the memory's device."""
+
+    expected: Tensor  # mean collision probability, 0-dimensional
+    pairs: Tensor  # what `count_pairs` counts
+
+
+class StepResult(NamedTuple):
+    """What the learner records. `collisions` is None with keys that are not usable."""
+
+    batch: Batch[Tensor]  # of the stream; in a replay the one drawn
+    keys_BD: Tensor  # of this batch
+    update: Update
+    collisions: CollisionStats | None
+    admission: Admission | None  # None: nothing joined the memory
+    cosines: Mapping[str, Tensor]  # of old and new embeddings of slots, 0-dimensional, on a device
+
+
+class Step:
+    """The step of one run; `Learner` documents the arguments.
+
+    What an update depends on is read from the device once, behind the backward pass: whether loss,
+    keys and gradient are finite.
+
+    Attributes:
+        timer: the seconds of the step by phase.
+        optimiser: of the method's weights.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        memory: WorkingMemory,
+        views: Views,
+        optimiser: OptimiserSettings,
+        schedule: Schedule,
+        device: torch.device,
+        precision: Literal["float32", "bfloat16"],
+        anchors: Literal["stream", "memory", "mixed"],
+        stream_share: float,
+        keys: Literal["before", "after"],
+        plain_keys: bool,
+        draw: Literal["uniform", "inverse-count"],
+        write_back: bool,
+        reencode: int,
+    ) -> None:
+        self._method, self._memory, self._views = method, memory, views
+        self._settings, self._schedule = optimiser, schedule
+        self._device, self._precision = device, precision
+        self._anchors, self._share = anchors, stream_share
+        self._keys, self._plain_keys = keys, plain_keys
+        self._key_view = views.plain if plain_keys else views
+        self._draw, self._write_back, self._reencode = draw, write_back, reencode
+        self._parameters = list(method.trained)
+        self._buffers = Backup(list(method.buffers()))
+        self.optimiser = optimiser.build(self._parameters)
+        self.timer = PhaseTimer(device)
+
+    def run(self, batch: Batch[Tensor], number: int, update_due: bool) -> StepResult:
+        """A step on a batch of the stream, without an update if none is due.
+
+        Args:
+            batch: on the device.
+            number: of the step, 0 for the first.
+            update_due: False lets the batch join the memory and updates nothing.
+        """
+        if not update_due:
+            result = self._join(batch)
+        elif self._anchors == "stream":
+            result = self._train_on_stream(batch, number)
+        elif self._anchors == "memory":
+            result = self._train_on_memory(batch, number)
+        else:
+            result = self._train_on_both(batch, number)
+        return self._with_reencoding(result)
+
+    def replay(self, count: int, number: int) -> StepResult:
+        """A step on `count` samples drawn from the memory, with no batch of the stream."""
+        drawn = self._drawn(count)
+        update, keys = self._update(drawn, number)
+        collisions = self._measure(drawn, keys)
+        cosines = self._refresh(drawn, keys)
+        result = StepResult(drawn, keys.keys_BD, update, collisions, None, cosines)
+        return self._with_reencoding(result)
+
+    @property
+    def can_draw(self) -> bool:
+        """Whether a slot has an image; one that lies in a file may have lost it in a crash."""
+        memory = self._memory
+        return len(memory) > 0 and memory.images is not None and len(memory.stalest(1)) > 0
+
+    # -- Algorithm 2
+
+    def _join(self, batch: Batch[Tensor]) -> StepResult:
+        keys = self._encode(images_of(batch))
+        return StepResult(batch, keys.keys_BD, Update("pace"), *self._admit(batch, keys), {})
+
+    def _train_on_stream(self, batch: Batch[Tensor], number: int) -> StepResult:
+        """Update on the batch, whose keys then join the memory."""
+        update, keys = self._update(batch, number)
+        return StepResult(batch, keys.keys_BD, update, *self._admit(batch, keys), {})
+
+    def _train_on_memory(self, batch: Batch[Tensor], number: int) -> StepResult:
+        """Let the batch join the memory, then update on as many samples drawn from it (the paper's
+        alternative: the memory first)."""
+        keys = self._encode(images_of(batch))
+        admitted = self._admit(batch, keys)
+        if not self.can_draw:  # the very first keys were not usable
+            return StepResult(batch, keys.keys_BD, Update("keys"), *admitted, {})
+        drawn = self._drawn(len(batch))
+        update, drawn_keys = self._update(drawn, number)
+        cosines = self._refresh(drawn, drawn_keys)
+        return StepResult(batch, keys.keys_BD, update, *admitted, cosines)
+
+    def _train_on_both(self, batch: Batch[Tensor], number: int) -> StepResult:
+        """Update on a part of the batch and on samples drawn from the memory, then let the batch
+        join. So what is drawn was there before, and is still in its slot when its fresh key goes
+        back."""
+        keys = self._encode(images_of(batch)) if self._keys == "before" else None
+        count = min(len(batch) - 1, max(1, round(self._share * len(batch))))
+        cosines: Mapping[str, Tensor] = {}
+        if count and self.can_draw:
+            chosen = torch.randperm(len(batch))[:count].sort().values
+            drawn = self._drawn(len(batch) - count)
+            update, mixed_keys = self._update(joined(batch, chosen, drawn), number)
+            drawn_keys = mixed_keys._replace(keys_BD=mixed_keys.keys_BD[count:])
+            cosines = self._refresh(drawn, drawn_keys)
+        else:
+            update, _ = self._update(batch, number)
+        if keys is None:
+            keys = self._encode(images_of(batch))
+        return StepResult(batch, keys.keys_BD, update, *self._admit(batch, keys), cosines)
+
+    # -- Weights
+
+    def _update(self, batch: Batch[Tensor], number: int) -> tuple[Update, Keys]:
+        """Views, loss, gradient and optimiser step; the batch's keys."""
+        self._method.begin(number)
+        images_BCHW, rate = images_of(batch), self._settings.learning_rate * self._schedule(number)
+        with self.timer("data"):
+            views = [self._views(images_BCHW) for _ in range(self._method.views)]
+        # A forward pass on numbers that are not finite leaves them in BatchNorm's averages.
+        self._buffers.save()
+        with self.timer("memory"), self._autocast():
+            self._method.prepare(self._memory, self._key_view)
+        with self.timer("forward"), self._autocast():
+            # Labels are for oracles alone.
+            known = batch if self._method.needs_labels else replace(batch, labels_B=None)
+            output = self._method(views, known, self._memory)
+        with self.timer("backward"):
+            self.optimiser.zero_grad(set_to_none=True)
+            output.loss.loss.backward()
+            norm = self._gradient_norm()
+            loss, usable, norm_on_host, diagnostics = _read(
+                output.loss.loss, is_usable(output.keys_BD), norm, output.loss.diagnostics
+            )
+            skipped = _reason_to_skip(loss, usable, norm_on_host)
+            if skipped is None:
+                self._descend(norm, rate)
+            else:
+                self.optimiser.zero_grad(set_to_none=True)
+                self._buffers.restore()
+        keys = Keys(output.keys_BD, usable)
+        if self._keys == "after" and skipped is None:
+            keys = self._keys_of(self._key_view(images_BCHW) if self._plain_keys else views[1])
+        norm_on_host = norm_on_host if skipped in (None, "gradient") else math.nan
+        return Update(skipped, loss, norm_on_host, rate, diagnostics), keys
+
+    def _gradient_norm(self) -> Tensor:
+        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        return torch.nn.utils.get_total_norm(gradients).to(self._device)
+
+    def _descend(self, norm: Tensor, rate: float) -> None:
+        """One optimiser step along a gradient of this norm."""
+        if self._settings.clip is not None:
+            torch.nn.utils.clip_grads_with_norm_(self._parameters, self._settings.clip, norm)
+        for group in self.optimiser.param_groups:
+            group["lr"] = rate
+        self.optimiser.step()
+        self._method.after_update()
+
+    def _encode(self, images_BCHW: Tensor) -> Keys:
+        """Keys for the memory alone."""
+        with self.timer("data"):
+            view_BCHW = self._key_view(images_BCHW)
+        return self._keys_of(view_BCHW)
+
+    def _keys_of(self, view_BCHW: Tensor) -> Keys:
+        with self.timer("forward"), self._autocast():
+            keys_BD = self._method.encode_keys(view_BCHW)
+            return Keys(keys_BD, bool(to_host(is_usable(keys_BD))))
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(
+            self._device.type, torch.bfloat16, enabled=self._precision == "bfloat16"
+        )
+
+    # -- Memory
+
+    def _drawn(self, count: int) -> Batch[Tensor]:
+        with self.timer("data"):
+            return draw_batch(self._memory, count, self._device, self._draw)
+
+    def _measure(self, batch: Batch[Tensor], keys: Keys) -> CollisionStats | None:
+        """Collisions of a batch with the memory as it is."""
+        if not keys.usable:
+            return None
+        with self.timer("memory"):
+            expected = self._memory.collisions(keys.keys_BD, batch.images_BCHW).mean()
+            assert batch.labels_B is not None, "-1 where there are none"
+            labels_B = batch.labels_B.to(self._memory.device)
+            return CollisionStats(expected, count_pairs(labels_B, self._memory.labels))
+
+    def _admit(
+        self, batch: Batch[Tensor], keys: Keys
+    ) -> tuple[CollisionStats | None, Admission | None]:
+        """Let a batch join the memory, once its collisions are measured."""
+        collisions = self._measure(batch, keys)
+        if not keys.usable:
+            return None, None
+        with self.timer("memory"):
+            admission = self._memory.add(
+                batch.ids_B,
+                keys.keys_BD,
+                images=None if self._memory.images is None else batch.images_BCHW,
+                labels=batch.labels_B,
+                hashes=batch.hashes_B,
+            )
+        return collisions, admission
+
+    def _refresh(self, drawn: Batch[Tensor], keys: Keys) -> Mapping[str, Tensor]:
+        """Give the fresh keys of drawn samples back to their slots."""
+        if not self._write_back or not keys.usable:
+            return {}
+        assert drawn.slots_B is not None, "what is drawn from the memory has slots"
+        with self.timer("memory"):
+            drift = self._memory.refresh(drawn.slots_B, keys.keys_BD).mean()
+        return {"written_back_cosine": drift}
+
+    def _with_reencoding(self, result: StepResult) -> StepResult:
+        """The same after the stalest slots were re-encoded, if that is asked for."""
+        if not self._reencode or not self.can_draw:
+            return result
+        slots_R = self._memory.stalest(self._reencode)
+        keys = self._encode(self._memory.images_of(slots_R).to(self._device))
+        if not keys.usable:
+            return result
+        with self.timer("memory"):
+            drift = self._memory.refresh(slots_R, keys.keys_BD).mean()
+        return result._replace(cosines={**result.cosines, "drift_cosine": drift})
+
+
+class PhaseTimer:
+    """Adds up seconds under the phase of the step that is running.
+
+    On a CPU it is the host's monotonic time. On a GPU, whose kernels run behind the host, it is the
+    device's own, from when it came to the phase until it was through; where it waited for the host,
+    as for a batch, that is in it.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._gpu = device if device.type == "cuda" else None
+        self.restart()
+
+    def restart(self) -> None:
+        """A new step begins."""
+        self._seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0)
+        self._spans: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        started, begin = time.perf_counter(), self._event()
+        try:
+            yield
+        finally:
+            end = self._event()
+            if begin is None or end is None:
+                self._seconds[phase] += time.perf_counter() - started
+            else:
+                self._spans.append((phase, begin, end))
+
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        """By phase. On a GPU this waits until it is through with the last one: ask when the step's
+        numbers have been read, for then it is."""
+        if self._spans:
+            self._spans[-1][2].synchronize()
+        for phase, begin, end in self._spans:
+            self._seconds[phase] += begin.elapsed_time(end) / 1000
+        self._spans.clear()
+        return dict(self._seconds)
+
+    def _event(self) -> torch.cuda.Event | None:
+        """When the GPU is through with all that was launched so far."""
+        if self._gpu is None:
+            return None
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self._gpu))
+        return event
+
+
+class Backup:
+    """Copies of tensors, to undo what happened to them; one kernel a dtype makes or restores them.
+
+    Args:
+        live: the tensors, which stay the same objects.
+    """
+
+    def __init__(self, live: Iterable[Tensor]) -> None:
+        by_type: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+        for tensor in live:
+            by_type.setdefault((tensor.device, tensor.dtype), []).append(tensor)
+        self._pairs = [(same, [torch.empty_like(one) for one in same]) for same in by_type.values()]
+
+    @torch.no_grad()
+    def save(self) -> None:
+        """Copy the present values."""
+        for live, kept in self._pairs:
+            torch._foreach_copy_(kept, live)
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Give the tensors the saved values."""
+        for live, kept in self._pairs:
+            torch._foreach_copy_(live, kept)
+
+
+def images_of(batch: Batch[Tensor]) -> Tensor:
+    """The images of a batch that is to be encoded."""
+    assert batch.images_BCHW is not None, "only images can be encoded"
+    return batch.images_BCHW
+
+
+def draw_batch(
+    memory: WorkingMemory,
+    count: int,
+    device: torch.device,
+    how: Literal["uniform", "inverse-count"] = "uniform",
+) -> Batch[Tensor]:
+    """At most `count` samples of the memory, each at most once, as `WorkingMemory.sample`."""
+    draw = memory.sample(min(count, len(memory)), how=how)
+    slots_B, images_BCHW, ids_B = draw.slots, draw.images, draw.ids
+    assert images_BCHW is not None, "only a memory that keeps images is drawn from"
+    if _repeats(memory, slots_B):
+        slots_B = torch.unique(slots_B)
+        images_BCHW, ids_B = memory.images_of(slots_B), memory.ids[slots_B]
+    return Batch(
+        ids_B.to(device),
+        memory.hashes[slots_B].to(device),
+        memory.labels[slots_B].to(device),
+        images_BCHW.to(device),
+        slots_B=slots_B,
+    )
+
+
+def _repeats(memory: WorkingMemory, slots: Tensor) -> bool:
+    """Whether a slot was drawn twice: the memory does so where it has lost most of its images."""
+    if slots.device.type == "cpu":
+        return len(torch.unique(slots)) < len(slots)
+    # To look at the slots would wait for a GPU; how many could be drawn is known without.
+    return len(memory.stalest(len(slots))) < len(slots)
+
+
+def joined(batch: Batch[Tensor], rows: Tensor, drawn: Batch[Tensor]) -> Batch[Tensor]:
+    """These rows (int64, on the CPU) of a batch, and all samples drawn, without their slots."""
+    rows, others = to_device(rows, batch.ids_B.device), drawn.columns()
+    columns: dict[str, Any] = {
+        name: torch.cat([column[rows], others[name]]) for name, column in batch.columns().items()
+    }
+    return Batch(**columns)
+
+
+def is_usable(keys_BD: Tensor) -> Tensor:
+    """bool, 0-dimensional: finite and of unit norm, as the memory requires. An encoder that died
+    gives zeros."""
+    norm_B = torch.linalg.vector_norm(keys_BD, dim=1)
+    usable: Tensor = ((norm_B - 1).abs() < 1e-3).all()
+    return usable
+
+
+def count_pairs(labels_B: Tensor, labels_K: Tensor) -> Tensor:
+    """int64 [3] on their device: pairs of equal labels, labelled samples, labelled slots.
+
+    Classes are any numbers from 0 on: they are looked up, not counted in a table of their range.
+    The device is not waited for, nor is a [B, K] tensor made.
+    """
+    known_B, known_K = labels_B >= 0, labels_K >= 0
+    sorted_B = labels_B.sort().values
+    ahead_K = torch.searchsorted(sorted_B, labels_K)
+    equal_K = torch.searchsorted(sorted_B, labels_K, right=True) - ahead_K
+    return torch.stack([(equal_K * known_K).sum(), known_B.sum(), known_K.sum()])
+
+
+def true_collisions(pairs: Sequence[float]) -> float | None:
+    """Share in [0, 1] of pairs of a labelled sample and a labelled slot that have the same label,
+    from what `count_pairs` counted; None where either side has no labels.
+
+    What DUEL's Definition 2 estimates without labels.
+    """
+    equal, samples, slots = pairs
+    return equal / (samples * slots) if samples and slots else None
+
+
+def _read(
+    loss: Tensor, usable: Tensor, norm: Tensor, diagnostics: Mapping[str, float]
+) -> tuple[float, bool, float, Mapping[str, float]]:
+    """All of it on the host, waiting for the device once."""
+    parts = [torch.stack([loss.detach().double(), usable.double(), norm.double()])]
+    if isinstance(diagnostics, Diagnostics):
+        parts.append(diagnostics.on_device.double())
+    value, good, size, *rest = to_host(torch.cat(parts)).tolist()
+    if isinstance(diagnostics, Diagnostics):
+        diagnostics = diagnostics.read(rest)
+    return value, bool(good), size, diagnostics
+
+
+def _reason_to_skip(loss: float, usable: bool, norm: float) -> str | None:
+    """Why there may be no update; None if there may."""
+    if not math.isfinite(loss):
+        return "loss"
+    if not usable:
+        return "keys"
+    return None if math.isfinite(norm) else "gradient"
