@@ -15,10 +15,12 @@ A producer that goes on where its last run ended:
 
 from producers.client import Producer
 from producers.errors import (
+    BufferFullError,
     CannotConnectError,
     ClosedError,
     DamagedError,
     DeadlineError,
+    DeliveryError,
     ProducerError,
     RefusedError,
     SampleTooLargeError,
@@ -26,15 +28,18 @@ from producers.errors import (
     UnauthorisedError,
     VersionRefusedError,
 )
-from producers.stats import Count, Rejection, Stats
+from producers.stats import Count, Delivery, Rejection, StateChange, Stats
 from stream_ssl.wire import Keys, Sample, Welcome
 
 __all__ = [
+    "BufferFullError",
     "CannotConnectError",
     "ClosedError",
     "Count",
     "DamagedError",
     "DeadlineError",
+    "Delivery",
+    "DeliveryError",
     "Keys",
     "Producer",
     "ProducerError",
@@ -42,6 +47,7 @@ __all__ = [
     "Rejection",
     "Sample",
     "SampleTooLargeError",
+    "StateChange",
     "Stats",
     "SupersededError",
     "UnauthorisedError",

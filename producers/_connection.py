@@ -7,11 +7,15 @@ failures, and a fresh socket carries no messages of the old one in either direct
 from __future__ import annotations
 
 import errno
+import socket
 from dataclasses import dataclass
+from pathlib import Path
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from stream_ssl.wire import Keys, require_loopback
+from stream_ssl.wire.keys import public_key
 from stream_ssl.wire.messages import Frame, Frames
 
 HEARTBEAT_MS = 1000
@@ -19,6 +23,7 @@ HEARTBEAT_TIMEOUT_MS = 3000
 HANDSHAKE_MS = 5000
 RETRY_MS = 100
 RETRY_MAX_MS = 1000
+DIAGNOSE_SECONDS = 1.0  # for each of the peer's answers
 MAX_REPLY = 1 << 20  # bytes; the receiver's messages are small
 
 
@@ -26,9 +31,69 @@ MAX_REPLY = 1 << 20  # bytes; the receiver's messages are small
 class Curve:
     """What a CURVE client needs, in Z85."""
 
+    name: str
     public: str
     secret: str
     server: str
+
+    def __str__(self) -> str:
+        return f"the key {self.name!r} (public {self.public})"
+
+
+def curve_of(
+    address: str, keys: Keys | str | Path | None, server_key: Keys | str | Path | None
+) -> Curve | None:
+    """What a CURVE connection needs; None: plain text, which only loopback addresses allow.
+
+    Raises:
+        ValueError: plain text beyond loopback, one of the two missing, or a bad key file.
+    """
+    if keys is None and server_key is None:
+        require_loopback(address, "pass keys= and server_key=, made with: stream-ssl keys NAME")
+        return None
+    if keys is None or server_key is None:
+        raise ValueError("keys and server_key belong together: pass both, or neither on loopback")
+    pair = keys if isinstance(keys, Keys) else Keys.load(keys)
+    if pair.secret is None:
+        raise ValueError(
+            f"keys {pair.name!r}: only the public half; pass {pair.name}.secret.json, "
+            f"made with: stream-ssl keys {pair.name}"
+        )
+    return Curve(pair.name, pair.public, pair.secret, public_key(server_key))
+
+
+def diagnose(address: str) -> str | None:
+    """Why a handshake with an address does not come about, as plain TCP shows it; None: it is not
+    known. Takes some seconds."""
+    transport, _, rest = address.partition("://")
+    if transport != "tcp":
+        return None
+    host, _, port = rest.rpartition(":")
+    host = host.strip("[]")
+    try:
+        socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
+    except OSError as error:
+        return (
+            f"the host name {host!r} cannot be resolved ({error.strerror}); check its spelling and "
+            "this machine's name server"
+        )
+    try:
+        with socket.create_connection((host, int(port)), DIAGNOSE_SECONDS) as peer:
+            answer = _first_answer(peer)
+    except OSError:
+        return None
+    if not answer or answer[0] == 0xFF:  # the first byte of ZeroMQ's greeting
+        return None
+    return f"{address} answers {answer[:24]!r}, which is no ZeroMQ; is it another service's port?"
+
+
+def _first_answer(peer: socket.socket) -> bytes:
+    """What a peer says unasked, as ZeroMQ does, or else to the question of a browser."""
+    try:
+        return peer.recv(64)
+    except TimeoutError:
+        peer.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        return peer.recv(64)
 
 
 class Connection:
@@ -110,8 +175,8 @@ class Connection:
             )
         elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             self._fail(
-                f"{self._address} refuses this key (status {value}): it is not on the receiver's "
-                "allow-list; add the public key there"
+                f"{self._address} refuses {self._curve} (status {value}): it is not on the "
+                "receiver's allow-list; add the public key there"
             )
         elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and value == errno.EAGAIN:
             self._fail(f"{self._address} accepts connections but does not answer; is it hung?")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from producers.stats import Delivery
 from stream_ssl.wire import Data, Position, Sample
 from stream_ssl.wire.packet import MAX_HEADER_BYTES
 from stream_ssl.wire.sample import MAX_POSITION_BYTES
@@ -12,6 +14,8 @@ from stream_ssl.wire.sample import MAX_POSITION_BYTES
 ROW_BYTES = 96  # at least what a header's map takes beyond id, source and meta
 HEADER_BYTES = MAX_HEADER_BYTES - MAX_POSITION_BYTES - 1024  # for the samples' maps
 NOT_GIVEN = object()
+
+OnDelivery = Callable[[Delivery], None]
 
 
 @dataclass(slots=True, eq=False)
@@ -22,21 +26,33 @@ class Packet:
     count: int
     size: int
     positions: tuple[Position, ...]  # after each sample, so that the packet can be split
+    callbacks: tuple[OnDelivery | None, ...]  # of each sample; empty: none has one
     sent: bool = False
     rejected: bool = False
+    spooled: int | None = None  # number of its first sample in the spool; None: not there
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """Of its samples."""
+        return tuple(row["id"] for row in self.data.fields["samples"])
 
     def split(self, max_packet: int, max_samples: int) -> Iterator[Packet]:
         """The same samples within the limits; a sample too large for any packet stands alone."""
         if self.count == 1 or (self.size <= max_packet and self.count <= max_samples):
             yield self
             return
-        samples, half = list(self.data.samples()), self.count // 2
-        for part in (self._part(samples, 0, half), self._part(samples, half, self.count)):
+        half = self.count // 2
+        for part in (self.part(0, half), self.part(half, self.count)):
             yield from part.split(max_packet, max_samples)
 
-    def _part(self, samples: list[Sample], start: int, end: int) -> Packet:
-        part = pack(samples[start:end], self.positions[start:end])
+    def part(self, start: int, end: int) -> Packet:
+        """The samples from `start` to before `end`, as a packet; always the same bytes."""
+        if (start, end) == (0, self.count):
+            return self
+        samples = list(itertools.islice(self.data.samples(), start, end))
+        part = pack(samples, self.positions[start:end], self.callbacks[start:end])
         part.sent = self.sent
+        part.spooled = None if self.spooled is None else self.spooled + start
         return part
 
 
@@ -56,18 +72,26 @@ class Packer:
         self.began: float | None = None  # monotonic time of the first sample
         self._samples: list[Sample] = []
         self._positions: list[Position] = []
-        self.position: Position = None  # the last one given: a packet never takes it back
+        self._callbacks: list[OnDelivery | None] = []
+        self.position: Position = None  # the last one known: a packet never takes it back
 
     def __len__(self) -> int:
         return len(self._samples)
 
     def limit(self, max_packet: int, max_samples: int) -> None:
-        """What the receiver of the day takes; it binds where it is less than what is wanted."""
+        """The receiver's limits, which apply where they are below the user's."""
         self.packet_bytes = min(self._wanted_bytes, max_packet)
         self.packet_samples = min(self._wanted_samples, max_samples)
 
-    def add(self, sample: Sample, cost: int, position: object, now: float) -> Iterator[Packet]:
-        """Takes a sample of a cost_of() in; yields the packets that are full, at most two."""
+    def add(
+        self,
+        sample: Sample,
+        cost: int,
+        position: object,
+        now: float,
+        callback: OnDelivery | None = None,
+    ) -> Iterator[Packet]:
+        """Takes in a sample of a cost_of(); yields the packets that are full, at most two."""
         described = cost - len(sample.data)
         if self._samples and (
             self.size + cost > self.packet_bytes
@@ -81,23 +105,29 @@ class Packer:
             self.position = position
         self._samples.append(sample)
         self._positions.append(self.position)
+        self._callbacks.append(callback)
         self.size += cost
         self._header += described
         if len(self._samples) >= self.packet_samples or self.size >= self.packet_bytes:
             yield self.take()
 
     def take(self) -> Packet:
-        """The packet as far as it has come; there must be a sample in it."""
-        packet = pack(self._samples, tuple(self._positions))
-        self._samples, self._positions = [], []
+        """The open packet as it is; there must be a sample in it."""
+        callbacks = tuple(self._callbacks) if any(self._callbacks) else ()
+        packet = pack(self._samples, tuple(self._positions), callbacks)
+        self._samples, self._positions, self._callbacks = [], [], []
         self.size, self._header, self.began = 0, 0, None
         return packet
 
 
-def pack(samples: list[Sample], positions: tuple[Position, ...]) -> Packet:
+def pack(
+    samples: list[Sample],
+    positions: tuple[Position, ...],
+    callbacks: tuple[OnDelivery | None, ...] = (),
+) -> Packet:
     """One packet of samples with one source."""
     data = Data.pack(0, samples, positions[-1])
-    return Packet(data, len(samples), data.size, positions)
+    return Packet(data, len(samples), data.size, positions, callbacks)
 
 
 def cost_of(sample: Sample) -> int:

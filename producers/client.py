@@ -2,43 +2,72 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import functools
 import itertools
+import math
 import os
 import threading
 import time
-from collections.abc import Callable
-from copy import deepcopy
+import warnings
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, InvalidStateError
+from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from producers._arguments import as_sample, curve_of
-from producers._courier import Courier
-from producers._dialogue import MIN_SLEEP_SECONDS, Dialogue
-from producers._packer import NOT_GIVEN, Packer, cost_of, pack
+from producers._connection import curve_of
+from producers._images import as_sample, owned, short
+from producers._io_thread import IoThread
+from producers._packer import NOT_GIVEN, OnDelivery, Packer, cost_of, pack
+from producers._protocol import MIN_SLEEP_SECONDS, ProtocolState
+from producers._reporter import Reporter
+from producers._spool import Spool
 from producers.errors import (
+    BufferFullError,
     CannotConnectError,
     ClosedError,
     DeadlineError,
+    DeliveryError,
     ProducerError,
     SampleTooLargeError,
 )
-from producers.stats import Rejection, Stats
+from producers.stats import Delivery, Rejection, StateChange, Stats
 from stream_ssl.wire import Hello, Keys, Sample, Welcome, check_name
 from stream_ssl.wire.address import check_address
-from stream_ssl.wire.sample import MAX_SOURCE_BYTES, check_position
+from stream_ssl.wire.sample import MAX_SOURCE_BYTES, Position, Scalar, check_position
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as PillowImage
+
+    Image = (
+        NDArray[np.uint8]
+        | Sample
+        | bytes
+        | bytearray
+        | memoryview
+        | PillowImage
+        | str
+        | os.PathLike[str]
+    )
 
 AGENT = "stream-ssl producers 1"
+
+FIELDS = ("label", "codec", "shape", "time", "source", "meta")
+OnFull = Literal["block", "drop_newest", "drop_oldest", "raise", "spool", "drop"]
 
 
 class Producer:
     """Sends samples to a receiver, and keeps each one until it is on the receiver's disk.
 
     Any thread may call any method. A producer does not survive fork(): make it in the process that
-    uses it.
+    uses it. Callbacks run in the producer's thread, and must not wait for the producer.
 
     Args:
         address: of the receiver, as "tcp://HOST:PORT". In plain text only on loopback.
@@ -51,13 +80,24 @@ class Producer:
         packet_bytes: a packet closes before it grows beyond.
         packet_samples: a packet closes at so many samples.
         linger: seconds after which a packet leaves that is not full.
-        buffer_bytes: of samples waiting or unacknowledged.
-        on_full: what send() does when the buffer is full: "block", or "drop" the new sample.
-        on_rejected: called, in the producer's thread, with what the receiver refuses for good. It
-            must not call back into the producer.
+        buffer_bytes: of samples waiting or unacknowledged, in memory.
+        on_full: what send() does when the buffer is full: "block", "drop_newest" (the sample that
+            it was given; also "drop"), "drop_oldest" (those that have waited longest unsent),
+            "raise" BufferFullError, or "spool": samples wait on disk while the network is away or
+            slower than the source, over restarts and power cuts.
+        spool: the folder to spool in, of this producer alone.
+        spool_bytes: of the spool; the newest samples are dropped when it is full.
+        takeover: displace a running producer of the same name; otherwise this one is refused.
+        exit_timeout: seconds that the interpreter's end, or the garbage collection of a producer
+            that nobody closed, still waits for acknowledgements.
+        on_rejected: called with what the receiver refuses for good.
+        on_state: called when the connection's state, or the reason for it, changes.
+        on_stats: called with a copy of the counters every `stats_seconds`.
+        stats_seconds: see on_stats.
 
     Raises:
-        ValueError: an argument breaks its rule.
+        ValueError: an argument breaks its rule, or another producer uses the spool.
+        OSError: the spool cannot be read or written.
     """
 
     def __init__(
@@ -71,34 +111,64 @@ class Producer:
         packet_samples: int = 64,
         linger: float = 0.2,
         buffer_bytes: int = 64 * 1024 * 1024,
-        on_full: Literal["block", "drop"] = "block",
+        on_full: OnFull = "block",
         on_rejected: Callable[[Rejection], None] | None = None,
+        spool: str | Path | None = None,
+        spool_bytes: int = 1024 * 1024 * 1024,
+        takeover: bool = False,
+        exit_timeout: float = 5.0,
+        on_state: Callable[[StateChange], None] | None = None,
+        on_stats: Callable[[Stats], None] | None = None,
+        stats_seconds: float = 10.0,
     ) -> None:
-        if on_full not in ("block", "drop"):
-            raise ValueError(f'on_full {on_full!r}: must be "block" or "drop"')
-        if packet_bytes < 1 or packet_samples < 1 or linger < 0 or buffer_bytes < 1:
-            raise ValueError(
-                f"packet_bytes {packet_bytes}, packet_samples {packet_samples}, linger {linger}, "
-                f"buffer_bytes {buffer_bytes}: must be positive (linger may be 0)"
-            )
+        if on_full not in get_args(OnFull):
+            raise ValueError(f"on_full {on_full!r}: must be one of {', '.join(get_args(OnFull))}")
+        if (on_full == "spool") != (spool is not None):
+            raise ValueError('on_full="spool" and spool=FOLDER belong together: pass both')
+        for what, value in (
+            ("packet_bytes", packet_bytes),
+            ("packet_samples", packet_samples),
+            ("buffer_bytes", buffer_bytes),
+            ("spool_bytes", spool_bytes),
+            ("stats_seconds", stats_seconds),
+        ):
+            if not value > 0:
+                raise ValueError(f"{what} {value}: must be above 0")
+        if not (linger >= 0 and exit_timeout >= 0):
+            raise ValueError(f"linger {linger}, exit_timeout {exit_timeout}: must be 0 or more")
         self.address, self.name = check_address(address), check_name(name)
         self.source = source or name[:MAX_SOURCE_BYTES]
         curve = curve_of(address, keys, server_key)
-        self._buffer_bytes, self._drop = buffer_bytes, on_full == "drop"
-        self._epoch = time.time_ns()
+        self._buffer_bytes, self._on_full = buffer_bytes, on_full
+        disk = None if spool is None else Spool(Path(spool), name, spool_bytes)
+        self._spooled_position = disk.position if disk is not None and disk.samples else None
+        self._epoch = time.time_ns() if disk is None else disk.epoch
         self._numbers = itertools.count(1)
         self._pid, self._closed = os.getpid(), False
+        if on_full == "drop_oldest":  # whole packets go, so that they must be small
+            packet_bytes = min(packet_bytes, max(1, buffer_bytes // 8))
         self._packer = Packer(packet_bytes, packet_samples)
-        hello = Hello(name, self._epoch, first=1, agent=AGENT)
-        self._dialogue = Dialogue(hello, self._packer, linger, f"still connecting to {address}")
-        self._changed = threading.Condition()
-        self._courier = Courier(address, curve, self._dialogue, self._changed, on_rejected)
-        self._courier.thread.start()
+        self._protocol = ProtocolState(
+            Hello(name, self._epoch, first=1, agent=AGENT),
+            self._packer,
+            linger,
+            f"still connecting to {address}",
+            key="this plain-text connection" if curve is None else str(curve),
+            takeover=takeover,
+            spool=disk,
+            buffer_bytes=buffer_bytes,
+        )
+        label = f"producer {name!r} to {address}"
+        reporter = Reporter(label, on_state, on_stats, on_rejected, stats_seconds)
+        self._io = IoThread(address, curve, self._protocol, reporter, exit_timeout)
+        self._changed = self._io.changed
+        self._io.start()
 
     def connect(self, timeout: float = 10.0) -> Welcome:
         """Waits until the receiver has said WELCOME, and returns it.
 
-        `welcome.position` is where a source goes on after a restart; None: at its beginning.
+        `welcome.position` is where a source goes on after a restart; None: at its beginning. Where
+        an earlier run left samples in the spool it is the position after the last of these.
 
         Raises:
             CannotConnectError: not in time; the message says why.
@@ -107,117 +177,168 @@ class Producer:
         deadline = time.monotonic() + timeout
         with self._changed:
             self._check_usable()
-            while self._dialogue.state != "active":
+            while self._protocol.state != "active":
                 self._check_usable()
                 if not self._wait(deadline):
                     raise CannotConnectError(
-                        f"no connection within {timeout:g} s: {self._dialogue.why()}"
+                        f"no connection within {timeout:g} s: {self._protocol.why()}"
                     )
-            welcome = self._dialogue.welcome
+            welcome = self._protocol.welcome
         assert welcome is not None
+        if self._spooled_position is not None:
+            welcome = replace(welcome, position=self._spooled_position)
         return welcome
 
     def send(
         self,
-        image: NDArray[np.uint8] | Sample | bytes,
+        image: Image,
         id: str | None = None,  # noqa: A002
         label: int | None = None,
         *,
-        position: Any = NOT_GIVEN,
+        codec: str | None = None,
+        shape: tuple[int, int, int] | None = None,
+        time: float | datetime | np.datetime64 | None = None,  # noqa: A002, RUF100
+        source: str | None = None,
+        meta: Mapping[str, Scalar | datetime | np.generic] | None = None,
+        position: Position = NOT_GIVEN,
         timeout: float | None = None,
-        **fields: Any,
+        on_delivery: OnDelivery | None = None,
     ) -> bool:
-        """Takes one sample; False: dropped, as the buffer is full.
+        """Takes one sample; False: it was dropped, and counted, as the buffer is full.
 
         Args:
-            image: a Sample, or uint8 pixels H x W or H x W x C, which are copied, or an encoded
-                file with codec="jpeg", "png" or "webp".
+            image: uint8 pixels H x W or H x W x C, which are copied; an encoded file as bytes,
+                bytearray or memoryview, or the path of one, which is read; a PIL image, which
+                travels as its pixels; or a Sample, with nothing of the following.
             id: names the image within its source; the same image keeps its id. None: a new one.
             label: class, where there is one.
+            codec: "jpeg", "png", "webp" or "raw"; None: found from the bytes.
+            shape: (H, W, C) of bytes that are raw pixels.
+            time: of capture: seconds since the Unix epoch, or a datetime; None: now.
+            source: where it was captured; None: the producer's.
+            meta: further facts; NumPy scalars and datetimes are made plain.
             position: the source's position after this sample: what WELCOME tells a restarted
                 producer once the sample is on disk.
-            timeout: seconds to wait for room when on_full is "block"; None: as long as it takes.
-            **fields: more of Sample's.
+            timeout: seconds to wait for room when on_full is "block" or "spool"; None: as long as
+                it takes.
+            on_delivery: called once with what became of the sample, if it was taken.
 
         Raises:
+            TypeError: the image is none.
             ValueError: the sample breaks a rule.
+            OSError: a file cannot be read.
             SampleTooLargeError: no packet, or the buffer, can hold it.
             DeadlineError: no room in time.
+            BufferFullError: no room, and on_full is "raise".
             RefusedError: the receiver refuses this producer.
         """
-        if isinstance(image, Sample):
-            if id is not None or label is not None or fields:
-                raise ValueError("a Sample carries its own id, label and fields; pass it alone")
-        elif id is None:
-            id = f"{self._epoch:x}-{next(self._numbers)}"  # noqa: A001
-        sample = as_sample(image, id, label, {"source": self.source, **fields})
-        if position is not NOT_GIVEN:
-            check_position(position)
-        cost = cost_of(sample)
-        with self._changed:
-            self._check_usable()
-            self._check_size(sample, cost, position)
-            if not self._make_room(cost, timeout):
-                self._dialogue.stats.dropped.add(1, len(sample.data))
-                return False
-            self._dialogue.stats.accepted.add(1, len(sample.data))
-            for packet in self._packer.add(sample, cost, position, time.monotonic()):
-                self._dialogue.enqueue(packet)
-                self._courier.wake()
-            if self._dialogue.linger < MIN_SLEEP_SECONDS:  # else it looks by itself in time
-                self._courier.wake()
-        return True
+        fields = {"label": label, "codec": codec, "shape": shape, "time": time, "meta": meta}
+        sample = self._sample(image, id, {**fields, "source": source})
+        return self._offer(sample, position, timeout, on_delivery)
+
+    def submit(
+        self,
+        image: Image,
+        id: str | None = None,  # noqa: A002
+        label: int | None = None,
+        *,
+        position: Position = NOT_GIVEN,
+        timeout: float | None = None,
+        **fields: Any,
+    ) -> Future[Delivery]:
+        """Takes one sample as send() does, and returns a future of what becomes of it.
+
+        The future raises DeliveryError where the sample is rejected or dropped.
+        """
+        sample = self._sample(image, id, {"label": label, **fields})
+        future: Future[Delivery] = Future()
+        self._submit(sample, position, timeout, future)
+        return future
+
+    async def send_async(
+        self,
+        image: Image,
+        id: str | None = None,  # noqa: A002
+        label: int | None = None,
+        *,
+        position: Position = NOT_GIVEN,
+        timeout: float | None = None,
+        **fields: Any,
+    ) -> asyncio.Future[Delivery]:
+        """Waits for room without blocking the event loop, and returns a future as submit() does.
+
+        `await` the future too, to wait until the sample is on the receiver's disk.
+        """
+        sample = self._sample(image, id, {"label": label, **fields})
+        loop, deadline = asyncio.get_running_loop(), _deadline(timeout)
+        future: Future[Delivery] = Future()
+        while True:
+            room = asyncio.Event()
+            with self._changed:
+                try:
+                    self._submit(sample, position, 0.0, future)
+                    return asyncio.wrap_future(future)
+                except DeadlineError:
+                    if time.monotonic() >= deadline:
+                        raise
+                self._io.room_waiters.append(functools.partial(_set_in, loop, room))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(room.wait(), min(1.0, deadline - time.monotonic()))
 
     def flush(self, timeout: float | None = 30.0) -> None:
-        """Waits until all that was sent before is on the receiver's disk, or rejected.
+        """Waits until all that was sent before is on the receiver's disk, rejected or dropped.
 
         Raises:
             DeadlineError: not in time; the message says why.
             RefusedError: the receiver refuses this producer.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
-        dialogue = self._dialogue
+        deadline, protocol = _deadline(timeout), self._protocol
         with self._changed:
             self._check_usable()
-            target = dialogue.stats.accepted.samples
-            dialogue.flush_to = max(dialogue.flush_to, target)
-            self._courier.wake()
-            while dialogue.done < target:
+            target = protocol.taken
+            protocol.flush_to = max(protocol.flush_to, target)
+            self._io.wake()
+            while protocol.done < target:
                 self._check_usable()
                 if not self._wait(deadline):
                     raise DeadlineError(
-                        f"{target - dialogue.done} of {target} samples are not acknowledged after "
-                        f"{timeout:g} s: {dialogue.why()}"
+                        f"{target - protocol.done} of {target} samples are not acknowledged after "
+                        f"{timeout:g} s: {protocol.why()}"
                     )
 
     def close(self, timeout: float | None = 30.0) -> None:
         """Flushes, says BYE and frees everything; a second call does nothing.
 
+        With a spool, what is not acknowledged in time, or once the network is away, stays in the
+        spool for the next run.
+
         Raises:
             DeadlineError: not flushed in time. The producer is closed all the same, and samples
-                that were not acknowledged are lost.
+                that were not acknowledged are lost, and counted in `stats`.
             RefusedError: the receiver refuses this producer, and samples are unacknowledged.
         """
         if self._closed or os.getpid() != self._pid:
             self._closed = True
             return
+        spooling, protocol = self._protocol.spool is not None, self._protocol
         try:
-            if self._dialogue.done < self._dialogue.stats.accepted.samples:
+            if not spooling and protocol.done < protocol.taken:
                 self.flush(timeout)
         finally:
             with self._changed:
                 self._closed = True
                 self._changed.notify_all()
-            self._courier.stop()
+            self._io.finish((math.inf if timeout is None else timeout) if spooling else 0.0)
+            self._io.join()
+        lost = protocol.stats.dropped_by_reason.get("closed")
+        if spooling and lost is not None:
+            raise DeadlineError(f"{lost.samples} samples are lost: the spool could not take them")
 
     @property
     def stats(self) -> Stats:
         """A copy of the counters."""
         with self._changed:
-            stats = deepcopy(self._dialogue.stats)
-            window = self._dialogue.window
-            stats.buffered.add(window.samples + len(self._packer), window.size + self._packer.size)
-        return stats
+            return self._io.snapshot()
 
     def __enter__(self) -> Self:
         return self
@@ -237,17 +358,82 @@ class Producer:
             assert error is not None
             error.add_note(f"closing the producer: {late}")
 
+    def __del__(self) -> None:
+        io: IoThread | None = getattr(self, "_io", None)  # the constructor may have failed
+        if io is None or self._closed or io.closed or os.getpid() != self._pid:
+            return
+        text = f"producer {self.name!r} was not closed; use `with Producer(...)`, or close()"
+        warnings.warn(text, ResourceWarning, source=self, stacklevel=2)
+        io.finish()
+
+    def _sample(self, image: Image, id: str | None, fields: dict[str, Any]) -> Sample:  # noqa: A002
+        unknown = fields.keys() - set(FIELDS)
+        if unknown:
+            raise TypeError(
+                f"{', '.join(sorted(unknown))}: no such argument; a sample has {', '.join(FIELDS)}"
+            )
+        if isinstance(image, Sample):
+            if id is not None or any(value is not None for value in fields.values()):
+                raise ValueError("a Sample carries its own id, label and fields; pass it alone")
+            return owned(image)
+        if id is None:
+            id = f"{self._epoch:x}-{next(self._numbers)}"  # noqa: A001
+        return as_sample(image, id, **{**fields, "source": fields.get("source") or self.source})
+
+    def _offer(
+        self,
+        sample: Sample,
+        position: Position,
+        timeout: float | None,
+        on_delivery: OnDelivery | None,
+    ) -> bool:
+        """Takes a sample, or drops it: False."""
+        if position is not NOT_GIVEN:
+            check_position(position)
+        cost = cost_of(sample)
+        with self._changed:
+            self._check_usable()
+            self._check_size(sample, cost, position)
+            if not self._make_room(cost, timeout):
+                reason = "buffer_full" if self._protocol.spool is None else "spool_full"
+                self._protocol.stats.drop(reason, 1, len(sample.data))
+                return False
+            self._protocol.stats.accepted.add(1, len(sample.data))
+            self._protocol.taken += 1
+            now = time.monotonic()
+            for packet in self._packer.add(sample, cost, position, now, on_delivery):
+                self._protocol.enqueue(packet)
+                self._io.wake()
+            if self._protocol.linger < MIN_SLEEP_SECONDS:  # else it looks by itself in time
+                self._io.wake()
+        return True
+
+    def _submit(
+        self, sample: Sample, position: Position, timeout: float | None, future: Future[Delivery]
+    ) -> None:
+        def settle(delivery: Delivery) -> None:
+            with contextlib.suppress(InvalidStateError):  # cancelled by whoever has it
+                if delivery.outcome in ("acknowledged", "spooled"):
+                    future.set_result(delivery)
+                else:
+                    text = f"sample {short(delivery.id)} was {delivery.outcome}: {delivery.detail}"
+                    future.set_exception(DeliveryError(text, delivery))
+
+        if not self._offer(sample, position, timeout, settle):
+            settle(Delivery(sample.id, "dropped", "the buffer is full"))
+
     def _check_size(self, sample: Sample, cost: int, position: Any) -> None:
         """Refuses what can never travel, before it takes up room."""
+        name = short(sample.id)
         if len(sample.data) > self._buffer_bytes:
             raise SampleTooLargeError(
-                f"sample {sample.id!r}: {len(sample.data)} bytes exceed buffer_bytes "
+                f"sample {name}: {len(sample.data)} bytes exceed buffer_bytes "
                 f"{self._buffer_bytes}; raise it or send a smaller image"
             )
-        welcome = self._dialogue.welcome
+        welcome = self._protocol.welcome
         if welcome is not None and sample.codec not in welcome.codecs:
             raise ValueError(
-                f"sample {sample.id!r}: codec {sample.codec!r}: the receiver takes "
+                f"sample {name}: codec {sample.codec!r}: the receiver takes "
                 f"{', '.join(welcome.codecs)}"
             )
         if welcome is None or cost + 4096 <= welcome.max_packet:
@@ -257,40 +443,57 @@ class Producer:
         size = pack([sample], (position,)).size
         if size > welcome.max_packet:
             raise SampleTooLargeError(
-                f"sample {sample.id!r}: {size} bytes in a packet, the receiver takes at most "
+                f"sample {name}: {size} bytes in a packet, the receiver takes at most "
                 f"{welcome.max_packet}; send a smaller or compressed image, or raise its max_packet"
             )
 
     def _make_room(self, cost: int, timeout: float | None) -> bool:
-        """Waits until the buffer takes `cost` more bytes; False: it does not, and may drop."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        window = self._dialogue.window
-        while (used := window.size + self._packer.size) and used + cost > self._buffer_bytes:
-            if self._drop:
+        """Waits or drops until the buffer takes `cost` more bytes; False: the sample must go."""
+        deadline, protocol = _deadline(timeout), self._protocol
+        while (used := protocol.memory) and used + cost > self._buffer_bytes:
+            self._io.full = True
+            if self._on_full == "drop_oldest" and self._drop_oldest():
+                continue
+            if self._on_full.startswith("drop") or (protocol.spool and protocol.spool.full):
                 return False
+            reason = f"the buffer of {self._buffer_bytes} bytes is full"
+            if self._on_full == "raise":
+                raise BufferFullError(f"{reason}: {protocol.why()}")
+            self._io.wake()
             if not self._wait(deadline):
-                raise DeadlineError(
-                    f"the buffer of {self._buffer_bytes} bytes is full after {timeout:g} s: "
-                    f"{self._dialogue.why()}"
-                )
+                raise DeadlineError(f"{reason} after {timeout:g} s: {protocol.why()}")
             self._check_usable()
         return True
 
-    def _wait(self, deadline: float | None) -> bool:
-        """Waits for a change; False: the deadline has passed."""
-        if threading.current_thread() is self._courier.thread:
-            raise ProducerError("on_rejected would wait for itself; call the producer elsewhere")
-        if deadline is None:
-            self._changed.wait()
+    def _drop_oldest(self) -> bool:
+        if self._protocol.drop_oldest():
             return True
+        if not len(self._packer):
+            return False
+        self._protocol.enqueue(self._packer.take())
+        return self._protocol.drop_oldest()
+
+    def _wait(self, deadline: float) -> bool:
+        """Waits for a change; False: the deadline has passed."""
+        if threading.current_thread() is self._io.thread:
+            raise ProducerError("a callback would wait for itself; call the producer elsewhere")
         left = deadline - time.monotonic()
-        return left > 0 and (self._changed.wait(left) or True)
+        return left > 0 and (self._changed.wait(None if left == math.inf else left) or True)
 
     def _check_usable(self) -> None:
         if os.getpid() != self._pid:
             raise ClosedError("a producer does not survive fork(); make it in this process")
         if self._closed:
             raise ClosedError(f"producer {self.name!r} is closed")
-        fatal = self._dialogue.fatal
+        fatal = self._protocol.fatal
         if fatal is not None:
-            raise type(fatal)(*fatal.args)  # afresh: each caller's has its own traceback
+            raise type(fatal)(*fatal.args)  # a new one: each caller's has its own traceback
+
+
+def _deadline(timeout: float | None) -> float:
+    return math.inf if timeout is None else time.monotonic() + timeout
+
+
+def _set_in(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+        loop.call_soon_threadsafe(event.set)

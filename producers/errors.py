@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from producers.stats import Delivery
+
 
 class ProducerError(Exception):
     """Anything that a producer raises about its connection or its buffer."""
@@ -20,7 +22,7 @@ class VersionRefusedError(RefusedError):
 
 
 class SupersededError(RefusedError):
-    """Another producer with the same name has taken over."""
+    """Another producer with the same name is connected, or has taken over."""
 
 
 class UnauthorisedError(RefusedError):
@@ -30,6 +32,22 @@ class UnauthorisedError(RefusedError):
 class DeadlineError(ProducerError, TimeoutError):
     """Samples were not acknowledged, or found no room, in time; the message says why. They stay
     buffered, and are still sent while the producer is open."""
+
+
+class BufferFullError(ProducerError):
+    """The buffer has no room for a sample, and on_full is "raise"."""
+
+
+class DeliveryError(ProducerError):
+    """A sample was rejected or dropped; raised by the future of submit() and send_async().
+
+    Attributes:
+        delivery: what became of the sample.
+    """
+
+    def __init__(self, message: str, delivery: Delivery) -> None:
+        super().__init__(message)
+        self.delivery = delivery
 
 
 class DamagedError(ProducerError):

@@ -123,7 +123,7 @@ def test_bye_of_the_receiver_stops_data_until_the_next_welcome(
     peer: Peer, producer: Producer
 ) -> None:
     peer.say(Bye("draining"))
-    until(lambda: "BYE: draining" in producer._dialogue.why())
+    until(lambda: "BYE: draining" in producer._protocol.why())
     send(producer, "1")
     assert peer.quiet()
     peer.welcome()

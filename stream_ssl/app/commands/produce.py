@@ -13,7 +13,7 @@ from pathlib import Path
 from jsonargparse import ArgumentParser, Namespace
 
 from producers import Producer
-from producers.errors import CannotConnectError, DeadlineError, ProducerError
+from producers.errors import BufferFullError, CannotConnectError, DeadlineError, ProducerError
 from producers.shaping import Continual, Parked, Shaped
 from producers.sources import SOURCES, Source
 from stream_ssl.app.failures import Failure, configuring, reported
@@ -27,7 +27,11 @@ STOP_SECONDS = 20.0
 """How long what is under way may take once asked to stop, ..."""
 STALL_SECONDS = 1.0
 """... while something is acknowledged at least so often."""
-GIVEN = {"address", "name", "keys", "server_key", "source", "on_rejected", "on_full"}
+OWN = {
+    *("address", "name", "keys", "server_key", "source", "takeover"),
+    *("on_rejected", "on_state", "on_stats", "stats_seconds", "exit_timeout"),
+}
+"""Arguments of Producer that are options of another name here, or not the command line's."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -68,12 +72,15 @@ def source_parser(name: str) -> ArgumentParser:
     parser.add_argument(
         "--connect_seconds", type=float, default=30.0, help="give up when nobody answers that long"
     )
+    parser.add_argument(
+        "--takeover", action="store_true", help="displace a running producer of the same name"
+    )
     parser.add_class_arguments(SOURCES[name], "source", instantiate=False)
     parser.add_class_arguments(Continual, "continual", skip={"source"}, instantiate=False)
     parser.add_class_arguments(Parked, "parked", skip={"source"}, instantiate=False)
     parser.set_defaults({"parked.share": 0.0})  # not parked, unless asked for
     parser.add_class_arguments(Shaped, "shape", skip={"source"}, instantiate=False)
-    parser.add_class_arguments(Producer, "producer", skip=GIVEN, instantiate=False)
+    parser.add_class_arguments(Producer, "producer", skip=OWN, instantiate=False)
     return parser
 
 
@@ -86,6 +93,7 @@ def produce(settings: Namespace, cls: Callable[..., Source], stop: threading.Eve
             settings.name,
             keys=settings.key,
             server_key=settings.server_key,
+            takeover=settings.takeover,
             on_rejected=lambda rejection: log.warning("refused for good: %s", rejection),
             **settings.producer,
         )
@@ -151,19 +159,26 @@ def _stop_source(source: Shaped, stop: threading.Event) -> None:
 
 
 def send(producer: Producer, sample: Sample, after: Position, stop: threading.Event) -> bool:
-    """Send one sample, however long the receiver gives no credit; False once asked to stop."""
+    """Send or, as on_full says, drop one sample, however long that takes; False once asked to stop.
+
+    Where samples are dropped the report counts them.
+    """
     while not stop.is_set():
         try:
-            return producer.send(sample, position=after, timeout=1.0)
+            producer.send(sample, position=after, timeout=1.0)
+        except BufferFullError as error:
+            raise Failure(str(error)) from error
         except DeadlineError:
             continue
+        return True
     return False
 
 
 def flush(producer: Producer, report: Report, stop: threading.Event) -> None:
     """Wait until all is on the receiver's disk; once asked to stop, only while it comes there.
 
-    What is left then is not lost: a producer of the same name sends it again.
+    What is left then is not lost: it is in the spool, or a producer of the same name whose source
+    goes on where the receiver's journal ends sends it again.
     """
     deadline, acked = None, -1
     while True:
@@ -203,11 +218,12 @@ class Report:
         rate = (stats.acked.samples - self._acked) / max(now - self._last, 1e-9)
         self._last, self._acked = now, stats.acked.samples
         log.info(
-            "%d samples on the receiver's disk (%.1f MB), %.0f samples/s, %d waiting",
+            "%d samples on the receiver's disk (%.1f MB), %.0f samples/s, %d waiting%s",
             stats.acked.samples,
             stats.acked.bytes / 1e6,
             rate,
-            stats.buffered.samples,
+            max(stats.buffered.samples, stats.spooled.samples),
+            f", {stats.dropped.samples} dropped" if stats.dropped.samples else "",
         )
 
 

@@ -10,30 +10,31 @@ from typing import Any
 import pytest
 from client_peer import image, welcome
 
-from producers._dialogue import GREETING_SECONDS, SILENCE_SECONDS, STARVED_SECONDS, Dialogue
 from producers._packer import Packer, Packet
+from producers._protocol import GREETING_SECONDS, SILENCE_SECONDS, STARVED_SECONDS, ProtocolState
 from stream_ssl.wire import Ack, Data, Hello, Message, Nack, Sample, Welcome
 
 SIZE = 200  # at least what a packet of the tests takes
 
 
-def new_dialogue() -> Dialogue:
-    return Dialogue(Hello("a", 1, 1), Packer(1 << 20, 1), linger=0.2, trouble="")
+def new_protocol() -> ProtocolState:
+    return ProtocolState(Hello("a", 1, 1), Packer(1 << 20, 1), linger=0.2, reason="")
 
 
-def put(dialogue: Dialogue, number: int) -> None:
+def put(protocol: ProtocolState, number: int) -> None:
     """One sample, a packet of its own."""
     sample = Sample.from_array(image(side=1), str(number), source="a", time=0.0)
-    dialogue.stats.accepted.add(1, 1)
-    for packet in dialogue.packer.add(sample, 100, number, now=0.0):
-        dialogue.enqueue(packet)
+    protocol.stats.accepted.add(1, 1)
+    protocol.taken += 1
+    for packet in protocol.packer.add(sample, 100, number, now=0.0):
+        protocol.enqueue(packet)
 
 
-def pull(dialogue: Dialogue, now: float) -> Hello | tuple[int, Packet] | None:
+def pull(protocol: ProtocolState, now: float) -> Hello | tuple[int, Packet] | None:
     """What leaves now."""
-    message = dialogue.outgoing(now)
+    message = protocol.outgoing(now)
     if message is not None:
-        dialogue.left(message, now)
+        protocol.on_sent(message, now)
     return message
 
 
@@ -82,7 +83,7 @@ class Simulation:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.dialogue = new_dialogue()
+        self.protocol = new_protocol()
         self.receiver = Receiver()
         self.count = 0
         self.connected = False
@@ -93,7 +94,7 @@ class Simulation:
         """One thing out of all that can happen."""
         if rng.random() < 0.3:
             for _ in range(rng.randint(1, 4)):
-                put(self.dialogue, self.count)
+                put(self.protocol, self.count)
                 self.count += 1
         elif rng.random() < 0.1:
             self.fault(rng)
@@ -125,24 +126,24 @@ class Simulation:
     def connect(self) -> None:
         self.connected = True
         self.receiver.known = False
-        self.dialogue.connected(self.now)
+        self.protocol.connected(self.now)
 
     def disconnect(self, restarted: bool) -> None:
         self.connected = False
         self.there.clear()
         self.back.clear()
-        self.dialogue.disconnected("cut")
+        self.protocol.disconnected("cut")
         if restarted:
             self.receiver.restart()
 
     def producer_speaks(self, count: int) -> None:
         for _ in range(count):
-            message = pull(self.dialogue, self.now)
+            message = pull(self.protocol, self.now)
             if isinstance(message, Hello):
                 self.there.append(message)
             elif message is not None:
                 sequence, packet = message
-                assert self.dialogue.window.outstanding <= self.dialogue.window.credit
+                assert self.protocol.window.outstanding <= self.protocol.window.credit
                 self.there.append(Data(sequence, packet.data.header, packet.data.payload))
 
     def receiver_hears(self, count: int, damaged: bool) -> None:
@@ -155,17 +156,17 @@ class Simulation:
 
     def producer_hears(self, count: int) -> None:
         for _ in range(min(count, len(self.back))):
-            self.dialogue.received(self.back.popleft(), self.now)
+            self.protocol.received(self.back.popleft(), self.now)
 
     def check(self) -> None:
         """Nothing is lost, nothing is doubled, and the books balance."""
         taken = self.receiver.journal + self.receiver.group
         assert taken == [str(number) for number in range(len(taken))]
-        assert self.dialogue.stats.acked.samples <= len(self.receiver.journal)
-        window = self.dialogue.window
+        assert self.protocol.stats.acked.samples <= len(self.receiver.journal)
+        window = self.protocol.window
         packets = list(window._packets)
         held = [packet.data.position for packet in packets]
-        assert held == list(range(self.dialogue.stats.acked.samples, self.count))
+        assert held == list(range(self.protocol.stats.acked.samples, self.count))
         assert window.size == sum(packet.size for packet in packets)
         assert window.outstanding == sum(packet.size for packet in packets[: window.unacked])
 
@@ -189,40 +190,40 @@ def test_whatever_is_lost_on_the_way_arrives_once_and_in_order(seed: int) -> Non
         simulation = Simulation()
         for _ in range(80):
             simulation.step(rng)
-            if simulation.dialogue.fatal is not None:
-                assert "damaged 3 times" in str(simulation.dialogue.fatal)
+            if simulation.protocol.fatal is not None:
+                assert "damaged 3 times" in str(simulation.protocol.fatal)
                 break
         else:
             simulation.heal()
-            assert simulation.dialogue.fatal is None
+            assert simulation.protocol.fatal is None
             assert len(simulation.receiver.journal) == simulation.count
-            assert simulation.dialogue.stats.acked.samples == simulation.count
+            assert simulation.protocol.stats.acked.samples == simulation.count
 
 
 @pytest.fixture
-def active() -> Dialogue:
-    dialogue = new_dialogue()
-    dialogue.connected(0.0)
-    assert isinstance(pull(dialogue, 0.0), Hello)
-    dialogue.received(welcome(), 0.0)
-    return dialogue
+def active() -> ProtocolState:
+    protocol = new_protocol()
+    protocol.connected(0.0)
+    assert isinstance(pull(protocol, 0.0), Hello)
+    protocol.received(welcome(), 0.0)
+    return protocol
 
 
-def test_silence_while_packets_are_unacknowledged_asks_anew(active: Dialogue) -> None:
+def test_silence_while_packets_are_unacknowledged_asks_anew(active: ProtocolState) -> None:
     put(active, 0)
     assert isinstance(pull(active, 100.0), tuple)
     assert pull(active, 100.0 + SILENCE_SECONDS) is None
     assert pull(active, 100.1 + SILENCE_SECONDS) == Hello("a", 1, 1)
 
 
-def test_silence_of_an_idle_producer_is_no_trouble(active: Dialogue) -> None:
+def test_silence_of_an_idle_producer_is_no_trouble(active: ProtocolState) -> None:
     assert pull(active, 1e6) is None
     put(active, 0)
     assert isinstance(pull(active, 1e6 + 3), tuple)
     assert pull(active, 1e6 + 4) is None
 
 
-def test_a_producer_without_credit_asks_seldom(active: Dialogue) -> None:
+def test_a_producer_without_credit_asks_seldom(active: ProtocolState) -> None:
     active.received(Ack(0, 0), 0.0)
     put(active, 0)
     assert pull(active, STARVED_SECONDS) is None
@@ -230,15 +231,15 @@ def test_a_producer_without_credit_asks_seldom(active: Dialogue) -> None:
 
 
 def test_hello_comes_once_a_second_and_then_the_connection_is_stale() -> None:
-    dialogue = new_dialogue()
-    dialogue.connected(0.0)
-    said = [isinstance(pull(dialogue, tenth / 10), Hello) for tenth in range(30)]
+    protocol = new_protocol()
+    protocol.connected(0.0)
+    said = [isinstance(pull(protocol, tenth / 10), Hello) for tenth in range(30)]
     assert [tenth for tenth, hello in enumerate(said) if hello] == [0, 10, 20]
-    assert not dialogue.stale(GREETING_SECONDS)
-    assert dialogue.stale(GREETING_SECONDS + 0.1)
+    assert not protocol.greeting_timed_out(GREETING_SECONDS)
+    assert protocol.greeting_timed_out(GREETING_SECONDS + 0.1)
 
 
-def test_a_partial_packet_waits_while_others_wait_for_credit(active: Dialogue) -> None:
+def test_a_partial_packet_waits_while_others_wait_for_credit(active: ProtocolState) -> None:
     active.packer.packet_samples = 10  # so that one sample does not fill it
     sample = Sample.from_array(image(), "x")
     active.received(Ack(0, 0), 0.0)
@@ -252,7 +253,7 @@ def test_a_partial_packet_waits_while_others_wait_for_credit(active: Dialogue) -
     assert len(active.packer) == 0
 
 
-def test_the_limits_of_a_packet_do_not_outlive_the_receiver(active: Dialogue) -> None:
+def test_the_limits_of_a_packet_do_not_outlive_the_receiver(active: ProtocolState) -> None:
     active.disconnected("cut")
     active.connected(1.0)
     active.received(_limits(max_packet=1000, max_samples=2, epoch=2), 1.0)
@@ -269,4 +270,4 @@ def _limits(**fields: Any) -> Welcome:
 
 def _packet(sample: Sample) -> Packet:
     data = Data.pack(0, [sample])
-    return Packet(data, 1, data.size, (None,))
+    return Packet(data, 1, data.size, (None,), ())

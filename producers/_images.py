@@ -1,0 +1,122 @@
+"""From what a user passes to send() to the sample that travels."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from producers.sources.fields import codec_of
+from stream_ssl.wire import Sample
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+def short(name: str) -> str:
+    """An id for a message, however long it is."""
+    return repr(name if len(name) <= 60 else f"{name[:57]}...")
+
+
+def as_sample(image: Any, id: str, codec: str | None = None, **fields: Any) -> Sample:  # noqa: A002
+    """A sample whose payload nobody can overwrite any more.
+
+    Args:
+        image: what `Producer.send` takes, but for a Sample.
+        id: of the sample.
+        codec: of encoded bytes; None: found from the bytes.
+        **fields: Sample's others; `time` may be a datetime, `meta` may hold NumPy scalars.
+
+    Raises:
+        TypeError: it is no image.
+        ValueError: the sample breaks a rule, or the bytes are of no known codec.
+        OSError: a file cannot be read.
+    """
+    fields = {name: value for name, value in fields.items() if value is not None}
+    if "time" in fields:
+        fields["time"] = _seconds(fields["time"])
+    if "meta" in fields:
+        fields["meta"] = _plain_meta(fields["meta"])
+    if _is_pillow(image):
+        image = _pixels(image)
+    if isinstance(image, np.ndarray):
+        if codec not in (None, "raw"):
+            raise ValueError(
+                f"codec {codec!r}: an array is raw pixels; pass an encoded image as bytes"
+            )
+        return Sample.from_array(image, id, **fields)
+    data = _bytes_of(image)
+    if codec is None:
+        codec = codec_of(data) if "shape" not in fields else "raw"
+    if codec is None:
+        raise ValueError(
+            f"the bytes {data[:12]!r}... are no JPEG, PNG or WebP; raw pixels need codec='raw' and "
+            "shape=(H, W, C)"
+        )
+    return Sample(id, data, codec, **fields)
+
+
+def owned(sample: Sample) -> Sample:
+    """The sample with a payload that nobody can overwrite any more."""
+    if isinstance(sample.data, bytes):
+        return sample
+    fields = {name: getattr(sample, name) for name in Sample.__dataclass_fields__}
+    return Sample(**{**fields, "data": bytes(sample.data)})
+
+
+def _bytes_of(image: Any) -> bytes:
+    if isinstance(image, bytes | bytearray | memoryview):
+        return bytes(image)
+    if isinstance(image, str | os.PathLike):
+        return Path(image).read_bytes()
+    raise TypeError(
+        f"an image is bytes, bytearray, memoryview, a uint8 array H x W or H x W x C, a PIL image "
+        f"or a path, not {type(image).__name__}"
+    )
+
+
+def _is_pillow(image: Any) -> bool:
+    """Whether it is a PIL image; Pillow is not imported for that."""
+    pillow = sys.modules.get("PIL.Image")
+    return pillow is not None and isinstance(image, pillow.Image)
+
+
+def _pixels(image: Image) -> NDArray[np.uint8]:
+    """8-bit grey, RGB or RGBA pixels of a PIL image."""
+    mode = image.mode
+    if mode.startswith(("I", "F")):
+        raise ValueError(f"a PIL image of mode {mode!r} has more than 8 bits; scale it to mode 'L'")
+    if mode not in ("L", "RGB", "RGBA"):
+        transparent = mode in ("LA", "PA", "La", "RGBa") or "transparency" in image.info
+        image = image.convert("RGBA" if transparent else "L" if mode == "1" else "RGB")
+    return np.asarray(image)
+
+
+def _seconds(time: Any) -> Any:
+    """Seconds since the Unix epoch; a datetime without time zone is in local time, as Python's."""
+    if isinstance(time, np.datetime64):
+        return float(time.astype("datetime64[ns]").astype(np.int64)) / 1e9
+    if isinstance(time, datetime.datetime):
+        return time.timestamp()
+    return time.item() if isinstance(time, np.generic) else time
+
+
+def _plain_meta(meta: Any) -> Any:
+    """NumPy scalars as Python's, datetimes as ISO 8601 text."""
+    if not isinstance(meta, Mapping):
+        raise ValueError(f"meta: must be a mapping of names to values, not {type(meta).__name__}")
+    return {name: _plain(value) for name, value in meta.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.datetime64):
+        return str(value)
+    if isinstance(value, np.generic):
+        return value.item()
+    return value.isoformat() if isinstance(value, datetime.date) else value

@@ -1,0 +1,387 @@
+"""The thread that owns a producer's sockets and its spool: sockets are not thread-safe."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import math
+import os
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable
+from copy import deepcopy
+
+import zmq
+
+from producers._connection import Connection, Curve, diagnose
+from producers._packer import Packet
+from producers._protocol import ProtocolState
+from producers._reporter import Reporter
+from producers.errors import ProducerError
+from producers.stats import Stats
+from stream_ssl.wire import Bye, Data, Hello, WireError, decode, encode
+from stream_ssl.wire.messages import Frames
+
+BACKOFF = (0.05, 1.0)  # seconds between connections: first and most
+BYE_LINGER_MS = 500
+BURST = 64  # messages sent before looking for acknowledgements
+DIAGNOSE_SECONDS = (0.5, 10.0)  # without a handshake: before the first look at the peer, and others
+AWAY_SECONDS = 2.0  # that an end waits for a connection, where a spool takes what is left
+LOOK_SECONDS = 0.25  # between two looks at the counters, while nothing else happens
+
+logger = logging.getLogger("producers")
+
+
+class IoThread:
+    """Runs a producer's protocol over the network, in a thread of its own.
+
+    It refers to no Producer, so that one that is forgotten is collected as garbage, while what it
+    accepted is still sent.
+
+    Attributes:
+        changed: guards the protocol's state; notified whenever something happened to it.
+        full: the user found the buffer full.
+        closed: the thread has ended.
+        room_waiters: called once, the next time that something happened.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        curve: Curve | None,
+        protocol: ProtocolState,
+        reporter: Reporter,
+        exit_timeout: float,
+    ) -> None:
+        self.changed = threading.Condition()
+        self.full = False
+        self.room_waiters: list[Callable[[], None]] = []
+        self._address, self._curve = address, curve
+        self._protocol, self._reporter = protocol, reporter
+        self._exit_timeout = exit_timeout
+        self._deadline = math.inf  # of an end that waits for acknowledgements
+        self._away_deadline = math.inf  # the same, while there is no connection but a spool
+        self._stopping = False
+        self._asleep = False
+        self.closed = False
+        self._backoff = BACKOFF[0]
+        self._diagnosis: str | None = None
+        self._diagnose_at = 0.0
+        self._seen: tuple[object, ...] = ()
+        self._look_at = 0.0
+        self._pid = os.getpid()
+        self._wake_out, self._wake_in = socket.socketpair()
+        self._wake_out.setblocking(False)
+        self._wake_in.setblocking(False)
+        name = f"producer {protocol.hello.producer}"
+        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Begins; from now on the interpreter's end waits for what is unacknowledged."""
+        _running.add(self)
+        self.thread.start()
+
+    def wake(self) -> None:
+        """There is something to do. Called with `changed` held."""
+        if self._asleep:
+            self._asleep = False
+            self._wake_out.send(b"!")
+
+    def finish(self, timeout: float | None = None) -> None:
+        """Asks the thread to end once all is acknowledged, or spooled with the network away.
+
+        Args:
+            timeout: seconds after which it ends all the same; None: those for a forgotten close().
+        """
+        with self.changed:
+            timeout = self._exit_timeout if timeout is None else timeout
+            now = time.monotonic()
+            self._deadline = min(self._deadline, now + timeout)
+            self._away_deadline = min(self._deadline, now + AWAY_SECONDS)
+            self._protocol.flush_to = self._protocol.taken
+            self.changed.notify_all()
+            self.wake()
+
+    def join(self) -> None:
+        """Waits for the end of the thread."""
+        self.thread.join()
+
+    def snapshot(self) -> Stats:
+        """A copy of the counters. Called with `changed` held."""
+        protocol = self._protocol
+        stats = deepcopy(protocol.stats)
+        stats.buffered.add(protocol.buffered, protocol.memory)
+        if protocol.spool is not None:
+            stats.spooled.add(protocol.spool.samples, protocol.spool.bytes)
+        stats.state = "closed" if self.closed else protocol.public_state
+        return stats
+
+    def _should_stop(self) -> bool:
+        if self._deadline < math.inf and not self._stopping:
+            protocol, now = self._protocol, time.monotonic()
+            away = protocol.spool is not None and protocol.state != "active"
+            over = now >= (self._away_deadline if away else self._deadline)
+            done = protocol.done >= protocol.taken
+            self._stopping = over or done or protocol.fatal is not None
+        return self._stopping
+
+    def _run(self) -> None:
+        context = zmq.Context()
+        try:
+            while not self._should_stop():
+                self._serve(context)
+        except Exception as error:
+            logger.exception("a producer's thread died")
+            self._die(error)
+        finally:
+            self._end()
+            context.destroy(linger=0)
+
+    def _die(self, error: Exception) -> None:
+        with self.changed:
+            self._protocol.fatal = ProducerError(f"the producer's thread died: {error!r}")
+            self._protocol.state = "refused"
+            self._protocol.reason = str(self._protocol.fatal)
+
+    def _end(self) -> None:
+        """Spools or counts what is left, and tells it."""
+        protocol = self._protocol
+        with self.changed:
+            why = protocol.why()
+            if protocol.spool is not None:
+                protocol.disconnected("the producer closes")
+                if len(protocol.packer):
+                    protocol.enqueue(protocol.packer.take())
+        if protocol.spool is not None:
+            self._write_spool()
+            if left := protocol.spool.samples:
+                text = "%d samples are left in the spool %s, for the next run: %s"
+                logger.warning(text, left, protocol.spool.folder, why)
+            protocol.spool.close()
+        with self.changed:
+            if left := protocol.drop_rest():
+                text = "producer %r: closed with %d samples unacknowledged, which are lost: %s"
+                logger.warning(text, protocol.hello.producer, left, why)
+            self.closed = True
+            self.changed.notify_all()
+        self._tell()
+        _running.discard(self)
+        self._wake_out.close()
+        self._wake_in.close()
+
+    def _serve(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        """One connection from beginning to end."""
+        connection = Connection(context, self._address, self._curve)
+        opened = time.monotonic()
+        try:
+            while not self._should_stop() and not connection.lost:
+                self._step(connection)
+                if not connection.up and time.monotonic() - opened > DIAGNOSE_SECONDS[0]:
+                    self._diagnose()
+                if self._protocol.state == "refused":
+                    break
+        finally:
+            if connection.up and self._stopping:
+                connection.send(encode(Bye("closed")))
+            connection.close(BYE_LINGER_MS if connection.up else 0)
+        with self.changed:
+            self._disconnected(connection.reason)
+            self.changed.notify_all()
+        self._tell()
+        with self.changed:
+            if self._protocol.state == "refused":
+                self.changed.wait_for(self._should_stop)
+            else:
+                self.changed.wait_for(self._should_stop, self._pause())
+
+    def _pause(self) -> float:
+        """Seconds before the next connection: doubled each time, and never in step with others."""
+        pause, self._backoff = self._backoff, min(2 * self._backoff, BACKOFF[1])
+        return pause * random.uniform(0.5, 1.0)
+
+    def _disconnected(self, reason: str) -> None:
+        """There is no connection, for a reason: the diagnosis knows it better where there is one"""
+        reason = self._diagnosis or reason
+        self._protocol.disconnected(reason)
+        if not reason.startswith("still connecting"):
+            self._protocol.stats.last_error = self._protocol.reason
+
+    def _diagnose(self) -> None:
+        """Looks at the peer by plain TCP, in the background: names are resolved slowly."""
+        if time.monotonic() < self._diagnose_at:
+            return
+        self._diagnose_at = time.monotonic() + DIAGNOSE_SECONDS[1]
+
+        def look() -> None:
+            self._diagnosis = diagnose(self._address)
+            if self._diagnosis is not None:
+                with self.changed:
+                    if self._protocol.state == "offline":
+                        self._disconnected(self._diagnosis)
+                        self.changed.notify_all()
+
+        threading.Thread(target=look, name="producer diagnosis", daemon=True).start()
+
+    def _step(self, connection: Connection) -> None:
+        """Sends what can be sent, then waits until something happens."""
+        if self._protocol.spool is not None:
+            self._write_spool()
+            self._load_spool()
+        blocked, timeout = self._send(connection)
+        poller = zmq.Poller()
+        poller.register(connection.socket, zmq.POLLIN | (zmq.POLLOUT if blocked else 0))
+        poller.register(connection.monitor, zmq.POLLIN)
+        poller.register(self._wake_in.fileno(), zmq.POLLIN)
+        ready = dict(poller.poll(math.ceil(1000 * timeout)))
+        self._asleep = False
+        if self._wake_in.fileno() in ready:
+            self._drain_wakes()
+        if connection.monitor in ready:
+            self._watch(connection)
+        if connection.socket in ready:
+            self._receive(connection)
+        self._tell()
+
+    def _send(self, connection: Connection) -> tuple[bool, float]:
+        """Sends until nothing is due or the socket is full (True); and seconds to sleep then."""
+        sent = None
+        for _ in range(BURST):
+            with self.changed:
+                now = time.monotonic()
+                if sent is not None:
+                    self._protocol.on_sent(sent, now)
+                sent = self._outgoing(connection, now)
+                if sent is None:
+                    self._asleep = not self._should_stop()
+                    return False, self._sleep(now) if self._asleep else 0.0
+            if not connection.send(_frames(sent)):
+                self._asleep = True
+                return True, 0.0 if self._should_stop() else 1.0
+        with self.changed:
+            assert sent is not None
+            self._protocol.on_sent(sent, time.monotonic())
+        return False, 0.0
+
+    def _sleep(self, now: float) -> float:
+        return max(0.0, min(self._protocol.timer(now), self._deadline - now))
+
+    def _outgoing(self, connection: Connection, now: float) -> Hello | tuple[int, Packet] | None:
+        """What should leave over this connection now."""
+        if self._should_stop() or not connection.up:
+            return None
+        if self._protocol.greeting_timed_out(now):
+            connection.lost, connection.reason = True, self._protocol.reason
+            return None
+        return self._protocol.outgoing(now)
+
+    def _write_spool(self) -> None:
+        """Puts on disk what the protocol wants there; the lock is free while the disk works."""
+        protocol, spool = self._protocol, self._protocol.spool
+        assert spool is not None
+        with self.changed:
+            protocol.close_packet(time.monotonic())
+            packets, loaded, mark = protocol.to_spool()
+        if packets:
+            written = spool.append(packets, loaded, mark)
+            with self.changed:
+                protocol.on_spooled(packets[:written], min(loaded, written))
+                self.changed.notify_all()
+
+    def _load_spool(self) -> None:
+        """Takes packets from disk; the sequences they will have are on disk before they leave."""
+        protocol, spool = self._protocol, self._protocol.spool
+        assert spool is not None
+        with self.changed:
+            mark = protocol.sequences() if protocol.load_spool() else None
+        if mark is not None:
+            spool.mark(*mark)
+
+    def _drain_wakes(self) -> None:
+        try:
+            while self._wake_in.recv(64):
+                pass
+        except BlockingIOError:
+            pass
+
+    def _watch(self, connection: Connection) -> None:
+        was_up = connection.up
+        connection.watch()
+        with self.changed:
+            if connection.up and not was_up:
+                self._diagnosis = None
+                self._protocol.connected(time.monotonic())
+            elif not connection.up:
+                self._disconnected(connection.reason)
+            self.changed.notify_all()
+
+    def _receive(self, connection: Connection) -> None:
+        """Takes in all that has arrived."""
+        received = False
+        while (frames := connection.receive()) is not None:
+            received = True
+            try:
+                message = decode(frames)
+            except WireError as error:
+                with self.changed:
+                    self._protocol.unreadable(error)
+                continue
+            with self.changed:
+                self._protocol.received(message, time.monotonic())
+                if self._protocol.state == "active":
+                    self._backoff = BACKOFF[0]
+        if received:
+            with self.changed:
+                self.changed.notify_all()
+
+    def _tell(self) -> None:
+        """Calls the user back, without the lock: what he does may take time."""
+        protocol = self._protocol
+        with self.changed:
+            if protocol.state == "refused":
+                protocol.stats.last_error = protocol.reason
+            rejections, protocol.rejections = protocol.rejections, []
+            deliveries, protocol.deliveries = protocol.deliveries, []
+            waiters, self.room_waiters = self.room_waiters, []
+            news = self._news()
+        for waiter in waiters:
+            waiter()
+        for rejection in rejections:
+            self._reporter.call(self._reporter.on_rejected, rejection)
+        for callback, delivery in deliveries:
+            self._reporter.call(callback, delivery)
+        if news is not None:
+            self._reporter.report(protocol, news, self.full, time.monotonic())
+
+    def _news(self) -> Stats | None:
+        """The counters, where the state has changed or some time has passed."""
+        protocol, now = self._protocol, time.monotonic()
+        self.full &= not self.closed and protocol.memory > protocol.buffer_bytes // 2
+        seen = (protocol.state, protocol.reason, self.full, self.closed)
+        if seen == self._seen and now < self._look_at:
+            return None
+        self._seen, self._look_at = seen, now + LOOK_SECONDS
+        return self.snapshot()
+
+
+def _frames(message: Hello | tuple[int, Packet]) -> Frames:
+    if isinstance(message, Hello):
+        return encode(message)
+    sequence, packet = message
+    return Data(sequence, packet.data.header, packet.data.payload).encode()
+
+
+_running: set[IoThread] = set()
+
+
+def _finish_all() -> None:
+    """The interpreter ends: what producers that nobody closed have accepted is still sent."""
+    left = [io for io in _running if io._pid == os.getpid()]
+    for io in left:
+        io.finish()
+    for io in left:
+        io.join()
+
+
+atexit.register(_finish_all)

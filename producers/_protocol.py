@@ -1,0 +1,651 @@
+"""What a producer says when: the state machine of docs/wire.md, without sockets or clocks.
+
+    offline --connected--> greeting --WELCOME--> active --silence, hello-required, BYE--> greeting
+    any --refused for good--> refused
+
+Not thread-safe; `now` is monotonic seconds.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import replace
+
+from producers._packer import OnDelivery, Packer, Packet
+from producers._spool import Part, Spool
+from producers.errors import (
+    DamagedError,
+    ProducerError,
+    RefusedError,
+    SupersededError,
+    UnauthorisedError,
+    VersionRefusedError,
+)
+from producers.stats import Delivery, Outcome, Rejection, State, Stats
+from stream_ssl.wire import VERSION, Ack, Bye, Hello, Message, Nack, Welcome, WireError
+
+HELLO_SECONDS = 1.0  # between two HELLOs that were not answered
+SILENCE_SECONDS = 5.0  # without a message while packets are unacknowledged
+STARVED_SECONDS = 30.0  # without a message while packets wait for credit: three receiver's probes
+GREETING_SECONDS = 10.0  # without WELCOME: the connection is thrown away
+REWIND_SECONDS = 1.0  # in which further NACKs for the same gap are echoes of the first
+SUPERSEDED_SECONDS = 8.0  # in which a connection that died silently is found out by the receiver
+LOAD_BYTES = 4 * 1024 * 1024  # from the spool at a time
+MAX_DAMAGED = 3
+MIN_SLEEP_SECONDS = 0.05
+
+logger = logging.getLogger("producers")
+
+_REFUSALS: dict[str, tuple[type[RefusedError], str]] = {
+    "version": (
+        VersionRefusedError,
+        (
+            f"the receiver refuses protocol version {VERSION}: {{detail}}; install the same "
+            "release of stream-ssl on both sides"
+        ),
+    ),
+    "superseded": (
+        SupersededError,
+        (
+            "another producer named {name!r} {did}: {detail}; give each producer its own name, or "
+            "displace the other with takeover=True (--takeover)"
+        ),
+    ),
+    "unauthorised": (
+        UnauthorisedError,
+        (
+            "{key} may not speak for {name!r}: {detail}; use the key's name on the receiver's "
+            "allow-list, or that name + '/...'"
+        ),
+    ),
+}
+
+
+class Window:
+    """The packets that are not yet acknowledged, and how far they have been sent.
+
+        first          cursor            end
+          |  sent, unacknowledged  |  to be sent  |
+
+    Sequences are contiguous. They are unknown until the first WELCOME names the last durable one.
+    """
+
+    def __init__(self) -> None:
+        self.first: int | None = None  # sequence of the oldest packet, once known
+        self.sent_through = 0  # the highest sequence that ever left
+        self.credit = 0
+        self.limit = 1 << 62  # of bytes outstanding, whatever the credit
+        self.outstanding = 0  # bytes of packets before the cursor
+        self.size = 0  # bytes of all packets
+        self.samples = 0
+        self._packets: deque[Packet] = deque()
+        self._cursor = 0  # index of the next packet to send
+
+    def __len__(self) -> int:
+        return len(self._packets)
+
+    def __iter__(self) -> Iterator[Packet]:
+        return iter(self._packets)
+
+    @property
+    def unacked(self) -> int:
+        """Packets sent and not acknowledged."""
+        return self._cursor
+
+    def append(self, packet: Packet) -> None:
+        """A new packet at the end."""
+        self._packets.append(packet)
+        self.size += packet.size
+        self.samples += packet.count
+
+    def next(self) -> tuple[int, Packet] | None:
+        """The packet to send next, with its sequence; None: nothing to send, or no credit."""
+        if self.first is None or self._cursor >= len(self._packets):
+            return None
+        packet = self._packets[self._cursor]
+        if self.outstanding + packet.size > self.credit:
+            return None
+        if self.outstanding and self.outstanding + packet.size > self.limit:
+            return None
+        return self.first + self._cursor, packet
+
+    @property
+    def starved(self) -> bool:
+        """Whether the next packet waits for credit."""
+        return self.first is not None and self._cursor < len(self._packets) and self.next() is None
+
+    def advance(self) -> None:
+        """The packet that next() returned has been sent."""
+        assert self.first is not None
+        packet = self._packets[self._cursor]
+        packet.sent = True
+        self.outstanding += packet.size
+        self.sent_through = max(self.sent_through, self.first + self._cursor)
+        self._cursor += 1
+
+    def ack(self, through: int) -> list[Packet]:
+        """Removes all packets up to a sequence, and returns them."""
+        done = []
+        while self._packets and self.first is not None and self.first <= through:
+            done.append(self._pop())
+        return done
+
+    def pop_rejected(self) -> list[Packet]:
+        """Removes the rejected packets at the beginning, and returns them."""
+        done = []
+        while self._packets and self._packets[0].rejected:
+            done.append(self._pop())
+        return done
+
+    def rewind(self, sequence: int) -> bool:
+        """Sends again from a sequence on; False: that packet is not here."""
+        assert self.first is not None
+        index = sequence - self.first
+        if not 0 <= index <= self._cursor:
+            return False
+        self._cursor = index
+        self.outstanding = sum(self._packets[i].size for i in range(index))
+        return True
+
+    def find(self, sequence: int) -> Packet | None:
+        """The sent packet with a sequence."""
+        if self.first is None or not 0 <= sequence - self.first < self._cursor:
+            return None
+        return self._packets[sequence - self.first]
+
+    def split(self, max_packet: int, max_samples: int) -> list[Packet]:
+        """Cuts all packets to new limits; removes and returns single samples that are too large.
+
+        Only after a rewind to the start, and only when no receiver holds any of the packets.
+        """
+        assert self._cursor == 0
+        refused, kept = list[Packet](), deque[Packet]()
+        for packet in self._packets:
+            for part in packet.split(max_packet, max_samples):
+                (kept if part.size <= max_packet else refused).append(part)
+        self._packets = kept
+        self.size = sum(packet.size for packet in kept)
+        self.samples = sum(packet.count for packet in kept)
+        return refused
+
+    def drop_oldest(self) -> Packet | None:
+        """Removes the oldest packet that no receiver can have; None: all have been sent."""
+        index = next((i for i, packet in enumerate(self._packets) if not packet.sent), None)
+        if index is None:
+            return None
+        packet = self._packets[index]
+        del self._packets[index]
+        self.size -= packet.size
+        self.samples -= packet.count
+        return packet
+
+    def unload(self, size: int, spool: Spool) -> None:
+        """Takes packets that are on disk out of memory, last first, until `size` bytes are left.
+
+        Only such as are to be sent, not those sent and unacknowledged.
+        """
+        while len(self._packets) > self._cursor and self.size > size:
+            packet = self._packets[-1]
+            if packet.spooled is None:
+                return
+            self._packets.pop()
+            self.size -= packet.size
+            self.samples -= packet.count
+            spool.unload((packet.spooled, packet.count))
+
+    def _pop(self) -> Packet:
+        packet = self._packets.popleft()
+        assert self.first is not None
+        self.first += 1
+        self.size -= packet.size
+        self.samples -= packet.count
+        if self._cursor:
+            self._cursor -= 1
+            self.outstanding -= packet.size
+        return packet
+
+
+class ProtocolState:
+    """One producer's side of the protocol.
+
+    Args:
+        hello: what to introduce the producer with.
+        packer: where samples gather.
+        linger: seconds after which a packet leaves that is not full.
+        reason: why there is no connection yet.
+        key: what the receiver knows this producer by, for messages.
+        takeover: say HELLO so that a running producer of the same name gives way.
+        spool: where packets go while the network is away; None: they stay in memory.
+        buffer_bytes: of packets in memory.
+    """
+
+    def __init__(
+        self,
+        hello: Hello,
+        packer: Packer,
+        linger: float,
+        reason: str,
+        key: str = "this key",
+        takeover: bool = True,
+        spool: Spool | None = None,
+        buffer_bytes: int = 1 << 26,
+    ) -> None:
+        self.hello = hello
+        self.packer = packer
+        self.window = Window()
+        self.stats = Stats()
+        self.state = "offline"
+        self.welcome: Welcome | None = None
+        self.fatal: ProducerError | None = None
+        self.reason = reason  # why the state is not active
+        self.rejections: list[Rejection] = []  # to be told to on_rejected
+        self.deliveries: list[tuple[OnDelivery, Delivery]] = []  # to be told to on_delivery
+        self.taken = 0  # samples that came in: accepted now, or spooled by an earlier run
+        self.done = 0  # of those: acknowledged, rejected or dropped
+        self.flush_to = 0  # of those: whose packet must not linger
+        self.linger = linger
+        self.spool = spool
+        self.staged: deque[Packet] = deque()  # on their way into the spool
+        self.buffer_bytes = buffer_bytes
+        self._staged_bytes = 0
+        self._key = key
+        self._owner = takeover  # whether a running producer of this name would have been found
+        self._announce = False  # say HELLO again, with the true epoch
+        self._mark_due = False  # note the sequences of spooled packets before they are sent
+        self._connections = 0
+        self._next_hello = 0.0
+        self._greeting_since = 0.0
+        self._quiet_since = 0.0
+        self._superseded_since: float | None = None
+        self._gap: tuple[int, float] = (0, 0.0)
+        self._damaged = 0
+        if spool is not None:
+            self.taken = spool.samples
+            self.window.limit = buffer_bytes // 4
+            self.packer.position = spool.position
+
+    @property
+    def public_state(self) -> State:
+        """The state in a user's words."""
+        if self.state == "refused":
+            return "refused"
+        if self.state == "active":
+            return "connected"
+        return "disconnected" if self.welcome is not None else "connecting"
+
+    @property
+    def memory(self) -> int:
+        """Bytes in memory."""
+        return self.window.size + self._staged_bytes + self.packer.size
+
+    @property
+    def buffered(self) -> int:
+        """Samples in memory."""
+        staged = sum(packet.count for packet in self.staged)
+        return self.window.samples + staged + len(self.packer)
+
+    # What happens to the connection
+
+    def connected(self, now: float) -> None:
+        """The transport is up."""
+        self._connections += 1
+        self.stats.reconnects = self._connections - 1
+        self._greet(now, "connected, but the receiver has not said WELCOME yet")
+
+    def disconnected(self, reason: str) -> None:
+        """The transport is down, or was never up."""
+        if self.state != "refused":
+            self.state, self.reason = "offline", reason
+
+    def greeting_timed_out(self, now: float) -> bool:
+        """Whether WELCOME has not come for too long."""
+        return self.state == "greeting" and now - self._greeting_since > GREETING_SECONDS
+
+    # What is sent
+
+    def outgoing(self, now: float) -> Hello | tuple[int, Packet] | None:
+        """What to send now; to be followed by `on_sent` when it has been sent."""
+        if self.state == "active":
+            self._check_silence(now)
+            self.close_packet(now)
+        if (self.state == "greeting" and now >= self._next_hello) or self._announce:
+            return self.greeting()
+        return self.window.next() if self.state == "active" and not self._mark_due else None
+
+    def _check_silence(self, now: float) -> None:
+        """The receiver may have forgotten this connection: HELLO asks."""
+        if not self.window.unacked and not self.window.starved:
+            self._quiet_since = now
+        patience = SILENCE_SECONDS if self.window.unacked else STARVED_SECONDS
+        if now - self._quiet_since > patience:
+            self._greet(now, f"the receiver has been silent for {patience:.0f} s")
+
+    def greeting(self) -> Hello:
+        """HELLO as of now.
+
+        A receiver lets the greater epoch win. So epoch 0 asks whether the name is free, without
+        harm to a producer that has it; HELLO with the true epoch follows the WELCOME.
+        """
+        epoch = self.hello.epoch if self._owner else 0
+        return replace(self.hello, epoch=epoch, first=self.window.first or 1)
+
+    def on_sent(self, message: Hello | tuple[int, Packet], now: float) -> None:
+        """What `outgoing` returned has been sent."""
+        if isinstance(message, Hello):
+            self._next_hello, self._announce = now + HELLO_SECONDS, False
+            return
+        packet = message[1]
+        count = self.stats.resent if packet.sent else self.stats.sent
+        count.add(packet.count, packet.size)
+        if not self.window.unacked:
+            self._quiet_since = now
+        self.window.advance()
+
+    def timer(self, now: float) -> float:
+        """Seconds until `outgoing` should be asked again, if nothing happens before.
+
+        Never longer than the linger, so that a sample that opens a packet need not wake anybody.
+        """
+        if self.state == "greeting":
+            return min(1.0, max(0.0, self._next_hello - now))
+        left = max(self.linger, MIN_SLEEP_SECONDS)
+        if self.state == "active" and self.packer.began is not None and self._idle:
+            left = max(0.0, self.packer.began + self.linger - now)
+        return min(1.0, left)
+
+    @property
+    def _idle(self) -> bool:
+        """Whether all closed packets have been sent; until then an open one had better fill up."""
+        return self.window.unacked == len(self.window)
+
+    def enqueue(self, packet: Packet) -> None:
+        """Takes a closed packet."""
+        if self.spool is not None and (self.staged or self.spool.unloaded):
+            self._stage(packet)
+        else:
+            self._append(packet)
+
+    def _append(self, packet: Packet) -> None:
+        """Puts a packet into the window, cut to the receiver's limits if it has outgrown them."""
+        limits = self.welcome
+        if limits is None:
+            self.window.append(packet)
+            return
+        for part in packet.split(limits.max_packet, limits.max_samples):
+            if part.size <= limits.max_packet:
+                self.window.append(part)
+            else:
+                self._oversize(part, limits)
+
+    def close_packet(self, now: float) -> None:
+        """Closes the open packet once it has lingered, or a flush waits for it."""
+        packer = self.packer
+        if packer.began is None or (self.state == "active" and not self._idle):
+            return
+        packed = self.taken - len(packer)
+        if self.flush_to > packed or now - packer.began >= self.linger:
+            self.enqueue(packer.take())
+
+    # What goes to the spool and comes back; the caller writes to disk in between
+
+    def to_spool(self) -> tuple[list[Packet], int, tuple[int, list[Part]] | None]:
+        """Packets to write now, how many of them are in the window, and the mark to write first.
+
+        The network is away, or the buffer is half full.
+        """
+        assert self.spool is not None
+        fresh: list[Packet] = []
+        if self.state != "active" or self.memory > self.buffer_bytes // 2:
+            fresh = [packet for packet in self.window if packet.spooled is None]
+        mark = self.sequences(fresh) if any(packet.sent for packet in fresh) else None
+        return fresh + list(self.staged), len(fresh), mark
+
+    def sequences(self, fresh: list[Packet] | None = None) -> tuple[int, list[Part]] | None:
+        """The first sequence of the window, and what each packet holds, in the spool's numbers."""
+        assert self.spool is not None
+        if self.window.first is None or not len(self.window):
+            return None
+        parts, number = [], self.spool.end
+        for packet in self.window:
+            if packet.spooled is not None:
+                parts.append((packet.spooled, packet.count))
+            elif fresh:
+                parts.append((number, packet.count))
+                number += packet.count
+        return self.window.first, parts
+
+    def on_spooled(self, written: list[Packet], loaded: int) -> None:
+        """Packets are on disk; `loaded` of them in the window, of which it keeps what it needs."""
+        assert self.spool is not None
+        for packet in written:
+            self._deliver(packet, "spooled")
+        for _ in written[loaded:]:
+            self._staged_bytes -= self.staged.popleft().size
+        if self.state != "active" and self.window.first is not None:
+            self.window.rewind(self.window.first)
+        self.window.unload(self.buffer_bytes // 4, self.spool)
+
+    def load_spool(self) -> bool:
+        """Takes packets from the spool into the window; True: write `sequences` as a mark."""
+        spool, window = self.spool, self.window
+        assert spool is not None
+        room = min(self.buffer_bytes // 4, LOAD_BYTES)
+        if self.state == "active" and spool.unloaded and window.size < (room + 1) // 2:
+            while window.size < room and (packet := spool.load()) is not None:
+                self._append(packet)
+                self._mark_due = True
+            self.done += spool.lost
+            self.stats.drop("spool_damaged", spool.lost, 0) if spool.lost else None
+            spool.lost = 0
+        due, self._mark_due = self._mark_due, False
+        return due
+
+    def _stage(self, packet: Packet) -> None:
+        self.staged.append(packet)
+        self._staged_bytes += packet.size
+
+    # What arrives
+
+    def received(self, message: Message, now: float) -> None:
+        """Takes a message in."""
+        self._quiet_since = now
+        match message:
+            case Welcome():
+                self._welcomed(message)
+            case Ack():
+                self._acked(message.through, message.credit)
+            case Nack(permanent=True):
+                self._refused(message, now)
+            case Nack():
+                self._sent_back(message, now)
+            case Bye():
+                self._greet(now, f"the receiver said BYE: {message.reason or 'no reason'}")
+                self._next_hello = now + HELLO_SECONDS
+            case _:
+                logger.warning("ignored a %s from the receiver", type(message).__name__)
+
+    def unreadable(self, error: WireError) -> None:
+        """A message came that could not be read."""
+        if error.reason == "version":
+            self._stop(VersionRefusedError(self._refusal("version", str(error))))
+        else:
+            logger.warning("ignored a message that could not be read: %s", error)
+
+    def _welcomed(self, welcome: Welcome) -> None:
+        window, previous = self.window, self.welcome
+        if self.state != "greeting":  # the answer to a repeated HELLO
+            self._acked(welcome.resume, welcome.credit)
+            return
+        if window.first is None:
+            window.first = welcome.resume + 1
+            window.sent_through = welcome.resume
+            if self.spool is not None:
+                self.done += self.spool.resume(welcome.resume)
+        elif not self._acked(welcome.resume, welcome.credit):
+            return
+        else:
+            if welcome.resume + 1 < window.first:
+                logger.warning(
+                    "the receiver's journal ends at %d, but it had acknowledged %d: it is another "
+                    "journal, or has lost data",
+                    welcome.resume,
+                    window.first - 1,
+                )
+            window.rewind(window.first)
+        self._announce, self._owner = not self._owner, True
+        self._superseded_since = None
+        self.state, self.welcome, self._gap, self._damaged = "active", welcome, (0, 0.0), 0
+        window.credit = self.stats.credit = welcome.credit
+        self.packer.limit(welcome.max_packet, welcome.max_samples)
+        if previous is None or previous.epoch != welcome.epoch:
+            # This receiver has seen none of what is buffered: it may still be cut up.
+            for packet in self.window.split(welcome.max_packet, welcome.max_samples):
+                self._oversize(packet, welcome)
+        self._mark_due = any(packet.spooled is not None for packet in window)
+
+    def _oversize(self, packet: Packet, limits: Welcome) -> None:
+        detail = f"{packet.size} bytes in a packet, the receiver takes {limits.max_packet}"
+        self._reject(packet, "oversize", detail)
+        self.done += packet.count
+        self._ack_spool()
+
+    def _acked(self, through: int, credit: int) -> bool:
+        """Removes what is durable. False: the receiver has packets that were never sent."""
+        window = self.window
+        if window.first is None:
+            return True
+        if through > window.sent_through:
+            text = f"the receiver has sequence {through}, the last sent is {window.sent_through}"
+            self._stop(SupersededError(self._refusal("superseded", text)))
+            return False
+        acked = window.ack(through)
+        self._forget(acked)
+        if acked:
+            self._damaged = 0
+        window.credit = self.stats.credit = credit
+        return True
+
+    def _forget(self, packets: list[Packet]) -> None:
+        for packet in packets:
+            self.done += packet.count
+            if not packet.rejected:
+                self.stats.acked.add(packet.count, packet.size)
+                self._deliver(packet, "acknowledged")
+        self._ack_spool()
+
+    def _ack_spool(self) -> None:
+        """Tells the spool up to where nothing is left to send; its packets lead the window."""
+        if self.spool is not None:
+            first = next(iter(self.window), None)
+            number = None if first is None else first.spooled
+            self.spool.ack(self.spool.next if number is None else number)
+
+    def _refused(self, nack: Nack, now: float) -> None:
+        if nack.reason == "superseded" and self.state == "greeting":
+            since = self._superseded_since = self._superseded_since or now
+            if now - since < SUPERSEDED_SECONDS:
+                # It may be a connection of this producer's last run that has died silently: the
+                # receiver finds out soon. A clock that stepped back must not stop a robot.
+                self.reason = self._refusal("superseded", nack.detail)
+                self._next_hello = now + HELLO_SECONDS
+                return
+        if nack.reason in _REFUSALS:
+            cls = _REFUSALS[nack.reason][0]
+            self._stop(cls(self._refusal(nack.reason, nack.detail)))
+            return
+        packet = self.window.find(nack.sequence)
+        if packet is None:
+            if nack.sequence == 0:
+                self._stop(RefusedError(f"the receiver refuses: {nack.reason}: {nack.detail}"))
+        elif not packet.rejected:
+            packet.rejected = True
+            self._reject(packet, nack.reason, nack.detail)
+            self._forget(self.window.pop_rejected())
+
+    def _reject(self, packet: Packet, reason: str, detail: str) -> None:
+        self.stats.rejected.add(packet.count, packet.size)
+        logger.warning("%d samples rejected: %s: %s", packet.count, reason, detail)
+        self.rejections.append(Rejection(reason, detail, packet.ids))
+        self._deliver(packet, "rejected", f"{reason}: {detail}")
+
+    def drop_oldest(self) -> bool:
+        """Drops the oldest packet that was never sent; False: there is none."""
+        packet = self.window.drop_oldest()
+        if packet is None:
+            return False
+        newer = sum(other.count for other in self.window if not other.sent) + len(self.packer)
+        start = self.taken - newer - packet.count
+        flushed = min(max(self.flush_to - start, 0), packet.count)  # somebody waits for these
+        self.done += flushed
+        self.taken -= packet.count - flushed
+        self._drop(packet, "oldest", "it made room for a newer sample")
+        return True
+
+    def drop_rest(self) -> int:
+        """Drops all that is not acknowledged, as the producer closes; returns how many samples."""
+        rest = [*self.window, *self.staged]
+        if len(self.packer):
+            rest.append(self.packer.take())
+        rest = [packet for packet in rest if packet.spooled is None and not packet.rejected]
+        for packet in rest:
+            self._drop(packet, "closed", "the producer was closed")
+        return sum(packet.count for packet in rest)
+
+    def _drop(self, packet: Packet, reason: str, detail: str) -> None:
+        self.stats.drop(reason, packet.count, len(packet.data.payload))
+        self._deliver(packet, "dropped", f"{reason}: {detail}")
+
+    def _deliver(self, packet: Packet, outcome: Outcome, detail: str = "") -> None:
+        """Queues what became of a packet's samples for those who asked."""
+        if packet.callbacks:
+            for name, callback in zip(packet.ids, packet.callbacks, strict=True):
+                if callback is not None:
+                    self.deliveries.append((callback, Delivery(name, outcome, detail)))
+            packet.callbacks = ()
+
+    def _sent_back(self, nack: Nack, now: float) -> None:
+        if self.state != "active":
+            return
+        if nack.reason == "hello-required":
+            self._greet(now, "the receiver asked for HELLO")
+        elif nack.reason not in ("gap", "checksum"):
+            self._greet(now, f"the receiver refuses for now: {nack.reason}: {nack.detail}")
+            self._next_hello = now + HELLO_SECONDS
+        elif nack.reason == "gap" and self._gap[0] == nack.sequence and now < self._gap[1]:
+            return
+        else:
+            self._damaged += nack.reason == "checksum"
+            if self._damaged >= MAX_DAMAGED:
+                text = f"packet {nack.sequence} arrived damaged {MAX_DAMAGED} times in a row"
+                self._stop(DamagedError(f"{text}; check this machine's memory and network"))
+                return
+            self._gap = (nack.sequence, now + REWIND_SECONDS)
+            if not self.window.rewind(nack.sequence):
+                self._greet(now, f"the receiver expects sequence {nack.sequence}, not held here")
+
+    def _greet(self, now: float, reason: str) -> None:
+        if self.state == "refused":
+            return
+        self.state, self.reason = "greeting", reason
+        self._next_hello = self._greeting_since = now
+
+    def _refusal(self, reason: str, detail: str) -> str:
+        did = "is connected" if self.state == "greeting" else "has taken over"
+        name, text = self.hello.producer, _REFUSALS[reason][1]
+        return text.format(detail=detail, name=name, key=self._key, did=did)
+
+    def _stop(self, error: ProducerError) -> None:
+        self.fatal, self.state, self.reason = error, "refused", str(error)
+
+    def why(self) -> str:
+        """Why samples are not acknowledged now, for people."""
+        if self.state != "active":
+            return self.reason
+        if self.window.starved and not self.window.unacked:
+            return (
+                "the receiver grants no credit: its journal is full, its disk cannot be written, "
+                "or the learner lags too far behind"
+            )
+        return f"{self.window.unacked} packets are sent and not acknowledged yet"

@@ -1,0 +1,112 @@
+"""What a producer tells its user unasked: log lines and callbacks, from the I/O thread."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+from producers._protocol import ProtocolState
+from producers.stats import Rejection, State, StateChange, Stats
+
+LOG_SECONDS = 1.0  # at least, between two lines about the connection
+SLOW_SECONDS = 5.0  # for a handshake and WELCOME
+REPEAT_SECONDS = 30.0  # while there is no connection, or the buffer is full
+
+logger = logging.getLogger("producers")
+
+
+class Reporter:
+    """Logs changes of state with their reason, repeats what lasts, and calls the user's hooks.
+
+    Args:
+        label: names the producer in log lines.
+        on_state, on_stats, on_rejected: called without any lock; what they raise is logged.
+        stats_seconds: between two calls of on_stats.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        on_state: Callable[[StateChange], None] | None,
+        on_stats: Callable[[Stats], None] | None,
+        on_rejected: Callable[[Rejection], None] | None,
+        stats_seconds: float,
+    ) -> None:
+        self.on_state, self.on_stats, self.on_rejected = on_state, on_stats, on_rejected
+        self._label = label
+        self._stats_seconds = stats_seconds
+        self._told: tuple[State, str] = ("connecting", "")
+        self._logged: tuple[State, str] = ("connecting", "")
+        self._logged_at = self._full_logged_at = -REPEAT_SECONDS
+        self._since = self._stats_at = time.monotonic()
+        self._full_since: float | None = None
+
+    def report(self, protocol: ProtocolState, stats: Stats, full: bool, now: float) -> None:
+        """Tells what is new, of a copy of the counters."""
+        state = stats.state
+        reason = "" if state in ("connected", "closed") else protocol.reason
+        self._tell_state(state, reason, now)
+        self._log_state(state, reason, stats, now)
+        self._log_full(full, protocol, stats, now)
+        if self.on_stats is not None and now - self._stats_at >= self._stats_seconds:
+            self._stats_at = now
+            self.call(self.on_stats, deepcopy(stats))
+
+    def call(self, hook: Callable[[Any], None] | None, value: Any) -> None:
+        """Calls a hook of the user's."""
+        if hook is None:
+            return
+        try:
+            hook(value)
+        except Exception:
+            logger.exception("%s: a callback failed", self._label)
+
+    def _tell_state(self, state: State, reason: str, now: float) -> None:
+        previous = self._told[0]
+        if (state, reason) != self._told:
+            self._told = (state, reason)
+            if state != previous:
+                self._since = now
+            self.call(self.on_state, StateChange(state, reason, previous))
+
+    def _log_state(self, state: State, reason: str, stats: Stats, now: float) -> None:
+        changed = (state, reason) != self._logged
+        if state in ("connecting", "disconnected"):
+            # On the way to a connection; a while later it is one that does not come about.
+            on_its_way = reason.startswith(("still connecting", "connected, but"))
+            patience = SLOW_SECONDS if on_its_way else LOG_SECONDS if changed else REPEAT_SECONDS
+            if now - max(self._logged_at, self._since if on_its_way else 0.0) < patience:
+                return
+        elif not changed:
+            return
+        self._logged, self._logged_at = (state, reason), now
+        waiting = (
+            f"{stats.buffered.samples + stats.spooled.samples} samples wait, "
+            f"{stats.dropped.samples} were dropped"
+        )
+        if state == "connected":
+            logger.info("%s: connected; %s", self._label, waiting)
+        elif state == "closed":
+            logger.info("%s: closed; %d samples acknowledged", self._label, stats.acked.samples)
+        elif state == "refused":
+            logger.error("%s: refused: %s", self._label, reason)
+        else:
+            text = f"{state} for {now - self._since:.0f} s" if not changed else state
+            logger.warning("%s: %s: %s; %s", self._label, text, reason, waiting)
+
+    def _log_full(self, full: bool, protocol: ProtocolState, stats: Stats, now: float) -> None:
+        if full:
+            self._full_since = self._full_since or now
+            if now - self._full_logged_at >= REPEAT_SECONDS:
+                self._full_logged_at = now
+                text = "%s: the buffer is full, with %d samples: %s; %d samples were dropped so far"
+                waiting, dropped = stats.buffered.samples, stats.dropped.samples
+                logger.warning(text, self._label, waiting, protocol.why(), dropped)
+        elif self._full_since is not None:
+            if self._full_logged_at >= self._full_since:
+                seconds = now - self._full_since
+                logger.info("%s: the buffer has room again after %.1f s", self._label, seconds)
+            self._full_since = None

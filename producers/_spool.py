@@ -1,0 +1,357 @@
+"""A bounded folder of packets that wait for the network, across reboots and power cuts.
+
+Samples are numbered from the folder's first; a packet is known by the number of its first sample.
+
+    first            next               end
+      |  in the window  |  on disk only  |
+
+Segments NUMBER.spool are logs of records: kind, lengths, CRC-32, body. A torn record at the end is
+what a power cut leaves, and is cut off. A packet record holds a packet; a mark record says which
+sequence each packet had when it was last about to be sent. So after a restart WELCOME's `resume`
+tells which packets the receiver has, and none is sent twice. Nothing is ever overwritten, and a
+segment goes once all of its packets are acknowledged.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import struct
+import time
+import zlib
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgpack
+
+from producers._packer import Packet
+from stream_ssl import durable
+from stream_ssl.wire import Data, Position
+
+MAGIC = b"SSSPOOL1"
+SEGMENT_BYTES = 8 * 1024 * 1024
+RETRY_SECONDS = 5.0  # after the disk refused a write
+_HEAD = struct.Struct(">BIIII")  # kind, bytes of info, header and payload, CRC-32
+_PACKET, _MARK = 1, 2
+
+logger = logging.getLogger("producers")
+
+Part = tuple[int, int]
+"""Number of a packet's first sample, and how many it has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Where a packet lies."""
+
+    number: int
+    count: int
+    size: int
+    segment: Path
+    offset: int
+
+
+class Spool:
+    """Packets on disk, in order. Not thread-safe.
+
+    Args:
+        folder: made where it is missing; belongs to one producer.
+        producer: its name: sequences are the name's own.
+        max_bytes: of all segments; a packet that would exceed it is not taken.
+
+    Raises:
+        ValueError: the folder belongs to another producer, or another process uses it.
+        OSError: it cannot be made or read.
+    """
+
+    def __init__(self, folder: Path, producer: str, max_bytes: int) -> None:
+        self.folder, self.max_bytes = folder, max_bytes
+        self.first = self.next = self.end = 0
+        self.bytes = 0
+        self.position: Position = None  # the source's, after the last packet
+        self.cuts: deque[Part] = deque()  # how the next packets were cut when they were last sent
+        self.full = False  # or the disk refuses to write
+        self.lost = 0  # samples that became unreadable
+        self._sequence = 1  # of the first cut
+        self._records: deque[Record] = deque()
+        self._segments: deque[Path] = deque()
+        self._size = 0  # of the last segment
+        self._retry_at = 0.0
+        folder.mkdir(parents=True, exist_ok=True)
+        self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.epoch = self._next_epoch(producer)
+            self._read_all()
+        except BaseException as error:
+            os.close(self._lock)
+            if isinstance(error, BlockingIOError):
+                raise ValueError(
+                    f"spool {folder}: another producer uses it; give each its own folder"
+                ) from None
+            raise
+
+    @property
+    def unloaded(self) -> bool:
+        """Whether packets are on disk only."""
+        return self.next < self.end
+
+    @property
+    def samples(self) -> int:
+        """Not acknowledged yet."""
+        first = self._records[0] if self._records else None
+        acked = max(0, self.first - first.number) if first else 0
+        return sum(record.count for record in self._records) - acked
+
+    def append(
+        self, packets: Sequence[Packet], loaded: int, mark: tuple[int, list[Part]] | None
+    ) -> int:
+        """Puts packets on disk, in order, and numbers them; returns how many it had room for.
+
+        Args:
+            packets: the first `loaded` of them are in the window, so nothing is on disk only.
+            loaded: how many.
+            mark: as for `mark`, to be on disk no later than the packets.
+        """
+        if time.monotonic() < self._retry_at:
+            return 0
+        blobs = [] if mark is None else [_mark_record(*mark)]
+        size, number = sum(map(len, blobs)), self.end
+        places = list[tuple[int, int, int]]()
+        for packet in packets:
+            blob = _packet_record(packet)
+            if self.bytes + size + len(blob) > self.max_bytes:
+                break
+            places.append((number, packet.count, len(blob)))
+            blobs.append(blob)
+            size += len(blob)
+            number += packet.count
+        self.full = len(places) < len(packets)
+        if not places or not self._write(b"".join(blobs), places):
+            return 0
+        for packet, (start, _, _) in zip(packets, places, strict=False):
+            packet.spooled = start
+            self.position = packet.data.position
+        self.end = number
+        if loaded:
+            last = places[min(loaded, len(places)) - 1]
+            self.next = last[0] + last[1]
+        return len(places)
+
+    def mark(self, sequence: int, parts: list[Part]) -> bool:
+        """Notes on disk which sequences packets have; False: the disk does not take it."""
+        return self._write(_mark_record(sequence, parts), [])
+
+    def resume(self, durable_through: int) -> int:
+        """Forgets what the receiver has, as its first WELCOME tells; returns how many samples."""
+        acked = 0
+        for _ in range(min(max(0, durable_through - self._sequence + 1), len(self.cuts))):
+            number, count = self.cuts.popleft()
+            self.next = number + count
+            acked += count
+        self.ack(self.next)
+        return acked
+
+    def load(self) -> Packet | None:
+        """The next packet that is on disk only, cut as when it was last sent; None: no more.
+
+        A record that has become unreadable is left out, and counted in `lost`.
+        """
+        cut = self.cuts.popleft() if self.cuts else None
+        if cut is not None:
+            self.next = cut[0]
+        for record in self._records:
+            if record.number + record.count <= self.next:
+                continue
+            self.next = max(self.next, record.number)
+            packet = _read_packet(record)
+            if packet is None:
+                logger.error("spool %s: %d samples are unreadable", record.segment, record.count)
+                self.lost += record.number + record.count - self.next
+                self.next = record.number + record.count
+                cut = None
+                continue
+            start = self.next - record.number
+            packet = packet.part(start, record.count if cut is None else start + cut[1])
+            self.next += packet.count
+            return packet
+        return None
+
+    def unload(self, part: Part) -> None:
+        """A packet that was loaded is on disk only again; it is cut in the same way next time."""
+        self.next = part[0]
+        self.cuts.appendleft(part)
+
+    def ack(self, number: int) -> None:
+        """All samples before a number are acknowledged or rejected: forgets them."""
+        self.first = max(self.first, number)
+        self.next = max(self.next, self.first)
+        while self._records and self._records[0].number + self._records[0].count <= self.first:
+            self._records.popleft()
+        if not self._records and self.first == self.end:
+            while self._segments:
+                self._remove_segment()
+            self.bytes = self._size = 0
+        while len(self._segments) > 1 and (
+            not self._records or self._records[0].segment != self._segments[0]
+        ):
+            self._remove_segment()
+        self.full = self.full and self.bytes > self.max_bytes // 2
+
+    def close(self) -> None:
+        """Frees the lock; what is on disk stays."""
+        os.close(self._lock)
+
+    def _next_epoch(self, producer: str) -> int:
+        """Greater than that of any earlier run, whatever the clock says."""
+        path, epoch = self.folder / "spool.json", time.time_ns()
+        if path.exists():
+            try:
+                known: Any = json.loads(path.read_text(encoding="utf-8"))
+                owner, last = known["producer"], int(known["epoch"])
+            except (ValueError, KeyError, TypeError):
+                raise ValueError(f"spool {path}: is no spool's; choose another folder") from None
+            if owner != producer:
+                raise ValueError(
+                    f"spool {self.folder}: belongs to producer {owner!r}, not {producer!r}; "
+                    "use that name, or another folder"
+                )
+            epoch = max(epoch, last + 1)
+        durable.write(path, json.dumps({"producer": producer, "epoch": epoch}) + "\n", 0o600)
+        return epoch
+
+    def _read_all(self) -> None:
+        """Finds the packets, cuts off what a power cut tore, and takes up the last mark."""
+        mark: tuple[int, list[Part]] = (1, [])
+        for path in sorted(self.folder.glob("*.spool")):
+            if not _is_segment(path):
+                continue
+            if self._segments and self.end < int(path.stem):
+                lost = int(path.stem) - self.end
+                logger.error("spool %s: %d samples before it are lost", path, lost)
+            self._segments.append(path)
+            self.end = int(path.stem)
+            good = len(MAGIC)
+            for kind, info, offset, size in _records_of(path):
+                good = offset + size
+                if kind == _MARK:
+                    mark = (info["sequence"], [(number, count) for number, count in info["parts"]])
+                    continue
+                self._records.append(Record(self.end, info["count"], size, path, offset))
+                self.end += info["count"]
+                self.position = info["positions"][-1]
+            if good < path.stat().st_size:
+                logger.warning("spool %s: its end was torn and is cut off", path)
+                os.truncate(path, good)
+            self.bytes += good
+            self._size = good
+        self.first = self.next = self._records[0].number if self._records else self.end
+        self._sequence, parts = mark
+        if parts:  # all before the first had been acknowledged; the last ones may be torn off
+            self.ack(min(parts[0][0], self.end))
+        self.cuts = deque((number, count) for number, count in parts if number + count <= self.end)
+
+    def _write(self, data: bytes, records: Sequence[tuple[int, int, int]]) -> bool:
+        """Appends to the last segment, or a new one, and waits for the disk."""
+        new = not self._segments or self._size >= SEGMENT_BYTES
+        path = self.folder / f"{self.end:020d}.spool" if new else self._segments[-1]
+        start = len(MAGIC) if new else self._size
+        try:
+            with path.open("wb" if new else "r+b") as file:
+                file.seek(0 if new else start)
+                file.truncate()
+                file.write(MAGIC + data if new else data)
+                file.flush()
+                os.fsync(file.fileno())
+            if new:
+                durable.sync(self.folder)
+        except OSError as error:
+            self._retry_at, self.full = time.monotonic() + RETRY_SECONDS, True
+            logger.error("spool %s: %s; it is tried again", path, error.strerror)
+            if new:
+                path.unlink(missing_ok=True)
+            return False
+        if new:
+            self._segments.append(path)
+            self.bytes += len(MAGIC)
+        self._size = start + len(data)
+        self.bytes += len(data)
+        offset = self._size - sum(size for _, _, size in records)
+        for number, count, size in records:
+            self._records.append(Record(number, count, size, path, offset))
+            offset += size
+        return True
+
+    def _remove_segment(self) -> None:
+        path = self._segments.popleft()
+        self.bytes -= path.stat().st_size
+        path.unlink()
+
+
+def _is_segment(path: Path) -> bool:
+    """Whether a file is a segment; one that a power cut left empty is removed."""
+    with path.open("rb") as file:
+        head = file.read(len(MAGIC))
+    if head == MAGIC:
+        return True
+    if head.strip(b"\0"):
+        logger.error("spool %s: is no segment; it is renamed and left out", path)
+        path.rename(path.with_suffix(".damaged"))
+    else:
+        path.unlink()
+    return False
+
+
+def _packet_record(packet: Packet) -> bytes:
+    info = msgpack.packb({"count": packet.count, "positions": packet.positions})
+    return _record(_PACKET, info, packet.data.header, packet.data.payload)
+
+
+def _mark_record(sequence: int, parts: list[Part]) -> bytes:
+    return _record(_MARK, msgpack.packb({"sequence": sequence, "parts": parts}), b"", b"")
+
+
+def _record(kind: int, info: bytes, header: Any, payload: Any) -> bytes:
+    body = b"".join((info, header, payload))
+    lengths = (kind, len(info), len(header), len(payload))
+    return _HEAD.pack(*lengths, zlib.crc32(body, zlib.crc32(bytes(str(lengths), "ascii")))) + body
+
+
+def _records_of(path: Path) -> Iterator[tuple[int, Any, int, int]]:
+    """Kind, info, offset and size of each whole record of a segment."""
+    with path.open("rb") as file:
+        offset = file.seek(len(MAGIC))
+        while (found := _read_record(file)) is not None:
+            yield found[0], msgpack.unpackb(found[1]), offset, found[4]
+            offset += found[4]
+
+
+def _read_record(file: Any) -> tuple[int, bytes, bytes, bytes, int] | None:
+    """The record at the file's position; None: it is not whole."""
+    head = file.read(_HEAD.size)
+    if len(head) < _HEAD.size:
+        return None
+    *lengths, crc = _HEAD.unpack(head)
+    kind, info, header, payload = lengths
+    body = file.read(info + header + payload)
+    whole = len(body) == info + header + payload
+    if not whole or crc != zlib.crc32(body, zlib.crc32(bytes(str(tuple(lengths)), "ascii"))):
+        return None
+    parts = (body[:info], body[info : info + header], body[info + header :])
+    return (kind, *parts, len(head) + len(body))
+
+
+def _read_packet(record: Record) -> Packet | None:
+    with record.segment.open("rb") as file:
+        file.seek(record.offset)
+        found = _read_record(file)
+    if found is None:
+        return None
+    positions = tuple(msgpack.unpackb(found[1])["positions"])
+    data = Data(0, found[2], found[3])
+    return Packet(data, record.count, data.size, positions, (), spooled=record.number)
