@@ -169,6 +169,16 @@ class Threshold(Score):
         return cosine.sub_(self.cosine - self.width).mul_(1 / self.width).clamp_(0.0, 1.0)
 
 
+SCORES: dict[str, type[Score]] = {
+    "linear": Linear,
+    "quadratic": Quadratic,
+    "gaussian": Gaussian,
+    "von-mises-fisher": VonMisesFisher,
+    "threshold": Threshold,
+}
+"""One line per score, by the name that a config file may give."""
+
+
 def sum_rows(z_KD: Tensor) -> Tensor:
     """Sum of the rows in float64 [D], a block at a time: the column is never held twice."""
     sum_D = torch.zeros(z_KD.shape[1], dtype=torch.float64, device=z_KD.device)

@@ -6,7 +6,7 @@ import importlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jsonargparse import ArgumentParser, Namespace
@@ -34,17 +34,38 @@ from stream_ssl.observe.held_out import HeldOutProbe
 from stream_ssl.observe.prequential import Prequential
 from stream_ssl.observe.shadow import Shadow, Shown
 
+Of = Literal["features", "embeddings"]
 
-class Encoder:
-    """An encoder as evaluation sees it."""
 
-    def __init__(self, method: Method, views: Views) -> None:
-        self.method, self.views = method.eval(), views
+class CheckpointEncoder:
+    """A checkpoint's encoder, in evaluation mode.
+
+    Args:
+        method: its network.
+        views: its augmentation.
+        of: "features", those of the backbone; or "embeddings", the unit rows behind the projector
+            that the memory holds.
+        device: where it runs.
+    """
+
+    def __init__(self, method: Method, views: Views, of: Of, device: str) -> None:
+        self._method, self._views = method.to(device).eval(), views.to(device)
+        self._of, self._device = of, torch.device(device)
+
+    def features(self, image_BCHW: Tensor) -> Tensor:
+        """Features [B, F] of uint8 images as they are."""
+        return self._encode(self._views.plain(image_BCHW.to(self._device)))
+
+    def view(self, image_BCHW: Tensor) -> Tensor:
+        """Features [B, F] of an augmented view of each, by the run's own augmentation."""
+        view_BCHW: Tensor = self._views(image_BCHW.to(self._device))
+        return self._encode(view_BCHW)
 
     @torch.no_grad()
-    def features(self, image_BCHW: Tensor) -> Tensor:
-        """Features [B, F] of uint8 images, neither augmented nor scaled to unit norm."""
-        return self.method.features(self.views.plain(image_BCHW))
+    def _encode(self, view_BCHW: Tensor) -> Tensor:
+        if self._of == "features":
+            return self._method.features(view_BCHW)
+        return self._method.encode_keys(view_BCHW)
 
 
 def method(settings: Namespace) -> Method:
@@ -184,18 +205,20 @@ def rehearse(settings: Namespace) -> None:
     prequential(settings)
 
 
-def load_encoder(checkpoint: Path) -> Encoder:
-    """The trained encoder of a checkpoint folder, on the CPU."""
+def load_encoder(checkpoint: Path, of: Of = "features", device: str = "cpu") -> CheckpointEncoder:
+    """The trained encoder of a checkpoint folder."""
     settings = _stored_settings(json.loads((checkpoint / "state.json").read_text())["config"])
     network = method(settings)
     network.load_state_dict(load_file(checkpoint / "model.safetensors"))
-    return Encoder(network, views(settings))
+    return CheckpointEncoder(network, views(settings), of, device)
 
 
-def fresh_encoder(stored: Mapping[str, Any]) -> Encoder:
+def fresh_encoder(
+    stored: Mapping[str, Any], of: Of = "features", device: str = "cpu"
+) -> CheckpointEncoder:
     """The encoder as it was before its first update, by a checkpoint's configuration."""
     settings = _stored_settings(stored)
-    return Encoder(method(settings), views(settings))
+    return CheckpointEncoder(method(settings), views(settings), of, device)
 
 
 def _stored_settings(stored: Mapping[str, Any]) -> Namespace:

@@ -45,6 +45,16 @@ DESCRIPTOR: dict[str, Any] = {
 """What a daemon counts duplicates on unless told otherwise. Training does not move it: near-copies
 are found whatever the encoder makes of them (docs/parked.md)."""
 
+EVICTION: dict[str, Any] = {
+    "class_path": "memory.eviction.MostDuplicated",
+    "init_args": {
+        "score": {"class_path": "memory.scores.Linear"},
+        "compete": False,
+        "index": "exact",
+    },
+}
+"""What `WorkingMemory` takes where no policy is named; named here, so that it is printed."""
+
 LEARNER_PARTS = {
     "method",
     "memory",
@@ -111,10 +121,24 @@ def split_address(address: str) -> tuple[str, int]:
 
 def receiver_parser(command: str = "receiver") -> ArgumentParser:
     """The parser of the receiver's sections."""
+    parser = _parser(command)
+    _add_receiver(parser)
+    _carry(parser, LEARNER_SECTIONS)
+    return parser
+
+
+def learner_parser(command: str = "learner") -> ArgumentParser:
+    """The parser of the learner's sections."""
+    parser = _parser(command)
+    _add_learner(parser)
+    _carry(parser, RECEIVER_SECTIONS)
+    return parser
+
+
+def _add_receiver(parser: ArgumentParser) -> None:
     from stream_ssl.ingest.journal import Journal
     from stream_ssl.ingest.receiver import Receiver
 
-    parser = _parser(command)
     _section(parser, Receiver, "receiver", skip={"journal", "cursor", "access"})
     _section(parser, Journal, "journal", skip={"path"})
     parser.add_argument(
@@ -123,14 +147,12 @@ def receiver_parser(command: str = "receiver") -> ArgumentParser:
         default=None,
         help="CURVE keys and allow-list; without it the receiver speaks plain text on loopback",
     )
-    _carry(parser, LEARNER_SECTIONS)
-    return parser
 
 
-def learner_parser(command: str = "learner") -> ArgumentParser:
-    """The parser of the learner's sections."""
+def _add_learner(parser: ArgumentParser) -> None:
     from memory import WorkingMemory
     from memory.eviction import Policy
+    from stream_ssl.app.names import choices  # from here on options take short names
     from stream_ssl.ingest.batches import Batches
     from stream_ssl.ingest.decode import Decoder
     from stream_ssl.ingest.quarantine import Quarantine
@@ -142,28 +164,30 @@ def learner_parser(command: str = "learner") -> ArgumentParser:
     from stream_ssl.learning.projector import Projector
     from stream_ssl.learning.schedule import Schedule
     from stream_ssl.learning.views import Views
-    from stream_ssl.losses import InfoNCE, Loss
-    from stream_ssl.methods import Method, MoCo
+    from stream_ssl.losses import Loss
+    from stream_ssl.methods import Method
     from stream_ssl.observe.held_out import HeldOut
     from stream_ssl.observe.prequential import Prequential
 
-    parser = _parser(command)
     _section(parser, Decoder, "decoder")
     _section(parser, Quarantine, "quarantine", skip={"folder", "clock"})
     _section(parser, Batches, "batches", skip={"reader", "decoder", "quarantine", "start", "clock"})
     _section(parser, ResNet, "encoder", skip={"channels"})
     _section(parser, Projector, "projector", skip={"features"})
     _section(parser, Views, "views", skip={"size", "channels"})
-    parser.add_subclass_arguments(Loss, "loss", default={"class_path": _path(InfoNCE)})
+    parser.add_subclass_arguments(
+        Loss, "loss", default={"class_path": "infonce"}, help=choices(Loss)
+    )
     parser.add_subclass_arguments(
         Method,
         "method",
         skip={"encoder", "projector", "loss"},
         instantiate=False,
-        default={"class_path": _path(MoCo)},
+        default={"class_path": "moco"},
+        help=choices(Method),
     )
     _section(parser, WorkingMemory, "memory", skip={"dim", "image_shape", "device", "dtype"})
-    parser.set_defaults({"memory.descriptor": DESCRIPTOR})
+    parser.set_defaults({"memory.descriptor": DESCRIPTOR, "memory.eviction": EVICTION})
     parser.add_argument(
         "--shadows",
         type=dict[str, Policy],
@@ -186,18 +210,21 @@ def learner_parser(command: str = "learner") -> ArgumentParser:
     parser.add_argument(
         "--classes", type=int, default=0, help="number of classes, where labels are known"
     )
-    _carry(parser, RECEIVER_SECTIONS)
-    return parser
 
 
 def read(parser: ArgumentParser, arguments: Sequence[str]) -> Namespace:
     """Parse a command's arguments; the config file may stand bare in front.
 
-    Exits with status 2 and a message on a wrong one, as argparse does.
+    Exits with status 2 and a message on a wrong one, as argparse does. With --print_config it
+    prints the sections of both roles and exits, whichever role's parser this is.
     """
     arguments = list(arguments)
     if arguments and not arguments[0].startswith("-"):
         arguments.insert(0, "--config")
+    if any(argument.partition("=")[0] == "--print_config" for argument in arguments):
+        parser = _parser(parser.prog.split()[-1])
+        _add_receiver(parser)
+        _add_learner(parser)
     return parser.parse_args(arguments)
 
 
@@ -249,7 +276,3 @@ def _carry(parser: ArgumentParser, sections: Sequence[str]) -> None:
         parser.add_argument(
             f"--{name}", type=dict | int | str | None, default=None, help="the other's"
         )
-
-
-def _path(cls: type) -> str:
-    return f"{cls.__module__}.{cls.__qualname__}"

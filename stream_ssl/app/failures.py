@@ -20,6 +20,7 @@ DONE, FAILED, USAGE = 0, 1, 2
 
 NOISE = re.compile(
     r"\s*(- )?(Does not validate against any of the Union subtypes|Subtypes: .*|Errors:"
+    r"|- Expected a path but .* either not accessible or invalid"
     r"|Expected a <class 'NoneType'>|Given value type: .*|Given value: Namespace.*)"
 )
 """What jsonargparse says of an option being optional, around what is wrong with it."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 
-from stream_ssl.app.config import RECEIVER_SECTIONS, resolved
+from stream_ssl.app.config import EVICTION, RECEIVER_SECTIONS, resolved
 
 log = logging.getLogger("stream_ssl.learner")
 
@@ -82,7 +82,7 @@ def merge(asked: Mapping[str, Any], run: Mapping[str, Any]) -> Restart:
         run: the one stored in the checkpoint. Options that it lacks, being older than they are, are
             taken from `asked`.
     """
-    run = _with_descriptor(_with_named_method(run))
+    run = _with_memory_defaults(_with_named_method(run))
     config = {name: dict(v) if isinstance(v, Mapping) else v for name, v in asked.items()}
     kept, changed = [], []
     for path in FIXED:
@@ -166,7 +166,10 @@ def _with_named_method(run: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**run, "method": {"class_path": "stream_ssl.methods.MoCo", "init_args": method}}
 
 
-def _with_descriptor(run: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A run from before there was a choice of descriptors counts duplicates on embeddings."""
+def _with_memory_defaults(run: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A run from before there was a choice of descriptors counts duplicates on embeddings, and one
+    from before the default policy was written out has null for it."""
     memory = {"descriptor": {"class_path": "memory.descriptors.Embedding"}} | run.get("memory", {})
+    if memory.get("eviction", EVICTION) is None:
+        memory["eviction"] = EVICTION
     return {**run, "memory": memory}

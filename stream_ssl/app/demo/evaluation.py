@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,16 +20,11 @@ from torch import Tensor
 from stream_ssl.app.demo import data
 from stream_ssl.evaluation.neighbours import knn_accuracy
 
+if TYPE_CHECKING:
+    from stream_ssl.app.build import CheckpointEncoder
+
 BATCH = 250
 NEIGHBOURS = 20
-
-
-class Encoder(Protocol):
-    """What is evaluated."""
-
-    def features(self, image_BCHW: Tensor) -> Tensor:
-        """Features [B, F] of uint8 images."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -91,7 +86,7 @@ def memory_content(
     return tensors["columns.images"][:, 0], tensors["columns.labels"], tensors["columns.ids"]
 
 
-def probe_all(trained: Encoder, untrained: Encoder) -> dict[str, Probe]:
+def probe_all(trained: CheckpointEncoder, untrained: CheckpointEncoder) -> dict[str, Probe]:
     """Probe the three representations on the same held-out images."""
     image_NHW, label_N = data.load()
     parts = data.split(label_N)

@@ -1,53 +1,16 @@
-"""From a path that a user names to an encoder that evaluation can ask.
-
-Shapes: B samples, C channels, H height, W width, F features.
-"""
+"""From a path that a user names to a checkpoint, and what it says of itself."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from torch import Tensor
 
-from stream_ssl.app import build
 from stream_ssl.learning.checkpoint import FORMAT, LATEST, STATE
 from stream_ssl.learning.folders import damage
-
-Of = Literal["features", "embeddings"]
-
-
-class CheckpointEncoder:
-    """A checkpoint's encoder, in evaluation mode.
-
-    Args:
-        encoder: of `build.load_encoder` or `build.fresh_encoder`.
-        of: "features", those of the backbone; or "embeddings", the unit rows behind the projector
-            that the memory holds.
-        device: where it runs.
-    """
-
-    def __init__(self, encoder: build.Encoder, of: Of, device: str) -> None:
-        self._method = encoder.method.to(device).eval()
-        self._views = encoder.views.to(device)
-        self._of, self._device = of, torch.device(device)
-
-    def features(self, image_BCHW: Tensor) -> Tensor:
-        """Features [B, F] of uint8 images as they are."""
-        return self._encode(self._views.plain(image_BCHW.to(self._device)))
-
-    def view(self, image_BCHW: Tensor) -> Tensor:
-        """Features [B, F] of an augmented view of each, by the run's own augmentation."""
-        view_BCHW: Tensor = self._views(image_BCHW.to(self._device))
-        return self._encode(view_BCHW)
-
-    def _encode(self, view_BCHW: Tensor) -> Tensor:
-        if self._of == "features":
-            return self._method.features(view_BCHW)
-        return self._method.encode_keys(view_BCHW)
 
 
 def find(path: Path) -> Path:
@@ -81,16 +44,6 @@ def facts(checkpoint: Path) -> Mapping[str, Any]:
     """What a checkpoint says of itself: step, samples, created, config."""
     stored: Mapping[str, Any] = json.loads((checkpoint / STATE).read_text())
     return stored
-
-
-def trained(checkpoint: Path, of: Of, device: str) -> CheckpointEncoder:
-    """The encoder that a checkpoint holds."""
-    return CheckpointEncoder(build.load_encoder(checkpoint), of, device)
-
-
-def untrained(checkpoint: Path, of: Of, device: str) -> CheckpointEncoder:
-    """The same as it was before its first update."""
-    return CheckpointEncoder(build.fresh_encoder(facts(checkpoint)["config"]), of, device)
 
 
 def check_device(device: str) -> None:

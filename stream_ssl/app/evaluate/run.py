@@ -17,6 +17,7 @@ from jsonargparse import Namespace
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from stream_ssl.app import build
 from stream_ssl.app.evaluate import encoders, sets
 from stream_ssl.app.failures import configuring
 from stream_ssl.evaluation.continual import divide, summarise
@@ -106,17 +107,17 @@ def check_settings(settings: Namespace) -> None:
         )
 
 
-def _encoders(settings: Namespace, checkpoint: Path) -> dict[str, encoders.CheckpointEncoder]:
+def _encoders(settings: Namespace, checkpoint: Path) -> dict[str, build.CheckpointEncoder]:
     of, device = settings.of, settings.device
-    asked = {"trained": encoders.trained(checkpoint, of, device)}
+    asked = {"trained": build.load_encoder(checkpoint, of, device)}
     if settings.untrained:
-        asked["untrained"] = encoders.untrained(checkpoint, of, device)
+        asked["untrained"] = build.fresh_encoder(encoders.facts(checkpoint)["config"], of, device)
     if settings.decorrelated is not None:
         other = encoders.find(settings.decorrelated)
-        asked["decorrelated"] = encoders.trained(_alike(checkpoint, other), of, device)
+        asked["decorrelated"] = build.load_encoder(_alike(checkpoint, other), of, device)
     for number, path in enumerate(settings.stages or [], start=1):
         stage = _alike(checkpoint, encoders.find(path))
-        asked[STAGE.format(number)] = encoders.trained(stage, of, device)
+        asked[STAGE.format(number)] = build.load_encoder(stage, of, device)
     return asked
 
 
@@ -149,7 +150,7 @@ def _readers(settings: Namespace, name: str, decoder: Mapping[str, Any]) -> list
 
 def _encode(
     readers: list[Reader],
-    asked: Mapping[str, encoders.CheckpointEncoder],
+    asked: Mapping[str, build.CheckpointEncoder],
     settings: Namespace,
     progress: Progress,
 ) -> dict[str, Encoded]:

@@ -1,0 +1,56 @@
+"""Losses, methods, policies, scores and sources by the names in their tables.
+
+jsonargparse takes a class path, or the class's own name. Here it learns the table's name, wherever
+an option has that type: in config files, on the command line, in the environment, at any depth.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jsonargparse import _typehints
+
+from memory.eviction import POLICIES, Policy
+from memory.scores import SCORES, Score
+from producers.sources import SOURCES
+from stream_ssl.evaluation.labelled import Labelled
+from stream_ssl.losses import LOSSES, Loss
+from stream_ssl.methods import METHODS, Method, MoCo
+
+TABLES: dict[Any, tuple[str, dict[str, type]]] = {
+    Loss: ("loss", LOSSES),
+    Method: ("method", METHODS | {"d-moco": MoCo}),  # MoCo on a memory with the default policy
+    Policy: ("eviction policy", POLICIES),
+    Score: ("score", SCORES),
+    Labelled: ("source", SOURCES),
+}
+"""By the type of an option: what it names, and the table."""
+
+_by_class_name = _typehints.resolve_class_path_by_name
+
+
+def class_path(cls: Any, name: str) -> str:
+    """The path of the class that an option of type `cls` names.
+
+    Raises:
+        ValueError: there is no such name; the message lists those there are.
+    """
+    what, table = TABLES.get(cls, ("", {}))
+    known = {found.__name__: found for found in table.values()} | table
+    if name in known:
+        return _by_class_name(known[name], known[name].__name__)
+    path = _by_class_name(cls, name)
+    if table and "." not in path:
+        raise ValueError(f"there is no {what} {name!r}: choose {choices(cls)}")
+    return path
+
+
+def choices(cls: Any) -> str:
+    """What an option of type `cls` takes, for help and errors."""
+    _, table = TABLES[cls]
+    return f"one of {', '.join(sorted(table))}, or a class path such as package.module.Class"
+
+
+# There is no public way to tell jsonargparse of another name for a class. This is the one function
+# that all its doors go through; tests/app/test_names.py knocks at each of them.
+_typehints.resolve_class_path_by_name = class_path

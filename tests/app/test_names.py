@@ -1,0 +1,146 @@
+"""Losses, methods, policies, scores and sources by short names, wherever a setting may stand."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from memory.scores import VonMisesFisher
+from stream_ssl.app import build, config
+from stream_ssl.app.commands import check, learner, receiver, run
+from stream_ssl.app.names import TABLES, class_path
+
+# What has no default.
+NEEDED = ("--decoder.size=16", "--batches.batch_size=8", "--memory.capacity=64")
+
+
+@pytest.mark.parametrize("kind", TABLES, ids=lambda kind: kind.__name__)
+def test_every_name_is_the_path_of_its_class(kind: type) -> None:
+    _, table = TABLES[kind]
+    for name, found in table.items():
+        path = class_path(kind, name)
+        package, _, own = path.rpartition(".")
+        assert getattr(importlib.import_module(package), own) is found
+        assert package == ".".join(found.__module__.split(".")[:2])  # as checkpoints store it
+        assert class_path(kind, own) == class_path(kind, path) == path
+
+
+def flat(*arguments: str) -> dict[str, str]:
+    """The settings as {"memory.capacity": "2048"}."""
+    parser = config.learner_parser()
+    return config.flat(config.resolved(parser, config.read(parser, [*arguments, *NEEDED])))
+
+
+def test_names_on_the_command_line() -> None:
+    found = flat(
+        *("--loss", "decoupled", "--loss.sigma", "0.5", "--method=d-simclr", "--method.views=4"),
+        *("--memory.eviction", "hybrid", "--memory.eviction.policy", "most-duplicated"),
+        *("--memory.eviction.policy.score", "von-mises-fisher", "--memory.measured_by", "gaussian"),
+        *("--shadows", "{queue: oldest}", "--observe.held_out.source", "synthetic"),
+    )
+    policy = "memory.eviction.init_args.policy"
+    expected = {
+        "loss.class_path": "stream_ssl.losses.Decoupled",
+        "loss.init_args.sigma": "0.5",
+        "method.class_path": "stream_ssl.methods.DSimCLR",
+        "method.init_args.views": "4",
+        "memory.eviction.class_path": "memory.eviction.Hybrid",
+        f"{policy}.class_path": "memory.eviction.MostDuplicated",
+        f"{policy}.init_args.score.class_path": "memory.scores.VonMisesFisher",
+        f"{policy}.init_args.score.init_args.kappa": "0.1",
+        "memory.measured_by.class_path": "memory.scores.Gaussian",
+        "shadows.queue.class_path": "memory.eviction.Oldest",
+        "observe.held_out.init_args.source.class_path": "producers.sources.Synthetic",
+    }
+    found = {
+        key.replace("held_out.source", "held_out.init_args.source"): v for key, v in found.items()
+    }
+    assert expected.items() <= found.items()
+
+
+def test_names_in_a_file_and_in_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(
+        "loss: {class_path: hard-negative, init_args: {beta: 2}}\n"
+        "memory:\n"
+        "  eviction: {class_path: hybrid, init_args: {policy: reservoir, age_cap: 9}}\n"
+        "  measured_by: {class_path: von-mises-fisher, init_args: {kappa: 0.2}}\n"
+        "shadows: {queue: oldest, learnt: {class_path: kappa-bandit}}\n"
+    )
+    monkeypatch.setenv("STREAM_SSL_METHOD", "self-labeling")
+    parser = config.learner_parser()
+    settings = parser.instantiate(config.read(parser, [str(file), *NEEDED]))
+    assert (type(settings.loss).__name__, settings.loss.beta) == ("HardNegative", 2)
+    assert settings.method.class_path == "stream_ssl.methods.SelfLabelingMoCo"
+    assert type(settings.memory.eviction).__name__ == "Hybrid"
+    policy = flat(str(file))["memory.eviction.init_args.policy.class_path"]
+    assert policy == "memory.eviction.Reservoir"
+    assert settings.memory.measured_by == VonMisesFisher(0.2)
+    assert [policy.name for policy in settings.shadows.values()] == ["oldest", "kappa-bandit"]
+
+
+WRONG = {
+    "loss": ("decoupld", "there is no loss 'decoupld': choose one of debiased, decoupled, hard-"),
+    "method": (
+        "d-mocco",
+        "there is no method 'd-mocco': choose one of byol, d-moco, d-simclr, moco",
+    ),
+    "memory.eviction": (
+        "duel",
+        "no eviction policy 'duel': choose one of class-balanced, hybrid, ",
+    ),
+    "memory.eviction.score": (
+        "sharp",
+        "no score 'sharp': choose one of gaussian, linear, quadratic",
+    ),
+    "observe.held_out.source": ("mnist", "no source 'mnist': choose one of cifar, idx, images, "),
+}
+
+
+@pytest.mark.parametrize("option", WRONG)
+def test_a_wrong_name_is_answered_by_the_choices(
+    capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    name, message = WRONG[option]
+    with pytest.raises(SystemExit) as end:
+        flat(f"--{option}", name)
+    assert end.value.code == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert "or a class path such as package.module.Class" in said
+
+
+def test_d_moco_is_moco_with_the_default_memory() -> None:
+    parser = config.learner_parser()
+    settings = parser.instantiate(config.read(parser, ["--method", "d-moco", *NEEDED]))
+    assert type(build.method(settings)).__name__ == "MoCo"
+    assert settings.memory.eviction.name == "most-duplicated"
+
+
+@pytest.mark.parametrize("command", [check, run, learner, receiver], ids=lambda c: c.__name__[24:])
+def test_print_config_shows_all_that_would_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: object
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        command.main(
+            ["--run", str(tmp_path / "run"), "--loss", "decoupled", *NEEDED, "--print_config"]
+        )
+    assert end.value.code == 0
+    text = capsys.readouterr().out
+    shown = yaml.safe_load(text)
+    sections = {*config.RECEIVER_SECTIONS, *config.LEARNER_SECTIONS, "run", "http"}
+    assert set(shown) == sections
+    assert {name for name, value in shown.items() if value is None} == {"access", "schedule"}
+    assert shown["method"]["init_args"]["momentum"] == 0.99
+    assert shown["loss"]["class_path"] == "stream_ssl.losses.Decoupled"
+    assert shown["memory"]["eviction"]["init_args"]["score"]["class_path"] == "memory.scores.Linear"
+    assert not (tmp_path / "run").exists()
+    again = tmp_path / "again.yaml"
+    again.write_text(text)
+    read_again = flat(str(again))
+    assert {k: v for k, v in config.flat(shown).items() if read_again[k] != v} == {}
