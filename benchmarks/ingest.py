@@ -23,7 +23,7 @@ import numpy as np
 
 from producers import Producer
 from stream_ssl.ingest.access import Access, AllowList
-from stream_ssl.ingest.cursor import Cursor
+from stream_ssl.ingest.consumer_offsets import ConsumerOffsets
 from stream_ssl.ingest.journal import Journal
 from stream_ssl.ingest.receiver import Receiver
 from stream_ssl.wire import Keys, Sample
@@ -160,7 +160,7 @@ def receive(folder: Path) -> None:
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     secret = folder / "receiver.secret.json"
     access = Access(secret, folder / "allow.json") if secret.exists() else None
-    journal, cursor = Journal(folder / "journal", budget=BUDGET), Cursor(folder)
+    journal, cursor = Journal(folder / "journal", budget=BUDGET), ConsumerOffsets(folder)
     server = Receiver(journal, cursor, access=access)
     print(server.endpoint, flush=True)
     fsyncs = []

@@ -28,10 +28,8 @@ from memory.scores import Score, VonMisesFisher
 from stream_ssl.batch import Batch, Offset
 from stream_ssl.ingest.batches import Batches
 from stream_ssl.ingest.decode import Decoder
-from stream_ssl.ingest.entry import Entry
-from stream_ssl.ingest.journal import Journal
+from stream_ssl.ingest.journal import Entry, Journal, JournalReader
 from stream_ssl.ingest.quarantine import Quarantine
-from stream_ssl.ingest.segment_reader import JournalReader
 from stream_ssl.learning.encoder import ResNet
 from stream_ssl.learning.learner import Learner, Stream
 from stream_ssl.learning.projector import Projector

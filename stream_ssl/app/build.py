@@ -178,7 +178,7 @@ def held_out(settings: Namespace, learner: Learner) -> HeldOutProbe | None:
     return HeldOutProbe(settings.observe.held_out, Decoder(**settings.decoder), features)
 
 
-class Silence:
+class EmptyStream:
     """A stream that never has a batch."""
 
     def next(self, timeout: float) -> None:
@@ -189,7 +189,7 @@ class Silence:
         return 0.0
 
 
-def rehearse(settings: Namespace) -> None:
+def dry_run(settings: Namespace) -> None:
     """Build what a run would build that touches neither disk nor socket.
 
     The memory's images then lie in memory: its file may be another run's, which holds a lock on it.
@@ -200,7 +200,7 @@ def rehearse(settings: Namespace) -> None:
     settings = settings.clone()
     settings.memory.image_file = None
     Decoder(**settings.decoder)
-    network = learner(settings, Silence(), START).method
+    network = learner(settings, EmptyStream(), START).method
     shadows(settings, network.dim)
     prequential(settings)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from stream_ssl.durable import write
-from stream_ssl.ingest.seldom import SeldomLog
+from stream_ssl.ingest.rate_limited_logger import RateLimitedLogger
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class Announcement:
 
     def __init__(self, run: Path, role: str, **addresses: str) -> None:
         self._run, self._role, self._addresses = run, role, addresses
-        self._seldom = SeldomLog(log, seconds=60.0)
+        self._limited_log = RateLimitedLogger(log, seconds=60.0)
         self._done = False
         self.write()
 
@@ -69,7 +69,7 @@ class Announcement:
             publish(self._run, self._role, **self._addresses)
         except OSError as error:
             text = f"{self._run / FILE} cannot be written, and may name an older address: {error}"
-            self._seldom.warn("endpoints", text)
+            self._limited_log.warning("endpoints", text)
         else:
             self._done = True
 

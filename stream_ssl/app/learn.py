@@ -16,9 +16,9 @@ from stream_ssl.app.endpoints import Announcement, hold_role
 from stream_ssl.app.failures import Misconfigured, configuring, listening
 from stream_ssl.app.watch import Watch
 from stream_ssl.batch import START
-from stream_ssl.ingest.cursor import Cursor
+from stream_ssl.ingest.consumer_offsets import ConsumerOffsets
 from stream_ssl.ingest.journal import JournalReader
-from stream_ssl.ingest.seldom import SeldomLog
+from stream_ssl.ingest.rate_limited_logger import RateLimitedLogger
 from stream_ssl.learning.checkpoint import Checkpointer
 from stream_ssl.learning.checks import IncompatibleConfig
 from stream_ssl.learning.records import Idle
@@ -29,7 +29,7 @@ from stream_ssl.observe.server import Server
 log = logging.getLogger("stream_ssl.learner")
 
 TELL_SECONDS = 0.5
-RELIEF_SECONDS = 3.0
+FREE_SPACE_SECONDS = 3.0
 """Between two attempts to make room in the journal: the receiver trims in the meantime."""
 PATIENCE = 120.0
 """Seconds without a record after which the process counts as stuck; a first GPU step compiles."""
@@ -74,9 +74,10 @@ class Process:
             saved.restore(self.learner)
             self.metrics.resumed(saved.step, float(saved.facts["created"]))
             log.info("going on at step %d from %s", saved.step, saved.path)
-        self._cursor = Cursor(settings.run)
-        self._durable = (self._checkpointer.needed() or START).record
-        self._relieve_at, self._seldom = 0.0, SeldomLog(log, seconds=60.0)
+        self._offsets = ConsumerOffsets(settings.run)
+        self._checkpointed = (self._checkpointer.needed() or START).record
+        self._free_space_at = 0.0
+        self._limited_log = RateLimitedLogger(log, seconds=60.0)
         shadows = build.shadows(settings, self.learner.method.dim)
         self._watch = Watch(
             self.metrics,
@@ -120,8 +121,8 @@ class Process:
                     self._tell_receiver()
                 if self._checkpointer.due(record):
                     self.save()
-                if isinstance(record, Idle) and self._cursor.full:
-                    self._relieve()  # the learner has all that there is
+                if isinstance(record, Idle) and self._offsets.journal_full:
+                    self._checkpoint_to_free_space()  # the learner has all that there is
         except IncompatibleConfig as error:  # only the samples could tell
             raise Misconfigured(str(error)) from error
         self._health.set("started", False, "stopping")
@@ -134,12 +135,12 @@ class Process:
 
         Training needs no disk: where it takes nothing, the receiver is told later.
         """
-        read = max(self.learner.offset.record, self._durable)
+        read = max(self.learner.offset.record, self._checkpointed)
         try:
-            self._cursor.publish(read=read, durable=self._durable)
+            self._offsets.publish(read=read, checkpointed=self._checkpointed)
         except OSError as error:
             self._health.set("cursor", False, str(error))
-            self._seldom.warn(
+            self._limited_log.warning(
                 "cursor", f"the receiver cannot be told how far this is, training goes on: {error}"
             )
         else:
@@ -147,19 +148,19 @@ class Process:
         self._where.write()
         self._tell_at = time.monotonic() + TELL_SECONDS
 
-    def _relieve(self) -> None:
+    def _checkpoint_to_free_space(self) -> None:
         """Make room in a journal that is full of what checkpoints would replay: without another
         checkpoint nothing is trimmed, and without new samples none comes due."""
-        if time.monotonic() < self._relieve_at:
+        if time.monotonic() < self._free_space_at:
             return  # the receiver has not trimmed yet
-        self._relieve_at = time.monotonic() + RELIEF_SECONDS
-        if self._checkpointer.owes:
+        self._free_space_at = time.monotonic() + FREE_SPACE_SECONDS
+        if self._checkpointer.dirty:
             log.info("the journal is full: a checkpoint lets it be trimmed")
             self.save()
             return
-        needed = self._checkpointer.needed(beyond=self._durable)
+        needed = self._checkpointer.needed(beyond=self._checkpointed)
         if needed is None:
-            self._seldom.warn(
+            self._limited_log.warning(
                 "small",
                 "the journal is full, and what is new in it makes no whole batch: raise "
                 "journal.budget, or lower batches.batch_size",
@@ -171,7 +172,7 @@ class Process:
             "checkpoints.keep",
             needed.record,
         )
-        self._durable = needed.record
+        self._checkpointed = needed.record
         self._tell_receiver()
 
     def save(self) -> None:
@@ -185,7 +186,7 @@ class Process:
             return
         self._health.set("checkpoint", True)
         self.metrics.consume(record)
-        self._durable = max(self._durable, record.needed.record)
+        self._checkpointed = max(self._checkpointed, record.needed.record)
         self._tell_receiver()
         log.info(
             "checkpoint at step %d: %.1f MB in %.2f s",

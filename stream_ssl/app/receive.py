@@ -15,7 +15,7 @@ from stream_ssl.app.config import flat, split_address
 from stream_ssl.app.endpoints import Announcement, hold_role
 from stream_ssl.app.failures import configuring, listening
 from stream_ssl.ingest.access import Access
-from stream_ssl.ingest.cursor import Cursor
+from stream_ssl.ingest.consumer_offsets import ConsumerOffsets
 from stream_ssl.ingest.journal import Journal
 from stream_ssl.ingest.receiver import Receiver
 from stream_ssl.observe.health import Health
@@ -52,9 +52,9 @@ def receive(settings: Namespace, resolved: Mapping[str, Any], stop: threading.Ev
             stack.callback(journal.close)
             files = settings.access
             access = Access(files["keys"], files["allow"]) if files else None
-            cursor = Cursor(settings.run)
+            offsets = ConsumerOffsets(settings.run)
             receiver = listening(
-                lambda: Receiver(journal, cursor, access=access, **settings.receiver)
+                lambda: Receiver(journal, offsets, access=access, **settings.receiver)
             )
             stack.callback(receiver.close)
         where = Announcement(settings.run, "receiver", data=receiver.endpoint, http=server.address)

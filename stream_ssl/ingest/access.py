@@ -17,7 +17,7 @@ import zmq
 from zmq.auth.base import Authenticator
 
 from stream_ssl.durable import write
-from stream_ssl.ingest.seldom import SeldomLog
+from stream_ssl.ingest.rate_limited_logger import RateLimitedLogger
 from stream_ssl.wire import Keys, check_name
 from stream_ssl.wire.keys import check_key
 
@@ -196,7 +196,7 @@ class _Authenticator(Authenticator):
         super().__init__(context)
         self._access = access
         self._replied = False
-        self._seldom = SeldomLog(log)
+        self._limited_log = RateLimitedLogger(log)
         self.configure_curve_callback(DOMAIN, self)
 
     def callback(self, domain: str, key: bytes) -> bool:  # noqa: ARG002 - pyzmq's signature
@@ -229,7 +229,7 @@ class _Authenticator(Authenticator):
         if status_code != b"200":
             self._access.denied += 1
             reason = status_text.decode("utf-8", "replace")
-            self._seldom.warn(reason, f"connection denied: {reason}")
+            self._limited_log.warning(reason, f"connection denied: {reason}")
         super()._send_zap_reply(request_id, status_code, status_text, user_id)
 
 

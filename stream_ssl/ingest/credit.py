@@ -1,8 +1,8 @@
-"""Credit: how many bytes each producer may have under way.
+"""Credit: how many bytes each producer may have in flight.
 
-What is under way must fit into the receiver's memory and into the journal, so the grants together
-never pass either. A grant is 0 or at least one full packet. When there are more producers than
-packets that fit, they take turns.
+What is in flight must fit into the receiver's memory and into the journal, so the grants together
+never exceed either. A grant is 0 or at least one full packet. When there are more producers than
+packets that fit, producers take turns of one packet's credit each.
 """
 
 from __future__ import annotations
@@ -10,23 +10,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-TURN_SECONDS = 0.25  # of a producer that sends
-QUIET_SECONDS = 0.05  # after which a turn passes on from a producer that does not
-DRAIN_SECONDS = 0.1  # of silence, after which nothing of a turn that ended is under way any more
+TURN_SECONDS = 0.25  # a turn of a producer that sends
+QUIET_SECONDS = 0.05  # a turn of a producer that does not
+DRAIN_SECONDS = 0.1  # without a message, after which an expired turn has nothing left in flight
 
 
-class Holder(Protocol):
-    """What a grant is decided on: see Session."""
+class CreditHolder(Protocol):
+    """What a grant is decided on; `protocol_state.Session` documents the fields."""
 
     credit: int
-    since: float
-    heard: float
+    credit_changed: float
+    last_received: float
     turns: int
     revoked: int
 
 
 class CreditPolicy:
-    """Shares a budget of bytes among producers.
+    """Shares a budget of bytes between producers.
 
     Args:
         each: most bytes for one producer.
@@ -54,43 +54,47 @@ class CreditPolicy:
         share = min(self.each, min(self.total, room) // count)
         return share if share >= self.max_packet else 0
 
-    def plan(self, holders: Sequence[Holder], room: int, now: float) -> list[int]:
+    def plan(self, holders: Sequence[CreditHolder], room: int, now: float) -> list[int]:
         """The grant of each holder.
 
         Args:
             room: bytes that journal and learner can take.
-            now: of time.monotonic, as are `since` and `heard`.
+            now: of time.monotonic, as are `credit_changed` and `last_received`.
         """
         share = self.share(len(holders), room)
         if share or not holders:
             return [share] * len(holders)
-        under_way = sum(h.revoked for h in holders if _drains(h, now))
-        seats = max(0, min(self.total, room) - under_way) // self.max_packet
-        seated = self._seat(holders, seats, now)
-        return [self.max_packet if i in seated else 0 for i in range(len(holders))]
+        in_flight = sum(h.revoked for h in holders if _drains(h, now))
+        slots = max(0, min(self.total, room) - in_flight) // self.max_packet
+        chosen = self._choose(holders, slots, now)
+        return [self.max_packet if i in chosen else 0 for i in range(len(holders))]
 
-    def _seat(self, holders: Sequence[Holder], seats: int, now: float) -> set[int]:
-        """Who has a turn: those in the midst of theirs; of the rest, as many leave as wait.
+    def _choose(self, holders: Sequence[CreditHolder], slots: int, now: float) -> set[int]:
+        """The holders that have a turn now: active turns go on, and as many expired ones end as
+        holders wait for whom no slot is free.
 
-        What leaves is given on when it has drained, so that grants and what is under way of
-        earlier ones together stay within the budget.
+        A slot that an expired turn leaves is given to nobody before it has drained, so that the new
+        grants and what is in flight from earlier ones stay within the budget together.
         """
-        # Many lose their turn at one moment; of these the least served comes first.
-        order = sorted(range(len(holders)), key=lambda i: (holders[i].since, holders[i].turns))
+        # Many turns may end at one moment; of these holders the least served comes first.
+        order = sorted(
+            range(len(holders)), key=lambda i: (holders[i].credit_changed, holders[i].turns)
+        )
         waiting = [i for i in order if not holders[i].credit]
-        over = [i for i in order if holders[i].credit and _is_over(holders[i], now)]
-        midst = [i for i in order if holders[i].credit and not _is_over(holders[i], now)][:seats]
-        free = max(0, seats - len(midst) - len(over))
+        expired = [i for i in order if holders[i].credit and _expired(holders[i], now)]
+        active = [i for i in order if holders[i].credit and not _expired(holders[i], now)][:slots]
+        free = max(0, slots - len(active) - len(expired))
         unserved = max(0, len(waiting) - free)
-        stay = max(0, min(len(over) - unserved, seats - len(midst)))
-        return {*midst, *waiting[:free], *over[len(over) - stay :]}
+        extended = max(0, min(len(expired) - unserved, slots - len(active)))
+        return {*active, *waiting[:free], *expired[len(expired) - extended :]}
 
 
-def _is_over(holder: Holder, now: float) -> bool:
-    held = now - holder.since
-    quiet = holder.heard < holder.since and held >= QUIET_SECONDS
-    return quiet or held >= TURN_SECONDS
+def _expired(holder: CreditHolder, now: float) -> bool:
+    age = now - holder.credit_changed
+    quiet = holder.last_received < holder.credit_changed and age >= QUIET_SECONDS
+    return quiet or age >= TURN_SECONDS
 
 
-def _drains(holder: Holder, now: float) -> bool:
-    return not holder.credit and now - max(holder.heard, holder.since) < DRAIN_SECONDS
+def _drains(holder: CreditHolder, now: float) -> bool:
+    last_activity = max(holder.last_received, holder.credit_changed)
+    return not holder.credit and now - last_activity < DRAIN_SECONDS

@@ -1,48 +1,54 @@
 """The journal: what producers sent, in order and on disk, between receiver and learner.
 
-It is a row of LMDB environments, "segments". Appending fills the newest; trimming deletes whole
-ones. One environment for all would do the same in less code, but its pages stay mapped: at a budget
-of 4 GiB the writer's resident set comes to 4 GiB, and trimming would write to the full disk that it
-is to relieve.
+**A sample is durable when `Journal.append` returns**: its LMDB transaction is on disk by then. No
+other place decides it; `group_commit.py` calls it, and only then is the packet acknowledged.
+
+A journal is a sequence of segments, each an LMDB environment (`segment.py`). Appending fills the
+newest, trimming deletes whole ones. A single environment would need less code, but its pages stay
+mapped: at a budget of 4 GiB the writer's resident set reaches 4 GiB, and trimming would have to
+write to the full disk that it is meant to free.
 """
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import lmdb
 
-from stream_ssl.ingest.entry import Commit, Entry, entry_bytes, pack_entry
-from stream_ssl.ingest.journal_errors import JournalError, JournalFull, take_writer_lock, translate
-from stream_ssl.ingest.layout import (
-    PAGE,
-    Damaged,
-    ProducerState,
-    Record,
-    key_of,
-    state_bytes,
-    unpack_head,
-)
+from stream_ssl.ingest.rate_limited_logger import RateLimitedLogger
 from stream_ssl.ingest.recovery import recover
 from stream_ssl.ingest.segment import (
     MAX_RECORDS,
+    PAGE,
+    Damaged,
+    Entry,
     NewerFormat,
+    ProducerState,
+    Record,
     Segment,
     create_segment,
     delete_segment,
+    entry_bytes,
     file_bytes,
+    identity,
+    key_of,
+    list_segments,
+    pack_record,
+    position_of,
     publish_segment,
-    put_state,
     segment_path,
+    state_bytes,
+    unpack_head,
+    unpack_record,
 )
-from stream_ssl.ingest.segment_reader import JournalReader
-from stream_ssl.ingest.seldom import SeldomLog
 
 __all__ = [
     "Commit",
@@ -63,20 +69,37 @@ MAX_SEGMENT = 64 << 20
 _TREE = 8 * PAGE  # what a transaction may take beside its values
 
 
+class JournalError(Exception):
+    """Nothing of the append was kept; the same append may be tried again later."""
+
+
+class JournalFull(JournalError):
+    """No room: the budget is used up, or the disk is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What an append wrote: positions first..last (last < first: no record)."""
+
+    first: int
+    last: int
+    seconds: float  # in the transaction's commit, which is nearly all fsync
+
+
 class Journal:
     """The only writer of a journal.
 
-    Opening needs no operator: what a crash or a bad disk left is recovered or set aside (beside
-    the folder, as `<name>.damaged-<time>-<segment>`) and counted in `damaged`.
+    Opening needs no operator: a damaged segment is set aside (beside the folder, as
+    `<name>.damaged-<time>-<segment>`), replaced by its intact records and counted in `damaged`.
 
     Args:
         path: folder of the journal; made if missing.
         budget: bytes on disk, at least 1 MiB.
         segment_bytes: size at which a new segment begins; an eighth of the budget, within 256 KiB
             and 64 MiB.
-        forget_days: a producer's name that has sent nothing for so long is forgotten when a segment
-            begins: where it stood, and the bytes that this takes in each segment.
-        check: whether opening walks through old segments, in a process of its own, to find damage.
+        forget_days: when a segment begins, the state of a producer that has sent nothing for so
+            long is dropped, and takes no more bytes in each segment.
+        check: whether opening searches old segments for damage, in a process of its own.
 
     Raises:
         ValueError: budget or segment_bytes are too small.
@@ -104,22 +127,22 @@ class Journal:
             )
         if forget_days <= 0:
             raise ValueError(f"forget_days {forget_days}: must be more than 0")
-        self._seldom = SeldomLog(log)
+        self._limited_log = RateLimitedLogger(log)
         self._forget_seconds = 86_400 * forget_days
         self._active: Segment | None = None
         self._active_bytes = 0
-        self._lock_handle: int | None = take_writer_lock(self.path)
+        self._lock_handle: int | None = _lock_for_writing(self.path)
         try:
             found = recover(self.path, check)
         except (OSError, lmdb.Error) as error:
             self.close()
-            raise translate(error, self.path) from error
+            raise _translate(error, self.path) from error
         except BaseException:
             self.close()
             raise
         self.damaged = found.damaged
-        self._closed = found.segments  # (first position, bytes) of all but the active one
-        now = time.time()  # when states of format 1 were written, nobody knows
+        self._sealed = found.segments  # (first position, bytes) of all segments but the active one
+        now = time.time()  # for states of format 1, which have no time of writing
         self._states = {
             name: state if state.written else replace(state, written=now)
             for name, state in found.states.items()
@@ -127,16 +150,16 @@ class Journal:
         self._state_bytes = sum(state_bytes(*item) for item in self._states.items())
         self._total = found.total  # bytes of header and payload ever journalled
         self._last = found.last
-        # Appending begins a new segment: an older one is only ever read, so that damage to LMDB's
-        # list of free pages, which no reader notices, does no harm.
-        self._start = found.last + 1
+        # The first append begins a new segment. An older one is only ever read, so that damage to
+        # LMDB's list of free pages, which no reader notices, does no harm.
+        self._active_first = found.last + 1
 
-    # -- what there is
+    # -- state
 
     @property
     def bytes(self) -> int:
         """Bytes on disk."""
-        return sum(size for _, size in self._closed) + self._active_bytes
+        return sum(size for _, size in self._sealed) + self._active_bytes
 
     @property
     def room(self) -> int:
@@ -145,21 +168,21 @@ class Journal:
 
     @property
     def first(self) -> int:
-        """The oldest position held; last + 1 when there is none."""
-        return self._closed[0][0] if self._closed else self._start
+        """The oldest position on disk; last + 1 if there is none."""
+        return self._sealed[0][0] if self._sealed else self._active_first
 
     @property
     def last(self) -> int:
-        """The newest position on disk; first - 1 when there is none."""
+        """The newest position on disk; first - 1 if there is none."""
         return self._last
 
     @property
     def _reserve(self) -> int:
-        """Bytes that beginning a segment takes before the first record."""
+        """Bytes that a new segment takes before its first record."""
         return _TREE + self._state_bytes
 
     def producers(self) -> dict[str, ProducerState]:
-        """Name to durable state, of every producer that was journalled and not forgotten."""
+        """Name -> durable state, of every producer that was journalled and not forgotten."""
         return dict(self._states)
 
     def state(self, producer: str) -> ProducerState:
@@ -167,24 +190,24 @@ class Journal:
         return self._states.get(producer, ProducerState())
 
     def bytes_after(self, position: int) -> int:
-        """Bytes of header and payload from `position` on: how far a reader lags."""
+        """Bytes of header and payload from `position` on: the lag of a reader that is there."""
         if position > self._last:
             return 0
-        if position <= self.first:
-            position = self.first
-        later = [first for first, _ in self._closed if first <= position]
-        start = self._start if position >= self._start or not later else later[-1]
+        position = max(position, self.first)
+        firsts = [*(first for first, _ in self._sealed), self._active_first]
+        start = max(first for first in firsts if first <= position)
         try:
-            before = self._total_before(start, position)
+            before = self._bytes_before(start, position)
         except (Damaged, lmdb.Error) as error:
-            self._seldom.warn("lag", f"journal: lag at position {position} is unknown: {error}")
+            text = f"journal: lag at position {position} is unknown: {error}"
+            self._limited_log.warning("lag", text)
             return self._total
         return self._total if before is None else self._total - before
 
-    # -- what changes it
+    # -- changes
 
     def append(self, entries: Sequence[Entry]) -> Commit:
-        """Writes entries in one transaction that is on disk when this returns.
+        """Writes entries in one transaction. When this returns they are on disk: durable.
 
         Raises:
             ValueError: a producer's sequence does not grow.
@@ -203,56 +226,58 @@ class Journal:
                 self._roll(need)
             return self._write(entries)
         except lmdb.MapFullError:
-            self._give_up_active()
+            self._close_active()
             raise JournalFull(f"journal {self.path}: segment overrun; try again") from None
         except (lmdb.Error, OSError, Damaged) as error:
-            self._give_up_active()
-            raise translate(error, self.path) from error
+            self._close_active()
+            raise _translate(error, self.path) from error
 
-    def fitting(self, entries: Sequence[Entry]) -> int:
-        """How many of these entries, the first ones, the budget has room for."""
+    def count_fitting(self, entries: Sequence[Entry]) -> int:
+        """How many of the entries, from the first on, the budget has room for."""
         room = self.budget - self.bytes - self._reserve
         return sum(size <= room for size in accumulate(map(entry_bytes, entries)))
 
     def trim(self, before: int) -> int:
-        """Deletes whole segments of positions below `before`; returns the bytes that came free.
+        """Deletes the segments that lie wholly below position `before`; returns the bytes freed.
 
-        Needs no free space. Raises:
+        Needs no free space.
+
+        Raises:
             JournalError: the disk refuses to delete.
         """
         freed = 0
-        while self._closed:
-            following = self._closed[1][0] if len(self._closed) > 1 else self._start
+        while self._sealed:
+            following = self._sealed[1][0] if len(self._sealed) > 1 else self._active_first
             if following > before:
                 break
-            first, size = self._closed[0]
+            first, size = self._sealed[0]
             path = segment_path(self.path, first)
             try:
                 delete_segment(path)
             except OSError as error:
-                raise translate(error, self.path) from error
-            del self._closed[0]
+                raise _translate(error, self.path) from error
+            del self._sealed[0]
             freed += size
         return freed
 
     def clear_readers(self) -> int:
-        """Frees what dead readers hold of the active segment; returns how many there were."""
+        """Frees the active segment's slots of dead readers; returns how many there were."""
         return int(self._active.env.reader_check()) if self._active is not None else 0
 
     def skip_to(self, position: int) -> None:
-        """Lets the next record have at least this position.
+        """Gives the next record at least this position.
 
-        A learner may have read further than a journal reaches that was lost and begun anew; under
-        old positions it would take new records for ones it knows.
+        A learner may have read further than a journal reaches that was lost and started again: at
+        a position that it has read, it would skip a new record.
         """
         if position <= self._last + 1:
             return
         log.error("journal %s ends at %d: going on at %d", self.path, self._last, position)
         self._seal()
-        self._start, self._last = position, position - 1
+        self._active_first, self._last = position, position - 1
 
     def close(self) -> None:
-        """Closes the files; what was appended is on disk already."""
+        """Closes the files; everything appended is on disk already."""
         if self._active is not None:
             self._active.close()
             self._active = None
@@ -260,7 +285,7 @@ class Journal:
             os.close(self._lock_handle)
             self._lock_handle = None
 
-    # -- inside
+    # -- helpers
 
     def _check_order(self, entries: Iterable[Entry]) -> None:
         seen: dict[str, int] = {}
@@ -274,35 +299,35 @@ class Journal:
             seen[entry.producer] = entry.sequence
 
     def _must_roll(self, need: int) -> bool:
-        empty = self._last < self._start
+        empty = self._last < self._active_first
         full = self._active_bytes + need > max(self.segment_bytes, 4 * self._state_bytes)
-        return (full and not empty) or self._last - self._start + 1 >= MAX_RECORDS
+        return (full and not empty) or self._last - self._active_first + 1 >= MAX_RECORDS
 
     def _roll(self, need: int) -> None:
-        """Begins a new segment behind the last durable position, with all producers' states but
-        those of names long idle."""
+        """Begins a new segment after the last durable position, with the states of all producers
+        but those that were idle for `forget_days`."""
         self._seal()
         oldest = time.time() - self._forget_seconds
         for name in [name for name, state in self._states.items() if state.written < oldest]:
             log.info("journal %s: producer %s is forgotten: long idle", self.path, name)
             self._state_bytes -= state_bytes(name, self._states.pop(name))
-        path = segment_path(self.path, self._start)
+        path = segment_path(self.path, self._active_first)
         size = 2 * max(self.segment_bytes, need) + 4 * self._state_bytes + (1 << 20)
-        follows = self._closed[-1][0] if self._closed else 0
+        follows = self._sealed[-1][0] if self._sealed else 0
         fresh = create_segment(path, self._states, size, follows=follows)
         self._active = Segment(fresh, write=True)
         publish_segment(fresh, path)
         self._active_bytes = self._active.used()
 
     def _seal(self) -> None:
-        """Closes the active segment; one without records makes way for the next."""
-        self._give_up_active()
-        path = segment_path(self.path, self._start)
-        if self._last < self._start:
+        """Closes the active segment; if it has no records, the next one takes its place."""
+        self._close_active()
+        path = segment_path(self.path, self._active_first)
+        if self._last < self._active_first:
             return
         if path.exists():
-            self._closed.append((self._start, file_bytes(path)))
-            self._start, self._active_bytes = self._last + 1, 0
+            self._sealed.append((self._active_first, file_bytes(path)))
+            self._active_first, self._active_bytes = self._last + 1, 0
 
     def _write(self, entries: Sequence[Entry]) -> Commit:
         segment = self._active
@@ -314,16 +339,17 @@ class Journal:
                 if entry.header is not None:
                     position += 1
                     total += len(entry.header) + len(entry.payload)
-                    value = pack_entry(position, total, entry)
+                    value = pack_record(position, total, entry)
                     txn.put(key_of(position), value, db=segment.records, append=True)
-                    states[entry.producer] = ProducerState(entry.sequence, entry.position, now)
+                    states[entry.producer] = ProducerState(entry.sequence, entry.resume_token, now)
                 else:
                     before = states.get(entry.producer, self.state(entry.producer))
-                    states[entry.producer] = ProducerState(entry.sequence, before.position, now)
+                    states[entry.producer] = ProducerState(entry.sequence, before.resume_token, now)
             for name, state in states.items():
-                put_state(txn, segment.producers, name, state)
-            begun = time.monotonic()
-        commit = Commit(self._last + 1, position, time.monotonic() - begun)
+                txn.put(name.encode(), state.pack(), db=segment.producers)
+            began = time.monotonic()
+        # Leaving the block committed the transaction, fsync included: the entries are durable.
+        commit = Commit(self._last + 1, position, time.monotonic() - began)
         self._last, self._total = position, total
         for name, state in states.items():
             if name in self._states:
@@ -333,17 +359,17 @@ class Journal:
         self._active_bytes = segment.used()
         return commit
 
-    def _give_up_active(self) -> None:
-        """After a failed commit the file's state is in doubt: go on in a new one.
+    def _close_active(self) -> None:
+        """The next append begins a new segment: after a failed commit the file is in doubt.
 
-        Positions that the failed commit may have left are written again by the new segment, and
-        readers take a position from the newest segment that can hold it.
+        The new segment writes positions again that the failed commit may have left, and readers
+        take a position from the newest segment that can have it.
         """
         if self._active is not None:
             self._active.close()
             self._active = None
 
-    def _total_before(self, start: int, position: int) -> int | None:
+    def _bytes_before(self, start: int, position: int) -> int | None:
         segment = Segment(segment_path(self.path, start))
         try:
             with (
@@ -353,6 +379,150 @@ class Journal:
                 if not cursor.set_range(key_of(position)):
                     return None
                 head = unpack_head(cursor.value())
-                return head.total - (head.end - head.start)
+                return head.total - (head.end - head.header_at)
         finally:
             segment.close()
+
+
+def _lock_for_writing(path: Path) -> int:
+    """A descriptor whose closing frees the journal for another writer.
+
+    Raises:
+        JournalError: another process has it, or the folder cannot be used.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        handle = os.open(path / "writer.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise _translate(error, path) from error
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        raise JournalError(
+            f"journal {path} is being written by another process: stop the other receiver first"
+        ) from None
+    return handle
+
+
+def _translate(error: Exception, path: Path) -> JournalError:
+    """LMDB's or the system's error as a JournalError."""
+    text = str(error)
+    full = isinstance(error, lmdb.DiskError) or any(
+        word in text for word in ("No space left", "Disk quota", "Errno 28", "Errno 122")
+    )
+    kind = JournalFull if full else JournalError
+    return kind(f"journal {path}: {text}")
+
+
+class JournalReader:
+    """Reads records in order of position, also while another process writes; never blocks it.
+
+    A transaction lasts for one read(), so that the writer can reuse pages; one segment is open at a
+    time. Not thread-safe.
+
+    Args:
+        path: the journal's folder; it may be created later.
+
+    Attributes:
+        corrupt: records (or, where LMDB itself finds damage, segments) skipped so far.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.corrupt = 0
+        self._open: Segment | None = None
+        self._reported: set[int] = set()
+
+    @property
+    def first(self) -> int:
+        """The oldest position on disk; last + 1 if there is none."""
+        segments = list_segments(self.path)
+        for _, path in segments:
+            bounds = self._bounds(path)
+            if bounds:
+                return bounds[0]
+        return segments[-1][0] if segments else 1
+
+    @property
+    def last(self) -> int:
+        """The newest position on disk; first - 1 if there is none."""
+        segments = list_segments(self.path)
+        if not segments:
+            return 0
+        start, path = segments[-1]
+        bounds = self._bounds(path)
+        return bounds[1] if bounds else start - 1
+
+    def read(self, position: int, max_bytes: int = 8 << 20) -> list[Record]:
+        """Records from `position` on, of about `max_bytes` together and at least one.
+
+        Trimmed and damaged records are left out: compare the positions returned. An empty list
+        means that there is nothing yet.
+
+        Raises:
+            ValueError: position below 1.
+            NewerFormat: the journal is of a later version.
+        """
+        if position < 1:
+            raise ValueError(f"position {position}: positions start at 1")
+        segments = list_segments(self.path)
+        for index, (start, path) in enumerate(segments):
+            bound = segments[index + 1][0] if index + 1 < len(segments) else None
+            if bound is not None and bound <= position:
+                continue
+            try:
+                records = self._read(path, max(position, start), bound, max_bytes)
+            except (Damaged, lmdb.Error, FileNotFoundError) as error:
+                if path.exists():  # else trimmed in the meantime
+                    self._count_corrupt(start, f"segment {path}: {error}")
+                continue
+            if records:
+                return records
+        return []
+
+    def close(self) -> None:
+        """Closes the segment that is open."""
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+
+    def _segment(self, path: Path) -> Segment:
+        if self._open is None or self._open.key != identity(path):
+            self.close()
+            self._open = Segment(path)
+        return self._open
+
+    def _read(self, path: Path, position: int, bound: int | None, max_bytes: int) -> list[Record]:
+        segment = self._segment(path)
+        records: list[Record] = []
+        size = 0
+        with segment.env.begin(db=segment.records, buffers=True) as txn:
+            cursor: Any = txn.cursor()
+            more = cursor.set_range(key_of(position))
+            while more and size < max_bytes:
+                found = position_of(cursor.key())
+                if bound is not None and found >= bound:
+                    break
+                try:
+                    record = unpack_record(cursor.value())
+                except Damaged as error:
+                    self._count_corrupt(found, f"record {found}: {error}")
+                else:
+                    records.append(record)
+                    size += len(record.header) + len(record.payload)
+                more = cursor.next()
+        return records
+
+    def _bounds(self, path: Path) -> tuple[int, int] | None:
+        try:
+            return self._segment(path).bounds()
+        except (Damaged, lmdb.Error, FileNotFoundError):
+            return None
+
+    def _count_corrupt(self, position: int, what: str) -> None:
+        if position in self._reported:
+            return
+        self._reported.add(position)
+        self.corrupt += 1
+        log.error("journal: skipped damaged %s", what)

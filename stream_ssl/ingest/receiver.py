@@ -1,24 +1,23 @@
-"""The receiver: takes packets from producers and lays them into the journal."""
+"""The receiver: takes packets from producers and writes them to the journal."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import zmq
 
 from stream_ssl.ingest.access import Access
+from stream_ssl.ingest.consumer_offsets import ConsumerOffsets
 from stream_ssl.ingest.credit import CreditPolicy
-from stream_ssl.ingest.cursor import Cursor
-from stream_ssl.ingest.dialogue import Dialogue
-from stream_ssl.ingest.group import Tally
+from stream_ssl.ingest.group_commit import GroupCommit
 from stream_ssl.ingest.journal import Journal, JournalError
-from stream_ssl.ingest.records import ReceiverRecord
-from stream_ssl.ingest.seldom import SeldomLog
-from stream_ssl.ingest.sessions import Sessions
+from stream_ssl.ingest.protocol_state import Counters, ProtocolState, Sessions
+from stream_ssl.ingest.rate_limited_logger import RateLimitedLogger
 from stream_ssl.ingest.unfinished import UnfinishedMessages
 from stream_ssl.wire import Message, encode, require_loopback
 from stream_ssl.wire.address import check_bind
@@ -32,20 +31,53 @@ _HANDSHAKE_MS = 5000
 _FRAME_SLACK = 64 << 10
 _TICK_SECONDS = 0.05
 _IDLE_SECONDS = 1.0
-_BURST = 256  # messages read before anything else gets its turn
-_QUIET_SECONDS = 0.1  # of silence that end a drain
+_BURST = 256  # messages read before anything else is done
+_QUIET_SECONDS = 0.1  # without a packet, after which a drain ends
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiverRecord:
+    """What the receiver reports, per group commit or idle second: increments since the previous
+    record, then gauges.
+
+    Bytes count header and payload of DATA, as credit does.
+    """
+
+    packets: int = 0
+    samples: int = 0
+    bytes: int = 0
+    duplicates: int = 0  # samples that came again
+    rejected: Mapping[str, int] = field(default_factory=dict)  # samples, by reason of refusal
+    refused: Mapping[str, int] = field(default_factory=dict)  # connections and messages, by reason
+    missing: int = 0  # packets that neither the producer nor this journal has any more
+    acked_samples: int = 0
+    fsync_seconds: float | None = None  # of the group commit; None: nothing was written
+    journal_failures: int = 0  # commits that found no room or a failing disk
+    journal_damaged: int = 0  # segments found damaged, since the journal was opened
+
+    producers: int = 0  # connected
+    journal_bytes: int = 0  # on disk
+    journal_first: int = 1  # oldest position on disk
+    journal_last: int = 0  # newest position on disk; first - 1 when empty
+    credit: int = 0  # bytes granted to all producers together
+    full: bool = False  # no packet fits: the journal's budget, or the disk, is used up
+    room: int = 0  # bytes that the journal can still take
+    lag_bytes: int = 0  # journalled and not yet read by the learner
+    captured: float | None = None  # when the latest sample was, seconds since the Unix epoch
+    received: float | None = None  # when the latest packet came, seconds since the Unix epoch
+    ready: bool = True  # False: the journal cannot be written
 
 
 class Receiver:
-    """Listens for producers; see docs/wire.md for what it says to them.
+    """Listens for producers; docs/wire.md is the protocol.
 
-    The loop is `run`, in one thread: fsync before ACK needs no second one, and libzmq's own threads
-    go on receiving meanwhile.
+    The loop `run` needs one thread: while it waits for an fsync, libzmq's own threads go on
+    receiving.
 
     Args:
         bind: ZeroMQ address to listen at; port 0 chooses a free one.
         journal: where packets go; the receiver does not close it.
-        cursor: how far the learner has come.
+        offsets: how far the learner has read.
         access: who may send; None means plain text, which only loopback addresses allow.
         max_packet: bytes of the largest packet.
         max_samples: samples in the largest packet, at most 4096.
@@ -55,10 +87,10 @@ class Receiver:
             journal's budget limits.
         group_packets: packets after which a group is committed.
         group_seconds: how long a packet may wait for its group.
-        max_producers: connected at once; beyond, the one unheard for longest must say HELLO again.
+        max_producers: connected at once; beyond, the one silent for longest must say HELLO again.
         max_names: producers' names that one key may use, or, in plain text, all together; beyond,
-            a new name is refused. Where each of them stands takes up to 13 KB of each segment.
-        drain_seconds: how long stopping may wait for what is under way.
+            a new name is refused. The state of each takes up to 13 KB of each segment.
+        drain_seconds: how long stopping may wait for what is in flight.
 
     Raises:
         ValueError: a limit makes no sense, or plain text beyond loopback.
@@ -68,7 +100,7 @@ class Receiver:
     def __init__(
         self,
         journal: Journal,
-        cursor: Cursor,
+        offsets: ConsumerOffsets,
         bind: str = "tcp://127.0.0.1:0",
         access: Access | None = None,
         max_packet: int = 8 << 20,
@@ -108,21 +140,21 @@ class Receiver:
                 f"({max_packet}), or no producer ever gets credit"
             )
         self.journal = journal
-        self.cursor = cursor
+        self.offsets = offsets
         self.drain_seconds = drain_seconds
         self._policy = CreditPolicy(credit, total_credit, max_packet)
         self._max_lag = max_lag_bytes
-        self._group_packets = group_packets
-        self._group_bytes = min(total_credit, 16 << 20)
-        self._group_seconds = group_seconds
         self._access = access
         self._denied = 0
-        self._seldom = SeldomLog(log)
+        self._limited_log = RateLimitedLogger(log)
         self._lag = 0
-        self._full: bool | None = None  # as the learner was told; None: not yet
+        self._full: bool | None = None  # as published for the learner; None: not yet
         self._record_at = self._tick_at = self._probe_at = 0.0
-        self._dialogue = Dialogue(
-            journal,
+        self._group = GroupCommit(
+            journal, group_packets, min(total_credit, 16 << 20), group_seconds
+        )
+        self._protocol = ProtocolState(
+            self._group,
             self._policy,
             access,
             Sessions(max_producers),
@@ -130,7 +162,7 @@ class Receiver:
             max_names,
             self._send,
         )
-        journal.skip_to(cursor.load().read)
+        journal.skip_to(offsets.load().read)
         self._context: zmq.Context[Any] = zmq.Context()
         self._poller = zmq.Poller()
         self._zap: zmq.Socket[Any] | None = None
@@ -183,13 +215,13 @@ class Receiver:
     def run(self, stop: threading.Event) -> Iterator[ReceiverRecord]:
         """Receives until `stop` is set: a record for each group commit, or second without one.
 
-        Then drains: gives no more credit, commits what comes in still, acknowledges, says BYE and
+        Then drains: gives no more credit, commits what still comes in, acknowledges, says BYE and
         closes.
         """
         try:
             self._tick(time.monotonic())
             while not stop.is_set():
-                if self._turn():
+                if self._step():
                     yield self._record()
             yield from self._drain()
         finally:
@@ -209,26 +241,24 @@ class Receiver:
 
     # -- the loop
 
-    def _turn(self) -> bool:
+    def _step(self) -> bool:
         """Polls once and does what is due; whether there is something to report."""
         self._poll()
         now = time.monotonic()
-        dialogue = self._dialogue
-        dialogue.flush(now)
-        if self._group_due(now):
-            dialogue.commit(now)
+        protocol = self._protocol
+        protocol.flush(now)
+        if self._group.is_due(now, wait=not protocol.closing):
+            protocol.commit(now)
             if self.journal.room < 4 * self._policy.total:
-                self._tick_at = 0.0  # near the end of the room, every commit counts
+                self._tick_at = 0.0  # near the end of the room, measure it after every commit
         if now >= self._tick_at:
             self._tick(now)
-        return dialogue.tally.fsync_seconds is not None or now - self._record_at >= _IDLE_SECONDS
+        committed = protocol.counters.fsync_seconds is not None
+        return committed or now - self._record_at >= _IDLE_SECONDS
 
     def _poll(self) -> None:
-        now = time.monotonic()
-        until = self._tick_at
-        if self._dialogue.group and self._dialogue.ready:
-            until = min(until, self._dialogue.group.began + self._group_seconds)
-        ready = dict(self._poller.poll(max(0, int((until - now) * 1000 + 0.999))))
+        wait = min(self._tick_at, self._group.due_at()) - time.monotonic()
+        ready = dict(self._poller.poll(max(0, int(wait * 1000 + 0.999))))
         if self._zap in ready and self._access is not None:
             self._access.handle()
         if self._unfinished.monitor in ready:
@@ -237,9 +267,9 @@ class Receiver:
             self._receive()
 
     def _receive(self) -> None:
-        """Reads what has come, one message of each connection in turn, for a bounded time: large
-        messages that are worth nothing must not keep a group from its commit."""
-        dialogue, end = self._dialogue, time.monotonic() + self._group_seconds
+        """Reads the messages that have come, one of each connection in turn, for a bounded time:
+        a flood of large useless messages must not delay a commit."""
+        end = time.monotonic() + self._group.seconds
         for _ in range(_BURST):
             try:
                 route, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
@@ -248,62 +278,55 @@ class Receiver:
             user = _user_of(frames[0]) if self._access is not None and frames else None
             self._unfinished.finished(route)
             now = time.monotonic()
-            dialogue.handle(route.bytes, user, [frame.buffer for frame in frames], now)
-            if self._group_full() or now >= end:
+            self._protocol.handle(route.bytes, user, [frame.buffer for frame in frames], now)
+            if self._group.is_full() or now >= end:
                 return
 
-    def _group_full(self) -> bool:
-        group = self._dialogue.group
-        return len(group) >= self._group_packets or group.bytes >= self._group_bytes
-
-    def _group_due(self, now: float) -> bool:
-        group = self._dialogue.group
-        seconds = 0.0 if self._dialogue.closing else self._group_seconds
-        return self._group_full() or (len(group) > 0 and now - group.began >= seconds)
-
     def _tick(self, now: float) -> None:
-        """What is due now and then: trim, measure the room, share credit."""
-        dialogue = self._dialogue
+        """What is due at intervals: trim, measure the room, share credit."""
+        protocol = self._protocol
         self._tick_at = now + _TICK_SECONDS
-        state = self.cursor.load()
+        positions = self.offsets.load()
+        refused = protocol.counters.refused
         if self._access is not None:
             self._access.allow.reload()
             denied, self._denied = self._access.denied - self._denied, self._access.denied
-            dialogue.tally.refused["denied"] += denied
-        dialogue.tally.refused["oversize"] += self._unfinished.check(now)
+            refused["denied"] += denied
+        refused["oversize"] += self._unfinished.check(now)
         try:
-            self.journal.trim(state.durable)
+            self.journal.trim(positions.checkpointed)
         except JournalError as error:
-            self._seldom.warn("trim", f"cannot trim: {error}")
-        self._lag = self.journal.bytes_after(state.read)
+            self._limited_log.warning("trim", f"cannot trim: {error}")
+        self._lag = self.journal.bytes_after(positions.read)
         room = self.journal.room // 2  # bytes take more on disk, small packets above all
-        if self._full != (is_full := dialogue.full or room < self._policy.max_packet):
-            self._full = is_full
-            self.cursor.tell_full(is_full)
+        full = self._group.journal_full or room < self._policy.max_packet
+        if self._full != full:
+            self._full = full
+            self.offsets.set_journal_full(full)
         if self._max_lag is not None:
             room = min(room, self._max_lag - self._lag)
-        dialogue.room = room
-        dialogue.grant(now)
+        protocol.room = room
+        protocol.grant(now)
         if now >= self._probe_at:
             self._probe_at = now + _IDLE_SECONDS
-            dialogue.probe(now)
+            protocol.probe(now)
             self.journal.clear_readers()
 
     def _drain(self) -> Iterator[ReceiverRecord]:
-        dialogue = self._dialogue
-        dialogue.closing = True
+        protocol = self._protocol
+        protocol.closing = True
         now = time.monotonic()
         end, quiet = now + self.drain_seconds, now + _QUIET_SECONDS
-        dialogue.grant(now)
-        while now < min(end, quiet) or (dialogue.group and now < end):
-            before = dialogue.tally.packets
-            if self._turn():
+        protocol.grant(now)
+        while now < min(end, quiet) or (self._group.batch and now < end):
+            before = protocol.counters.packets
+            if self._step():
                 yield self._record()
                 before = -1
             now = time.monotonic()
-            if dialogue.tally.packets != before:
+            if protocol.counters.packets != before:
                 quiet = now + _QUIET_SECONDS
-        dialogue.farewell("the receiver stops")
+        protocol.farewell("the receiver stops")
         self._socket.setsockopt(zmq.LINGER, 1000)
         yield self._record()
 
@@ -319,32 +342,32 @@ class Receiver:
         return True
 
     def _record(self) -> ReceiverRecord:
-        dialogue, journal = self._dialogue, self.journal
-        tally, dialogue.tally = dialogue.tally, Tally()
+        protocol, journal = self._protocol, self.journal
+        counters, protocol.counters = protocol.counters, Counters()
         self._record_at = time.monotonic()
         return ReceiverRecord(
-            packets=tally.packets,
-            samples=tally.samples,
-            bytes=tally.bytes,
-            duplicates=tally.duplicates,
-            rejected=dict(tally.rejected),
-            refused={reason: n for reason, n in tally.refused.items() if n},
-            missing=tally.missing,
-            acked_samples=tally.acked_samples,
-            fsync_seconds=tally.fsync_seconds,
-            journal_failures=tally.journal_failures,
+            packets=counters.packets,
+            samples=counters.samples,
+            bytes=counters.bytes,
+            duplicates=counters.duplicates,
+            rejected=dict(counters.rejected),
+            refused={reason: n for reason, n in counters.refused.items() if n},
+            missing=counters.missing,
+            acked_samples=counters.acked_samples,
+            fsync_seconds=counters.fsync_seconds,
+            journal_failures=counters.journal_failures,
             journal_damaged=journal.damaged,
-            producers=len(dialogue.sessions),
+            producers=len(protocol.sessions),
             journal_bytes=journal.bytes,
             journal_first=journal.first,
             journal_last=journal.last,
-            credit=sum(session.credit for session in dialogue.sessions),
+            credit=sum(session.credit for session in protocol.sessions),
             full=bool(self._full),
             room=journal.room,
             lag_bytes=self._lag,
-            captured=dialogue.captured,
-            received=dialogue.received,
-            ready=dialogue.ready,
+            captured=protocol.captured,
+            received=protocol.received,
+            ready=self._group.ready,
         )
 
 

@@ -1,17 +1,19 @@
-"""One segment of the journal: an LMDB environment.
+"""One segment of the journal on disk: an LMDB environment, and the bytes of the records in it.
 
-Segments are folders `segment-<first position>` with LMDB's `data.mdb` and `lock.mdb`. Three
-databases lie in each: `meta` (format), `records` (position, 8 bytes big-endian -> record) and
-`producers` (name -> last sequence and source position, of all producers so far).
+A segment is a folder `segment-<first position>` with LMDB's `data.mdb` and `lock.mdb`. It holds
+three databases: `meta` (format version, previous segment), `records` (position, 8 bytes big-endian
+-> record) and `producers` (name -> `ProducerState`, of all producers so far).
 """
 
 from __future__ import annotations
 
 import contextlib
 import shutil
+import struct
 import threading
+import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +21,182 @@ import lmdb
 import msgpack
 
 from stream_ssl.durable import sync
-from stream_ssl.ingest.layout import PAGE, Damaged, ProducerState, key_of, position_of, unpack_head
+from stream_ssl.wire import Data, Position
 
-FORMAT = 2  # 1: states without the time of writing
-PREFIX = "segment-"
-_LOCK_BYTES = 8192  # LMDB's size for 126 readers
+FORMAT = 2  # 1: producer states without the time of writing
+PAGE = 4096  # bytes, LMDB's
 MAX_RECORDS = 1 << 20  # of a segment, so that a lost one leaves a known gap of positions
+RECORD_MAGIC = b"SSJ1"
+
+_PREFIX = "segment-"
+_LOCK_BYTES = 8192  # LMDB's size for 126 readers
+_KEY = struct.Struct(">Q")
+# magic, CRC-32 of the rest of the head and the name, position, total (see Head), sequence,
+# received, CRC-32 as on the wire, lengths of name, header and payload
+_HEAD = struct.Struct(">4sIQQQdIHII")
+_CHECKED_FROM = 8
 
 
 class NewerFormat(Exception):
     """The journal was written by a later version of this program."""
+
+
+class Damaged(Exception):
+    """Bytes that do not match their checksum, or a file that LMDB cannot open."""
+
+
+# -- the bytes of a record
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A packet to append to the journal.
+
+    Args:
+        resume_token: the source's, after the packet; DATA calls it `position`.
+        received: seconds since the Unix epoch.
+        header: None: no record is written, only the producer's sequence advances, past a packet
+            that was refused for good.
+        checksum: as in DATA; computed if None.
+    """
+
+    producer: str
+    sequence: int
+    resume_token: Position = None
+    received: float = 0.0
+    header: bytes | memoryview | None = None
+    payload: bytes | memoryview = b""
+    checksum: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One packet as read back; positions count from 1, with gaps only where records were lost."""
+
+    position: int
+    producer: str
+    sequence: int
+    received: float  # seconds since the Unix epoch
+    header: bytes
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerState:
+    """The last sequence of a producer that is on disk, and the source's resume token after it."""
+
+    sequence: int = 0
+    resume_token: Position = None
+    written: float = field(default=0.0, compare=False)  # seconds since the Unix epoch
+
+    def pack(self) -> bytes:
+        """The value in the database `producers`."""
+        packed: bytes = msgpack.packb((self.sequence, self.resume_token, self.written))
+        return packed
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """A record's fixed part and producer name, checked."""
+
+    position: int
+    total: int  # bytes of header and payload journalled so far, this record included
+    sequence: int
+    received: float
+    checksum: int
+    producer: str
+    header_at: int  # offsets in the packed record
+    payload_at: int
+    end: int
+
+
+def key_of(position: int) -> bytes:
+    """The key of a record."""
+    return _KEY.pack(position)
+
+
+def position_of(key: bytes | memoryview) -> int:
+    """The position that a key encodes."""
+    return int(_KEY.unpack(key)[0])
+
+
+def pack_record(position: int, total: int, entry: Entry) -> bytes:
+    """The record that an entry becomes; `total` as in Head.
+
+    The checksum of DATA is kept from producer to learner, so that it covers every copy between.
+    """
+    header, payload, checksum = entry.header, entry.payload, entry.checksum
+    assert header is not None
+    if checksum is None:
+        checksum = Data(entry.sequence, header, payload).checksum()
+    name = entry.producer.encode()
+    lengths = (len(name), len(header), len(payload))
+    fields = (position, total, entry.sequence, entry.received, checksum, *lengths)
+    head = _HEAD.pack(RECORD_MAGIC, 0, *fields)
+    crc = zlib.crc32(name, zlib.crc32(head[_CHECKED_FROM:]))
+    return b"".join((_HEAD.pack(RECORD_MAGIC, crc, *fields), name, header, payload))
+
+
+def unpack_head(value: memoryview) -> Head:
+    """The head of a packed record.
+
+    Raises:
+        Damaged: it does not match its checksum.
+    """
+    if len(value) < _HEAD.size:
+        raise Damaged(f"{len(value)} bytes are no record")
+    magic, crc, position, total, sequence, received, checksum, n_name, n_header, n_payload = (
+        _HEAD.unpack_from(value)
+    )
+    header_at = _HEAD.size + n_name
+    checked = value[_CHECKED_FROM:header_at]
+    if magic != RECORD_MAGIC or zlib.crc32(checked) != crc:
+        raise Damaged("head does not match its checksum")
+    name = bytes(value[_HEAD.size : header_at]).decode()
+    payload_at = header_at + n_header
+    end = payload_at + n_payload
+    return Head(position, total, sequence, received, checksum, name, header_at, payload_at, end)
+
+
+def unpack_record(value: memoryview) -> Record:
+    """The record that a value begins with.
+
+    Raises:
+        Damaged: head, header or payload do not match their checksum.
+    """
+    head = unpack_head(value)
+    if head.end > len(value):
+        raise Damaged(f"record {head.position} is cut off")
+    header, payload = value[head.header_at : head.payload_at], value[head.payload_at : head.end]
+    if Data(head.sequence, header, payload).checksum() != head.checksum:
+        raise Damaged(f"record {head.position} does not match its checksum")
+    return Record(
+        head.position, head.producer, head.sequence, head.received, bytes(header), bytes(payload)
+    )
+
+
+def entry_bytes(entry: Entry) -> int:
+    """Bytes that an entry takes on disk, at most."""
+    if entry.header is None:
+        return 0
+    state = ProducerState(entry.sequence, entry.resume_token)
+    length = 128 + len(entry.producer) + len(entry.header) + len(entry.payload)
+    return disk_bytes(length) + state_bytes(entry.producer, state)
+
+
+def state_bytes(name: str, state: ProducerState) -> int:
+    """Bytes that a producer's state takes in each segment, at most."""
+    return disk_bytes(len(name) + len(state.pack()))
+
+
+def disk_bytes(length: int) -> int:
+    """Bytes that a value takes in LMDB: a share of a tree's page if short, else whole pages."""
+    if length < PAGE // 2 - 64:
+        return 2 * length + 64  # a page of two such values may be half empty
+    return -(-(length + 16) // PAGE) * PAGE + 64
+
+
+# -- segments in the journal's folder
 
 
 def list_segments(folder: Path) -> list[tuple[int, Path]]:
@@ -37,21 +205,99 @@ def list_segments(folder: Path) -> list[tuple[int, Path]]:
         names = [child.name for child in folder.iterdir()]
     except FileNotFoundError:
         return []
-    numbers = (name.removeprefix(PREFIX) for name in names if name.startswith(PREFIX))
-    return sorted((int(n), folder / f"{PREFIX}{n}") for n in numbers if n.isdecimal())
+    numbers = (name.removeprefix(_PREFIX) for name in names if name.startswith(_PREFIX))
+    return sorted((int(n), folder / f"{_PREFIX}{n}") for n in numbers if n.isdecimal())
 
 
 def segment_path(folder: Path, first: int) -> Path:
-    """Where the segment that begins with a position lies."""
-    return folder / f"{PREFIX}{first:020d}"
+    """The folder of the segment that begins with a position."""
+    return folder / f"{_PREFIX}{first:020d}"
 
 
 def file_bytes(path: Path) -> int:
-    """Bytes of a segment's data file; 0 when it is gone."""
+    """Bytes of a segment's data file; 0 if there is none."""
     try:
         return (path / "data.mdb").stat().st_size
     except FileNotFoundError:
         return 0
+
+
+def create_segment(
+    path: Path,
+    states: Mapping[str, ProducerState],
+    map_size: int,
+    records: Mapping[int, bytes] | None = None,
+    follows: int = 0,
+) -> Path:
+    """Makes a segment under a name that readers ignore, for `publish_segment` to rename.
+
+    Args:
+        path: of the segment to come.
+        states: all producers so far.
+        map_size: most bytes that it will hold.
+        records: position -> packed record, in order; those that it begins with.
+        follows: first position of the previous segment; 0: none.
+
+    Raises:
+        OSError, lmdb.Error: the disk does not take it.
+    """
+    fresh = path.with_name(f".new-{path.name}")
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir(mode=0o700)
+    # LMDB makes this file sparse and maps it: on a full disk the first write to it would be SIGBUS.
+    (fresh / "lock.mdb").write_bytes(bytes(_LOCK_BYTES))
+    env = lmdb.open(str(fresh), max_dbs=3, map_size=map_size, mode=0o600, readahead=False)
+    try:
+        meta, producers = env.open_db(b"meta"), env.open_db(b"producers")
+        database = env.open_db(b"records")
+        with env.begin(write=True) as txn:
+            txn.put(b"format", str(FORMAT).encode(), db=meta)
+            txn.put(b"follows", str(follows).encode(), db=meta)
+            for name, state in states.items():
+                txn.put(name.encode(), state.pack(), db=producers)
+            for position, value in (records or {}).items():
+                txn.put(key_of(position), value, db=database, append=True)
+    finally:
+        env.close()
+    sync(fresh)
+    return fresh
+
+
+def publish_segment(fresh: Path, path: Path) -> None:
+    """Gives a new segment its name, in place of an empty one that may have it.
+
+    `finish_interrupted` completes the exchange after a crash between the two renames.
+    """
+    gone = path.with_name(f".old-{path.name}")
+    with contextlib.suppress(FileNotFoundError):
+        path.rename(gone)
+    fresh.rename(path)
+    sync(path.parent)
+    shutil.rmtree(gone, ignore_errors=True)
+
+
+def delete_segment(path: Path) -> None:
+    """Deletes a segment, which no reader can open half deleted; a missing one is no error."""
+    gone = path.with_name(f".old-{path.name}")
+    with contextlib.suppress(FileNotFoundError):
+        path.rename(gone)
+        shutil.rmtree(gone)
+
+
+def finish_interrupted(folder: Path) -> None:
+    """Completes or undoes the creations, exchanges and deletions that a crash interrupted."""
+    for gone in folder.glob(f".old-{_PREFIX}*"):
+        path = folder / gone.name.removeprefix(".old-")
+        fresh = folder / f".new-{path.name}"
+        if fresh.exists() and not path.exists():
+            fresh.rename(path)
+            sync(folder)
+        shutil.rmtree(gone)
+    for fresh in folder.glob(f".new-{_PREFIX}*"):
+        shutil.rmtree(fresh)
+
+
+# -- an open segment
 
 
 @dataclass(slots=True)
@@ -67,14 +313,14 @@ class Segment:
     """An open segment; writer and readers of one process share LMDB's environment of it.
 
     LMDB forbids a process to open an environment twice, and a test or a notebook has writer and
-    reader in one: so environments are counted, and shared by whoever comes second.
+    reader in one process: so open environments are shared and their users counted.
 
     Args:
         path: its folder.
-        write: for the one writer, before others can find the segment.
+        write: for the one writer, before the segment is published.
 
     Attributes:
-        follows: first position of the segment before, as of its beginning; 0: none, or unknown.
+        follows: first position of the previous segment, when this one began; 0: none, or unknown.
 
     Raises:
         Damaged: the files are no segment.
@@ -97,7 +343,7 @@ class Segment:
         self.follows = shared.follows
 
     def bounds(self) -> tuple[int, int] | None:
-        """First and last position; None when there are no records."""
+        """First and last position; None if there are no records."""
         with self.env.begin(db=self.records) as txn, txn.cursor() as cursor:
             if not cursor.first():
                 return None
@@ -114,7 +360,7 @@ class Segment:
         return {name: ProducerState(*fields) for name, fields in pairs}
 
     def newest_total(self) -> int:
-        """Bytes ever journalled, as the newest record has it.
+        """`Head.total` of the newest record.
 
         Raises:
             Damaged: there is none, or not an intact one.
@@ -129,7 +375,7 @@ class Segment:
         return (int(self.env.info()["last_pgno"]) + 1) * PAGE
 
     def close(self) -> None:
-        """Gives the environment up; the last user of the process closes it."""
+        """Releases the environment; the last user in the process closes it."""
         with self._lock:
             if self.env is None:
                 return
@@ -141,86 +387,6 @@ class Segment:
                 shared.env.close()
 
 
-def create_segment(
-    path: Path,
-    states: Mapping[str, ProducerState],
-    map_size: int,
-    records: Mapping[int, bytes] | None = None,
-    follows: int = 0,
-) -> Path:
-    """Makes a segment under a name that no reader looks for; `publish_segment` shows it.
-
-    Args:
-        path: of the segment to come.
-        states: all producers so far.
-        map_size: most bytes that it will hold.
-        records: position -> packed record, in order; those that it begins with.
-        follows: first position of the segment before; 0: none.
-
-    Raises:
-        OSError, lmdb.Error: the disk does not take it.
-    """
-    fresh = path.with_name(f".new-{path.name}")
-    shutil.rmtree(fresh, ignore_errors=True)
-    fresh.mkdir(mode=0o700)
-    # LMDB makes this file sparse and maps it: on a full disk the first write to it would be SIGBUS.
-    (fresh / "lock.mdb").write_bytes(bytes(_LOCK_BYTES))
-    env = lmdb.open(str(fresh), max_dbs=3, map_size=map_size, mode=0o600, readahead=False)
-    try:
-        meta, producers = env.open_db(b"meta"), env.open_db(b"producers")
-        database = env.open_db(b"records")
-        with env.begin(write=True) as txn:
-            txn.put(b"format", str(FORMAT).encode(), db=meta)
-            txn.put(b"follows", str(follows).encode(), db=meta)
-            for name, state in states.items():
-                put_state(txn, producers, name, state)
-            for position, value in (records or {}).items():
-                txn.put(key_of(position), value, db=database, append=True)
-    finally:
-        env.close()
-    sync(fresh)
-    return fresh
-
-
-def publish_segment(fresh: Path, path: Path) -> None:
-    """Gives a new segment its name, in place of one without records that may have it.
-
-    A crash between the two renames is mended by `tidy`.
-    """
-    gone = path.with_name(f".old-{path.name}")
-    with contextlib.suppress(FileNotFoundError):
-        path.rename(gone)
-    fresh.rename(path)
-    sync(path.parent)
-    shutil.rmtree(gone, ignore_errors=True)
-
-
-def tidy(folder: Path) -> None:
-    """Ends what a crash left half done: segments half made, half exchanged or half deleted."""
-    for gone in folder.glob(f".old-{PREFIX}*"):
-        path = folder / gone.name.removeprefix(".old-")
-        fresh = folder / f".new-{path.name}"
-        if fresh.exists() and not path.exists():
-            fresh.rename(path)
-            sync(folder)
-        shutil.rmtree(gone)
-    for fresh in folder.glob(f".new-{PREFIX}*"):
-        shutil.rmtree(fresh)
-
-
-def put_state(txn: Any, producers: Any, name: str, state: ProducerState) -> None:
-    """Writes a producer's state within a transaction."""
-    txn.put(name.encode(), state.pack(), db=producers)
-
-
-def delete_segment(path: Path) -> None:
-    """Deletes a segment; no reader opens half of it. Missing is fine."""
-    gone = path.with_name(f".old-{path.name}")
-    with contextlib.suppress(FileNotFoundError):
-        path.rename(gone)
-        shutil.rmtree(gone)
-
-
 def identity(path: Path) -> tuple[int, int]:
     """Device and inode of a segment's data file.
 
@@ -228,10 +394,10 @@ def identity(path: Path) -> tuple[int, int]:
         Damaged: there is none.
     """
     try:
-        facts = (path / "data.mdb").stat()
+        stat = (path / "data.mdb").stat()
     except FileNotFoundError as error:
         raise Damaged(f"{path} has no data file") from error
-    return facts.st_dev, facts.st_ino
+    return stat.st_dev, stat.st_ino
 
 
 def _open(path: Path, write: bool) -> _Open:
@@ -242,11 +408,11 @@ def _open(path: Path, write: bool) -> _Open:
         env = lmdb.open(
             str(path),
             max_dbs=3,
-            map_size=0,  # what the file says
+            map_size=0,  # the size in the file
             create=False,
             readonly=not write,
             mode=0o600,
-            readahead=False,  # a page touched should bring no others into the resident set
+            readahead=False,  # reading a page should bring no others into the resident set
             max_spare_txns=0,
         )
     except lmdb.Error as error:
@@ -263,8 +429,8 @@ def _open(path: Path, write: bool) -> _Open:
 
 
 def _open_databases(env: Any, path: Path) -> _Open:
-    """In a writable environment LMDB's binding opens databases within a writing transaction: a
-    reader there would wait for the writer, and could keep it waiting."""
+    """Once per environment: in a writable one LMDB's binding opens databases within a writing
+    transaction, so that a reader which did so would wait for the writer, and could block it."""
     try:
         meta, records, producers = (
             env.open_db(name, create=False) for name in (b"meta", b"records", b"producers")

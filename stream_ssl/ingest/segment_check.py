@@ -1,8 +1,8 @@
-"""Walks segments in a process of its own: `python segment_check.py DATABASE_FOLDER...`.
+"""Reads segments in a process of its own: `python segment_check.py SEGMENT_FOLDER...`.
 
-LMDB trusts its pages: on a damaged one it may abort or read outside the file, and take the process
-with it. Prints `begin N` before and `good N` after the N-th folder; whoever reads that knows at
-which one the process died. Imports only lmdb, so that it starts at once.
+LMDB trusts its pages: on a damaged one it may abort or read outside the file, and end the process.
+Prints `good N` after the N-th folder; whoever reads that knows at which one the process died.
+Imports only lmdb, so that it starts at once.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import sys
 import lmdb
 
 CPU_SECONDS = 60.0
-"""For one segment, which takes less than one: damaged pages may lead round in a circle. A slow disk
-does not count."""
+"""Most for one segment, which takes less than one: damaged pages may form a cycle. Waiting for a
+slow disk does not count."""
 
 
 def read(folder: str) -> None:
-    """Brings a segment's file into memory from its beginning to its end: a walk would fetch its
+    """Brings a segment's file into memory from its beginning to its end: `walk` would fetch its
     pages one by one, at a tenth of the disk's speed.
 
     Raises:
@@ -32,7 +32,7 @@ def read(folder: str) -> None:
 
 
 def walk(folder: str) -> None:
-    """Touches every page that a reader could come to, records' payloads excepted.
+    """Touches every page that a reader could come to, except the insides of records' payloads.
 
     Raises:
         lmdb.Error, ValueError: damage that LMDB or this check notices.
@@ -51,7 +51,7 @@ def walk(folder: str) -> None:
                     if bytes(key) <= before:
                         raise ValueError("keys out of order")
                     if len(value):
-                        value[-1]  # a wild length ends here, not in a reader
+                        value[-1]  # a wrong length crashes here, not in a reader
                     before, count = bytes(key), count + 1
                 if count != txn.stat(database)["entries"]:
                     raise ValueError(f"{count} entries where others are due")
@@ -59,7 +59,6 @@ def walk(folder: str) -> None:
 
 def main(folders: list[str]) -> None:
     for number, folder in enumerate(folders):
-        os.write(1, f"begin {number}\n".encode())
         read(folder)
         signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)  # SIGPROF ends the process
         walk(folder)

@@ -13,7 +13,7 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from stream_ssl.ingest.seldom import SeldomLog
+from stream_ssl.ingest.rate_limited_logger import RateLimitedLogger
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class UnfinishedMessages:
         self._server, self._limit = server, limit
         self._connections: dict[int, _Connection] = {}
         self._next = 0.0
-        self._seldom = SeldomLog(log)
+        self._limited_log = RateLimitedLogger(log)
 
     def follow(self) -> None:
         """Learn who came and who left."""
@@ -93,7 +93,7 @@ class UnfinishedMessages:
         if unfinished > self._limit and tcp.getpeername() == connection.peer:
             tcp.shutdown(socket.SHUT_RDWR)
             self.cut += 1
-            self._seldom.warn(
+            self._limited_log.warning(
                 "unfinished",
                 f"cut a connection from {connection.peer[0]} off: {unfinished:.0f} bytes of a "
                 f"message that does not end, at most {self._limit} are taken; look at what it runs",

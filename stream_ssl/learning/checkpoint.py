@@ -136,7 +136,7 @@ class Checkpointer:
         return self.every_seconds is not None and waited >= self.every_seconds
 
     @property
-    def owes(self) -> bool:
+    def dirty(self) -> bool:
         """Whether steps were taken since the last attempt to save."""
         return self._step != self._tried_step
 

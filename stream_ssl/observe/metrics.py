@@ -42,7 +42,7 @@ from stream_ssl.wire.messages import REASONS
 
 if TYPE_CHECKING:
     from memory import Admission, MemoryStats
-    from stream_ssl.ingest.records import ReceiverRecord
+    from stream_ssl.ingest.receiver import ReceiverRecord
     from stream_ssl.learning.checkpoint import CheckpointRecord
     from stream_ssl.learning.records import Idle, StepRecord
     from stream_ssl.observe.held_out import Finding

@@ -14,7 +14,7 @@ import pytest
 from harness import BATCH, Processes, processes, stop, until
 
 from stream_ssl.app.endpoints import load
-from stream_ssl.ingest.cursor import Cursor, CursorState
+from stream_ssl.ingest.consumer_offsets import ConsumerOffsets, Positions
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -123,16 +123,16 @@ def test_the_learner_goes_on_where_marks_cannot_be_written(tmp_path: Path) -> No
         until(lambda: "training goes on" in run.log("learner"), lambda: run.log("learner"))
         assert run.produce(SAMPLES).wait(90) == 0, run.log("robot")
         until(lambda: run.metric("trained_samples_total") == SAMPLES, lambda: run.log("learner"))
-        assert Cursor(tmp_path).load().read == 1
+        assert ConsumerOffsets(tmp_path).load().read == 1
         (tmp_path / "cursor.json.part").rmdir()
-        until(lambda: Cursor(tmp_path).load().read > 1, lambda: run.log("learner"))
+        until(lambda: ConsumerOffsets(tmp_path).load().read > 1, lambda: run.log("learner"))
         assert stop(learner) == 0
 
 
 def test_marks_are_told_of_on_a_full_disk(disk: Path) -> None:
     """For what is trimmed then makes the room."""
-    cursor = Cursor(disk)
-    cursor.publish(10, 5)
+    offsets = ConsumerOffsets(disk)
+    offsets.publish(10, 5)
     fill(disk)
-    cursor.publish(10**15, 10**15)
-    assert Cursor(disk).load() == CursorState(10**15, 10**15)
+    offsets.publish(10**15, 10**15)
+    assert ConsumerOffsets(disk).load() == Positions(10**15, 10**15)

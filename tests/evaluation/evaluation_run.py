@@ -30,7 +30,7 @@ def write_run(folder: Path, stages: int = 1, **changes: Any) -> list[Path]:
     parser = config.learner_parser()
     settings = config.read(parser, [str(file)])
     stored = config.resolved(parser, settings)
-    learner = build.learner(parser.instantiate(settings), build.Silence(), START)
+    learner = build.learner(parser.instantiate(settings), build.EmptyStream(), START)
     checkpointer = Checkpointer(folder / "checkpoints", keep=stages)
     generator = torch.Generator().manual_seed(0)
     paths = []

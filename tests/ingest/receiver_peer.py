@@ -10,7 +10,7 @@ from pathlib import Path
 
 import zmq
 
-from stream_ssl.ingest.cursor import Cursor
+from stream_ssl.ingest.consumer_offsets import ConsumerOffsets
 from stream_ssl.ingest.journal import Journal, JournalReader
 from stream_ssl.ingest.receiver import Receiver
 from stream_ssl.wire import Ack, Data, Hello, Nack, Sample, Welcome, decode, encode
@@ -132,9 +132,9 @@ class Running:
     def __init__(self, folder, budget=256 * MIB, bind="tcp://127.0.0.1:0", **settings):
         self.folder = folder
         self.journal = Journal(folder / "journal", budget=budget)
-        self.cursor = Cursor(folder)
+        self.offsets = ConsumerOffsets(folder)
         try:
-            self.receiver = Receiver(self.journal, self.cursor, bind, **settings)
+            self.receiver = Receiver(self.journal, self.offsets, bind, **settings)
         except BaseException:
             self.journal.close()
             raise

@@ -8,7 +8,7 @@ import sys
 import threading
 from pathlib import Path
 
-from stream_ssl.ingest.cursor import Cursor
+from stream_ssl.ingest.consumer_offsets import ConsumerOffsets
 from stream_ssl.ingest.journal import Journal
 from stream_ssl.ingest.receiver import Receiver
 
@@ -17,7 +17,7 @@ def main(folder, bind):
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     journal = Journal(folder / "journal", budget=256 << 20)
-    receiver = Receiver(journal, Cursor(folder), bind)
+    receiver = Receiver(journal, ConsumerOffsets(folder), bind)
     sys.stdout.write(f"{receiver.endpoint}\n")
     sys.stdout.flush()
     for _ in receiver.run(stop):

@@ -16,8 +16,8 @@ SMALL = {"max_packet": 64 * KIB, "credit": 256 * KIB, "total_credit": 256 * KIB}
 @dataclass
 class Holder:
     credit: int = 0
-    since: float = 0.0
-    heard: float = 0.0
+    credit_changed: float = 0.0
+    last_received: float = 0.0
     turns: int = 0
     revoked: int = 0
 
@@ -25,8 +25,8 @@ class Holder:
 def give(holders, grants, now):
     for holder, grant in zip(holders, grants, strict=True):
         if (holder.credit == 0) != (grant == 0):
-            holder.revoked = holder.credit if holder.heard >= holder.since else 0
-            holder.since = now
+            holder.revoked = holder.credit if holder.last_received >= holder.credit_changed else 0
+            holder.credit_changed = now
             holder.turns += grant > 0
         holder.credit = grant
 
@@ -68,25 +68,25 @@ def test_too_many_producers_take_turns_of_equal_length():
         give(holders, policy.plan(holders, 1000, now), now)
         for n, holder in enumerate(holders):
             turns[n] += holder.credit > 0
-            holder.heard = now + 0.001 if holder.credit else holder.heard
-        assert sum(h.credit + h.revoked * (now - h.since < 0.09) for h in holders) <= 12
+            holder.last_received = now + 0.001 if holder.credit else holder.last_received
+        assert sum(h.credit + h.revoked * (now - h.credit_changed < 0.09) for h in holders) <= 12
     assert sum(turns) > 0.6 * 3 * steps
     assert max(turns) <= 1.1 * min(turns)
 
 
 def test_a_producer_that_sends_nothing_passes_its_turn_on_sooner():
     policy = CreditPolicy(each=4, total=4, max_packet=4)
-    silent = Holder(credit=4, since=10.0, heard=9.0)
-    sender = Holder(credit=4, since=10.0, heard=10.01)
+    silent = Holder(credit=4, credit_changed=10.0, last_received=9.0)
+    sender = Holder(credit=4, credit_changed=10.0, last_received=10.01)
     for holder, seconds in ((silent, QUIET_SECONDS), (sender, TURN_SECONDS)):
-        waiting = Holder(since=5.0)
+        waiting = Holder(credit_changed=5.0)
         pair = [holder, waiting]
         assert policy.plan(pair, 1000, 10 + 0.9 * seconds) == [4, 0]
         now = 10 + 1.1 * seconds
         give(pair, policy.plan(pair, 1000, now), now)
         assert (holder.credit, waiting.credit) == (0, 0)
         if holder is sender:  # it may have packets under way
-            holder.heard = now + 0.01
+            holder.last_received = now + 0.01
             assert policy.plan(pair, 1000, now + DRAIN_SECONDS) == [0, 0]
             now += 0.02 + DRAIN_SECONDS
         assert policy.plan(pair, 1000, now) == [0, 4]
@@ -111,7 +111,7 @@ def test_credit_stops_while_the_learner_lags_and_comes_back_unasked(tmp_path):
         while peer.credit:
             peer.hear(Ack)
         assert peer.silent(0.3)
-        running.cursor.publish(read=2, durable=1)
+        running.offsets.publish(read=2, checkpointed=1)
         peer.with_credit()
         peer.say(packet(2))
         peer.acked(2)
@@ -135,7 +135,7 @@ def test_credit_stops_before_the_journal_is_full_and_comes_back_after_a_checkpoi
         peer.say(packet(sequence + 1, samples=1, side=200))  # against the rules: still no harm
         peer.acked(sequence + 1)
 
-        running.cursor.publish(read=sequence, durable=sequence)
+        running.offsets.publish(read=sequence, checkpointed=sequence)
         peer.with_credit()
         until(lambda: running.last.journal_first > 1)
         assert running.journal.room > MIB
@@ -158,17 +158,17 @@ def test_a_group_larger_than_the_journal_is_written_as_room_comes(tmp_path):
         peer.acked(1)
         assert running.journal.bytes <= MIB
         assert 0 < running.journal.last < sequence
-        until(lambda: running.cursor.full)
+        until(lambda: running.offsets.journal_full)
         for _ in range(50):  # a learner that reads all that there is, again and again
             last = running.journal.last
-            running.cursor.publish(read=last, durable=last)
+            running.offsets.publish(read=last, checkpointed=last)
             if last == sequence:
                 break
             until(lambda last=last: running.journal.last > last)
         peer.acked(sequence)
         assert running.journal.last == sequence
         until(lambda: running.last.ready)
-        until(lambda: not running.cursor.full)
+        until(lambda: not running.offsets.journal_full)
 
 
 def test_a_flood_beyond_all_credit_is_bounded_and_harms_nobody(tmp_path):
@@ -185,7 +185,7 @@ def test_a_flood_beyond_all_credit_is_bounded_and_harms_nobody(tmp_path):
         good.acked(1)
         sent = [sequence for name, sequence in running.journalled() if name == "bad"]
         assert sent == list(range(1, len(sent) + 1))
-        assert running.receiver._dialogue.group.bytes <= SMALL["total_credit"]
+        assert running.receiver._group.batch.bytes <= SMALL["total_credit"]
 
 
 def test_many_greedy_producers_are_served_alike(tmp_path):

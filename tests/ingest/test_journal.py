@@ -330,9 +330,9 @@ class AgainstDict(RuleBasedStateMachine):
         for item in entries:
             before = self.states.get(item.producer, ProducerState())
             if item.header is None:
-                self.states[item.producer] = ProducerState(item.sequence, before.position)
+                self.states[item.producer] = ProducerState(item.sequence, before.resume_token)
                 continue
-            self.states[item.producer] = ProducerState(item.sequence, item.position)
+            self.states[item.producer] = ProducerState(item.sequence, item.resume_token)
             self.records[position] = item
             position += 1
         assert commit.last == position - 1

@@ -249,8 +249,7 @@ def test_a_slow_disk_is_told_of_and_is_no_damage(tmp_path, monkeypatch, caplog):
     slow = tmp_path / "slow.py"
     slow.write_text(SLOW)
     monkeypatch.setattr(recovery.segment_check, "__file__", str(slow))
-    monkeypatch.setattr(recovery, "_CHECK_SECONDS", 0.5, raising=False)  # as it once was, for all
-    monkeypatch.setattr(recovery, "_TELL_SECONDS", 0.0)
+    monkeypatch.setattr(recovery, "_PROGRESS_SECONDS", 0.0)
     journal = Journal(folder)
     assert journal.damaged == 0
     assert f"{count} of {count} segments checked for damage" in caplog.text

@@ -16,7 +16,7 @@ from memory import MemoryStats
 from stream_ssl import __version__
 from stream_ssl.batch import Offset
 from stream_ssl.ingest import decode
-from stream_ssl.ingest.records import ReceiverRecord
+from stream_ssl.ingest.receiver import ReceiverRecord
 from stream_ssl.learning import records
 from stream_ssl.learning.checkpoint import CheckpointRecord
 from stream_ssl.learning.records import Idle

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.metrics_core import Metric
 
 from memory import MemoryStats
-from stream_ssl.ingest.records import ReceiverRecord
+from stream_ssl.ingest.receiver import ReceiverRecord
 from stream_ssl.observe.catalogue import CATALOGUE, Spec
 from stream_ssl.observe.metrics import LearnerMetrics, ReceiverMetrics
 from stream_ssl.observe.page import exported, page

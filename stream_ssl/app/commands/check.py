@@ -72,7 +72,7 @@ def check_learner(parser: ArgumentParser, settings: Namespace) -> None:
         log.warning("learner.device is %r and this machine has no GPU: checked on the CPU", device)
         settings = settings.clone()
         settings.learner.device = "cpu"
-    build.rehearse(parser.instantiate(settings))
+    build.dry_run(parser.instantiate(settings))
 
 
 def summary(parser: ArgumentParser, settings: Namespace) -> str:

@@ -1,0 +1,105 @@
+"""What learner and receiver tell each other, through two small files in the run's folder."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from stream_ssl.durable import write
+
+log = logging.getLogger(__name__)
+
+FILE_NAME = "cursor.json"
+FULL_NAME = "journal.full"
+_FILE_BYTES = 64  # of cursor.json, padded: more than any two positions take
+
+
+@dataclass(frozen=True, slots=True)
+class Positions:
+    """Two record positions of the journal; records before `checkpointed` may be trimmed."""
+
+    read: int = 1  # the next record to read
+    checkpointed: int = 1  # the first record that a restart from a checkpoint would read again
+
+
+class ConsumerOffsets:
+    """How far the learner has read, and whether the journal has room.
+
+    The learner writes `cursor.json`, the receiver reads it. The receiver keeps the empty file
+    `journal.full` in place while no producer can be granted credit.
+
+    Args:
+        folder: where the files are; made if it is missing.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.path = Path(folder) / FILE_NAME
+        self._full_path = self.path.with_name(FULL_NAME)
+        self._loaded_stat: tuple[int, int, int] | None = None
+        self._positions = Positions()
+
+    def publish(self, read: int, checkpointed: int) -> None:
+        """Replaces the positions atomically; for the learner.
+
+        Called twice a second, so without fsync: a power cut that loses the newest file only delays
+        trimming.
+
+        Raises:
+            ValueError: not 1 <= checkpointed <= read.
+            OSError: the folder cannot be written.
+        """
+        if not 1 <= checkpointed <= read:
+            raise ValueError(
+                f"consumer offsets read={read}, checkpointed={checkpointed}: must hold "
+                "1 <= checkpointed <= read; a checkpoint holds nothing that was not read"
+            )
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        fields = {"read": read, "durable": checkpointed}  # keys of the file since its first version
+        content = json.dumps(fields).ljust(_FILE_BYTES).encode()
+        try:
+            write(self.path, content, wait=False)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            # The receiver must learn what it may trim: overwrite the bytes the file already has.
+            with self.path.open("r+b") as file:
+                file.write(content)
+
+    def load(self) -> Positions:
+        """The newest positions; the last good ones while the file is missing or damaged."""
+        try:
+            stat = self.path.stat()
+            identity = (stat.st_mtime_ns, stat.st_ino, stat.st_size)
+            if identity == self._loaded_stat:
+                return self._positions
+            self._loaded_stat = identity  # before parsing: a damaged file is logged once
+            fields = json.loads(self.path.read_bytes())
+            read, checkpointed = int(fields["read"]), int(fields["durable"])
+            if not 1 <= checkpointed <= read:
+                raise ValueError(f"read={read}, durable={checkpointed}")
+        except FileNotFoundError:
+            return self._positions
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            log.warning("%s cannot be read (%r): keeping %s", self.path, error, self._positions)
+            return self._positions
+        self._positions = Positions(read, checkpointed)
+        return self._positions
+
+    @property
+    def journal_full(self) -> bool:
+        """Whether the receiver has no room until the journal is trimmed."""
+        return self._full_path.exists()
+
+    def set_journal_full(self, full: bool) -> None:
+        """Creates or removes `journal.full`; for the receiver. Never raises: it logs a failure."""
+        try:
+            if full:
+                self._full_path.touch()
+            else:
+                self._full_path.unlink(missing_ok=True)
+        except OSError as error:
+            log.warning("cannot tell the learner that the journal is full: %s", error)

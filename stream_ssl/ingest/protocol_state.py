@@ -1,0 +1,496 @@
+"""What the receiver answers to each producer: the protocol of docs/wire.md without a socket."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from stream_ssl.ingest.access import Access, belongs
+from stream_ssl.ingest.credit import CreditPolicy
+from stream_ssl.ingest.group_commit import CommitBatch, GroupCommit
+from stream_ssl.ingest.journal import JournalError
+from stream_ssl.ingest.rate_limited_logger import RateLimitedLogger, printable
+from stream_ssl.wire import CODECS, Ack, Bye, Data, Hello, Message, Nack, Welcome, WireError, decode
+from stream_ssl.wire.messages import DATA_HEAD
+
+log = logging.getLogger(__name__)
+
+MAX_FIRST = 1 << 62
+_GAP_SECONDS = 1.0  # before the same gap is reported again: packets in flight arrive behind it
+_PROBE_SECONDS = 10.0  # without a message, after which a session is probed with an ACK
+
+Send = Callable[[bytes, Message], bool | None]
+"""Sends to a connection: True sent, False cannot be now, None the connection is gone."""
+
+
+@dataclass(slots=True)
+class Session:
+    """The state of one connected producer, from its HELLO on. Times are of time.monotonic.
+
+    Attributes:
+        route: the ROUTER's id for the connection; it proves nothing about who sends.
+        user: the connection's User-Id, its public key; None in plain text.
+        expected: the next sequence to accept.
+        through: the last sequence that is durable.
+        credit: bytes granted, as last sent.
+        credit_changed: when credit last began or ended.
+        turns: how often credit began.
+        revoked: bytes of credit that were taken back and may still be in flight.
+        last_received: when a message last came.
+        last_acked: when an ACK was last sent.
+        missing: packets before `expected` that are lost; counted when the first one after them
+            comes.
+        gap_sent: when NACK "gap" was last sent for `expected`; 0: not yet.
+    """
+
+    route: bytes
+    user: str | None
+    producer: str
+    epoch: int
+    expected: int
+    through: int
+    credit_changed: float
+    last_received: float
+    credit: int = 0
+    turns: int = 0
+    revoked: int = 0
+    last_acked: float = 0.0
+    missing: int = 0
+    gap_sent: float = 0.0
+
+
+class Sessions:
+    """The connected producers, a bounded number: beyond it the one silent for longest is dropped.
+
+    Nothing is lost with a session: a producer without one is asked to say HELLO, and what it sent
+    is in the journal.
+
+    Args:
+        limit: most sessions at once.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._by_route: OrderedDict[bytes, Session] = OrderedDict()  # silent for longest first
+        self._by_producer: dict[str, Session] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_route)
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(list(self._by_route.values()))
+
+    def by_route(self, route: bytes) -> Session | None:
+        """The session of a connection."""
+        return self._by_route.get(route)
+
+    def by_producer(self, producer: str) -> Session | None:
+        """The session of a producer."""
+        return self._by_producer.get(producer)
+
+    def touch(self, session: Session, now: float) -> None:
+        """Notes that a message came."""
+        session.last_received = now
+        self._by_route.move_to_end(session.route)
+
+    def open(self, session: Session) -> None:
+        """Adds a session in place of the same connection's and the same producer's."""
+        for old in (self.by_route(session.route), self.by_producer(session.producer)):
+            if old is not None:
+                self.drop(old)
+        while len(self._by_route) >= self.limit:
+            self.drop(next(iter(self._by_route.values())))
+        self._by_route[session.route] = session
+        self._by_producer[session.producer] = session
+
+    def drop(self, session: Session) -> None:
+        """Removes a session; one that is not here any more is no error."""
+        if self._by_route.get(session.route) is session:
+            del self._by_route[session.route]
+        if self._by_producer.get(session.producer) is session:
+            del self._by_producer[session.producer]
+
+
+@dataclass(slots=True)
+class Counters:
+    """Increments since the last ReceiverRecord, which has the same names."""
+
+    packets: int = 0
+    samples: int = 0
+    bytes: int = 0
+    duplicates: int = 0
+    missing: int = 0
+    acked_samples: int = 0
+    journal_failures: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)
+    fsync_seconds: float | None = None
+
+
+class ProtocolState:
+    """Sessions and credit of one receiver. Nothing that a producer sends makes it raise.
+
+    Args:
+        group: the packets that wait for the journal.
+        policy: how credit is shared.
+        access: who may send; None: everybody who can connect.
+        sessions: the table to keep.
+        max_samples: of one packet.
+        max_names: producers that one key may speak for; in plain text: all together.
+        send: how to answer.
+
+    Attributes:
+        room: bytes that journal and learner can take, as last measured.
+        closing: no more credit, no new sessions.
+        captured, received: times of the latest sample and packet, seconds since the Unix epoch.
+    """
+
+    def __init__(
+        self,
+        group: GroupCommit,
+        policy: CreditPolicy,
+        access: Access | None,
+        sessions: Sessions,
+        max_samples: int,
+        max_names: int,
+        send: Send,
+    ) -> None:
+        self.group = group
+        self.journal = group.journal
+        self.policy = policy
+        self.sessions = sessions
+        self.counters = Counters()
+        self.closing = False
+        self.room = 0
+        self.captured: float | None = None
+        self.received: float | None = None
+        self._access = access
+        self._max_samples, self._max_names = max_samples, max_names
+        self._send = send
+        self._epoch = time.time_ns()
+        self._acks_due: dict[bytes, Session] = {}
+        self._limited_log = RateLimitedLogger(log)
+        self._hello_log = RateLimitedLogger(log, lines=20)
+        self._known: set[str] = set()  # producers of whom this receiver has accepted a packet
+
+    # -- messages from producers
+
+    def handle(
+        self, route: bytes, user: str | None, frames: Sequence[memoryview], now: float
+    ) -> None:
+        """Answers one message."""
+        try:
+            self._handle(route, user, frames, now)
+        except WireError as error:
+            self._refuse(route, Nack(0, error.reason, str(error), permanent=True))
+        except Exception:
+            self.counters.refused["internal"] += 1
+            text = "a message could not be handled and was left out"
+            self._limited_log.log(logging.ERROR, "internal", text, exc_info=True)
+
+    def _handle(
+        self, route: bytes, user: str | None, frames: Sequence[memoryview], now: float
+    ) -> None:
+        session = self.sessions.by_route(route)
+        if session is not None and session.user != user:
+            session = None  # another key on a routing id that was someone else's
+        if self._access is not None and not self._access.knows(user):
+            if session is not None:
+                self.sessions.drop(session)
+            raise WireError("unauthorised", "this key is not, or no longer, on the allow-list")
+        if session is not None:
+            self.sessions.touch(session, now)
+        try:
+            message = decode(frames)
+        except WireError as error:
+            if error.reason != "checksum":
+                raise
+            self._damaged(route, session, error, now)
+            return
+        if isinstance(message, Data):
+            self._data(route, session, message, DATA_HEAD.unpack(frames[1])[1], now)
+        elif isinstance(message, Hello):
+            self._hello(route, user, message, now)
+        elif isinstance(message, Bye):
+            if session is not None:
+                self.sessions.drop(session)
+        else:
+            raise WireError("malformed", f"{type(message).__name__} is the receiver's to send")
+
+    def _hello(self, route: bytes, user: str | None, hello: Hello, now: float) -> None:
+        name = hello.producer
+        if self._access is not None and not self._access.permits(user, name):
+            raise WireError("unauthorised", f"this key may not speak for producer {name!r}")
+        if hello.first > MAX_FIRST:
+            raise WireError("malformed", f"HELLO: first {hello.first} is beyond {MAX_FIRST}")
+        if self.closing:
+            return
+        other = self.sessions.by_producer(name)
+        if other is not None and other.route != route and self._yields(other, hello, now):
+            raise WireError("superseded", f"a newer {name!r} is connected (epoch {other.epoch})")
+        if not self.journal.state(name).sequence:
+            self._check_names(user, name)
+        if name in self.group.batch.last_sequences:
+            self.commit(now)  # so that WELCOME's `resume` is up to date
+        session = self._open_session(route, user, hello, now)
+        if self.policy.share(len(self.sessions), self.room):
+            self.grant(now, quiet=session)  # else it waits for a turn
+        durable = self.journal.state(name)
+        welcome = Welcome(
+            durable.sequence,
+            durable.resume_token,
+            session.credit,
+            self.policy.max_packet,
+            self._max_samples,
+            CODECS,
+            self._epoch,
+        )
+        self._hello_log.log(
+            logging.INFO,
+            "hello",
+            f"producer {name} ({printable(hello.agent)}) goes on after {durable.sequence}",
+        )
+        self._send(route, welcome)
+
+    def _open_session(self, route: bytes, user: str | None, hello: Hello, now: float) -> Session:
+        name = hello.producer
+        durable = self.journal.state(name).sequence
+        expected = max(durable, self.group.batch.last_sequences.get(name, 0)) + 1
+        missing = max(0, hello.first - expected)
+        if missing and durable and name in self._known:
+            raise WireError(
+                "malformed",
+                f"HELLO: first {hello.first} of {name!r}, but {expected} is next: packets between "
+                "were never acknowledged; send from there, or take another name",
+            )
+        session = Session(
+            route,
+            user,
+            name,
+            hello.epoch,
+            expected + missing,
+            durable,
+            credit_changed=now,
+            last_received=now,
+            last_acked=now,
+            missing=missing,
+        )
+        self.sessions.open(session)
+        self._acks_due.pop(route, None)
+        return session
+
+    def _check_names(self, user: str | None, name: str) -> None:
+        """Refuses a new name if its key has enough: the journal keeps a state for each."""
+        batch = self.group.batch
+        key = self._access.allow.name_of(user or "") if self._access is not None else None
+        names = {
+            *self.journal.producers(),
+            *batch.last_sequences,
+            *(session.producer for session in self.sessions),
+        }
+        used = sum(key is None or belongs(other, key) for other in names - {name})
+        if used >= self._max_names:
+            raise WireError(
+                "names",
+                f"{name!r} would be one of more than {self._max_names} producers"
+                f"{'' if key is None else f' of the key {key!r}'}: use a name again, or raise "
+                "receiver.max_names; one that sends nothing for journal.forget_days is forgotten",
+            )
+
+    def _yields(self, other: Session, hello: Hello, now: float) -> bool:
+        """Whether a HELLO must give way to the producer's other connection; else that one ends."""
+        if other.epoch > hello.epoch:
+            # A clock may have gone back: the newer one wins only if it is still connected.
+            self._ack(other, now)
+            if self.sessions.by_producer(hello.producer) is other:
+                return True
+        elif other.epoch < hello.epoch:
+            detail = f"a newer {hello.producer!r} has connected (epoch {hello.epoch})"
+            self._refuse(other.route, Nack(0, "superseded", detail, permanent=True))
+        return False
+
+    def _data(
+        self, route: bytes, session: Session | None, data: Data, checksum: int, now: float
+    ) -> None:
+        if session is None:
+            self.counters.refused["hello-required"] += 1
+            detail = "this receiver does not know the connection: say HELLO"
+            self._send(route, Nack(data.sequence, "hello-required", detail, permanent=False))
+        elif data.sequence < session.expected:
+            self.counters.duplicates += _count_samples(data)
+            self._acks_due[route] = session
+        elif data.sequence > session.expected:
+            self._gap(session, f"packet {session.expected} is next, not {data.sequence}", now)
+        elif self._exceeds_memory(data.size) and not self.commit(now):
+            self._gap(session, "more than the credit granted: wait for an ACK", now)
+        else:
+            self._accept(session, data, checksum)
+
+    def _exceeds_memory(self, size: int) -> bool:
+        """Whether the batch cannot hold `size` more bytes within the budget of memory."""
+        batch = self.group.batch
+        return bool(batch) and batch.bytes + size > self.policy.total
+
+    def _accept(self, session: Session, data: Data, checksum: int) -> None:
+        """Adds a packet to the batch that waits for the journal, or refuses it for good."""
+        counters = self.counters
+        samples = 1  # where the header cannot tell
+        try:
+            samples = len(data)
+            if data.size > self.policy.max_packet:
+                limit = self.policy.max_packet
+                raise WireError("oversize", f"{data.size} bytes; WELCOME allows {limit}")
+            if samples > self._max_samples:
+                raise WireError(
+                    "oversize", f"{samples} samples; WELCOME allows {self._max_samples}"
+                )
+            self.group.batch.add(session.producer, data, checksum)
+        except WireError as error:
+            counters.rejected[error.reason] += samples
+            text = f"{session.producer}: refused a packet: {error}"
+            self._limited_log.warning(error.reason, text)
+            nack = Nack(data.sequence, error.reason, str(error), permanent=True)
+            self.group.batch.add_refused(session.producer, session.route, nack)
+        else:
+            counters.packets += 1
+            counters.samples += samples
+            counters.bytes += data.size
+            self.received = self.group.batch.entries[-1].received
+            captured = float(data.fields["samples"][-1]["time"])
+            if math.isfinite(captured):
+                self.captured = captured
+        self._count_missing(session)
+        self._known.add(session.producer)
+        session.expected += 1
+        session.gap_sent = 0.0
+
+    def _count_missing(self, session: Session) -> None:
+        if session.missing:
+            self.counters.missing += session.missing
+            self._limited_log.log(
+                logging.ERROR,
+                "missing",
+                f"{session.producer}: packets {session.expected - session.missing} to "
+                f"{session.expected - 1} were acknowledged once and are not in this journal",
+            )
+            session.missing = 0
+
+    def _gap(self, session: Session, detail: str, now: float) -> None:
+        """Sends the producer back to the expected sequence, once: more packets are in flight."""
+        if now - session.gap_sent >= _GAP_SECONDS:
+            session.gap_sent = now
+            self._send(session.route, Nack(session.expected, "gap", detail, permanent=False))
+
+    def _damaged(self, route: bytes, session: Session | None, error: WireError, now: float) -> None:
+        """Asks for the expected packet again, since the damage may be in the sequence."""
+        self.counters.refused["checksum"] += 1
+        self._limited_log.warning("checksum", f"a packet came damaged: {error}")
+        sequence = 0
+        if session is not None:
+            session.gap_sent = now  # this NACK answers the packets behind it too
+            sequence = session.expected
+        self._send(route, Nack(sequence, "checksum", str(error), permanent=False))
+
+    def _refuse(self, route: bytes, nack: Nack) -> None:
+        self.counters.refused[nack.reason] += 1
+        text = f"refused a message ({nack.reason}): {nack.detail}"
+        self._limited_log.warning(nack.reason, text)
+        self._send(route, nack)
+
+    # -- commit, then acknowledge
+
+    def commit(self, now: float) -> bool:
+        """Writes the batch and acknowledges what is durable; whether nothing waits any more."""
+        try:
+            result = self.group.commit(now)
+        except ValueError:
+            log.exception("a batch was out of order; its producers are asked to say HELLO")
+            self._drop_sessions(self.group.discard())
+            return True
+        if result.durable is not None:
+            self.counters.fsync_seconds = result.fsync_seconds
+            self._acknowledge(result.durable, now)
+        if result.error is not None:
+            self._stop_credit(result.error, now)
+        return not self.group.batch
+
+    def _acknowledge(self, durable: CommitBatch, now: float) -> None:
+        self.room -= durable.bytes
+        self.counters.acked_samples += durable.samples
+        for route, nack in durable.nacks:  # before the ACK, which covers the refused packet too
+            self._send(route, nack)
+        for producer, sequence in durable.last_sequences.items():
+            session = self.sessions.by_producer(producer)
+            if session is not None:
+                session.through = max(session.through, sequence)
+                self._ack(session, now)
+
+    def _stop_credit(self, error: JournalError, now: float) -> None:
+        self.counters.journal_failures += 1
+        self._limited_log.warning("journal", f"{error}; no credit until it can be written")
+        self.room = 0
+        self.grant(now)
+
+    def _drop_sessions(self, batch: CommitBatch) -> None:
+        for producer in batch.last_sequences:
+            session = self.sessions.by_producer(producer)
+            if session is not None:
+                self.sessions.drop(session)
+
+    # -- credit
+
+    def grant(self, now: float, quiet: Session | None = None) -> None:
+        """Shares credit out, and sends an ACK where a share changed, except to `quiet`."""
+        holders = list(self.sessions)
+        blocked = self.closing or not self.group.ready
+        room = 0 if blocked else max(0, self.room - self.group.batch.bytes)
+        for session, credit in zip(holders, self.policy.plan(holders, room, now), strict=True):
+            before = session.credit
+            if before <= credit and (credit - before) * 4 <= before:
+                continue  # a small rise is not worth a message; any fall is
+            if (credit == 0) != (before == 0):
+                used = session.last_received >= session.credit_changed
+                session.revoked = before if used else 0
+                session.credit_changed = now
+                session.turns += credit > 0
+            session.credit = credit
+            if session is not quiet:
+                self._ack(session, now)
+
+    def flush(self, now: float) -> None:
+        """Sends the ACKs that are due: to duplicates, and where one could not be sent before."""
+        due, self._acks_due = self._acks_due, {}
+        for route, session in due.items():
+            if self.sessions.by_route(route) is session:
+                self._ack(session, now)
+
+    def probe(self, now: float) -> None:
+        """Sends an ACK to silent sessions: libzmq reports a lost connection only on sending."""
+        for session in self.sessions:
+            if now - max(session.last_received, session.last_acked) >= _PROBE_SECONDS:
+                self._ack(session, now)
+
+    def farewell(self, reason: str) -> None:
+        """Sends BYE to all."""
+        for session in self.sessions:
+            self._send(session.route, Bye(reason))
+
+    def _ack(self, session: Session, now: float) -> None:
+        session.last_acked = now
+        sent = self._send(session.route, Ack(session.through, session.credit))
+        if sent is None:
+            self.sessions.drop(session)
+        elif not sent:
+            self._acks_due[session.route] = session
+
+
+def _count_samples(data: Data) -> int:
+    """The number of samples; 1 where the header cannot tell."""
+    try:
+        return len(data)
+    except WireError:
+        return 1
