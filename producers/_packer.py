@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from producers.stats import Delivery
 from stream_ssl.wire import Data, Position, Sample
-from stream_ssl.wire.packet import MAX_HEADER_BYTES
+from stream_ssl.wire.messages import MAX_HEADER_BYTES
 from stream_ssl.wire.sample import MAX_POSITION_BYTES
 
 ROW_BYTES = 96  # at least what a header's map takes beyond id, source and meta

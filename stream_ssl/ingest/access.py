@@ -1,7 +1,7 @@
 """Who may send: CURVE keys on an allow-list, checked at the handshake and at every message.
 
-The handshake alone would not do: it binds a connection to a key, but ends no connection when the
-key is revoked, and the routing id of a connection says nothing about its key.
+The handshake alone is not enough: it binds a connection to a key, but does not end the connection
+when the key is revoked, and the routing id of a connection says nothing about its key.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ class AllowList:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self._seen = self._facts()
-        self._names = self._read()
+        self._loaded_stat = self._stat()
+        self._names = self._read()  # key -> producer
         self._checked = time.monotonic()
 
     @classmethod
     def enter(cls, path: str | Path, name: str, public: str) -> None:
-        """Adds or replaces a producer's key; makes the file if it is missing.
+        """Adds or replaces a producer's key in the file, which is made if it is missing.
 
         Raises:
             ValueError: the file is malformed, or the key belongs to another producer.
@@ -53,23 +53,23 @@ class AllowList:
         path = Path(path)
         names = {name: key for key, name in cls(path)._names.items()} if path.exists() else {}
         names[name] = public
-        _check(names, path)
+        _key_to_name(names, path)
         path.parent.mkdir(parents=True, exist_ok=True)
         write(path, json.dumps(names, indent=1) + "\n")
 
     def name_of(self, key: str) -> str | None:
-        """The producer whose key this is; None: nobody's, or nobody's any more."""
+        """The producer whose key this is; None if the key is not on the list now."""
         return self._names.get(key)
 
     def reload(self) -> None:
-        """Takes a changed file over; keeps the last good list, and says so, when it is bad."""
+        """Reads a changed file; if it is bad, logs that and keeps the last good list."""
         if time.monotonic() - self._checked < _RELOAD_SECONDS:
             return
         self._checked = time.monotonic()
-        facts = self._facts()
-        if facts == self._seen:
+        stat = self._stat()
+        if stat == self._loaded_stat:
             return
-        self._seen = facts
+        self._loaded_stat = stat
         try:
             self._names = self._read()
         except ValueError as error:
@@ -77,12 +77,12 @@ class AllowList:
         else:
             log.info("allow-list %s: %d keys", self.path, len(self._names))
 
-    def _facts(self) -> tuple[int, int, int] | None:
+    def _stat(self) -> tuple[int, int, int] | None:
         try:
-            facts = self.path.stat()
+            stat = self.path.stat()
         except OSError:
             return None
-        return facts.st_mtime_ns, facts.st_ino, facts.st_size
+        return stat.st_mtime_ns, stat.st_ino, stat.st_size
 
     def _read(self) -> dict[str, str]:
         try:
@@ -94,11 +94,11 @@ class AllowList:
             ) from None
         except ValueError as error:
             raise ValueError(f"allow-list {self.path}: is not JSON: {error}") from None
-        return _check(names, self.path)
+        return _key_to_name(names, self.path)
 
 
-def _check(names: Any, path: Path) -> dict[str, str]:
-    """Key to name."""
+def _key_to_name(names: Any, path: Path) -> dict[str, str]:
+    """Checks the file's content, name -> key, and returns key -> name."""
     if not isinstance(names, dict):
         raise ValueError(f'allow-list {path}: must be {{"producer name": "public key", ...}}')
     found: dict[str, str] = {}
@@ -118,7 +118,7 @@ def _check(names: Any, path: Path) -> dict[str, str]:
 
 
 class Access:
-    """CURVE for a receiver's socket, and the question whether a message may be heard.
+    """CURVE for a receiver's socket, and whether a message's key may speak for a producer.
 
     Args:
         keys: the receiver's own pair with its secret, or the path of NAME.secret.json.
@@ -145,7 +145,7 @@ class Access:
         self._authenticator: _Authenticator | None = None
 
     def start(self, context: zmq.Context[Any]) -> zmq.Socket[Any]:
-        """Begins to answer a context's handshakes; returns the socket to poll for `handle`."""
+        """Begins to answer a context's handshakes; call `handle` when the returned socket polls."""
         self._authenticator = _Authenticator(self, context)
         self._authenticator.start()
         return self._authenticator.zap_socket
@@ -160,18 +160,18 @@ class Access:
         socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
 
     def handle(self) -> None:
-        """Answers the handshakes that wait. Never raises: what cannot be checked is denied."""
+        """Answers the waiting handshakes. Never raises: what cannot be checked is denied."""
         if self._authenticator is not None:
             self.allow.reload()
             self._authenticator.answer_all()
 
     def permits(self, key: str | None, producer: str) -> bool:
-        """Whether a message's User-Id may speak for a producer now."""
+        """Whether the key in a message's User-Id may speak for a producer now."""
         name = self.allow.name_of(key) if key else None
         return name is not None and belongs(producer, name)
 
     def knows(self, key: str | None) -> bool:
-        """Whether a message's User-Id is on the list now."""
+        """Whether the key in a message's User-Id is on the list now."""
         return bool(key) and self.allow.name_of(key or "") is not None
 
     def stop(self) -> None:
@@ -182,14 +182,13 @@ class Access:
 
 
 def belongs(producer: str, name: str) -> bool:
-    """Whether a producer is the one of this name on the allow-list, or below it."""
+    """Whether a producer has this name of the allow-list, or one below it: NAME/..."""
     return producer == name or producer.startswith(f"{name}/")
 
 
 class _Authenticator(Authenticator):
-    """pyzmq's ZAP protocol, answered within the receiver's own loop.
-
-    pyzmq's own thread for it ends for good when a check raises once.
+    """pyzmq's ZAP protocol in the receiver's own loop: pyzmq's thread for it ends for good when a
+    check raises once.
     """
 
     def __init__(self, access: Access, context: zmq.Context[Any]) -> None:
@@ -214,7 +213,7 @@ class _Authenticator(Authenticator):
     def _answer(self, message: list[bytes]) -> None:
         self._replied = False
         try:
-            _drive(self.handle_zap_message(message))
+            _run_without_waiting(self.handle_zap_message(message))
         except Exception:
             self._access.failures += 1
             log.exception("a handshake could not be checked and was denied")
@@ -233,8 +232,8 @@ class _Authenticator(Authenticator):
         super()._send_zap_reply(request_id, status_code, status_text, user_id)
 
 
-def _drive(coroutine: Coroutine[Any, Any, None]) -> None:
-    """Runs a coroutine that waits for nothing."""
+def _run_without_waiting(coroutine: Coroutine[Any, Any, None]) -> None:
+    """Runs a coroutine that never has to wait, without an event loop."""
     try:
         coroutine.send(None)
     except StopIteration:

@@ -19,29 +19,30 @@ from stream_ssl.wire import CODECS
 
 log = logging.getLogger(__name__)
 
-_OURS = re.compile(r"[A-Za-z0-9_-]{1,40}\.[0-9a-f]{8}\.[0-9]{12,}\.[0-9]{4,}\.[a-z]{1,5}(\.part)?")
-_LONGEST = 1024  # characters kept of any text that a producer chose
+_OWN = re.compile(r"[A-Za-z0-9_-]{1,40}\.[0-9a-f]{8}\.[0-9]{12,}\.[0-9]{4,}\.[a-z]{1,5}(\.part)?")
+_MAX_TEXT = 1024  # characters kept of any text that a producer chose
 
 
 class Quarantine:
     """Keeps a bad sample's payload beside a JSON file that says why; drops the oldest to stay
     within its bounds, also across restarts. A sample has one name, so a replay adds no file.
 
-    It never raises once made: what it could not write is counted in `unwritten`. For one thread.
+    After construction it never raises: what it could not write is counted in `unwritten`. For one
+    thread.
 
     Args:
         folder: made when the first sample comes.
         max_bytes: of all its files together.
         max_files: two for each sample.
         rate: samples written per second in the long run, after a first folder full: a stream of
-            nothing but rubbish must not keep the disk busy. The others are only counted.
+            only bad samples must not keep the disk busy. The others are only counted.
 
     Attributes:
         counts: samples put, by reason.
-        unwritten: those of them that are not on disk: over `rate`, or the disk refused.
+        unwritten: samples of `counts` that are not on disk: above `rate`, or the disk refused.
 
     Raises:
-        ValueError: a bound that holds no sample.
+        ValueError: a bound that has room for no sample.
     """
 
     def __init__(
@@ -60,15 +61,15 @@ class Quarantine:
         self.counts: Counter[str] = Counter()
         self.unwritten = 0
         self.bytes = 0
-        self._rate, self._clock, self._seen = rate, clock, clock()
-        self._allowance = self._burst = max_files / 2
+        self._rate, self._clock, self._refilled = rate, clock, clock()
+        self._tokens = self._burst = max_files / 2  # a token bucket, one token a sample
         self._files: OrderedDict[str, dict[str, int]] = OrderedDict()  # stem -> name -> bytes
         self._scan()
-        self._shrink(0, 0)
+        self._make_room(0, 0)
 
     @property
     def files(self) -> int:
-        """Files in the folder that are its own."""
+        """How many files in the folder are the quarantine's."""
         return sum(map(len, self._files.values()))
 
     def put(
@@ -100,36 +101,36 @@ class Quarantine:
                 **{name: row.get(name) for name in ("id", "time", "codec", "shape", "size")},
             }
             codec = row.get("codec")
-            note = json.dumps({name: _plain(value) for name, value in facts.items()}, indent=1)
+            note = json.dumps({name: _json_value(value) for name, value in facts.items()}, indent=1)
             suffix = codec if codec in CODECS else "bin"
-            self._keep(stem, {f"{stem}.{suffix}": data, f"{stem}.json": note.encode()})
+            self._write(stem, {f"{stem}.{suffix}": data, f"{stem}.json": note.encode()})
         except Exception as failure:  # the stream goes on
-            self._give_up(failure)
+            self._count_unwritten(failure)
 
-    def _keep(self, stem: str, parts: dict[str, bytes | memoryview]) -> None:
+    def _write(self, stem: str, parts: dict[str, bytes | memoryview]) -> None:
         size = sum(map(len, parts.values()))
-        if size > self.max_bytes:  # the note alone tells enough
+        if size > self.max_bytes:  # the note alone is kept
             parts = {name: part for name, part in parts.items() if name.endswith(".json")}
             size = sum(map(len, parts.values()))
-        if not self._allowed() or not self._shrink(size, len(parts)):
+        if not self._take_token() or not self._make_room(size, len(parts)):
             self.unwritten += 1
             return
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # people's images
         for name, part in parts.items():
             write(self.folder / name, part, mode=0o600, wait=False)
-            self._enter(stem, name, len(part))
+            self._add_file(stem, name, len(part))
 
-    def _allowed(self) -> bool:
+    def _take_token(self) -> bool:
         now = self._clock()
-        grown = self._allowance + (now - self._seen) * self._rate
-        self._allowance, self._seen = min(self._burst, grown), now
-        if self._allowance < 1:
+        refilled = self._tokens + (now - self._refilled) * self._rate
+        self._tokens, self._refilled = min(self._burst, refilled), now
+        if self._tokens < 1:
             return False
-        self._allowance -= 1
+        self._tokens -= 1
         return True
 
-    def _shrink(self, size: int, files: int) -> bool:
-        """Drops the oldest until that much more fits; whether it does."""
+    def _make_room(self, size: int, files: int) -> bool:
+        """Drops the oldest samples until that much more fits; whether it does."""
         while self.bytes + size > self.max_bytes or self.files + files > self.max_files:
             if not self._files:
                 return False
@@ -144,7 +145,7 @@ class Quarantine:
             del self._files[stem]
         return True
 
-    def _enter(self, stem: str, name: str, size: int) -> None:
+    def _add_file(self, stem: str, name: str, size: int) -> None:
         files = self._files.setdefault(stem, {})
         self.bytes += size - files.get(name, 0)
         files[name] = size
@@ -155,8 +156,8 @@ class Quarantine:
             if self.folder.is_dir():
                 self.folder.chmod(0o700)
             for path in self.folder.iterdir() if self.folder.is_dir() else ():
-                if not _OURS.fullmatch(path.name):
-                    continue  # a stranger's file: neither counted nor dropped
+                if not _OWN.fullmatch(path.name):
+                    continue  # not the quarantine's: neither counted nor dropped
                 if path.suffix == ".part":
                     path.unlink()
                     continue
@@ -165,26 +166,26 @@ class Quarantine:
         except OSError as failure:
             log.warning("quarantine: cannot read %s: %s", self.folder, failure)
         for _, name, size in sorted(found):
-            self._enter(name.rpartition(".")[0], name, size)
+            self._add_file(name.rpartition(".")[0], name, size)
 
-    def _give_up(self, failure: Exception) -> None:
+    def _count_unwritten(self, failure: Exception) -> None:
         self.unwritten += 1
         if self.unwritten & (self.unwritten - 1) == 0:  # the 1st, 2nd, 4th, 8th...
             log.warning("quarantine: %d samples not written, the last: %s", self.unwritten, failure)
 
 
 def _stem(producer: str, sequence: int, index: int) -> str:
-    """One name per sample, of harmless characters; the digest keeps cut names apart."""
+    """One file name per sample, of safe characters; the digest keeps shortened names distinct."""
     clean = re.sub(r"[^A-Za-z0-9_-]", "_", producer)[:40] or "_"
     digest = blake2b(producer.encode(errors="surrogatepass"), digest_size=4).hexdigest()
     return f"{clean}.{digest}.{sequence:012d}.{index:04d}"
 
 
-def _plain(value: Any) -> Any:
+def _json_value(value: Any) -> Any:
     if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, float) and math.isfinite(value):
         return value
     if isinstance(value, list | tuple) and len(value) <= 8:
-        return [_plain(item) for item in value]
-    return str(value)[:_LONGEST]
+        return [_json_value(item) for item in value]
+    return str(value)[:_MAX_TEXT]

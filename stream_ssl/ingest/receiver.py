@@ -21,7 +21,7 @@ from stream_ssl.ingest.rate_limited_logger import RateLimitedLogger
 from stream_ssl.ingest.unfinished import UnfinishedMessages
 from stream_ssl.wire import Message, encode, require_loopback
 from stream_ssl.wire.address import check_bind
-from stream_ssl.wire.packet import MAX_ITEMS
+from stream_ssl.wire.messages import MAX_ITEMS
 
 log = logging.getLogger(__name__)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import socket
 import threading
 from html import escape
@@ -20,6 +19,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from stream_ssl import __version__
 from stream_ssl.observe.health import Answer, Health
+from stream_ssl.wire.address import is_loopback_host
 
 MOST_CONNECTIONS = 64
 """Connections held open at once; one more closes the one that has been quiet for longest."""
@@ -183,22 +183,12 @@ def application(registry: CollectorRegistry, health: Health, role: str) -> Starl
 
 def check_public(host: str, public: bool) -> None:
     """ValueError if metrics would leave the machine and nobody said `public`."""
-    if not public and not is_loopback(host):
+    if not public and not is_loopback_host(host):
         raise ValueError(
             f"metrics address {host!r} is not loopback, and metrics have no log-in: whoever "
             f"reaches the port reads them. Use 127.0.0.1 behind a proxy or tunnel, or set "
             f"public to true if the network is trusted."
         )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an address can be reached from this machine alone."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:  # a name: where it leads is not ours to know
-        return False
 
 
 def _listen(host: str, port: int) -> socket.socket:

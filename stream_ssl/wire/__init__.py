@@ -1,9 +1,9 @@
 """What producers and receivers say to each other: see docs/wire.md."""
 
 from stream_ssl.wire.address import is_loopback, require_loopback
-from stream_ssl.wire.errors import REASONS, WireError
 from stream_ssl.wire.keys import Keys
 from stream_ssl.wire.messages import (
+    REASONS,
     VERSION,
     Ack,
     Bye,
@@ -12,6 +12,7 @@ from stream_ssl.wire.messages import (
     Message,
     Nack,
     Welcome,
+    WireError,
     check_name,
     decode,
     encode,

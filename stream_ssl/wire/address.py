@@ -1,4 +1,4 @@
-"""Which addresses never leave this machine: only there may the wire be in plain text."""
+"""Which addresses are valid, and which are on loopback, where the wire may be in plain text."""
 
 from __future__ import annotations
 
@@ -6,28 +6,32 @@ import ipaddress
 
 
 def is_loopback(address: str) -> bool:
-    """Whether a ZeroMQ address stays on this machine: 127.0.0.0/8, [::1], localhost, ipc, inproc.
-
-    A name other than "localhost" does not count: what it resolves to can change.
-    """
+    """Whether a ZeroMQ address stays on this machine: ipc, inproc, or TCP at a loopback host."""
     transport, _, rest = address.partition("://")
     if transport in ("ipc", "inproc"):
         return bool(rest)
     if transport != "tcp":
         return False
-    host = rest.rpartition(":")[0]
+    return is_loopback_host(rest.rpartition(":")[0].removeprefix("[").removesuffix("]"))
+
+
+def is_loopback_host(host: str) -> bool:
+    """Whether a host can be reached from this machine alone: 127.0.0.0/8, ::1, localhost.
+
+    A name other than "localhost" does not count: what it resolves to can change.
+    """
     if host == "localhost":
         return True
     try:
-        ip = ipaddress.ip_address(host.removeprefix("[").removesuffix("]").partition("%")[0])
+        ip = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
         return False
-    mapped = getattr(ip, "ipv4_mapped", None)
+    mapped = getattr(ip, "ipv4_mapped", None)  # ::ffff:127.0.0.1
     return bool((mapped or ip).is_loopback)
 
 
 def check_address(address: str) -> str:
-    """An address to connect to, as it is.
+    """Returns a valid address to connect to.
 
     Raises:
         ValueError: neither tcp://HOST:PORT nor ipc://PATH.
@@ -45,10 +49,10 @@ def check_address(address: str) -> str:
 
 
 def check_bind(address: str) -> str:
-    """An address to listen at, as it is; port 0 is a free one.
+    """Returns a valid address to listen at; port 0 is a free one.
 
     Raises:
-        ValueError: a port that there is none of: ZeroMQ would listen at another, its remainder.
+        ValueError: the port is above 65535, which ZeroMQ would take modulo 65536.
     """
     transport, _, rest = address.partition("://")
     port = rest.rpartition(":")[2]
@@ -58,10 +62,10 @@ def check_bind(address: str) -> str:
 
 
 def require_loopback(address: str, remedy: str) -> None:
-    """Refuse to speak in plain text to or on an address that others can reach.
+    """Refuses plain text to or at an address that other machines can reach.
 
     Raises:
-        ValueError: the address is not on loopback; the message ends with the remedy.
+        ValueError: the address is not on loopback; the message ends with `remedy`.
     """
     if not is_loopback(address):
         raise ValueError(

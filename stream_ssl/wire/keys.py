@@ -59,20 +59,20 @@ class Keys:
 
         Raises:
             ValueError: the file is missing, malformed, or a secret that others may read. The
-                message carries the command that mends it.
+                message ends with the command that helps.
         """
         path = Path(path)
         name = path.name.removesuffix(".json").removesuffix(".secret").removesuffix(".public")
-        mend = f"make a pair with: stream-ssl keys {name or 'NAME'}"
+        remedy = f"make a pair with: stream-ssl keys {name or 'NAME'}"
         try:
             mode = path.stat().st_mode
             fields: Any = json.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
-            raise ValueError(f"key file {path}: {error.strerror}; {mend}") from None
+            raise ValueError(f"key file {path}: {error.strerror}; {remedy}") from None
         except ValueError:
-            raise ValueError(f"key file {path}: is not JSON; {mend}") from None
+            raise ValueError(f"key file {path}: is not JSON; {remedy}") from None
         if not isinstance(fields, dict) or not {"name", "public"} <= fields.keys():
-            raise ValueError(f'key file {path}: must hold {{"name", "public"}}; {mend}')
+            raise ValueError(f'key file {path}: must hold {{"name", "public"}}; {remedy}')
         if fields.get("secret") is not None and mode & 0o007:
             raise ValueError(
                 f"key file {path}: everybody may read this secret (mode {mode & 0o777:04o}); "
@@ -81,7 +81,7 @@ class Keys:
         try:
             return cls(fields["name"], fields["public"], fields.get("secret"))
         except ValueError as error:
-            raise ValueError(f"key file {path}: {error}; {mend}") from None
+            raise ValueError(f"key file {path}: {error}; {remedy}") from None
 
     def save(self, folder: str | Path, overwrite: bool = False) -> tuple[Path, Path]:
         """Writes both files and returns (public, secret) paths; the secret has mode 0600.
@@ -105,12 +105,12 @@ class Keys:
         return public, secret
 
     def public_only(self) -> Keys:
-        """What may be given away."""
+        """The public half, which may be given away."""
         return Keys(self.name, self.public)
 
 
 def check_key(what: str, key: Any) -> str:
-    """A Z85 key, as it is.
+    """Returns a valid Z85 key.
 
     Raises:
         ValueError: not 40 characters of Z85. A secret is never quoted.

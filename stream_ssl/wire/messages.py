@@ -1,4 +1,4 @@
-"""The messages, byte by byte: docs/wire.md is this folder in prose.
+"""The messages, byte by byte; docs/wire.md describes the same for other languages.
 
 Every message is a multipart ZeroMQ message whose first frame is four bytes: "SS", the protocol
 version, the kind. All but DATA carry one more frame, a msgpack map. DATA carries three: sequence
@@ -9,49 +9,55 @@ from __future__ import annotations
 
 import re
 import reprlib
-from collections.abc import Sequence
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any, ClassVar
 
 import msgpack
 
-from stream_ssl.wire.errors import REASONS, WireError
-from stream_ssl.wire.packet import (
-    DATA_HEAD,
-    MAGIC,
-    VERSION,
-    Data,
-    Frame,
-    Frames,
-    prefix,
-    sample_of,
-    unpack_map,
-)
-from stream_ssl.wire.sample import CODECS, Position
+from stream_ssl.wire.sample import CODECS, MAX_SOURCE_BYTES, Position, Sample, check_position
 
-__all__ = [
-    "DATA_HEAD",
-    "MAGIC",
-    "REASONS",
-    "VERSION",
-    "Ack",
-    "Bye",
-    "Data",
-    "Frame",
-    "Frames",
-    "Hello",
-    "Message",
-    "Nack",
-    "Welcome",
-    "WireError",
-    "check_name",
-    "decode",
-    "encode",
-    "sample_of",
-]
-
+MAGIC = b"SS"
+VERSION = 1
 MAX_TEXT = 4096  # bytes of agent, detail and reason
+MAX_MAP_BYTES = 65_536  # of a message's map, DATA's header excepted
+MAX_HEADER_BYTES = 1_048_576
+MAX_ITEMS = 4096  # of one list; it holds a packet's samples too
+MAX_PAIRS = 2048  # of one map
+MAX_NESTED = 32_768  # lists and maps of one header or map together
+DATA_HEAD = struct.Struct(">QI")  # sequence, CRC-32 of (sequence, header, payload)
+
+Frame = bytes | memoryview
+Frames = list[Frame]
 _NAME = re.compile(r"[A-Za-z0-9._/-]{1,128}")
+
+REASONS = (
+    "checksum",  # damaged on the way: send again
+    "codec",  # a codec that WELCOME did not list
+    "gap",  # not the next sequence: go back to the one named
+    "hello-required",  # the receiver does not know this connection: say HELLO
+    "names",  # its key has as many producers' names as one may have
+    "malformed",  # no message of this protocol
+    "oversize",  # larger than WELCOME allows
+    "superseded",  # a newer incarnation of the same producer has connected
+    "unauthorised",  # the key may not speak for this producer
+    "version",  # another version of the protocol
+)
+
+
+class WireError(ValueError):
+    """A message that breaks the protocol.
+
+    Attributes:
+        reason: one of REASONS, the bounded set that NACK and the metrics use.
+    """
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,18 +67,18 @@ class Hello:
     kind: ClassVar[int] = 1
     producer: str  # 1..128 bytes of [A-Za-z0-9._/-]
     epoch: int  # grows with each incarnation of the producer: nanoseconds since the Unix epoch
-    first: int  # the oldest sequence that it can still send; 1 as long as it has numbered none
+    first: int  # the oldest sequence that it can still send; 1 if it has numbered none yet
     codecs: tuple[str, ...] = CODECS
     agent: str = ""  # program and version, for the log
 
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """The receiver's answer: where to go on, and how much it takes."""
+    """The receiver's answer: from where to send, and how much it accepts."""
 
     kind: ClassVar[int] = 2
     resume: int  # last durable sequence of this producer; 0: none
-    position: Position  # the source's position that came with it; None: none
+    position: Position  # the source's resume token that came with it; None: none
     credit: int  # bytes that may be unacknowledged at once; 0: wait for an ACK
     max_packet: int  # bytes of header and payload of one DATA
     max_samples: int  # samples in one DATA
@@ -82,7 +88,7 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """All sequences up to `through` are on disk."""
+    """All sequences up to `through` are durable: on the receiver's disk."""
 
     kind: ClassVar[int] = 4
     through: int
@@ -103,22 +109,119 @@ class Nack:
 
 @dataclass(frozen=True, slots=True)
 class Bye:
-    """The sender leaves; nothing that it said before is taken back."""
+    """The sender leaves; all that it said before still holds."""
 
     kind: ClassVar[int] = 6
     reason: str = ""
 
 
-Mapped = Hello | Welcome | Ack | Nack | Bye
-Message = Mapped | Data
-_MAPS: dict[int, type[Mapped]] = {cls.kind: cls for cls in (Hello, Welcome, Ack, Nack, Bye)}
-_FIELDS: dict[type[Mapped], dict[str, Any]] = {
+@dataclass(frozen=True)
+class Data:
+    """One packet of samples, numbered by its producer from 1 without gaps.
+
+    The header is the map {"source", "position", "samples"}; a sample is the map {"id", "time",
+    "codec", "size"} with "shape" (raw), "label" and "meta" where it has them. Payload holds the
+    samples' bytes one after the other, "size" each.
+    """
+
+    kind: ClassVar[int] = 3
+    sequence: int
+    header: Frame
+    payload: Frame
+
+    @classmethod
+    def pack(cls, sequence: int, samples: Sequence[Sample], position: Position = None) -> Data:
+        """A packet of samples that share one source; `position` is its resume token after the last.
+
+        Raises:
+            ValueError: no samples, several sources, or a position that msgpack cannot carry.
+        """
+        if not samples:
+            raise ValueError("a packet holds at least one sample")
+        source = samples[0].source
+        if any(sample.source != source for sample in samples):
+            raise ValueError("the samples of a packet share one source; begin a new packet")
+        check_position(position)
+        rows = [_pack_row(sample) for sample in samples]
+        header = msgpack.packb({"source": source, "position": position, "samples": rows})
+        return cls(sequence, header, b"".join([sample.data for sample in samples]))
+
+    @property
+    def size(self) -> int:
+        """Bytes of header and payload: what counts against credit and max_packet."""
+        return len(self.header) + len(self.payload)
+
+    def encode(self) -> Frames:
+        """The message's four frames."""
+        head = DATA_HEAD.pack(self.sequence, self.checksum())
+        return [prefix(self.kind), head, self.header, self.payload]
+
+    def checksum(self) -> int:
+        """CRC-32 over the sequence (8 bytes, big-endian), the header and the payload."""
+        crc = zlib.crc32(self.sequence.to_bytes(8, "big"))
+        return zlib.crc32(self.payload, zlib.crc32(self.header, crc))
+
+    @cached_property
+    def fields(self) -> dict[str, Any]:
+        """The header, unpacked once and checked against the payload.
+
+        A single sample's shape, label and meta are not checked here: see `sample_of`.
+
+        Raises:
+            WireError: "malformed", "codec" or "oversize".
+        """
+        fields = unpack_map(self.header, MAX_HEADER_BYTES)
+        try:
+            _check_source(fields.get("source"))
+            check_position(fields.get("position"))
+            total = _check_rows(fields.get("samples"))
+        except WireError as error:
+            raise WireError(error.reason, f"packet {self.sequence}: {error}") from None
+        except ValueError as error:
+            raise WireError("malformed", f"packet {self.sequence}: {error}") from None
+        if total != len(self.payload):
+            raise WireError(
+                "malformed",
+                f"packet {self.sequence}: sizes add up to {total} bytes, the payload has "
+                f"{len(self.payload)}",
+            )
+        return fields
+
+    @property
+    def position(self) -> Position:
+        """The source's resume token after this packet."""
+        return self.fields.get("position")
+
+    def __len__(self) -> int:
+        return len(self.fields["samples"])
+
+    def samples(self) -> Iterator[Sample]:
+        """The samples, payloads as views of the packet's.
+
+        Raises:
+            ValueError: a sample breaks a rule; `rows` still gives the packet's others.
+        """
+        for row, data in self.rows():
+            yield sample_of(self.fields["source"], row, data)
+
+    def rows(self) -> Iterator[tuple[dict[str, Any], memoryview]]:
+        """The header's map and the payload of each sample, not checked by `sample_of`."""
+        view, start = memoryview(self.payload), 0
+        for row in self.fields["samples"]:
+            yield row, view[start : start + row["size"]]
+            start += row["size"]
+
+
+MapMessage = Hello | Welcome | Ack | Nack | Bye
+Message = MapMessage | Data
+_MAPS: dict[int, type[MapMessage]] = {cls.kind: cls for cls in (Hello, Welcome, Ack, Nack, Bye)}
+_FIELDS: dict[type[MapMessage], dict[str, Any]] = {
     cls: {field.name: field.type for field in fields(cls)} for cls in _MAPS.values()
 }
 
 
 def check_name(name: str) -> str:
-    """A producer's name, as it is.
+    """Returns a valid producer's name.
 
     Raises:
         ValueError: not 1 to 128 characters of letters, digits and `._/-`.
@@ -140,7 +243,7 @@ def encode(message: Message) -> Frames:
 
 
 def decode(frames: Sequence[Frame]) -> Message:
-    """The message that frames hold; DATA's checksum is verified, its header not yet read.
+    """The message in frames; DATA's checksum is verified, its header not yet read.
 
     Raises:
         WireError: "version", "malformed" or "checksum".
@@ -171,7 +274,7 @@ def _decode_data(frames: Sequence[Frame]) -> Data:
     return data
 
 
-def _decode_map(cls: type[Mapped], sent: dict[str, Any]) -> Mapped:
+def _decode_map(cls: type[MapMessage], sent: dict[str, Any]) -> MapMessage:
     known = _FIELDS[cls]
     values: dict[str, Any] = {}
     for name, value in sent.items():
@@ -201,3 +304,121 @@ def _fits(kind: Any, value: Any) -> bool:
         case "tuple[str, ...]":
             return isinstance(value, list) and all(isinstance(item, str) for item in value)
     return True
+
+
+def prefix(kind: int) -> bytes:
+    """The first frame of a message."""
+    return MAGIC + bytes((VERSION, kind))
+
+
+def unpack_map(frame: Frame, max_bytes: int = MAX_MAP_BYTES) -> dict[str, Any]:
+    """Unpacks a msgpack map with bounded work and memory, whatever the frame contains.
+
+    One byte may become an object of 64, and a list may claim more items than follow. So the length
+    is bounded first, then the bytes are skipped through without building anything, and at last
+    built with their lists and maps counted.
+
+    Raises:
+        WireError: "malformed" or "oversize".
+    """
+    if len(frame) > max_bytes:
+        raise WireError("oversize", f"a map of {len(frame)} bytes; at most {max_bytes} are read")
+    nested = 0
+
+    def count(item: Any) -> Any:
+        nonlocal nested
+        nested += 1
+        if nested > MAX_NESTED:
+            raise ValueError(f"more than {MAX_NESTED} lists and maps in one")
+        return item
+
+    try:
+        unpacker = msgpack.Unpacker(max_buffer_size=max_bytes)
+        unpacker.feed(frame)
+        unpacker.skip()
+        fields = msgpack.unpackb(
+            frame,
+            strict_map_key=True,
+            object_hook=count,
+            list_hook=count,
+            max_array_len=MAX_ITEMS,
+            max_map_len=MAX_PAIRS,
+            max_ext_len=0,
+        )
+    except (ValueError, TypeError, OverflowError, msgpack.exceptions.UnpackException) as error:
+        what = f"{type(error).__name__}: {error}"[:200]
+        raise WireError("malformed", f"not msgpack within the limits: {what}") from None
+    if not isinstance(fields, dict):
+        raise WireError("malformed", f"a msgpack map was due, not {type(fields).__name__}")
+    return fields
+
+
+def sample_of(source: str, row: dict[str, Any], data: bytes | memoryview) -> Sample:
+    """The sample that a row of `Data.rows` describes.
+
+    Raises:
+        ValueError: it breaks one of Sample's rules.
+    """
+    shape, meta = row.get("shape"), row.get("meta")
+    if shape is not None and not (
+        isinstance(shape, list) and len(shape) == 3 and all(type(n) is int for n in shape)
+    ):
+        raise ValueError(f"sample {row['id']!r}: shape {reprlib.repr(shape)} is no [H, W, C]")
+    if meta is not None and not isinstance(meta, dict):
+        raise ValueError(f"sample {row['id']!r}: meta {reprlib.repr(meta)} is no map")
+    return Sample(
+        id=row["id"],
+        data=data,
+        codec=row["codec"],
+        shape=None if shape is None else (shape[0], shape[1], shape[2]),
+        time=float(row["time"]),
+        source=source,
+        label=row.get("label"),
+        meta=meta,
+    )
+
+
+def _pack_row(sample: Sample) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "id": sample.id,
+        "time": float(sample.time),
+        "codec": sample.codec,
+        "size": len(sample.data),
+    }
+    if sample.shape is not None:
+        row["shape"] = sample.shape
+    if sample.label is not None:
+        row["label"] = sample.label
+    if sample.meta:
+        row["meta"] = dict(sample.meta)
+    return row
+
+
+def _check_source(source: Any) -> None:
+    if not (isinstance(source, str) and 1 <= len(source.encode()) <= MAX_SOURCE_BYTES):
+        raise WireError("malformed", f"source {reprlib.repr(source)} is no text of 1 to 64 bytes")
+
+
+def _check_rows(rows: Any) -> int:
+    """Checks a header's samples in one pass; returns the bytes of payload that they add up to."""
+    if type(rows) is not list or not rows:
+        raise WireError("malformed", "samples is no list of at least one")
+    total = 0
+    for row in rows:
+        if type(row) is not dict:
+            raise WireError("malformed", f"sample {reprlib.repr(row)} is no map")
+        size, codec = row.get("size"), row.get("codec")
+        if (
+            type(row.get("id")) is not str
+            or type(row.get("time")) not in (float, int)
+            or type(codec) is not str
+            or type(size) is not int
+            or size < 0
+        ):
+            raise WireError(
+                "malformed", f"sample {reprlib.repr(row)} lacks id, time, codec or size"
+            )
+        if codec not in CODECS:
+            raise WireError("codec", f"codec {reprlib.repr(codec)}: known are {', '.join(CODECS)}")
+        total += size
+    return total

@@ -22,8 +22,8 @@ MAX_POSITION_DEPTH = 16
 MAX_SIDE = 65_535
 
 Position = Any
-"""Where a source stands: a value that msgpack can carry, at most 4 KiB packed and 16 levels deep.
-Opaque to all but the source."""
+"""A source's resume token: what it needs to go on from here. Any value that msgpack can carry, at
+most 4 KiB packed and 16 levels deep; opaque to all but the source."""
 
 Scalar = str | int | float | bool
 
@@ -41,8 +41,7 @@ class Sample:
         time: capture time, seconds since the Unix epoch.
         source: names where the sample was captured, 1 to 64 bytes of UTF-8.
         label: class in [0, 2^31), where the stream carries one. Never used for learning.
-        meta: further facts: text keys, and values that are text, numbers or booleans; at most
-            4 KiB packed.
+        meta: text keys with values that are text, numbers or booleans; at most 4 KiB packed.
 
     Raises:
         ValueError: a field breaks its rule.
@@ -65,7 +64,7 @@ class Sample:
         if not _finite(self.time):
             raise ValueError(f"sample {self.id!r}: time {self.time!r} is not a finite number")
         if type(self.data) is not bytes:
-            object.__setattr__(self, "data", _flat(self.id, self.data))
+            object.__setattr__(self, "data", _flat_buffer(self.id, self.data))
         if self.label is not None:
             object.__setattr__(self, "label", _label(self.id, self.label))
         if self.meta:
@@ -100,7 +99,7 @@ class Sample:
         """A raw sample from a copy of uint8 pixels, H x W or H x W x C.
 
         Raises:
-            ValueError: the array is not uint8, or has no image's shape.
+            ValueError: the array is not uint8, or not of an image's shape.
         """
         if image_HWC.dtype != np.uint8:
             raise ValueError(
@@ -115,16 +114,16 @@ class Sample:
 
 
 def check_position(position: Position) -> None:
-    """Refuse a position that cannot travel.
+    """Refuses a resume token that cannot be sent.
 
     Raises:
         ValueError: msgpack cannot carry it, or it is too large or too deeply nested.
     """
     if position is None or (type(position) is int and -(2**63) <= position < 2**63):
         return
-    if _depth(position, MAX_POSITION_DEPTH) < 0:
+    if _levels_left(position, MAX_POSITION_DEPTH) < 0:
         raise ValueError(f"position: nested more than {MAX_POSITION_DEPTH} levels deep; flatten it")
-    packed = _packed("position", position)
+    packed = _packed_size("position", position)
     try:
         msgpack.unpackb(msgpack.packb(position), strict_map_key=True, max_ext_len=0)
     except ValueError as error:
@@ -158,8 +157,8 @@ def _finite(time: Any) -> bool:
         return False
 
 
-def _flat(name: str, data: Any) -> bytes | memoryview:
-    """Bytes of any contiguous buffer, so that len() counts them."""
+def _flat_buffer(name: str, data: Any) -> bytes | memoryview:
+    """A view of any contiguous buffer whose len() is its bytes."""
     try:
         view = memoryview(data)
         return view if view.format == "B" and view.ndim == 1 else view.cast("B")
@@ -170,7 +169,7 @@ def _flat(name: str, data: Any) -> bytes | memoryview:
 
 
 def _label(name: str, label: Any) -> int:
-    """A plain integer, also of numpy's."""
+    """A Python int, also from numpy's."""
     try:
         value = operator.index(label)
     except TypeError:
@@ -187,24 +186,24 @@ def _check_meta(sample: str, meta: Mapping[str, Scalar]) -> None:
                 f"sample {sample!r}: meta {name!r}: {type(value).__name__}; keys are text, "
                 "values text, numbers or booleans"
             )
-    packed = _packed(f"sample {sample!r}: meta", dict(meta))
+    packed = _packed_size(f"sample {sample!r}: meta", dict(meta))
     if packed > MAX_META_BYTES:
         raise ValueError(f"sample {sample!r}: meta takes {packed} bytes, at most {MAX_META_BYTES}")
 
 
-def _packed(what: str, value: Any) -> int:
+def _packed_size(what: str, value: Any) -> int:
     try:
         return len(msgpack.packb(value))
     except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"{what}: msgpack cannot carry it: {error}") from None
 
 
-def _depth(value: Any, allowed: int) -> int:
-    """Levels left of those allowed below a value; negative: too deep."""
+def _levels_left(value: Any, allowed: int) -> int:
+    """How many of the allowed levels a value leaves unused; negative: it is too deep."""
     if isinstance(value, Mapping):
         value = value.values()
     elif not isinstance(value, list | tuple):
         return allowed
     if allowed == 0:
         return -1
-    return min((_depth(item, allowed - 1) for item in value), default=allowed - 1)
+    return min((_levels_left(item, allowed - 1) for item in value), default=allowed - 1)

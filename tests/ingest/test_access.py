@@ -124,7 +124,11 @@ def test_a_key_that_replaces_another_takes_effect_both_ways(running, listed):
 
 def test_a_broken_list_leaves_the_one_before_in_force(running, listed):
     listed.write_text('{"robot": "not a key"}')
-    until(lambda: running.receiver._access.allow._facts() == running.receiver._access.allow._seen)
+    until(
+        lambda: (
+            running.receiver._access.allow._stat() == running.receiver._access.allow._loaded_stat
+        )
+    )
     with Peer(running.endpoint, ROBOT, SERVER) as peer:
         peer.hello()
         peer.say(packet(1))

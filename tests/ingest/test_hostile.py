@@ -11,7 +11,7 @@ import zmq
 from receiver_peer import KIB, MIB, Peer, packet, receiver
 
 from stream_ssl.wire import Data, Hello, encode
-from stream_ssl.wire.packet import prefix
+from stream_ssl.wire.messages import prefix
 
 MAX_RSS = 300 * MIB
 

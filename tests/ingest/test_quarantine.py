@@ -209,7 +209,7 @@ def test_the_folder_may_vanish(tmp_path: Path) -> None:
     assert [note["sequence"] for note in notes(quarantine.folder)] == [2]
 
 
-def test_rubbish_without_end_is_written_at_a_bounded_rate(tmp_path: Path) -> None:
+def test_endless_bad_samples_are_written_at_a_bounded_rate(tmp_path: Path) -> None:
     now = [0.0]
     quarantine = Quarantine(tmp_path, max_files=8, rate=2.0, clock=lambda: now[0])
     for sequence in range(1, 101):

@@ -13,7 +13,8 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from stream_ssl.observe import server as http
 from stream_ssl.observe.health import Health
-from stream_ssl.observe.server import Server, is_loopback
+from stream_ssl.observe.server import Server
+from stream_ssl.wire.address import is_loopback_host
 
 
 class Clock:
@@ -108,14 +109,14 @@ def test_page_links_the_others_and_escapes(server: Server, health: Health) -> No
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org"])
 def test_public_addresses_are_refused(host: str, health: Health) -> None:
-    assert not is_loopback(host)
+    assert not is_loopback_host(host)
     with pytest.raises(ValueError, match="is not loopback"):
         Server(CollectorRegistry(), health, "learner", host)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "localhost", "::1"])
 def test_loopback_is_not(host: str) -> None:
-    assert is_loopback(host)
+    assert is_loopback_host(host)
 
 
 def test_public_is_allowed_when_asked_for(health: Health) -> None:

@@ -10,13 +10,13 @@ import pytest
 from wire_golden import DATA, GOLDEN
 
 from stream_ssl.wire import REASONS, Data, decode, encode
-from stream_ssl.wire.messages import MAX_TEXT
-from stream_ssl.wire.packet import (
+from stream_ssl.wire.messages import (
     MAX_HEADER_BYTES,
     MAX_ITEMS,
     MAX_MAP_BYTES,
     MAX_NESTED,
     MAX_PAIRS,
+    MAX_TEXT,
 )
 from stream_ssl.wire.sample import (
     CODECS,

@@ -28,8 +28,7 @@ from stream_ssl.wire import (
     encode,
     sample_of,
 )
-from stream_ssl.wire.messages import DATA_HEAD
-from stream_ssl.wire.packet import MAX_ITEMS, unpack_map
+from stream_ssl.wire.messages import DATA_HEAD, MAX_ITEMS, unpack_map
 
 seeded = settings(deadline=None, derandomize=True)
 
