@@ -399,7 +399,8 @@ class ProtocolState:
         fresh: list[Packet] = []
         if self.state != "active" or self.memory > self.buffer_bytes // 2:
             fresh = [packet for packet in self.window if packet.spooled is None]
-        mark = self.sequences(fresh) if any(packet.sent for packet in fresh) else None
+        known = self.state == "active" or any(packet.sent for packet in fresh)
+        mark = self.sequences(fresh) if fresh and known else None  # else WELCOME asks for one
         return fresh + list(self.staged), len(fresh), mark
 
     def sequences(self, fresh: list[Packet] | None = None) -> tuple[int, list[Part]] | None:

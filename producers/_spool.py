@@ -77,7 +77,8 @@ class Spool:
         self.cuts: deque[Part] = deque()  # how the next packets were cut when they were last sent
         self.full = False  # or the disk refuses to write
         self.lost = 0  # samples that became unreadable
-        self._sequence = 1  # of the first cut
+        self._marked = False  # an earlier run's mark tells the sequence of the first cut
+        self._sequence = 1
         self._records: deque[Record] = deque()
         self._segments: deque[Path] = deque()
         self._size = 0  # of the last segment
@@ -150,11 +151,11 @@ class Spool:
     def resume(self, durable_through: int) -> int:
         """Forgets what the receiver has, as its first WELCOME tells; returns how many samples."""
         acked = 0
-        for _ in range(min(max(0, durable_through - self._sequence + 1), len(self.cuts))):
-            number, count = self.cuts.popleft()
-            self.next = number + count
-            acked += count
-        self.ack(self.next)
+        if self._marked:
+            for _ in range(min(max(0, durable_through - self._sequence + 1), len(self.cuts))):
+                number, count = self.cuts.popleft()
+                self.ack(number + count)
+                acked += count
         return acked
 
     def load(self) -> Packet | None:
@@ -255,6 +256,10 @@ class Spool:
         if parts:  # all before the first had been acknowledged; the last ones may be torn off
             self.ack(min(parts[0][0], self.end))
         self.cuts = deque((number, count) for number, count in parts if number + count <= self.end)
+        self._marked = bool(self.cuts)
+        if len(self.cuts) < len(parts) and self._records:
+            # The numbers of those that were torn off will be given to others.
+            self.mark(self._sequence, list(self.cuts))
 
     def _write(self, data: bytes, records: Sequence[tuple[int, int, int]]) -> bool:
         """Appends to the last segment, or a new one, and waits for the disk."""

@@ -1,0 +1,464 @@
+"""The spool: packets on disk while the network is away, sent once each and in order afterwards."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+from client_peer import Peer, image, until
+from test_client_protocol import SIZE, Receiver, Simulation
+
+from producers import DeadlineError, Producer
+from producers import _spool as spool_module
+from producers._packer import NOT_GIVEN, Packer, Packet
+from producers._protocol import ProtocolState
+from producers._spool import Spool
+from stream_ssl.wire import Ack, Data, Hello, Message, Sample
+
+
+@pytest.fixture
+def peer() -> Iterator[Peer]:
+    with Peer() as peer:
+        yield peer
+
+
+def packet(*names: str, position: object = NOT_GIVEN) -> Packet:
+    packer = Packer(1 << 20, 1 << 10)
+    for name in names:
+        sample = Sample.from_array(image(side=2), name, source="a", time=0.0)
+        assert not list(packer.add(sample, 100, position, now=0.0))
+    return packer.take()
+
+
+def ids(spool: Spool) -> list[str]:
+    """Of all samples that are on disk only."""
+    found: list[str] = []
+    while (packet := spool.load()) is not None:
+        found += packet.ids
+    return found
+
+
+def reopen(spool: Spool, **settings: int) -> Spool:
+    spool.close()
+    return Spool(spool.folder, "a", settings.get("max_bytes", 1 << 20))
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> Spool:
+    return Spool(tmp_path / "spool", "a", 1 << 20)
+
+
+def test_packets_come_back_in_order_also_after_a_restart(spool: Spool) -> None:
+    assert spool.append([packet("1", "2", position=7), packet("3")], 0, None) == 2
+    assert spool.append([packet("4", position=[9])], 0, None) == 1
+    again = reopen(spool)
+    assert (again.samples, again.position) == (4, [9])
+    assert ids(again) == ["1", "2", "3", "4"]
+    again.ack(3)
+    assert ids(reopen(again)) == ["1", "2", "3", "4"]  # no mark says that the receiver has them
+    again.close()
+
+
+def test_a_packet_is_the_same_to_the_byte(spool: Spool) -> None:
+    before = packet("1", "2", position=[1])
+    spool.append([before], 0, None)
+    after = reopen(spool).load()
+    assert after is not None
+    assert (after.data.header, after.data.payload) == (before.data.header, before.data.payload)
+    assert (after.positions, after.count, after.size) == (before.positions, 2, before.size)
+
+
+@pytest.mark.parametrize("durable", range(7))
+def test_a_mark_tells_what_the_receiver_has(spool: Spool, durable: int) -> None:
+    packets = [packet("1", "2"), packet("3"), packet("4")]
+    spool.append(packets, 3, (3, [(0, 2), (2, 1), (3, 1)]))  # sequences 3, 4 and 5
+    spool.append([packet("5")], 0, None)
+    again = reopen(spool)
+    had = [0, 2, 3, 4][min(max(0, durable - 2), 3)]  # samples
+    assert again.resume(durable) == had
+    assert ids(again) == ["1", "2", "3", "4", "5"][had:]
+    again.close()
+
+
+def test_parts_of_a_packet_are_cut_in_the_same_way_again(spool: Spool) -> None:
+    spool.append([packet("1", "2", "3", "4", "5")], 0, None)
+    spool.mark(1, [(0, 1), (1, 3), (4, 1)])
+    again = reopen(spool)
+    assert again.resume(1) == 1
+    parts = [again.load() for _ in range(2)]
+    assert [part and part.ids for part in parts] == [("2", "3", "4"), ("5",)]
+    again.close()
+
+
+def test_segments_go_when_all_of_theirs_is_acknowledged(
+    spool: Spool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spool_module, "SEGMENT_BYTES", 200)
+    for number in range(20):
+        spool.append([packet(str(number))], 0, None)
+    before = len(list(spool.folder.glob("*.spool")))
+    assert before > 5
+    spool.ack(10)
+    assert 1 < len(list(spool.folder.glob("*.spool"))) <= before - 4
+    assert spool.bytes == sum(p.stat().st_size for p in spool.folder.glob("*.spool"))
+    assert (spool.samples, ids(spool)) == (10, [str(n) for n in range(10, 20)])
+    spool.ack(20)
+    assert (spool.samples, spool.bytes, list(spool.folder.glob("*.spool"))) == (0, 0, [])
+    spool.append([packet("20")], 0, None)
+    assert ids(reopen(spool)) == ["20"]
+
+
+def test_a_full_spool_takes_no_more_until_there_is_room(tmp_path: Path) -> None:
+    spool = Spool(tmp_path, "a", max_bytes=600)
+    packets = [packet(str(number)) for number in range(9)]
+    taken = spool.append(packets, 0, None)
+    assert 1 < taken < 9
+    assert spool.full
+    assert spool.bytes <= 600
+    spool.ack(taken)
+    assert not spool.full
+    assert spool.append(packets[taken:], 0, None) > 0
+    spool.close()
+
+
+@pytest.mark.parametrize("cut", [1, 20, 60])
+def test_a_torn_end_is_cut_off(spool: Spool, cut: int, caplog: pytest.LogCaptureFixture) -> None:
+    spool.append([packet("1")], 0, None)
+    spool.append([packet("2")], 0, None)
+    (segment,) = spool.folder.glob("*.spool")
+    os.truncate(segment, segment.stat().st_size - cut)
+    again = reopen(spool)
+    assert again.append([packet("3")], 0, None) == 1
+    last = reopen(again)
+    assert ids(last) == ["1", "3"]
+    last.close()
+    assert "its end was torn" in caplog.text
+
+
+def test_a_mark_of_packets_that_were_torn_off_does_not_cover_others(spool: Spool) -> None:
+    spool.append([packet("1"), packet("2")], 2, (5, [(0, 1), (1, 1)]))
+    (segment,) = spool.folder.glob("*.spool")
+    os.truncate(segment, segment.stat().st_size - 1)
+    again = reopen(spool)
+    again.append([packet("3")], 0, None)  # has the number that "2" had
+    assert again.resume(6) == 1
+    assert ids(again) == ["3"]
+    again.close()
+
+
+def test_damage_is_counted_and_left_out(spool: Spool, caplog: pytest.LogCaptureFixture) -> None:
+    for name in "123":
+        spool.append([packet(name)], 0, None)
+    (segment,) = spool.folder.glob("*.spool")
+    content = bytearray(segment.read_bytes())
+    content[len(content) // 2] ^= 1
+    segment.write_bytes(content)
+    assert ids(spool) == ["1", "3"]
+    assert spool.lost == 1
+    spool.close()
+    (spool.folder / f"{7:020d}.spool").write_bytes(b"something else")
+    (spool.folder / f"{8:020d}.spool").write_bytes(bytes(20))
+    Spool(spool.folder, "a", 1 << 20).close()
+    assert "is no segment" in caplog.text
+    assert {p.suffix for p in spool.folder.glob(f"{7:020d}.*")} == {".damaged"}
+
+
+def test_a_spool_has_one_owner(spool: Spool) -> None:
+    with pytest.raises(ValueError, match="another producer uses it"):
+        Spool(spool.folder, "a", 1 << 20)
+    spool.close()
+    with pytest.raises(ValueError, match="belongs to producer 'a', not 'b'"):
+        Spool(spool.folder, "b", 1 << 20)
+
+
+def test_an_epoch_grows_whatever_the_clock_says(
+    spool: Spool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spool_module.time, "time_ns", lambda: 5)
+    again = reopen(spool)
+    assert again.epoch == spool.epoch + 1
+    again.close()
+
+
+def test_a_disk_that_refuses_keeps_what_it_has(
+    spool: Spool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    spool.append([packet("1")], 0, None)
+
+    def fail(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(spool_module.os, "fsync", fail)
+        assert spool.append([packet("2")], 0, None) == 0
+    assert spool.full
+    assert "No space left" in caplog.text
+    assert spool.append([packet("3")], 0, None) == 0  # for some seconds
+    spool._retry_at = 0.0
+    assert spool.append([packet("3")], 0, None) == 1
+    assert ids(reopen(spool)) == ["1", "3"]
+
+
+class Committing(Receiver):
+    """A receiver that commits before it says WELCOME, so that `resume` is all that it has."""
+
+    def take(self, message: Hello | Data, damaged: bool) -> Message | None:
+        if isinstance(message, Hello):
+            self.commit()
+        return super().take(message, damaged)
+
+
+class Robot(Simulation):
+    """The simulation of the protocol, with a spool, and with a power cut among the faults."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+        self.receiver = Committing()
+        self.safe: set[str] = set()  # on the robot's disk once
+        self.protocol = self.start()
+
+    def start(self) -> ProtocolState:
+        spool = Spool(self.folder, "a", 1 << 20)
+        return ProtocolState(
+            Hello("a", spool.epoch, 1),
+            Packer(1 << 20, 1),
+            linger=0.2,
+            reason="",
+            spool=spool,
+            buffer_bytes=8 * SIZE,
+        )
+
+    def step(self, rng: Random) -> None:
+        self.work_spool()
+        if rng.random() < 0.03:
+            self.power_cut(rng)
+        super().step(rng)
+
+    def work_spool(self) -> None:
+        """What the I/O thread does with the disk in each of its steps."""
+        spool, protocol = self.protocol.spool, self.protocol
+        assert spool is not None
+        packets, loaded, mark = protocol.to_spool()
+        if packets:
+            written = spool.append(packets, loaded, mark)
+            protocol.on_spooled(packets[:written], min(loaded, written))
+            self.safe |= {name for packet in packets[:written] for name in packet.ids}
+        if protocol.load_spool() and (mark := protocol.sequences()) is not None:
+            spool.mark(*mark)
+
+    def power_cut(self, rng: Random) -> None:
+        self.disconnect(restarted=rng.random() < 0.5)
+        spool = self.protocol.spool
+        assert spool is not None
+        if rng.random() < 0.5:  # in the middle of a write
+            packets, loaded, mark = self.protocol.to_spool()
+            before = list(spool._segments), spool._size
+            if packets and spool.append(packets, loaded, mark):
+                last = spool._segments[-1]
+                start = before[1] if before[0] and last == before[0][-1] else 0
+                os.truncate(last, rng.randint(start, last.stat().st_size))
+        spool.close()
+        self.protocol = self.start()
+
+    def check(self) -> None:
+        taken = [int(name) for name in self.receiver.journal + self.receiver.group]
+        assert taken == sorted(set(taken)), "twice, or out of order"
+        window = list(self.protocol.window)
+        on_disk = [packet.spooled is not None for packet in window]
+        assert on_disk == sorted(on_disk, reverse=True), "what is on disk comes first"
+
+    def heal(self) -> None:
+        self.receiver.credit = 3 * SIZE
+        for _ in range(200 + 5 * self.count):
+            self.work_spool()
+            if not self.connected:
+                self.connect()
+            self.producer_speaks(6)
+            self.receiver_hears(7, damaged=False)
+            self.producer_hears(20)
+            self.now += 0.1
+            self.check()
+        assert self.protocol.spool is not None
+        self.protocol.spool.close()
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_what_was_on_disk_arrives_once_and_in_order(seed: int, tmp_path: Path) -> None:
+    rng = Random(seed)
+    for number in range(3):
+        robot = Robot(tmp_path / str(number))
+        for _ in range(120):
+            robot.step(rng)
+            if robot.protocol.fatal is not None:
+                break
+        else:
+            robot.heal()
+            assert robot.protocol.fatal is None
+            assert robot.safe <= set(robot.receiver.journal)
+            assert robot.protocol.done == robot.protocol.taken
+            assert robot.protocol.spool is not None
+            assert robot.protocol.spool.samples == 0
+            continue
+        assert robot.protocol.spool is not None
+        robot.protocol.spool.close()
+        assert "damaged 3 times" in str(robot.protocol.fatal)
+
+
+def spooling(peer: Peer, folder: Path, **settings: object) -> Producer:
+    settings = {"packet_samples": 1, "linger": 0.01, **settings}
+    return Producer(peer.address, "a", on_full="spool", spool=folder, **settings)  # type: ignore[arg-type]
+
+
+def arrived(journal: list[Data]) -> list[str]:
+    return [sample.id for data in journal for sample in data.samples()]
+
+
+def test_what_is_sent_without_a_receiver_goes_to_the_next_run(peer: Peer, tmp_path: Path) -> None:
+    peer.drop()
+    deliveries = []
+    with spooling(peer, tmp_path) as producer:
+        for number in range(20):
+            producer.send(image(), id=str(number), position=number, on_delivery=deliveries.append)
+        until(lambda: producer.stats.spooled.samples == 20)
+    assert {delivery.outcome for delivery in deliveries} == {"spooled"}
+    assert producer.stats.dropped.samples == 0
+    peer.open()
+    with peer.serving(resume=4) as journal, spooling(peer, tmp_path) as producer:
+        assert producer.connect().position == 19
+        producer.send(image(), id="20")
+        producer.flush()
+        assert producer.stats.spooled.samples == 0
+    assert arrived(journal) == [str(n) for n in range(21)]
+    assert journal[-1].position == 19  # not taken back
+
+
+def test_a_short_absence_is_spooled_and_made_up_for(peer: Peer, tmp_path: Path) -> None:
+    with spooling(peer, tmp_path) as producer:
+        peer.welcome()
+        producer.connect()
+        for name in "123":
+            producer.send(image(), id=name)
+        assert [next(peer.expect(Data).samples()).id for _ in range(3)] == ["1", "2", "3"]
+        peer.say(Ack(1, 1 << 24))
+        until(lambda: producer.stats.acked.samples == 1)
+        assert producer.stats.spooled.samples == 0  # the disk is left alone while all is well
+        peer.drop()
+        until(lambda: producer.stats.spooled.samples == 2)
+        producer.send(image(), id="4")
+        until(lambda: producer.stats.spooled.samples == 3)
+        peer.open()
+        assert peer.welcome(resume=2, epoch=2).first == 2
+        assert [next(peer.expect(Data).samples()).id for _ in range(2)] == ["3", "4"]
+        peer.say(Ack(4, 1 << 24))
+        producer.flush()
+        assert producer.stats.spooled.samples == 0
+    assert not list(tmp_path.glob("*.spool"))
+
+
+def test_memory_is_bounded_while_the_spool_grows(peer: Peer, tmp_path: Path) -> None:
+    peer.drop()
+    with spooling(peer, tmp_path, buffer_bytes=4000) as producer:
+        for number in range(200):
+            assert producer.send(image(side=20), id=str(number), timeout=10.0)
+            assert producer.stats.buffered.bytes <= 4000
+        until(lambda: producer.stats.spooled.samples == 200)
+        peer.open()
+        with peer.serving() as journal:
+            producer.flush()
+    assert arrived(journal) == [str(n) for n in range(200)]
+
+
+def test_a_full_spool_drops_the_newest_and_counts(peer: Peer, tmp_path: Path) -> None:
+    peer.drop()
+    with spooling(peer, tmp_path, buffer_bytes=4000, spool_bytes=8000) as producer:
+        taken = [producer.send(image(side=20), id=str(n), timeout=10.0) for n in range(60)]
+        stats = producer.stats
+        assert taken.count(False) == stats.dropped_by_reason["spool_full"].samples > 0
+        assert sorted(taken, reverse=True) == taken
+        peer.open()
+        with peer.serving() as journal:
+            producer.flush()
+    assert arrived(journal) == [str(n) for n, kept in enumerate(taken) if kept]
+
+
+def test_what_a_full_spool_cannot_take_is_told(peer: Peer, tmp_path: Path) -> None:
+    peer.drop()
+    producer = spooling(peer, tmp_path, spool_bytes=2000, exit_timeout=0.1)
+    for number in range(20):
+        producer.send(image(side=20), id=str(number))
+    with pytest.raises(DeadlineError, match="samples are lost: the spool could not take them"):
+        producer.close(0.2)
+    stats = producer.stats
+    assert stats.spooled.samples + stats.dropped_by_reason["closed"].samples == 20
+
+
+KILLED = """
+import sys, time
+import numpy as np
+from producers import Producer
+address, folder, start = sys.argv[1], sys.argv[2], int(sys.argv[3])
+producer = Producer(address, "a", on_full="spool", spool=folder, packet_samples=3, linger=0.01)
+start = max(start, (producer._spooled_position or 0))
+for number in range(start, 100_000):
+    told = lambda it: print(it.id, flush=True) if it.outcome == "spooled" else None
+    producer.send(np.zeros((8, 8), np.uint8), id=str(number), position=number + 1, on_delivery=told)
+    time.sleep(0.002)
+"""
+
+
+def test_a_robot_that_is_killed_again_and_again_loses_nothing_spooled(
+    peer: Peer, tmp_path: Path
+) -> None:
+    """SIGKILL while it spools, and while the receiver takes in what was spooled."""
+    promised: set[str] = set()
+    journal: list[Data] = []
+    for turn in range(6):
+        away = turn % 2 == 0
+        peer.drop() if away else peer.open()
+        start = str(max([int(name) for name in promised | set(arrived(journal))], default=-1) + 1)
+        command = [sys.executable, "-c", KILLED, peer.address, str(tmp_path), start]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as robot:
+            assert robot.stdout is not None
+            if away:
+                lines = [robot.stdout.readline() for _ in range(40)]
+                robot.send_signal(signal.SIGKILL)
+                lines += robot.stdout.readlines()
+                promised |= {line.strip() for line in lines if line.endswith("\n")}
+            else:
+                before = len(journal)
+                with peer.serving() as journal:
+                    until(lambda before=before: len(journal) > before + 5)  # type: ignore[misc]
+                    robot.send_signal(signal.SIGKILL)
+    peer.socket.close(0)
+    peer.open()
+    with peer.serving() as journal, spooling(peer, tmp_path) as producer:
+        producer.flush()
+    names = [int(name) for name in arrived(journal)]
+    assert names == sorted(set(names))
+    assert promised <= set(arrived(journal))
+
+
+def test_the_welcome_of_a_receiver_with_smaller_limits(peer: Peer, tmp_path: Path) -> None:
+    peer.drop()
+    with spooling(peer, tmp_path, packet_samples=16, linger=5) as producer:
+        for number in range(32):
+            producer.send(image(side=20), id=str(number))
+    peer.open()
+    limits = {"max_packet": 2000, "max_samples": 3, "credit": 2000}
+    with peer.serving(**limits) as journal, spooling(peer, tmp_path) as producer:
+        producer.flush()
+    assert arrived(journal) == [str(n) for n in range(32)]
+    assert max(len(data) for data in journal) <= 3
+
+
+def test_the_spool_and_the_way_to_use_it_belong_together(tmp_path: Path) -> None:
+    for arguments in ({"on_full": "spool"}, {"spool": tmp_path}):
+        with pytest.raises(ValueError, match="belong together"):
+            Producer("tcp://127.0.0.1:1", "a", **arguments)  # type: ignore[arg-type]
