@@ -19,11 +19,6 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-def short(name: str) -> str:
-    """An id for a message, however long it is."""
-    return repr(name if len(name) <= 60 else f"{name[:57]}...")
-
-
 def as_sample(image: Any, id: str, codec: str | None = None, **fields: Any) -> Sample:  # noqa: A002
     """A sample whose payload nobody can overwrite any more.
 

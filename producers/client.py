@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from producers._connection import curve_of
-from producers._images import as_sample, owned, short
+from producers._images import as_sample, owned
 from producers._io_thread import IoThread
 from producers._packer import NOT_GIVEN, OnDelivery, Packer, cost_of, pack
 from producers._protocol import MIN_SLEEP_SECONDS, ProtocolState
@@ -41,7 +41,7 @@ from producers.errors import (
 from producers.stats import Delivery, Rejection, StateChange, Stats
 from stream_ssl.wire import Hello, Keys, Sample, Welcome, check_name
 from stream_ssl.wire.address import check_address
-from stream_ssl.wire.sample import MAX_SOURCE_BYTES, Position, Scalar, check_position
+from stream_ssl.wire.sample import MAX_SOURCE_BYTES, Position, Scalar, check_position, short
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PillowImage

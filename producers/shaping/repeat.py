@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from producers.sources.fields import fitting_meta, short_id
-from stream_ssl.wire.sample import Sample
+from stream_ssl.wire.sample import Sample, short
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -110,7 +110,9 @@ def decode(sample: Sample) -> Image.Image:
             upright: Image.Image = ImageOps.exif_transpose(image)
             return upright if upright.mode in ("L", "RGB") else upright.convert("RGB")
     except (OSError, ValueError, SyntaxError, pillow.DecompressionBombError) as error:
-        raise ValueError(f"sample {sample.id!r} cannot be decoded: {error}") from error
+        # Pillow names the buffer that it could not read, which tells nobody anything.
+        what = f"no {sample.codec} image" if "cannot identify image" in str(error) else str(error)
+        raise ValueError(f"sample {short(sample.id)} cannot be decoded: {what}") from error
 
 
 def from_pixels(image_HWC: NDArray[np.uint8]) -> Image.Image:

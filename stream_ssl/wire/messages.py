@@ -12,7 +12,7 @@ import reprlib
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -283,11 +283,16 @@ def _decode_map(cls: type[MapMessage], sent: dict[str, Any]) -> MapMessage:
         if not _fits(known[name], value):
             raise WireError("malformed", f"{cls.__name__.upper()}: {name} is {reprlib.repr(value)}")
         values[name] = tuple(value) if name == "codecs" else value
+    missing = [
+        field.name for field in fields(cls) if field.name not in values and field.default is MISSING
+    ]
+    if missing:
+        raise WireError("malformed", f"{cls.__name__.upper()}: {', '.join(missing)} is missing")
     try:
         message = cls(**values)
         if isinstance(message, Hello):
             check_name(message.producer)
-    except (TypeError, ValueError) as error:
+    except ValueError as error:
         raise WireError("malformed", f"{cls.__name__.upper()}: {error}") from None
     return message
 

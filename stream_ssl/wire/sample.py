@@ -62,7 +62,7 @@ class Sample:
         if self.codec not in CODECS:
             raise ValueError(f"codec {self.codec!r}: must be one of {', '.join(CODECS)}")
         if not _finite(self.time):
-            raise ValueError(f"sample {self.id!r}: time {self.time!r} is not a finite number")
+            raise ValueError(f"sample {short(self.id)}: time {self.time!r} is not a finite number")
         if type(self.data) is not bytes:
             object.__setattr__(self, "data", _flat_buffer(self.id, self.data))
         if self.label is not None:
@@ -73,24 +73,26 @@ class Sample:
             self._check_raw()
         elif self.shape is not None:
             raise ValueError(
-                f"sample {self.id!r}: an encoded image carries its own shape; pass None"
+                f"sample {short(self.id)}: an encoded image carries its own shape; pass None"
             )
         elif len(self.data) == 0:
-            raise ValueError(f"sample {self.id!r}: the {self.codec} payload is empty")
+            raise ValueError(f"sample {short(self.id)}: the {self.codec} payload is empty")
 
     def _check_raw(self) -> None:
         shape = self.shape
         if type(shape) is not tuple or [type(side) for side in shape] != [int, int, int]:
-            raise ValueError(f"sample {self.id!r}: raw images need shape (H, W, C), not {shape!r}")
+            raise ValueError(
+                f"sample {short(self.id)}: raw images need shape (H, W, C), not {shape!r}"
+            )
         height, width, channels = shape
         if not (1 <= height <= MAX_SIDE and 1 <= width <= MAX_SIDE and channels in (1, 3, 4)):
             raise ValueError(
-                f"sample {self.id!r}: shape {self.shape} must have sides 1 to {MAX_SIDE} "
+                f"sample {short(self.id)}: shape {self.shape} must have sides 1 to {MAX_SIDE} "
                 "and 1, 3 or 4 channels"
             )
         if len(self.data) != height * width * channels:
             raise ValueError(
-                f"sample {self.id!r}: {len(self.data)} bytes do not fill shape {self.shape}, "
+                f"sample {short(self.id)}: {len(self.data)} bytes do not fill shape {self.shape}, "
                 f"which needs {height * width * channels}"
             )
 
@@ -103,14 +105,21 @@ class Sample:
         """
         if image_HWC.dtype != np.uint8:
             raise ValueError(
-                f"sample {id!r}: pixels must be uint8, not {image_HWC.dtype}; scale to 0..255 first"
+                f"sample {short(id)}: pixels must be uint8, not {image_HWC.dtype}; scale to "
+                "0..255 first"
             )
         shape = image_HWC.shape
         if len(shape) == 2:
             shape = (*shape, 1)
         if len(shape) != 3:
-            raise ValueError(f"sample {id!r}: {len(shape)} dimensions are no H x W x C image")
+            raise ValueError(f"sample {short(id)}: {len(shape)} dimensions are no H x W x C image")
         return cls(id, image_HWC.tobytes(), "raw", shape, **fields)
+
+
+def short(name: object) -> str:
+    """An id as a message shows it, however long it is."""
+    text = repr(name)
+    return text if len(text) <= 62 else f"{text[:58]}...{text[-1]}"
 
 
 def check_position(position: Position) -> None:
@@ -139,7 +148,7 @@ def check_position(position: Position) -> None:
 
 def _check_text(what: str, text: str, limit: int) -> None:
     if not isinstance(text, str):
-        raise ValueError(f"{what} {text!r}: must be text, not {type(text).__name__}")
+        raise ValueError(f"{what} {short(text)}: must be text, not {type(text).__name__}")
     if text.isascii() and 1 <= len(text) <= limit:
         return
     try:
@@ -147,7 +156,7 @@ def _check_text(what: str, text: str, limit: int) -> None:
     except UnicodeEncodeError:
         fits = False
     if not fits:
-        raise ValueError(f"{what} {text!r}: must be 1 to {limit} bytes of UTF-8")
+        raise ValueError(f"{what} {short(text)}: must be 1 to {limit} bytes of UTF-8")
 
 
 def _finite(time: Any) -> bool:
@@ -164,7 +173,8 @@ def _flat_buffer(name: str, data: Any) -> bytes | memoryview:
         return view if view.format == "B" and view.ndim == 1 else view.cast("B")
     except TypeError:
         raise ValueError(
-            f"sample {name!r}: data must be bytes or a contiguous buffer, not {type(data).__name__}"
+            f"sample {short(name)}: data must be bytes or a contiguous buffer, not "
+            f"{type(data).__name__}"
         ) from None
 
 
@@ -175,7 +185,7 @@ def _label(name: str, label: Any) -> int:
     except TypeError:
         value = -1
     if isinstance(label, bool) or not 0 <= value < 2**31:
-        raise ValueError(f"sample {name!r}: label {label!r} is no integer in [0, 2^31)")
+        raise ValueError(f"sample {short(name)}: label {label!r} is no integer in [0, 2^31)")
     return value
 
 
@@ -183,12 +193,14 @@ def _check_meta(sample: str, meta: Mapping[str, Scalar]) -> None:
     for name, value in meta.items():
         if not isinstance(name, str) or not isinstance(value, str | int | float | bool):
             raise ValueError(
-                f"sample {sample!r}: meta {name!r}: {type(value).__name__}; keys are text, "
+                f"sample {short(sample)}: meta {name!r}: {type(value).__name__}; keys are text, "
                 "values text, numbers or booleans"
             )
-    packed = _packed_size(f"sample {sample!r}: meta", dict(meta))
+    packed = _packed_size(f"sample {short(sample)}: meta", dict(meta))
     if packed > MAX_META_BYTES:
-        raise ValueError(f"sample {sample!r}: meta takes {packed} bytes, at most {MAX_META_BYTES}")
+        raise ValueError(
+            f"sample {short(sample)}: meta takes {packed} bytes, at most {MAX_META_BYTES}"
+        )
 
 
 def _packed_size(what: str, value: Any) -> int:

@@ -156,7 +156,7 @@ def test_a_damaged_header_is_read_or_refused(data: st.DataObject) -> None:
         ([b"SS\x01\x04", b"\x80", b""], "malformed", "3 frames"),
         ([b"SS\x01\x04", b"\xc1"], "malformed", "not msgpack"),
         ([b"SS\x01\x04", b"\x90"], "malformed", "map was due, not list"),
-        ([b"SS\x01\x04", b"\x80"], "malformed", "ACK: .*through"),
+        ([b"SS\x01\x04", b"\x80"], "malformed", "ACK: through, credit is missing"),
         ([b"SS\x01\x03", b"short", b"", b""], "malformed", "4 frames"),
         ([b"SS\x01\x03", DATA_HEAD.pack(1, 0), b"", b""], "checksum", "packet 1"),
     ],

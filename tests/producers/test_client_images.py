@@ -1,0 +1,178 @@
+"""What send() takes for an image, and what it makes of the fields around it."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from client_peer import Peer, image
+from PIL import Image
+
+from producers import Producer, Sample
+from producers._images import as_sample
+from producers.shaping.repeat import decode
+
+PIXELS = np.arange(4 * 5 * 3, dtype=np.uint8).reshape(4, 5, 3)
+
+
+def encoded(codec: str) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(PIXELS).save(file, codec)
+    return file.getvalue()
+
+
+@pytest.fixture
+def producer() -> Iterator[Producer]:
+    with Peer() as peer, peer.serving(), Producer(peer.address, name="camera") as producer:
+        yield producer
+
+
+@pytest.mark.parametrize("codec", ["jpeg", "png", "webp"])
+@pytest.mark.parametrize("kind", ["bytes", "bytearray", "memoryview", "Path", "str"])
+def test_encoded_images_of_any_kind_are_known_by_their_bytes(
+    codec: str, kind: str, tmp_path: Path
+) -> None:
+    data = encoded(codec)
+    path = tmp_path / "misnamed.txt"
+    path.write_bytes(data)
+    kinds: dict[str, Any] = {
+        "bytes": data,
+        "bytearray": bytearray(data),
+        "memoryview": memoryview(data),
+        "Path": path,
+        "str": str(path),
+    }
+    sample = as_sample(kinds[kind], "x")
+    assert (sample.codec, sample.data, sample.shape) == (codec, data, None)
+
+
+@pytest.mark.parametrize(
+    ("given", "shape"),
+    [
+        (PIXELS, (4, 5, 3)),
+        (PIXELS[..., 0], (4, 5, 1)),
+        (PIXELS[::2, ::-1], (2, 5, 3)),
+        (Image.fromarray(PIXELS), (4, 5, 3)),
+        (Image.fromarray(PIXELS).convert("L"), (4, 5, 1)),
+        (Image.fromarray(PIXELS).convert("RGBA"), (4, 5, 4)),
+        (Image.fromarray(PIXELS).convert("1"), (4, 5, 1)),
+        (Image.fromarray(PIXELS).convert("P"), (4, 5, 3)),
+        (Image.fromarray(PIXELS).convert("CMYK"), (4, 5, 3)),
+        (Image.fromarray(PIXELS).convert("LA"), (4, 5, 4)),
+    ],
+)
+def test_pixels_travel_as_they_are(given: Any, shape: tuple[int, ...]) -> None:
+    sample = as_sample(given, "x")
+    assert (sample.codec, sample.shape) == ("raw", shape)
+    if isinstance(given, np.ndarray):
+        assert sample.data == given.tobytes()
+    elif given.mode in ("L", "RGB", "RGBA"):
+        assert sample.data == np.asarray(given).tobytes()
+
+
+def test_raw_bytes_need_their_shape() -> None:
+    assert as_sample(bytes(12), "x", shape=(2, 2, 3)).codec == "raw"
+    assert as_sample(memoryview(PIXELS), "x", codec="raw", shape=(4, 5, 3)).data == PIXELS.tobytes()
+    with pytest.raises(ValueError, match=r"no JPEG, PNG or WebP; raw pixels need .*shape"):
+        as_sample(bytes(12), "x")
+
+
+@pytest.mark.parametrize("given", [None, 5, 1.5, [1, 2], {"a": 1}, (1,), object(), Path])
+def test_anything_else_is_no_image(given: Any, producer: Producer) -> None:
+    with pytest.raises(TypeError, match=rf"a PIL image or a path, not {type(given).__name__}"):
+        producer.send(given)
+    assert producer.stats.accepted.samples == 0
+
+
+def test_a_path_that_is_not_there_is_named(producer: Producer, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"missing\.png"):
+        producer.send(tmp_path / "missing.png", codec="png")
+
+
+@pytest.mark.parametrize(
+    ("given", "fields", "match"),
+    [
+        (PIXELS, {"codec": "png"}, "an array is raw pixels"),
+        (PIXELS.astype(float), {}, "must be uint8"),
+        (PIXELS.ravel(), {}, "1 dimensions are no H x W x C image"),
+        (Image.new("I;16", (2, 2)), {}, "mode 'I;16' has more than 8 bits"),
+        (Image.new("F", (2, 2)), {}, "mode 'F' has more than 8 bits"),
+        (PIXELS, {"meta": [1]}, "meta: must be a mapping of names to values, not list"),
+        (PIXELS, {"meta": {"a": [1]}}, "meta 'a': list"),
+        (PIXELS, {"time": "now"}, "time 'now' is not a finite number"),
+    ],
+)
+def test_what_breaks_a_rule_is_named(given: Any, fields: dict[str, Any], match: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(match)):
+        as_sample(given, "x", **fields)
+
+
+@pytest.mark.parametrize(
+    ("time", "seconds"),
+    [
+        (5, 5.0),
+        (np.float32(2.5), 2.5),
+        (np.int64(7), 7.0),
+        (datetime(2020, 1, 1, tzinfo=UTC), 1577836800.0),
+        (datetime(2020, 1, 1), datetime(2020, 1, 1).timestamp()),  # noqa: DTZ001, RUF100
+        (np.datetime64("2020-01-01T00:00:00.5"), 1577836800.5),
+    ],
+)
+def test_times_of_capture(time: Any, seconds: float) -> None:
+    assert float(as_sample(PIXELS, "x", time=time).time) == seconds
+
+
+def test_numpy_scalars_and_dates_in_meta_are_made_plain() -> None:
+    meta = {
+        "gain": np.float32(1.5),
+        "count": np.int64(3),
+        "on": np.bool_(True),
+        "name": np.str_("left"),
+        "when": datetime(2020, 1, 1, tzinfo=UTC),
+        "day": np.datetime64("2020-01-02"),
+        "plain": "text",
+    }
+    made = as_sample(PIXELS, "x", meta=meta).meta
+    assert made == {
+        "gain": 1.5,
+        "count": 3,
+        "on": True,
+        "name": "left",
+        "when": "2020-01-01T00:00:00+00:00",
+        "day": "2020-01-02",
+        "plain": "text",
+    }
+    assert {type(value) for value in made.values()} == {float, int, bool, str}
+
+
+def test_all_of_it_arrives(producer: Producer, tmp_path: Path) -> None:
+    path = tmp_path / "x.png"
+    path.write_bytes(encoded("png"))
+    producer.send(path, id="path", codec="png", label=np.int64(3), source="left", time=1.0)
+    producer.send(Image.fromarray(PIXELS), id="pillow", meta={"gain": np.float32(2)})
+    producer.flush()
+    assert producer.stats.acked.samples == 2
+
+
+def test_an_error_speaks_the_users_language(producer: Producer) -> None:
+    with pytest.raises(TypeError) as caught:
+        producer.send(image(), lable=3)  # type: ignore[call-arg]
+    assert "Producer.send()" in str(caught.value)
+    with pytest.raises(TypeError, match="lable: no such argument; a sample has label, codec"):
+        producer.submit(image(), lable=3)
+    with pytest.raises(ValueError, match="must be 1 to 255 bytes") as long:
+        producer.send(image(), id="x" * 5000)
+    assert len(str(long.value)) < 200
+    with pytest.raises(ValueError, match="pass it alone"):
+        producer.send(Sample.from_array(image(), "x"), codec="raw")
+
+
+def test_an_image_that_cannot_be_decoded_is_named_not_the_buffer() -> None:
+    with pytest.raises(ValueError, match=r"sample 'x' cannot be decoded: no png image$"):
+        decode(Sample("x", b"nothing of the kind", "png"))
