@@ -36,14 +36,14 @@ __all__ = ["Batch", "Batches", "Offset", "Reader"]
 
 log = logging.getLogger(__name__)
 
-POLL = 0.02  # seconds between two looks into a journal that has nothing new
-LOOK = 0.25  # seconds between two looks at the journal's end while there is no room for more
+POLL = 0.02  # seconds between two reads of a journal that has nothing new
+REFRESH = 0.25  # seconds between two looks at where the journal ends
 READ = 4 << 20  # bytes of records taken from the journal at once
-CHUNK = 64  # samples decoded by one task, at most: bounds what lies between journal and batch
+CHUNK = 64  # samples decoded by one task, at most: bounds what is between journal and batch
 
 
 class Reader(Protocol):
-    """What is asked of a journal, from one thread."""
+    """What is read of a journal, from one thread."""
 
     @property
     def first(self) -> int: ...
@@ -53,11 +53,11 @@ class Reader(Protocol):
 
 
 class Batches:
-    """Reads, decodes and fills batches ahead of the consumer, in threads of its own.
+    """Reads, decodes and joins samples to batches ahead of the consumer, in threads of its own.
 
     A sample that cannot be decoded goes to the quarantine and its place to the next good one. A
     batch ends with its last good sample: bad ones right behind it belong to the next batch, as they
-    do when one starts from `offset`. Records that the journal no longer holds are stepped over.
+    do when one starts from `offset`. Records that the journal no longer has are skipped.
 
     Args:
         reader: the journal; closed by whoever opened it, after this.
@@ -91,13 +91,14 @@ class Batches:
         self._batcher = Batcher(batch_size, decoder)
         self._change = threading.Condition()  # guards what follows
         self._ready: deque[Batch[NDArray[Any]]] = deque()
-        self._unread: dict[int, _Span] = {}  # records read that hold samples to hand out
+        # Records with good samples that were not handed out, in order of their position.
+        self._unfinished: dict[int, _RecordProgress] = {}
         self._pending = 0
         self._skipped = 0
         self._last = reader.last
-        self._due = 0.0  # when to look at the journal's end again
+        self._refresh_at = 0.0  # when to look at the journal's end again
         self._offset = start  # of the next batch to hand out
-        self._rubbish = start  # nothing but bad samples lies between `_offset` and here
+        self._rejected_until = start  # from `_offset` to here all samples were rejected
         self._failure: Exception | None = None
         self._closed = False
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="decode")
@@ -123,7 +124,7 @@ class Batches:
             batch = self._ready.popleft()
             self._pending -= len(batch) + sum(batch.rejected.values())
             self._offset = batch.offset
-            self._forget()
+            self._drop_finished()
             self._change.notify_all()
             return batch
 
@@ -131,17 +132,18 @@ class Batches:
     def offset(self) -> Offset:
         """The first sample not handed out; where only bad ones follow so far, the one after them.
 
-        Behind the last batch's offset a stream of rubbish alone would hold the journal until it is
-        full: publish this one while next() gives None. What starts here counts fewer `rejected`.
+        With the last batch's offset alone, a stream of nothing but bad samples would keep the
+        journal from being trimmed until it is full: publish this one while next() gives None. A
+        run that starts here counts fewer `rejected`.
         """
         with self._change:
-            return self._offset if self._ready else max(self._offset, self._rubbish)
+            return self._offset if self._ready else max(self._offset, self._rejected_until)
 
     def lag(self) -> float:
         """Seconds since the receipt of the oldest sample not handed out; 0 when there is none. Bad
         ones do not count."""
         with self._change:
-            oldest = next(iter(self._unread.values()), None)
+            oldest = next(iter(self._unfinished.values()), None)
             return max(0.0, self._clock() - oldest.received) if oldest else 0.0
 
     def waiting(self) -> int:
@@ -152,15 +154,15 @@ class Batches:
     def pending(self) -> int:
         """Samples read from the journal, neither handed out nor counted in a batch's `rejected`.
 
-        While the journal rests these are all that wait: fewer good ones than a batch, after the
-        consumer has taken what is ready.
+        While nothing is appended to the journal these are all that wait: fewer good ones than a
+        batch, once the consumer has taken what is ready.
         """
         with self._change:
             return self._pending
 
     @property
     def skipped_records(self) -> int:
-        """Positions stepped over because the journal no longer had them, or had them damaged.
+        """Positions skipped because the journal no longer had them, or had them damaged.
 
         After the loss of a whole segment more than the records lost, since the journal then leaves
         a wide gap."""
@@ -189,13 +191,13 @@ class Batches:
     def _run(self) -> None:
         try:
             tasks = self._tasks(self._offset)
-            flying: deque[Future[Chunk]] = deque()
+            decoding: deque[Future[Chunk]] = deque()
             while not self._closed:
-                self._look(at_once=False)
-                while len(flying) <= self._workers and (one := self._submit(tasks)):
-                    flying.append(one)
-                if flying:
-                    self._fill(flying.popleft().result())
+                self._journal_end(at_once=False)
+                while len(decoding) <= self._workers and (chunk := self._submit(tasks)):
+                    decoding.append(chunk)
+                if decoding:
+                    self._consume(decoding.popleft().result())
                 else:
                     with self._change:
                         self._change.wait_for(lambda: self._closed, POLL)
@@ -205,83 +207,85 @@ class Batches:
                 self._change.notify_all()
 
     def _submit(self, tasks: Iterator[DecodeTask | Chunk | None]) -> Future[Chunk] | None:
-        made: Future[Chunk] = Future()
+        """Hands the next task to a worker; None if the journal has nothing new."""
+        done: Future[Chunk] = Future()
         try:
             task = next(tasks)
-        except Exception as error:  # surfaces in its turn, behind what was read before
-            made.set_exception(error)
-            return made
+        except Exception as error:  # raised in its turn, behind what was read before
+            done.set_exception(error)
+            return done
         if isinstance(task, DecodeTask):
             return self._pool.submit(decode_chunk, self._decoder, task)
         if task is None:
             return None
-        made.set_result(task)
-        return made
+        done.set_result(task)
+        return done
 
-    def _fill(self, chunk: Chunk) -> None:
-        for bad in chunk.rejected:
+    def _consume(self, chunk: Chunk) -> None:
+        """Quarantines a chunk's bad samples and batches the good ones."""
+        for sample in chunk.rejected:
             self._quarantine.put(
-                bad.error,
-                bad.row,
-                bad.data,
-                source=bad.source,
+                sample.error,
+                sample.row,
+                sample.data,
+                source=sample.source,
                 producer=chunk.record.producer,
                 sequence=chunk.record.sequence,
-                index=bad.index,
+                index=sample.index,
                 received=chunk.record.received,
             )
         for batch in self._batcher.add(chunk):
-            while not self._room():
-                self._look()
+            while not self._wait_for_room():
+                self._journal_end()
             with self._change:
                 self._ready.append(batch)
                 self._change.notify_all()
         with self._change:
             if self._batcher.empty and chunk.rejected:
-                self._rubbish = offset_behind(chunk, chunk.end)
-            self._settle(chunk)
+                self._rejected_until = offset_behind(chunk, chunk.end)
+            self._note_good(chunk)
 
-    def _settle(self, chunk: Chunk) -> None:
+    def _note_good(self, chunk: Chunk) -> None:
         """Notes how far into its record there are good samples."""
-        span = self._unread.get(chunk.record.position)
-        if span is None:
+        progress = self._unfinished.get(chunk.record.position)
+        if progress is None:
             return
         if len(chunk.index_B):
-            span.known = int(chunk.index_B[-1]) + 1
+            progress.good_until = int(chunk.index_B[-1]) + 1
         if chunk.last:
-            span.end = span.known
-            self._forget()
-            if not span.known:
-                self._unread.pop(chunk.record.position, None)
+            progress.end = progress.good_until
+            self._drop_finished()
+            if not progress.good_until:
+                self._unfinished.pop(chunk.record.position, None)
 
-    def _forget(self) -> None:
+    def _drop_finished(self) -> None:
         """Drops the records of which all good samples are handed out."""
         at = (self._offset.record, self._offset.sample)
-        while self._unread:
-            place = next(iter(self._unread))
-            if (place, self._unread[place].end) > at:
+        while self._unfinished:
+            position = next(iter(self._unfinished))
+            if (position, self._unfinished[position].end) > at:
                 return
-            del self._unread[place]
+            del self._unfinished[position]
 
-    def _room(self) -> bool:
+    def _wait_for_room(self) -> bool:
         """Waits a while for the consumer; whether one more batch may be made ready."""
         with self._change:
             return self._change.wait_for(
-                lambda: self._closed or len(self._ready) < self._prefetch, LOOK
+                lambda: self._closed or len(self._ready) < self._prefetch, REFRESH
             )
 
-    def _look(self, at_once: bool = True) -> int:
-        """The journal's end, looked at if it is time."""
+    def _journal_end(self, at_once: bool = True) -> int:
+        """The journal's last position; without `at_once` it may be `REFRESH` seconds old."""
         now = time.monotonic()
-        if at_once or now >= self._due:
-            last, self._due = self._reader.last, now + LOOK
+        if at_once or now >= self._refresh_at:
+            last, self._refresh_at = self._reader.last, now + REFRESH
             with self._change:
                 self._last = max(self._last, last)
         return self._last
 
     def _tasks(self, start: Offset) -> Iterator[DecodeTask | Chunk | None]:
         """What to decode, in order; None each time the journal has nothing new."""
-        start = yield from self._begin(start)
+        start = yield from self._first_to_read(start)
         position, sample = start.record, start.sample
         while True:
             records = self._reader.read(position, READ)
@@ -289,20 +293,20 @@ class Batches:
                 records = self._reader.read(position, READ)
             for record in records:
                 if record.position > position:
-                    self._step_over(position, record.position)
+                    self._count_skipped(position, record.position)
                     sample = 0
                 yield from self._split(record, sample)
                 position, sample = record.position + 1, 0
             if not records:
                 yield None
 
-    def _begin(self, start: Offset) -> Generator[None, None, Offset]:
-        """Where to read: `start`, unless records come in before it.
+    def _first_to_read(self, start: Offset) -> Generator[None, None, Offset]:
+        """`start`, unless the journal ends before it and then grows, still before it: such a
+        journal is a new one, and all of it is unread.
 
-        A journal only grows, so then it is a new one, and all in it is unread. One that ends before
-        `start` and stands still may have a damaged end, behind which it goes on.
+        One that ends before `start` and does not grow may have a damaged end, and go on behind it.
         """
-        seen = self._look()
+        seen = self._journal_end()
         if start.record <= seen + 1:
             return start
         log.error(
@@ -311,17 +315,17 @@ class Batches:
             seen,
             start,
         )
-        while (last := self._look()) == seen:
+        while (last := self._journal_end()) == seen:
             yield None
         if start.record <= last + 1:
             return start
         first = max(self._reader.first, 1)
         log.error("the journal is a new one: reading all that it has, from record %d", first)
         with self._change:
-            self._offset = self._rubbish = Offset(first, 0)
+            self._offset = self._rejected_until = Offset(first, 0)
         return self._offset
 
-    def _step_over(self, expected: int, found: int) -> None:
+    def _count_skipped(self, expected: int, found: int) -> None:
         log.error(
             "journal records %d to %d cannot be read (trimmed or damaged): what they held is lost "
             "to this learner",
@@ -332,36 +336,37 @@ class Batches:
             self._skipped += found - expected
 
     def _split(self, record: JournalRecord, sample: int) -> Iterator[DecodeTask | Chunk]:
+        """Tasks for a record's samples, from `sample` on."""
         data = Data(record.sequence, record.header, record.payload)
         try:
             rows: list[dict[str, Any]] = data.fields["samples"]
         except WireError as error:
             if sample == 0:
-                self._note(record, 1)
+                self._count_pending(record, 1)
                 yield rejected_packet(record, error)
             return
-        self._note(record, len(rows) - sample)
+        self._count_pending(record, len(rows) - sample)
         view, starts = memoryview(record.payload), [0, *accumulate(row["size"] for row in rows)]
         for begin in range(sample, len(rows), CHUNK):
             end = min(begin + CHUNK, len(rows))
             payload, last = view[starts[begin] : starts[end]], end == len(rows)
             yield DecodeTask(record, data.fields["source"], rows[begin:end], payload, begin, last)
 
-    def _note(self, record: JournalRecord, samples: int) -> None:
+    def _count_pending(self, record: JournalRecord, samples: int) -> None:
         if samples > 0:
             with self._change:
-                self._unread[record.position] = _Span(record.received)
+                self._unfinished[record.position] = _RecordProgress(record.received)
                 self._pending += samples
                 self._last = max(self._last, record.position)
 
 
 @dataclass(slots=True)
-class _Span:
-    """Where the good samples of a record end: unknown until all of it is decoded."""
+class _RecordProgress:
+    """How far there are good samples in a record whose samples are not all handed out."""
 
     received: float
-    end: float = math.inf
-    known: int = 0
+    end: float = math.inf  # behind the last good sample; unknown until all are decoded
+    good_until: int = 0  # behind the last good sample decoded so far
 
 
 class Batcher:

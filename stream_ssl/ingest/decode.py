@@ -114,7 +114,7 @@ class Chunk:
 
 def decode_chunk(decoder: Decoder, task: DecodeTask) -> Chunk:
     """Decodes a task's samples; a bad sample lands in `rejected` and the others go on."""
-    block_BHWC = decoder.block(task.rows, task.payload) if _sound(task.rows) else None
+    block_BHWC = decoder.block(task.rows, task.payload) if _conforms(task.rows) else None
     if block_BHWC is not None:
         return _chunk(task, block_BHWC, range(len(task.rows)), ())
     images: list[Pixels] = []
@@ -195,9 +195,9 @@ def _numbers(digests: Sequence[bytes]) -> NDArray[np.int64]:
     return (np.frombuffer(b"".join(digests), ">u8") >> np.uint64(1)).astype(np.int64)
 
 
-def _sound(rows: Sequence[Row]) -> bool:
-    """Whether the fields that Decoder.block does not look at surely keep the wire's rules; where in
-    doubt False: the samples are then checked one by one."""
+def _conforms(rows: Sequence[Row]) -> bool:
+    """Whether the fields that Decoder.block does not check keep the wire's rules; where in doubt
+    False: the samples are then checked one by one."""
     for row in rows:
         label = row.get("label")
         if not 1 <= len(row["id"].encode()) <= MAX_ID_BYTES or not math.isfinite(row["time"]):
@@ -254,7 +254,7 @@ class Decoder:
             source: the packet's.
 
         Raises:
-            BadSample: it cannot be had; reason and message say why.
+            BadSample: it cannot be decoded; reason and message say why.
         """
         sample = self._checked(row, data, source)
         if sample.codec == "raw":
@@ -277,7 +277,7 @@ class Decoder:
         try:
             return sample_of(source, dict(row), data)
         except ValueError as error:
-            reason = "fields" if _fills(row, data) else "shape"
+            reason = "fields" if _fills_shape(row, data) else "shape"
             raise BadSample(reason, str(error)) from None
 
     def _check_size(self, width: int, height: int) -> None:
@@ -308,12 +308,12 @@ class Decoder:
                     image.draft("L" if self.channels == 1 else image.mode, (self.size, self.size))
                 turn = _turn(image)
                 return self._shape(image, turn)
-        except (BadSample, MemoryError):  # want of memory is ours, not the sample's
+        except (BadSample, MemoryError):  # out of memory is our fault, not the sample's
             raise
         except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
             raise BadSample("pixels", str(error)) from None
         except Exception as error:  # a hostile file makes Pillow raise anything
-            if isinstance(error, UnidentifiedImageError) and not _looks(sample.codec, data):
+            if isinstance(error, UnidentifiedImageError) and not _begins_like(sample.codec, data):
                 raise BadSample(
                     "format", f"came as {sample.codec}, begins with {data[:8]!r}"
                 ) from None
@@ -353,17 +353,17 @@ def _turn(image: Image.Image) -> Image.Transpose | None:
         return _TURN.get(image.getexif().get(_ORIENTATION, 1))
     except MemoryError:
         raise
-    except Exception:  # damaged EXIF in a sound image
+    except Exception:  # damaged EXIF in a good image
         return None
 
 
-def _looks(codec: str, data: bytes) -> bool:
+def _begins_like(codec: str, data: bytes) -> bool:
     magic = _MAGIC[codec]
     kind = data[8:12] if codec == "webp" else b""  # RIFF holds sound and video, too
     return data[: len(magic)] == magic[: len(data)] and b"WEBP".startswith(kind)
 
 
-def _fills(row: Row, data: bytes | memoryview) -> bool:
+def _fills_shape(row: Row, data: bytes | memoryview) -> bool:
     """Whether a raw sample's bytes fill a valid shape; True for encoded ones."""
     shape = row.get("shape")
     if row.get("codec") != "raw":

@@ -1,4 +1,4 @@
-"""Messages that do not end: libzmq bounds a frame, but holds back a message until its last one."""
+"""Messages that do not end: libzmq bounds a frame, but hands over no message before it is whole."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ class _Connection:
     peer: Any  # address and port: the descriptor may be another's by now
     bytes: int = 0  # received by TCP when a message was last finished, ...
     since: float = 0.0  # ... and when that was, time.monotonic
-    finished: bool = True  # a message, since the last look
+    finished: bool = True  # whether a message was, since the last check
 
 
 class UnfinishedMessages:
-    """Cuts a TCP connection off that sends more bytes than any conforming peer could have under way
-    without a message coming to its end. Linux tells how many came; elsewhere nothing is cut off.
+    """Cuts off a TCP connection that sends more bytes than a conforming peer could without ending a
+    message. Linux counts the bytes; elsewhere nothing is cut off.
 
     Args:
         server: the socket to watch, before it is bound.
-        limit: bytes of a message that is not at its end.
+        limit: bytes of an unfinished message, at most.
 
     Attributes:
         monitor: to be polled for `follow`.
@@ -52,7 +52,7 @@ class UnfinishedMessages:
         self._limited_log = RateLimitedLogger(log)
 
     def follow(self) -> None:
-        """Learn who came and who left."""
+        """Note connections that were accepted or closed."""
         while self.monitor.poll(0):
             event = parse_monitor_message(self.monitor.recv_multipart())
             descriptor = int(event["value"])
@@ -69,22 +69,22 @@ class UnfinishedMessages:
             connection.finished = True
 
     def check(self, now: float) -> int:
-        """Look at all connections, if it is time to; how many were cut off."""
+        """Check all connections, if it is time to; how many were cut off."""
         if now < self._next or not hasattr(socket, "TCP_INFO"):
             return 0
         before = self.cut
         for descriptor, connection in list(self._connections.items()):
             with contextlib.suppress(OSError, struct.error), _borrowed(descriptor) as tcp:
-                self._look(tcp, connection, now)
+                self._check(tcp, connection, now)
         self._next = now + (time.monotonic() - now) / _SHARE
         return self.cut - before
 
     def close(self) -> None:
-        """Ends the watch."""
+        """Stop watching."""
         self._server.disable_monitor()
         self.monitor.close(0)
 
-    def _look(self, tcp: socket.socket, connection: _Connection, now: float) -> None:
+    def _check(self, tcp: socket.socket, connection: _Connection, now: float) -> None:
         facts = tcp.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RECEIVED.size)
         received: int = _RECEIVED.unpack(facts)[0]
         if connection.finished:
@@ -102,7 +102,7 @@ class UnfinishedMessages:
 
 @contextlib.contextmanager
 def _borrowed(descriptor: int) -> Any:
-    """libzmq's own socket; it stays open."""
+    """libzmq's own socket, which stays open."""
     tcp = socket.socket(fileno=descriptor)
     try:
         yield tcp

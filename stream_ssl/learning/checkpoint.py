@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import shutil
@@ -15,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from stream_ssl.batch import Offset
-from stream_ssl.learning.folders import damage, discard, point, publish, seal, write_json
+from stream_ssl.durable import sync
 from stream_ssl.learning.learner import Capture
 from stream_ssl.learning.records import Idle, StepRecord
 
@@ -23,6 +24,8 @@ log = logging.getLogger(__name__)
 
 FORMAT = 1  # raised when an older reader could not read it; the manifest's form stays
 STATE = "state.json"
+MANIFEST = "manifest.json"
+BLOCK = 1 << 20
 LATEST = "latest"
 PREFIX = "step-"
 DAMAGED = "damaged-"
@@ -43,8 +46,8 @@ class Captured(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRecord:
-    """A checkpoint that is now durable. `needed` is the least offset that any checkpoint kept
-    would replay from: the journal must hold it, or there is nothing to fall back on."""
+    """A checkpoint that is now durable. `needed` is the least offset that any kept checkpoint
+    would replay from: without it in the journal there is nothing to fall back on."""
 
     step: int
     created: float  # seconds since the Unix epoch
@@ -137,7 +140,7 @@ class Checkpointer:
 
     @property
     def dirty(self) -> bool:
-        """Whether steps were taken since the last attempt to save."""
+        """Whether there are steps that no attempt to save has covered."""
         return self._step != self._tried_step
 
     def save(self, learner: Captured, config: Mapping[str, Any]) -> CheckpointRecord:
@@ -242,3 +245,70 @@ class Checkpointer:
 
 def _offset(facts: Mapping[str, Any]) -> Offset:
     return Offset(int(facts["offset"]["record"]), int(facts["offset"]["sample"]))
+
+
+# -- Folders that are whole or absent: a folder gets its name after it was synced
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Readable JSON; numbers that are not finite raise ValueError, for JSON has none."""
+    path.write_text(json.dumps(content, indent=1, sort_keys=True, allow_nan=False) + "\n")
+
+
+def seal(folder: Path) -> int:
+    """Write the manifest of a folder and sync all of it; its size in bytes."""
+    entries = {
+        path.name: {"bytes": path.stat().st_size, "sha256": _hash(path)}
+        for path in sorted(folder.iterdir())
+    }
+    write_json(folder / MANIFEST, {"files": entries})
+    for path in folder.iterdir():
+        sync(path)
+    sync(folder)
+    return sum(path.stat().st_size for path in folder.iterdir())
+
+
+def damage(folder: Path) -> str | None:
+    """What is wrong with a sealed folder; None if every file is as it was sealed."""
+    try:
+        entries = json.loads((folder / MANIFEST).read_text())["files"]
+        for name, entry in entries.items():
+            path = folder / name
+            if path.stat().st_size != entry["bytes"]:
+                return f"{name} has {path.stat().st_size} bytes instead of {entry['bytes']}"
+            if _hash(path) != entry["sha256"]:
+                return f"{name} does not have the hash it was written with"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def publish(folder: Path, target: Path) -> None:
+    """Give a sealed folder its name, durably."""
+    folder.rename(target)
+    sync(target.parent)
+
+
+def point(link: Path, target: str) -> None:
+    """Let a symbolic link name `target`; it names the old or the new one at any moment."""
+    fresh = link.with_name(f".{link.name}.new")
+    fresh.unlink(missing_ok=True)
+    fresh.symlink_to(target)
+    fresh.replace(link)
+    sync(link.parent)
+
+
+def discard(folder: Path) -> None:
+    """Remove a folder under another name first, so that none is seen half empty."""
+    doomed = folder.with_name(f".discarded-{folder.name}")
+    shutil.rmtree(doomed, ignore_errors=True)
+    folder.rename(doomed)
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
+def _hash(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(BLOCK):
+            digest.update(block)
+    return digest.hexdigest()

@@ -1,6 +1,6 @@
 """The loop: batch, views, loss against the memory, update, insertion, record.
 
-Shapes: B samples, R slots encoded anew, C channels, H height, W width, D embedding.
+Shapes: B samples, D embedding.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from stream_ssl.learning.views import Views
 from stream_ssl.methods import Method
 
 POLL = 0.1  # seconds between looks at `stop` while no batch comes
-QUIET = 1.0  # seconds without a record after which an Idle is due
+IDLE = 1.0  # seconds without a record after which an Idle is yielded
 
 
 class Stream(Protocol):
@@ -55,14 +55,16 @@ class Capture:
 class Learner:
     """Trains `method` on `batches` against `memory`; `run` yields a record per step.
 
-    A step takes one batch of the stream. With anchors "stream" the update is made on that batch,
-    whose keys then join the memory. With anchors "memory" (DUEL's alternative: update the memory
-    first) the key encoder encodes one view of the batch, the keys join the memory, and the update
-    is made on as many samples drawn from it, which may be of the batch or older. With anchors
-    "mixed" it is made on a part of the batch and on samples drawn from the memory, as many as a
-    batch together, and then all of the batch joins. A sample drawn from the memory is no negative
-    of itself, and its fresh key goes back to its slot. The keys are of the key encoder before the
-    update, unless `keys` says otherwise.
+    A step takes one batch of the stream; `step.py` has its three forms. With anchors "stream" the
+    update is made on that batch, whose keys then join the memory. With anchors "memory" (DUEL's
+    alternative: update the memory first) the key encoder encodes one view of the batch, the keys
+    join the memory, and the update is made on as many samples drawn from it, which may be of the
+    batch or older. With anchors "mixed" it is made on a part of the batch and on samples drawn from
+    the memory, as many as a batch together, and then all of the batch joins. A sample drawn from
+    the memory is no negative of itself, and its fresh key goes back to its slot. The keys are of
+    the key encoder before the update, unless `keys` says otherwise.
+
+    An update whose loss, keys or gradient are not finite is skipped, see `step.py`.
 
     On a GPU the host waits for the device twice in a step besides what the memory does: behind the
     backward pass, for what decides on the update, and at the end, for the record; and once more
@@ -77,13 +79,13 @@ class Learner:
         views: the augmentation.
         batches: the stream.
         optimiser: with `schedule` it gives the learning rate.
-        schedule: factor of the learning rate by step; constant where not given.
-        pace: updates per sample; one per batch where not given.
+        schedule: factor of the learning rate by step; constant by default.
+        pace: updates per sample; one per batch by default.
         device: "cpu", "cuda" or "cuda:1".
         precision: what the method computes in; losses, keys and memory stay in float32.
         seed: of all the learner's draws, and of the first weights.
         threads: of torch on the CPU; null leaves its default. A run repeats with the same number.
-        reencode: stalest slots of the memory to encode anew after each step; a few dozen or more
+        reencode: stalest slots of the memory to re-encode after each step; a few dozen or more
             where keys are normalised by the statistics of their batch.
         anchors: what updates are made on: the batch of the "stream", one drawn from the "memory",
             or a "mixed" one; the latter two need a memory that keeps images.
@@ -92,7 +94,7 @@ class Learner:
         write_back: let the fresh keys of samples drawn from the memory, as anchors or for replays,
             replace the older ones in their slots. It costs no encoding.
         plain_keys: encode images as they are, not augmented, where only the memory asks: batches
-            that join without being trained on, and slots encoded anew. Duplicates are then found
+            that join without being trained on, and slots re-encoded. Duplicates are then found
             with less noise.
         keys: of which key encoder the keys are that an update leaves in the memory, those of a
             batch that joins and those that go back to their slots: "before" the update, which the
@@ -167,8 +169,8 @@ class Learner:
     def run(self, stop: threading.Event) -> Iterator[StepRecord | Idle]:
         """Learn until `stop` is set. Between two records the state is whole and can be captured.
 
-        An update that is owed comes before the next batch, so that where a run was interrupted
-        makes no difference to the order of its updates.
+        An update that is due comes before the next batch: where a run was interrupted then makes
+        no difference to the order of its updates.
         """
         self.method.train()
         last_record = time.monotonic()
@@ -185,7 +187,7 @@ class Learner:
                     record = self._train(batch)
                 elif idle_update:
                     record = self._replay()
-                elif time.monotonic() - last_record >= QUIET:
+                elif time.monotonic() - last_record >= IDLE:
                     record = Idle(self.batches.lag())
                 else:
                     continue

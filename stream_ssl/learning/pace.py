@@ -9,10 +9,10 @@ from typing import Any
 
 
 class Pace:
-    """Counts samples and updates, and says whether an update is owed or allowed.
+    """Counts samples and updates, and says whether an update is due or allowed.
 
     It knows no clock: a faster device changes when updates happen, never how many a sample is
-    worth. After every settled step `floor(target) <= updates <= target + band`.
+    worth. Between two batches `floor(target) <= updates <= target + band`.
 
     Args:
         updates_per_sample: updates that a received sample is worth; 1 / batch size is one update a
@@ -74,7 +74,7 @@ class Pace:
         self._updates += 1
 
     def must_update(self) -> bool:
-        """True while at least one whole update is owed."""
+        """True while at least one whole update is due."""
         return self._target - self._updates >= 1
 
     def may_update(self) -> bool:
@@ -82,8 +82,8 @@ class Pace:
         return self._updates + 1 <= self._target + self.band
 
     def replays(self, batch: int) -> bool:
-        """True if a batch of this size may owe more than the one update on itself, or the band
-        allows idle ones: both need images to train on again."""
+        """True if a batch of this size may be worth more than the one update on itself, or the
+        band allows updates while the stream is idle: both need images to train on again."""
         return self.band > 0 or (self._worth is not None and self._worth * batch > 1)
 
     def state_dict(self) -> dict[str, int]:

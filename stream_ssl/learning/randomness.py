@@ -1,4 +1,4 @@
-"""Randomness and threads: what must be fixed for a run to be repeatable."""
+"""Seeds, generators and threads: what must be fixed for a run to be repeatable."""
 
 from __future__ import annotations
 

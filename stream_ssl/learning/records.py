@@ -21,10 +21,10 @@ PHASES = ("data", "forward", "backward", "memory")
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One step: a fresh batch, or a replay of images from the memory.
+    """One step: on a batch of the stream, or a replay of images from the memory.
 
     `skipped` says why no update was made: "loss" or "gradient" (not finite), "keys" (not of unit
-    norm), "pace" (none owed); None if one was. `admission` is None where nothing was inserted: on
+    norm), "pace" (none due); None if one was. `admission` is None where nothing was inserted: on
     replays, and with keys that are not of unit norm. `seconds` has the phases of `PHASES`.
     `rejected` are samples left out, by reason, since the record before. `lag_seconds` is the age
     of the oldest sample not yet read. `labels_B` lies on the CPU, the other columns where the
@@ -33,7 +33,7 @@ class StepRecord:
     """
 
     step: int  # steps so far, this one included
-    samples: int  # fresh samples learned from so far
+    samples: int  # of the stream, so far
     batch: int  # samples in this step
     replay: bool
     loss: float

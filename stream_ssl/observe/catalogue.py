@@ -17,7 +17,6 @@ FSYNC_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5
 STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 CHECKPOINT_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
-PHASES = ("data", "forward", "backward", "memory")
 PERCENTILES = ("50", "90", "100")
 EXTREMES = ("mean", "max")
 SKIPS = ("loss", "gradient", "keys", "pace")

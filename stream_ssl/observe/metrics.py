@@ -23,13 +23,13 @@ from prometheus_client import (
 )
 
 from stream_ssl import __version__
+from stream_ssl.learning.records import PHASES
 from stream_ssl.observe.catalogue import (
     BAD_SAMPLES,
     CLASSES,
     CLASSIFIERS,
     EXTREMES,
     PERCENTILES,
-    PHASES,
     PREFIX,
     REFUSALS,
     SIGNALS,

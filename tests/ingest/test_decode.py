@@ -347,7 +347,7 @@ def test_fields_that_break_the_wire_s_rules(wrong: dict[str, Any]) -> None:
     assert caught.value.reason == ("shape" if "shape" in wrong else "fields")
 
 
-def test_want_of_memory_is_not_the_sample_s_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_out_of_memory_is_not_the_sample_s_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(*_: Any) -> None:
         raise MemoryError
 

@@ -18,7 +18,6 @@ from stream_ssl.learning.optimiser import OptimiserSettings
 from stream_ssl.learning.pace import Pace
 from stream_ssl.learning.records import PHASES, Idle, StepRecord
 from stream_ssl.learning.schedule import Constant
-from stream_ssl.learning.step import Backup, count_pairs, true_collisions
 from stream_ssl.losses import LossOutput
 from stream_ssl.methods import MethodOutput
 
@@ -295,39 +294,6 @@ def test_weights_decay_by_themselves(name: str) -> None:
     optimiser.step()
     expected = [1.9, -0.4] if name == "adam" else [2.0 * 0.98, -0.5 * 0.98]
     assert weight.tolist() == pytest.approx(expected, rel=1e-5)
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_true_collisions_are_the_share_of_equal_pairs(seed: int) -> None:
-    """As a loop over all pairs counts them, whatever numbers stand for the classes."""
-    classes = torch.tensor([0, 1, 7, 10**12, 2**62, 2**63 - 1, -1, -5, -(2**63)])
-    generator = torch.Generator().manual_seed(seed)
-    batch = classes[torch.randint(0, 9, (40,), generator=generator)]
-    held = classes[torch.randint(0, 9, (60,), generator=generator)]
-    known_B = [label for label in batch.tolist() if label >= 0]
-    known_K = [label for label in held.tolist() if label >= 0]
-    equal = sum(one == other for one in known_B for other in known_K)
-    assert true_collisions(count_pairs(batch, held).tolist()) == equal / (
-        len(known_B) * len(known_K)
-    )
-
-
-def test_true_collisions_need_labels_on_both_sides() -> None:
-    labelled, none = torch.tensor([3, -1]), torch.tensor([-1, -7])
-    assert true_collisions(count_pairs(labelled, labelled).tolist()) == 1
-    for one, other in ((none, labelled), (labelled, none), (none, none), (labelled, labelled[:0])):
-        assert true_collisions(count_pairs(one, other).tolist()) is None
-
-
-def test_a_backup_puts_back_what_it_kept() -> None:
-    live = [torch.ones(3), torch.tensor(4), torch.zeros(2, 2), torch.tensor(7)]
-    backup = Backup(live)
-    backup.save()
-    for tensor in live:
-        tensor.add_(5)
-    live[0].fill_(math.nan)
-    backup.restore()
-    assert [tensor.tolist() for tensor in live] == [[1, 1, 1], 4, [[0, 0], [0, 0]], 7]
 
 
 def test_wrong_settings_are_refused() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,6 @@ from stream_ssl.losses import Debiased, InfoNCE, Ramp
 from stream_ssl.methods import METHODS
 
 SETTINGS = {
-    "plain": dict,
     "replays": lambda: {"pace": Pace(0.3), "reencode": 3},
     "from the memory": lambda: {"anchors": "memory", "pace": Pace(0.2), "reencode": 2},
     "rare ones first": lambda: {"anchors": "memory", "draw": "inverse-count"},
@@ -28,10 +28,9 @@ SETTINGS = {
     "keys after": lambda: {"keys": "after", "pace": Pace(0.2)},
     "keys after, mixed": lambda: {"keys": "after", "anchors": "mixed"},
     "mixed": lambda: {"anchors": "mixed", "pace": Pace(0.2), "stream_share": 0.3},
-    **{
+    **{  # every method, and every kind of anchors twice
         f"{kind} {how}": lambda kind=kind, how=how: {"kind": kind, "anchors": how}
-        for kind in METHODS
-        for how in ("stream", "memory")
+        for kind, how in zip(METHODS, cycle(("stream", "memory", "mixed")), strict=False)
     },
     "rising prior": lambda: {"loss": Debiased(prior=Ramp(0.3, steps=20))},
     "prior of the memory": lambda: {"loss": Debiased(prior="memory")},

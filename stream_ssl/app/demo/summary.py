@@ -25,6 +25,7 @@ from stream_ssl.app.demo.measures import (
     true_collisions,
 )
 from stream_ssl.app.scrape import History, Points
+from stream_ssl.learning.records import PHASES
 
 if TYPE_CHECKING:  # it brings torch, which the live display does without
     from stream_ssl.app.demo.evaluation import Evaluation
@@ -33,7 +34,6 @@ if TYPE_CHECKING:  # it brings torch, which the live display does without
 Figures = dict[str, float]
 
 NAMES: Mapping[Holder, str] = {"stream": "stream", "queue": "queue", "working": "memory"}
-PHASES = ("data", "forward", "backward", "memory")
 
 
 def figures(history: History, evaluation: Evaluation, sent: Replay) -> Figures:

@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from stream_ssl.learning.checkpoint import FORMAT, LATEST, STATE
-from stream_ssl.learning.folders import damage
+from stream_ssl.learning.checkpoint import FORMAT, LATEST, STATE, damage
 
 
 def find(path: Path) -> Path:

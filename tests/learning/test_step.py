@@ -1,7 +1,8 @@
-"""Training on batches drawn from the memory: order, freshness, pace, and what is skipped."""
+"""The step with each kind of anchors: order, freshness, pace, and what is skipped."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from types import SimpleNamespace
 
@@ -18,7 +19,7 @@ from stream_ssl.learning.learner import Learner
 from stream_ssl.learning.optimiser import OptimiserSettings
 from stream_ssl.learning.pace import Pace
 from stream_ssl.learning.records import StepRecord
-from stream_ssl.learning.step import draw_batch
+from stream_ssl.learning.step import Backup, count_pairs, draw_batch, true_collisions
 from stream_ssl.losses import LossOutput
 from stream_ssl.methods import MethodOutput
 
@@ -63,7 +64,7 @@ def from_memory(**settings) -> Learner:
     return build(anchors="memory", **settings)
 
 
-def test_the_batch_joins_before_it_is_draw_batch() -> None:
+def test_the_batch_joins_before_it_is_drawn_from() -> None:
     learner = from_memory()
     seen = spied(learner)
     for record in one_by_one(learner, 5):
@@ -356,6 +357,39 @@ def test_a_mixed_step_without_an_update_lets_the_batch_join() -> None:
     records = steps(build(anchors="mixed", pace=Pace(0.5 / BATCH)), 4)
     assert [record.skipped for record in records] == ["pace", None, "pace", None]
     assert all(record.admission is not None for record in records)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_true_collisions_are_the_share_of_equal_pairs(seed: int) -> None:
+    """As a loop over all pairs counts them, whatever numbers stand for the classes."""
+    classes = torch.tensor([0, 1, 7, 10**12, 2**62, 2**63 - 1, -1, -5, -(2**63)])
+    generator = torch.Generator().manual_seed(seed)
+    batch = classes[torch.randint(0, 9, (40,), generator=generator)]
+    held = classes[torch.randint(0, 9, (60,), generator=generator)]
+    known_B = [label for label in batch.tolist() if label >= 0]
+    known_K = [label for label in held.tolist() if label >= 0]
+    equal = sum(one == other for one in known_B for other in known_K)
+    assert true_collisions(count_pairs(batch, held).tolist()) == equal / (
+        len(known_B) * len(known_K)
+    )
+
+
+def test_true_collisions_need_labels_on_both_sides() -> None:
+    labelled, none = torch.tensor([3, -1]), torch.tensor([-1, -7])
+    assert true_collisions(count_pairs(labelled, labelled).tolist()) == 1
+    for one, other in ((none, labelled), (labelled, none), (none, none), (labelled, labelled[:0])):
+        assert true_collisions(count_pairs(one, other).tolist()) is None
+
+
+def test_a_backup_puts_back_what_it_kept() -> None:
+    live = [torch.ones(3), torch.tensor(4), torch.zeros(2, 2), torch.tensor(7)]
+    backup = Backup(live)
+    backup.save()
+    for tensor in live:
+        tensor.add_(5)
+    live[0].fill_(math.nan)
+    backup.restore()
+    assert [tensor.tolist() for tensor in live] == [[1, 1, 1], 4, [[0, 0], [0, 0]], 7]
 
 
 def test_wrong_settings_are_refused() -> None:
