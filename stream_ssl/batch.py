@@ -5,12 +5,11 @@ Shapes: B samples, C channels, H height, W width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 Array = TypeVar("Array")
-Other = TypeVar("Other")
 
 COLUMNS = ("ids_B", "hashes_B", "labels_B", "images_BCHW", "times_B", "received_B")
 
@@ -75,8 +74,3 @@ class Batch(Generic[Array]):
         """The columns of samples that the batch has, by name; slots are none of them."""
         found = {name: getattr(self, name) for name in COLUMNS}
         return {name: column for name, column in found.items() if column is not None}
-
-    def map(self, convert: Callable[[Array], Other]) -> Batch[Other]:
-        """The same batch with every column converted; slots are left out."""
-        columns: dict[str, Any] = {name: convert(c) for name, c in self.columns().items()}
-        return Batch(**columns, offset=self.offset, rejected=self.rejected)

@@ -308,9 +308,8 @@ class Step:
 class PhaseTimer:
     """Adds up seconds under the phase of the step that is running.
 
-    On a CPU it is the host's monotonic time. On a GPU, whose kernels run behind the host, it is the
-    device's own, from when it came to the phase until it was through; where it waited for the host,
-    as for a batch, that is in it.
+    On a CPU it is the host's monotonic time. On a GPU, whose kernels run asynchronously, it is the
+    device's time between the phase's first and last kernel, waiting for the host included.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -336,8 +335,8 @@ class PhaseTimer:
 
     @property
     def seconds(self) -> Mapping[str, float]:
-        """By phase. On a GPU this waits until it is through with the last one: ask when the step's
-        numbers have been read, for then it is."""
+        """By phase. On a GPU this waits for the end of the last phase: read it behind the step's
+        numbers, when there is nothing left to wait for."""
         if self._spans:
             self._spans[-1][2].synchronize()
         for phase, begin, end in self._spans:
@@ -346,7 +345,7 @@ class PhaseTimer:
         return dict(self._seconds)
 
     def _event(self) -> torch.cuda.Event | None:
-        """When the GPU is through with all that was launched so far."""
+        """Recorded by the GPU after all that was launched so far; None on a CPU."""
         if self._gpu is None:
             return None
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
