@@ -31,13 +31,6 @@ def running(tmp_path, listed):
         yield running
 
 
-def kept_out(running, peer, name="robot"):
-    peer.say(Hello(name, 1, 1))
-    peer.say(packet(1))
-    assert peer.silent(0.5)
-    return running.journalled() == []
-
-
 def test_a_key_on_the_list_gets_in_under_its_name_and_names_below(running):
     with Peer(running.endpoint, ROBOT, SERVER) as peer:
         for name in ("robot", "robot/left", "robot/left/2"):
@@ -63,31 +56,31 @@ def test_the_names_of_one_key_take_none_from_another(tmp_path, listed):
         assert running.last.producers <= 4
 
 
-@pytest.mark.parametrize("name", ["mallory", "robot2", "robo", "mallory/robot", "/robot"])
-def test_a_key_may_not_speak_for_others(running, name):
+def test_a_key_may_not_speak_for_others(running):
+    names = ("mallory", "robot2", "robo", "mallory/robot", "/robot")
     with Peer(running.endpoint, ROBOT, SERVER) as peer:
-        peer.say(Hello(name, 1, 1))
-        assert peer.nacked() == ("unauthorised", 0, True)
-        peer.say(packet(1))
-        assert peer.nacked() == ("hello-required", 1, False)
+        for name in names:
+            peer.say(Hello(name, 1, 1))
+            assert peer.nacked() == ("unauthorised", 0, True), name
+            peer.say(packet(1))
+            assert peer.nacked() == ("hello-required", 1, False), name
     assert running.journalled() == []
-    until(lambda: running.counted("refused")["unauthorised"] == 1)
+    until(lambda: running.counted("refused")["unauthorised"] == len(names))
 
 
-def test_without_a_key_nothing_gets_in(running):
-    with Peer(running.endpoint) as peer:
-        assert kept_out(running, peer)
-
-
-def test_an_unknown_key_does_not_connect(running):
-    with Peer(running.endpoint, Keys.generate("stranger"), SERVER) as peer:
-        assert kept_out(running, peer)
-    until(lambda: running.counted("refused")["denied"] >= 1)
-
-
-def test_a_wrong_server_key_does_not_connect(running):
-    with Peer(running.endpoint, ROBOT, Keys.generate("other")) as peer:
-        assert kept_out(running, peer)
+def test_without_a_listed_key_and_ours_nothing_gets_in(running):
+    with (
+        Peer(running.endpoint) as plain,
+        Peer(running.endpoint, Keys.generate("stranger"), SERVER) as stranger,
+        Peer(running.endpoint, ROBOT, Keys.generate("other")) as deceived,
+    ):
+        for peer in (plain, stranger, deceived):
+            peer.say(Hello("robot", 1, 1))
+            peer.say(packet(1))
+        until(lambda: running.counted("refused")["denied"] >= 1)
+        for peer in (plain, stranger, deceived):
+            assert peer.silent(0.4)
+    assert running.journalled() == []
 
 
 def test_a_revoked_key_is_refused_on_its_living_connection(running, listed):
@@ -232,24 +225,20 @@ def test_the_socket_fails_closed(running):
     assert socket.getsockopt(zmq.ZAP_DOMAIN).rstrip(b"\0") == b"stream-ssl"
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
+def test_a_bad_list_is_refused_at_the_start(tmp_path):
+    path = tmp_path / "allow.json"
+    for content, message in (
         (None, "stream-ssl keys NAME --allow"),
         ("nonsense", "is not JSON"),
         ("[]", "must be"),
         ('{"robot": "short"}', "40 characters"),
         (json.dumps({"ro bot": ROBOT.public}), "producer name"),
         (json.dumps({"a": ROBOT.public, "b": ROBOT.public}), "have one key"),
-    ],
-    ids=["none", "no JSON", "a list", "short key", "bad name", "one key twice"],
-)
-def test_a_bad_list_is_refused_at_the_start(tmp_path, content, message):
-    path = tmp_path / "allow.json"
-    if content is not None:
-        path.write_text(content)
-    with pytest.raises(ValueError, match=message):
-        AllowList(path)
+    ):
+        if content is not None:
+            path.write_text(content)
+        with pytest.raises(ValueError, match=message):
+            AllowList(path)
 
 
 def test_a_receiver_needs_its_secret(listed):

@@ -1,4 +1,4 @@
-"""The consumer's marks: atomic, and never worth dying for."""
+"""The learner's positions in a file: replaced atomically, and no failure to read one raises."""
 
 import json
 import threading
@@ -20,23 +20,30 @@ def test_what_is_published_is_loaded_by_others(tmp_path):
         assert reader.load() == writer.load() == Positions(read, durable)
 
 
-@pytest.mark.parametrize(("read", "durable"), [(0, 0), (5, 0), (4, 5), (-1, -2)])
-def test_marks_that_make_no_sense_are_refused(tmp_path, read, durable):
-    with pytest.raises(ValueError, match="1 <= checkpointed <= read"):
-        ConsumerOffsets(tmp_path).publish(read, durable)
+def test_positions_that_make_no_sense_are_refused(tmp_path):
+    for read, checkpointed in ((0, 0), (5, 0), (4, 5), (-1, -2)):
+        with pytest.raises(ValueError, match="1 <= checkpointed <= read"):
+            ConsumerOffsets(tmp_path).publish(read, checkpointed)
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"read": 5}', '{"read": 2, "durable": 7}'])
-def test_a_damaged_file_leaves_the_marks_as_they_were(tmp_path, content, caplog):
+def test_a_damaged_file_leaves_the_positions_as_they_were(tmp_path, caplog):
     offsets = ConsumerOffsets(tmp_path)
-    offsets.publish(7, 5)
-    assert offsets.load() == Positions(7, 5)
-    offsets.path.write_text(content + " " * 50)
-    assert offsets.load() == Positions(7, 5)
-    assert "cannot be read" in caplog.text
-    offsets.publish(8, 5)
-    assert offsets.load() == Positions(8, 5)
+    for content in ("", "{", "[]", '{"read": 5}', '{"read": 2, "durable": 7}'):
+        offsets.publish(7, 5)
+        assert offsets.load() == Positions(7, 5)
+        caplog.clear()
+        offsets.path.write_text(content + " " * 50)
+        assert offsets.load() == Positions(7, 5)
+        assert offsets.load() == Positions(7, 5)
+        assert caplog.text.count("cannot be read") == 1
+        offsets.publish(8, 5)
+        assert offsets.load() == Positions(8, 5)
+
+
+def test_the_file_of_an_earlier_version_is_read(tmp_path):
+    (tmp_path / "cursor.json").write_text('{"read": 9, "durable": 4}'.ljust(64))
+    assert ConsumerOffsets(tmp_path).load() == Positions(read=9, checkpointed=4)
 
 
 def test_a_reader_never_sees_half_a_file(tmp_path):

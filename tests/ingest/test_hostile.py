@@ -63,30 +63,15 @@ def maps(count):
     return b"\xdd" + count.to_bytes(4, "big") + b"\x80" * count
 
 
-def texts(count):
-    """A msgpack list of lists of short texts."""
-    return (
-        b"\xdd"
-        + (count // 1000).to_bytes(4, "big")
-        + count // 1000 * (b"\xdc\x03\xe8" + b"\xa2ab" * 1000)
-    )
-
-
-def data(header):
-    return encode(Data(1, header, b""))
-
-
 @pytest.mark.parametrize(
     "frames",
     [
         (prefix(Hello.kind), b"\x81\xa1a" + maps(8 * MIB - 16)),
-        data(b"\x81\xa1a" + maps(8 * MIB - 16)),
-        data(b"\x81\xa1a" + texts(2_700_000)),
-        data(b"\x81\xa1a" + b"\xdc\xff\xff" * 1000),
+        encode(Data(1, b"\x81\xa1a" + maps(8 * MIB - 16), b"")),
     ],
-    ids=["hello", "header", "texts", "nested"],
+    ids=["hello", "header"],
 )
-def test_a_client_that_sends_dear_maps_holds_nobody_up(tmp_path, frames):
+def test_maps_that_would_be_costly_to_unpack_hold_nobody_up(tmp_path, frames):
     with receiver(tmp_path) as (process, endpoint), Peer(endpoint) as good:
         good.hello("good")
         alone = rounds(good, 1, 1.0)

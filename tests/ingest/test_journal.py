@@ -1,12 +1,16 @@
 """The journal against a dict, its budget, and a reader beside it."""
 
+import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from contextlib import closing
+from pathlib import Path
 
 import lmdb
+import msgpack
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -20,11 +24,22 @@ from stream_ssl.ingest.journal import (
     JournalReader,
     NewerFormat,
     ProducerState,
+    Record,
 )
-from stream_ssl.ingest.segment import list_segments
+from stream_ssl.ingest.segment import list_segments, pack_record, unpack_record
 
 MIB = 1 << 20
 SEGMENT = 256 << 10
+
+# Hundreds of fsyncs take minutes on a disk that others keep busy. Tests of what a journal holds,
+# not of what survives a crash, run in memory where there is such a file system.
+IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+
+@pytest.fixture
+def memory_path():
+    with tempfile.TemporaryDirectory(dir=IN_MEMORY) as folder:
+        yield Path(folder)
 
 
 def entry(sequence, size=1000, producer="robot/1"):
@@ -116,8 +131,8 @@ def test_sequences_only_grow(tmp_path):
     journal.close()
 
 
-def test_a_full_journal_says_so_and_takes_more_after_a_trim(tmp_path):
-    journal = Journal(tmp_path, budget=MIB)
+def test_a_full_journal_says_so_and_takes_more_after_a_trim(memory_path):
+    journal = Journal(memory_path, budget=MIB)
     sequence = fill(journal)
     assert journal.bytes <= MIB
     states, last = journal.producers(), journal.last
@@ -135,26 +150,26 @@ def test_a_full_journal_says_so_and_takes_more_after_a_trim(tmp_path):
     journal.close()
 
 
-def test_many_times_the_budget_pass_through_without_the_files_growing(tmp_path):
-    journal = Journal(tmp_path, budget=MIB)
+def test_many_times_the_budget_pass_through_without_the_files_growing(memory_path):
+    journal = Journal(memory_path, budget=MIB)
     largest = 0
     for n in range(1, 1001, 10):
         journal.append([entry(n + k, 9000) for k in range(10)])
         journal.trim(n - 10)
         largest = max(largest, journal.bytes)
-        on_disk = sum(f.stat().st_size for f in tmp_path.glob("segment-*/data.mdb"))
+        on_disk = sum(f.stat().st_size for f in memory_path.glob("segment-*/data.mdb"))
         assert on_disk <= MIB
     assert largest < 3 * MIB // 4
     assert journal.first > 900
-    assert [r.sequence for r in read_all(JournalReader(tmp_path), 990)] == list(range(990, 1001))
+    assert [r.sequence for r in read_all(JournalReader(memory_path), 990)] == list(range(990, 1001))
     journal.close()
 
 
-def test_bytes_after_counts_headers_and_payloads(tmp_path):
-    journal = Journal(tmp_path, budget=8 * MIB, segment_bytes=SEGMENT)
+def test_bytes_after_counts_headers_and_payloads(memory_path):
+    journal = Journal(memory_path, budget=8 * MIB, segment_bytes=SEGMENT)
     for start in range(1, 1001, 100):
         journal.append([entry(n) for n in range(start, start + 100)])
-    assert len(list_segments(tmp_path)) > 1
+    assert len(list_segments(memory_path)) > 1
     each = 1000 + len(b"header")
     assert journal.bytes_after(1001) == 0
     assert journal.bytes_after(1000) == each
@@ -201,10 +216,45 @@ def test_a_newer_format_is_refused_clearly(tmp_path):
         Journal(tmp_path)
 
 
-@pytest.mark.parametrize(("budget", "segment"), [(1000, None), (MIB, 1000), (MIB, MIB)])
-def test_budgets_that_make_no_sense_are_refused(tmp_path, budget, segment):
-    with pytest.raises(ValueError, match=r"must (be at least|lie between)"):
-        Journal(tmp_path, budget=budget, segment_bytes=segment)
+def test_budgets_that_make_no_sense_are_refused(tmp_path):
+    for budget, segment in ((1000, None), (MIB, 1000), (MIB, MIB)):
+        with pytest.raises(ValueError, match=r"must (be at least|lie between)"):
+            Journal(tmp_path, budget=budget, segment_bytes=segment)
+    with pytest.raises(ValueError, match="forget_days 0"):
+        Journal(tmp_path, forget_days=0)
+
+
+def test_the_bytes_on_disk_are_those_of_earlier_versions():
+    golden = (
+        "53534a31d3ea484f0000000000000007000000000000000a00000000000000033ff80000000000005a40760000070000"
+        "000400000004726f626f742f3168656164626f6479"
+    )
+    value = pack_record(7, 10, Entry("robot/1", 3, ["file", 3], 1.5, b"head", b"body"))
+    assert value.hex() == golden
+    assert unpack_record(memoryview(value)) == Record(7, "robot/1", 3, 1.5, b"head", b"body")
+    assert ProducerState(3, ["file", 3], 1.5).pack().hex() == "930392a466696c6503cb3ff8000000000000"
+
+
+def test_a_journal_of_format_1_is_read_and_continued(tmp_path):
+    """Its producer states have no time of writing, and its segments do not name the one before."""
+    journal = Journal(tmp_path)
+    journal.append([entry(1), entry(2)])
+    journal.close()
+    (_, path), *_ = list_segments(tmp_path)
+    env = lmdb.open(str(path), max_dbs=3)
+    meta, producers = env.open_db(b"meta"), env.open_db(b"producers")
+    with env.begin(write=True) as txn:
+        txn.put(b"format", b"1", db=meta)
+        txn.delete(b"follows", db=meta)
+        txn.put(b"robot/1", msgpack.packb((2, ["file", 2])), db=producers)
+    env.close()
+
+    with closing(Journal(tmp_path, forget_days=1)) as journal:
+        assert journal.damaged == 0
+        assert journal.state("robot/1") == ProducerState(2, ["file", 2])
+        journal.append([entry(3)])
+        with closing(JournalReader(tmp_path)) as reader:
+            assert [r.sequence for r in read_all(reader)] == [1, 2, 3]
 
 
 READER = """
@@ -218,9 +268,9 @@ for line in sys.stdin:
 """
 
 
-def test_a_reader_in_another_process_follows_writer_and_trims(tmp_path):
-    journal = Journal(tmp_path, budget=MIB, segment_bytes=SEGMENT)
-    command = [sys.executable, "-c", READER, str(tmp_path)]
+def test_a_reader_in_another_process_follows_writer_and_trims(memory_path):
+    journal = Journal(memory_path, budget=MIB, segment_bytes=SEGMENT)
+    command = [sys.executable, "-c", READER, str(memory_path)]
     reader = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     seen = []
     try:
@@ -240,14 +290,14 @@ def test_a_reader_in_another_process_follows_writer_and_trims(tmp_path):
     journal.close()
 
 
-def test_readers_in_threads_and_the_writer_never_wait_for_each_other(tmp_path):
-    journal = Journal(tmp_path, budget=8 * MIB, segment_bytes=SEGMENT)
+def test_readers_in_threads_and_the_writer_never_wait_for_each_other(memory_path):
+    journal = Journal(memory_path, budget=8 * MIB, segment_bytes=SEGMENT)
     journal.append([entry(1)])
     seen = [0, 0]
 
     def follow(who):
         while seen[who] < 300:
-            reader = JournalReader(tmp_path)
+            reader = JournalReader(memory_path)
             seen[who] = max(
                 seen[who], *(record.sequence for record in reader.read(1 + seen[who])), 0
             )
@@ -290,9 +340,7 @@ class AgainstDict(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        import tempfile
-
-        self.folder = tempfile.TemporaryDirectory()
+        self.folder = tempfile.TemporaryDirectory(dir=IN_MEMORY)
         self.journal = self.open()
         self.reader = JournalReader(self.folder.name)
         self.records = {}
@@ -394,10 +442,10 @@ def far(producer, sequence):
     return Entry(producer, sequence, "x" * 4000, 1.5, b"header", b"payload")
 
 
-def test_what_is_known_of_producers_counts_into_the_budget(tmp_path):
+def test_what_is_known_of_producers_counts_into_the_budget(memory_path):
     """Each segment has the states of all, and a position may take two pages."""
     budget = 8 * MIB
-    with closing(Journal(tmp_path, budget=budget)) as journal:
+    with closing(Journal(memory_path, budget=budget)) as journal:
         for sequence in (1, 2):
             for n in range(800):
                 try:
@@ -405,7 +453,7 @@ def test_what_is_known_of_producers_counts_into_the_budget(tmp_path):
                 except JournalFull:
                     journal.trim(journal.last)
                 assert journal.bytes <= budget
-    with closing(Journal(tmp_path, budget=budget)) as journal:
+    with closing(Journal(memory_path, budget=budget)) as journal:
         assert journal.bytes <= budget
 
 

@@ -102,19 +102,31 @@ def test_a_payload_beyond_the_bound_leaves_its_note(tmp_path: Path) -> None:
     assert quarantine.unwritten == 0
 
 
-@pytest.mark.parametrize(
-    "name", ["../../x", "/etc/passwd", "a\0b", "x" * 5000, "", ".", "ß\ud800", "a/b", "-rf", "CON"]
-)
-def test_hostile_names(tmp_path: Path, name: str) -> None:
-    folder = tmp_path / "quarantine"
-    quarantine = Quarantine(folder)
-    put(quarantine, 1, producer=name, source=name, row={"id": name, "codec": name or "png"})
-    put(quarantine, 1, producer=name + "2", source=name, row={"id": name, "codec": name})
-    assert [path.name for path in tmp_path.iterdir()] == ["quarantine"]
-    assert len(files(folder)) == 4
-    assert all(path.is_file() and len(path.name) < 120 for path in folder.iterdir())
-    assert all(len(note["id"]) <= 1024 for note in notes(folder))
-    assert Quarantine(folder).files == 4  # it knows them again
+def test_hostile_names(tmp_path: Path) -> None:
+    hostile = (
+        "../../x",
+        "/etc/passwd",
+        "a\0b",
+        "x" * 5000,
+        "",
+        ".",
+        "ß\ud800",
+        "a/b",
+        "-rf",
+        "CON",
+    )
+    for number, name in enumerate(hostile):
+        root = tmp_path / str(number)
+        folder = root / "quarantine"
+        quarantine = Quarantine(folder)
+        put(quarantine, 1, producer=name, source=name, row={"id": name, "codec": name or "png"})
+        put(quarantine, 1, producer=name + "2", source=name, row={"id": name, "codec": name})
+        assert [path.name for path in root.iterdir()] == ["quarantine"], name
+        assert len(files(folder)) == 4, name
+        assert all(path.is_file() and len(path.name) < 120 for path in folder.iterdir()), name
+        assert all(len(note["id"]) <= 1024 for note in notes(folder)), name
+        assert Quarantine(folder).files == 4, "it knows them again"
+    assert len(list(tmp_path.iterdir())) == len(hostile)
 
 
 def test_hostile_fields(tmp_path: Path) -> None:
@@ -222,10 +234,11 @@ def test_endless_bad_samples_are_written_at_a_bounded_rate(tmp_path: Path) -> No
     assert [note["sequence"] for note in notes(tmp_path)] == [3, 4, 101, 102]
 
 
-@pytest.mark.parametrize("wrong", [{"max_bytes": 0}, {"max_files": 1}, {"rate": -1.0}])
-def test_refuses_what_holds_nothing(tmp_path: Path, wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="need at least"):
-        Quarantine(tmp_path, **wrong)
+def test_refuses_bounds_that_have_room_for_no_sample(tmp_path: Path) -> None:
+    wrong: list[dict[str, Any]] = [{"max_bytes": 0}, {"max_files": 1}, {"rate": -1.0}]
+    for bounds in wrong:
+        with pytest.raises(ValueError, match="need at least"):
+            Quarantine(tmp_path, **bounds)
 
 
 def test_nobody_else_may_read_what_cameras_saw(tmp_path: Path) -> None:

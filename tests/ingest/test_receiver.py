@@ -131,9 +131,8 @@ def test_another_version_is_refused_in_ours(running):
         assert "1" in nack.detail
 
 
-@pytest.mark.parametrize(
-    "frames",
-    [
+def test_garbage_is_counted_and_answered_and_harms_nobody(running):
+    garbage = [
         [b""],
         [b"GET / HTTP/1.1\r\n"],
         [b"SS\x01\x03"],
@@ -145,16 +144,15 @@ def test_another_version_is_refused_in_ours(running):
         encode(Hello("no blanks", 1, 1)),
         encode(Hello("robot", 1, 1 << 63)),
         [b"x"] * 300,
-    ],
-)
-def test_garbage_is_counted_and_answered_and_harms_nobody(running, frames):
+    ]
     with Peer(running.endpoint) as good, Peer(running.endpoint) as bad:
         good.hello()
-        bad.frames(*frames)
-        assert bad.nacked() == ("malformed", 0, True)
-        good.say(packet(1))
-        good.acked(1)
-    until(lambda: running.counted("refused")["malformed"] == 1)
+        for sequence, frames in enumerate(garbage, 1):
+            bad.frames(*frames)
+            assert bad.nacked() == ("malformed", 0, True), frames
+            good.say(packet(sequence))
+            good.acked(sequence)
+    until(lambda: running.counted("refused")["malformed"] == len(garbage))
 
 
 def _header(**fields):
@@ -164,33 +162,29 @@ def _header(**fields):
     return msgpack.packb({"source": "s", "position": None, "samples": [row], **fields})
 
 
-@pytest.mark.parametrize(
-    ("data", "reason", "samples"),
-    [
+def test_what_no_receiver_will_take_is_refused_for_good(tmp_path):
+    tiff = {"id": "a", "time": 1.0, "codec": "tiff", "size": 4}
+    refused = [
         (Data(1, b"no msgpack", b"1234"), "malformed", 1),
-        (Data(1, _header(samples=[]), b""), "malformed", 1),
-        (Data(1, _header(), b"12345"), "malformed", 1),
-        (Data(1, _header(samples=[{"id": "a", "time": 1.0, "codec": "tiff", "size": 4}]), b"1234"),
-         "codec", 1),
-        (packet(1, samples=5, side=1), "oversize", 5),
-        (packet(1, samples=1, side=80), "oversize", 1),
-    ],
-)  # fmt: skip
-def test_what_no_receiver_will_take_is_refused_for_good(tmp_path, data, reason, samples):
-    with (
-        Running(
-            tmp_path, max_packet=4 * KIB, max_samples=4, credit=MIB, total_credit=MIB
-        ) as running,
-        Peer(running.endpoint) as peer,
-    ):
+        (Data(3, _header(samples=[]), b""), "malformed", 1),
+        (Data(5, _header(), b"12345"), "malformed", 1),
+        (Data(7, _header(samples=[tiff]), b"1234"), "codec", 1),
+        (packet(9, samples=5, side=1), "oversize", 5),
+        (packet(11, samples=1, side=80), "oversize", 1),
+    ]
+    limits = {"max_packet": 4 * KIB, "max_samples": 4, "credit": MIB, "total_credit": MIB}
+    with Running(tmp_path, **limits) as running, Peer(running.endpoint) as peer:
         peer.hello()
-        peer.say(data)
-        peer.say(packet(2))
-        assert peer.nacked() == (reason, 1, True)
-        assert running.journal.state("robot").sequence >= 1  # durable before it was said
-        peer.acked(2)
-        assert running.journalled() == [("robot", 2)]
-        until(lambda: running.counted("rejected")[reason] == samples)
+        for data, reason, _ in refused:
+            peer.say(data)
+            peer.say(packet(data.sequence + 1))
+            assert peer.nacked() == (reason, data.sequence, True)
+            # durable before the NACK
+            assert running.journal.state("robot").sequence >= data.sequence
+            peer.acked(data.sequence + 1)
+        assert running.journalled() == [("robot", data.sequence + 1) for data, _, _ in refused]
+        counts = {"malformed": 3, "codec": 1, "oversize": 6}
+        until(lambda: dict(running.counted("rejected")) == counts)
 
 
 def test_a_frame_beyond_all_limits_ends_the_connection_and_nothing_else(tmp_path):
@@ -335,21 +329,19 @@ def test_nothing_that_raises_inside_ends_the_loop(running, monkeypatch):
         peer.acked(1)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
+def test_settings_that_make_no_sense_are_refused(tmp_path):
+    for settings, message in (
         ({"bind": "tcp://0.0.0.0:0"}, "stream-ssl keys"),
         ({"bind": "tcp://*:0"}, "plain text is allowed only on loopback"),
         ({"bind": "tcp://127.0.0.1:99999"}, "port must be 1 to 65535"),
         ({"max_packet": 32 * MIB}, "max_packet"),
+        ({"max_samples": 4097}, "must be at most 4096"),
         ({"budget": 16 * MIB}, "journal budget 16777216"),
         ({"max_lag_bytes": 10}, "max_lag_bytes 10"),
         ({"group_packets": 0}, "at least 1"),
-    ],
-)
-def test_settings_that_make_no_sense_are_refused(tmp_path, settings, message):
-    with pytest.raises(ValueError, match=message):
-        Running(tmp_path, **settings)
+    ):
+        with pytest.raises(ValueError, match=message):
+            Running(tmp_path, **settings)
 
 
 def test_an_address_in_use_is_named(running, tmp_path):

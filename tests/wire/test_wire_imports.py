@@ -5,8 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import pytest
-
 CODE = """
 import importlib.abc, sys
 
@@ -21,7 +19,7 @@ class Forbid(importlib.abc.MetaPathFinder):
             raise ModuleNotFoundError(name, name=name)
 
 sys.meta_path.insert(0, Forbid())
-import %s
+import producers, stream_ssl.wire
 loaded = {name.partition(".")[0] for name in sys.modules}
 assert not loaded & FORBIDDEN, loaded & FORBIDDEN
 assert not loaded & {"memory"}
@@ -29,9 +27,6 @@ print("fine")
 """
 
 
-@pytest.mark.parametrize("module", ["producers", "stream_ssl.wire"])
-def test_imports_without_the_learner(module: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", CODE % module], capture_output=True, text=True, timeout=60
-    )
+def test_imports_without_the_learner() -> None:
+    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, timeout=60)
     assert done.stdout == "fine\n", done.stderr

@@ -145,9 +145,8 @@ def test_a_damaged_header_is_read_or_refused(data: st.DataObject) -> None:
                 sample_of(packet.fields["source"], fields, payload)
 
 
-@pytest.mark.parametrize(
-    ("frames", "reason", "match"),
-    [
+def test_what_is_no_message() -> None:
+    cases: list[tuple[list[bytes], str, str]] = [
         ([], "malformed", "first frame"),
         ([b"GET / HTTP/1.1\r\n"], "malformed", "first frame b'GET"),
         ([b"SS\x02\x01", b"\x80"], "version", "version 2; this side speaks 1"),
@@ -159,17 +158,15 @@ def test_a_damaged_header_is_read_or_refused(data: st.DataObject) -> None:
         ([b"SS\x01\x04", b"\x80"], "malformed", "ACK: through, credit is missing"),
         ([b"SS\x01\x03", b"short", b"", b""], "malformed", "4 frames"),
         ([b"SS\x01\x03", DATA_HEAD.pack(1, 0), b"", b""], "checksum", "packet 1"),
-    ],
-)
-def test_what_is_no_message(frames: list[bytes], reason: str, match: str) -> None:
-    with pytest.raises(WireError, match=match) as caught:
-        decode(frames)
-    assert caught.value.reason == reason
+    ]
+    for frames, reason, match in cases:
+        with pytest.raises(WireError, match=match) as caught:
+            decode(frames)
+        assert caught.value.reason == reason
 
 
-@pytest.mark.parametrize(
-    ("message", "field", "value"),
-    [
+def test_a_field_of_the_wrong_kind_is_named() -> None:
+    cases: list[tuple[Any, str, object]] = [
         (Hello("a", 1, 1), "producer", "two words"),
         (Hello("a", 1, 1), "producer", ""),
         (Hello("a", 1, 1), "producer", 7),
@@ -181,14 +178,13 @@ def test_what_is_no_message(frames: list[bytes], reason: str, match: str) -> Non
         (Ack(1, 1), "credit", 1.0),
         (Nack(1, "gap", "", permanent=False), "permanent", 0),
         (Bye(), "reason", None),
-    ],
-)
-def test_a_field_of_the_wrong_kind_is_named(message: Any, field: str, value: object) -> None:
-    prefix, body = encode(message)
-    sent = {**msgpack.unpackb(body), field: value}
-    with pytest.raises(WireError, match=field) as caught:
-        decode([prefix, msgpack.packb(sent)])
-    assert caught.value.reason == "malformed"
+    ]
+    for message, field, value in cases:
+        prefix, body = encode(message)
+        sent = {**msgpack.unpackb(body), field: value}
+        with pytest.raises(WireError, match=field) as caught:
+            decode([prefix, msgpack.packb(sent)])
+        assert caught.value.reason == "malformed"
 
 
 def test_fields_of_later_releases_are_passed_over() -> None:
@@ -201,9 +197,8 @@ def row(**fields: Any) -> dict[str, Any]:
     return {"id": "a", "time": 1.0, "codec": "jpeg", "size": 1, **fields}
 
 
-@pytest.mark.parametrize(
-    ("header", "reason", "match"),
-    [
+def test_headers_that_are_refused() -> None:
+    cases: list[tuple[dict[str, Any], str, str]] = [
         ({"samples": [row()]}, "malformed", "source"),
         ({"source": "s" * 65, "samples": [row()]}, "malformed", "source"),
         ({"source": "s", "samples": []}, "malformed", "at least one"),
@@ -214,12 +209,11 @@ def row(**fields: Any) -> dict[str, Any]:
         ({"source": "s", "samples": [row(time="noon")]}, "malformed", "lacks"),
         ({"source": "s", "samples": [row(codec="tiff")]}, "codec", "tiff"),
         ({"source": "s", "samples": [row()], "position": "x" * 5000}, "malformed", "position"),
-    ],
-)
-def test_headers_that_are_refused(header: dict[str, Any], reason: str, match: str) -> None:
-    with pytest.raises(WireError, match=match) as caught:
-        _ = Data(1, msgpack.packb(header), b"x").fields
-    assert caught.value.reason == reason
+    ]
+    for header, reason, match in cases:
+        with pytest.raises(WireError, match=match) as caught:
+            _ = Data(1, msgpack.packb(header), b"x").fields
+        assert caught.value.reason == reason
 
 
 def test_one_bad_sample_leaves_the_others() -> None:
@@ -248,9 +242,8 @@ def _list(count: int) -> bytes:
     return b"\xdd" + count.to_bytes(4, "big")
 
 
-@pytest.mark.parametrize(
-    ("value", "reason", "match"),
-    [
+def test_a_map_of_unbounded_work_is_refused_before_it_is_built() -> None:
+    cases = [
         (b"\xc0" * 65_536, "oversize", "a map of 65539 bytes; at most 65536"),
         (_list(5000) + b"\xc0" * 5000, "malformed", "max_array_len"),
         (b"\xde\x0b\xb8" + b"".join(b"\xa2%c%c" % divmod(n, 64) + b"\xc0" for n in range(3000)),
@@ -260,17 +253,13 @@ def _list(count: int) -> bytes:
         (b"\x91" * 5000 + b"\xc0", "malformed", "StackError"),
         (b"\xd6\xff0000", "malformed", "max_ext_len"),
         (b"\xc0\xc0", "malformed", "ExtraData"),
-    ],
-    ids=["bytes", "items", "pairs", "maps", "claims", "depth", "extension", "more"],
-)  # fmt: skip
-def test_a_map_of_unbounded_work_is_refused_before_it_is_built(
-    value: bytes, reason: str, match: str
-) -> None:
-    began = time.process_time()
-    with pytest.raises(WireError, match=match) as caught:
-        unpack_map(b"\x81\xa1a" + value)
-    assert caught.value.reason == reason
-    assert time.process_time() - began < 0.5
+    ]  # fmt: skip
+    for value, reason, match in cases:
+        began = time.process_time()
+        with pytest.raises(WireError, match=match) as caught:
+            unpack_map(b"\x81\xa1a" + value)
+        assert caught.value.reason == reason
+        assert time.process_time() - began < 0.5
 
 
 def test_the_largest_header_within_the_limits_is_read() -> None:
