@@ -112,7 +112,8 @@ class IoThread:
         """A copy of the counters. Called with `changed` held."""
         protocol = self._protocol
         stats = deepcopy(protocol.stats)
-        stats.buffered.add(protocol.buffered, protocol.memory)
+        if not self.closed:
+            stats.buffered.add(protocol.buffered, protocol.memory)
         if protocol.spool is not None:
             stats.spooled.add(protocol.spool.samples, protocol.spool.bytes)
         stats.state = "closed" if self.closed else protocol.public_state
@@ -186,6 +187,8 @@ class IoThread:
             if connection.up and self._stopping:
                 connection.send(encode(Bye("closed")))
             connection.close(BYE_LINGER_MS if connection.up else 0)
+        if self._stopping:
+            return
         with self.changed:
             self._disconnected(connection.reason)
             self.changed.notify_all()

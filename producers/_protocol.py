@@ -644,7 +644,7 @@ class ProtocolState:
         """Why samples are not acknowledged now, for people."""
         if self.state != "active":
             return self.reason
-        if self.window.starved and not self.window.unacked:
+        if not self.window.unacked and (self.window.starved or not self.window.credit):
             return (
                 "the receiver grants no credit: its journal is full, its disk cannot be written, "
                 "or the learner lags too far behind"

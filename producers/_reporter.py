@@ -43,6 +43,8 @@ class Reporter:
         self._logged_at = self._full_logged_at = -REPEAT_SECONDS
         self._since = self._stats_at = time.monotonic()
         self._full_since: float | None = None
+        self._acked = self._dropped = 0
+        self._acked_at = -REPEAT_SECONDS
 
     def report(self, protocol: ProtocolState, stats: Stats, full: bool, now: float) -> None:
         """Tells what is new, of a copy of the counters."""
@@ -78,7 +80,8 @@ class Reporter:
             # On the way to a connection; a while later it is one that does not come about.
             on_its_way = reason.startswith(("still connecting", "connected, but"))
             patience = SLOW_SECONDS if on_its_way else LOG_SECONDS if changed else REPEAT_SECONDS
-            if now - max(self._logged_at, self._since if on_its_way else 0.0) < patience:
+            since = max(self._logged_at, self._since) if on_its_way else self._logged_at
+            if now - since < patience:
                 return
         elif not changed:
             return
@@ -99,11 +102,18 @@ class Reporter:
 
     def _log_full(self, full: bool, protocol: ProtocolState, stats: Stats, now: float) -> None:
         if full:
-            self._full_since = self._full_since or now
-            if now - self._full_logged_at >= REPEAT_SECONDS:
-                self._full_logged_at = now
+            acked, dropped = stats.acked.samples, stats.dropped.samples
+            if self._full_since is None:
+                self._full_since = now
+            if acked != self._acked:
+                self._acked, self._acked_at = acked, now
+            # While acknowledgements come a full buffer only paces a fast source.
+            stuck = now - max(self._acked_at, self._full_since) >= LOG_SECONDS
+            due = now - self._full_logged_at >= REPEAT_SECONDS
+            if due and (stuck or dropped != self._dropped):
+                self._full_logged_at, self._dropped = now, dropped
                 text = "%s: the buffer is full, with %d samples: %s; %d samples were dropped so far"
-                waiting, dropped = stats.buffered.samples, stats.dropped.samples
+                waiting = stats.buffered.samples
                 logger.warning(text, self._label, waiting, protocol.why(), dropped)
         elif self._full_since is not None:
             if self._full_logged_at >= self._full_since:

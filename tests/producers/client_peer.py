@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -141,7 +141,8 @@ class Peer:
             try:
                 while not stop.is_set():
                     if self.socket.poll(20):
-                        self._take(fields)
+                        with suppress(zmq.ZMQError):  # the producer may be gone by now
+                            self._take(fields)
             except BaseException as error:
                 failures.append(error)
 

@@ -6,14 +6,17 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import closing
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 from client_peer import Peer, background, image
 
-from producers import CannotConnectError, ClosedError, Keys, Producer
+from producers import CannotConnectError, ClosedError, Keys, Producer, _connection
+from producers._connection import diagnose
 from stream_ssl.wire import Ack, Data
 
 SERVER, CAMERA, STRANGER = (Keys.generate(name) for name in ("server", "camera", "stranger"))
@@ -61,6 +64,7 @@ def test_wrong_server_key(guarded: Peer) -> None:
 def test_not_on_the_allow_list(guarded: Peer) -> None:
     text = reason(guarded.address, keys=STRANGER, server_key=SERVER.public)
     assert "not on the receiver's allow-list" in text
+    assert f"{guarded.address} refuses the key 'stranger' (public {STRANGER.public})" in text
 
 
 def test_plain_text_to_a_receiver_with_keys(guarded: Peer) -> None:
@@ -87,6 +91,63 @@ def test_a_port_that_is_no_receiver() -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
         address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
         assert "still connecting" in reason(address)
+
+
+def test_a_peer_that_is_no_zeromq() -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+
+        def greet() -> None:
+            while True:
+                try:
+                    peer, _ = server.accept()
+                except OSError:
+                    return
+                peers.append(peer)
+                peer.sendall(b"SSH-2.0-OpenSSH_9.9\r\n")
+
+        peers: list[socket.socket] = []
+        thread = threading.Thread(target=greet)
+        thread.start()
+        address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
+        assert "answers b'SSH-2.0-OpenSSH_9.9" in reason(address, timeout=4.0)
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join()
+        for peer in peers:
+            peer.close()
+
+
+def test_a_web_server_is_no_receiver() -> None:
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_error(404)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Page) as server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        said = diagnose(f"tcp://127.0.0.1:{server.server_port}")
+        thread.join()
+    assert said is not None
+    assert "answers b'HTTP/1.0 404 Not Found" in said
+    assert "no ZeroMQ" in said
+
+
+def test_a_receiver_and_nobody_have_no_diagnosis() -> None:
+    with Peer() as peer:
+        assert diagnose(peer.address) is None
+    assert diagnose(peer.address) is None
+    assert diagnose("ipc:///tmp/x") is None
+
+
+def test_a_host_that_cannot_be_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(host: str, *_: object, **__: object) -> None:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(_connection.socket, "getaddrinfo", fail)
+    text = reason("tcp://recever.invalid:5557", 4.0, keys=CAMERA, server_key=SERVER.public)
+    assert "the host name 'recever.invalid' cannot be resolved (Name or service not known)" in text
 
 
 def test_plain_text_beyond_loopback_is_refused() -> None:
@@ -152,16 +213,6 @@ producer.close()
 sys.exit(code)
 """
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 7
-
-
-def test_a_program_that_forgets_to_close_still_ends() -> None:
-    code = (
-        "import numpy as np\nfrom producers import Producer\n"
-        "producer = Producer('tcp://127.0.0.1:1', name='a')\n"
-        "producer.send(np.zeros((4, 4), np.uint8))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], timeout=60, capture_output=True)
-    assert done.returncode == 0
 
 
 def test_a_blocked_send_can_be_interrupted() -> None:

@@ -1,0 +1,87 @@
+"""Scripts that end without close(): nothing is lost in silence, and nothing waits for ever."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import time
+
+import pytest
+from client_peer import Peer, image, until
+
+from producers import Producer
+
+SCRIPT = """
+import sys
+import numpy as np
+from producers import Producer
+producer = Producer(sys.argv[1], name="a", exit_timeout=float(sys.argv[2]))
+for number in range(200):
+    producer.send(np.zeros((4, 4), np.uint8), id=str(number))
+"""
+
+
+def script(address: str, timeout: float, more: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", SCRIPT + more, address, str(timeout)]
+    return subprocess.run(command, timeout=60, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    "end",
+    ["", "sys.exit(3)", "raise KeyError('mine')", "del producer", "producer.extra = producer"],
+)
+def test_a_script_without_close_loses_nothing(end: str) -> None:
+    with Peer() as peer, peer.serving() as journal:
+        done = script(peer.address, 30.0, end)
+    assert [s.id for data in journal for s in data.samples()] == [str(n) for n in range(200)]
+    assert done.returncode == {"sys.exit(3)": 3, "raise KeyError('mine')": 1}.get(end, 0)
+    assert "lost" not in done.stderr
+
+
+def test_without_a_receiver_it_ends_in_time_and_says_how_many_are_lost() -> None:
+    began = time.monotonic()
+    done = script("tcp://127.0.0.1:1", 0.3)
+    assert time.monotonic() - began < 20
+    assert done.returncode == 0
+    assert "closed with 200 samples unacknowledged, which are lost: nobody listens" in done.stderr
+
+
+def test_several_producers_share_one_deadline() -> None:
+    began = time.monotonic()
+    more = "others = [Producer(sys.argv[1], f'b{n}', exit_timeout=2.0) for n in range(8)]\n"
+    more += "for other in others: other.send(np.zeros((4, 4), np.uint8))"
+    done = script("tcp://127.0.0.1:1", 2.0, more)
+    assert time.monotonic() - began < 14  # eight in a row would take 16
+    assert done.stderr.count("closed with 1 samples unacknowledged") == 8
+
+
+def test_a_producer_that_is_forgotten_warns_and_still_sends() -> None:
+    with Peer() as peer, peer.serving() as journal:
+        producer = Producer(peer.address, name="robot-7")
+        io = producer._io
+        producer.send(image(), id="x")
+        with pytest.warns(ResourceWarning, match="producer 'robot-7' was not closed"):
+            del producer  # and with it the last reference
+        until(lambda: io.closed)
+        assert [s.id for data in journal for s in data.samples()] == ["x"]
+
+
+def test_one_that_was_closed_does_not_warn() -> None:
+    producer = Producer("tcp://127.0.0.1:1", name="a")
+    producer.close()
+    del producer
+    gc.collect()
+    with pytest.raises(ValueError, match="two words"):
+        Producer("tcp://127.0.0.1:1", name="two words")
+    gc.collect()
+
+
+def test_what_close_leaves_is_counted() -> None:
+    producer = Producer("tcp://127.0.0.1:1", name="a", packet_samples=2)
+    for _ in range(5):
+        producer.send(image())
+    with pytest.raises(TimeoutError, match="5 of 5 samples are not acknowledged"):
+        producer.close(timeout=0.05)
+    assert producer.stats.dropped_by_reason["closed"].samples == 5
+    assert (producer.stats.state, producer.stats.buffered.samples) == ("closed", 0)

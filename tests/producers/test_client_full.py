@@ -1,0 +1,208 @@
+"""A buffer that is full, by each `on_full`; and what becomes of each sample."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+from client_peer import Peer, background, image, until
+
+from producers import (
+    BufferFullError,
+    DeadlineError,
+    Delivery,
+    DeliveryError,
+    Producer,
+)
+from stream_ssl.wire import Ack, Data, Nack
+
+
+@pytest.fixture
+def peer() -> Iterator[Peer]:
+    with Peer() as peer:
+        yield peer
+
+
+def arrived(journal: list[Data]) -> list[str]:
+    return [sample.id for data in journal for sample in data.samples()]
+
+
+def test_drop_oldest_keeps_the_newest(peer: Peer) -> None:
+    told: list[Delivery] = []
+    peer.drop()
+    with Producer(peer.address, "a", buffer_bytes=8000, on_full="drop_oldest") as producer:
+        for number in range(50):
+            assert producer.send(image(side=20), id=str(number), on_delivery=told.append)
+        stats = producer.stats
+        dropped = stats.dropped_by_reason["oldest"].samples
+        assert stats.accepted.samples == 50
+        assert stats.dropped.samples == dropped == 50 - stats.buffered.samples > 30
+        assert stats.buffered.bytes <= 8000
+        peer.open()
+        with peer.serving() as journal:
+            producer.flush()
+    assert arrived(journal) == [str(n) for n in range(dropped, 50)]
+    assert [it.id for it in told if it.outcome == "dropped"] == [str(n) for n in range(dropped)]
+    assert "it made room for a newer sample" in told[0].detail
+    assert [it.id for it in told if it.outcome == "acknowledged"] == arrived(journal)
+
+
+def test_drop_oldest_never_drops_what_was_sent(peer: Peer) -> None:
+    with Producer(
+        peer.address, "a", packet_samples=1, buffer_bytes=2000, on_full="drop_oldest"
+    ) as producer:
+        peer.welcome(credit=1600)
+        producer.connect()
+        for number in range(4):
+            producer.send(image(side=20), id=str(number))
+        until(lambda: producer.stats.sent.samples == 3)  # what the credit allows
+        for number in range(4, 30):
+            producer.send(image(side=20), id=str(number))
+        peer.restart()
+        with peer.serving() as journal:
+            producer.flush()
+        stats = producer.stats
+    assert arrived(journal) == ["0", "1", "2", "29"]
+    assert stats.accepted.samples == 30
+    assert stats.dropped.samples == stats.dropped_by_reason["oldest"].samples == 26
+
+
+def test_a_flush_waits_for_what_is_left_of_its_samples_not_for_newer_ones(peer: Peer) -> None:
+    with Producer(
+        peer.address, "a", packet_samples=1, buffer_bytes=3000, on_full="drop_oldest"
+    ) as producer:
+        peer.welcome(credit=700)
+        producer.connect()
+        producer.send(image(side=20), id="sent")
+        assert peer.expect(Data).sequence == 1
+        with background(lambda: producer.flush(8)) as flushed:
+            until(lambda: producer._protocol.flush_to == 1)
+            for number in range(20):
+                producer.send(image(side=20), id=str(number))
+            assert producer._protocol.done == 0  # newer ones were dropped; "sent" is not done
+            peer.say(Ack(1, 1 << 24))
+            flushed()
+        peer.restart()
+        with peer.serving(resume=1):
+            producer.flush()
+
+
+def test_raise_says_why(peer: Peer) -> None:
+    with Producer(peer.address, "a", buffer_bytes=1000, on_full="raise") as producer:
+        peer.welcome(credit=0)
+        producer.connect()
+        producer.send(image(side=28))
+        with pytest.raises(BufferFullError, match="1000 bytes is full"):
+            producer.send(image(side=28))
+        assert producer.stats.accepted.samples == 1
+        peer.restart()
+        with peer.serving():
+            producer.flush()
+
+
+@pytest.mark.parametrize("on_full", ["drop", "drop_newest"])
+def test_the_newest_is_dropped_and_counted(peer: Peer, on_full: str) -> None:
+    peer.drop()
+    with Producer(peer.address, "a", buffer_bytes=1000, on_full=on_full) as producer:  # type: ignore[arg-type]
+        assert [producer.send(image(side=28)) for _ in range(3)] == [True, False, False]
+        future = producer.submit(image(side=28), id="late")
+        with pytest.raises(DeliveryError, match="sample 'late' was dropped: the buffer is full"):
+            future.result(1)
+        assert producer.stats.dropped_by_reason["buffer_full"].samples == 3
+        peer.open()
+        with peer.serving():
+            producer.flush()
+
+
+def test_each_sample_is_told_what_became_of_it(peer: Peer) -> None:
+    told: list[Delivery] = []
+    with Producer(peer.address, "a", packet_samples=2) as producer:
+        peer.welcome()
+        for name in "1234":
+            producer.send(image(), id=name, on_delivery=told.append)
+        good, bad = producer.submit(image(), id="5"), producer.submit(image(), id="6")
+        for _ in range(3):
+            peer.expect(Data)
+        assert not told
+        peer.say(Ack(1, 1 << 20))
+        until(lambda: len(told) == 2)
+        peer.say(Nack(2, "malformed", "no such shape", permanent=True))
+        peer.say(Ack(2, 1 << 20))
+        until(lambda: len(told) == 4)
+        assert not good.done()
+        peer.say(Ack(3, 1 << 20))
+        assert good.result(5) == Delivery("5", "acknowledged")
+        assert bad.result(5) == Delivery("6", "acknowledged")
+    assert told[:2] == [Delivery("1", "acknowledged"), Delivery("2", "acknowledged")]
+    assert [it.outcome for it in told[2:]] == ["rejected", "rejected"]
+    assert told[2].detail == "malformed: no such shape"
+
+
+def test_close_tells_those_that_are_lost() -> None:
+    producer = Producer("tcp://127.0.0.1:1", "a")
+    future = producer.submit(image(), id="x")
+    with pytest.raises(DeadlineError):
+        producer.close(0.05)
+    with pytest.raises(DeliveryError, match="'x' was dropped: closed") as caught:
+        future.result(1)
+    assert caught.value.delivery.id == "x"
+
+
+def test_a_callback_that_fails_and_a_future_that_was_cancelled_stop_nothing(
+    peer: Peer, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_: Delivery) -> None:
+        raise KeyError("mine")
+
+    with peer.serving() as journal, Producer(peer.address, "a") as producer:
+        producer.send(image(), on_delivery=fail)
+        producer.submit(image()).cancel()
+        producer.send(image())
+        producer.flush()
+    assert len(arrived(journal)) == 3
+    assert "a callback failed" in caplog.text
+
+
+def test_asyncio_awaits_room_and_then_delivery(peer: Peer) -> None:
+    async def work(producer: Producer) -> list[Delivery]:
+        ticks = 0
+
+        async def tick() -> None:
+            nonlocal ticks
+            while True:
+                ticks += 1
+                await asyncio.sleep(0)
+
+        other = asyncio.create_task(tick())
+        futures = [await producer.send_async(image(side=20), id=str(n)) for n in range(40)]
+        deliveries = await asyncio.gather(*futures)
+        other.cancel()
+        assert ticks > 100  # the loop was never blocked
+        return deliveries
+
+    with (
+        peer.serving() as journal,
+        Producer(peer.address, "a", buffer_bytes=2000, packet_samples=2) as producer,
+    ):
+        deliveries = asyncio.run(work(producer))
+    assert arrived(journal) == [str(n) for n in range(40)]
+    assert deliveries == [Delivery(str(n), "acknowledged") for n in range(40)]
+
+
+def test_asyncio_gives_up_in_time_and_can_be_cancelled() -> None:
+    async def work(producer: Producer) -> None:
+        with pytest.raises(DeadlineError, match=r"nobody listens|still connecting"):
+            await producer.send_async(image(side=20), timeout=0.2)
+        task = asyncio.create_task(producer.send_async(image(side=20)))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    producer = Producer("tcp://127.0.0.1:1", "a", buffer_bytes=500)
+    producer.send(image(side=20))
+    asyncio.run(work(producer))
+    assert producer.stats.accepted.samples == 1
+    with pytest.raises(DeadlineError):
+        producer.close(0)

@@ -1,0 +1,158 @@
+"""What a producer tells unasked: log lines, on_state, on_stats, and the state in its stats."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from client_peer import Peer, image, until
+
+from producers import Producer, StateChange, Stats
+from producers import _reporter as reporter_module
+from producers._packer import Packer
+from producers._protocol import ProtocolState
+from producers._reporter import Reporter
+from stream_ssl.wire import Hello, Nack
+
+
+@pytest.fixture
+def peer() -> Iterator[Peer]:
+    with Peer() as peer:
+        yield peer
+
+
+@pytest.fixture(autouse=True)
+def info(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "producers")
+
+
+def states(changes: list[StateChange]) -> list[str]:
+    """Without repetitions that only have another reason."""
+    found = [change.state for change in changes]
+    return [state for at, state in enumerate(found) if found[at - 1 : at] != [state]]
+
+
+def test_states_are_told_and_logged_with_their_reason(
+    peer: Peer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reporter_module, "LOG_SECONDS", 0.0)
+    changes: list[StateChange] = []
+    with Producer(peer.address, "robot", linger=0.01, on_state=changes.append) as producer:
+        assert producer.stats.state == "connecting"
+        peer.welcome()
+        producer.connect()
+        until(lambda: states(changes)[-1:] == ["connected"])
+        assert (producer.stats.state, producer.stats.last_error) == ("connected", "")
+        peer.drop()
+        until(lambda: states(changes)[-1:] == ["disconnected"])
+        producer.send(image())
+        until(lambda: "nobody listens" in producer.stats.last_error)
+        assert producer.stats.state == "disconnected"
+        peer.open()
+        with peer.serving():
+            producer.flush()
+        until(lambda: states(changes)[-1:] == ["connected"])
+    assert states(changes) == [
+        *("connecting", "connected", "disconnected", "connected", "closed"),
+    ]
+    assert producer.stats.state == "closed"
+    reasons = [change.reason for change in changes if change.state == "disconnected"]
+    assert any("broke" in reason for reason in reasons)
+    assert any("nobody listens" in reason for reason in reasons)
+    lines = [record.getMessage() for record in caplog.records if record.name == "producers"]
+    for part in ("connected; 0", "disconnected: the connection", "nobody listens", "closed; 1"):
+        assert any(part in line and "producer 'robot'" in line for line in lines), part
+
+
+def test_a_refusal_is_an_error_that_stays_in_the_stats(
+    peer: Peer, caplog: pytest.LogCaptureFixture
+) -> None:
+    changes: list[StateChange] = []
+    producer = Producer(peer.address, "robot", on_state=changes.append)
+    peer.welcome()
+    producer.connect()
+    peer.say(Nack(0, "unauthorised", "revoked", permanent=True))
+    until(lambda: producer.stats.state == "refused")
+    until(lambda: states(changes)[-1:] == ["refused"])
+    assert "may not speak for 'robot': revoked" in producer.stats.last_error
+    producer.close()
+    (line,) = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert "refused: this plain-text connection may not speak for 'robot'" in line.getMessage()
+
+
+def test_a_full_buffer_is_logged_with_its_reason_once(
+    peer: Peer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Producer(peer.address, "a", buffer_bytes=1000, on_full="drop_newest") as producer:
+        peer.welcome(credit=0)
+        producer.connect()
+        for _ in range(50):
+            producer.send(image(side=28))
+        until(lambda: "the buffer is full" in caplog.text)
+        assert "grants no credit" in caplog.text
+        peer.restart()
+        with peer.serving():
+            producer.flush()
+            until(lambda: "has room again" in caplog.text)
+    assert caplog.text.count("the buffer is full") == 1
+
+
+def test_counters_are_told_regularly(peer: Peer) -> None:
+    told: list[Stats] = []
+    with (
+        peer.serving(),
+        Producer(peer.address, "a", on_stats=told.append, stats_seconds=0.05) as producer,
+    ):
+        producer.send(image())
+        producer.flush()
+        until(lambda: bool(told) and told[-1].acked.samples == 1)
+        assert told[-1].state == "connected"
+        told[-1].acked.samples = 99  # a copy
+        assert producer.stats.acked.samples == 1
+
+
+class Clock:
+    """The reporter alone, driven through seconds."""
+
+    def __init__(self) -> None:
+        self.protocol = ProtocolState(Hello("a", 1, 1), Packer(1, 1), 0.2, "still connecting to X")
+        self.reporter = Reporter("producer 'a'", None, None, None, 10.0)
+        self.reporter._since = 0.0
+
+    def at(self, now: float, full: bool = False, **state: Any) -> None:
+        for name, value in state.items():
+            setattr(self.protocol, name, value)
+        stats = Stats(state=self.protocol.public_state)
+        self.reporter.report(self.protocol, stats, full, now)
+
+
+def test_what_lasts_is_repeated_and_what_flaps_is_not(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    for tenth in range(1000):
+        clock.at(tenth / 10, reason="nobody listens")
+    assert caplog.text.count("nobody listens") == 4  # at 0, 30, 60 and 90 s
+    assert "connecting for 90 s: nobody listens; 0 samples wait, 0 were dropped" in caplog.text
+    caplog.clear()
+    for tenth in range(1000, 1100):  # ten seconds of flapping
+        clock.at(tenth / 10, reason=f"reason {tenth}")
+    assert 8 <= caplog.text.count("reason") <= 11
+
+
+def test_a_handshake_has_some_seconds_before_it_is_news(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    for tenth in range(49):
+        clock.at(tenth / 10, reason="connected, but the receiver has not said WELCOME yet")
+    assert not caplog.text
+    clock.at(5.1)
+    assert caplog.text.count("has not said WELCOME") == 1
+
+
+def test_a_buffer_that_stays_full_is_told_again(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    for second in range(65):
+        clock.at(second, full=True, reason="nobody listens")
+    assert caplog.text.count("the buffer is full") == 3  # at 1, 31 and 61 s
+    clock.at(66.0, full=False)
+    assert "has room again after 66.0 s" in caplog.text
