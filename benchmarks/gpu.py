@@ -136,7 +136,7 @@ def _losses(device: torch.device, sizes: Sizes) -> Iterator[dict[str, Any]]:
     mask_BN = (torch.rand(sizes.batch, sizes.slots, generator=draw) < 1e-3).to(device)
     loss, passes = InfoNCE(0.2), {"chunked": lambda *_: False}
     if device.type == "cuda":
-        passes = {"fused": negatives.fits, **passes}
+        passes = {"fused": negatives.can_fuse, **passes}
     for name, fits in passes.items():
         for masked in (False, True):
 
@@ -144,7 +144,7 @@ def _losses(device: torch.device, sizes: Sizes) -> Iterator[dict[str, Any]]:
                 z_BD = anchor_BD.clone().requires_grad_()
                 loss(z_BD, positive_BMD, negative_ND, mask_BN).loss.backward()
 
-            with mock.patch.object(negatives, "fits", fits):
+            with mock.patch.object(negatives, "can_fuse", fits):
                 yield {
                     "what": f"InfoNCE, {name}{', masked' if masked else ''}, N {sizes.slots:,}",
                     "ms": _median_ms(learn, device, sizes),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -16,16 +16,16 @@ from torch import Tensor, nn
 
 
 class Diagnostics(Mapping[str, float]):
-    """Numbers for the metrics, by name. They stay on their device until one is looked at, for that
-    waits for the device; who has other numbers to read reads `on_device` along with them.
+    """Numbers for the metrics, by name. They stay on their device until one is read, because
+    reading waits for the device; a caller with other numbers to read fetches `on_device` with them.
 
     Args:
-        found: 0-dimensional tensors of one device.
+        numbers: 0-dimensional tensors of one device.
     """
 
-    def __init__(self, found: Mapping[str, Tensor]) -> None:
-        self._names = tuple(found)
-        self.on_device = torch.stack([value.detach() for value in found.values()])
+    def __init__(self, numbers: Mapping[str, Tensor]) -> None:
+        self._names = tuple(numbers)
+        self.on_device = torch.stack([value.detach() for value in numbers.values()])
         self._read: dict[str, float] | None = None
 
     def read(self, numbers: list[float] | None = None) -> dict[str, float]:
@@ -62,6 +62,18 @@ class Mix(NamedTuple):
     theta_B: Tensor
 
 
+class LossInputs(NamedTuple):
+    """The arguments of a call, see `Loss.forward`."""
+
+    z_BD: Tensor
+    positive_BMD: Tensor
+    negative: Tensor
+    mask_BN: Tensor | None = None
+    same_BN: Tensor | None = None
+    prior_B: Tensor | None = None
+    mix: Mix | None = None
+
+
 class Loss(nn.Module, ABC):
     """A contrastive loss on unit rows. It owns no memory: negatives are handed to it.
 
@@ -70,25 +82,26 @@ class Loss(nn.Module, ABC):
     anchors, and positives and negatives where these ask for one. float64 in gives float64
     arithmetic; everything else is computed in float32, under autocast too.
 
-    What a loss asks of who calls it:
+    What a loss requires of its caller:
 
     Attributes:
-        needs_labels: it wants `same_BN`: an oracle, for experiments.
-        needs_prior: it wants `prior_B`.
+        needs_labels: it reads `same_BN`: an oracle, for experiments.
+        needs_prior: it reads `prior_B`.
         uses_negatives: False where it looks at positives alone.
+        takes_mix: it can label mixed anchors (`mix`).
         batch_sized: True where N must be as small as a batch's.
     """
 
     needs_labels: bool = False
     needs_prior: bool = False
     uses_negatives: bool = True
+    takes_mix: bool = False
     batch_sized: bool = False
 
     def begin(self, step: int) -> None:
-        """Called before each update with its number: what changes over training follows from it
-        alone, so that a resumed run repeats."""
+        """Called before each update with its number: schedules follow from it alone, so that a
+        resumed run repeats."""
 
-    @abstractmethod
     def forward(
         self,
         z_BD: Tensor,
@@ -98,6 +111,7 @@ class Loss(nn.Module, ABC):
         *,
         same_BN: Tensor | None = None,
         prior_B: Tensor | None = None,
+        mix: Mix | None = None,
     ) -> LossOutput:
         """Losses of the anchors.
 
@@ -108,11 +122,37 @@ class Loss(nn.Module, ABC):
             mask_BN: bool, True for a negative to leave out.
             same_BN: bool, True where a negative is known by label to share the anchor's class.
             prior_B: tau+ of each anchor, in [0, 1): the probability that a negative shares its
-                class. What lies outside gives losses that are not finite.
+                class. Values outside give losses that are not finite.
+            mix: how the anchors' images were mixed, where they were.
 
         Raises:
             ValueError: a shape does not fit, or what the loss needs is missing.
         """
+        inputs = LossInputs(z_BD, positive_BMD, negative, mask_BN, same_BN, prior_B, mix)
+        self.check_inputs(inputs)
+        with torch.autocast(z_BD.device.type, enabled=False):
+            return self.compute(inputs)
+
+    @abstractmethod
+    def compute(self, inputs: LossInputs) -> LossOutput:
+        """Losses of the anchors, from checked arguments; autocast is off."""
+
+    def check_inputs(self, inputs: LossInputs) -> None:
+        """ValueError unless shapes fit and nothing that the loss needs is missing."""
+        check_shapes(inputs)
+        name = type(self).__name__
+        if self.needs_labels and inputs.same_BN is None:
+            raise ValueError(
+                f"{name} as configured is an oracle and needs labels, and same_BN was not given: "
+                "train on a labelled stream, or choose a loss without an oracle"
+            )
+        if self.needs_prior and inputs.prior_B is None:
+            raise ValueError(
+                f'{name} has prior "memory", and prior_B was not given: pass each anchor\'s '
+                "measured tau+ (WorkingMemory.prior), or set the prior to a number"
+            )
+        if inputs.mix is not None and not self.takes_mix:
+            raise ValueError(f"{name} cannot label mixed anchors: choose SelfLabeling, or no mix")
 
 
 def check_temperature(temperature: float) -> float:
@@ -126,15 +166,16 @@ def check_temperature(temperature: float) -> float:
     return float(temperature)
 
 
-def check_shapes(
-    z_BD: Tensor,
-    positive_BMD: Tensor,
-    negative: Tensor,
-    mask_BN: Tensor | None,
-    same_BN: Tensor | None = None,
-    prior_B: Tensor | None = None,
-) -> None:
+def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
+    """ValueError unless the value is one of the choices."""
+    if value not in choices:
+        *first, last = [f'"{choice}"' for choice in choices]
+        raise ValueError(f"{name} is {value!r}: choose {', '.join(first)} or {last}")
+
+
+def check_shapes(inputs: LossInputs) -> None:
     """ValueError unless they fit together as `Loss` says."""
+    z_BD, positive_BMD, negative, mask_BN, same_BN, prior_B, mix = inputs
     if z_BD.ndim != 2 or z_BD.shape[0] == 0:
         raise ValueError(f"anchors have shape {tuple(z_BD.shape)}: expected [B, D] with B >= 1")
     batch, dim = z_BD.shape
@@ -150,13 +191,18 @@ def check_shapes(
             f"negatives have shape {tuple(negative.shape)}: expected [N, {dim}] for all anchors "
             f"or [{batch}, N, {dim}] for each"
         )
-    for name, given in (("mask", mask_BN), ("same_BN", same_BN)):
-        if given is None:
+    for name, flag_BN in (("mask", mask_BN), ("same_BN", same_BN)):
+        if flag_BN is None:
             continue
-        if given.shape != (batch, negative.shape[-2]) or given.dtype != torch.bool:
+        if flag_BN.shape != (batch, negative.shape[-2]) or flag_BN.dtype != torch.bool:
             raise ValueError(
-                f"{name} has shape {tuple(given.shape)} of {given.dtype}: expected bool "
+                f"{name} has shape {tuple(flag_BN.shape)} of {flag_BN.dtype}: expected bool "
                 f"[{batch}, {negative.shape[-2]}], one row an anchor, one column a negative"
             )
     if prior_B is not None and prior_B.shape != (batch,):
         raise ValueError(f"prior_B has shape {tuple(prior_B.shape)}: expected [{batch}]")
+    if mix is not None and not (mix.permutation_B.shape == mix.theta_B.shape == (batch,)):
+        raise ValueError(
+            f"mix has shapes {tuple(mix.permutation_B.shape)} and {tuple(mix.theta_B.shape)}: "
+            f"expected [{batch}] both"
+        )

@@ -8,50 +8,44 @@ Shapes: B anchors, M positives per anchor, N negatives, D dimensions.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from stream_ssl.losses.base import (
     Diagnostics,
     Loss,
+    LossInputs,
     LossOutput,
-    check_shapes,
+    check_choice,
     check_temperature,
 )
 from stream_ssl.losses.negatives import NegativeSums, sum_negatives
-from stream_ssl.losses.scan import wide
+from stream_ssl.losses.scan import promote
 
 FalseNegatives = Literal["keep", "exclude"]
 
-
-class Given(NamedTuple):
-    """The arguments of a call, see `Loss.forward`."""
-
-    z_BD: Tensor
-    positive_BMD: Tensor
-    negative: Tensor
-    mask_BN: Tensor | None = None
-    same_BN: Tensor | None = None
-    prior_B: Tensor | None = None
+LINEAR_FROM = 40.0
+"""softplus(x) = x above this, exactly so in float64 as well."""
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What all losses make of a call's arguments, in the float type of the work.
+    """The terms of a loss's formula, in float32 or float64.
 
     An anchor without negatives has 0 for its logsumexp, so that no formula meets infinity; its
     loss is set to 0 afterwards.
     """
 
-    given: Given
+    inputs: LossInputs
     z_BD: Tensor
     positive_BMD: Tensor
-    negative: Tensor  # [N, D] or [B, N, D], in the float type given
+    negative: Tensor  # [N, D] or [B, N, D], in the caller's float type
     mask_BN: Tensor | None  # what is left out, an oracle's choice included
     cosine_BM: Tensor
     logit_BM: Tensor  # s+
@@ -65,12 +59,16 @@ class Terms:
         return self.logsumexp_B - self.count_B.log()
 
 
-class Compared(NamedTuple):
-    """`clamped_B`: bool, True where an estimate fell to its floor; None: the loss has no floor."""
+class AnchorLoss(NamedTuple):
+    """The loss of each anchor.
 
-    per_anchor_B: Tensor
+    `clamped_B`: bool, True where an estimate fell to its floor; None: the loss has no floor.
+    `diagnostics`: further 0-dimensional numbers for the metrics.
+    """
+
+    loss_B: Tensor
     clamped_B: Tensor | None = None
-    more: dict[str, Tensor] | None = None
+    diagnostics: dict[str, Tensor] | None = None
 
 
 class Contrastive(Loss):
@@ -80,8 +78,8 @@ class Contrastive(Loss):
     Diagnostics: `positive_similarity` and `negative_similarity` (mean cosine), `negatives`
     (mean number counted), `effective_negatives` (exponential of the entropy of the softmax over
     the negatives, mean), `clamp_rate` (share of anchors whose estimate fell to its floor; 0 of a
-    loss that has none), and where it can be told `first` (share of anchors closer to their
-    positives than to any negative).
+    loss that has none), and `first` (share of anchors closer to their positives than to any
+    negative), which the fused pass of a GPU cannot tell.
 
     Args:
         temperature: t; cosines are divided by it. 0.05 to 1 is usual.
@@ -98,98 +96,84 @@ class Contrastive(Loss):
     def __init__(self, temperature: float = 0.2, false_negatives: str = "keep") -> None:
         super().__init__()
         self.temperature = check_temperature(temperature)
-        if false_negatives not in self.oracles:
-            names = ", ".join(f'"{name}"' for name in self.oracles)
-            raise ValueError(
-                f"false_negatives is {false_negatives!r}: choose one of {names}; all but the first "
-                "need labels"
-            )
+        check_choice("false_negatives", false_negatives, self.oracles)
         self.false_negatives: str = false_negatives
         self.needs_labels = false_negatives != "keep"
 
     @abstractmethod
-    def compare(self, terms: Terms) -> Compared:
-        """The loss of each anchor that has a negative."""
+    def per_anchor(self, terms: Terms) -> AnchorLoss:
+        """The formula, for anchors that have a negative."""
 
-    def forward(
-        self,
-        z_BD: Tensor,
-        positive_BMD: Tensor,
-        negative: Tensor,
-        mask_BN: Tensor | None = None,
-        *,
-        same_BN: Tensor | None = None,
-        prior_B: Tensor | None = None,
-    ) -> LossOutput:
-        given = Given(z_BD, positive_BMD, negative, mask_BN, same_BN, prior_B)
-        return self.run(self.compare, given)
+    def compute(self, inputs: LossInputs) -> LossOutput:
+        terms = self._terms(inputs)
+        found = self.per_anchor(terms)
+        loss_B = found.loss_B.masked_fill(terms.sums.count_B == 0, 0.0)
+        return LossOutput(loss_B.mean(), loss_B, self._diagnostics(terms, found))
 
-    def run(self, compare: Callable[[Terms], Compared], given: Given) -> LossOutput:
-        """What `forward` does with what it was given; `compare` for a loss that takes more."""
-        check_shapes(*given)
-        self._check_needs(given)
-        with torch.autocast(given.z_BD.device.type, enabled=False):
-            terms = self._terms(given)
-            compared = compare(terms)
-            alone_B = terms.sums.count_B == 0
-            per_anchor_B = compared.per_anchor_B.masked_fill(alone_B, 0.0)
-            found = self._diagnostics(terms, compared)
-        return LossOutput(per_anchor_B.mean(), per_anchor_B, found)
-
-    def _check_needs(self, given: Given) -> None:
-        name = type(self).__name__
-        if self.needs_labels and given.same_BN is None:
-            raise ValueError(
-                f"{name} as configured is an oracle and needs labels, and same_BN was not given: "
-                "train on a labelled stream, or choose a loss without an oracle"
-            )
-        if self.needs_prior and given.prior_B is None:
-            raise ValueError(
-                f'{name} has prior "memory", and prior_B was not given: pass each anchor\'s '
-                "measured tau+ (WorkingMemory.collisions), or set the prior to a number"
-            )
-
-    def _terms(self, given: Given) -> Terms:
-        mask_BN = given.mask_BN
-        if self.false_negatives != "keep" and given.same_BN is not None:
-            mask_BN = given.same_BN if mask_BN is None else mask_BN | given.same_BN
-        z_BD = wide(given.z_BD)
-        positive_BMD = given.positive_BMD.to(z_BD.dtype)
-        sums = sum_negatives(z_BD, given.negative, mask_BN, self.temperature / self.power)
+    def _terms(self, inputs: LossInputs) -> Terms:
+        mask_BN = inputs.mask_BN
+        if self.false_negatives != "keep" and inputs.same_BN is not None:
+            mask_BN = inputs.same_BN if mask_BN is None else mask_BN | inputs.same_BN
+        z_BD = promote(inputs.z_BD)
+        positive_BMD = inputs.positive_BMD.to(z_BD.dtype)
+        sums = sum_negatives(z_BD, inputs.negative, mask_BN, self.temperature / self.power)
         cosine_BM = torch.einsum("bd,bmd->bm", z_BD, positive_BMD)
         return Terms(
-            given,
+            inputs,
             z_BD,
             positive_BMD,
-            given.negative,
+            inputs.negative,
             mask_BN,
             cosine_BM,
             logit_BM=cosine_BM / self.temperature,
-            logsumexp_B=sums.logsumexp_B.masked_fill(sums.count_B == 0, 0.0),
+            logsumexp_B=sums.logsumexp_or_0_B,
             count_B=sums.count_B.clamp_min(1),
             sums=sums,
         )
 
     @torch.no_grad()
-    def _diagnostics(self, terms: Terms, compared: Compared) -> Diagnostics:
+    def _diagnostics(self, terms: Terms, found: AnchorLoss) -> Diagnostics:
         sums, cosine_BM = terms.sums, terms.cosine_BM
-        counted = sums.count_B.sum().clamp_min(1)
-        clamped_B, zero = compared.clamped_B, cosine_BM.new_zeros(())
-        at = self.temperature / self.power
-        found = {
+        total = sums.count_B.sum().clamp_min(1)
+        clamped_B, zero = found.clamped_B, cosine_BM.new_zeros(())
+        temperature = self.temperature / self.power
+        numbers = {
             "positive_similarity": cosine_BM.mean(),
-            "negative_similarity": at * sums.total_B.sum() / counted,
+            "negative_similarity": temperature * sums.total_B.sum() / total,
             "negatives": sums.count_B.mean(),
             "effective_negatives": sums.entropy_B.exp().where(sums.count_B > 0, 0.0).mean(),
             "clamp_rate": zero if clamped_B is None else clamped_B.to(cosine_BM).mean(),
-            **(compared.more or {}),
+            **(found.diagnostics or {}),
         }
         if sums.largest_B is not None:
-            nearer_B = cosine_BM.amin(1) / at > sums.largest_B
-            found["first"] = nearer_B.to(cosine_BM).mean()
-        return Diagnostics(found)
+            nearer_B = cosine_BM.amin(1) / temperature > sums.largest_B
+            numbers["first"] = nearer_B.to(cosine_BM).mean()
+        return Diagnostics(numbers)
 
     def extra_repr(self) -> str:
         kept = self.false_negatives == "keep"
         oracle = "" if kept else f", false_negatives={self.false_negatives!r}"
         return f"temperature={self.temperature}{oracle}"
+
+
+# Sums and differences of exponentials whose exponents do not fit into a float. The gradient of a
+# branch that was not taken is exactly 0, never 0 x infinity.
+
+
+def log_mean_exp(logit_BM: Tensor) -> Tensor:
+    """log of the mean of e^x over the last dimension, which is kept."""
+    return logit_BM.logsumexp(-1, keepdim=True) - math.log(logit_BM.shape[-1])
+
+
+def log_difference(larger: Tensor, smaller: Tensor) -> Tensor:
+    """log(e^larger - e^smaller); -inf, and no gradient, where that is not positive."""
+    gap = larger - smaller
+    not_positive = gap <= 0  # False of NaN, which so reaches the caller's check
+    safe = gap.masked_fill(not_positive, 1.0)
+    log = larger + torch.log(-torch.expm1(-safe))
+    return log.masked_fill(not_positive, -math.inf)
+
+
+def minus_log_share(part: Tensor, rest: Tensor) -> Tensor:
+    """-log(e^part / (e^part + e^rest)), whichever is the larger."""
+    return F.softplus(rest - part, threshold=LINEAR_FROM)

@@ -1,23 +1,94 @@
-"""The negative-debiased loss.
+"""The negative-debiased loss, and tau+, by which the debiased losses correct.
 
 Shapes: B anchors, M positives per anchor, N negatives, D dimensions.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from stream_ssl.losses.contrastive import Compared, FalseNegatives, Terms
-from stream_ssl.losses.logspace import log_difference, log_mean_exp, minus_log_share
-from stream_ssl.losses.prior import Corrected, Prior
+from stream_ssl.losses.base import check_choice
+from stream_ssl.losses.contrastive import (
+    AnchorLoss,
+    Contrastive,
+    FalseNegatives,
+    Terms,
+    log_difference,
+    log_mean_exp,
+    minus_log_share,
+)
+from stream_ssl.losses.scan import count_negatives, count_same
+from stream_ssl.losses.schedules import OverSteps, bounds, value_at
 
 Floor = Literal["clamp", "biased"]
+FLOORS = ("clamp", "biased")
+Prior = float | OverSteps | Literal["memory", "labels"]
 
 
-class Debiased(Corrected):
+class PriorCorrected(Contrastive):
+    """A loss that corrects for false negatives, or false positives, by tau+: the probability that a
+    negative shares the anchor's class. It belongs to the distribution that the negatives come
+    from: with a working memory that is the memory, not the stream.
+
+    Diagnostics, besides those of every contrastive loss: `prior` (mean tau+ used).
+
+    Args:
+        temperature: see `Contrastive`.
+        prior: tau+. A number in [0, 1); a schedule, such as `Ramp`; "memory": each anchor's own,
+            which the memory measures (`prior_B`); "labels": each anchor's true share among the
+            negatives (`same_BN`), an oracle, kept away from 0 and 1 by 1 / (N + 1).
+        false_negatives: see `Contrastive`.
+
+    Raises:
+        ValueError: an argument outside its range.
+    """
+
+    def __init__(
+        self,
+        temperature: float = 0.5,
+        prior: Prior = 0.1,
+        false_negatives: str = "keep",
+    ) -> None:
+        super().__init__(temperature, false_negatives)
+        if isinstance(prior, str):
+            if prior not in ("memory", "labels"):
+                raise ValueError(
+                    f'prior is {prior!r}: choose a number, a schedule, "memory" or "labels"'
+                )
+        else:
+            least, most = bounds(prior)
+            if not (math.isfinite(least) and 0 <= least <= most < 1):
+                raise ValueError(
+                    f"prior is {prior}: tau+ is a probability in [0, 1). With C balanced classes "
+                    "it is 1 / C"
+                )
+        self.prior = prior
+        self.needs_prior = prior == "memory"
+        self.needs_labels = self.needs_labels or prior == "labels"
+        self._step = 0
+
+    def begin(self, step: int) -> None:
+        self._step = step
+
+    def tau(self, terms: Terms) -> Tensor:
+        """tau+ of each anchor [B]."""
+        if self.prior == "labels":
+            return true_share(terms)
+        if self.prior == "memory":
+            assert terms.inputs.prior_B is not None
+            return terms.inputs.prior_B.to(terms.logsumexp_B)
+        assert not isinstance(self.prior, str)
+        return terms.logsumexp_B.new_full(terms.logsumexp_B.shape, value_at(self.prior, self._step))
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, prior={self.prior!r}"
+
+
+class Debiased(PriorCorrected):
     """`-log(e^{s+} / (e^{s+} + N g))` with
     `g = max((mean_i e^{s_i} - tau+ mean_j e^{s+_j}) / (1 - tau+), e^{-1/t})`.
 
@@ -31,7 +102,7 @@ class Debiased(Corrected):
 
     Args:
         temperature: t; cosines are divided by it.
-        prior: tau+, see `Corrected`.
+        prior: tau+, see `PriorCorrected`.
         floor: what becomes of an anchor whose estimate falls to its floor: "clamp" or "biased".
         false_negatives: see `Contrastive`, also for the diagnostics.
 
@@ -47,16 +118,15 @@ class Debiased(Corrected):
         false_negatives: FalseNegatives = "keep",
     ) -> None:
         super().__init__(temperature, prior, false_negatives)
-        if floor not in ("clamp", "biased"):
-            raise ValueError(f'floor is {floor!r}: choose "clamp" or "biased"')
+        check_choice("floor", floor, FLOORS)
         self.floor: Floor = floor
 
-    def compare(self, terms: Terms) -> Compared:
+    def per_anchor(self, terms: Terms) -> AnchorLoss:
         tau_B = self.tau(terms)
         loss_B, clamped_B = negative_debiased(
             terms, self.log_mean(terms), tau_B, self.floor, self.temperature
         )
-        return Compared(loss_B, clamped_B, {"prior": tau_B.mean()})
+        return AnchorLoss(loss_B, clamped_B, {"prior": tau_B.mean()})
 
     def log_mean(self, terms: Terms) -> Tensor:
         """log of the mean of e^{s_i} [B]."""
@@ -81,3 +151,13 @@ def negative_debiased(
     )
     log_rest_B = terms.count_B.log() + log_g_B
     return minus_log_share(terms.logit_BM, log_rest_B.unsqueeze(1)).mean(1), clamped_B
+
+
+def true_share(terms: Terms) -> Tensor:
+    """Share of negatives of the anchor's class [B], also where an oracle then leaves them out."""
+    same_BN, mask_BN = terms.inputs.same_BN, terms.inputs.mask_BN
+    assert same_BN is not None
+    count_B = count_negatives(terms.z_BD, same_BN.shape[1], mask_BN).clamp_min(1)
+    same_B = count_same(terms.z_BD, same_BN, mask_BN)
+    least_B = 1 / (count_B + 1)
+    return (same_B / count_B).clamp(least_B, 1 - least_B)

@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from stream_ssl.losses.contrastive import Compared, Contrastive, FalseNegatives, Terms
+from stream_ssl.losses.contrastive import AnchorLoss, Contrastive, FalseNegatives, Terms
 
 
 class Decoupled(Contrastive):
@@ -44,18 +44,19 @@ class Decoupled(Contrastive):
             )
         self.sigma = sigma
 
-    def compare(self, terms: Terms) -> Compared:
+    def per_anchor(self, terms: Terms) -> AnchorLoss:
         logit_BM = terms.logit_BM
         if self.sigma is not None:
-            logit_BM = _weight(terms.cosine_BM, self.sigma) * logit_BM
-        return Compared(terms.logsumexp_B - logit_BM.mean(1))
+            logit_BM = von_mises_fisher_weight(terms.cosine_BM, self.sigma) * logit_BM
+        return AnchorLoss(terms.logsumexp_B - logit_BM.mean(1))
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, sigma={self.sigma}"
 
 
 @torch.no_grad()
-def _weight(cosine_BM: Tensor, sigma: float) -> Tensor:
+def von_mises_fisher_weight(cosine_BM: Tensor, sigma: float) -> Tensor:
+    """w of each pair [B, M]."""
     # e^x / mean(e^x) is the softmax over all pairs, times their number.
     share_BM = (cosine_BM / sigma).flatten().softmax(0).view_as(cosine_BM)
     return 2 - share_BM * cosine_BM.numel()

@@ -1,11 +1,11 @@
-"""The same pass as attention: queries are the anchors, keys and values the negatives.
+"""The pass of `scan` as attention: queries are the anchors, keys and values the negatives.
 
-Attention returns just what is wanted, the softmax-weighted mean and the logsumexp, and holds no
-logits. A batch of anchors is too few queries to fill a device, so the negatives are split into
-parts that run side by side and are merged.
+Attention returns the softmax-weighted mean and the logsumexp, and stores no logits. A batch of
+anchors is too few queries to fill a device, so the negatives are split into parts that run in
+parallel and are merged.
 
-The kernel takes no bool mask: what it leaves out it is told by a float for each pair. So masked
-negatives are attended a few thousand at a time, and these floats never take more than `MASKED`.
+The kernel takes no bool mask, but a float bias for each pair. So masked negatives are processed a
+few thousand at a time, and the biases never take more than `MASKED` floats.
 
 Shapes: B anchors, N negatives, C negatives of one chunk, D dimensions, S parts, P of one part.
 """
@@ -20,15 +20,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from stream_ssl.losses.scan import Scan, chunks, counted, merge, scan
+from stream_ssl.losses.scan import Scan, chunks, count_negatives, merge, scan
 
-PARTS = 32  # run side by side
-ALIGNED = 16  # the kernel reads masks in steps of so many
-DIMS = 4  # and rows of float32 in steps of so many
-MASKED = 1 << 23  # floats of a mask held at a time
+PARTS = 32  # run in parallel
+ALIGNED = 16  # the kernel reads masks in multiples of this
+DIMS = 4  # and rows of float32 in multiples of this
+MASKED = 1 << 23  # floats of a mask at a time
 
 
-def fits(anchor_BD: Tensor, negative: Tensor) -> bool:
+def can_fuse(anchor_BD: Tensor, negative: Tensor) -> bool:
     """Whether the kernel takes these: on a GPU, float32, shared negatives."""
     return (
         anchor_BD.is_cuda
@@ -41,8 +41,8 @@ def fits(anchor_BD: Tensor, negative: Tensor) -> bool:
 
 @functools.cache
 def sound(device: torch.device) -> bool:
-    """Whether the kernel finds here what the chunks find: tried once, on few rows, since the
-    operator is not of torch's public interface and its arithmetic depends on the device."""
+    """Whether the kernel agrees with `scan` on this device: tried once, on few rows, because the
+    operator is not in torch's public interface and its arithmetic depends on the device."""
     generator = torch.Generator().manual_seed(0)
     anchor_BD = F.normalize(torch.randn(40, 16, generator=generator), dim=1) / 0.05
     negative_ND = F.normalize(torch.randn(1100, 16, generator=generator), dim=1)
@@ -63,8 +63,8 @@ def sound(device: torch.device) -> bool:
 
 
 def fused_scan(anchor_BD: Tensor, negative_ND: Tensor, mask_BN: Tensor | None) -> Scan:
-    """What `scan` finds, but the largest logit."""
-    lse = [anchor_BD.new_full((1, len(anchor_BD)), -math.inf)]  # of no negative, to begin with
+    """As `scan`, but without the largest logit."""
+    lse = [anchor_BD.new_full((1, len(anchor_BD)), -math.inf)]  # of no negatives
     means = [anchor_BD.new_zeros(1, *anchor_BD.shape)]
     total_B = anchor_BD.new_zeros(len(anchor_BD))
     for chunk in chunks(anchor_BD, len(negative_ND), most=None if mask_BN is None else MASKED):
@@ -77,12 +77,12 @@ def fused_scan(anchor_BD: Tensor, negative_ND: Tensor, mask_BN: Tensor | None) -
             means.append(mean_SBD)
             total_B += total_part_B
     logsumexp_B, mean_BD = merge(torch.cat(lse), torch.cat(means))
-    count_B = counted(anchor_BD, len(negative_ND), mask_BN)
+    count_B = count_negatives(anchor_BD, len(negative_ND), mask_BN)
     return Scan(logsumexp_B, mean_BD, count_B, total_B, None)
 
 
 def _split(size: int) -> list[tuple[slice, int]]:
-    """Slices and the number of equal, aligned parts of each: all but a rest, and the rest."""
+    """Slices, and into how many equal, aligned parts each is cut: nearly all, and a remainder."""
     each = size // (PARTS * ALIGNED) * ALIGNED
     cut = each * PARTS
     pieces = [(slice(0, cut), PARTS), (slice(cut, size), 1)]
@@ -104,7 +104,7 @@ def _attend(
     total_B = ((kept_SBP @ key_SPD).sum(0) * anchor_BD).sum(1)
     mean, logsumexp = _attention(query, key, kept_SBP.log_().unsqueeze(1))  # -inf, or 0
     lse_SB = logsumexp[:, 0, :batch].to(anchor_BD.dtype)
-    # Of a row without any negative the kernel returns what it likes.
+    # For a row without any negative the kernel's result is undefined.
     none_SB = mask_SBP.all(-1)
     lse_SB = lse_SB.masked_fill(none_SB, -math.inf)
     return lse_SB, mean[:, 0].masked_fill(none_SB.unsqueeze(2), 0.0), total_B

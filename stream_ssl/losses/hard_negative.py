@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from stream_ssl.losses.contrastive import FalseNegatives, Terms
-from stream_ssl.losses.debiased import Debiased, Floor
-from stream_ssl.losses.prior import Prior
-from stream_ssl.losses.scan import log_sum
+from stream_ssl.losses.debiased import Debiased, Floor, Prior
+from stream_ssl.losses.scan import logsumexp_only
 
 
 class HardNegative(Debiased):
@@ -27,8 +26,8 @@ class HardNegative(Debiased):
 
     Args:
         temperature: t; cosines are divided by it.
-        prior: tau+, see `Corrected`. 0 weights the negatives and corrects nothing.
-        beta: how hard: 0 all alike, 0.5 to 2 is usual.
+        prior: tau+, see `PriorCorrected`. 0 weights the negatives and corrects nothing.
+        beta: weight of the hard negatives: 0 all alike, 0.5 to 2 is usual.
         floor: see `Debiased`.
         false_negatives: see `Contrastive`, also for the diagnostics.
 
@@ -53,19 +52,19 @@ class HardNegative(Debiased):
     def log_mean(self, terms: Terms) -> Tensor:
         """log of the weighted mean: lse((1 + beta) s) - lse(beta s).
 
-        d/ds_i of the first is (1 + beta) p_i, p the softmax of (1 + beta) s. With constant weights
-        it is p_i: so much of it is let through, and the rest counts as a number.
+        d/ds_i of the first is (1 + beta) p_i, where p is the softmax of (1 + beta) s. With constant
+        weights it is p_i: that share of the first keeps its gradient, the rest is detached.
         """
         if self.beta == 0:
             return terms.log_mean_B
         sharp_B, share = terms.logsumexp_B, 1 / self.power
-        return sharp_B * share + (sharp_B.detach() * (1 - share) - self._weights(terms))
+        return sharp_B * share + (sharp_B.detach() * (1 - share) - self._log_weights(terms))
 
     @torch.no_grad()
-    def _weights(self, terms: Terms) -> Tensor:
-        """lse(beta s)"""
+    def _log_weights(self, terms: Terms) -> Tensor:
+        """lse(beta s), the log of the weights' sum."""
         anchor_BD = terms.z_BD * (self.beta / self.temperature)
-        sum_B = log_sum(anchor_BD, terms.negative, terms.mask_BN)
+        sum_B = logsumexp_only(anchor_BD, terms.negative, terms.mask_BN)
         return sum_B.masked_fill(terms.sums.count_B == 0, 0.0)
 
     def extra_repr(self) -> str:

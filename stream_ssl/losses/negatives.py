@@ -1,9 +1,8 @@
-"""Sums over the negatives of which no [B, N] tensor is kept for the backward pass.
+"""Sums over the negatives that keep no [B, N] tensor for the backward pass.
 
 The gradient of logsumexp_n(z . n / t) by the anchor z is the softmax-weighted mean of the
-negatives over t, so the forward pass can keep that [B, D] instead of the [B, N] logits, and
-the backward pass has nothing left to do. Everything in the debiased family is a closed form in
-this one number.
+negatives over t, so the forward pass keeps that [B, D] instead of the [B, N] logits. Every loss of
+the debiased family is a closed form in this logsumexp.
 
 Shapes: B anchors, N negatives, C negatives of one chunk, D dimensions.
 """
@@ -18,12 +17,19 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from stream_ssl.losses.fused import fits, fused_scan
-from stream_ssl.losses.scan import chunks_of, logits, scan, unweigh, weigh, wide
+from stream_ssl.losses.fused import can_fuse, fused_scan
+from stream_ssl.losses.scan import (
+    logits,
+    negative_chunks,
+    promote,
+    scan,
+    weighted_sum,
+    weighted_sum_grad,
+)
 
 
 class NegativeSums(NamedTuple):
-    """What one pass finds out for each anchor; only `logsumexp_B` carries a gradient."""
+    """Results of one pass for each anchor; only `logsumexp_B` carries a gradient."""
 
     logsumexp_B: Tensor  # of z . n / t over the negatives counted; -inf when there is none
     count_B: Tensor  # negatives counted
@@ -31,6 +37,11 @@ class NegativeSums(NamedTuple):
     entropy_B: Tensor  # nats of the softmax over the negatives; 0 when there is none
     mean_BD: Tensor  # of the negatives, weighted by that softmax; 0 when there is none
     largest_B: Tensor | None  # largest logit, -inf when there is none; None: not known (GPU)
+
+    @property
+    def logsumexp_or_0_B(self) -> Tensor:
+        """The logsumexp, but 0 when there is no negative, so that formulas stay finite."""
+        return self.logsumexp_B.masked_fill(self.count_B == 0, 0.0)
 
 
 def sum_negatives(
@@ -48,8 +59,8 @@ def sum_weighted(negative: Tensor, like_BD: Tensor, weight: Callable[[slice], Te
 
     Args:
         negative: [N, D] or [B, N, D].
-        like_BD: what the sum resembles, in shape, type and device.
-        weight: the weights [B, C] of a chunk, asked for anew in the backward pass.
+        like_BD: a tensor of the sum's shape, type and device.
+        weight: the weights [B, C] of a chunk, called again in the backward pass.
     """
     found: Tensor = _WeightedSum.apply(negative, like_BD.detach(), weight)
     return found
@@ -61,9 +72,9 @@ class _NegativeSums(torch.autograd.Function):
         ctx: Any, z_BD: Tensor, negative: Tensor, mask_BN: Tensor | None, temperature: float
     ) -> tuple[Tensor | None, ...]:
         with torch.autocast(z_BD.device.type, enabled=False):
-            anchor_BD = wide(z_BD) / temperature
-            one_pass = fused_scan if fits(anchor_BD, negative) else scan
-            found = one_pass(anchor_BD, negative, mask_BN)
+            anchor_BD = promote(z_BD) / temperature
+            scan_by = fused_scan if can_fuse(anchor_BD, negative) else scan
+            found = scan_by(anchor_BD, negative, mask_BN)
             # H = lse - E[logit], and the expectation is the anchor times the weighted mean.
             entropy_B = found.logsumexp_B - (anchor_BD * found.mean_BD).sum(1)
             entropy_B.masked_fill_(found.logsumexp_B == -math.inf, 0.0)
@@ -99,13 +110,15 @@ def _negative_gradient(
     mask_BN: Tensor | None,
     logsumexp_B: Tensor,
 ) -> Tensor:
-    """d/dn: the softmax anew, chunk by chunk, so that here too nothing [B, N] is kept."""
-    anchor_BD = wide(z_BD) / temperature
+    """d/dn: the softmax is computed again, chunk by chunk, so that nothing [B, N] is kept."""
+    anchor_BD = promote(z_BD) / temperature
     share = softmax_of(anchor_BD, negative, mask_BN, logsumexp_B)
     gradient = torch.empty_like(negative)
-    for chunk in chunks_of(anchor_BD, negative):
+    for chunk in negative_chunks(anchor_BD, negative):
         share_BC = share(chunk).mul_(grad_B.unsqueeze(1))
-        gradient[..., chunk, :] = unweigh(share_BC, anchor_BD, negative).to(negative.dtype)
+        gradient[..., chunk, :] = weighted_sum_grad(share_BC, anchor_BD, negative).to(
+            negative.dtype
+        )
     return gradient
 
 
@@ -133,8 +146,8 @@ class _WeightedSum(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             ctx.save_for_backward(negative)
         sum_BD = torch.zeros_like(like_BD)
-        for chunk in chunks_of(like_BD, negative):
-            sum_BD += weigh(weight(chunk), negative[..., chunk, :].to(like_BD.dtype))
+        for chunk in negative_chunks(like_BD, negative):
+            sum_BD += weighted_sum(weight(chunk), negative[..., chunk, :].to(like_BD.dtype))
         return sum_BD
 
     @staticmethod
@@ -143,7 +156,7 @@ class _WeightedSum(torch.autograd.Function):
         (grad_BD,) = grads
         (negative,) = ctx.saved_tensors
         gradient = torch.empty_like(negative)
-        for chunk in chunks_of(grad_BD, negative):
-            found = unweigh(ctx.weight(chunk), grad_BD, negative)
+        for chunk in negative_chunks(grad_BD, negative):
+            found = weighted_sum_grad(ctx.weight(chunk), grad_BD, negative)
             gradient[..., chunk, :] = found.to(negative.dtype)
         return gradient, None, None

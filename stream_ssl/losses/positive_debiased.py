@@ -10,18 +10,23 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from stream_ssl.losses.base import LossOutput
-from stream_ssl.losses.contrastive import Compared, FalseNegatives, Terms
-from stream_ssl.losses.debiased import Floor, negative_debiased
-from stream_ssl.losses.logspace import log_difference, log_mean_exp, minus_log_share
+from stream_ssl.losses.base import LossInputs, check_choice
+from stream_ssl.losses.contrastive import (
+    AnchorLoss,
+    FalseNegatives,
+    Terms,
+    log_difference,
+    log_mean_exp,
+    minus_log_share,
+)
+from stream_ssl.losses.debiased import FLOORS, Floor, Prior, PriorCorrected, negative_debiased
 from stream_ssl.losses.negatives import sum_negatives
-from stream_ssl.losses.prior import Corrected, Prior
 from stream_ssl.losses.schedules import bounds
 
 Aggregation = Literal["pos-grouping", "loss-combination", "mixed"]
 
 
-class PositiveDebiased(Corrected):
+class PositiveDebiased(PriorCorrected):
     """`-log(R / (R + N P-))` with `P- = mean_i e^{s_i}`,
     `P = (sum_i e^{s_i} + e^{s+} + e^{1/t}) / (N + 2)` and
     `R = max((P - (1 - tau+) P-) / tau+, e^{-1/t})`.
@@ -33,7 +38,7 @@ class PositiveDebiased(Corrected):
     thousandth of InfoNCE's and the loss log(N + 1), whatever the encoder.
 
     With M > 1 positives:
-     - "pos-grouping": their mean of e^{s+} stands in P.
+     - "pos-grouping": their mean of e^{s+} is in P.
      - "loss-combination" (eq. 16): the mean of the loss over all M (M + 1) ordered pairs of the
        sample's views, the anchor's among them: each view in turn is the anchor, each other its one
        positive, against the anchor's negatives. With M = 1 both orders of the pair. Gradients
@@ -42,14 +47,14 @@ class PositiveDebiased(Corrected):
 
     Args:
         temperature: t; cosines are divided by it.
-        prior: tau+ in (0, 1), see `Corrected`.
+        prior: tau+ in (0, 1), see `PriorCorrected`.
         aggregation: of the positives, see above.
         alpha: share of the negative-debiased loss in "mixed", in [0, 1].
         floor: that loss's, see `Debiased`.
         most_negatives: N beyond which it refuses to work.
         false_negatives: see `Contrastive`, also for the diagnostics; or "split", an oracle too:
-            false negatives stand in P, which then is a sample of all classes, and not in P-. So
-            Lemma 1 supposes it, and so its limit is reached.
+            false negatives are in P, which then is a sample of all classes, and not in P-. Lemma 1
+            assumes this, and with it the limit is reached.
 
     Raises:
         ValueError: an argument outside its range; at a call, more negatives than `most_negatives`.
@@ -74,79 +79,83 @@ class PositiveDebiased(Corrected):
                 f"prior is {prior}: this loss divides by tau+, so it must stay above 0. With C "
                 "balanced classes it is 1 / C"
             )
-        if aggregation not in ("pos-grouping", "loss-combination", "mixed"):
-            raise ValueError(
-                f'aggregation is {aggregation!r}: choose "pos-grouping", "loss-combination" or '
-                '"mixed"'
-            )
+        check_choice("aggregation", aggregation, ("pos-grouping", "loss-combination", "mixed"))
         if not 0 <= alpha <= 1:
             raise ValueError(f"alpha is {alpha}: it is a share, in [0, 1]")
-        if floor not in ("clamp", "biased"):
-            raise ValueError(f'floor is {floor!r}: choose "clamp" or "biased"')
+        check_choice("floor", floor, FLOORS)
         if most_negatives < 1:
             raise ValueError(f"most_negatives is {most_negatives}: at least 1")
         self.aggregation, self.alpha = aggregation, float(alpha)
         self.floor: Floor = floor
         self.most_negatives = most_negatives
 
-    def forward(
-        self,
-        z_BD: Tensor,
-        positive_BMD: Tensor,
-        negative: Tensor,
-        mask_BN: Tensor | None = None,
-        *,
-        same_BN: Tensor | None = None,
-        prior_B: Tensor | None = None,
-    ) -> LossOutput:
-        size = negative.shape[-2]
+    def check_inputs(self, inputs: LossInputs) -> None:
+        super().check_inputs(inputs)
+        size = inputs.negative.shape[-2]
         if size > self.most_negatives:
             raise ValueError(
                 f"{size} negatives for PositiveDebiased, at most {self.most_negatives}: the pair "
                 "weighs 1 / (N + 2) in it, and learning stops. Draw a batch-sized number from the "
                 "memory (the method's negatives), or choose another loss"
             )
-        return super().forward(
-            z_BD, positive_BMD, negative, mask_BN, same_BN=same_BN, prior_B=prior_B
-        )
 
-    def compare(self, terms: Terms) -> Compared:
+    def per_anchor(self, terms: Terms) -> AnchorLoss:
         tau_B = self.tau(terms)
-        more = {"prior": tau_B.mean()}
         if self.aggregation == "loss-combination":
-            return Compared(*self._pairs(terms, tau_B), more)
-        mixture = self._mixture(terms, terms.z_BD)
-        grouped_B1 = log_mean_exp(terms.logit_BM)
-        loss_B1, clamped_B1 = self._positive(terms, tau_B, grouped_B1, terms.logsumexp_B, mixture)
-        loss_B, clamped_B = loss_B1.squeeze(1), clamped_B1.squeeze(1)
+            loss_B, clamped_B = self._combined(terms, tau_B)
+        else:
+            loss_B, clamped_B = self._grouped(terms, tau_B)
         if self.aggregation == "mixed":
             other_B, below_B = negative_debiased(
                 terms, terms.log_mean_B, tau_B, self.floor, self.temperature
             )
             loss_B = self.alpha * other_B + (1 - self.alpha) * loss_B
             clamped_B = clamped_B | below_B
-        return Compared(loss_B, clamped_B, more)
+        return AnchorLoss(loss_B, clamped_B, {"prior": tau_B.mean()})
 
-    def _positive(
+    def _grouped(self, terms: Terms, tau_B: Tensor) -> tuple[Tensor, Tensor]:
+        """Loss with the positives' mean in P, and where R fell to its floor: [B]."""
+        mean_B1 = log_mean_exp(terms.logit_BM)
+        loss_B1, clamped_B1 = self._pairs(terms, tau_B, terms.z_BD, mean_B1, terms.logsumexp_B)
+        return loss_B1.squeeze(1), clamped_B1.squeeze(1)
+
+    def _combined(self, terms: Terms, tau_B: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean loss over the ordered pairs of views, and where any R fell to its floor: [B]."""
+        view_BVD = torch.cat([terms.z_BD.unsqueeze(1), terms.positive_BMD], 1)
+        logit_BVV = view_BVD @ view_BVD.mT / self.temperature
+        losses, clamped = [], []
+        for view, anchor_BD in enumerate(view_BVD.unbind(1)):
+            logsumexp_B = terms.logsumexp_B
+            if view > 0:
+                sums = sum_negatives(anchor_BD, terms.negative, terms.mask_BN, self.temperature)
+                logsumexp_B = sums.logsumexp_or_0_B
+            logit_BM = torch.cat([logit_BVV[:, view, :view], logit_BVV[:, view, view + 1 :]], 1)
+            loss_BM, clamped_BM = self._pairs(terms, tau_B, anchor_BD, logit_BM, logsumexp_B)
+            losses.append(loss_BM)
+            clamped.append(clamped_BM)
+        return torch.cat(losses, 1).mean(1), torch.cat(clamped, 1).any(1)
+
+    def _pairs(
         self,
         terms: Terms,
         tau_B: Tensor,
+        anchor_BD: Tensor,
         logit_BM: Tensor,
         logsumexp_B: Tensor,
-        mixture: tuple[Tensor, Tensor] | None,
     ) -> tuple[Tensor, Tensor]:
-        """Loss of each pair, and where R fell to its floor: [B, M] both.
+        """Loss of each pair, and where R fell to its floor: [B, M] both. The logits and the
+        logsumexp over the negatives are those of `anchor_BD`.
 
-        With S false negatives that stand in P alone,
+        With S false negatives that are in P alone,
         `R tau+ (N + S + 2) = e^{s+} + e^{1/t} + sum_S e^{s_k} + c sum_N e^{s_i}` and
-        `c = (tau+ (N + S + 2) - 2 - S) / N`: this way the large sums are not subtracted from each
-        other, and for c >= 0 nothing is.
+        `c = (tau+ (N + S + 2) - 2 - S) / N`: in this form the two large sums are not subtracted
+        from each other, and for c >= 0 nothing is subtracted.
         """
         own, count_B = 1 / self.temperature, terms.count_B
         sum_BM = torch.logaddexp(logit_BM, logit_BM.new_full((), own))
         others_B = torch.zeros_like(count_B)
-        if mixture is not None:
-            log_others_B, others_B = mixture
+        if (found := self._false_negatives(terms, anchor_BD)) is not None:
+            log_others_B, others_B = found
             sum_BM = torch.logaddexp(sum_BM, log_others_B.unsqueeze(1))
         weight_B = tau_B * (count_B + others_B + 2)
         share_B = (weight_B - 2 - others_B) / count_B
@@ -159,32 +168,15 @@ class PositiveDebiased(Corrected):
         log_r_BM = log_r_BM.masked_fill(clamped_BM, -own)
         return minus_log_share(log_r_BM, logsumexp_B.unsqueeze(1)), clamped_BM
 
-    def _mixture(self, terms: Terms, anchor_BD: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Logsumexp and number of the false negatives, where they stand in P [B]."""
-        if self.false_negatives != "split" or terms.given.same_BN is None:
+    def _false_negatives(self, terms: Terms, anchor_BD: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Logsumexp and number of the false negatives [B], where they are in P."""
+        if self.false_negatives != "split" or terms.inputs.same_BN is None:
             return None
-        other_BN = ~terms.given.same_BN
-        if terms.given.mask_BN is not None:
-            other_BN |= terms.given.mask_BN
+        other_BN = ~terms.inputs.same_BN
+        if terms.inputs.mask_BN is not None:
+            other_BN |= terms.inputs.mask_BN
         sums = sum_negatives(anchor_BD, terms.negative, other_BN, self.temperature)
         return sums.logsumexp_B, sums.count_B
-
-    def _pairs(self, terms: Terms, tau_B: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean loss over the ordered pairs of views, and where any R fell to its floor: [B]."""
-        view_BVD = torch.cat([terms.z_BD.unsqueeze(1), terms.positive_BMD], 1)
-        logit_BVV = view_BVD @ view_BVD.mT / self.temperature
-        losses, clamped = [], []
-        for view, anchor_BD in enumerate(view_BVD.unbind(1)):
-            logsumexp_B = terms.logsumexp_B
-            if view > 0:
-                sums = sum_negatives(anchor_BD, terms.negative, terms.mask_BN, self.temperature)
-                logsumexp_B = sums.logsumexp_B.masked_fill(sums.count_B == 0, 0.0)
-            logit_BM = torch.cat([logit_BVV[:, view, :view], logit_BVV[:, view, view + 1 :]], 1)
-            mixture = self._mixture(terms, anchor_BD)
-            loss_BM, clamped_BM = self._positive(terms, tau_B, logit_BM, logsumexp_B, mixture)
-            losses.append(loss_BM)
-            clamped.append(clamped_BM)
-        return torch.cat(losses, 1).mean(1), torch.cat(clamped, 1).any(1)
 
     def extra_repr(self) -> str:
         mixed = f", alpha={self.alpha}" if self.aggregation == "mixed" else ""

@@ -1,4 +1,4 @@
-"""One pass over the negatives in chunks, as a streaming softmax makes it.
+"""One pass over the negatives in chunks: a streaming softmax.
 
 Shapes: B anchors, N negatives, C negatives of one chunk, D dimensions, S parts.
 """
@@ -11,13 +11,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# Logits held at a time: what stays in the cache of a core, and what keeps a GPU busy.
+# Logits computed at a time: few enough for a core's cache, enough to keep a GPU busy.
 CHUNK_LOGITS_CPU = 1 << 19
 CHUNK_LOGITS_GPU = 1 << 25
 
 
 class Scan(NamedTuple):
-    """What one pass finds out for each anchor, -inf and 0 where there is no negative."""
+    """Results of one pass for each anchor, -inf and 0 where there is no negative."""
 
     logsumexp_B: Tensor  # of the logits of the negatives counted
     mean_BD: Tensor  # of the negatives, weighted by the softmax of their logits
@@ -33,7 +33,7 @@ def scan(anchor_BD: Tensor, negative: Tensor, mask_BN: Tensor | None) -> Scan:
     weight_B = anchor_BD.new_zeros(batch)
     total_B = anchor_BD.new_zeros(batch)
     mean_BD = torch.zeros_like(anchor_BD)
-    for chunk in chunks_of(anchor_BD, negative):
+    for chunk in negative_chunks(anchor_BD, negative):
         negative_CD = negative[..., chunk, :].to(anchor_BD.dtype)
         logit_BC = logits(anchor_BD, negative_CD)
         if mask_BN is None:
@@ -43,22 +43,22 @@ def scan(anchor_BD: Tensor, negative: Tensor, mask_BN: Tensor | None) -> Scan:
             total_B += logit_BC.masked_fill_(mask_BC, 0.0).sum(1)
             logit_BC.masked_fill_(mask_BC, -math.inf)
         new_B = torch.maximum(largest_B, logit_BC.amax(1))
-        # A row without any negative yet has -inf as its maximum, and -inf - -inf is no number.
+        # A row without any negative so far has -inf as its maximum, and -inf - -inf is NaN.
         shift_B = new_B.masked_fill(new_B == -math.inf, 0.0)
         weight_BC = logit_BC.sub_(shift_B.unsqueeze(1)).exp_()
         rescale_B = torch.exp(largest_B - shift_B)
         weight_B = weight_B * rescale_B + weight_BC.sum(1)
-        mean_BD = mean_BD * rescale_B.unsqueeze(1) + weigh(weight_BC, negative_CD)
+        mean_BD = mean_BD * rescale_B.unsqueeze(1) + weighted_sum(weight_BC, negative_CD)
         largest_B = new_B
     mean_BD = (mean_BD / weight_B.unsqueeze(1)).masked_fill_((weight_B == 0).unsqueeze(1), 0.0)
-    count_B = counted(anchor_BD, size, mask_BN)
+    count_B = count_negatives(anchor_BD, size, mask_BN)
     return Scan(largest_B + weight_B.log(), mean_BD, count_B, total_B, largest_B)
 
 
-def log_sum(anchor_BD: Tensor, negative: Tensor, mask_BN: Tensor | None) -> Tensor:
+def logsumexp_only(anchor_BD: Tensor, negative: Tensor, mask_BN: Tensor | None) -> Tensor:
     """The logsumexp alone [B], which costs half as much."""
     logsumexp_B = anchor_BD.new_full((len(anchor_BD),), -math.inf)
-    for chunk in chunks_of(anchor_BD, negative):
+    for chunk in negative_chunks(anchor_BD, negative):
         logit_BC = logits(anchor_BD, negative[..., chunk, :].to(anchor_BD.dtype))
         if mask_BN is not None:
             logit_BC.masked_fill_(mask_BN[:, chunk], -math.inf)
@@ -67,39 +67,39 @@ def log_sum(anchor_BD: Tensor, negative: Tensor, mask_BN: Tensor | None) -> Tens
 
 
 def merge(logsumexp_SB: Tensor, mean_SBD: Tensor) -> tuple[Tensor, Tensor]:
-    """Logsumexp [B] and weighted mean [B, D] of all from those of S parts, exactly."""
+    """Logsumexp [B] and weighted mean [B, D] of all negatives from those of S parts, exactly."""
     logsumexp_B = logsumexp_SB.logsumexp(0)
     finite_B = logsumexp_B.masked_fill(logsumexp_B == -math.inf, 0.0)
     share_SB = (logsumexp_SB - finite_B).exp()
     return logsumexp_B, torch.einsum("sb,sbd->bd", share_SB, mean_SBD)
 
 
-def counted(anchor_BD: Tensor, size: int, mask_BN: Tensor | None) -> Tensor:
-    """Negatives left, as the anchors' float type."""
+def count_negatives(anchor_BD: Tensor, size: int, mask_BN: Tensor | None) -> Tensor:
+    """Number of negatives that the mask leaves [B], in the anchors' float type."""
     count_B = anchor_BD.new_full((len(anchor_BD),), float(size))
     if mask_BN is not None:
         for chunk in chunks(anchor_BD, size):
-            count_B -= _true(mask_BN[:, chunk])
+            count_B -= _count_true(mask_BN[:, chunk])
     return count_B
 
 
-def left(same_BN: Tensor, mask_BN: Tensor | None, chunk: slice) -> Tensor:
-    """bool [B, C]: what is chosen and not left out."""
+def same_and_kept(same_BN: Tensor, mask_BN: Tensor | None, chunk: slice) -> Tensor:
+    """bool [B, C]: of the anchor's class, and not masked."""
     same_BC = same_BN[:, chunk]
     return same_BC if mask_BN is None else same_BC & ~mask_BN[:, chunk]
 
 
-def count_left(anchor_BD: Tensor, same_BN: Tensor, mask_BN: Tensor | None) -> Tensor:
-    """How many those are, as the anchors' float type; a chunk at a time."""
+def count_same(anchor_BD: Tensor, same_BN: Tensor, mask_BN: Tensor | None) -> Tensor:
+    """Number of negatives of the anchor's class that the mask leaves [B], likewise."""
     count_B = anchor_BD.new_zeros(len(anchor_BD))
     for chunk in chunks(anchor_BD, same_BN.shape[1]):
-        count_B += _true(left(same_BN, mask_BN, chunk))
+        count_B += _count_true(same_and_kept(same_BN, mask_BN, chunk))
     return count_B
 
 
-def _true(chosen_BC: Tensor) -> Tensor:
-    # The sum of bools is one of int64, all made at once: so by chunks, and of narrower numbers.
-    return chosen_BC.view(torch.uint8).sum(1, dtype=torch.int32)
+def _count_true(flag_BC: Tensor) -> Tensor:
+    # torch sums bools as int64, all made at once: so by chunks, and as bytes.
+    return flag_BC.view(torch.uint8).sum(1, dtype=torch.int32)
 
 
 def logits(anchor_BD: Tensor, negative_CD: Tensor) -> Tensor:
@@ -109,33 +109,33 @@ def logits(anchor_BD: Tensor, negative_CD: Tensor) -> Tensor:
     return torch.bmm(negative_CD, anchor_BD.unsqueeze(2)).squeeze(2)
 
 
-def weigh(weight_BC: Tensor, negative_CD: Tensor) -> Tensor:
+def weighted_sum(weight_BC: Tensor, negative_CD: Tensor) -> Tensor:
     """[B, D]: sums of the negatives, weighted."""
     if negative_CD.ndim == 2:
         return weight_BC @ negative_CD
     return torch.bmm(weight_BC.unsqueeze(1), negative_CD).squeeze(1)
 
 
-def unweigh(weight_BC: Tensor, anchor_BD: Tensor, negative: Tensor) -> Tensor:
-    """[C, D] or [B, C, D]: the gradient of `weigh` by the negatives."""
+def weighted_sum_grad(weight_BC: Tensor, anchor_BD: Tensor, negative: Tensor) -> Tensor:
+    """[C, D] or [B, C, D]: the gradient of `weighted_sum` by the negatives."""
     if negative.ndim == 2:
         return weight_BC.T @ anchor_BD
     return weight_BC.unsqueeze(2) * anchor_BD.unsqueeze(1)
 
 
 def chunks(anchor_BD: Tensor, size: int, numbers: int = 1, most: int | None = None) -> list[slice]:
-    """Slices of so many columns that B x columns x numbers fit, within `most` where given."""
+    """Slices of columns such that B x columns x numbers fit a chunk, or `most` where given."""
     budget = CHUNK_LOGITS_GPU if anchor_BD.is_cuda else CHUNK_LOGITS_CPU
     budget = budget if most is None else min(budget, most)
     step = max(256, budget // (len(anchor_BD) * numbers))
     return [slice(start, min(start + step, size)) for start in range(0, size, step)]
 
 
-def chunks_of(anchor_BD: Tensor, negative: Tensor) -> list[slice]:
-    """Those of negatives, of which D numbers an anchor are held where each has its own."""
+def negative_chunks(anchor_BD: Tensor, negative: Tensor) -> list[slice]:
+    """`chunks` of negatives; where each anchor has its own, D numbers count for each."""
     return chunks(anchor_BD, negative.shape[-2], negative.shape[-1] if negative.ndim == 3 else 1)
 
 
-def wide(z_BD: Tensor) -> Tensor:
-    """float64 as it is, everything else as float32."""
+def promote(z_BD: Tensor) -> Tensor:
+    """float64 stays, everything else becomes float32."""
     return z_BD if z_BD.dtype == torch.float64 else z_BD.float()

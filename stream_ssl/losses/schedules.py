@@ -15,11 +15,11 @@ class OverSteps(ABC):
 
     @abstractmethod
     def bounds(self) -> tuple[float, float]:
-        """What `at` never leaves, for whoever takes the number to check beforehand."""
+        """The least and the largest value of `at`, for checks beforehand."""
 
 
 class Ramp(OverSteps):
-    """From one number to another, and there it stays.
+    """From one number to another, constant before and after.
 
     Args:
         last: the number after the ramp.
@@ -52,10 +52,10 @@ class Ramp(OverSteps):
         self.steps, self.begin, self.shape = steps, begin, shape
 
     def at(self, step: int) -> float:
-        way = min(1.0, max(0.0, (step - self.begin) / self.steps))
+        progress = min(1.0, max(0.0, (step - self.begin) / self.steps))
         if self.shape == "cosine":
-            way = (1 - math.cos(math.pi * way)) / 2
-        return self.first + (self.last - self.first) * way
+            progress = (1 - math.cos(math.pi * progress)) / 2
+        return self.first + (self.last - self.first) * progress
 
     def bounds(self) -> tuple[float, float]:
         return min(self.first, self.last), max(self.first, self.last)
@@ -64,10 +64,11 @@ class Ramp(OverSteps):
         return f"Ramp({self.last}, {self.steps}, {self.first}, {self.begin}, {self.shape!r})"
 
 
-def at(value: float | OverSteps, step: int) -> float:
+def value_at(value: float | OverSteps, step: int) -> float:
     """The number itself, or what it is at the step."""
     return value.at(step) if isinstance(value, OverSteps) else float(value)
 
 
 def bounds(value: float | OverSteps) -> tuple[float, float]:
+    """The least and the largest value that a number or schedule has."""
     return value.bounds() if isinstance(value, OverSteps) else (float(value), float(value))

@@ -10,10 +10,9 @@ import math
 import torch
 from torch import Tensor
 
-from stream_ssl.losses.base import LossOutput, Mix
-from stream_ssl.losses.contrastive import Compared, Contrastive, FalseNegatives, Given, Terms
+from stream_ssl.losses.contrastive import AnchorLoss, Contrastive, FalseNegatives, Terms
 from stream_ssl.losses.negatives import softmax_of, sum_negatives, sum_weighted
-from stream_ssl.losses.schedules import OverSteps, Ramp, at, bounds
+from stream_ssl.losses.schedules import OverSteps, Ramp, bounds, value_at
 
 
 class SelfLabeling(Contrastive):
@@ -48,6 +47,8 @@ class SelfLabeling(Contrastive):
         ValueError: an argument outside its range.
     """
 
+    takes_mix = True
+
     def __init__(
         self,
         temperature: float = 0.2,
@@ -78,40 +79,25 @@ class SelfLabeling(Contrastive):
     def begin(self, step: int) -> None:
         self._step = step
 
-    def forward(
-        self,
-        z_BD: Tensor,
-        positive_BMD: Tensor,
-        negative: Tensor,
-        mask_BN: Tensor | None = None,
-        *,
-        same_BN: Tensor | None = None,
-        prior_B: Tensor | None = None,
-        mix: Mix | None = None,
-    ) -> LossOutput:
-        if mix is not None:
-            _check_mix(mix, len(z_BD))
-        given = Given(z_BD, positive_BMD, negative, mask_BN, same_BN, prior_B)
-        return self.run(lambda terms: self.compare(terms, mix), given)
-
-    def compare(self, terms: Terms, mix: Mix | None = None) -> Compared:
+    def per_anchor(self, terms: Terms) -> AnchorLoss:
         target_BMD = self._targets(terms)
         own_B = self._cross_entropy(terms, terms.z_BD, terms.logsumexp_B, target_BMD)
+        mix = terms.inputs.mix
         if mix is None:
-            return Compared(own_B)
+            return AnchorLoss(own_B)
         # Row k of keys and mask meets the anchor that shows sample k; this way round no [B, N] or
         # [B, N, D] need be permuted.
         shown_BD = terms.z_BD[torch.argsort(mix.permutation_B)]
         sums = sum_negatives(shown_BD, terms.negative, terms.mask_BN, self.temperature)
-        logsumexp_B = sums.logsumexp_B.masked_fill(sums.count_B == 0, 0.0)
-        other_B = self._cross_entropy(terms, shown_BD, logsumexp_B, target_BMD)[mix.permutation_B]
+        shown_B = self._cross_entropy(terms, shown_BD, sums.logsumexp_or_0_B, target_BMD)
+        other_B = shown_B[mix.permutation_B]
         theta_B = mix.theta_B.to(own_B)
-        return Compared(theta_B * own_B + (1 - theta_B) * other_B)
+        return AnchorLoss(theta_B * own_B + (1 - theta_B) * other_B)
 
     def _cross_entropy(
         self, terms: Terms, x_BD: Tensor, logsumexp_B: Tensor, target_BMD: Tensor
     ) -> Tensor:
-        """Of rows x against the keys of each row, whose negatives have this logsumexp [B]."""
+        """Cross-entropy [B] of rows x against their keys; the logsumexp is over the negatives."""
         logit_BM = torch.einsum("bd,bmd->bm", x_BD, terms.positive_BMD) / self.temperature
         all_BM = torch.logaddexp(logit_BM, logsumexp_B.unsqueeze(1))
         meant_BM = torch.einsum("bd,bmd->bm", x_BD, target_BMD) / self.temperature
@@ -119,7 +105,7 @@ class SelfLabeling(Contrastive):
 
     def _targets(self, terms: Terms) -> Tensor:
         """sum_k y_k b_k of each positive's label [B, M, D]."""
-        alpha, beta = at(self.alpha, self._step), at(self.beta, self._step)
+        alpha, beta = value_at(self.alpha, self._step), value_at(self.beta, self._step)
         if alpha == beta == 0:
             return terms.positive_BMD
         found = []
@@ -146,11 +132,3 @@ class SelfLabeling(Contrastive):
 
 def _rising(value: float | OverSteps, rise: int) -> float | OverSteps:
     return value if isinstance(value, OverSteps) or not rise else Ramp(value, rise)
-
-
-def _check_mix(mix: Mix, batch: int) -> None:
-    if mix.permutation_B.shape != (batch,) or mix.theta_B.shape != (batch,):
-        raise ValueError(
-            f"mix has shapes {tuple(mix.permutation_B.shape)} and {tuple(mix.theta_B.shape)}: "
-            f"expected [{batch}] both"
-        )

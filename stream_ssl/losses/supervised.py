@@ -8,9 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from stream_ssl.losses.contrastive import Compared, Contrastive, Terms
+from stream_ssl.losses.contrastive import AnchorLoss, Contrastive, Terms
 from stream_ssl.losses.negatives import sum_weighted
-from stream_ssl.losses.scan import count_left, left
+from stream_ssl.losses.scan import count_same, same_and_kept
 
 
 class SupervisedContrastive(Contrastive):
@@ -32,20 +32,20 @@ class SupervisedContrastive(Contrastive):
         super().__init__(temperature)
         self.needs_labels = True
 
-    def compare(self, terms: Terms) -> Compared:
+    def per_anchor(self, terms: Terms) -> AnchorLoss:
         all_B = torch.logaddexp(terms.logit_BM.logsumexp(1), terms.logsumexp_B)
-        same_BD, same_B = _same(terms)
+        same_BD, same_B = sum_same(terms)
         total_B = terms.logit_BM.sum(1) + (terms.z_BD * same_BD).sum(1) / self.temperature
-        return Compared(all_B - total_B / (terms.logit_BM.shape[1] + same_B))
+        return AnchorLoss(all_B - total_B / (terms.logit_BM.shape[1] + same_B))
 
 
-def _same(terms: Terms) -> tuple[Tensor, Tensor]:
+def sum_same(terms: Terms) -> tuple[Tensor, Tensor]:
     """Sum [B, D] and number [B] of the negatives of the anchor's class."""
-    same_BN, mask_BN = terms.given.same_BN, terms.mask_BN
+    same_BN, mask_BN = terms.inputs.same_BN, terms.mask_BN
     assert same_BN is not None
 
-    def chosen(chunk: slice) -> Tensor:
-        return left(same_BN, mask_BN, chunk).to(terms.z_BD.dtype)
+    def weight(chunk: slice) -> Tensor:
+        return same_and_kept(same_BN, mask_BN, chunk).to(terms.z_BD.dtype)
 
-    sum_BD = sum_weighted(terms.negative, terms.z_BD, chosen)
-    return sum_BD, count_left(terms.z_BD, same_BN, mask_BN)
+    sum_BD = sum_weighted(terms.negative, terms.z_BD, weight)
+    return sum_BD, count_same(terms.z_BD, same_BN, mask_BN)

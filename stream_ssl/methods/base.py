@@ -1,7 +1,7 @@
 """What a method is: views and a memory in, a loss and keys for the memory out.
 
 Shapes: V views, B samples, C channels, H height, W width, D embedding, F features, b images encoded
-at a time.
+at a time, M = V - 1 positives, A = V B anchors where each view is one.
 """
 
 from __future__ import annotations
@@ -13,15 +13,18 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from stream_ssl.batch import Batch
 from stream_ssl.losses import Loss, LossOutput
+from stream_ssl.losses.base import check_choice
+from stream_ssl.methods.norm import Statistics, normalising_by
 
 if TYPE_CHECKING:
     from memory import WorkingMemory
 
-See = Callable[[Tensor], Tensor]
-"""uint8 images [b, C, H, W] to what the encoder takes, as the memory's images are to be seen."""
+Transform = Callable[[Tensor], Tensor]
+"""uint8 images [b, C, H, W] of the memory to what the encoder takes."""
 
 
 def repeated(batch: Batch[Tensor], times: int) -> Batch[Tensor]:
@@ -48,27 +51,41 @@ class Method(nn.Module, ABC):
         encoder: images to features.
         projector: features to embeddings; states its `dim`.
         loss: what is minimised.
-        views: augmented views of each sample that `forward` wants: an anchor and its positives.
+        views: augmented views of each sample that `forward` takes: an anchor and its positives.
+        key_statistics: what BatchNorm uses where images are encoded for the memory alone: the
+            statistics of their "batch", as anchors have them, or the running "average".
 
     Raises:
-        ValueError: too few views, or a loss or projector that does not fit.
+        ValueError: an argument outside its range, or a loss or projector that does not fit.
     """
 
     contrasts: ClassVar[bool] = True
-    """Whether anchors are pushed from negatives; then the loss must use them, else it must not."""
+    """Whether anchors are pushed away from negatives; then the loss must use them, else it must
+    not."""
     needs_images: ClassVar[bool] = False
     """Whether the memory must keep images."""
 
-    def __init__(self, encoder: nn.Module, projector: nn.Module, loss: Loss, views: int) -> None:
+    def __init__(
+        self,
+        encoder: nn.Module,
+        projector: nn.Module,
+        loss: Loss,
+        views: int = 2,
+        key_statistics: Statistics = "batch",
+    ) -> None:
         super().__init__()
         if views < 2:
             raise ValueError(f"views is {views}: an anchor and at least one positive need 2")
         dim = getattr(projector, "dim", None)
         if not isinstance(dim, int):
             raise ValueError(f"{type(projector).__name__} has no `dim`: a projector states its own")
-        _check_loss(type(self).__name__, self.contrasts, loss)
+        check_choice("key_statistics", key_statistics, ("batch", "average"))
+        self._check_loss(loss)
         self.encoder, self.projector, self.loss = encoder, projector, loss
-        self.views, self._dim = views, dim
+        self.views, self.key_statistics = views, key_statistics
+        self.dim = dim
+        """D, which the memory must share."""
+        super().train()
 
     @abstractmethod
     def forward(
@@ -76,9 +93,11 @@ class Method(nn.Module, ABC):
     ) -> MethodOutput:
         """Loss of a batch. The memory is only read; see `prepare` for what may change it."""
 
-    @abstractmethod
+    @torch.no_grad()
     def encode_keys(self, image_BCHW: Tensor) -> Tensor:
         """Detached unit rows [B, D] as the memory holds them; changes no state."""
+        with normalising_by(self.key_statistics, self.encoder, self.projector):
+            return unit(self.projector(self.encoder(image_BCHW)))
 
     @torch.no_grad()
     def features(self, image_BCHW: Tensor) -> Tensor:
@@ -93,13 +112,8 @@ class Method(nn.Module, ABC):
 
     @property
     def trained(self) -> Iterable[nn.Parameter]:
-        """What the optimiser updates."""
-        return [*self.encoder.parameters(), *self.projector.parameters()]
-
-    @property
-    def dim(self) -> int:
-        """D, which the memory must share."""
-        return self._dim
+        """The parameters that the optimiser updates."""
+        return [parameter for parameter in self.parameters() if parameter.requires_grad]
 
     @property
     def needs_labels(self) -> bool:
@@ -107,18 +121,18 @@ class Method(nn.Module, ABC):
         return self.loss.needs_labels
 
     def begin(self, step: int) -> None:
-        """Called before each update with the learner's step: what follows a schedule is a function
-        of it alone, so that a run that resumes repeats itself."""
+        """Called before each update with the learner's step: schedules are functions of it alone,
+        so that a resumed run repeats."""
         self.loss.begin(step)
 
-    def prepare(self, memory: WorkingMemory, see: See) -> None:
-        """Called before each `forward`: a method that wants the memory encoded anew does it here.
+    def prepare(self, memory: WorkingMemory, transform: Transform) -> None:
+        """Called before each `forward`, for methods that encode the memory again.
 
         Args:
-            memory: may be refreshed.
-            see: makes the memory's images what the encoder takes.
+            memory: its embeddings may be refreshed.
+            transform: makes the memory's images what the encoder takes.
         """
-        del memory, see
+        del memory, transform
 
     def after_update(self) -> None:
         """Called after each optimiser step; a momentum encoder follows here."""
@@ -139,20 +153,32 @@ class Method(nn.Module, ABC):
             )
 
     def check_views(self, view_VBCHW: Sequence[Tensor]) -> None:
-        """ValueError unless there are as many as this method wants."""
+        """ValueError unless there are as many as this method takes."""
         if len(view_VBCHW) != self.views:
             raise ValueError(f"got {len(view_VBCHW)} views: this method wants {self.views}")
 
+    def _check_loss(self, loss: Loss) -> None:
+        given, name = type(loss).__name__, type(self).__name__
+        if self.contrasts and not loss.uses_negatives:
+            raise ValueError(
+                f"{given} uses no negatives, and without them {name} collapses to one point: "
+                "choose a contrastive loss such as InfoNCE, or the method BYOL or SimSiam"
+            )
+        if not self.contrasts and loss.uses_negatives:
+            raise ValueError(
+                f"{given} needs negatives, and {name} has none: choose NegativeCosine, or a "
+                "contrastive method such as MoCo or SimCLR"
+            )
 
-def _check_loss(name: str, contrasts: bool, loss: Loss) -> None:
-    given = type(loss).__name__
-    if contrasts and not loss.uses_negatives:
-        raise ValueError(
-            f"{given} uses no negatives, and without them {name} collapses to one point: choose a "
-            "contrastive loss such as InfoNCE, or the method BYOL or SimSiam"
-        )
-    if not contrasts and loss.uses_negatives:
-        raise ValueError(
-            f"{given} needs negatives, and {name} has none: choose NegativeCosine, or a "
-            "contrastive method such as MoCo or SimCLR"
-        )
+
+def others(z_AD: Tensor, views: int) -> Tensor:
+    """The other views of each anchor's sample, [A, M, D]; anchors are ordered view by view."""
+    z_VBD = z_AD.view(views, -1, z_AD.shape[1])
+    shifted = [z_VBD.roll(-shift, dims=0).flatten(0, 1) for shift in range(1, views)]
+    return torch.stack(shifted, dim=1)
+
+
+def unit(z_BD: Tensor) -> Tensor:
+    """Rows of unit norm."""
+    # In float32 whatever autocast computed: the memory refuses rows that are off unit norm.
+    return F.normalize(z_BD.float(), dim=1)

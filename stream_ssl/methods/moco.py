@@ -6,18 +6,22 @@ Shapes: V views, B samples, C channels, H height, W width, D embedding, M positi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from stream_ssl.batch import Batch
 from stream_ssl.losses import Loss
-from stream_ssl.methods import against
-from stream_ssl.methods.against import Against, Held, How, unit
-from stream_ssl.methods.base import MethodOutput
+from stream_ssl.methods.base import MethodOutput, unit
 from stream_ssl.methods.momentum import Momentum
-from stream_ssl.methods.norm import Statistics
+from stream_ssl.methods.negatives import (
+    MemoryNegatives,
+    NegativeSet,
+    Sampling,
+    batch_negatives,
+    contrast,
+)
 
 if TYPE_CHECKING:
     from memory import WorkingMemory
@@ -27,26 +31,16 @@ class MoCo(Momentum):
     """Anchors from the trained encoder, keys and memory from a slow average of it.
 
     DUEL, Algorithm 2, line 8: the negatives of anchor b are the other keys of the batch and the
-    memory. Left out are entries of the same sample id or the same content hash (0: unknown). The
+    memory. Entries of the same sample id or the same content hash (0: unknown) are masked. The
     memory's eviction policy is the whole difference between MoCo v2 (a queue, Oldest) and D-MoCo
     (MostDuplicated).
 
-    BatchNorm: see `key_statistics`.
-
     Args:
-        encoder: images to features; copied for the keys.
-        projector: features to embeddings; states its `dim`.
-        loss: of anchors, positives and negatives.
-        momentum: share of the key encoder that each update keeps, in [0, 1).
-        views: an anchor, and views - 1 positives; the first of these goes to the memory.
-        key_statistics: what the key encoder's BatchNorm uses. "batch": the statistics of the batch
-            of keys, sound from the first step on; what a key knows of its batch can leak to its
-            anchor. "average": buffers that follow the trained encoder's, so that nothing leaks
-            (EMAN); for runs of many times 1 / (1 - momentum) updates.
+        encoder, projector, loss: see `Method`.
         negatives: n, slots of the memory that an anchor is compared with; null: all.
-        negatives_by: how n are chosen: "uniform"; "hardest", for each anchor those most similar to
-            it; "stratified", from each k-means cell as many as from any other. Drawn by torch's
-            global generator. The hardest are another set for each anchor: B x N x D numbers.
+        negatives_by: how n are chosen: "uniform", "hardest" or "stratified", see `MemoryNegatives`.
+        common: `momentum` and `key_statistics`, see `Momentum`; and `views`: an anchor, and
+            views - 1 positives, the first of which goes to the memory.
 
     Raises:
         ValueError: an argument outside its range, or a loss that does not fit.
@@ -57,15 +51,13 @@ class MoCo(Momentum):
         encoder: nn.Module,
         projector: nn.Module,
         loss: Loss,
-        momentum: float = 0.99,
-        views: int = 2,
-        key_statistics: Statistics = "batch",
+        *,
         negatives: int | None = None,
-        negatives_by: How = "uniform",
+        negatives_by: Sampling = "uniform",
+        **common: Any,
     ) -> None:
-        super().__init__(encoder, projector, loss, views, momentum, key_statistics)
-        self.held = Held(negatives, negatives_by)
-        self.train()
+        super().__init__(encoder, projector, loss, **common)
+        self.memory_negatives = MemoryNegatives(negatives, negatives_by)
 
     def forward(
         self, view_VBCHW: Sequence[Tensor], samples: Batch[Tensor], memory: WorkingMemory
@@ -74,19 +66,20 @@ class MoCo(Momentum):
         z_BD = unit(self.projector(self.encoder(view_VBCHW[0])))
         positive_BMD = self.positives(view_VBCHW)
         key_BD = positive_BMD[:, 0]
-        compared = self.compared(z_BD, key_BD, samples, memory)
-        return MethodOutput(against.apply(self.loss, z_BD, positive_BMD, compared, memory), key_BD)
+        negatives = self.negatives(z_BD, key_BD, samples, memory)
+        return MethodOutput(contrast(self.loss, z_BD, positive_BMD, negatives, memory), key_BD)
 
     def positives(self, view_VBCHW: Sequence[Tensor]) -> Tensor:
         """Keys of every view but the anchor's, [B, M, D]."""
         return torch.stack([self.encode_keys(view) for view in view_VBCHW[1:]], dim=1)
 
-    def compared(
+    def negatives(
         self, z_BD: Tensor, key_BD: Tensor, samples: Batch[Tensor], memory: WorkingMemory
-    ) -> Against:
+    ) -> NegativeSet:
         """The keys of the batch and of the memory."""
-        return against.batch(key_BD, samples, samples).joined(self.held(z_BD, samples, memory))
+        of_batch = batch_negatives(key_BD, samples, samples)
+        return of_batch.concat(self.memory_negatives.draw(z_BD, samples, memory))
 
     def check(self, memory: WorkingMemory, batch: int | None = None) -> None:
         super().check(memory, batch)
-        self.held.check(self.loss, memory.capacity, batch)
+        self.memory_negatives.check(self.loss, memory.capacity, batch)

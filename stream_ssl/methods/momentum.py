@@ -6,15 +6,14 @@ Shapes: B samples, C channels, H height, W width, D embedding.
 from __future__ import annotations
 
 import copy
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from stream_ssl.losses import Loss
-from stream_ssl.methods.against import unit
-from stream_ssl.methods.base import Method
-from stream_ssl.methods.norm import Statistics, check_statistics, forget_statistics
+from stream_ssl.methods.base import Method, unit
+from stream_ssl.methods.norm import Statistics, forget_statistics
 
 
 class Momentum(Method):
@@ -29,9 +28,13 @@ class Momentum(Method):
     many times 1 / (1 - momentum) updates.
 
     Args:
-        encoder, projector, loss, views: as for `Method`; encoder and projector are copied.
+        encoder, projector, loss: see `Method`; encoder and projector are copied.
         momentum: share of the key encoder that each update keeps, in [0, 1).
         key_statistics: what the key encoder's BatchNorm uses, "batch" or "average".
+        common: `views`, see `Method`.
+
+    Raises:
+        ValueError: an argument outside its range, or a loss that does not fit.
     """
 
     def __init__(
@@ -39,20 +42,21 @@ class Momentum(Method):
         encoder: nn.Module,
         projector: nn.Module,
         loss: Loss,
-        views: int,
-        momentum: float,
-        key_statistics: Statistics,
+        *,
+        momentum: float = 0.99,
+        key_statistics: Statistics = "batch",
+        **common: Any,
     ) -> None:
-        super().__init__(encoder, projector, loss, views)
+        super().__init__(encoder, projector, loss, key_statistics=key_statistics, **common)
         if not 0 <= momentum < 1:
             raise ValueError(f"momentum is {momentum}: the key encoder follows only within [0, 1)")
-        check_statistics(key_statistics)
         self.momentum = momentum
         self.key_encoder = copy.deepcopy(encoder).requires_grad_(False)
         self.key_projector = copy.deepcopy(projector).requires_grad_(False)
         if key_statistics == "batch":
             forget_statistics(self.key_encoder)
             forget_statistics(self.key_projector)
+        self.train()
 
     @torch.no_grad()
     def encode_keys(self, image_BCHW: Tensor) -> Tensor:
@@ -60,8 +64,8 @@ class Momentum(Method):
 
     @torch.no_grad()
     def after_update(self) -> None:
-        follow(self.encoder, self.key_encoder, 1 - self.momentum)
-        follow(self.projector, self.key_projector, 1 - self.momentum)
+        move_towards(self.encoder, self.key_encoder, 1 - self.momentum)
+        move_towards(self.projector, self.key_projector, 1 - self.momentum)
 
     def train(self, mode: bool = True) -> Self:
         """As for any module, but the key encoder stays in evaluation mode."""
@@ -71,15 +75,14 @@ class Momentum(Method):
         return self
 
 
-def follow(followed: nn.Module, follower: nn.Module, share: float) -> None:
+def move_towards(target: nn.Module, moved: nn.Module, share: float) -> None:
     """Weights and floating buffers move by `share` of the way; counters are copied."""
-    weights: list[Tensor] = list(follower.parameters())
+    weights: list[Tensor] = list(moved.parameters())
     if weights:
-        sources: list[Tensor] = list(followed.parameters())
-        torch._foreach_lerp_(weights, sources, share)
-    source = dict(followed.named_buffers())
-    for name, buffer in follower.named_buffers():
+        torch._foreach_lerp_(weights, list(target.parameters()), share)
+    target_buffers = dict(target.named_buffers())
+    for name, buffer in moved.named_buffers():
         if buffer.is_floating_point():
-            buffer.lerp_(source[name], share)
+            buffer.lerp_(target_buffers[name], share)
         else:
-            buffer.copy_(source[name])
+            buffer.copy_(target_buffers[name])

@@ -16,10 +16,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 Statistics = Literal["average", "batch"]
 
 
-class _Single:
-    """Of one value a channel there is no variance, and torch refuses it. Such an input is
-    normalised by the running averages, which it leaves alone; where none are kept the value is its
-    own mean, so what comes out is the bias."""
+class _SingleValue:
+    """One value per channel has no variance, and torch refuses it. Here such an input is normalised
+    by the running averages and does not change them; without averages the value is its own mean,
+    and the output is the bias."""
 
     def forward(self: _BatchNorm, value: Tensor) -> Tensor:  # type: ignore[misc]
         if value.numel() != value.shape[1] or not (self.training or self.running_mean is None):
@@ -36,17 +36,17 @@ class _Single:
         return out
 
 
-class BatchNorm1d(_Single, nn.BatchNorm1d):
-    """torch's, but a batch of one sample is no error."""
+class BatchNorm1d(_SingleValue, nn.BatchNorm1d):
+    """torch's, but accepts a batch of one sample."""
 
 
-class BatchNorm2d(_Single, nn.BatchNorm2d):
-    """torch's, but a single value a channel is no error."""
+class BatchNorm2d(_SingleValue, nn.BatchNorm2d):
+    """torch's, but accepts a single value per channel."""
 
 
 def forget_statistics(module: nn.Module) -> None:
     """Let every BatchNorm use the statistics of its batch, in evaluation mode too."""
-    for layer in layers(module):
+    for layer in batchnorms(module):
         layer.track_running_stats = False
         layer.running_mean = layer.running_var = layer.num_batches_tracked = None
 
@@ -54,7 +54,7 @@ def forget_statistics(module: nn.Module) -> None:
 @contextmanager
 def normalising_by(statistics: Statistics, *modules: nn.Module) -> Iterator[None]:
     """Every BatchNorm uses its batch's statistics, or its running averages, and changes neither."""
-    found = [layer for module in modules for layer in layers(module)]
+    found = [layer for module in modules for layer in batchnorms(module)]
     before = [(layer.training, layer.track_running_stats) for layer in found]
     try:
         for layer in found:
@@ -66,12 +66,6 @@ def normalising_by(statistics: Statistics, *modules: nn.Module) -> Iterator[None
             layer.training, layer.track_running_stats = training, tracks
 
 
-def layers(module: nn.Module) -> list[_BatchNorm]:
+def batchnorms(module: nn.Module) -> list[_BatchNorm]:
     """Every BatchNorm of a network."""
     return [layer for layer in module.modules() if isinstance(layer, _BatchNorm)]
-
-
-def check_statistics(statistics: str) -> None:
-    """ValueError unless it is one of the two."""
-    if statistics not in ("average", "batch"):
-        raise ValueError(f'key_statistics is {statistics!r}: choose "average" or "batch"')

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +16,9 @@ from torch.distributions import Beta
 from memory.compute import to_device
 from stream_ssl.batch import Batch
 from stream_ssl.losses import Loss, Mix, SelfLabeling
-from stream_ssl.methods import against
-from stream_ssl.methods.against import How, unit
-from stream_ssl.methods.base import MethodOutput
+from stream_ssl.methods.base import MethodOutput, unit
 from stream_ssl.methods.moco import MoCo
-from stream_ssl.methods.norm import Statistics
+from stream_ssl.methods.negatives import contrast
 
 if TYPE_CHECKING:
     from memory import WorkingMemory
@@ -36,15 +34,10 @@ class SelfLabelingMoCo(MoCo):
     BatchNorm: as MoCo.
 
     Args:
-        encoder: images to features; copied for the keys.
-        projector: features to embeddings; states its `dim`.
+        encoder, projector: see `Method`.
         loss: SelfLabeling.
-        momentum: share of the key encoder that each update keeps, in [0, 1).
-        views: an anchor, and views - 1 positives; the first of these is mixed and remembered.
-        key_statistics: what the key encoder's BatchNorm uses, "batch" or "average", see MoCo.
-        negatives: n, slots of the memory that an anchor is compared with; null: all.
-        negatives_by: how n are chosen: "uniform", "hardest" for each anchor, or "stratified".
         mixup: theta is drawn from Beta(mixup, mixup), by torch's global generator; 0: no mixup.
+        common: see `MoCo`; of several positives the first is mixed and remembered.
 
     Raises:
         ValueError: an argument outside its range, or a loss that does not fit.
@@ -55,12 +48,9 @@ class SelfLabelingMoCo(MoCo):
         encoder: nn.Module,
         projector: nn.Module,
         loss: Loss,
-        momentum: float = 0.99,
-        views: int = 2,
-        key_statistics: Statistics = "batch",
-        negatives: int | None = None,
-        negatives_by: How = "uniform",
+        *,
         mixup: float = 1.0,
+        **common: Any,
     ) -> None:
         if not isinstance(loss, SelfLabeling):
             raise ValueError(
@@ -69,9 +59,7 @@ class SelfLabelingMoCo(MoCo):
             )
         if not (math.isfinite(mixup) and mixup >= 0):
             raise ValueError(f"mixup is {mixup}: Beta's parameter is positive, or 0 for no mixup")
-        super().__init__(
-            encoder, projector, loss, momentum, views, key_statistics, negatives, negatives_by
-        )
+        super().__init__(encoder, projector, loss, **common)
         self.mixup = mixup
 
     def forward(
@@ -86,12 +74,12 @@ class SelfLabelingMoCo(MoCo):
         z_BD = unit(self.projector(self.encoder(mixed_BCHW)))
         positive_BMD = self.positives(view_VBCHW)
         key_BD = positive_BMD[:, 0]
-        compared = self.compared(z_BD, key_BD, samples, memory)
-        loss = against.apply(self.loss, z_BD, positive_BMD, compared, memory, mix=mix)
+        negatives = self.negatives(z_BD, key_BD, samples, memory)
+        loss = contrast(self.loss, z_BD, positive_BMD, negatives, memory, mix)
         return MethodOutput(loss, key_BD)
 
     def draw(self, count: int, device: torch.device) -> Mix:
-        """Who is mixed with whom, and by how much; on the CPU, so that every device draws the
-        same."""
+        """Which samples are mixed, and by how much; drawn on the CPU, so that every device draws
+        the same."""
         theta_B = Beta(self.mixup, self.mixup).sample((count,))
         return Mix(to_device(torch.randperm(count), device), to_device(theta_B, device))

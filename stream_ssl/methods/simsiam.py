@@ -5,18 +5,16 @@ Shapes: V views, B samples, C channels, H height, W width, D embedding, A = V B 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from stream_ssl.batch import Batch
 from stream_ssl.losses import Loss
-from stream_ssl.methods.against import others, unit
-from stream_ssl.methods.base import Method, MethodOutput
-from stream_ssl.methods.norm import Statistics, check_statistics, normalising_by
-from stream_ssl.methods.predictor import Predictor
+from stream_ssl.methods.base import Method, MethodOutput, others, unit
+from stream_ssl.methods.norm import BatchNorm1d
 
 if TYPE_CHECKING:
     from memory import WorkingMemory
@@ -27,20 +25,18 @@ class SimSiam(Method):
 
     Chen and He 2021, eq. 1 to 4. No negatives, no momentum encoder.
 
-    The memory is given the second view's embeddings: training batches may be drawn from it.
+    The memory gets the second view's embeddings: training batches may be drawn from it.
 
     BatchNorm: each view passes alone, and the predictor's hidden layer is normalised. Without
-    negatives there is nothing to pick the positive from, so that what the statistics tell is of no
-    use; the method relies on them not to collapse. Use a projector with `batchnorm: all`.
+    negatives there is nothing to pick the positive from, so what the statistics tell is of no use;
+    the method relies on them not to collapse. Use a projector with `batchnorm: all`.
 
     Args:
-        encoder: images to features.
-        projector: features to embeddings; states its `dim`.
+        encoder, projector: see `Method`.
         loss: NegativeCosine.
-        views: V; each guesses the V - 1 others.
-        predictor_hidden: of the predictor; null: a quarter of the dimension, as in the paper.
-        key_statistics: what BatchNorm uses where images are encoded for the memory alone: the
-            statistics of their "batch", or the running "average".
+        predictor_hidden: width of the predictor's hidden layer; null: a quarter of the dimension,
+            as in the paper.
+        common: `views`, of which each guesses the others; and `key_statistics`, see `Method`.
 
     Raises:
         ValueError: an argument outside its range, or a loss that does not fit.
@@ -53,16 +49,13 @@ class SimSiam(Method):
         encoder: nn.Module,
         projector: nn.Module,
         loss: Loss,
-        views: int = 2,
+        *,
         predictor_hidden: int | None = None,
-        key_statistics: Statistics = "batch",
+        **common: Any,
     ) -> None:
-        super().__init__(encoder, projector, loss, views)
-        check_statistics(key_statistics)
-        self.key_statistics: Statistics = key_statistics
+        super().__init__(encoder, projector, loss, **common)
         hidden = max(1, self.dim // 4) if predictor_hidden is None else predictor_hidden
         self.predictor = Predictor(self.dim, hidden)
-        self.train()
 
     def forward(
         self, view_VBCHW: Sequence[Tensor], samples: Batch[Tensor], memory: WorkingMemory
@@ -75,11 +68,29 @@ class SimSiam(Method):
         loss = self.loss(guess_AD, others(target_AD, self.views), target_AD[:0])
         return MethodOutput(loss, target_AD[len(samples) : 2 * len(samples)])
 
-    @torch.no_grad()
-    def encode_keys(self, image_BCHW: Tensor) -> Tensor:
-        with normalising_by(self.key_statistics, self.encoder, self.projector):
-            return unit(self.projector(self.encoder(image_BCHW)))
 
-    @property
-    def trained(self) -> Iterable[nn.Parameter]:
-        return [*super().trained, *self.predictor.parameters()]
+class Predictor(nn.Module):
+    """Guesses one view's embedding [B, D] from another's: one hidden layer, BatchNorm and ReLU.
+
+    Args:
+        dim: D.
+        hidden: width of the hidden layer.
+
+    Raises:
+        ValueError: no hidden layer.
+    """
+
+    def __init__(self, dim: int, hidden: int) -> None:
+        super().__init__()
+        if hidden < 1:
+            raise ValueError(f"predictor_hidden is {hidden}: the hidden layer needs at least 1")
+        self.layers = nn.Sequential(
+            nn.Linear(dim, hidden, bias=False),
+            BatchNorm1d(hidden),
+            nn.ReLU(inplace=True),
+            nn.Linear(hidden, dim),
+        )
+
+    def forward(self, z_BD: Tensor) -> Tensor:
+        guess_BD: Tensor = self.layers(z_BD)
+        return guess_BD

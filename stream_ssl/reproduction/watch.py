@@ -15,10 +15,10 @@ from torch.distributions import Beta
 from memory import WorkingMemory
 from stream_ssl.learning.records import StepRecord
 from stream_ssl.losses import SelfLabeling
-from stream_ssl.losses.prior import Corrected
-from stream_ssl.losses.schedules import at
+from stream_ssl.losses.debiased import PriorCorrected
+from stream_ssl.losses.schedules import value_at
 from stream_ssl.methods import Method, SelfLabelingMoCo
-from stream_ssl.methods.against import prior
+from stream_ssl.methods.negatives import prior
 
 LOOKS = 20  # at a run
 
@@ -46,7 +46,7 @@ class Watch:
         if "clamp_rate" in record.diagnostics:
             found["clamp_rate"] = record.diagnostics["clamp_rate"]
         loss = self._method.loss
-        if isinstance(loss, Corrected):
+        if isinstance(loss, PriorCorrected):
             found |= priors(record, self._memory, loss)
         if isinstance(loss, SelfLabeling):
             mixup = self._method.mixup if isinstance(self._method, SelfLabelingMoCo) else 0.0
@@ -69,7 +69,7 @@ class Watch:
         return float(torch.special.entr(share_C).sum()) / math.log(self._classes)
 
 
-def priors(record: StepRecord, memory: WorkingMemory, loss: Corrected) -> dict[str, float]:
+def priors(record: StepRecord, memory: WorkingMemory, loss: PriorCorrected) -> dict[str, float]:
     """tau+ as the loss used it, as it is, and how well the memory measures it."""
     same_BK = record.labels_B.cpu()[:, None] == memory.labels.cpu()
     true_B = same_BK.double().mean(dim=1)
@@ -79,7 +79,7 @@ def priors(record: StepRecord, memory: WorkingMemory, loss: Corrected) -> dict[s
     elif isinstance(loss.prior, str):
         used_B = true_B
     else:
-        used_B = torch.full_like(true_B, at(loss.prior, record.step))
+        used_B = torch.full_like(true_B, value_at(loss.prior, record.step))
     both_2B = torch.stack([measured_B, true_B])
     varies = len(true_B) > 1 and bool((both_2B.std(dim=1) > 1e-9).all())
     return {
@@ -124,7 +124,7 @@ def _labels(
     key_BD: Tensor, memory: WorkingMemory, loss: SelfLabeling, own_BK: Tensor, step: int
 ) -> Tensor:
     """y of each anchor over the memory's keys [B, K] (self-labeling refinement, steps 1 to 3)."""
-    alpha, beta = at(loss.alpha, step), at(loss.beta, step)
+    alpha, beta = value_at(loss.alpha, step), value_at(loss.beta, step)
     logit_BK = key_BD @ memory.embeddings.double().T / (loss.temperature * loss.sharpening)
     p_BK = logit_BK.softmax(dim=1)
     q_BK = logit_BK.masked_fill(own_BK > 0, -torch.inf).softmax(dim=1)

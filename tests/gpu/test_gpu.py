@@ -99,7 +99,7 @@ def test_approximate_counts_are_right_in_the_mean() -> None:
 def test_a_loss_is_that_of_the_cpu(monkeypatch: pytest.MonkeyPatch, name: str, pass_: str) -> None:
     assert fused.sound(GPU), "the attention kernel is not trusted here: see the warning"
     if pass_ == "chunked":
-        monkeypatch.setattr(negatives, "fits", lambda *_: False)
+        monkeypatch.setattr(negatives, "can_fuse", lambda *_: False)
     given = case(batch=40, positives=2, negatives=1500, dim=16, dtype=torch.float32)
     said, found = known(given), []
     for device in ("cpu", GPU):

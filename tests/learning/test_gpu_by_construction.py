@@ -103,7 +103,8 @@ def test_what_else_a_step_may_do(name: str) -> None:
 def test_fewer_negatives_cost_no_read_of_the_methods(how: str) -> None:
     with SimulatedGpu() as gpu:
         learner = build(device="cuda:0")
-        learner.method.held.negatives, learner.method.held.negatives_by = 5, how
+        drawn = learner.method.memory_negatives
+        drawn.negatives, drawn.negatives_by = 5, how
         steps(learner, 3)
         gpu.waits.clear()
         steps(learner, 1)

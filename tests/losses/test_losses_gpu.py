@@ -22,7 +22,7 @@ def learnt(loss: Loss, given: Case, said: Known) -> tuple[LossOutput, list[torch
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "chunked"])
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_loss_waits_for_nothing(monkeypatch: pytest.MonkeyPatch, name: str, fused: bool) -> None:
-    monkeypatch.setattr(negatives, "fits", lambda *_: fused)
+    monkeypatch.setattr(negatives, "can_fuse", lambda *_: fused)
     given = case(batch=6, positives=2, negatives=300, dim=16, dtype=torch.float32)
     said = known(given)
     with SimulatedGpu() as gpu:

@@ -100,7 +100,7 @@ def test_losses_on_the_fused_pass(monkeypatch: pytest.MonkeyPatch, name: str) ->
     one = case(batch=6, positives=2, negatives=700, dim=16, dtype=torch.float32)
     found = []
     for fits in (True, False):
-        monkeypatch.setattr(negatives, "fits", lambda *_, fits=fits: fits)
+        monkeypatch.setattr(negatives, "can_fuse", lambda *_, fits=fits: fits)
         z_BD = one.z_BD.clone().requires_grad_()
         out = call(VARIANTS[name].build(), one._replace(z_BD=z_BD))
         out.loss.backward()
@@ -144,7 +144,7 @@ class Largest(TorchDispatchMode):
 
 def test_the_fused_pass_is_for_what_its_kernel_takes() -> None:
     z_BD, negative_ND = torch.zeros(2, 8), torch.zeros(3, 8)
-    assert not fused.fits(z_BD, negative_ND)  # on a CPU the chunks are as fast
+    assert not fused.can_fuse(z_BD, negative_ND)  # on a CPU the chunks are as fast
 
 
 def test_a_kernel_is_tried_before_it_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,30 +14,21 @@ from memory.descriptors import Thumbnail
 from memory.eviction import MostDuplicated
 from memory.scores import VonMisesFisher
 from stream_ssl.losses import InfoNCE, Loss, LossOutput
+from stream_ssl.losses.base import LossInputs
 from stream_ssl.methods import MoCo, Samples
-from stream_ssl.methods.against import SMOOTHING, prior
+from stream_ssl.methods.negatives import SMOOTHING, prior
 
 
 class Spy(Loss):
-    """Keeps what it was given."""
+    """Keeps the arguments of its call."""
 
     def __init__(self, needs_labels: bool = False, needs_prior: bool = False) -> None:
         super().__init__()
         self.needs_labels, self.needs_prior = needs_labels, needs_prior
 
-    def forward(
-        self,
-        z_BD: Tensor,
-        positive_BMD: Tensor,
-        negative: Tensor,
-        mask_BN: Tensor | None = None,
-        *,
-        same_BN: Tensor | None = None,
-        prior_B: Tensor | None = None,
-    ) -> LossOutput:
-        self.given = (z_BD, positive_BMD, negative, mask_BN)
-        self.same_BN, self.prior_B = same_BN, prior_B
-        return LossOutput(z_BD.sum(), z_BD.sum(1))
+    def compute(self, inputs: LossInputs) -> LossOutput:
+        self.given = inputs
+        return LossOutput(inputs.z_BD.sum(), inputs.z_BD.sum(1))
 
 
 def moco(
@@ -48,8 +39,8 @@ def moco(
 ) -> MoCo:
     torch.manual_seed(0)
     chosen = InfoNCE(0.2) if loss is None else loss
-    method = MoCo(SmallEncoder(), SmallProjector(), chosen, momentum, views, key_statistics)
-    return method.train()
+    settings = {"momentum": momentum, "views": views, "key_statistics": key_statistics}
+    return MoCo(SmallEncoder(), SmallProjector(), chosen, **settings)
 
 
 def views_of(count: int, batch: int = 4) -> list[Tensor]:
@@ -60,7 +51,7 @@ def views_of(count: int, batch: int = 4) -> list[Tensor]:
 def test_negatives_are_the_keys_of_the_batch_and_the_memory() -> None:
     spy, memory = Spy(), memory_of(5)
     out = moco(spy)(views_of(2), Samples(torch.arange(4)), memory)
-    _, positive_BMD, negative_ND, mask_BN = spy.given
+    _, positive_BMD, negative_ND, mask_BN = spy.given[:4]
     assert torch.equal(positive_BMD[:, 0], out.keys_BD)
     assert torch.equal(negative_ND, torch.cat([out.keys_BD, memory.embeddings]))
     assert torch.equal(mask_BN[:, :4], torch.eye(4, dtype=torch.bool))
@@ -86,7 +77,7 @@ def drawn(how: str, memory: WorkingMemory, hashes_B: Tensor | None = None) -> tu
     torch.manual_seed(0)
     method = MoCo(SmallEncoder(), SmallProjector(), spy, negatives=6, negatives_by=how).train()
     method(views_of(2), Samples(torch.arange(4), hashes_B), memory)
-    z_BD, _, negative, mask_BN = spy.given
+    z_BD, _, negative, mask_BN = spy.given[:4]
     return negative, mask_BN, z_BD
 
 
@@ -135,11 +126,16 @@ def test_oracles_are_told_who_shares_a_class(how: str) -> None:
     method(views_of(2), Samples(torch.arange(4), None, labels_B), memory)
     label_of = {tuple(row): number % 3 for number, row in enumerated(memory)}
     negative = spy.given[2].expand(4, -1, -1) if spy.given[2].ndim == 2 else spy.given[2]
-    assert spy.same_BN.shape == spy.given[3].shape
-    assert spy.same_BN[:, :4].int().tolist() == [[1, 0, 0, 0], [0, 1, 1, 0], [0, 1, 1, 0], [0] * 4]
+    assert spy.given.same_BN.shape == spy.given[3].shape
+    assert spy.given.same_BN[:, :4].int().tolist() == [
+        [1, 0, 0, 0],
+        [0, 1, 1, 0],
+        [0, 1, 1, 0],
+        [0] * 4,
+    ]
     for anchor, label in enumerate(labels_B.tolist()):
         found = [label_of[tuple(row)] == label for row in negative[anchor, 4:].tolist()]
-        assert spy.same_BN[anchor, 4:].tolist() == found
+        assert spy.given.same_BN[anchor, 4:].tolist() == found
 
 
 def enumerated(memory: WorkingMemory) -> list[tuple[int, list[float]]]:
@@ -157,8 +153,8 @@ def test_the_prior_is_each_anchor_s_collision_with_the_memory() -> None:
     ]
     for anchor, own in enumerate(measured):
         expected = (40 * own + SMOOTHING * sum(measured) / 4) / (40 + SMOOTHING)
-        assert spy.prior_B[anchor] == pytest.approx(min(max(expected, 1 / 40), 0.5), rel=1e-4)
-    assert not spy.prior_B.requires_grad
+        assert spy.given.prior_B[anchor] == pytest.approx(min(max(expected, 1 / 40), 0.5), rel=1e-4)
+    assert not spy.given.prior_B.requires_grad
 
 
 def test_the_prior_is_taken_over_embeddings_whatever_duplicates_are_counted_on() -> None:
@@ -193,13 +189,13 @@ def test_few_slots_say_little_of_an_anchor_s_own_prior() -> None:
 def test_the_prior_is_bounded() -> None:
     spy = Spy(needs_prior=True)
     moco(spy)(views_of(2), Samples(torch.arange(4)), WorkingMemory(40, 4))
-    assert spy.prior_B.tolist() == pytest.approx([1 / 40] * 4)  # nothing is held yet
+    assert spy.given.prior_B.tolist() == pytest.approx([1 / 40] * 4)  # nothing is held yet
     full = WorkingMemory(40, 4)
     method = moco(spy)
     z_B4 = method.encode_keys(views_of(1)[0])[:1].expand(40, -1)
     full.add(torch.arange(40) + 9, z_B4)
     method(views_of(2), Samples(torch.arange(4)), full)
-    assert spy.prior_B.max() == 0.5
+    assert spy.given.prior_B.max() == 0.5
 
 
 def test_more_views_are_more_positives() -> None:

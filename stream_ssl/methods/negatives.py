@@ -1,46 +1,46 @@
-"""What anchors are compared with: their batch and the memory, and what of it is left out.
+"""The negatives of a batch's anchors, from the batch and the memory, and what is masked.
 
 Shapes: B anchors, S keys of the batch, n negatives of the memory, N = S + n, D embedding, M
-positives, V = M + 1 views, A = V B anchors where each view is one.
+positives.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from stream_ssl.batch import Batch
-from stream_ssl.losses import Loss, LossOutput
+from stream_ssl.losses import Loss, LossOutput, Mix
+from stream_ssl.losses.base import check_choice
 
 if TYPE_CHECKING:
     from memory import WorkingMemory
     from memory.draws import Negatives
 
-How = Literal["uniform", "hardest", "stratified"]
+Sampling = Literal["uniform", "hardest", "stratified"]
 
 BATCHES = 2
-"""A loss made for batch-sized N takes at most so many batches of the memory."""
+"""A loss made for batch-sized N takes at most this many batches of the memory."""
 
 LARGEST_PRIOR = 0.5
 
 SMOOTHING = 32
-"""An anchor's prior is measured as if so many slots more had the batch's mean score with it: little
-to a full memory, but with a handful of slots an anchor's own mean is chance."""
+"""An anchor's prior is measured as if this many further slots had the batch's mean score with it.
+That changes little with a full memory; with a handful of slots an anchor's own mean is chance."""
 
 
-class Against(NamedTuple):
+class NegativeSet(NamedTuple):
     """Negatives [N, D], or [B, N, D] where each anchor has its own, and what is known of them."""
 
     negative: Tensor
     mask_BN: Tensor  # True: left out, being the anchor itself or a copy
     same_BN: Tensor | None  # True: known by its label to share the anchor's class
 
-    def joined(self, other: Against) -> Against:
-        """These and the others."""
+    def concat(self, other: NegativeSet) -> NegativeSet:
+        """These, then the others."""
         anchors = len(self.mask_BN)
         parts = [self.negative, other.negative.to(self.negative)]
         if any(part.ndim == 3 for part in parts):
@@ -49,35 +49,35 @@ class Against(NamedTuple):
         if self.same_BN is not None and other.same_BN is not None:
             same_BN = torch.cat([self.same_BN, other.same_BN], dim=1)
         mask_BN = torch.cat([self.mask_BN, other.mask_BN], dim=1)
-        return Against(torch.cat(parts, dim=-2), mask_BN, same_BN)
+        return NegativeSet(torch.cat(parts, dim=-2), mask_BN, same_BN)
 
 
-def batch(key_SD: Tensor, anchors: Batch[Tensor], keys: Batch[Tensor]) -> Against:
-    """The keys of a batch, without those of the anchor's own sample or content."""
+def batch_negatives(key_SD: Tensor, anchors: Batch[Tensor], keys: Batch[Tensor]) -> NegativeSet:
+    """The keys of a batch; those of the anchor's own sample id or content are masked."""
     mask_BS = anchors.ids_B.unsqueeze(1) == keys.ids_B
     if anchors.hashes_B is not None and keys.hashes_B is not None:
         hashes_B1 = anchors.hashes_B.unsqueeze(1)
         mask_BS |= (hashes_B1 == keys.hashes_B) & (hashes_B1 != 0)
-    return Against(key_SD, mask_BS, same_class(anchors.labels_B, keys.labels_B))
+    return NegativeSet(key_SD, mask_BS, same_class(anchors.labels_B, keys.labels_B))
 
 
-class Held:
-    """Which slots of the memory anchors are compared with.
+class MemoryNegatives:
+    """Draws negatives from the memory.
 
     Args:
         negatives: n, slots of the memory that an anchor is compared with; null: all.
         negatives_by: how n are chosen: "uniform"; "hardest", for each anchor those most similar to
-            it; "stratified", from each k-means cell as many as from any other. Drawn by torch's
-            global generator.
+            it: B x n x D numbers; "stratified", equally many from each k-means cell. Drawn by
+            torch's global generator.
+
+    Raises:
+        ValueError: an argument outside its range.
     """
 
-    def __init__(self, negatives: int | None, negatives_by: How) -> None:
+    def __init__(self, negatives: int | None, negatives_by: Sampling) -> None:
         if negatives is not None and negatives < 1:
             raise ValueError(f"negatives is {negatives}: at least 1 of the memory, or null for all")
-        if negatives_by not in ("uniform", "hardest", "stratified"):
-            raise ValueError(
-                f'negatives_by is {negatives_by!r}: choose "uniform", "hardest" or "stratified"'
-            )
+        check_choice("negatives_by", negatives_by, ("uniform", "hardest", "stratified"))
         if negatives is None and negatives_by != "uniform":
             raise ValueError(
                 f"negatives_by={negatives_by!r} chooses among the memory, and all of it is taken: "
@@ -85,16 +85,16 @@ class Held:
             )
         self.negatives, self.negatives_by = negatives, negatives_by
 
-    def __call__(self, z_BD: Tensor, anchors: Batch[Tensor], memory: WorkingMemory) -> Against:
-        """Of the memory, what these anchors are compared with."""
-        held = self._chosen(z_BD, anchors, memory)
+    def draw(self, z_BD: Tensor, anchors: Batch[Tensor], memory: WorkingMemory) -> NegativeSet:
+        """Negatives for these anchors; slots of their own ids or contents are masked."""
+        drawn = self._draw(z_BD, anchors, memory)
         device = anchors.ids_B.device
-        mask_Bn = memory.mask(anchors.ids_B, anchors.hashes_B, held).to(device)
-        labels_n = None if anchors.labels_B is None else self._labels(held, memory).to(device)
-        return Against(held.z_ND.to(device), mask_Bn, same_class(anchors.labels_B, labels_n))
+        mask_Bn = memory.mask(anchors.ids_B, anchors.hashes_B, drawn).to(device)
+        labels_n = None if anchors.labels_B is None else self._labels(drawn, memory).to(device)
+        return NegativeSet(drawn.z_ND.to(device), mask_Bn, same_class(anchors.labels_B, labels_n))
 
     def check(self, loss: Loss, capacity: int, batch: int | None, views: int = 1) -> None:
-        """ValueError unless the memory has as many, and the loss bears as many.
+        """ValueError unless the memory has as many, and the loss works with as many.
 
         Args:
             loss: what they are for.
@@ -111,7 +111,7 @@ class Held:
             drawn = capacity if self.negatives is None else self.negatives
             check_size(loss, batch, views, drawn)
 
-    def _chosen(self, z_BD: Tensor, anchors: Batch[Tensor], memory: WorkingMemory) -> Negatives:
+    def _draw(self, z_BD: Tensor, anchors: Batch[Tensor], memory: WorkingMemory) -> Negatives:
         if self.negatives is None:
             return memory.negatives()
         if self.negatives_by == "hardest":
@@ -124,20 +124,20 @@ class Held:
                 each=True,
             )
         # Not by the memory's own generator: a forward pass leaves the memory as it is.
-        drawn_by = torch.default_generator
-        return memory.negatives(self.negatives, drawn_by, how=self.negatives_by)
+        generator = torch.default_generator
+        return memory.negatives(self.negatives, generator, how=self.negatives_by)
 
-    def _labels(self, held: Negatives, memory: WorkingMemory) -> Tensor:
-        """A draw does not tell its slots; a sample's label follows from its id as well."""
+    def _labels(self, drawn: Negatives, memory: WorkingMemory) -> Tensor:
+        """Labels of the negatives, by their ids: a draw does not tell its slots."""
         if self.negatives is None:
             return memory.labels
         ordered = torch.sort(memory.ids)
-        at = torch.searchsorted(ordered.values, held.ids_N.contiguous())
+        at = torch.searchsorted(ordered.values, drawn.ids_N.contiguous())
         return memory.labels[ordered.indices][at]
 
 
 def check_size(loss: Loss, batch: int, views: int, drawn: int) -> None:
-    """ValueError unless the loss bears so many views of a batch and so many of the memory."""
+    """ValueError unless the loss works with this many views of a batch and slots of the memory."""
     total, most = views * batch + drawn, getattr(loss, "most_negatives", math.inf)
     if loss.batch_sized and (drawn > BATCHES * batch or total > most):
         raise ValueError(
@@ -148,17 +148,20 @@ def check_size(loss: Loss, batch: int, views: int, drawn: int) -> None:
         )
 
 
-def apply(
+def contrast(
     loss: Loss,
     z_BD: Tensor,
     positive_BMD: Tensor,
-    against: Against,
+    negatives: NegativeSet,
     memory: WorkingMemory,
-    **more: Any,
+    mix: Mix | None = None,
 ) -> LossOutput:
-    """The loss, with what it reads besides: labels, the prior that the memory measures, or
-    what a method has for its own loss."""
-    if loss.needs_labels and against.same_BN is None:
+    """The loss of anchors, and what else it reads: labels, and the prior that the memory measures.
+
+    Raises:
+        ValueError: it reads labels, and a batch or the memory has none.
+    """
+    if loss.needs_labels and negatives.same_BN is None:
         raise ValueError(
             f"{type(loss).__name__} reads labels and there are none: stream labelled samples, or "
             "choose a loss without an oracle"
@@ -166,11 +169,11 @@ def apply(
     return loss(  # type: ignore[no-any-return]
         z_BD,
         positive_BMD,
-        against.negative,
-        against.mask_BN,
-        same_BN=against.same_BN if loss.needs_labels else None,
+        negatives.negative,
+        negatives.mask_BN,
+        same_BN=negatives.same_BN if loss.needs_labels else None,
         prior_B=prior(z_BD, memory) if loss.needs_prior else None,
-        **more,
+        mix=mix,
     )
 
 
@@ -178,28 +181,15 @@ def apply(
 def prior(z_BD: Tensor, memory: WorkingMemory) -> Tensor:
     """tau+ of each anchor, float32 [B]: its expected collision probability with the memory's
     embeddings (DUEL, Definition 2), smoothed by `SMOOTHING` slots of the batch's mean and within
-    [1 / capacity, 0.5]. A copy of its own that is held counts as one slot."""
+    [1 / capacity, 0.5]. A copy of the anchor in the memory counts as one slot."""
     measured_B = memory.prior(z_BD.detach()).to(z_BD.device, torch.float32)
-    held = len(memory)
-    prior_B = (held * measured_B + SMOOTHING * measured_B.mean()) / (held + SMOOTHING)
+    slots = len(memory)
+    prior_B = (slots * measured_B + SMOOTHING * measured_B.mean()) / (slots + SMOOTHING)
     return prior_B.clamp(min(1 / memory.capacity, LARGEST_PRIOR), LARGEST_PRIOR)
 
 
 def same_class(labels_B: Tensor | None, labels_N: Tensor | None) -> Tensor | None:
-    """bool [B, N], where both are known (>= 0) and equal; None where there are no labels."""
+    """bool [B, N], True where both are known (>= 0) and equal; None where there are no labels."""
     if labels_B is None or labels_N is None:
         return None
     return (labels_B.unsqueeze(1) == labels_N) & (labels_B >= 0).unsqueeze(1)
-
-
-def others(z_AD: Tensor, views: int) -> Tensor:
-    """The other views of each anchor's sample, [A, M, D]; anchors are ordered view by view."""
-    z_VBD = z_AD.view(views, -1, z_AD.shape[1])
-    shifted = [z_VBD.roll(-shift, dims=0).flatten(0, 1) for shift in range(1, views)]
-    return torch.stack(shifted, dim=1)
-
-
-def unit(z_BD: Tensor) -> Tensor:
-    """Rows of unit norm."""
-    # In float32 whatever autocast computed: the memory refuses rows that are off unit norm.
-    return F.normalize(z_BD.float(), dim=1)
