@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from rich import box
+from rich.markup import escape
 from rich.table import Table
 
 from stream_ssl.app.demo import machine
@@ -73,13 +74,14 @@ def table(result: Result) -> Table:
     )
     if result.error:
         found.add_column("failed", style="red")
-        found.add_row(result.error)
+        found.add_row(escape(result.error))
         return found
     for name in columns(result.rows):
         found.add_column(name, justify="right" if numeric(result.rows, name) else "left")
     for row in result.rows:
         style = "red" if row.get("met") is False else None
-        found.add_row(*(text(row.get(name)) for name in columns(result.rows)), style=style)
+        cells = (escape(text(row.get(name))) for name in columns(result.rows))
+        found.add_row(*cells, style=style)
     return found
 
 

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
-from collections.abc import Mapping
+import math
+import os
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import torch
@@ -14,14 +19,17 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from memory import WorkingMemory
+from memory.descriptors import Embedding
 from memory.eviction import Policy
 from stream_ssl.app import config
+from stream_ssl.app.failures import check_writable
 from stream_ssl.batch import START, Offset
 from stream_ssl.ingest.batches import Batches
 from stream_ssl.ingest.decode import Decoder
 from stream_ssl.ingest.journal import JournalReader
 from stream_ssl.ingest.quarantine import Quarantine
 from stream_ssl.learning import randomness
+from stream_ssl.learning.checkpoint import Checkpointer
 from stream_ssl.learning.checks import check_batch, check_labels
 from stream_ssl.learning.encoder import ResNet
 from stream_ssl.learning.learner import Learner, Stream
@@ -29,6 +37,7 @@ from stream_ssl.learning.optimiser import OptimiserSettings
 from stream_ssl.learning.pace import Pace
 from stream_ssl.learning.projector import Projector
 from stream_ssl.learning.views import Views
+from stream_ssl.losses import PositiveDebiased
 from stream_ssl.methods import Method
 from stream_ssl.observe.held_out import HeldOutProbe
 from stream_ssl.observe.prequential import Prequential
@@ -143,7 +152,9 @@ def learner(settings: Namespace, stream: Stream, start: Offset) -> Learner:
     Raises:
         ValueError: the sections do not go together.
     """
+    check_device(settings.learner.device, "--learner.device")
     network = method(settings)
+    check_memory(settings, network.dim)
     working = memory(settings, network.dim)
     pace = Pace(**settings.pace)
     check_labels(network, settings.classes > 0)
@@ -178,6 +189,62 @@ def held_out(settings: Namespace, learner: Learner) -> HeldOutProbe | None:
     return HeldOutProbe(settings.observe.held_out, Decoder(**settings.decoder), features)
 
 
+def check_device(device: str, option: str = "--device") -> None:
+    """Refuses a device that this machine lacks.
+
+    Raises:
+        ValueError: it does.
+    """
+    try:
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"device {device!r} cannot be used ({reason}); try {option} cpu") from None
+
+
+def check_memory(settings: Namespace, dim: int) -> None:
+    """Refuses a memory and shadows that this machine cannot hold, before they are allocated.
+
+    Raises:
+        ValueError: they take more than all of its main memory, or the GPU's; or the image file's
+            folder cannot be written.
+    """
+    memory = settings.memory
+    if memory.image_file is not None:
+        _check_image_file(memory.image_file)
+    descriptor = memory.descriptor or Embedding()
+    apart = 0
+    if not isinstance(descriptor, Embedding):
+        apart = descriptor.dim(dim, image_shape(settings))
+    device = torch.device(settings.learner.device)
+    rows = memory.capacity * 4 * (dim + apart) * (1 + len(settings.shadows))
+    images = 0 if memory.image_file else memory.capacity * math.prod(image_shape(settings))
+    here = rows + images if device.type == "cpu" else 0
+    if device.type == "cuda":
+        on_host = images if memory.images_on == "host" else 0
+        here, there = on_host, rows + images - on_host
+        room = torch.cuda.get_device_properties(device).total_memory
+        _check_room(memory.capacity, there, room, f"{device} has")
+    room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    _check_room(memory.capacity, here, room, "this machine has")
+
+
+def _check_image_file(file: Path) -> None:
+    folder = Path(file).absolute().parent
+    if not folder.is_dir():
+        raise ValueError(f"memory.image_file {file}: there is no folder {folder}; make it first")
+    check_writable(folder, "the folder of memory.image_file,", "choose another")
+
+
+def _check_room(capacity: int, needed: int, room: int, where: str) -> None:
+    if needed > room:
+        raise ValueError(
+            f"memory.capacity {capacity} takes {needed / 1e9:,.1f} GB, shadows included, and "
+            f"{where} {room / 1e9:,.1f} GB: lower it, or keep the images in a file with "
+            "memory.image_file"
+        )
+
+
 class EmptyStream:
     """A stream that never has a batch."""
 
@@ -190,19 +257,66 @@ class EmptyStream:
 
 
 def dry_run(settings: Namespace) -> None:
-    """Build what a run would build that touches neither disk nor socket.
+    """Build what a learner's process builds, in a folder that is then removed.
 
-    The memory's images then lie in memory: its file may be another run's, which holds a lock on it.
+    So does the memory's image file: the one that is named may be another run's, and locked.
 
     Raises:
         ValueError: the settings cannot work.
     """
-    settings = settings.clone()
-    settings.memory.image_file = None
-    Decoder(**settings.decoder)
-    network = learner(settings, EmptyStream(), START).method
-    shadows(settings, network.dim)
-    prequential(settings)
+    with ExitStack() as stack:
+        settings = settings.clone()
+        settings.run = Path(stack.enter_context(TemporaryDirectory()))
+        Checkpointer(settings.run / "checkpoints", **settings.checkpoints)
+        reader = stack.enter_context(closing(JournalReader(settings.run / "journal")))
+        stack.enter_context(batches(settings, reader, START))
+        if settings.memory.image_file is not None:
+            _check_image_file(settings.memory.image_file)
+            settings.memory.image_file = settings.run / "images"
+        built = learner(settings, EmptyStream(), START)
+        shadows(settings, built.method.dim)
+        prequential(settings)
+        held_out(settings, built)
+
+
+def without_effect(config: Mapping[str, Any]) -> list[str]:
+    """Options that are set to other than their default and change nothing, a line each.
+
+    Args:
+        config: the resolved configuration, as plain values.
+    """
+    decoder, learner, loss = config["decoder"], config["learner"], config["loss"]
+    optimiser = config["optimiser"]["name"]
+    replays = Pace(**config["pace"]).replays(config["batches"]["batch_size"])
+    mixed = (loss.get("init_args") or {}).get("aggregation") == "mixed"
+    rules: list[tuple[Callable[..., Any], str, tuple[str, ...], bool, str]] = [
+        (Views, "views", ("saturation", "hue", "grey"), decoder["channels"] == 1,
+         "images are grey (decoder.channels is 1)"),
+        (OptimiserSettings, "optimiser", ("momentum",), optimiser != "sgd",
+         f"optimiser.name is {optimiser!r}, and it is SGD's"),
+        (OptimiserSettings, "optimiser", ("betas",), optimiser == "sgd",
+         "optimiser.name is 'sgd', and they are Adam's"),
+        (Learner, "learner", ("stream_share",), learner["anchors"] != "mixed",
+         f"learner.anchors is {learner['anchors']!r}, and it is of \"mixed\""),
+        (Learner, "learner", ("draw", "write_back"),
+         learner["anchors"] == "stream" and not replays,
+         "nothing is drawn from the memory (learner.anchors is 'stream', without replays)"),
+        (PositiveDebiased, "loss.init_args", ("alpha", "floor"),
+         loss["class_path"].endswith(".PositiveDebiased") and not mixed,
+         "loss.aggregation is not \"mixed\""),
+    ]  # fmt: skip
+    lines = []
+    for owner, path, options, idle, why in rules:
+        values: Any = config
+        for name in path.split(".") if idle else ():
+            values = values.get(name) or {}
+        for option in options if idle else ():
+            default = inspect.signature(owner).parameters[option].default
+            default = list(default) if isinstance(default, tuple) else default
+            if values.get(option, default) != default:
+                section = path.partition(".")[0]
+                lines.append(f"{section}.{option} {values[option]!r} has no effect: {why}")
+    return lines
 
 
 def load_encoder(checkpoint: Path, of: Of = "features", device: str = "cpu") -> CheckpointEncoder:

@@ -24,6 +24,7 @@ COMMANDS = {
     "check": "validate a config file without opening a socket",
     "status": "what a running daemon is doing: rates, lag, memory, last checkpoint",
 }
+LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 DAEMONS = ("run", "receiver", "learner", "produce")
 
 
@@ -41,14 +42,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     chosen, rest = parser.parse_known_args(argv)
     if chosen.command in DAEMONS:  # until they take the signal over there is nothing to drain
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    level = os.environ.get("STREAM_SSL_LOG", "INFO").upper()
+    if level not in LEVELS:
+        parser.error(f"STREAM_SSL_LOG is {level.lower()!r}: choose one of {', '.join(LEVELS)}")
     logging.basicConfig(
-        level=os.environ.get("STREAM_SSL_LOG", "INFO").upper(),
+        level=level,
         format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
         stream=sys.stderr,
     )
     logging.getLogger("faiss").setLevel(logging.WARNING)  # it tells of each build that is not there
-    command = importlib.import_module(f"stream_ssl.app.commands.{chosen.command}")
-    status = command.main(rest)
+    try:
+        command = importlib.import_module(f"stream_ssl.app.commands.{chosen.command}")
+        status = command.main(rest)
+    except ModuleNotFoundError as error:
+        from stream_ssl.app.failures import USAGE, missing_extra
+
+        print(f"stream-ssl {chosen.command}: {missing_extra(error)}", file=sys.stderr)
+        return USAGE
     assert isinstance(status, int)
     return status
 

@@ -6,12 +6,16 @@ role's along unread: the receiver must not import torch to skip the learner's se
 
 from __future__ import annotations
 
+import difflib
 import json
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
+import yaml
 from jsonargparse import ArgumentParser, Namespace
 
 from stream_ssl.app.failures import readable
@@ -123,7 +127,7 @@ def receiver_parser(command: str = "receiver") -> ArgumentParser:
     """The parser of the receiver's sections."""
     parser = _parser(command)
     _add_receiver(parser)
-    _carry(parser, LEARNER_SECTIONS)
+    _carry(parser, LEARNER_SECTIONS, "learner")
     return parser
 
 
@@ -131,7 +135,7 @@ def learner_parser(command: str = "learner") -> ArgumentParser:
     """The parser of the learner's sections."""
     parser = _parser(command)
     _add_learner(parser)
-    _carry(parser, RECEIVER_SECTIONS)
+    _carry(parser, RECEIVER_SECTIONS, "receiver")
     return parser
 
 
@@ -225,7 +229,65 @@ def read(parser: ArgumentParser, arguments: Sequence[str]) -> Namespace:
         parser = _parser(parser.prog.split()[-1])
         _add_receiver(parser)
         _add_learner(parser)
+    check_files(parser, arguments)
     return parser.parse_args(arguments)
+
+
+def check_files(parser: ArgumentParser, arguments: Sequence[str]) -> None:
+    """Exit with a message, as argparse does, on a fault of a config file that the parser would
+    name badly or not at all."""
+    known = {action.dest.partition(".")[0] for action in parser._actions}
+    files = [
+        *(after for option, after in pairwise(arguments) if option == "--config"),
+        *(a.removeprefix("--config=") for a in arguments if a.startswith("--config=")),
+        *filter(None, [os.environ.get("STREAM_SSL_CONFIG")]),
+    ]
+    for file in files:
+        if (fault := next(_faults(Path(file), known), None)) is not None:
+            parser.error(f"{file}{fault}")
+
+
+def _faults(file: Path, known: Set[str]) -> Iterator[str]:
+    try:
+        root = yaml.compose(file.read_bytes().decode(), yaml.SafeLoader)
+    except UnicodeDecodeError as error:
+        byte = error.object[error.start]
+        yield f": byte {error.start} (0x{byte:02x}) is no UTF-8 text; save the file as UTF-8"
+        return
+    except yaml.MarkedYAMLError as error:
+        line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        yield f"{line}: no YAML: {error.problem}"
+        return
+    except (OSError, yaml.YAMLError):  # the parser says that well
+        return
+    yield from _duplicates(root)
+    for key, _ in root.value if isinstance(root, yaml.MappingNode) else ():
+        name = str(key.value).partition(".")[0]
+        if name not in known:
+            close = difflib.get_close_matches(name, known, 1)
+            meant = (
+                f"did you mean {close[0]}?"
+                if close
+                else "there are: " + ", ".join(sorted(known - {"help", "config", "print_config"}))
+            )
+            yield f", line {key.start_mark.line + 1}: there is no section {name!r}; {meant}"
+
+
+def _duplicates(node: yaml.Node | None) -> Iterator[str]:
+    """YAML would take the last of them, without a word."""
+    if isinstance(node, yaml.MappingNode):
+        lines: dict[str, int] = {}
+        for key, value in node.value:
+            line = key.start_mark.line + 1
+            if isinstance(key, yaml.ScalarNode) and key.value != "<<":
+                if key.value in lines:
+                    before = lines[key.value]
+                    yield f", line {line}: {key.value!r} is in line {before} already; remove one"
+                lines[key.value] = line
+            yield from _duplicates(value)
+    elif isinstance(node, yaml.SequenceNode):
+        for value in node.value:
+            yield from _duplicates(value)
 
 
 def resolved(parser: ArgumentParser, settings: Namespace) -> dict[str, Any]:
@@ -267,12 +329,15 @@ def _section(parser: ArgumentParser, cls: type, name: str, skip: set[str] | None
     parser.add_class_arguments(cls, name, skip=skip or set(), instantiate=False)
 
 
-def _carry(parser: ArgumentParser, sections: Sequence[str]) -> None:
+def _carry(parser: ArgumentParser, sections: Sequence[str], role: str) -> None:
     """Accept the other role's sections unread.
 
     A bare dict: of a dict[str, Any] the parser would import the classes that it names.
     """
     for name in sections:
         parser.add_argument(
-            f"--{name}", type=dict | int | str | None, default=None, help="the other's"
+            f"--{name}",
+            type=dict | int | str | None,
+            default=None,
+            help=f"of the {role}; its options are told by: stream-ssl {role} --help",
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import logging
@@ -12,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from stream_ssl.app.failures import Failure, check_writable
 from stream_ssl.durable import write
 from stream_ssl.ingest.rate_limited_logger import RateLimitedLogger
 
@@ -20,7 +22,10 @@ log = logging.getLogger(__name__)
 FILE = "endpoints.json"
 
 
-class RoleTaken(RuntimeError):
+OTHER_FOLDER = "choose another run folder with --run"
+
+
+class RoleTaken(Failure):
     """Another process of the same role works in the run folder."""
 
 
@@ -30,9 +35,18 @@ def hold_role(run: Path, role: str) -> Iterator[None]:
 
     Raises:
         RoleTaken: another living process holds it.
+        ValueError: the folder cannot be written, and will not be when tried again.
     """
-    run.mkdir(parents=True, exist_ok=True)
-    handle = os.open(run / f"{role}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    check_writable(run, "run folder", OTHER_FOLDER)
+    try:
+        run.mkdir(parents=True, exist_ok=True)
+        handle = os.open(run / f"{role}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+            raise
+        raise ValueError(
+            f"run folder {run} cannot be written ({error.strerror}); {OTHER_FOLDER}"
+        ) from error
     with os.fdopen(handle, "r+", errors="replace") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

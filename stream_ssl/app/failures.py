@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TypeVar
-
-from stream_ssl.app.endpoints import RoleTaken
 
 T = TypeVar("T")
 
 log = logging.getLogger("stream_ssl")
 
 DONE, FAILED, USAGE = 0, 1, 2
+
+EXTRAS = {
+    **dict.fromkeys(("torch", "torchvision", "kornia", "safetensors", "lmdb"), "learner,cpu"),
+    **dict.fromkeys(("prometheus_client", "river", "starlette", "uvicorn"), "learner,cpu"),
+    **dict.fromkeys(("rich", "matplotlib", "jinja2"), "learner,cpu"),
+    "faiss": "cpu",
+    "PIL": "images",
+}
+"""Which extra of the package brings a module."""
+
+NO_MEMORY = re.compile("out of memory|can't allocate memory|not enough memory", re.IGNORECASE)
 
 NOISE = re.compile(
     r"\s*(- )?(Does not validate against any of the Union subtypes|Subtypes: .*|Errors:"
@@ -41,6 +52,35 @@ def configuring() -> Iterator[None]:
         yield
     except ValueError as error:
         raise Misconfigured(readable(str(error))) from error
+    except (MemoryError, RuntimeError) as error:  # torch has no class of its own for the CPU's
+        if not (isinstance(error, MemoryError) or NO_MEMORY.search(str(error))):
+            raise
+        raise Misconfigured(
+            f"this machine's memory does not hold the run ({str(error).splitlines()[0]}): lower "
+            "memory.capacity, or keep the images in a file with memory.image_file"
+        ) from error
+
+
+def check_writable(folder: Path, what: str, remedy: str) -> None:
+    """Refuse a folder in which no file can be made; it need not exist yet, and nothing is written.
+
+    Args:
+        folder: the folder.
+        what: how the message calls it, such as "run folder".
+        remedy: how the message ends.
+
+    Raises:
+        ValueError: it cannot be used.
+    """
+    # Path.exists would raise where a folder above may not be entered.
+    there = (path for path in (folder, *folder.absolute().parents) if os.access(path, os.F_OK))
+    above = next(there)
+    if not above.is_dir():
+        raise ValueError(f"{what} {folder} cannot be written, because {above} is a file; {remedy}")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise ValueError(
+            f"{what} {folder} cannot be written, because {above} may not be by this user; {remedy}"
+        )
 
 
 def listening(listen: Callable[[], T]) -> T:
@@ -84,10 +124,26 @@ def reported(work: Callable[[], None]) -> int:
     except Misconfigured as error:
         log.error("%s", error)
         return USAGE
-    except (OSError, RoleTaken, Failure) as error:
+    except (OSError, Failure) as error:
         log.error("%s", error, exc_info=log.isEnabledFor(logging.DEBUG))
         return FAILED
+    except ModuleNotFoundError as error:
+        log.error("%s", missing_extra(error))
+        return USAGE
     except Exception:
         log.exception("stopped by an error that nobody foresaw")
         return FAILED
     return DONE
+
+
+def missing_extra(error: ModuleNotFoundError) -> str:
+    """What to install, for a module that an extra brings.
+
+    Raises:
+        ModuleNotFoundError: the same, of a module that none brings: that is a bug.
+    """
+    module = (error.name or "").partition(".")[0]
+    extra = EXTRAS.get(module)
+    if extra is None:
+        raise error
+    return f"{module} is not installed, and this needs it: pip install 'stream-ssl[{extra}]'"

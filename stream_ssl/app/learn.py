@@ -43,8 +43,8 @@ def learn(parser: ArgumentParser, settings: Namespace, stop: threading.Event) ->
         settings: as parsed, not yet instantiated.
     """
     with ExitStack() as stack:
-        stack.enter_context(hold_role(settings.run, "learner"))
         with configuring():
+            stack.enter_context(hold_role(settings.run, "learner"))
             process = Process(parser, settings, stack)
         process.run(stop)
 
@@ -63,6 +63,8 @@ class Process:
         if saved is not None:
             settings = restart.resume(parser, settings, saved.config)
         self._config = resolved(parser, settings)
+        for line in build.without_effect(self._config):
+            log.warning("%s", line)
         settings = parser.instantiate(settings)
         self._serve(settings, stack)
         start = START if saved is None else saved.offset

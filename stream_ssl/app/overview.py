@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
 from stream_ssl.app.scrape import History, Scraper
@@ -73,7 +74,7 @@ def learner(history: History) -> dict[str, float]:
 
 def table(run: Path, addresses: Mapping[str, str], figures: Mapping[str, Any]) -> Table:
     """The figures as a person reads them."""
-    shown = Table(title=f"stream-ssl · {run}", show_header=False, title_justify="left")
+    shown = Table(title=escape(f"stream-ssl · {run}"), show_header=False, title_justify="left")
     shown.add_column(style="bold")
     shown.add_column()
     for role in ROLES:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from jsonargparse import Namespace
@@ -21,6 +23,7 @@ from stream_ssl.ingest.receiver import Receiver
 from stream_ssl.observe.health import Health
 from stream_ssl.observe.metrics import ReceiverMetrics
 from stream_ssl.observe.server import Server
+from stream_ssl.wire.address import check_bind, require_loopback
 
 log = logging.getLogger("stream_ssl.receiver")
 
@@ -41,8 +44,8 @@ def receive(settings: Namespace, resolved: Mapping[str, Any], stop: threading.Ev
     health = Health()
     health.expect("receiver", PATIENCE)
     with ExitStack() as stack:
-        stack.enter_context(hold_role(settings.run, "receiver"))
         with configuring():
+            stack.enter_context(hold_role(settings.run, "receiver"))
             public = settings.http.public
             server = listening(
                 lambda: Server(metrics.registry, health, "receiver", host, port, public)
@@ -69,3 +72,23 @@ def receive(settings: Namespace, resolved: Mapping[str, Any], stop: threading.Ev
             health.set("credit", served, "" if served else f"no producer may send: {why}")
         health.forget("receiver")
     log.info("drained: all that was taken is journalled and acknowledged")
+
+
+def dry_run(settings: Namespace) -> None:
+    """Build what `receive` builds, in a folder that is then removed and without a port.
+
+    Raises:
+        ValueError: the settings cannot work.
+    """
+    check_bind(settings.receiver.bind)
+    files = settings.access
+    access = Access(files["keys"], files["allow"]) if files else None
+    if access is None:
+        require_loopback(settings.receiver.bind, "give `access` keys and an allow-list")
+    with TemporaryDirectory() as folder:
+        settings = settings.clone()
+        settings.receiver.bind = "inproc://check"
+        with closing(Journal(Path(folder) / "journal", **settings.journal)) as journal:
+            Receiver(
+                journal, ConsumerOffsets(Path(folder)), access=access, **settings.receiver
+            ).close()

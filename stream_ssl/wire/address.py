@@ -52,9 +52,13 @@ def check_bind(address: str) -> str:
     """Returns a valid address to listen at; port 0 is a free one.
 
     Raises:
-        ValueError: the port is above 65535, which ZeroMQ would take modulo 65536.
+        ValueError: no transport, or a port above 65535, which ZeroMQ would take modulo 65536.
     """
-    transport, _, rest = address.partition("://")
+    transport, scheme, rest = address.partition("://")
+    if not scheme:
+        raise ValueError(
+            f"bind {address!r}: the transport is missing; write tcp://{address}, or ipc://PATH"
+        )
     port = rest.rpartition(":")[2]
     if transport == "tcp" and port.isdecimal() and int(port) > 65_535:
         raise ValueError(f"bind {address!r}: the port must be 1 to 65535, or 0 for a free one")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import TINY
+from harness import BATCH, TINY
 from torch import Tensor
 
 from memory import Duplicates
@@ -21,6 +21,16 @@ from stream_ssl.wire.keys import Keys
 CONFIGS = Path(__file__).parents[2] / "deploy" / "configs"
 
 EVICTION, SCORES = "memory.eviction.", "memory.scores."
+
+
+HELD_OUT = {
+    "k": 999,
+    "references_per_class": 12,
+    "source": {
+        "class_path": "producers.sources.Synthetic",
+        "init_args": {"count": 400, "size": 16, "channels": 1},
+    },
+}
 
 
 class AlwaysSlot(Policy):
@@ -94,6 +104,18 @@ def outcome(
         ("encoder", {"width": 0}, "width is 0"),
         ("learner", {"precision": "float8"}, "float8"),
         ("nonsense", {"a": 1}, "nonsense"),
+        ("batches", {"batch_size": 0}, "batch_size=0"),
+        ("batches", {"batch_size": BATCH, "workers": 0}, "workers=0"),
+        ("journal", {"budget": 1000}, "journal budget 1000 bytes"),
+        ("receiver", {"bind": "tcp://127.0.0.1:0", "group_packets": 0}, "must be at least 1"),
+        ("checkpoints", {"keep": 0}, "keep is 0"),
+        ("checkpoints", {"every_seconds": -1}, "every_seconds=-1"),
+        ("checkpoints", {"every_seconds": 0}, "every_seconds=0"),
+        ("quarantine", {"max_files": 1}, "max_files=1"),
+        ("memory", {"capacity": 10**12}, "memory.capacity 1000000000000 takes 576,000.0 GB"),
+        ("memory", {"capacity": 64, "image_file": "/proc/none/x"}, "there is no folder /proc/none"),
+        ("learner", {"device": "gpu"}, "device 'gpu' cannot be used"),
+        ("observe", {"held_out": HELD_OUT}, "references of source 'synthetic' are fewer"),
     ],
 )
 def test_what_cannot_work_is_refused_with_its_name(

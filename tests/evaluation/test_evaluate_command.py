@@ -167,7 +167,7 @@ def test_references_may_be_another_set(run: Path, tmp_path: Path) -> None:
         (["--batch", "1"], 2, "--batch 1"),
         (["--decorrelated", "nowhere"], 1, "no checkpoint at nowhere"),
         (["--references", "images:nowhere"], 1, "no folder nowhere"),
-        (["--out", "/dev/null/report"], 2, "/dev/null: choose another folder"),
+        (["--out", "/dev/null/report"], 2, "/dev/null is a file; choose another folder"),
     ],
     ids=lambda value: "-".join(value[:2]).strip("-") if isinstance(value, list) else None,
 )

@@ -1,4 +1,4 @@
-"""stream-ssl check: would this configuration run? Opens no socket and writes nothing."""
+"""stream-ssl check: would this configuration run? Opens no port, writes nothing to the run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from jsonargparse import ArgumentParser, Namespace
 
 from stream_ssl.app import config, restart
-from stream_ssl.app.failures import configuring, reported
+from stream_ssl.app.endpoints import OTHER_FOLDER
+from stream_ssl.app.failures import check_writable, configuring, reported
 from stream_ssl.observe.server import check_public
 
 log = logging.getLogger("stream_ssl.check")
@@ -36,25 +37,21 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def check_receiver(settings: Namespace) -> None:
-    """The receiver's settings, its keys and allow-list included.
+    """The run's folder, the receiver's settings, its keys and allow-list, and the HTTP addresses.
 
     Raises:
         ValueError: they cannot work.
     """
-    from stream_ssl.ingest.access import Access
-    from stream_ssl.wire.address import check_bind, require_loopback
+    from stream_ssl.app import receive
 
-    check_bind(settings.receiver.bind)
-    if settings.access:
-        Access(settings.access["keys"], settings.access["allow"])
-    else:
-        require_loopback(settings.receiver.bind, "give `access` keys and an allow-list")
+    check_writable(settings.run, "run folder", OTHER_FOLDER)
     for role in ("receiver", "learner"):
         host, _ = config.split_address(settings.http[role])
         check_public(host, settings.http.public)
     address = settings.http.learner
     if settings.http.receiver == address and not address.endswith(":0"):
         raise ValueError(f"http.receiver and http.learner are both {address}: give two")
+    receive.dry_run(settings)
 
 
 def check_learner(parser: ArgumentParser, settings: Namespace) -> None:
@@ -72,6 +69,8 @@ def check_learner(parser: ArgumentParser, settings: Namespace) -> None:
         log.warning("learner.device is %r and this machine has no GPU: checked on the CPU", device)
         settings = settings.clone()
         settings.learner.device = "cpu"
+    for line in build.without_effect(config.resolved(parser, settings)):
+        log.warning("%s", line)
     build.dry_run(parser.instantiate(settings))
 
 

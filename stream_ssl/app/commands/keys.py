@@ -8,7 +8,7 @@ from pathlib import Path
 
 from jsonargparse import auto_cli
 
-from stream_ssl.app.failures import USAGE
+from stream_ssl.app.failures import DONE, FAILED, USAGE, check_writable
 from stream_ssl.wire.keys import Keys
 
 
@@ -23,24 +23,34 @@ def keys(name: str, folder: Path = Path("keys"), allow: Path | None = None) -> i
         folder: where the two files go.
         allow: allow-list of a receiver to enter the producer in; created when missing.
     """
+    from stream_ssl.ingest.access import AllowList
+
+    try:
+        pair = Keys.generate(name)
+        check_writable(folder, "--folder", "choose another")
+        if allow is not None:  # before there are keys that nobody could use
+            check_writable(allow.absolute().parent, "the folder of --allow,", "choose another")
+            if allow.exists():
+                AllowList(allow)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return USAGE
     if (folder / f"{name}.secret.json").exists():
         print(
             f"{folder / name}.secret.json exists; remove it first to make new keys", file=sys.stderr
         )
-        return 1
+        return FAILED
     try:
-        pair = Keys.generate(name)
-    except ValueError as error:
+        public, secret = pair.save(folder)
+        if allow is not None:
+            AllowList.enter(allow, name, pair.public)
+    except (OSError, ValueError) as error:
         print(error, file=sys.stderr)
-        return USAGE
-    public, secret = pair.save(folder)
+        return FAILED
     print(f"public: {public}\nsecret: {secret}")
     if allow is not None:
-        from stream_ssl.ingest.access import AllowList
-
-        AllowList.enter(allow, name, pair.public)
         print(f"entered in {allow}")
-    return 0
+    return DONE
 
 
 def main(arguments: Sequence[str]) -> int:

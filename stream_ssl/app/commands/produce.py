@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import inspect
 import logging
 import threading
 import time
@@ -16,6 +17,7 @@ from producers import Producer
 from producers.errors import BufferFullError, CannotConnectError, DeadlineError, ProducerError
 from producers.shaping import Continual, Parked, Shaped
 from producers.sources import SOURCES, Source
+from stream_ssl.app.config import check_files
 from stream_ssl.app.failures import Failure, configuring, reported
 from stream_ssl.app.signals import stop_on_signals
 from stream_ssl.wire import Position, Sample, Welcome
@@ -48,6 +50,7 @@ def main(arguments: Sequence[str]) -> int:
     names.add_argument("source", choices=list(SOURCES), metavar="SOURCE", help="\n".join(lines))
     chosen = names.parse_args(list(arguments[:1]))
     parser = source_parser(chosen.source)
+    check_files(parser, arguments[1:])
     settings = parser.parse_args(list(arguments[1:]))
     return reported(lambda: produce(settings, SOURCES[chosen.source], stop_on_signals()))
 
@@ -79,6 +82,8 @@ def source_parser(name: str) -> ArgumentParser:
     parser.add_class_arguments(Continual, "continual", skip={"source"}, instantiate=False)
     parser.add_class_arguments(Parked, "parked", skip={"source"}, instantiate=False)
     parser.set_defaults({"parked.share": 0.0})  # not parked, unless asked for
+    share = next(action for action in parser._actions if action.dest == "parked.share")
+    share.help = f"{share.help} 0: not parked"
     parser.add_class_arguments(Shaped, "shape", skip={"source"}, instantiate=False)
     parser.add_class_arguments(Producer, "producer", skip=OWN, instantiate=False)
     return parser
@@ -106,13 +111,31 @@ def produce(settings: Namespace, cls: Callable[..., Source], stop: threading.Eve
 
 def stream(source: Source, settings: Namespace) -> Source:
     """The source in tasks, whose samples then need labels, and as a parked robot's camera sees it;
-    each where it is asked for."""
-    if settings.continual.kind != "keep" or settings.continual.imbalance > 1:
+    each where it is asked for.
+
+    Raises:
+        ValueError: an option of what is not asked for.
+    """
+    in_tasks = settings.continual.kind != "keep" or settings.continual.imbalance > 1
+    if not in_tasks:
+        _refuse(settings, "continual", Continual, "--continual.kind or --continual.imbalance")
+    if settings.parked.share == 0:
+        _refuse(settings, "parked", Parked, "--parked.share")
+    if in_tasks:
         source = tasks = Continual(source, **settings.continual)
         log.info("%s, tasks of the classes %s", tasks.kind, tasks.tasks)
     if settings.parked.share != 0:
         source = Parked(source, **settings.parked)
     return source
+
+
+def _refuse(settings: Namespace, section: str, cls: type, switch: str) -> None:
+    """Refuse options of a section that `switch` has not turned on."""
+    for name, parameter in inspect.signature(cls).parameters.items():
+        option = f"--{section}.{name}"
+        asked = name in settings[section] and settings[section][name] != parameter.default
+        if asked and option not in switch:
+            raise ValueError(f"{option} has no effect without {switch}")
 
 
 def send_all(source: Shaped, producer: Producer, patience: float, stop: threading.Event) -> None:

@@ -111,8 +111,8 @@ def reproduce(settings: Namespace, source: str | None) -> int:
     """
     from rich.console import Console
 
+    from stream_ssl.app.build import check_device
     from stream_ssl.app.demo import machine
-    from stream_ssl.app.evaluate.encoders import check_device
     from stream_ssl.reproduction.data import Data, gather
     from stream_ssl.reproduction.experiments import EXPERIMENTS
     from stream_ssl.reproduction.presets import PRESETS as SIZES

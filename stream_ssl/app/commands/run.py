@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 from stream_ssl.app import config
-from stream_ssl.app.endpoints import RoleTaken, hold_role
-from stream_ssl.app.failures import FAILED
+from stream_ssl.app.endpoints import hold_role
+from stream_ssl.app.failures import DONE, configuring, reported
 from stream_ssl.app.signals import stop_on_signals
 from stream_ssl.app.supervisor import Supervisor, command
-
-log = logging.getLogger("stream_ssl")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -23,9 +21,13 @@ def main(arguments: Sequence[str]) -> int:
     settings = config.read(config.receiver_parser("run"), arguments)
     roles = ("receiver", "learner")
     supervisor = Supervisor({role: command(role, *arguments) for role in roles})
-    try:
-        with hold_role(settings.run, "supervisor"):
-            return supervisor.run(stop_on_signals())
-    except RoleTaken as error:
-        log.error("%s", error)
-        return FAILED
+    status = DONE
+
+    def work() -> None:
+        nonlocal status
+        with ExitStack() as stack:
+            with configuring():
+                stack.enter_context(hold_role(settings.run, "supervisor"))
+            status = supervisor.run(stop_on_signals())
+
+    return reported(work) or status

@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from stream_ssl.app.failures import check_writable
+
 CONFIG = "demo.yaml"
 STREAM = "stream.json"
 IMAGES = "images"
@@ -27,9 +29,9 @@ def claim(out: Path) -> None:
 
     Raises:
         NotOurs: it holds something else.
+        ValueError: it cannot be written.
     """
-    if out.exists() and not out.is_dir():
-        raise NotOurs(f"{out} is no folder; give another one with --out")
+    check_writable(out, "folder", "give another one with --out")
     if out.is_dir() and any(out.iterdir()) and not (out / MARK).exists():
         raise NotOurs(
             f"{out} holds files that no demo has written, and the demo would replace what it "

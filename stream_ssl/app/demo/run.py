@@ -19,7 +19,8 @@ from rich.table import Table
 from stream_ssl.app.demo import data, folder, machine, stream
 from stream_ssl.app.demo.children import Child, ChildFailed
 from stream_ssl.app.demo.display import Display, Progress
-from stream_ssl.app.endpoints import RoleTaken, hold_role, load
+from stream_ssl.app.endpoints import hold_role, load
+from stream_ssl.app.failures import DONE, FAILED, USAGE, Failure, Misconfigured, configuring
 from stream_ssl.app.scrape import History, Scraper
 from stream_ssl.app.signals import stop_on_signals
 from stream_ssl.app.supervisor import command
@@ -30,7 +31,7 @@ START_SECONDS = 180.0
 FIRST_STEP_SECONDS = 90.0
 STOP_SECONDS = 60.0
 ENOUGH_STEPS = 200
-DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+INTERRUPTED = 130
 
 log = logging.getLogger("stream_ssl.demo")
 
@@ -58,14 +59,19 @@ def run(seconds: float, out: Path) -> int:
         return USAGE
     try:
         data.check()
-        folder.claim(out)
-        with hold_role(out, "demo"):
+        with ExitStack() as stack:
+            with configuring():
+                folder.claim(out)
+                stack.enter_context(hold_role(out, "demo"))
             folder.clear(out)
             Demo(seconds, out, console, stop_on_signals()).run()
     except Interrupted:
         console.print("Interrupted; all processes have ended.")
         return INTERRUPTED
-    except (ChildFailed, data.DataDamaged, folder.NotOurs, RoleTaken) as error:
+    except Misconfigured as error:
+        console.print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
+        return USAGE
+    except (ChildFailed, data.DataDamaged, folder.NotOurs, Failure, OSError) as error:
         console.print(f"The demo failed: {error}", style="red", markup=False, highlight=False)
         return FAILED
     return DONE
@@ -106,7 +112,8 @@ class Demo:
                 style="yellow",
             )
         for what, where in self._places():
-            self._console.print(f"  {what:<22} {where}", highlight=False, soft_wrap=True)
+            line = f"  {what:<22} {where}"
+            self._console.print(line, highlight=False, soft_wrap=True, markup=False)
 
     def _stream(self, stack: ExitStack) -> None:
         settings = str(self._out / folder.CONFIG)

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from stream_ssl.learning.checkpoint import FORMAT, LATEST, STATE, damage
 
 
@@ -43,16 +41,3 @@ def facts(checkpoint: Path) -> Mapping[str, Any]:
     """What a checkpoint says of itself: step, samples, created, config."""
     stored: Mapping[str, Any] = json.loads((checkpoint / STATE).read_text())
     return stored
-
-
-def check_device(device: str) -> None:
-    """Refuses a device that this machine lacks.
-
-    Raises:
-        ValueError: it does.
-    """
-    try:
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(f"device {device!r} cannot be used ({reason}); try --device cpu") from None

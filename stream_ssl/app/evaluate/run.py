@@ -6,7 +6,6 @@ Shapes: T tasks.
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from stream_ssl.app import build
 from stream_ssl.app.evaluate import encoders, sets
-from stream_ssl.app.failures import configuring
+from stream_ssl.app.failures import check_writable, configuring
 from stream_ssl.evaluation.continual import divide, summarise
 from stream_ssl.evaluation.encoding import Encoded, encode
 from stream_ssl.evaluation.labelled import Division, Reader
@@ -71,7 +70,7 @@ def evaluate(settings: Namespace, name: str) -> Evaluation:
     write(settings.out, evaluation, found["trained"], _names(readers, measures["trained"].classes))
     console = Console()
     console.print(table(evaluation))
-    console.print(f"report and plots: {settings.out / 'report.md'}", soft_wrap=True)
+    console.print(f"report and plots: {settings.out / 'report.md'}", soft_wrap=True, markup=False)
     return evaluation
 
 
@@ -88,6 +87,8 @@ def check_settings(settings: Namespace) -> None:
             raise ValueError(f"--probes {probe}: choose of {', '.join(PROBES)}")
     if settings.batch < 2:
         raise ValueError(f"--batch {settings.batch}: must be at least 2")
+    if settings.tasks in (0, []) or (isinstance(settings.tasks, int) and settings.tasks < 0):
+        raise ValueError(f"--tasks {settings.tasks}: at least 1, or leave it out")
     tasks = len(settings.tasks) if isinstance(settings.tasks, list) else settings.tasks
     if bool(settings.stages) != bool(tasks):
         raise ValueError(
@@ -99,12 +100,8 @@ def check_settings(settings: Namespace) -> None:
             f"{tasks} --tasks and {len(settings.stages)} --stages: name one checkpoint "
             "for each task, in the order of the stream"
         )
-    encoders.check_device(settings.device)
-    above = next(path for path in (settings.out, *settings.out.absolute().parents) if path.exists())
-    if not (above.is_dir() and os.access(above, os.W_OK)):
-        raise ValueError(
-            f"--out {settings.out} cannot be written, because of {above}: choose another folder"
-        )
+    build.check_device(settings.device)
+    check_writable(settings.out, "--out", "choose another folder")
 
 
 def _encoders(settings: Namespace, checkpoint: Path) -> dict[str, build.CheckpointEncoder]:
