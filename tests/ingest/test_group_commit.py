@@ -1,0 +1,112 @@
+"""Group commit without a socket: a packet is acknowledged once it is durable, and never before."""
+
+from contextlib import closing
+
+import pytest
+from receiver_peer import MIB, packet
+
+from stream_ssl.ingest.credit import CreditPolicy
+from stream_ssl.ingest.group_commit import GroupCommit
+from stream_ssl.ingest.journal import Journal, JournalError
+from stream_ssl.ingest.protocol_state import ProtocolState, Sessions
+from stream_ssl.wire import Ack, Data, Hello, Nack, encode
+
+ROUTE = b"connection"
+
+
+class WatchedJournal(Journal):
+    """Notes each append among the messages sent; fails with `error` while it has one."""
+
+    def __init__(self, path, events):
+        super().__init__(path)
+        self.events = events
+        self.error = None
+
+    def append(self, entries):
+        self.events.append("append")
+        if self.error is not None:
+            raise self.error
+        commit = super().append(entries)
+        self.events.append("durable")
+        return commit
+
+
+class Protocol(ProtocolState):
+    """A protocol state with one connected producer, whose events are in order in `events`."""
+
+    def __init__(self, path):
+        self.events = []
+        journal = WatchedJournal(path, self.events)
+        group = GroupCommit(journal, max_packets=3, max_bytes=MIB, seconds=10.0)
+        policy = CreditPolicy(each=MIB, total=MIB, max_packet=MIB // 16)
+        super().__init__(group, policy, None, Sessions(4), 16, 4, self.note)
+        self.say(Hello("robot", 1, 1))
+        self.events.clear()
+
+    def note(self, _, message):
+        if isinstance(message, Ack):
+            self.events.append(f"ACK {message.through}")
+        elif isinstance(message, Nack):
+            self.events.append(f"NACK {message.sequence} {message.reason}")
+        return True
+
+    def say(self, message, now=100.0):
+        self.handle(ROUTE, None, [memoryview(frame) for frame in encode(message)], now)
+
+
+@pytest.fixture
+def protocol(tmp_path):
+    protocol = Protocol(tmp_path)
+    with closing(protocol.journal):
+        yield protocol
+
+
+def test_packets_and_refusals_are_told_of_once_they_are_durable(protocol):
+    protocol.say(packet(1))
+    protocol.say(Data(2, b"no msgpack", b""))
+    protocol.say(packet(3))
+    assert protocol.events == []
+    assert protocol.commit(100.0)
+    assert protocol.events == ["append", "durable", "NACK 2 malformed", "ACK 3"]
+    assert protocol.journal.state("robot").sequence == 3
+    assert protocol.counters.acked_samples == 4
+
+
+def test_a_journal_that_fails_is_tried_again_later_and_nothing_is_acknowledged(protocol):
+    protocol.say(packet(1))
+    protocol.journal.error = JournalError("disk on fire")
+    assert not protocol.commit(100.0)
+    assert not protocol.commit(100.2)  # too early for another attempt
+    assert protocol.events == ["append"]
+    assert (protocol.group.ready, protocol.group.journal_full) == (False, False)
+
+    protocol.journal.error = None
+    assert protocol.commit(100.3)
+    assert protocol.events[1:] == ["append", "durable", "ACK 1"]
+    assert protocol.group.ready
+
+
+def test_a_batch_that_is_out_of_order_is_dropped_and_its_producer_says_hello(protocol):
+    protocol.say(packet(1))
+    protocol.journal.error = ValueError("sequences only grow")
+    assert protocol.commit(100.0)
+    protocol.journal.error = None
+    protocol.say(packet(2))
+    assert protocol.events == ["append", "NACK 2 hello-required"]
+    assert not protocol.group.batch
+
+
+def test_a_batch_is_due_when_it_is_full_or_its_first_packet_has_waited(protocol):
+    group = protocol.group
+    assert group.due_at() == float("inf")
+    assert not group.is_due(1e9)
+    protocol.say(packet(1))
+    began = group.batch.began
+    assert group.due_at() == began + 10.0
+    assert not group.is_due(began + 9.9)
+    assert group.is_due(began + 10.0)
+    assert group.is_due(began, wait=False)
+    for sequence in (2, 3):
+        assert not group.is_due(began)
+        protocol.say(packet(sequence))
+    assert group.is_due(began)
