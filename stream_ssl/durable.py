@@ -1,4 +1,7 @@
-"""What has reached the disk: small files that are whole at any moment, also after a power cut."""
+"""Small files that are whole at any moment, also after a power cut.
+
+Samples are not kept here: they become durable in `Journal.append`, stream_ssl/ingest/journal.py.
+"""
 
 from __future__ import annotations
 

@@ -36,8 +36,7 @@ class CommitBatch:
         self.bytes = 0
         self.samples = 0
         self.began = 0.0
-        self._samples: list[int] = []  # of each entry
-        self._nacks: list[tuple[bytes, Nack] | None] = []  # of each entry
+        self._details: list[tuple[int, tuple[bytes, Nack] | None]] = []  # samples, NACK by entry
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -45,7 +44,7 @@ class CommitBatch:
     @property
     def nacks(self) -> list[tuple[bytes, Nack]]:
         """(route, NACK) of the refused packets, to send once their sequences are durable."""
-        return [nack for nack in self._nacks if nack is not None]
+        return [nack for _, nack in self._details if nack is not None]
 
     def add(self, producer: str, data: Data, checksum: int) -> None:
         """Adds a packet.
@@ -53,15 +52,8 @@ class CommitBatch:
         Raises:
             WireError: its header breaks the protocol.
         """
-        entry = Entry(
-            producer,
-            data.sequence,
-            data.position,
-            time.time(),
-            data.header,
-            data.payload,
-            checksum,
-        )
+        packet = (data.header, data.payload, checksum)
+        entry = Entry(producer, data.sequence, data.position, time.time(), *packet)
         self._add(entry, len(data))
 
     def add_refused(self, producer: str, route: bytes, nack: Nack) -> None:
@@ -71,8 +63,8 @@ class CommitBatch:
     def split(self, count: int) -> tuple[CommitBatch, CommitBatch]:
         """The first `count` entries, and the others."""
         parts = CommitBatch(), CommitBatch()
-        for index, item in enumerate(zip(self.entries, self._samples, self._nacks, strict=True)):
-            parts[index >= count]._add(*item)
+        for index, (entry, details) in enumerate(zip(self.entries, self._details, strict=True)):
+            parts[index >= count]._add(entry, *details)
         for part in parts:
             part.began = self.began
         return parts
@@ -81,8 +73,7 @@ class CommitBatch:
         if not self.entries:
             self.began = time.monotonic()
         self.entries.append(entry)
-        self._samples.append(samples)
-        self._nacks.append(nack)
+        self._details.append((samples, nack))
         self.last_sequences[entry.producer] = entry.sequence
         self.bytes += len(entry.header or b"") + len(entry.payload)
         self.samples += samples

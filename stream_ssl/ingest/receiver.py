@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import zmq
@@ -344,18 +344,10 @@ class Receiver:
     def _record(self) -> ReceiverRecord:
         protocol, journal = self._protocol, self.journal
         counters, protocol.counters = protocol.counters, Counters()
+        counters.refused = +counters.refused  # without zeros
         self._record_at = time.monotonic()
         return ReceiverRecord(
-            packets=counters.packets,
-            samples=counters.samples,
-            bytes=counters.bytes,
-            duplicates=counters.duplicates,
-            rejected=dict(counters.rejected),
-            refused={reason: n for reason, n in counters.refused.items() if n},
-            missing=counters.missing,
-            acked_samples=counters.acked_samples,
-            fsync_seconds=counters.fsync_seconds,
-            journal_failures=counters.journal_failures,
+            **{item.name: getattr(counters, item.name) for item in fields(counters)},
             journal_damaged=journal.damaged,
             producers=len(protocol.sessions),
             journal_bytes=journal.bytes,

@@ -178,6 +178,16 @@ def test_bytes_after_counts_headers_and_payloads(memory_path):
     journal.close()
 
 
+def test_a_trim_deletes_the_segments_that_lie_wholly_below(memory_path):
+    with closing(Journal(memory_path, budget=8 * MIB, segment_bytes=SEGMENT)) as journal:
+        for n in range(1, 101):
+            journal.append([entry(n, 9000)])
+        first, second, third, *_ = (start for start, _ in list_segments(memory_path))
+        for before, oldest in ((second - 1, first), (second, second), (third - 1, second)):
+            journal.trim(before)
+            assert journal.first == oldest == list_segments(memory_path)[0][0]
+
+
 def test_positions_can_be_made_to_go_on_further_up(tmp_path):
     journal = Journal(tmp_path)
     journal.skip_to(500)
