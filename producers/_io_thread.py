@@ -340,32 +340,28 @@ class IoThread:
 
     def _tell(self) -> None:
         """Calls the user back, without the lock: what he does may take time."""
-        protocol = self._protocol
+        protocol, now = self._protocol, time.monotonic()
+        seen = (protocol.state, protocol.reason, self.full, self.closed)
+        look = seen != self._seen or now >= self._look_at
+        if not (look or protocol.rejections or protocol.deliveries or self.room_waiters):
+            return
         with self.changed:
             if protocol.state == "refused":
                 protocol.stats.last_error = protocol.reason
             rejections, protocol.rejections = protocol.rejections, []
             deliveries, protocol.deliveries = protocol.deliveries, []
             waiters, self.room_waiters = self.room_waiters, []
-            news = self._news()
+            self.full &= not self.closed and protocol.memory > protocol.buffer_bytes // 2
+            stats = self.snapshot() if look else None
         for waiter in waiters:
             waiter()
         for rejection in rejections:
             self._reporter.call(self._reporter.on_rejected, rejection)
         for callback, delivery in deliveries:
             self._reporter.call(callback, delivery)
-        if news is not None:
-            self._reporter.report(protocol, news, self.full, time.monotonic())
-
-    def _news(self) -> Stats | None:
-        """The counters, where the state has changed or some time has passed."""
-        protocol, now = self._protocol, time.monotonic()
-        self.full &= not self.closed and protocol.memory > protocol.buffer_bytes // 2
-        seen = (protocol.state, protocol.reason, self.full, self.closed)
-        if seen == self._seen and now < self._look_at:
-            return None
-        self._seen, self._look_at = seen, now + LOOK_SECONDS
-        return self.snapshot()
+        if stats is not None:
+            self._seen, self._look_at = seen, now + LOOK_SECONDS
+            self._reporter.report(protocol, stats, self.full, now)
 
 
 def _frames(message: Hello | tuple[int, Packet]) -> Frames:

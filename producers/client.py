@@ -233,7 +233,8 @@ class Producer:
             RefusedError: the receiver refuses this producer.
         """
         fields = {"label": label, "codec": codec, "shape": shape, "time": time, "meta": meta}
-        sample = self._sample(image, id, {**fields, "source": source})
+        fields["source"] = source
+        sample = self._sample(image, id, fields)
         return self._offer(sample, position, timeout, on_delivery)
 
     def submit(
@@ -250,7 +251,7 @@ class Producer:
 
         The future raises DeliveryError where the sample is rejected or dropped.
         """
-        sample = self._sample(image, id, {"label": label, **fields})
+        sample = self._named(image, id, label, fields)
         future: Future[Delivery] = Future()
         self._submit(sample, position, timeout, future)
         return future
@@ -269,7 +270,7 @@ class Producer:
 
         `await` the future too, to wait until the sample is on the receiver's disk.
         """
-        sample = self._sample(image, id, {"label": label, **fields})
+        sample = self._named(image, id, label, fields)
         loop, deadline = asyncio.get_running_loop(), _deadline(timeout)
         future: Future[Delivery] = Future()
         while True:
@@ -367,18 +368,29 @@ class Producer:
         io.finish()
 
     def _sample(self, image: Image, id: str | None, fields: dict[str, Any]) -> Sample:  # noqa: A002
-        unknown = fields.keys() - set(FIELDS)
-        if unknown:
-            raise TypeError(
-                f"{', '.join(sorted(unknown))}: no such argument; a sample has {', '.join(FIELDS)}"
-            )
         if isinstance(image, Sample):
             if id is not None or any(value is not None for value in fields.values()):
                 raise ValueError("a Sample carries its own id, label and fields; pass it alone")
             return owned(image)
         if id is None:
             id = f"{self._epoch:x}-{next(self._numbers)}"  # noqa: A001
-        return as_sample(image, id, **{**fields, "source": fields.get("source") or self.source})
+        if fields.get("source") is None:
+            fields["source"] = self.source
+        return as_sample(image, id, **fields)
+
+    def _named(
+        self,
+        image: Image,
+        id: str | None,  # noqa: A002
+        label: int | None,
+        fields: dict[str, Any],
+    ) -> Sample:
+        unknown = fields.keys() - set(FIELDS)
+        if unknown:
+            raise TypeError(
+                f"{', '.join(sorted(unknown))}: no such argument; a sample has {', '.join(FIELDS)}"
+            )
+        return self._sample(image, id, {"label": label, **fields})
 
     def _offer(
         self,
@@ -424,16 +436,15 @@ class Producer:
 
     def _check_size(self, sample: Sample, cost: int, position: Any) -> None:
         """Refuses what can never travel, before it takes up room."""
-        name = short(sample.id)
         if len(sample.data) > self._buffer_bytes:
             raise SampleTooLargeError(
-                f"sample {name}: {len(sample.data)} bytes exceed buffer_bytes "
+                f"sample {short(sample.id)}: {len(sample.data)} bytes exceed buffer_bytes "
                 f"{self._buffer_bytes}; raise it or send a smaller image"
             )
         welcome = self._protocol.welcome
         if welcome is not None and sample.codec not in welcome.codecs:
             raise ValueError(
-                f"sample {name}: codec {sample.codec!r}: the receiver takes "
+                f"sample {short(sample.id)}: codec {sample.codec!r}: the receiver takes "
                 f"{', '.join(welcome.codecs)}"
             )
         if welcome is None or cost + 4096 <= welcome.max_packet:
@@ -443,7 +454,7 @@ class Producer:
         size = pack([sample], (position,)).size
         if size > welcome.max_packet:
             raise SampleTooLargeError(
-                f"sample {name}: {size} bytes in a packet, the receiver takes at most "
+                f"sample {short(sample.id)}: {size} bytes in a packet, the receiver takes at most "
                 f"{welcome.max_packet}; send a smaller or compressed image, or raise its max_packet"
             )
 

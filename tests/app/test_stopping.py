@@ -61,6 +61,28 @@ def test_produce_stops_while_the_journal_is_full(tmp_path: Path) -> None:
         assert "They are sent again when this producer starts" in run.log("robot")
 
 
+def test_produce_spools_what_is_unsent_when_it_stops(tmp_path: Path) -> None:
+    spool = tmp_path / "spool"
+    options = ("--producer.on_full", "spool", "--producer.spool", str(spool), "--shape.rate", "300")
+    with processes(tmp_path) as run:
+        receiver = run.role("receiver")
+        producer = run.produce(100_000, *options)
+        until(lambda: run.metric("acked_samples_total") > 0, lambda: run.log("receiver"))
+        receiver.kill()
+        receiver.wait()
+        until(lambda: bool(list(spool.glob("*.spool"))), lambda: run.log("robot"))
+        began = time.monotonic()
+        producer.send_signal(signal.SIGTERM)
+        assert producer.wait(60) == 0, run.log("robot")
+        assert time.monotonic() - began < SOON
+        assert f"samples are left in the spool {spool}, for the next run" in run.log("robot")
+        assert "lost" not in run.log("robot")
+        run.role("receiver")
+        again = run.produce(2000, *options[:4])
+        assert again.wait(60) == 0, run.log("robot")
+        assert not list(spool.glob("*.spool"))
+
+
 @pytest.mark.parametrize("wait", [0.1, 0.3, 0.8])
 def test_a_receiver_stops_as_early_as_it_can_be_asked(tmp_path: Path, wait: float) -> None:
     with processes(tmp_path) as run:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import textwrap
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from client_peer import Peer
 
 import producers
+from producers.client import OnFull
+from producers.stats import Outcome, State
 
 ADDRESS = "tcp://127.0.0.1:5557"
 README = Path(__file__).parents[2] / "README.md"
@@ -49,3 +51,21 @@ def test_the_readme_shows_no_other() -> None:
     blocks = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
     shown = [block for block in blocks if "from producers import Producer" in block]
     assert all(block.strip() == snippet().strip() for block in shown)
+
+
+def test_the_pages_snippet_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (README.parent / "docs" / "producers.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "frame.jpg").write_bytes(b"\xff\xd8\xff and so on")
+    with Peer() as peer, peer.serving() as journal:
+        run(code.replace(ADDRESS, peer.address))
+    assert sum(len(data) for data in journal) == 2
+
+
+def test_the_page_names_every_choice_and_reason() -> None:
+    page = (README.parent / "docs" / "producers.md").read_text(encoding="utf-8")
+    for choice in set(get_args(OnFull)) - {"drop"}:
+        assert f'| `"{choice}"` |' in page
+    for state in (*get_args(State), *get_args(Outcome)):
+        assert f"`{state}`" in page
