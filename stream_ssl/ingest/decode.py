@@ -180,10 +180,10 @@ def _chunk(
 
 
 def _digest(data: memoryview) -> bytes:
-    """BLAKE2b-64, in steps for which hashlib keeps the interpreter's lock.
+    """BLAKE2b-64, in steps so short that hashlib does not release the interpreter's lock.
 
-    From 2,048 bytes on it lets go of it, and takes up to 5 ms to have it back from a thread that is
-    busy in Python: with a training loop beside, a fortieth of the speed.
+    It does from 2,048 bytes on, and to take the lock back from a thread that is busy in Python
+    takes up to 5 ms: beside a training loop, decoding would run at a fortieth of the speed.
     """
     hashed = blake2b(digest_size=8)
     for at in range(0, len(data), 2047):

@@ -179,7 +179,7 @@ class Checkpointer:
             self._step = self._tried_step = int(facts["step"])
             return Saved(path, facts)
         if self.damaged:
-            log.error("no checkpoint in %s is whole: the run begins anew", self.folder)
+            log.error("no checkpoint in %s is whole: the run starts from scratch", self.folder)
         return None
 
     def needed(self, beyond: int = 0) -> Offset | None:

@@ -1,4 +1,4 @@
-"""Whether the parts and settings of a learner go together."""
+"""Whether the parts and settings of a learner fit each other."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from stream_ssl.methods import Method
 
 
 class IncompatibleConfig(ValueError):
-    """The parts of a learner, or the samples it is given, do not go together as they are set."""
+    """The parts of a learner, or the samples it gets, do not fit each other as configured."""
 
 
 def check_parts(

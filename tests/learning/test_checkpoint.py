@@ -178,7 +178,7 @@ def test_all_damaged_is_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
     with caplog.at_level(logging.ERROR):
         assert checkpointer.newest() is None
     assert checkpointer.damaged == 3
-    assert "the run begins anew" in caplog.text
+    assert "the run starts from scratch" in caplog.text
 
 
 def test_a_newer_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ from stream_ssl.observe.prequential import Prequential
 UPDATE = "stream_ssl/learning/step.py _read"  # behind the backward pass: is it sound
 RECORD = "stream_ssl/learning/learner.py _read"  # at the end: what the record says
 KEYS = "stream_ssl/learning/step.py _keys_of"  # of keys for the memory alone: are they sound
-MEMORY = "stream_ssl/methods/d_simclr.py prepare"  # the same of the memory, encoded anew
+MEMORY = "stream_ssl/methods/d_simclr.py prepare"  # the same of the re-encoded memory
 
 READS = {
     "stream": {UPDATE: 1, RECORD: 1},
@@ -175,7 +175,7 @@ def test_a_pinned_buffer_waits_for_the_copy_before() -> None:
 def test_batches_of_another_shape_get_buffers_of_their_own() -> None:
     with SimulatedGpu() as gpu:
         upload = Upload(GPU)
-        for count in (8, 3, 8):
+        for count in (8, 8, 3, 8):  # two sets in turn: the third meets buffers of the first
             batch = Repeatable().next(0)
             fewer = Batch(**{name: column[:count] for name, column in batch.columns().items()})
             assert np.array_equal(upload(fewer).ids_B.value.numpy(), fewer.ids_B)
