@@ -14,7 +14,7 @@ segment goes once all of its packets are acknowledged.
 
 from __future__ import annotations
 
-import fcntl
+import itertools
 import json
 import logging
 import os
@@ -81,8 +81,11 @@ class Spool:
         self._sequence = 1
         self._records: deque[Record] = deque()
         self._segments: deque[Path] = deque()
+        self._total = 0  # samples of all records
         self._size = 0  # of the last segment
         self._retry_at = 0.0
+        import fcntl  # not on Windows, where only the spool is missing
+
         folder.mkdir(parents=True, exist_ok=True)
         self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -105,9 +108,8 @@ class Spool:
     @property
     def samples(self) -> int:
         """Not acknowledged yet."""
-        first = self._records[0] if self._records else None
-        acked = max(0, self.first - first.number) if first else 0
-        return sum(record.count for record in self._records) - acked
+        acked = self.first - self._records[0].number if self._records else 0
+        return self._total - max(0, acked)
 
     def append(
         self, packets: Sequence[Packet], loaded: int, mark: tuple[int, list[Part]] | None
@@ -149,14 +151,18 @@ class Spool:
         return self._write(_mark_record(sequence, parts), [])
 
     def resume(self, durable_through: int) -> int:
-        """Forgets what the receiver has, as its first WELCOME tells; returns how many samples."""
-        acked = 0
+        """Forgets what the receiver has, as its first WELCOME tells.
+
+        Returns how many samples need not be sent: those, and what was rejected in earlier runs.
+        """
+        before, rejected = self.samples, 0
         if self._marked:
             for _ in range(min(max(0, durable_through - self._sequence + 1), len(self.cuts))):
-                number, count = self.cuts.popleft()
-                self.ack(number + count)
-                acked += count
-        return acked
+                self.ack(sum(self.cuts.popleft()))
+            if self.cuts:
+                self.ack(self.cuts[0][0])
+            rejected = sum(after[0] - sum(part) for part, after in itertools.pairwise(self.cuts))
+        return before - self.samples + rejected
 
     def load(self) -> Packet | None:
         """The next packet that is on disk only, cut as when it was last sent; None: no more.
@@ -193,7 +199,7 @@ class Spool:
         self.first = max(self.first, number)
         self.next = max(self.next, self.first)
         while self._records and self._records[0].number + self._records[0].count <= self.first:
-            self._records.popleft()
+            self._total -= self._records.popleft().count
         if not self._records and self.first == self.end:
             while self._segments:
                 self._remove_segment()
@@ -245,6 +251,7 @@ class Spool:
                     continue
                 self._records.append(Record(self.end, info["count"], size, path, offset))
                 self.end += info["count"]
+                self._total += info["count"]
                 self.position = info["positions"][-1]
             if good < path.stat().st_size:
                 logger.warning("spool %s: its end was torn and is cut off", path)
@@ -263,7 +270,7 @@ class Spool:
 
     def _write(self, data: bytes, records: Sequence[tuple[int, int, int]]) -> bool:
         """Appends to the last segment, or a new one, and waits for the disk."""
-        new = not self._segments or self._size >= SEGMENT_BYTES
+        new = not self._segments or self._size >= min(SEGMENT_BYTES, self.max_bytes // 8)
         path = self.folder / f"{self.end:020d}.spool" if new else self._segments[-1]
         start = len(MAGIC) if new else self._size
         try:
@@ -289,6 +296,7 @@ class Spool:
         offset = self._size - sum(size for _, _, size in records)
         for number, count, size in records:
             self._records.append(Record(number, count, size, path, offset))
+            self._total += count
             offset += size
         return True
 

@@ -96,6 +96,20 @@ def test_parts_of_a_packet_are_cut_in_the_same_way_again(spool: Spool) -> None:
     again.close()
 
 
+@pytest.mark.parametrize(("durable", "settled"), [(0, 2), (1, 3), (2, 4), (3, 5)])
+def test_what_was_rejected_is_left_out_and_counted(
+    spool: Spool, durable: int, settled: int
+) -> None:
+    spool.append([packet("1", "2", "3"), packet("4"), packet("5")], 0, None)
+    spool.mark(1, [(0, 1), (2, 1), (4, 1)])  # "2" and "4" were too large for the receiver
+    again = reopen(spool)
+    assert again.resume(durable) == settled
+    assert ids(again) == ["1", "3", "5"][durable:]
+    again.ack(5)
+    assert again.samples == 0
+    again.close()
+
+
 def test_segments_go_when_all_of_theirs_is_acknowledged(
     spool: Spool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
