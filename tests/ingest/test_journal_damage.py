@@ -172,6 +172,14 @@ def test_a_segment_that_is_no_segment_is_set_aside(tmp_path, content):
     journal.close()
 
 
+def test_salvaged_are_only_the_positions_of_the_segment(tmp_path):
+    """LMDB's free pages may hold intact records that a failed commit left."""
+    build(tmp_path, groups=2)
+    (_, path), *_ = list_segments(tmp_path)
+    assert list(recovery.salvage(path, 1, None)) == list(range(1, 11))
+    assert list(recovery.salvage(path, 3, 6)) == [3, 4, 5]
+
+
 def test_an_exchange_of_segments_that_was_cut_short_is_finished(tmp_path):
     journal = Journal(tmp_path)
     journal.append([Entry("robot", 7)])  # an advance: its segment holds no record

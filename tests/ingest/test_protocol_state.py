@@ -1,4 +1,4 @@
-"""Group commit without a socket: a packet is acknowledged once it is durable, and never before."""
+"""The protocol without a socket: above all, a packet is acknowledged once it is durable."""
 
 from contextlib import closing
 
@@ -9,9 +9,9 @@ from stream_ssl.ingest.credit import CreditPolicy
 from stream_ssl.ingest.group_commit import GroupCommit
 from stream_ssl.ingest.journal import Journal, JournalError
 from stream_ssl.ingest.protocol_state import ProtocolState, Sessions
-from stream_ssl.wire import Ack, Data, Hello, Nack, encode
+from stream_ssl.wire import Ack, Data, Hello, Nack, Welcome, encode
 
-ROUTE = b"connection"
+ROUTE, OTHER = b"connection", b"another connection"
 
 
 class WatchedJournal(Journal):
@@ -40,18 +40,23 @@ class Protocol(ProtocolState):
         group = GroupCommit(journal, max_packets=3, max_bytes=MIB, seconds=10.0)
         policy = CreditPolicy(each=MIB, total=MIB, max_packet=MIB // 16)
         super().__init__(group, policy, None, Sessions(4), 16, 4, self.note)
-        self.say(Hello("robot", 1, 1))
+        self.gone = set()  # routes of connections that have ended
+        self.say(Hello("robot", epoch=2, first=1))
         self.events.clear()
 
-    def note(self, _, message):
+    def note(self, route, message):
+        if route in self.gone:
+            return None
         if isinstance(message, Ack):
             self.events.append(f"ACK {message.through}")
         elif isinstance(message, Nack):
             self.events.append(f"NACK {message.sequence} {message.reason}")
+        elif isinstance(message, Welcome):
+            self.events.append(f"WELCOME {message.resume}")
         return True
 
-    def say(self, message, now=100.0):
-        self.handle(ROUTE, None, [memoryview(frame) for frame in encode(message)], now)
+    def say(self, message, now=100.0, route=ROUTE):
+        self.handle(route, None, [memoryview(frame) for frame in encode(message)], now)
 
 
 @pytest.fixture
@@ -110,3 +115,29 @@ def test_a_batch_is_due_when_it_is_full_or_its_first_packet_has_waited(protocol)
         assert not group.is_due(began)
         protocol.say(packet(sequence))
     assert group.is_due(began)
+
+
+def test_a_duplicate_is_acknowledged_at_the_next_flush(protocol):
+    protocol.say(packet(1))
+    protocol.commit(100.0)
+    protocol.events.clear()
+    protocol.say(packet(1))
+    assert protocol.events == []
+    protocol.flush(100.0)
+    protocol.flush(100.0)
+    assert protocol.events == ["ACK 1"]
+    assert protocol.counters.duplicates == 2
+
+
+def test_a_gap_is_told_of_once_a_second_and_again_after_progress(protocol):
+    for sequence, now in ((3, 100.0), (4, 100.9), (5, 101.1), (1, 101.2), (4, 101.3)):
+        protocol.say(packet(sequence), now)
+    assert protocol.events == ["NACK 1 gap", "NACK 1 gap", "NACK 2 gap"]
+
+
+def test_an_older_epoch_is_superseded_only_while_the_newer_one_is_connected(protocol):
+    protocol.say(Hello("robot", epoch=1, first=1), route=OTHER)
+    assert protocol.events == ["ACK 0", "NACK 0 superseded"]
+    protocol.gone.add(ROUTE)
+    protocol.say(Hello("robot", epoch=1, first=1), route=OTHER)
+    assert protocol.events[2:] == ["WELCOME 0"]
