@@ -62,22 +62,17 @@ def test_an_unknown_command_is_refused_with_the_known_ones(
     assert "learner" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", cli.COMMANDS)
-def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        cli.main([command, "--help"])
-    assert not end.value.code
-    assert f"stream-ssl {command}" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("source", produce.SOURCES)
-def test_every_source_has_help(source: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        produce.main([source, "--help"])
-    assert not end.value.code
-    said = capsys.readouterr().out
-    assert "--shape.bias" in said
-    assert "--to" in said
+def test_every_command_and_every_source_has_help(capsys: pytest.CaptureFixture[str]) -> None:
+    sources = [("produce", source) for source in produce.SOURCES]
+    for words in [*((command,) for command in cli.COMMANDS), *sources]:
+        with pytest.raises(SystemExit) as end:
+            cli.main([*words, "--help"])
+        assert not end.value.code, words
+        said = capsys.readouterr().out
+        assert f"stream-ssl {words[0]}" in said
+        if words in sources:
+            assert "--shape.bias" in said, words
+            assert "--to" in said, words
 
 
 def test_keys_are_made_once_and_entered_in_the_allow_list(
@@ -131,12 +126,11 @@ def test_produce_refuses_what_cannot_work(
     assert message in caplog.text
 
 
-@pytest.mark.parametrize("role", ["receiver", "learner"])
-def test_every_option_of_a_config_file_is_explained(role: str) -> None:
-    parser = getattr(config, f"{role}_parser")()
+def test_every_option_of_a_config_file_is_explained() -> None:
+    actions = [*config.receiver_parser()._actions, *config.learner_parser()._actions]
     silent = [
         action.dest
-        for action in parser._actions
+        for action in actions
         if "." in action.dest and not (action.help or "").split("(type:")[0].strip()
     ]
     assert silent == []

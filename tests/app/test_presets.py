@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from itertools import islice
+from itertools import cycle, islice
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +23,9 @@ CONFIGS = ROOT / "deploy" / "configs"
 PRESETS = sorted((CONFIGS / "presets").glob("*.yaml"))
 SETTINGS = ("paper", "today")
 KINDS = [file.stem for file in PRESETS if file.stem not in SETTINGS]
-NO_TEMPERATURE = ("byol", "simsiam")
+CONTRASTIVE = [kind for kind in KINDS if kind not in ("byol", "simsiam")]
+PAIRS = list(zip(KINDS, cycle(("laptop", "gpu")), strict=False))
+SETTINGS_OF = list(zip(CONTRASTIVE, cycle(SETTINGS), strict=False))
 BATCH = 8
 # What a test can afford: nothing of it decides whether the parts go together.
 SMALL = (
@@ -84,9 +86,8 @@ def test_a_config_takes_steps(file: Path) -> None:
     assert [record.skipped for record in records] == [None, None]
 
 
-@pytest.mark.parametrize("name", KINDS)
-@pytest.mark.parametrize("base", ["laptop", "gpu"])
-def test_a_method_s_preset_takes_steps_over_a_config(base: str, name: str) -> None:
+@pytest.mark.parametrize(("name", "base"), PAIRS)
+def test_a_method_s_preset_takes_steps_over_a_config(name: str, base: str) -> None:
     file = preset(name)
     learner = learner_of(CONFIGS / f"{base}.yaml", file)
     wanted = yaml.safe_load(file.read_text())["method"]["class_path"]
@@ -94,9 +95,8 @@ def test_a_method_s_preset_takes_steps_over_a_config(base: str, name: str) -> No
     assert [record.skipped for record in steps(learner, 2)] == [None, None]
 
 
-@pytest.mark.parametrize("name", [kind for kind in KINDS if kind not in NO_TEMPERATURE])
-@pytest.mark.parametrize("how", SETTINGS)
-def test_settings_go_over_every_contrastive_method(how: str, name: str) -> None:
+@pytest.mark.parametrize(("name", "how"), SETTINGS_OF)
+def test_settings_go_over_every_contrastive_method(name: str, how: str) -> None:
     learner = learner_of(CONFIGS / "laptop.yaml", preset(name), preset(how))
     assert learner.method.loss.temperature == {"paper": 0.7, "today": 0.5}[how]
     assert [record.skipped for record in steps(learner, 1)] == [None]
