@@ -15,6 +15,7 @@ from typing import Any
 
 import zmq
 from zmq.auth.base import Authenticator
+from zmq.utils import z85
 
 from stream_ssl.durable import write
 from stream_ssl.ingest.rate_limited_logger import RateLimitedLogger
@@ -186,6 +187,14 @@ def belongs(producer: str, name: str) -> bool:
     return producer == name or producer.startswith(f"{name}/")
 
 
+def _peer_of(message: list[bytes]) -> str:
+    """Address and public key of a ZAP request, for the log."""
+    address = message[3].decode("ascii", "replace")[:64] if len(message) > 3 else "unknown"
+    if len(message) <= 6 or len(message[6]) != 32:
+        return f"{address} without a key"
+    return f"{address} with the public key {z85.encode(message[6]).decode()}"
+
+
 class _Authenticator(Authenticator):
     """pyzmq's ZAP protocol in the receiver's own loop: pyzmq's thread for it ends for good when a
     check raises once.
@@ -195,6 +204,7 @@ class _Authenticator(Authenticator):
         super().__init__(context)
         self._access = access
         self._replied = False
+        self._peer = ""
         self._limited_log = RateLimitedLogger(log)
         self.configure_curve_callback(DOMAIN, self)
 
@@ -212,6 +222,7 @@ class _Authenticator(Authenticator):
 
     def _answer(self, message: list[bytes]) -> None:
         self._replied = False
+        self._peer = _peer_of(message)
         try:
             _run_without_waiting(self.handle_zap_message(message))
         except Exception:
@@ -228,7 +239,7 @@ class _Authenticator(Authenticator):
         if status_code != b"200":
             self._access.denied += 1
             reason = status_text.decode("utf-8", "replace")
-            self._limited_log.warning(reason, f"connection denied: {reason}")
+            self._limited_log.warning(reason, f"connection denied: {self._peer}: {reason}")
         super()._send_zap_reply(request_id, status_code, status_text, user_id)
 
 

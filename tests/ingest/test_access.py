@@ -68,10 +68,11 @@ def test_a_key_may_not_speak_for_others(running):
     until(lambda: running.counted("refused")["unauthorised"] == len(names))
 
 
-def test_without_a_listed_key_and_ours_nothing_gets_in(running):
+def test_without_a_listed_key_and_ours_nothing_gets_in(running, caplog):
+    unknown = Keys.generate("stranger")
     with (
         Peer(running.endpoint) as plain,
-        Peer(running.endpoint, Keys.generate("stranger"), SERVER) as stranger,
+        Peer(running.endpoint, unknown, SERVER) as stranger,
         Peer(running.endpoint, ROBOT, Keys.generate("other")) as deceived,
     ):
         for peer in (plain, stranger, deceived):
@@ -81,6 +82,7 @@ def test_without_a_listed_key_and_ours_nothing_gets_in(running):
         for peer in (plain, stranger, deceived):
             assert peer.silent(0.4)
     assert running.journalled() == []
+    assert f"connection denied: 127.0.0.1 with the public key {unknown.public}: " in caplog.text
 
 
 def test_a_revoked_key_is_refused_on_its_living_connection(running, listed):

@@ -96,6 +96,21 @@ def test_parts_of_a_packet_are_cut_in_the_same_way_again(spool: Spool) -> None:
     again.close()
 
 
+def test_what_leaves_memory_is_loaded_again_as_it_was_cut(spool: Spool) -> None:
+    spool.append([packet("1", "2", "3", "4", "5")], 0, None)
+    spool.mark(1, [(0, 1), (1, 3), (4, 1)])
+    again = reopen(spool)
+    again.resume(0)
+    parts = [part for _ in range(3) if (part := again.load()) is not None]
+    for part in parts[:0:-1]:
+        assert part.spooled is not None
+        again.unload((part.spooled, part.count))
+    assert again.unloaded
+    after = [again.load() for _ in range(2)]
+    assert [part and part.ids for part in after] == [("2", "3", "4"), ("5",)]
+    again.close()
+
+
 @pytest.mark.parametrize(("durable", "settled"), [(0, 2), (1, 3), (2, 4), (3, 5)])
 def test_what_was_rejected_is_left_out_and_counted(
     spool: Spool, durable: int, settled: int
