@@ -154,13 +154,13 @@ class Learner:
             self.schedule,
             self.device,
             precision,
-            anchors,
-            stream_share,
-            keys,
-            plain_keys,
-            draw,
-            write_back,
-            reencode,
+            anchors=anchors,
+            stream_share=stream_share,
+            keys=keys,
+            plain_keys=plain_keys,
+            draw=draw,
+            write_back=write_back,
+            reencode=reencode,
         )
         self._upload = Upload(self.device)
         self._randomness = OwnRandomness(seed, self.device)

@@ -126,7 +126,7 @@ class Step:
         elif self._anchors == "memory":
             result = self._train_on_memory(batch, number)
         else:
-            result = self._train_on_both(batch, number)
+            result = self._train_on_mixed(batch, number)
         return self._with_reencoding(result)
 
     def replay(self, count: int, number: int) -> StepResult:
@@ -167,7 +167,7 @@ class Step:
         cosines = self._refresh(drawn, drawn_keys)
         return StepResult(batch, keys.keys_BD, update, *admitted, cosines)
 
-    def _train_on_both(self, batch: Batch[Tensor], number: int) -> StepResult:
+    def _train_on_mixed(self, batch: Batch[Tensor], number: int) -> StepResult:
         """Update on a part of the batch and on samples drawn from the memory, then let the batch
         join. So what is drawn was there before, and is still in its slot when its fresh key goes
         back."""
@@ -199,33 +199,33 @@ class Step:
         with self.timer("memory"), self._autocast():
             self._method.prepare(self._memory, self._key_view)
         with self.timer("forward"), self._autocast():
-            # Labels are for oracles alone.
+            # Only a loss with an oracle is shown the labels.
             known = batch if self._method.needs_labels else replace(batch, labels_B=None)
             output = self._method(views, known, self._memory)
         with self.timer("backward"):
             self.optimiser.zero_grad(set_to_none=True)
             output.loss.loss.backward()
             norm = self._gradient_norm()
-            loss, usable, norm_on_host, diagnostics = _read(
+            loss, usable, grad_norm, diagnostics = _read(
                 output.loss.loss, is_usable(output.keys_BD), norm, output.loss.diagnostics
             )
-            skipped = _reason_to_skip(loss, usable, norm_on_host)
+            skipped = _reason_to_skip(loss, usable, grad_norm)
             if skipped is None:
-                self._descend(norm, rate)
+                self._step_optimiser(norm, rate)
             else:
                 self.optimiser.zero_grad(set_to_none=True)
                 self._buffers.restore()
         keys = Keys(output.keys_BD, usable)
         if self._keys == "after" and skipped is None:
             keys = self._keys_of(self._key_view(images_BCHW) if self._plain_keys else views[1])
-        norm_on_host = norm_on_host if skipped in (None, "gradient") else math.nan
-        return Update(skipped, loss, norm_on_host, rate, diagnostics), keys
+        grad_norm = grad_norm if skipped in (None, "gradient") else math.nan
+        return Update(skipped, loss, grad_norm, rate, diagnostics), keys
 
     def _gradient_norm(self) -> Tensor:
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         return torch.nn.utils.get_total_norm(gradients).to(self._device)
 
-    def _descend(self, norm: Tensor, rate: float) -> None:
+    def _step_optimiser(self, norm: Tensor, rate: float) -> None:
         """One optimiser step along a gradient of this norm."""
         if self._settings.clip is not None:
             torch.nn.utils.clip_grads_with_norm_(self._parameters, self._settings.clip, norm)

@@ -177,15 +177,6 @@ def test_a_replay_refreshes_the_slots_it_drew() -> None:
     assert rows == {tuple(row) for row in replay.keys_BD.tolist()}
 
 
-def test_a_pace_of_a_half_inserts_every_batch() -> None:
-    learner = build(pace=Pace(0.5 / BATCH))
-    records = steps(learner, 4)
-    assert [record.skipped for record in records] == ["pace", None, "pace", None]
-    assert all(record.admission is not None for record in records)
-    assert learner.samples == 4 * BATCH
-    assert learner.pace.updates == 2
-
-
 def test_idle_updates_stay_within_the_band() -> None:
     learner = build(stream=Repeatable(count=3), pace=Pace(1 / BATCH, band=2))
     records = until_idle(learner)

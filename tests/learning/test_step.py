@@ -230,13 +230,16 @@ def test_a_pace_of_two_replays_after_each_batch() -> None:
     assert learner.pace.updates == 6
 
 
-def test_a_pace_of_a_half_lets_every_batch_join() -> None:
-    learner = from_memory(pace=Pace(0.5 / BATCH))
+@pytest.mark.parametrize("anchors", ["stream", "memory", "mixed"])
+def test_a_pace_of_a_half_lets_every_batch_join(anchors: str) -> None:
+    learner = build(anchors=anchors, pace=Pace(0.5 / BATCH))
     seen = spied(learner)
     records = steps(learner, 4)
     assert [record.skipped for record in records] == ["pace", None, "pace", None]
-    assert [s.kind for s in seen] == ["encode", "encode", "learn"] * 2
+    update = ["learn"] if anchors == "stream" else ["encode", "learn"]
+    assert [one.kind for one in seen] == ["encode", *update] * 2
     assert all(record.admission is not None for record in records)
+    assert learner.samples == 4 * BATCH
     assert learner.pace.updates == 2
 
 
@@ -351,12 +354,6 @@ def test_fresh_keys_of_a_mixed_batch_go_back_to_the_slots_that_were_drawn() -> N
             for sample, key_D in list(zip(learnt.ids.tolist(), learnt.keys, strict=True))[4:]:
                 assert torch.equal(memory.embeddings[held.index(sample)], key_D)
         assert memory.check_valid() == (True, "")
-
-
-def test_a_mixed_step_without_an_update_lets_the_batch_join() -> None:
-    records = steps(build(anchors="mixed", pace=Pace(0.5 / BATCH)), 4)
-    assert [record.skipped for record in records] == ["pace", None, "pace", None]
-    assert all(record.admission is not None for record in records)
 
 
 @pytest.mark.parametrize("seed", range(5))
