@@ -107,6 +107,12 @@ VARIANTS: dict[str, Variant] = {
 }
 CONTRASTIVE = sorted(set(VARIANTS) - {"cosine"})
 
+RICHEST = (
+    *("infonce, excluded", "decoupled, weighted", "debiased, memory", "positive, combined"),
+    *("hard", "self-labeling", "supervised", "cosine"),
+)
+"""One variant of each class, that with the most of its code: for what its options do not touch."""
+
 
 class Known(NamedTuple):
     """What a case's labels and memory say."""

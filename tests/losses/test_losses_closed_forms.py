@@ -44,20 +44,20 @@ ALIKE: dict[str, tuple[Callable[[], Loss], Callable[[int], float]]] = {
 }
 
 
-@pytest.mark.parametrize("count", [1, 7, 1000])
 @pytest.mark.parametrize("name", sorted(ALIKE))
-def test_all_embeddings_equal(name: str, count: int) -> None:
+def test_all_embeddings_equal(name: str) -> None:
     build, expected = ALIKE[name]
     row_D = torch.tensor([0.6, 0.8], dtype=torch.float64)
-    same_BN = torch.zeros(3, count, dtype=torch.bool)
-    out = build()(
-        row_D.expand(3, 2), row_D.expand(3, 1, 2), row_D.expand(count, 2), same_BN=same_BN
-    )
-    assert out.per_anchor.tolist() == pytest.approx([expected(count)] * 3, rel=1e-9, abs=1e-9)
-    assert out.diagnostics["positive_similarity"] == pytest.approx(1)
-    if "negatives" in out.diagnostics:
-        assert out.diagnostics["effective_negatives"] == pytest.approx(count)
-        assert out.diagnostics["negative_similarity"] == pytest.approx(1)
+    for count in (1, 7, 1000):
+        same_BN = torch.zeros(3, count, dtype=torch.bool)
+        out = build()(
+            row_D.expand(3, 2), row_D.expand(3, 1, 2), row_D.expand(count, 2), same_BN=same_BN
+        )
+        assert out.per_anchor.tolist() == pytest.approx([expected(count)] * 3, rel=1e-9, abs=1e-9)
+        assert out.diagnostics["positive_similarity"] == pytest.approx(1)
+        if "negatives" in out.diagnostics:
+            assert out.diagnostics["effective_negatives"] == pytest.approx(count)
+            assert out.diagnostics["negative_similarity"] == pytest.approx(1)
 
 
 def orthogonal(count: int, t: float = 0.5) -> tuple[Case, float]:
@@ -101,8 +101,7 @@ def test_an_estimate_of_positives_below_its_floor_is_clamped() -> None:
     assert torch.isfinite(z_BD.grad).all()
 
 
-@pytest.mark.parametrize("tau", [0.0, 1e-9])
-@pytest.mark.parametrize("floor", ["clamp", "biased"])
+@pytest.mark.parametrize(("tau", "floor"), [(0.0, "clamp"), (1e-9, "biased")])
 def test_debiased_without_a_prior_is_infonce(tau: float, floor: str) -> None:
     one = case(positives=2)
     for loss in (Debiased(0.1, tau, floor), HardNegative(0.1, tau, beta=0.0, floor=floor)):
@@ -191,8 +190,6 @@ def test_momentum_mixup_on_shared_keys_is_the_posters() -> None:
     out.loss.backward()
     expected_B.mean().backward()
     torch.testing.assert_close(z_BD.grad, plain_BD.grad, rtol=1e-10, atol=1e-12)
-    with pytest.raises(ValueError, match=r"mix has shapes \(3,\)"):
-        loss(z_BD, one.positive_BMD, negative_ND, mask_BN, mix=Mix(torch.arange(3), mix.theta_B))
 
 
 def test_diagnostics_by_hand() -> None:
@@ -231,39 +228,49 @@ def test_schedules_follow_the_step_alone() -> None:
     torch.testing.assert_close(labels(*one).per_anchor, expected)
 
 
-REFUSED: dict[str, tuple[Callable[[], object], str]] = {
-    "prior 1": (lambda: Debiased(prior=1.0), r"tau\+ is a probability in \[0, 1\)"),
-    "prior below 0": (lambda: Debiased(prior=-0.1), "prior is -0.1"),
-    "prior nan": (lambda: HardNegative(prior=math.nan), "prior is nan"),
-    "prior ramp": (lambda: Debiased(prior=Ramp(1.5, 10)), "prior is Ramp"),
-    "prior word": (lambda: Debiased(prior="mem"), "choose a number, a schedule"),
-    "prior 0, positive": (lambda: PositiveDebiased(prior=0.0), "divides by tau"),
-    "prior from 0, positive": (lambda: PositiveDebiased(prior=Ramp(0.1, 10)), "divides by tau"),
-    "floor": (lambda: Debiased(floor="zero"), 'choose "clamp" or "biased"'),
-    "floor, mixed": (lambda: PositiveDebiased(floor="zero"), 'choose "clamp" or "biased"'),
-    "aggregation": (lambda: PositiveDebiased(aggregation="mean"), "pos-grouping"),
-    "alpha": (lambda: PositiveDebiased(alpha=1.5), "alpha is 1.5"),
-    "most_negatives": (lambda: PositiveDebiased(most_negatives=0), "at least 1"),
-    "beta": (lambda: HardNegative(beta=-1), "beta is -1"),
-    "sigma": (lambda: Decoupled(sigma=0.0), "sigma is 0.0"),
-    "labels": (lambda: SelfLabeling(alpha=0.6, beta=0.5), "together at most 1"),
-    "labels below 0": (lambda: SelfLabeling(alpha=Ramp(0.5, 9, first=-0.1)), "at least 0"),
-    "sharpening": (lambda: SelfLabeling(sharpening=0.0), "sharpening is 0.0"),
-    "rise": (lambda: SelfLabeling(rise=-1), "rise is -1"),
-    "oracle": (lambda: InfoNCE(false_negatives="drop"), 'choose "keep" or "exclude"'),
-    "oracle of another": (lambda: Debiased(false_negatives="split"), 'choose "keep" or "exclude"'),
-    "form": (lambda: NegativeCosine("moco"), "form is 'moco'"),
-    "ramp": (lambda: Ramp(0.5, 0), "steps is at least 1"),
-    "ramp, endless": (lambda: Ramp(math.inf, 5), "must be finite"),
-    "ramp, shape": (lambda: Ramp(0.5, 5, shape="square"), "shape is 'square'"),
+REFUSED: dict[str, list[tuple[Callable[[], object], str]]] = {
+    "Debiased": [
+        (lambda: Debiased(prior=1.0), r"tau\+ is a probability in \[0, 1\)"),
+        (lambda: Debiased(prior=-0.1), "prior is -0.1"),
+        (lambda: Debiased(prior=Ramp(1.5, 10)), "prior is Ramp"),
+        (lambda: Debiased(prior="mem"), "choose a number, a schedule"),
+        (lambda: Debiased(floor="zero"), 'choose "clamp" or "biased"'),
+        (lambda: Debiased(false_negatives="split"), 'choose "keep" or "exclude"'),
+    ],
+    "PositiveDebiased": [
+        (lambda: PositiveDebiased(prior=0.0), "divides by tau"),
+        (lambda: PositiveDebiased(prior=Ramp(0.1, 10)), "divides by tau"),
+        (lambda: PositiveDebiased(floor="zero"), 'choose "clamp" or "biased"'),
+        (lambda: PositiveDebiased(aggregation="mean"), 'choose "pos-grouping", "loss-combination"'),
+        (lambda: PositiveDebiased(alpha=1.5), "alpha is 1.5"),
+        (lambda: PositiveDebiased(most_negatives=0), "at least 1"),
+    ],
+    "HardNegative": [
+        (lambda: HardNegative(prior=math.nan), "prior is nan"),
+        (lambda: HardNegative(beta=-1), "beta is -1"),
+    ],
+    "Decoupled": [(lambda: Decoupled(sigma=0.0), "sigma is 0.0")],
+    "SelfLabeling": [
+        (lambda: SelfLabeling(alpha=0.6, beta=0.5), "together at most 1"),
+        (lambda: SelfLabeling(alpha=Ramp(0.5, 9, first=-0.1)), "at least 0"),
+        (lambda: SelfLabeling(sharpening=0.0), "sharpening is 0.0"),
+        (lambda: SelfLabeling(rise=-1), "rise is -1"),
+    ],
+    "InfoNCE": [(lambda: InfoNCE(false_negatives="drop"), 'choose "keep" or "exclude"')],
+    "NegativeCosine": [(lambda: NegativeCosine("moco"), "form is 'moco'")],
+    "Ramp": [
+        (lambda: Ramp(0.5, 0), "steps is at least 1"),
+        (lambda: Ramp(math.inf, 5), "must be finite"),
+        (lambda: Ramp(0.5, 5, shape="square"), "shape is 'square'"),
+    ],
 }
 
 
-@pytest.mark.parametrize("name", sorted(REFUSED))
+@pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_work_is_refused(name: str) -> None:
-    build, reason = REFUSED[name]
-    with pytest.raises(ValueError, match=reason):
-        build()
+    for build, reason in REFUSED[name]:
+        with pytest.raises(ValueError, match=reason):
+            build()
 
 
 def test_positive_debiased_refuses_a_memory() -> None:

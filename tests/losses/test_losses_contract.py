@@ -9,12 +9,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from losses_cases import Case, case
-from losses_table import CONTRASTIVE, VARIANTS, Known, T, call, known
+from losses_table import CONTRASTIVE, RICHEST, VARIANTS, Known, T, call, known
 from torch.nn import functional as F
 
-from stream_ssl.losses import LOSSES, Loss
+from stream_ssl.losses import LOSSES, Loss, Mix
 
 by_name = pytest.mark.parametrize("name", sorted(VARIANTS))
+by_class = pytest.mark.parametrize("name", RICHEST)
 contrastive = pytest.mark.parametrize("name", CONTRASTIVE)
 
 
@@ -24,8 +25,8 @@ def loss(name: str) -> Loss:
 
 
 def test_every_loss_is_under_this_contract() -> None:
-    built = {type(variant.build()) for variant in VARIANTS.values()}
-    assert built == set(LOSSES.values())
+    for names in (VARIANTS, RICHEST):
+        assert {type(VARIANTS[name].build()) for name in names} == set(LOSSES.values())
 
 
 @by_name
@@ -51,77 +52,74 @@ def test_equals_its_twin(
 
 
 @by_name
-@pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize("positives", [1, 3])
-def test_gradients_equal_its_twins(name: str, loss: Loss, shared: bool, positives: int) -> None:
-    one = case(shared=shared, positives=positives)
-    said, pulled = known(one), torch.rand(5, generator=torch.Generator().manual_seed(3))
-    grads = []
-    for ours in (True, False):
-        inputs = [x.clone().requires_grad_() for x in one[:3]]
-        again = Case(*inputs, one.mask_BN)
-        if ours:
-            per_anchor = call(loss, again, said).per_anchor
-        else:
-            per_anchor = VARIANTS[name].twin(*again, T, *said)
-        (per_anchor * pulled).sum().backward()
-        grads.append([torch.zeros_like(x) if x.grad is None else x.grad for x in inputs])
-    for mine, plain in zip(*grads, strict=True):
-        torch.testing.assert_close(mine, plain, rtol=1e-9, atol=1e-11)
-    assert grads[0][0].abs().sum() > 0
+def test_gradients_equal_its_twins(name: str, loss: Loss) -> None:
+    for shared, positives in ((True, 3), (False, 1)):
+        one = case(shared=shared, positives=positives)
+        said, pulled = known(one), torch.rand(5, generator=torch.Generator().manual_seed(3))
+        grads = []
+        for ours in (True, False):
+            inputs = [x.clone().requires_grad_() for x in one[:3]]
+            again = Case(*inputs, one.mask_BN)
+            if ours:
+                per_anchor = call(loss, again, said).per_anchor
+            else:
+                per_anchor = VARIANTS[name].twin(*again, T, *said)
+            (per_anchor * pulled).sum().backward()
+            grads.append([torch.zeros_like(x) if x.grad is None else x.grad for x in inputs])
+        for mine, plain in zip(*grads, strict=True):
+            torch.testing.assert_close(mine, plain, rtol=1e-9, atol=1e-11)
+        assert grads[0][0].abs().sum() > 0
 
 
-@pytest.mark.parametrize("name", sorted(n for n, v in VARIANTS.items() if v.smooth))
-@pytest.mark.parametrize("shared", [True, False])
-def test_gradcheck(loss: Loss, shared: bool) -> None:
-    one = case(shared=shared, positives=2)
-    said = known(one)
-    inputs = tuple(x.clone().requires_grad_() for x in one[:3])
-
-    def per_anchor(*x: torch.Tensor) -> torch.Tensor:
-        return call(loss, Case(*x, one.mask_BN), said).per_anchor
-
-    if loss.uses_negatives:
-        assert torch.autograd.gradcheck(per_anchor, inputs)
-    else:
-        assert torch.autograd.gradcheck(lambda *x: per_anchor(*x, one.negative), inputs[:2])
+@pytest.mark.parametrize("name", ["decoupled", *(n for n in RICHEST if VARIANTS[n].smooth)])
+def test_gradcheck(loss: Loss) -> None:
+    for shared in (True, False):
+        one = case(shared=shared, positives=2)
+        inputs = [x.clone().requires_grad_() for x in one[: 3 if loss.uses_negatives else 2]]
+        assert torch.autograd.gradcheck(
+            lambda *x, one=one: call(loss, Case(*x, *one[len(x) :])).per_anchor, inputs
+        )
 
 
 @pytest.mark.parametrize("name", ["self-labeling"])
-@pytest.mark.parametrize("shared", [True, False])
-def test_gradcheck_by_anchors_where_labels_carry_none(loss: Loss, shared: bool) -> None:
-    one = case(shared=shared, positives=2)
-    z_BD = one.z_BD.clone().requires_grad_()
-    assert torch.autograd.gradcheck(lambda z: call(loss, one._replace(z_BD=z)).per_anchor, (z_BD,))
+def test_gradcheck_by_anchors_where_labels_carry_none(loss: Loss) -> None:
+    for shared in (True, False):
+        one = case(shared=shared, positives=2)
+        z_BD = one.z_BD.clone().requires_grad_()
+        assert torch.autograd.gradcheck(
+            lambda z, one=one: call(loss, one._replace(z_BD=z)).per_anchor, (z_BD,)
+        )
 
 
-@by_name
-@pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize("positives", [1, 3])
-def test_outputs_have_the_shapes_promised(loss: Loss, shared: bool, positives: int) -> None:
-    out = call(loss, case(shared=shared, positives=positives))
-    assert out.loss.shape == ()
-    assert out.per_anchor.shape == (5,)
-    assert out.loss.dtype == out.per_anchor.dtype == torch.float64
-    assert torch.equal(out.loss, out.per_anchor.mean())
-    assert "positive_similarity" in out.diagnostics
-    if loss.uses_negatives:
-        wanted = {"negative_similarity", "negatives", "effective_negatives", "clamp_rate"}
-        assert wanted <= set(out.diagnostics)
-    assert all(isinstance(value, float) for value in out.diagnostics.values())
-    assert all(math.isfinite(value) for value in out.diagnostics.values())
+@by_class
+def test_outputs_have_the_shapes_promised(loss: Loss) -> None:
+    for shared, positives in ((True, 3), (False, 1)):
+        out = call(loss, case(shared=shared, positives=positives))
+        assert out.loss.shape == ()
+        assert out.per_anchor.shape == (5,)
+        assert out.loss.dtype == out.per_anchor.dtype == torch.float64
+        assert torch.equal(out.loss, out.per_anchor.mean())
+        assert "positive_similarity" in out.diagnostics
+        if loss.uses_negatives:
+            wanted = {"negative_similarity", "negatives", "effective_negatives", "clamp_rate"}
+            assert wanted <= set(out.diagnostics)
+        assert all(isinstance(value, float) for value in out.diagnostics.values())
+        assert all(math.isfinite(value) for value in out.diagnostics.values())
 
 
-@by_name
-def test_order_of_negatives_changes_nothing(loss: Loss) -> None:
+@by_class
+def test_neither_order_nor_layout_of_negatives_changes_anything(loss: Loss) -> None:
     one = case(negatives=50)
     said = known(one)
     order = torch.randperm(50, generator=torch.Generator().manual_seed(1))
     moved = one._replace(negative=one.negative[order], mask_BN=one.mask_BN[:, order])
-    other = call(loss, moved, said._replace(same_BN=said.same_BN[:, order]))
-    torch.testing.assert_close(
-        call(loss, one, said).per_anchor, other.per_anchor, rtol=1e-12, atol=1e-12
-    )
+    own = one._replace(negative=one.negative.expand(5, -1, -1))
+    expected_B = call(loss, one, said).per_anchor
+    for other in (
+        call(loss, moved, said._replace(same_BN=said.same_BN[:, order])),
+        call(loss, own, said),
+    ):
+        torch.testing.assert_close(other.per_anchor, expected_B, rtol=1e-12, atol=1e-12)
 
 
 @by_name
@@ -142,16 +140,7 @@ def test_masked_negatives_are_as_if_absent(loss: Loss) -> None:
     assert masked.diagnostics == pytest.approx(absent.diagnostics)
 
 
-@by_name
-def test_shared_negatives_equal_the_same_per_anchor(loss: Loss) -> None:
-    one = case()
-    other = one._replace(negative=one.negative.expand(5, -1, -1))
-    torch.testing.assert_close(
-        call(loss, one).per_anchor, call(loss, other).per_anchor, rtol=1e-12, atol=1e-12
-    )
-
-
-@by_name
+@by_class
 def test_all_alike_and_single_rows_stay_finite(loss: Loss) -> None:
     z_BD = torch.full((1, 4), 0.5, requires_grad=True)
     row_BD = z_BD.detach()
@@ -179,34 +168,36 @@ def test_an_anchor_without_negatives_has_no_loss_and_no_gradient(loss: Loss) -> 
     assert (z_BD.grad[[0, 2, 3, 4]].abs().sum(1) > 0).all()
 
 
-@by_name
-@pytest.mark.parametrize("temperature", [0.02, 0.2, 2.0])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_narrow_inputs_are_computed_wide(
-    loss: Loss, temperature: float, dtype: torch.dtype
-) -> None:
-    loss.temperature = temperature
-    one = case(batch=16, negatives=300, dim=32)
-    said = known(one)
-    narrow = [x.to(dtype) for x in one[:3]]
-    z = narrow[0].requires_grad_()
-    with torch.autocast("cpu", torch.bfloat16 if dtype == torch.float32 else dtype):
-        out = call(loss, Case(z, *narrow[1:], one.mask_BN), said)
-    out.loss.backward()
-    wide = Case(*(x.detach().double() for x in narrow), one.mask_BN)
-    exact_z = wide.z_BD.requires_grad_()
-    exact = call(loss, wide, said)
-    exact.loss.backward()
-    assert out.loss.dtype == torch.float32
-    assert z.grad.dtype == dtype
-    torch.testing.assert_close(out.per_anchor.double(), exact.per_anchor, rtol=1e-4, atol=1e-4)
-    step = torch.finfo(dtype).eps
-    torch.testing.assert_close(
-        z.grad.double(), exact_z.grad, rtol=max(step, 1e-3), atol=max(step, 1e-4)
-    )
+TEMPERATURES, DTYPES = (0.02, 0.2, 2.0), (torch.float32, torch.bfloat16, torch.float16)
 
 
 @by_name
+def test_narrow_inputs_are_computed_wide(name: str, loss: Loss) -> None:
+    """Each temperature and each type once; over the losses every pair of the two."""
+    first = sorted(VARIANTS).index(name)
+    for number, dtype in enumerate(DTYPES):
+        loss.temperature = TEMPERATURES[(first + number) % 3]
+        one = case(batch=16, negatives=300, dim=32)
+        said = known(one)
+        narrow = [x.to(dtype) for x in one[:3]]
+        z = narrow[0].requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16 if dtype == torch.float32 else dtype):
+            out = call(loss, Case(z, *narrow[1:], one.mask_BN), said)
+        out.loss.backward()
+        wide = Case(*(x.detach().double() for x in narrow), one.mask_BN)
+        exact_z = wide.z_BD.requires_grad_()
+        exact = call(loss, wide, said)
+        exact.loss.backward()
+        assert out.loss.dtype == torch.float32
+        assert z.grad.dtype == dtype
+        torch.testing.assert_close(out.per_anchor.double(), exact.per_anchor, rtol=1e-4, atol=1e-4)
+        step = torch.finfo(dtype).eps
+        torch.testing.assert_close(
+            z.grad.double(), exact_z.grad, rtol=max(step, 1e-3), atol=max(step, 1e-4)
+        )
+
+
+@by_class
 def test_nothing_of_size_n_is_kept_for_the_backward_pass(loss: Loss) -> None:
     size, one = 2000, case(batch=8, negatives=2000, dim=16, dtype=torch.float32)
     said = known(one)
@@ -215,7 +206,7 @@ def test_nothing_of_size_n_is_kept_for_the_backward_pass(loss: Loss) -> None:
     kept: list[int] = []
 
     def note(tensor: torch.Tensor) -> torch.Tensor:
-        if all(tensor.data_ptr() != given.data_ptr() for given in inputs):
+        if all(tensor.data_ptr() != x.data_ptr() for x in inputs):
             kept.append(tensor.numel())
         return tensor
 
@@ -225,7 +216,7 @@ def test_nothing_of_size_n_is_kept_for_the_backward_pass(loss: Loss) -> None:
     assert max(kept, default=0) <= 8 * 16 * views < size
 
 
-@by_name
+@by_class
 def test_numbers_that_are_not_finite_show(name: str, loss: Loss) -> None:
     one = case()
     one.z_BD[2, 1] = math.nan
@@ -233,16 +224,13 @@ def test_numbers_that_are_not_finite_show(name: str, loss: Loss) -> None:
     assert torch.isnan(out.loss)
     if name != "decoupled, weighted":  # its weight is a mean over the batch
         assert torch.isfinite(out.per_anchor[[0, 1, 3, 4]]).all()
+    if loss.uses_negatives:
+        other = case()
+        other.negative[0, 1] = math.nan
+        assert torch.isnan(call(loss, other).loss)
 
 
-@contrastive
-def test_a_negative_that_is_not_finite_shows(loss: Loss) -> None:
-    one = case()
-    one.negative[0, 1] = math.nan
-    assert torch.isnan(call(loss, one).loss)
-
-
-@by_name
+@pytest.mark.parametrize("name", ["infonce", "cosine"])
 def test_bad_shapes_are_named(loss: Loss) -> None:
     z_BD, positive_BMD, negative_ND, mask_BN = one = case()
     same_BN, prior_B = known(one)
@@ -266,11 +254,11 @@ def test_bad_shapes_are_named(loss: Loss) -> None:
         loss(z_BD[:0], positive_BMD[:0], negative_ND)
 
 
-@pytest.mark.parametrize("temperature", [0.0, -0.1, math.inf, math.nan])
 @pytest.mark.parametrize("name", sorted(set(LOSSES) - {"negative-cosine"}))
-def test_temperature_must_be_positive(name: str, temperature: float) -> None:
-    with pytest.raises(ValueError, match="temperature is"):
-        LOSSES[name](temperature=temperature)
+def test_temperature_must_be_positive(name: str) -> None:
+    for temperature in (0.0, -0.1, math.inf, math.nan):
+        with pytest.raises(ValueError, match="temperature is"):
+            LOSSES[name](temperature=temperature)
 
 
 @by_name
@@ -287,7 +275,20 @@ def test_what_it_needs_is_asked_for(loss: Loss) -> None:
         assert torch.equal(loss(*one).per_anchor, call(loss, one).per_anchor)
 
 
-@by_name
+@by_class
+def test_mixed_anchors_are_taken_by_self_labeling_alone(loss: Loss) -> None:
+    one, said = case(), known(case())
+    mix = Mix(torch.arange(5).roll(1), torch.full((5,), 0.5))
+    if loss.takes_mix:
+        assert torch.isfinite(loss(*one, mix=mix).loss)
+        with pytest.raises(ValueError, match=r"mix has shapes \(3,\) and \(5,\)"):
+            loss(*one, mix=Mix(torch.arange(3), mix.theta_B))
+    else:
+        with pytest.raises(ValueError, match="cannot label mixed anchors"):
+            loss(*one, same_BN=said.same_BN, prior_B=said.prior_B, mix=mix)
+
+
+@by_class
 def test_a_loss_holds_no_state_but_its_step(loss: Loss) -> None:
     one = case()
     said: Known = known(one)

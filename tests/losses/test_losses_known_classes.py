@@ -105,8 +105,7 @@ def test_the_error_of_debiased_falls_with_the_positives() -> None:
     assert errors[0] / errors[1] == pytest.approx(4, rel=0.2)  # M^{-1/2}
 
 
-@pytest.mark.parametrize("count", [8, 64, 512])
-@pytest.mark.parametrize("positives", [1, 8])
+@pytest.mark.parametrize(("count", "positives"), [(8, 8), (64, 1), (512, 8)])
 def test_the_error_of_debiased_stays_under_its_bound(count: int, positives: int) -> None:
     world = World(spread=0.8)
     error = error_of_debiased(world, world.positives(positives), world.negatives(count)[0])
@@ -147,8 +146,7 @@ def test_without_labels_positive_debiased_tends_to_a_constant() -> None:
     assert out.per_anchor.tolist() == pytest.approx([math.log(8193)] * 400, abs=0.01)
 
 
-@pytest.mark.parametrize("t", [0.5, 1.0])
-@pytest.mark.parametrize("prior", [TAU, "labels"], ids=str)
+@pytest.mark.parametrize(("t", "prior"), [(0.5, TAU), (1.0, "labels")], ids=str)
 def test_debiased_is_closer_to_the_unbiased_loss_than_the_biased_one(
     t: float, prior: float | str
 ) -> None:

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from memory import WorkingMemory
+from stream_ssl.batch import Batch
 from stream_ssl.losses import LOSSES, Loss, NegativeCosine
-from stream_ssl.methods import METHODS, Method, MethodOutput, Samples
+from stream_ssl.methods import METHODS, Method, MethodOutput
 from stream_ssl.methods.norm import BatchNorm2d
 
 BATCH, DIM, SIZE = 6, 4, 6
@@ -56,14 +57,14 @@ def memory_of(count: int, first_id: int = 1000, dim: int = DIM) -> WorkingMemory
     return memory
 
 
-def see(image_BCHW: Tensor) -> Tensor:
+def plain(image_BCHW: Tensor) -> Tensor:
     """The memory's images as the encoder takes them."""
     return image_BCHW.float() / 64 - 2
 
 
-def samples_of(count: int, first_id: int = 0) -> Samples:
+def samples_of(count: int, first_id: int = 0) -> Batch[Tensor]:
     ids_B = torch.arange(first_id, first_id + count)
-    return Samples(ids_B, ids_B + 1, ids_B % 3)
+    return Batch(ids_B, ids_B + 1, ids_B % 3)
 
 
 def views_of(count: int, batch: int = BATCH, seed: int = 1) -> list[Tensor]:
@@ -74,7 +75,7 @@ def views_of(count: int, batch: int = BATCH, seed: int = 1) -> list[Tensor]:
 def step(method: Method, memory: WorkingMemory, seed: int = 0, batch: int = BATCH) -> MethodOutput:
     """What precedes an update, as the learner does it."""
     method.begin(seed)
-    method.prepare(memory, see)
+    method.prepare(memory, plain)
     output: MethodOutput = method(views_of(method.views, batch, seed), samples_of(batch), memory)
     return output
 

@@ -1,4 +1,4 @@
-"""What holds for every method in the table, with every loss that fits it."""
+"""What holds for every method in the table, and for every loss that fits it."""
 
 from __future__ import annotations
 
@@ -13,73 +13,112 @@ from methods_small import (
     fitting,
     made,
     memory_of,
+    plain,
     samples_of,
-    see,
     step,
     views_of,
 )
 from torch import Tensor, nn
 
 from memory import WorkingMemory
-from stream_ssl.losses import LOSSES, Debiased, InfoNCE, PositiveDebiased
-from stream_ssl.methods import METHODS, Method, Samples
+from stream_ssl.batch import Batch
+from stream_ssl.losses import (
+    LOSSES,
+    Debiased,
+    Decoupled,
+    HardNegative,
+    InfoNCE,
+    Loss,
+    PositiveDebiased,
+    SelfLabeling,
+    SupervisedContrastive,
+)
+from stream_ssl.methods import METHODS, Method
 
-BUILD: dict[str, Callable[[], Method]] = {
-    **{
-        f"{method} with {loss}": lambda method=method, loss=loss: made(method, LOSSES[loss]())
-        for method, loss in fitting()
-    },
-    **{
-        f"{method} with {name}": lambda method=method, loss=loss: made(method, loss())
-        for method in ("moco", "simclr", "d-simclr")
-        for name, loss in {
-            "prior of the memory": lambda: Debiased(prior="memory"),
-            "prior of the labels": lambda: PositiveDebiased(prior="labels"),
-            "an oracle": lambda: InfoNCE(false_negatives="exclude"),
-        }.items()
-    },
-    **{
-        f"{method} by average": lambda method=method: made(method, key_statistics="average")
-        for method in METHODS
-    },
-    **{
-        f"{method} of {how}": lambda method=method, how=how: made(
-            method, negatives=7, negatives_by=how
-        )
-        for method in ("moco", "d-simclr", "self-labeling")
-        for how in ("uniform", "hardest", "stratified")
-    },
-    **{f"{method} of 3 views": lambda method=method: made(method, views=3) for method in METHODS},
+# Pairwise: each value of each option of a method meets the method; every loss is in several.
+CASES: dict[str, tuple[str, Callable[[], Loss] | None, dict[str, object]]] = {
+    "moco": ("moco", None, {}),
+    "moco, average, 3 views": ("moco", Decoupled, {"key_statistics": "average", "views": 3}),
+    "moco, prior of the memory": ("moco", lambda: Debiased(prior="memory"), {"negatives": 7}),
+    "moco, oracle": (
+        "moco",
+        lambda: InfoNCE(false_negatives="exclude"),
+        {"negatives": 7, "negatives_by": "stratified"},
+    ),
+    "moco, supervised": (
+        "moco",
+        SupervisedContrastive,
+        {"negatives": 7, "negatives_by": "hardest", "views": 3},
+    ),
+    "simclr": ("simclr", None, {}),
+    "simclr, average, 3 views": ("simclr", HardNegative, {"key_statistics": "average", "views": 3}),
+    "simclr, prior of the labels": ("simclr", lambda: PositiveDebiased(prior="labels"), {}),
+    "d-simclr": ("d-simclr", None, {}),
+    "d-simclr, average, 3 views": (
+        "d-simclr",
+        lambda: Debiased(prior="memory"),
+        {"key_statistics": "average", "views": 3, "negatives": 7, "negatives_by": "hardest"},
+    ),
+    "d-simclr, oracle": (
+        "d-simclr",
+        lambda: InfoNCE(false_negatives="exclude"),
+        {"negatives": 7, "negatives_by": "stratified"},
+    ),
+    "d-simclr, few": ("d-simclr", SelfLabeling, {"negatives": 7, "negatives_by": "uniform"}),
+    "simsiam": ("simsiam", None, {}),
+    "simsiam, average, 3 views": ("simsiam", None, {"key_statistics": "average", "views": 3}),
+    "byol": ("byol", None, {}),
+    "byol, average, 3 views": ("byol", None, {"key_statistics": "average", "views": 3}),
+    "self-labeling": ("self-labeling", None, {}),
+    "self-labeling, average, 3 views": (
+        "self-labeling",
+        None,
+        {"key_statistics": "average", "views": 3, "negatives": 7, "negatives_by": "hardest"},
+    ),
+    "self-labeling, few": ("self-labeling", None, {"negatives": 7, "negatives_by": "stratified"}),
 }
 
 
-@pytest.fixture(params=sorted(BUILD))
+def build(name: str) -> Method:
+    kind, loss, settings = CASES[name]
+    return made(kind, None if loss is None else loss(), **settings)
+
+
+@pytest.fixture(params=CASES)
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 @pytest.fixture
 def method(name: str) -> Method:
-    return BUILD[name]()
+    return build(name)
 
 
 def state_of(method: Method) -> dict[str, Tensor]:
     return {name: value.clone() for name, value in method.state_dict().items()}
 
 
-def test_every_method_and_loss_is_under_this_contract() -> None:
-    assert {name.split()[0] for name in BUILD} == set(METHODS)
-    assert {loss for _, loss in fitting()} == set(LOSSES)
+def test_every_method_is_under_this_contract() -> None:
+    assert {kind for kind, _, _ in CASES.values()} == set(METHODS)
 
 
-@pytest.mark.parametrize("held", [0, 20])
-def test_keys_are_detached_unit_rows(method: Method, held: int) -> None:
-    out = step(method, memory_of(held))
-    assert out.keys_BD.shape == (BATCH, method.dim)
-    assert out.keys_BD.dtype == torch.float32
-    assert not out.keys_BD.requires_grad
-    torch.testing.assert_close(out.keys_BD.norm(dim=1), torch.ones(BATCH))
-    assert torch.isfinite(out.loss.loss)
+@pytest.mark.parametrize(("kind", "loss"), [*fitting()])
+def test_every_loss_that_fits_gives_a_step(kind: str, loss: str) -> None:
+    method = made(kind, LOSSES[loss]())
+    out = step(method, memory_of(20))
+    finite(method, out.loss.loss)
+    assert all(parameter.grad is not None for parameter in method.trained)
+
+
+def test_keys_are_detached_unit_rows(name: str) -> None:
+    for slots in (0, 20):
+        method = build(name)
+        out = step(method, memory_of(slots))
+        assert out.keys_BD.shape == (BATCH, method.dim)
+        assert out.keys_BD.dtype == torch.float32
+        assert not out.keys_BD.requires_grad
+        torch.testing.assert_close(out.keys_BD.norm(dim=1), torch.ones(BATCH))
+        assert torch.isfinite(out.loss.loss)
 
 
 def test_the_gradient_reaches_what_is_trained_and_nothing_else(method: Method) -> None:
@@ -92,7 +131,7 @@ def test_the_gradient_reaches_what_is_trained_and_nothing_else(method: Method) -
 
 def test_the_memory_is_only_read(method: Method) -> None:
     memory = memory_of(20)
-    method.prepare(memory, see)
+    method.prepare(memory, plain)
     before = {name: value.clone() for name, value in memory.state_dict().items()}
     method(views_of(method.views), samples_of(BATCH), memory).loss.loss.backward()
     method.after_update()
@@ -106,7 +145,7 @@ def test_the_memory_is_only_read(method: Method) -> None:
 def test_preparing_changes_embeddings_alone(method: Method) -> None:
     memory, before = memory_of(20), memory_of(20)
     state = state_of(method)
-    method.prepare(memory, see)
+    method.prepare(memory, plain)
     assert torch.equal(memory.ids, before.ids)
     assert torch.equal(memory.images, before.images)
     assert torch.equal(memory.embeddings, before.embeddings) != method.needs_images
@@ -119,7 +158,7 @@ def test_steps_lower_the_loss(method: Method) -> None:
     losses = []
     for _ in range(12):
         torch.manual_seed(7)  # the same draws at every step
-        method.prepare(memory, see)
+        method.prepare(memory, plain)
         loss = method(views_of(method.views), samples_of(BATCH), memory).loss.loss
         optimiser.zero_grad()
         loss.backward()
@@ -146,8 +185,9 @@ def test_keys_are_the_same_in_evaluation(method: Method) -> None:
     assert torch.equal(training, method.eval().encode_keys(image_BCHW))
 
 
-def test_features_do_not_depend_on_the_batch(method: Method) -> None:
-    image_BCHW = views_of(1)[0]
+@pytest.mark.parametrize("kind", METHODS)
+def test_features_do_not_depend_on_the_batch(kind: str) -> None:
+    method, image_BCHW = made(kind), views_of(1)[0]
     together, alone = method.features(image_BCHW), method.features(image_BCHW[:1])
     torch.testing.assert_close(together[:1], alone)
 
@@ -165,7 +205,7 @@ def test_a_method_resumes_from_its_state(name: str, method: Method) -> None:
 
     go_on(method)
     saved = state_of(method)
-    fresh = BUILD[name]()
+    fresh = build(name)
     for parameter in fresh.parameters():
         parameter.data.normal_()
     fresh.load_state_dict(saved)
@@ -181,35 +221,36 @@ def test_autocast_gives_keys_that_the_memory_takes(method: Method) -> None:
     assert memory.check_valid() == (True, "")
 
 
-@pytest.mark.parametrize("held", [0, 1, 20])
-def test_a_batch_of_one_is_finite(method: Method, held: int) -> None:
-    memory = memory_of(held)
-    finite(method, step(method, memory, batch=1).loss.loss)
+def test_a_batch_of_one_is_finite(name: str) -> None:
+    for slots in (0, 1, 20):
+        method = build(name)
+        finite(method, step(method, memory_of(slots), batch=1).loss.loss)
 
 
-@pytest.mark.parametrize("held", ["nothing", "others", "the same"])
-def test_a_batch_of_equal_samples_is_finite(method: Method, held: str) -> None:
+def test_a_batch_of_equal_samples_is_finite(name: str) -> None:
     image_BCHW = views_of(1)[0][:1].expand(BATCH, -1, -1, -1)
-    memory = memory_of(20 if held == "others" else 0)
-    if held == "the same":
-        memory = WorkingMemory(20, method.dim, image_shape=(1, 6, 6))
-        images = torch.full((20, 1, 6, 6), 128, dtype=torch.uint8)
-        z = method.encode_keys(see(images))
-        memory.add(torch.arange(20) + 50, z, images=images, labels=torch.arange(20) % 3)
-    method.prepare(memory, see)
-    views = [image_BCHW] * method.views
-    finite(method, method(views, samples_of(BATCH), memory).loss.loss)
+    for slots in ("none", "others", "the same"):
+        method = build(name)
+        memory = memory_of(20 if slots == "others" else 0)
+        if slots == "the same":
+            memory = WorkingMemory(20, method.dim, image_shape=(1, 6, 6))
+            images = torch.full((20, 1, 6, 6), 128, dtype=torch.uint8)
+            z = method.encode_keys(plain(images))
+            memory.add(torch.arange(20) + 50, z, images=images, labels=torch.arange(20) % 3)
+        method.prepare(memory, plain)
+        views = [image_BCHW] * method.views
+        finite(method, method(views, samples_of(BATCH), memory).loss.loss)
 
 
-@pytest.mark.parametrize("copies", ["id", "hash", "label"])
-def test_a_batch_of_one_id_content_or_class_is_finite(method: Method, copies: str) -> None:
+def test_a_batch_of_one_id_content_or_class_is_finite(name: str) -> None:
     ids_B, ones_B = torch.arange(BATCH), torch.ones(BATCH, dtype=torch.int64)
-    samples = {
-        "id": Samples(ones_B, ids_B, ones_B),
-        "hash": Samples(ids_B, ones_B, ones_B),
-        "label": Samples(ids_B, ids_B + 1, ones_B),
-    }[copies]
-    finite(method, method(views_of(method.views), samples, memory_of(0)).loss.loss)
+    for samples in (
+        Batch(ones_B, ids_B, ones_B),  # one id
+        Batch(ids_B, ones_B, ones_B),  # one content
+        Batch(ids_B, ids_B + 1, ones_B),  # one class
+    ):
+        method = build(name)
+        finite(method, method(views_of(method.views), samples, memory_of(0)).loss.loss)
 
 
 def finite(method: Method, loss: Tensor) -> None:
@@ -223,11 +264,11 @@ def finite(method: Method, loss: Tensor) -> None:
 
 
 def test_a_single_value_a_channel_is_finite(name: str) -> None:
-    method = BUILD[name]()
+    method = build(name)
     # Without the average every channel has one value: what torch's own BatchNorm refuses.
     views = [view[:1, :, :3, :3] for view in views_of(method.views)]
     memory = memory_of(0)
-    method.prepare(memory, see)
+    method.prepare(memory, plain)
     finite(method, method(views, samples_of(1), memory).loss.loss)
     assert torch.isfinite(method.encode_keys(views[0])).all()
 
@@ -237,21 +278,21 @@ def test_labels_are_only_read_by_oracles(name: str, method: Method) -> None:
         with pytest.raises(ValueError, match="reads labels and there are none"):
             step_of(method, False)
     else:
-        assert torch.equal(step_of(method, False), step_of(BUILD[name](), True))
+        assert torch.equal(step_of(method, False), step_of(build(name), True))
 
 
 def step_of(method: Method, labelled: bool) -> Tensor:
     memory = memory_of(20)
     method.begin(0)
-    method.prepare(memory, see)
+    method.prepare(memory, plain)
     torch.manual_seed(3)  # of the draws from the memory
     samples = samples_of(BATCH)
     if not labelled:
-        samples = Samples(samples.ids_B, samples.hashes_B)
+        samples = Batch(samples.ids_B, samples.hashes_B)
     return method(views_of(method.views, seed=0), samples, memory).loss.per_anchor
 
 
-@pytest.mark.parametrize("kind", sorted(METHODS))
+@pytest.mark.parametrize("kind", METHODS)
 def test_what_does_not_fit_is_refused(kind: str) -> None:
     with pytest.raises(ValueError, match="views is 1"):
         made(kind, views=1)

@@ -9,7 +9,7 @@ import copy
 
 import pytest
 import torch
-from methods_small import BATCH, made, memory_of, samples_of, see, step, views_of
+from methods_small import BATCH, made, memory_of, plain, samples_of, step, views_of
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
@@ -145,7 +145,7 @@ def test_a_step_is_the_paper_s_written_out(kind: str) -> None:
     held_kD = memory_of(9).embeddings
     if kind == "d-simclr":
         with torch.no_grad():
-            held_kD = network(copy.deepcopy(twin), see(memory.images))
+            held_kD = network(copy.deepcopy(twin), plain(memory.images))
         torch.testing.assert_close(memory.embeddings, held_kD)
     expected = TWINS[kind](twin, views_of(2, seed=0), held_kD)
     expected.backward()
@@ -181,7 +181,7 @@ def test_the_memory_is_encoded_anew_in_even_batches() -> None:
         return encode(image_BCHW)
 
     method.encode_keys = encode_keys
-    method.prepare(memory, see)
+    method.prepare(memory, plain)
     assert sizes == [150, 150]
     assert bool((memory.encoded == 300).all())
 
@@ -190,5 +190,5 @@ def test_a_dead_encoder_leaves_the_memory_as_it_was() -> None:
     method, memory = made("d-simclr"), memory_of(9)
     nn.init.zeros_(method.projector.layer.weight)
     nn.init.zeros_(method.projector.layer.bias)
-    method.prepare(memory, see)
+    method.prepare(memory, plain)
     assert torch.equal(memory.embeddings, memory_of(9).embeddings)

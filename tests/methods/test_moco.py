@@ -13,9 +13,10 @@ from memory import WorkingMemory
 from memory.descriptors import Thumbnail
 from memory.eviction import MostDuplicated
 from memory.scores import VonMisesFisher
+from stream_ssl.batch import Batch
 from stream_ssl.losses import InfoNCE, Loss, LossOutput
 from stream_ssl.losses.base import LossInputs
-from stream_ssl.methods import MoCo, Samples
+from stream_ssl.methods import MoCo
 from stream_ssl.methods.negatives import SMOOTHING, prior
 
 
@@ -50,7 +51,7 @@ def views_of(count: int, batch: int = 4) -> list[Tensor]:
 
 def test_negatives_are_the_keys_of_the_batch_and_the_memory() -> None:
     spy, memory = Spy(), memory_of(5)
-    out = moco(spy)(views_of(2), Samples(torch.arange(4)), memory)
+    out = moco(spy)(views_of(2), Batch(torch.arange(4)), memory)
     _, positive_BMD, negative_ND, mask_BN = spy.given[:4]
     assert torch.equal(positive_BMD[:, 0], out.keys_BD)
     assert torch.equal(negative_ND, torch.cat([out.keys_BD, memory.embeddings]))
@@ -61,7 +62,7 @@ def test_negatives_are_the_keys_of_the_batch_and_the_memory() -> None:
 def test_the_same_sample_or_content_is_no_negative() -> None:
     spy, memory = Spy(), memory_of(3, first_id=10)  # ids 10 11 12, hashes 11 12 13
     ids_B, hashes_B = torch.tensor([10, 2, 2, 3]), torch.tensor([0, 12, 5, 5])
-    moco(spy)(views_of(2), Samples(ids_B, hashes_B), memory)
+    moco(spy)(views_of(2), Batch(ids_B, hashes_B), memory)
     expected = [
         [1, 0, 0, 0, 1, 0, 0],  # id 10 is held; no hash known
         [0, 1, 1, 0, 0, 1, 0],  # id 2 twice in the batch; hash 12 is held
@@ -76,7 +77,7 @@ def drawn(how: str, memory: WorkingMemory, hashes_B: Tensor | None = None) -> tu
     spy = Spy()
     torch.manual_seed(0)
     method = MoCo(SmallEncoder(), SmallProjector(), spy, negatives=6, negatives_by=how).train()
-    method(views_of(2), Samples(torch.arange(4), hashes_B), memory)
+    method(views_of(2), Batch(torch.arange(4), hashes_B), memory)
     z_BD, _, negative, mask_BN = spy.given[:4]
     return negative, mask_BN, z_BD
 
@@ -123,7 +124,7 @@ def test_oracles_are_told_who_shares_a_class(how: str) -> None:
     labels_B = torch.tensor([0, 1, 1, -1])
     chosen = {} if how == "all" else {"negatives": 6, "negatives_by": how}
     method = MoCo(SmallEncoder(), SmallProjector(), spy, **chosen).train()
-    method(views_of(2), Samples(torch.arange(4), None, labels_B), memory)
+    method(views_of(2), Batch(torch.arange(4), None, labels_B), memory)
     label_of = {tuple(row): number % 3 for number, row in enumerated(memory)}
     negative = spy.given[2].expand(4, -1, -1) if spy.given[2].ndim == 2 else spy.given[2]
     assert spy.given.same_BN.shape == spy.given[3].shape
@@ -146,7 +147,7 @@ def test_the_prior_is_each_anchor_s_collision_with_the_memory() -> None:
     spy, memory = Spy(needs_prior=True), WorkingMemory(40, 4, MostDuplicated(VonMisesFisher(0.2)))
     filled = memory_of(40)
     memory.add(filled.ids, filled.embeddings)
-    moco(spy)(views_of(2), Samples(torch.arange(4)), memory)
+    moco(spy)(views_of(2), Batch(torch.arange(4)), memory)
     score = VonMisesFisher(0.2)
     measured = [
         float(score(memory.embeddings @ z_D).double().mean()) for z_D in spy.given[0].detach()
@@ -188,13 +189,13 @@ def test_few_slots_say_little_of_an_anchor_s_own_prior() -> None:
 
 def test_the_prior_is_bounded() -> None:
     spy = Spy(needs_prior=True)
-    moco(spy)(views_of(2), Samples(torch.arange(4)), WorkingMemory(40, 4))
+    moco(spy)(views_of(2), Batch(torch.arange(4)), WorkingMemory(40, 4))
     assert spy.given.prior_B.tolist() == pytest.approx([1 / 40] * 4)  # nothing is held yet
     full = WorkingMemory(40, 4)
     method = moco(spy)
     z_B4 = method.encode_keys(views_of(1)[0])[:1].expand(40, -1)
     full.add(torch.arange(40) + 9, z_B4)
-    method(views_of(2), Samples(torch.arange(4)), full)
+    method(views_of(2), Batch(torch.arange(4)), full)
     assert spy.given.prior_B.max() == 0.5
 
 
@@ -202,7 +203,7 @@ def test_more_views_are_more_positives() -> None:
     spy = Spy()
     views = views_of(4)
     method = moco(spy, views=4)
-    out = method(views, Samples(torch.arange(4)), memory_of(0))
+    out = method(views, Batch(torch.arange(4)), memory_of(0))
     positive_BMD = spy.given[1]
     assert positive_BMD.shape == (4, 3, 4)
     assert torch.equal(out.keys_BD, method.encode_keys(views[1]))
@@ -214,7 +215,7 @@ def test_the_key_encoder_follows_weights_and_statistics() -> None:
     with torch.no_grad():
         for parameter in method.encoder.parameters():
             parameter.add_(1.0)
-    method(views_of(2), Samples(torch.arange(4)), memory_of(0))
+    method(views_of(2), Batch(torch.arange(4)), memory_of(0))
     trained = {n: v.clone() for n, v in method.encoder.state_dict().items()}
     before = {n: v.clone() for n, v in method.key_encoder.state_dict().items()}
     method.after_update()
@@ -262,4 +263,4 @@ def test_wrong_settings_are_refused() -> None:
     with pytest.raises(ValueError, match="Linear has no `dim`"):
         MoCo(SmallEncoder(), nn.Linear(8, 4), InfoNCE(0.2))
     with pytest.raises(ValueError, match="got 3 views: this method wants 2"):
-        moco()(views_of(3), Samples(torch.arange(4)), memory_of(0))
+        moco()(views_of(3), Batch(torch.arange(4)), memory_of(0))
