@@ -2,15 +2,17 @@
 
 N(j) = (K - 1 + z_j . s - z_j . z_j) / 2 with s the sum of the rows, so the largest count is a
 maximum-inner-product search with the query s, which moves a little with each newcomer. The rule is
-simulated among a few candidates, the best of a shortlist, which is the best of a pool, which is the
-best of the column. Each level is drawn with an upper bound of what lies outside it, and drawn again
-only when the bound no longer proves the next step; so the column is read less than once a batch.
+simulated among a few candidates, the best of a pool, and the pool holds the best of the column.
+A proposal is then verified: the pool is multiplied with s at every 32nd step, which bounds its rows
+in between; those that come close are multiplied with s at all steps. An upper bound covers all rows
+outside the pool, and where it no longer proves the next step, another pool is drawn; so the column
+is read less than once a batch.
 
-Where the sum is nearly zero, as among even directions, no bound holds for long. Then the column
-itself is multiplied with the sums of many steps at once (`_scan`).
+Where the sum is nearly zero, as among even directions, no bound holds for long. Then the whole
+column is the pool for a while.
 
-Shapes: B newcomers, T of them in a proposal, A descriptor, K slots, P rows of the pool, S rows of
-the shortlist, c candidates, W = c + T columns, N sums, R slots.
+Shapes: B newcomers, T of them in a proposal, A descriptor, K slots, P rows of the pool, R rows
+compared at every step, c candidates, W = c + T columns, G segments of steps, R slots updated.
 """
 
 from __future__ import annotations
@@ -28,32 +30,32 @@ from memory.index import top
 from memory.scores import BLOCK_ELEMENTS, sum_rows
 
 POOL_ROWS = 8192
-"""Of a pool. Its rows are read for each shortlist, the column for each pool."""
-
-SHORTLIST_ROWS = 1024
-"""Of the smallest shortlist. A smaller one saves little at a step, and lasts for fewer of them."""
+"""Of a pool. Its rows are read for each proposal, the column for each pool."""
 
 CANDIDATES = 64
-"""Among which steps are simulated, besides as many as there are newcomers. Whether another would
-have left is verified."""
+"""Among which steps are simulated, besides two for each newcomer. Whether another would have left
+is verified."""
 
-STEPS = 128
+STEPS = 256
 """Most newcomers of a proposal."""
 
 FEWEST_STEPS = 8
-"""More newcomers of a proposal than it is thought to hold for."""
+"""Newcomers of a proposal at least, if there are as many."""
 
-WORTH = 64
-"""Newcomers that a shortlist must serve, or another is tried: a larger one, or another pool."""
+SEGMENT = 32
+"""Steps between two at which all rows of a pool are multiplied with the sum."""
+
+CLOSE_ROWS = 128
+"""Of a pool, multiplied with the sum of every step; more where these do not suffice."""
 
 POOL_WORTH = 16
-"""Newcomers that a pool must serve, or the column is scanned for a while."""
+"""Newcomers that a pool must serve, or the whole column is the pool for a while."""
 
 LONGEST_SCAN = 1024
-"""Most newcomers placed by scanning before a pool is tried again."""
+"""Most newcomers for which that is so before a pool is tried again."""
 
-LARGEST_SCAN = 1 << 24
-"""Gains held at a time, of all slots at some steps."""
+LARGEST_PRODUCT = 1 << 18
+"""Gains of rows at steps held at a time, so few that they stay in a processor's cache."""
 
 LARGEST = 1e300
 """No gain comes near to it."""
@@ -75,8 +77,8 @@ class LinearCounts:
 
     def __init__(self, columns: Columns, compete: bool = False) -> None:
         self._columns, self._compete = columns, compete
-        self._size, self._steps = SHORTLIST_ROWS, STEPS
-        self._scans = 0  # newcomers to be placed by scanning
+        self._steps, self._close = STEPS, CLOSE_ROWS
+        self._scans = 0  # newcomers for which the whole column is to be the pool
         self._wait = 0  # how many that was when a pool failed last
         self.recount()
 
@@ -86,18 +88,15 @@ class LinearCounts:
         self._sum_A, self._since = sum_rows(row_kA), 0
         # The shortest and the longest row since, widened by rounding.
         self._norms = torch.ones(2, dtype=torch.float64, device=row_kA.device)
-        self._forget(row_kA)
+        self._widen(row_kA)
+        self._drop_pool()
 
-    def _forget(self, row_RA: Tensor) -> None:
-        """Give up all that was drawn from the column, which has these rows now."""
-        self._widen(row_RA)
-        self._pool: Level | None = None
-        self._shortlist: Level | None = None
-        self._served = self._pool_served = 0  # newcomers, by this shortlist and by this pool
-        self._ahead = STEPS  # that this shortlist may serve still
-        self._gain_K: Tensor | None = None  # z . s - z . z of all slots now, in a scan
+    def _drop_pool(self) -> None:
+        self._pool: Pool | None = None
+        self._served = 0  # newcomers, by this pool
 
     def _widen(self, row_RA: Tensor) -> None:
+        """Let the norms cover these rows of the column."""
         if len(row_RA):
             norm_R = squares(row_RA).sqrt().to(torch.float64)
             least, most = norm_R.min() * (1 - 1e-6), norm_R.max() * (1 + 1e-6)
@@ -110,123 +109,54 @@ class LinearCounts:
         if self._since > 4 * self._columns.capacity + RECOUNT_AFTER:
             self.recount()
         plan = torch.empty(0, dtype=torch.int64)
-        if self._scans <= 0:
-            plan = self._propose(x_BA[: min(STEPS, self._ahead)].to(torch.float64))
-        if not len(plan):
-            plan = self._scan(x_BA[: self._steps].to(torch.float64))
+        while not len(plan):
+            pool = self._pool = self._pool or self._draw_pool()
+            plan = self._place(pool, x_BA[: self._steps].to(torch.float64))
         self._widen(x_BA[: len(plan)])
         self._since += len(plan)
         return plan
 
-    def _propose(self, x_TA: Tensor) -> Tensor:
-        """The plan of the first newcomers; of none where pools serve too few, and scans are due."""
-        while True:
-            shortlist = self._shortlist = self._shortlist or self._draw_shortlist()
-            plan, exhausted = self._among(shortlist, x_TA)
-            self._served += len(plan)
-            self._pool_served += len(plan)
-            if exhausted:
-                self._give_up(shortlist)
-            if len(plan) or self._scans > 0:
-                return plan
-
-    def _give_up(self, shortlist: Level) -> None:
-        """Leave a shortlist that proves no more, and what made it last too short."""
-        if self._served >= WORTH:
-            self._size = max(SHORTLIST_ROWS, int(0.8 * self._size))
-        elif not shortlist.limited_by_pool:
-            self._size *= 2
-        else:
-            self._wait = 0 if self._pool_served >= POOL_WORTH else 2 * self._wait + STEPS
-            self._scans = self._wait = min(LONGEST_SCAN, self._wait)
-            self._pool, self._pool_served = None, 0
-        self._shortlist, self._served, self._ahead = None, 0, STEPS // 2
-
-    def _draw_shortlist(self) -> Level:
-        pool = self._pool = self._pool or self._draw_pool()
-        shortlist = self._draw(pool.row_SA, self._size, wide=True)
-        if pool.bound is not None:
-            limit, here = pool.bound(self._sum_A[None])[0], shortlist.bound
-            shortlist.limited_by_pool = here is None or bool(to_host(limit >= here.limit))
-            limit = limit if here is None else torch.maximum(limit, here.limit)
-            shortlist.bound = UpperBound(self._sum_A, limit, self._norms[1])
-        return shortlist
-
-    def _draw_pool(self) -> Level:
-        return self._draw(self._columns.descriptors, POOL_ROWS)
-
-    def _draw(self, row_XA: Tensor, size: int, wide: bool = False) -> Level:
-        """The `size` rows of the largest z . s, with a bound of the others; all where no more."""
-        if (2 * size if wide else size) >= len(row_XA):
-            every = torch.arange(len(row_XA), device=row_XA.device)
-            return Level(row_XA.clone(), every, None, wide=wide)
-        gain_s, index = top(self._sum_A.to(row_XA.dtype), row_XA, size + 1)
-        last, at = gain_s.argmin(), torch.arange(size, device=index.device)
-        slack = rounding(row_XA) * self._norms[1] * self._sum_A.norm()
-        bound = UpperBound(self._sum_A, gain_s[last].to(torch.float64) + slack, self._norms[1])
-        index = index[at + (at >= last)]
-        return Level(row_XA[index], index, bound, wide=wide)
-
-    def _among(self, shortlist: Level, x_TA: Tensor) -> tuple[Tensor, bool]:
-        """Place the first newcomers, while the bound proves their steps; whether it fails now."""
-        row_SA, pool = shortlist.row_SA, self._pool
-        assert pool is not None
-        first_A = self._first(x_TA)
-        gain_S = shortlist.wide_SA @ first_A - shortlist.square_S
-        few = largest(gain_S, CANDIDATES + len(x_TA))
-        proposal = self._simulate(row_SA[few], x_TA)
-        moved_TA = proposal.query_TA - first_A
-        level = gain_S.max()  # gains are followed less this, so that float32 tells them apart
-        other_S1 = (gain_S - level).to(row_SA.dtype)[:, None]
-        other_ST = torch.addmm(other_S1, row_SA, moved_TA.T.to(row_SA.dtype))
-        other_ST[few] = -torch.inf
-        most_T = other_ST.amax(dim=0).to(torch.float64) + level
-        # Equal rows differ by rounding, and either may leave.
-        most_T -= 4 * torch.finfo(row_SA.dtype).eps * (1 + moved_TA.norm(dim=1))
-        most_T[0] = -torch.inf  # the largest gain of all is a candidate's
-        outside_T = torch.full_like(most_T, -LARGEST)
-        if shortlist.bound is not None:
-            outside_T = shortlist.bound(proposal.query_TA) - self._norms[0].square()
-        index = shortlist.slots
-        plan, took, turns, exhausted = self._keep(
-            proposal, most_T, outside_T, pool.slots[index[few]]
-        )
-        shortlist.replace(few[took], x_TA[turns])
-        pool.replace(index[few[took]], x_TA[turns])
-        return plan, exhausted
-
-    def _scan(self, x_TA: Tensor) -> Tensor:
-        """Place the first newcomers, at least one, by the gains of all slots at every step."""
+    def _draw_pool(self) -> Pool:
+        """The rows of the largest z . s, with an upper bound of the others; or all rows."""
         row_KA = self._columns.descriptors
-        x_TA = x_TA[: max(1, LARGEST_SCAN // len(row_KA))]
-        if self._gain_K is None:
-            self._square_K = squares(row_KA)
-            self._gain_K = row_KA @ self._sum_A.to(row_KA.dtype) - self._square_K
-        x_near = x_TA.to(row_KA.dtype)
-        first_K = self._gain_K + row_KA @ x_near[0] if self._compete else self._gain_K
-        few = largest(first_K, CANDIDATES + len(x_TA))
-        proposal = self._simulate(row_KA[few], x_TA)
-        gain_NK = proposal.sum_NA.to(row_KA.dtype) @ row_KA.T
-        gain_NK -= self._square_K
-        other_TK = gain_NK[:-1] + x_near @ row_KA.T if self._compete else gain_NK[:-1].clone()
-        most_T = other_TK.index_fill_(1, few, -torch.inf).amax(dim=1).to(torch.float64)
-        most_T -= rounding(row_KA) * proposal.query_TA.norm(dim=1)  # what it may tell apart ties
-        most_T[0] = -torch.inf  # the largest of all slots is a candidate
-        nothing_T = torch.full_like(most_T, -LARGEST)
-        plan, took, turns, _ = self._keep(proposal, most_T, nothing_T, few)
-        held, slots, row_RA = len(plan), few[took], x_TA[turns]
-        self._gain_K = gain_NK[held].clone()
-        self._square_K[slots] = squares(row_RA.to(row_KA.dtype))
-        self._gain_K[slots] = (row_RA @ self._sum_A - squares(row_RA)).to(row_KA.dtype)
-        self._steps = min(STEPS, 2 * held if held == len(x_TA) else held + held // 4 + 4)
-        self._scans -= held
-        if self._scans <= 0:
-            self._gain_K = None
-        return plan
+        if self._scans > 0 or len(row_KA) <= POOL_ROWS:
+            return Pool(row_KA, None, None)
+        gain_P, slots = top(self._sum_A.to(row_KA.dtype), row_KA, POOL_ROWS + 1)
+        last = gain_P.argmin()
+        slack = rounding(row_KA) * self._norms[1] * self._sum_A.norm()
+        bound = UpperBound(self._sum_A, gain_P[last].to(torch.float64) + slack, self._norms[1])
+        at = torch.arange(POOL_ROWS, device=slots.device)
+        slots = slots[at + (at >= last)]
+        return Pool(row_KA[slots], slots, bound)
 
-    def _first(self, x_TA: Tensor) -> Tensor:
-        """The sum that the first step sees."""
-        return self._sum_A + x_TA[0] if self._compete else self._sum_A
+    def _place(self, pool: Pool, x_TA: Tensor) -> Tensor:
+        """The plan of the first newcomers; of none where the first step is not proven."""
+        first_A = self._sum_A + x_TA[0] if self._compete else self._sum_A
+        every = self._close >= len(pool.row_PA)
+        gain_P = pool.gains(first_A) if every else pool.roughly(first_A)
+        few = self._candidates(pool, gain_P, x_TA)
+        proposal = self._simulate(pool.row_PA[few], x_TA)
+        # Equal rows differ by rounding, and either may leave.
+        moved_T = torch.linalg.vector_norm(proposal.query_TA - first_A, dim=1)
+        tie_T = 4 * torch.finfo(pool.row_PA.dtype).eps * (1 + moved_T)
+        tie_T += rounding(proposal.query_TA) * (1 + proposal.query_TA.norm(dim=1))
+        proposal = proposal._replace(gain_T=proposal.gain_T + tie_T)
+        more_T, unsure_T, close = self._others(pool, gain_P, few, proposal)
+        if every:
+            more_T[0] = False  # of all rows of the pool a candidate has most
+        outside_T = torch.zeros_like(more_T)
+        if pool.bound is not None:
+            outside_T = pool.bound(proposal.query_TA) - self._norms[0].square() > proposal.gain_T
+        doubt_3T = torch.stack([outside_T, unsure_T, more_T])
+        return self._keep(pool, proposal, x_TA, few, doubt_3T, close)
+
+    def _candidates(self, pool: Pool, gain_P: Tensor, x_TA: Tensor) -> Tensor:
+        """Rows of the largest gains now, or when so many of those have left for the newcomers."""
+        leave_A = pool.row_PA[largest(gain_P, len(x_TA))].sum(dim=0)
+        later_P = gain_P + pool.row_PA @ (x_TA.sum(dim=0).to(leave_A.dtype) - leave_A)
+        best_P = torch.maximum(gain_P - gain_P.max(), later_P - later_P.max())
+        best_P.index_fill_(0, gain_P.argmax()[None], torch.inf)  # however many are equal
+        return largest(best_P, CANDIDATES + 2 * len(x_TA))
 
     def _simulate(self, row_cA: Tensor, x_TA: Tensor) -> Proposal:
         """Steps among these rows and the newcomers, in the rows' own dtype; sums are in float64."""
@@ -243,47 +173,107 @@ class LinearCounts:
         gain_T = (gone_TA * (query_TA - gone_TA)).sum(dim=1)
         return Proposal(column_T, gain_T, query_TA, sum_NA)
 
-    def _keep(self, proposal: Proposal, most_T: Tensor, outside_T: Tensor, slot_c: Tensor) -> Kept:
-        """Take the first steps, up to the one at which another slot may have more.
+    def _others(
+        self, pool: Pool, gain_P: Tensor, few: Tensor, proposal: Proposal
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Compare the other rows of the pool with who leaves.
+
+        Returns:
+            At which steps one of those compared has more, and at which one of the rest may have,
+            bool [T]. And how many rows came close to that, int64 [1].
+        """
+        row_PA, first_A, level = pool.row_PA, proposal.query_TA[0], proposal.gain_T[0]
+        least_T, moved_TA = proposal.gain_T - level, proposal.query_TA - first_A
+        gain_P = (gain_P - level).index_fill_(0, few, -torch.inf)  # float32 tells these apart
+        more_T = torch.zeros_like(least_T, dtype=torch.bool)
+        unsure_T = torch.zeros_like(more_T)
+        close = torch.zeros(1, dtype=torch.int64, device=row_PA.device)
+        if len(row_PA) > CLOSE_ROWS:
+            segments = Segments(moved_TA)
+            slack = 2 * rounding(row_PA) * self._norms[1] * first_A.norm()  # of gains and level
+            over_PG = segments.over(gain_P, row_PA, least_T - slack, self._norms[1])
+            over_P = over_PG.amax(dim=1)
+            close = (over_P > 0).sum()[None]
+            if self._close < len(row_PA):
+                chosen_R = over_P.topk(self._close, sorted=False).indices
+                rest_G = over_PG.index_fill_(0, chosen_R, -torch.inf).amax(dim=0)
+                unsure_T = (rest_G > 0)[segments.of_T]
+                row_PA, left_R = row_PA[chosen_R], gain_P[chosen_R].isneginf()
+                gain_P = pool.gains(first_A, chosen_R).sub_(level).masked_fill_(left_R, -torch.inf)
+        gain_P, moved_AT = gain_P.to(row_PA.dtype), moved_TA.T.to(row_PA.dtype)
+        step = max(1, LARGEST_PRODUCT // len(least_T))
+        for gain_b, row_bA in zip(
+            torch.split(gain_P, step), torch.split(row_PA, step), strict=True
+        ):
+            most_T = torch.addmm(gain_b[:, None], row_bA, moved_AT).amax(dim=0)
+            more_T |= most_T > least_T
+        return more_T, unsure_T, close
+
+    def _keep(
+        self,
+        pool: Pool,
+        proposal: Proposal,
+        x_TA: Tensor,
+        few: Tensor,
+        doubt_3T: Tensor,
+        close: Tensor,
+    ) -> Tensor:
+        """Take the steps before the first in doubt, and learn from what ended them.
 
         Args:
-            most_T: the largest gain of the other rows that are known, at each step.
-            outside_T: the bound of all others.
-            slot_c: of the candidates.
+            few: the candidates, of the pool.
+            doubt_3T: whether a row outside the pool may have more, a row of it may have, and one of
+                it has.
+            close: rows of the pool that came close to having more, int64 [1].
         """
-        # Equal rows differ by rounding, and either may leave.
-        slack_T = rounding(proposal.query_TA) * (1 + proposal.query_TA.norm(dim=1))
-        bound_T = outside_T > proposal.gain_T + slack_T
-        overruled_T = bound_T | (most_T > proposal.gain_T + slack_T)
-        turns = len(overruled_T)
-        held = torch.where(overruled_T.any(), overruled_T.long().argmax(), turns)
-        bound = bound_T.long().index_select(0, held.clamp(max=turns - 1)[None])
-        # For how many more steps the bound will hold if its lead goes on to fall as it did.
-        lead_T = proposal.gain_T - outside_T
-        fall = (lead_T[0] - lead_T[-1]).clamp(min=1e-9) / turns
-        ahead = (lead_T[-1] / fall).clamp(0, STEPS).long()[None]
-        known = to_host(torch.cat([held[None], bound, ahead, proposal.column_T, slot_c])).tolist()
-        self._ahead = known[2] + known[2] // 4 + FEWEST_STEPS
-        column, slots = known[3 : 3 + known[0]], known[3 + turns :]
+        turns, slot_c = len(x_TA), few if pool.slots is None else pool.slots[few]
+        doubt_T = doubt_3T.any(dim=0)
+        held = torch.where(doubt_T.any(), doubt_T.long().argmax(), turns)[None]
+        why_3 = doubt_3T.long().index_select(1, held.clamp(max=turns - 1))[:, 0]
+        known = to_host(torch.cat([held, close, why_3, proposal.column_T, slot_c])).tolist()
+        column, slots = known[5 : 5 + known[0]], known[5 + turns :]
         taken, stands = slots_taken(column, list(range(len(slots))))
         plan = [slots[candidate] if candidate >= 0 else candidate for candidate in taken]
         self._sum_A = proposal.sum_NA[known[0]].clone()
         pairs = torch.tensor(list(stands.items()), dtype=torch.int64).view(-1, 2)
-        took, turn_R = to_device(pairs, slot_c.device).T
-        exhausted = known[0] < turns and bool(known[1])
-        return Kept(torch.tensor(plan, dtype=torch.int64), took, turn_R, exhausted)
+        took, turn_R = to_device(pairs, few.device).T
+        pool.replace(few[took], x_TA[turn_R])
+        self._adapt(turns, *known[:4])
+        return torch.tensor(plan, dtype=torch.int64)
+
+    def _adapt(self, turns: int, held: int, close: int, outside: int, unsure: int) -> None:
+        """Learn from what ended a proposal how to make the next."""
+        whole = self._columns.capacity
+        self._served += held
+        self._scans = max(0, self._scans - held)
+        self._close = max(CLOSE_ROWS, 2 * close, self._close // 2)
+        if held == turns:
+            self._steps = min(STEPS, max(self._steps, 2 * held))  # the batch may have had no more
+        elif outside:
+            self._wait = 0 if self._served >= POOL_WORTH else 2 * self._wait + STEPS
+            self._scans = self._wait = min(LONGEST_SCAN, self._wait)
+            self._close = whole if self._scans else CLOSE_ROWS
+            self._drop_pool()
+        elif not unsure:
+            # With all rows compared, the first step is proven.
+            self._close = self._close if held else whole
+            self._steps = held + held // 4 + FEWEST_STEPS if self._scans else STEPS
+        if not self._scans and self._pool and len(self._pool.row_PA) > POOL_ROWS:
+            self._drop_pool()
 
     def on_insert(self, descriptor_BA: Tensor) -> None:
         """Newcomers fill the last of the occupied slots."""
         self._sum_A = self._sum_A + sum_rows(descriptor_BA)
-        self._forget(descriptor_BA)
+        self._widen(descriptor_BA)
+        self._drop_pool()
 
     def on_update(self, slots: Tensor, before_RA: Tensor) -> None:
         """These slots hold other rows than `before_RA` now."""
         after_RA = self._columns.descriptors[slots]
         self._since += len(slots)
         self._sum_A = self._sum_A + sum_rows(after_RA) - sum_rows(before_RA)
-        self._forget(after_RA)
+        self._widen(after_RA)
+        self._drop_pool()
 
     def counts(self) -> Tensor:
         """N(j) of the occupied slots, float64 [k]."""
@@ -299,48 +289,34 @@ class LinearCounts:
 
     def state(self) -> dict[str, Tensor]:
         """What `load` needs to go on bit-equal: equal rows tie, and which of them leaves depends on
-        what has been drawn."""
-        numbers = [self._size, self._steps, self._scans, self._wait]
-        numbers += [self._served, self._pool_served, self._ahead]
-        pool, shortlist = self._pool or NOWHERE, self._shortlist or NOWHERE
+        the pool."""
+        pool = self._pool
+        numbers = [self._steps, self._close, self._scans, self._wait, self._served]
+        nothing = torch.zeros(0, dtype=torch.int64)
+        bound = None if pool is None else pool.bound
         return {
             "sum": self._sum_A.clone(),
             "since": torch.tensor([self._since]),
-            "search.numbers": torch.tensor([*numbers, int(shortlist.limited_by_pool)]),
+            "search.numbers": torch.tensor(numbers),
             "search.norms": self._norms.clone(),
-            "search.gains": torch.zeros(0) if self._gain_K is None else self._gain_K.clone(),
-            "search.pool": pool.slots.clone(),
-            "search.shortlist": shortlist.slots.clone(),
-            "search.bounds": torch.cat(
-                [torch.zeros(0, dtype=torch.float64, device=self._sum_A.device)]
-                + [level.bound.packed() for level in (pool, shortlist) if level.bound is not None]
-            ),
+            "search.pool": nothing if pool is None or pool.slots is None else pool.slots.clone(),
+            "search.bound": nothing.double() if bound is None else bound.packed(),
         }
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Take over what `state` gave, or an earlier version, which told of the sum alone."""
+        """Take over what `state` gave; of an earlier version, the sum alone."""
         device, row_KA = self._columns.device, self._columns.descriptors
         self.recount()
         self._sum_A = state["sum"].to(device, torch.float64)
         self._since = int(state["since"])
-        if "search.numbers" not in state:
+        if "search.bound" not in state:
             return
-        *numbers, limited = state["search.numbers"].tolist()
-        self._size, self._steps, self._scans, self._wait = numbers[:4]
-        self._served, self._pool_served, self._ahead = numbers[4:]
+        numbers = state["search.numbers"].tolist()
+        self._steps, self._close, self._scans, self._wait, self._served = numbers
         self._norms = state["search.norms"].to(device)
-        if len(state["search.gains"]):
-            self._gain_K, self._square_K = state["search.gains"].to(device), squares(row_KA)
-        packed = torch.split(state["search.bounds"].to(device), len(self._sum_A) + 2)
-        bounds = [UpperBound(part[:-2], part[-2], part[-1]) for part in packed if len(part)]
-        slots, index = (state[f"search.{name}"].to(device) for name in ("pool", "shortlist"))
+        slots, packed = state["search.pool"].to(device), state["search.bound"].to(device)
         if len(slots):
-            pool_bound = bounds[0] if len(slots) < len(row_KA) else None
-            self._pool = Level(row_KA[slots], slots, pool_bound)
-            if len(index):
-                bound = bounds[-1] if bounds else None
-                row_SA = self._pool.row_SA[index]
-                self._shortlist = Level(row_SA, index, bound, bool(limited), wide=True)
+            self._pool = Pool(row_KA[slots], slots, UpperBound(packed[:-2], packed[-2], packed[-1]))
 
     def check(self) -> tuple[bool, str]:
         """Sum again: (True, "") or (False, by how much the sum is off)."""
@@ -350,8 +326,7 @@ class LinearCounts:
         return True, ""
 
 
-@dataclass(frozen=True, slots=True)
-class Proposal:
+class Proposal(NamedTuple):
     """Steps that are right if no other slot has more."""
 
     column_T: Tensor  # who leaves, of candidates and newcomers
@@ -360,48 +335,77 @@ class Proposal:
     sum_NA: Tensor  # the sum before each step and after the last, N = T + 1
 
 
-class Kept(NamedTuple):
-    """What is kept of a proposal."""
+class Segments:
+    """Steps between every 32nd, at which a row's product with the sum follows from those two.
 
-    plan: Tensor
-    took: Tensor  # candidates whose slots changed hands
-    turns: Tensor  # of the newcomers who have them in the end
-    exhausted: bool  # whether it is the bound that does not prove the next step
-
-
-class Level:
-    """The best rows of a column, or of a pool, kept in step with the memory.
+    With the sum of a step written as a point between the sums at both ends and a rest, the product
+    is at most the larger of the two, and the rest's length times the row's.
 
     Args:
-        row_SA: copies of the rows.
-        slots: where they stand in what they were drawn from, int64 [S].
-        bound: of all rows that are not here; None where these are all.
-        limited_by_pool: whether that is the pool's.
-        wide: whether sums are taken of them in float64.
+        moved_TA: the sum of each step less the first one.
     """
 
-    def __init__(
-        self,
-        row_SA: Tensor,
-        slots: Tensor,
-        bound: UpperBound | None,
-        limited_by_pool: bool = False,
-        wide: bool = False,
-    ) -> None:
-        self.row_SA, self.slots, self.bound = row_SA, slots, bound
-        self.limited_by_pool, self._wide = limited_by_pool, wide
-        if wide:
-            self.wide_SA = row_SA.to(torch.float64)
-            self.square_S = squares(self.wide_SA)
+    def __init__(self, moved_TA: Tensor) -> None:
+        last, device = len(moved_TA) - 1, moved_TA.device
+        count = max(1, -(-last // SEGMENT))
+        step_T = torch.arange(last + 1, device=device)
+        self.of_T = (step_T // SEGMENT).clamp(max=count - 1)
+        end_H = (torch.arange(count + 1, device=device) * SEGMENT).clamp(max=last)
+        start_T, stop_T = end_H[self.of_T], end_H[self.of_T + 1]
+        part_T1 = ((step_T - start_T) / (stop_T - start_T).clamp(min=1))[:, None].to(moved_TA.dtype)
+        between_TA = torch.lerp(moved_TA[start_T], moved_TA[stop_T], part_T1)
+        self._end_HA = moved_TA[end_H]
+        self._rest_T = torch.linalg.vector_norm(moved_TA - between_TA, dim=1)
+
+    def over(self, gain_P: Tensor, row_PA: Tensor, least_T: Tensor, radius: Tensor) -> Tensor:
+        """By how much the gains of rows may exceed `least_T` at some step of each segment, [P, G].
+
+        Args:
+            gain_P: at the first step.
+            row_PA: the rows, no longer than `radius`.
+            least_T: float64 [T], like the gains less any level.
+            radius: float64, of no dimension.
+        """
+        far = torch.linalg.vector_norm(self._end_HA, dim=1).max()
+        slack_T = rounding(row_PA) * (radius * far + least_T.abs())
+        floor_T = least_T - radius * self._rest_T - slack_T
+        none_G = torch.full((len(self._end_HA) - 1,), LARGEST, dtype=torch.float64).to(far.device)
+        floor_G = none_G.scatter_reduce(0, self.of_T, floor_T, "amin").to(row_PA.dtype)
+        end_HA = self._end_HA.to(row_PA.dtype)
+        gain_PH = torch.addmm(gain_P[:, None].to(row_PA.dtype), row_PA, end_HA.T)
+        return torch.maximum(gain_PH[:, :-1], gain_PH[:, 1:]).sub_(floor_G)
+
+
+class Pool:
+    """The best rows of the column, or all of it, kept in step with the memory.
+
+    Args:
+        row_PA: the rows.
+        slots: where they stand in the column, int64 [P]; None where these are all, and not copies.
+        bound: of all rows that are not here; None where these are all.
+    """
+
+    def __init__(self, row_PA: Tensor, slots: Tensor | None, bound: UpperBound | None) -> None:
+        self.row_PA, self.slots, self.bound = row_PA, slots, bound
+        self._square_P = squares(row_PA)
+
+    def roughly(self, sum_A: Tensor) -> Tensor:
+        """z . s - z . z of each row, [P], as its dtype rounds it."""
+        return self.row_PA @ sum_A.to(self.row_PA.dtype) - self._square_P
+
+    def gains(self, sum_A: Tensor, index: Tensor | None = None) -> Tensor:
+        """The same of all or of these, float64."""
+        row_RA = self.row_PA if index is None else self.row_PA[index]
+        parts = torch.split(row_RA, max(1, BLOCK_ELEMENTS // row_RA.shape[1]))
+        wide = [part_bA.to(torch.float64) for part_bA in parts]
+        return torch.cat([(part_bA * (sum_A - part_bA)).sum(dim=1) for part_bA in wide])
 
     def replace(self, place: Tensor, row_RA: Tensor) -> None:
-        """These places have other rows now."""
-        self.row_SA[place] = row_RA.to(self.row_SA.dtype)
-        if self._wide:
-            self.wide_SA[place], self.square_S[place] = row_RA, squares(row_RA)
-
-
-NOWHERE = Level(torch.zeros(0, 0), torch.zeros(0, dtype=torch.int64), None)
+        """These places have other rows now; the memory's own are written by others."""
+        row_RA = row_RA.to(self.row_PA.dtype)
+        if self.slots is not None:
+            self.row_PA[place] = row_RA
+        self._square_P[place] = squares(row_RA)
 
 
 @dataclass(frozen=True, slots=True)

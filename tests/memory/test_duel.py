@@ -36,16 +36,17 @@ OTHERS: tuple[Score, ...] = (
 SHARP = VonMisesFisher(0.02), VonMisesFisher(0.001), Gaussian(1e-4), Threshold(0.99, 0.001)
 LINEAR = {
     "as it is": {},
-    "pools": {"memory.duel.linear.POOL_ROWS": 12, "memory.duel.linear.SHORTLIST_ROWS": 4},
+    "pools": {"memory.duel.linear.POOL_ROWS": 12, "memory.duel.linear.CLOSE_ROWS": 4},
     "candidates": {"memory.duel.linear.CANDIDATES": 1, "memory.duel.linear.STEPS": 5},
+    "segments": {"memory.duel.linear.CLOSE_ROWS": 2, "memory.duel.linear.SEGMENT": 3},
     "few in scans": {"memory.duel.linear.CANDIDATES": 1, "memory.duel.linear.POOL_ROWS": 4},
     "scans": {"memory.duel.linear.POOL_ROWS": 4, "memory.duel.linear.POOL_WORTH": 10**9},
-    "short scans": {"memory.duel.linear.POOL_ROWS": 4, "memory.duel.linear.LARGEST_SCAN": 90},
+    "in parts": {"memory.duel.linear.POOL_ROWS": 4, "memory.duel.linear.LARGEST_PRODUCT": 90},
 }
 LARGE = {
-    "pools": {"memory.duel.linear.POOL_ROWS": 100, "memory.duel.linear.SHORTLIST_ROWS": 16},
+    "pools": {"memory.duel.linear.POOL_ROWS": 100, "memory.duel.linear.CLOSE_ROWS": 16},
     "pools alone": {"memory.duel.linear.POOL_ROWS": 100, "memory.duel.linear.POOL_WORTH": 1},
-    "shortlists": {"memory.duel.linear.SHORTLIST_ROWS": 16, "memory.duel.linear.WORTH": 8},
+    "close rows": {"memory.duel.linear.CLOSE_ROWS": 2, "memory.duel.linear.STEPS": 20},
 }
 EXACT = {
     "as it is": {},
@@ -180,24 +181,23 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
         monkeypatch.setattr(engine, name, watched)
 
-    def left(before: Any, now: Any, *_: Any) -> dict[str, bool]:
+    def adapted(_: Any, now: Any, given: Any, __: Any) -> dict[str, bool]:
+        turns, held, _, outside, unsure = given
+        ended = held < turns
         return {
-            "larger shortlist": now._size > before["_size"],
-            "smaller shortlist": now._size < before["_size"],
-            "another pool": now._pool is None and now._scans == 0,
-            "no more pools": now._scans > 0,
+            "proposal": True,
+            "another pool": ended and outside and not now._scans,
+            "no more pools": ended and outside and now._scans > 0,
+            "compare more": ended and unsure and not outside,
+            "overruled": ended and not unsure and not outside,
+            "compare all": ended and not held and not unsure and not outside,
+            "scan": not outside and now._scans > 0,
         }
-
-    def kept(_: Any, now: Any, given: Any, kept: Any) -> dict[str, bool]:
-        turns = len(given[1])
-        return {"overruled": len(kept.plan) < turns and not kept.exhausted, "proposal": True}
 
     def placed(_: Any, __: Any, given: Any, ___: Any) -> dict[str, bool]:
         return {"overruled": len(given[1]) < len(given[3]), "proposal": True}
 
-    watch(LinearCounts, "_scan", lambda *_: {"scan": True})
-    watch(LinearCounts, "_give_up", left)
-    watch(LinearCounts, "_keep", kept)
+    watch(LinearCounts, "_adapt", adapted)
     watch(ExactCounts, "_place", placed)
     return seen
 
@@ -218,14 +218,14 @@ def test_proposals_of_few_candidates_are_overruled(narrow: None, ways: Counter[s
 @pytest.mark.parametrize(
     ("narrow", "expected"),
     [
-        (LARGE["pools"], {"larger shortlist", "another pool", "no more pools", "scan"}),
+        (LARGE["pools"], {"another pool", "no more pools", "scan"}),
         (LARGE["pools alone"], {"another pool"}),
-        (LARGE["shortlists"], {"larger shortlist", "smaller shortlist"}),
+        (LARGE["close rows"], {"compare more"}),
     ],
     ids=LARGE,
     indirect=["narrow"],
 )
-def test_pools_and_shortlists_last_for_many_steps(
+def test_pools_last_for_many_steps(
     narrow: None, expected: set[str], compete: bool, ways: Counter[str]
 ) -> None:
     for stream, dtype in (("clustered", torch.float64), ("one class", torch.float32)):
@@ -246,8 +246,24 @@ def test_a_memory_larger_than_a_pool(ways: Counter[str]) -> None:
     judge = Judge(9000, 6, Linear())
     for part_BD in z_ND.split([9000, 150, 250]):
         judge.add(part_BD)
-    assert {"larger shortlist", "no more pools", "overruled"} <= set(ways)
+    assert {"compare more", "no more pools"} <= set(ways)
     assert ways["scan"] > 2 * ways["no more pools"]
+
+
+def test_candidates_that_rounding_chose_badly(
+    monkeypatch: pytest.MonkeyPatch, ways: Counter[str]
+) -> None:
+    """As if products of the rows' own dtype told nothing: all gains are then taken exactly."""
+
+    def candidates(_: Any, __: Any, gain_P: Tensor, ___: Any) -> Tensor:
+        return gain_P.argmax()[None] if gain_P.dtype == torch.float64 else gain_P.argmin()[None]
+
+    monkeypatch.setattr(LinearCounts, "_candidates", candidates)
+    z_ND = unit_rows(np.random.default_rng(0), "clustered", 360, 8).float()
+    judge = Judge(300, 8, Linear())
+    for part_BD in z_ND.split([300, 1, 19, 40]):
+        judge.add(part_BD)
+    assert ways["compare all"]
 
 
 @pytest.mark.parametrize("score", [Linear(), *OTHERS[:-1]], ids=repr)
@@ -394,7 +410,7 @@ def test_newcomers_against_the_sum(copies: int, off: float, compete: bool) -> No
 
 
 @FORMS
-@narrowed({"pools": {"memory.duel.linear.POOL_ROWS": 24, "memory.duel.linear.SHORTLIST_ROWS": 6}})
+@narrowed({"pools": {"memory.duel.linear.POOL_ROWS": 24, "memory.duel.linear.CLOSE_ROWS": 6}})
 def test_a_sum_that_vanishes_under_a_living_pool(narrow: None, compete: bool) -> None:
     """Bounds then compare a long sum with a tiny one: a difference of squares would cancel."""
     rng, vanished = np.random.default_rng(0), 0
