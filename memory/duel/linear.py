@@ -369,7 +369,7 @@ class Segments:
         far = torch.linalg.vector_norm(self._end_HA, dim=1).max()
         slack_T = rounding(row_PA) * (radius * far + least_T.abs())
         floor_T = least_T - radius * self._rest_T - slack_T
-        none_G = torch.full((len(self._end_HA) - 1,), LARGEST, dtype=torch.float64).to(far.device)
+        none_G = floor_T.new_full((len(self._end_HA) - 1,), LARGEST)
         floor_G = none_G.scatter_reduce(0, self.of_T, floor_T, "amin").to(row_PA.dtype)
         end_HA = self._end_HA.to(row_PA.dtype)
         gain_PH = torch.addmm(gain_P[:, None].to(row_PA.dtype), row_PA, end_HA.T)
