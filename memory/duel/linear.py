@@ -17,6 +17,7 @@ compared at every step, c candidates, W = c + T columns, G segments of steps, R 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -27,7 +28,7 @@ from memory.columns import Columns
 from memory.compute import to_device, to_host
 from memory.duel.simulate import simulate, slots_taken
 from memory.index import top
-from memory.scores import BLOCK_ELEMENTS, sum_rows
+from memory.scores import sum_rows
 
 POOL_ROWS = 8192
 """Of a pool. Its rows are read for each proposal, the column for each pool."""
@@ -39,7 +40,7 @@ is verified."""
 STEPS = 256
 """Most newcomers of a proposal."""
 
-FEWEST_STEPS = 8
+FEWEST_STEPS = 32
 """Newcomers of a proposal at least, if there are as many."""
 
 SEGMENT = 32
@@ -54,8 +55,8 @@ POOL_WORTH = 16
 LONGEST_SCAN = 1024
 """Most newcomers for which that is so before a pool is tried again."""
 
-LARGEST_PRODUCT = 1 << 18
-"""Gains of rows at steps held at a time, so few that they stay in a processor's cache."""
+LARGEST_PART = 1 << 18
+"""Numbers of a part of many rows, so few that they stay in a processor's cache."""
 
 LARGEST = 1e300
 """No gain comes near to it."""
@@ -156,7 +157,8 @@ class LinearCounts:
         later_P = gain_P + pool.row_PA @ (x_TA.sum(dim=0).to(leave_A.dtype) - leave_A)
         best_P = torch.maximum(gain_P - gain_P.max(), later_P - later_P.max())
         best_P.index_fill_(0, gain_P.argmax()[None], torch.inf)  # however many are equal
-        return largest(best_P, CANDIDATES + 2 * len(x_TA))
+        turns = STEPS if self._scans else len(x_TA)  # a scan costs more than its candidates
+        return largest(best_P, CANDIDATES + 2 * turns)
 
     def _simulate(self, row_cA: Tensor, x_TA: Tensor) -> Proposal:
         """Steps among these rows and the newcomers, in the rows' own dtype; sums are in float64."""
@@ -201,7 +203,7 @@ class LinearCounts:
                 row_PA, left_R = row_PA[chosen_R], gain_P[chosen_R].isneginf()
                 gain_P = pool.gains(first_A, chosen_R).sub_(level).masked_fill_(left_R, -torch.inf)
         gain_P, moved_AT = gain_P.to(row_PA.dtype), moved_TA.T.to(row_PA.dtype)
-        step = max(1, LARGEST_PRODUCT // len(least_T))
+        step = max(1, LARGEST_PART // len(least_T))
         for gain_b, row_bA in zip(
             torch.split(gain_P, step), torch.split(row_PA, step), strict=True
         ):
@@ -252,7 +254,7 @@ class LinearCounts:
         elif outside:
             self._wait = 0 if self._served >= POOL_WORTH else 2 * self._wait + STEPS
             self._scans = self._wait = min(LONGEST_SCAN, self._wait)
-            self._close = whole if self._scans else CLOSE_ROWS
+            self._close = whole if self._scans else self._close
             self._drop_pool()
         elif not unsure:
             # With all rows compared, the first step is proven.
@@ -278,9 +280,8 @@ class LinearCounts:
     def counts(self) -> Tensor:
         """N(j) of the occupied slots, float64 [k]."""
         row_kA = self._columns.descriptor_kA
-        step = max(1, BLOCK_ELEMENTS // row_kA.shape[1])
-        wide = [part_bA.to(torch.float64) for part_bA in torch.split(row_kA, step)]
-        gain_k = torch.cat([(wide_bA * (self._sum_A - wide_bA)).sum(dim=1) for wide_bA in wide])
+        parts = [(wide_bA * (self._sum_A - wide_bA)).sum(dim=1) for wide_bA in _wide(row_kA)]
+        gain_k = torch.cat(parts)
         return gain_k.add_(len(row_kA) - 1).mul_(0.5)
 
     def total(self, descriptor_BA: Tensor) -> Tensor:
@@ -387,25 +388,25 @@ class Pool:
 
     def __init__(self, row_PA: Tensor, slots: Tensor | None, bound: UpperBound | None) -> None:
         self.row_PA, self.slots, self.bound = row_PA, slots, bound
-        self._square_P = squares(row_PA)
+        self._square_P = torch.cat([squares(wide_bA) for wide_bA in _wide(row_PA)])
 
     def roughly(self, sum_A: Tensor) -> Tensor:
         """z . s - z . z of each row, [P], as its dtype rounds it."""
-        return self.row_PA @ sum_A.to(self.row_PA.dtype) - self._square_P
+        dtype = self.row_PA.dtype
+        return self.row_PA @ sum_A.to(dtype) - self._square_P.to(dtype)
 
     def gains(self, sum_A: Tensor, index: Tensor | None = None) -> Tensor:
         """The same of all or of these, float64."""
         row_RA = self.row_PA if index is None else self.row_PA[index]
-        parts = torch.split(row_RA, max(1, BLOCK_ELEMENTS // row_RA.shape[1]))
-        wide = [part_bA.to(torch.float64) for part_bA in parts]
-        return torch.cat([(part_bA * (sum_A - part_bA)).sum(dim=1) for part_bA in wide])
+        square_R = self._square_P if index is None else self._square_P[index]
+        return torch.cat([wide_bA @ sum_A for wide_bA in _wide(row_RA)]) - square_R
 
     def replace(self, place: Tensor, row_RA: Tensor) -> None:
         """These places have other rows now; the memory's own are written by others."""
         row_RA = row_RA.to(self.row_PA.dtype)
         if self.slots is not None:
             self.row_PA[place] = row_RA
-        self._square_P[place] = squares(row_RA)
+        self._square_P[place] = squares(row_RA.to(torch.float64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -444,6 +445,12 @@ class UpperBound:
     def packed(self) -> Tensor:
         """All of it in one row [A + 2]."""
         return torch.cat([self.sum_A, self.limit[None], self.radius[None]])
+
+
+def _wide(row_RA: Tensor) -> Iterator[Tensor]:
+    """The rows in float64, some at a time."""
+    for row_bA in torch.split(row_RA, max(1, LARGEST_PART // row_RA.shape[1])):
+        yield row_bA.to(torch.float64)
 
 
 def squares(row_RA: Tensor) -> Tensor:

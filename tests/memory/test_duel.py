@@ -41,7 +41,7 @@ LINEAR = {
     "segments": {"memory.duel.linear.CLOSE_ROWS": 2, "memory.duel.linear.SEGMENT": 3},
     "few in scans": {"memory.duel.linear.CANDIDATES": 1, "memory.duel.linear.POOL_ROWS": 4},
     "scans": {"memory.duel.linear.POOL_ROWS": 4, "memory.duel.linear.POOL_WORTH": 10**9},
-    "in parts": {"memory.duel.linear.POOL_ROWS": 4, "memory.duel.linear.LARGEST_PRODUCT": 90},
+    "in parts": {"memory.duel.linear.POOL_ROWS": 4, "memory.duel.linear.LARGEST_PART": 90},
 }
 LARGE = {
     "pools": {"memory.duel.linear.POOL_ROWS": 100, "memory.duel.linear.CLOSE_ROWS": 16},
