@@ -176,6 +176,7 @@ def test_a_mark_of_packets_that_were_torn_off_does_not_cover_others(spool: Spool
     os.truncate(segment, segment.stat().st_size - 1)
     again = reopen(spool)
     again.append([packet("3")], 0, None)  # has the number that "2" had
+    again = reopen(again)
     assert again.resume(6) == 1
     assert ids(again) == ["3"]
     again.close()

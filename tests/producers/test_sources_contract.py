@@ -20,7 +20,7 @@ from source_files import (
     write_tar,
 )
 
-from producers.shaping import Parked, Shaped
+from producers.shaping import Parked, Popularity, Shaped, Shift, Stalls, Video
 from producers.sources import (
     SOURCES,
     CifarBinary,
@@ -183,7 +183,9 @@ def test_another_subset_does_not_fit(kind, tmp_path):
         BUILDERS[kind](tmp_path, subset="1:8").samples(position)
 
 
-@pytest.mark.parametrize("source", [*SOURCES.values(), Parked, Shaped])
+@pytest.mark.parametrize(
+    "source", [*SOURCES.values(), Parked, Shaped, Popularity, Shift, Stalls, Video]
+)
 def test_every_argument_has_a_type_and_a_help_text(source):
     parser = jsonargparse.ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(source, "of", skip={"source"})

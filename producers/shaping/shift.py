@@ -1,0 +1,96 @@
+"""Any labelled source whose dominant class changes over time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from producers.shaping.episodes import check_ranges, stop_source
+from producers.sources.base import Facts, Source, place
+from producers.sources.finite import ENDLESS
+from stream_ssl.wire.sample import Position, Sample
+
+DRAWS = 1024  # of a generator at once
+
+
+class Shift:
+    """One class dominates, then another: the distribution shifts, and nothing tells when.
+
+    For `period` samples of the stream one class is `bias` times as frequent as each other would be
+    beside it, in a source of even classes: samples of the others are left out. Every class
+    dominates once in a round, in a new order each.
+
+    All randomness is a function of seed and of the sample's number in the source.
+
+    Args:
+        source: what is thinned out; every sample carries a label.
+        classes: how many the source has, labelled 0, 1, ...
+        period: samples of the stream until another class dominates.
+        bias: how many times as frequent it is, 1 or more.
+        seed: the key of all randomness.
+
+    Raises:
+        ValueError: an argument lies outside its range; while running, a sample without a label.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        classes: int = 10,
+        period: int = 5000,
+        bias: float = 9.0,
+        seed: int = 0,
+    ) -> None:
+        check_ranges(
+            ("classes", classes, 1, 2**20),
+            ("period", period, 1, 2**62),
+            ("bias", bias, 1.0, 1e9),
+            ("seed", seed, 0, ENDLESS),
+        )
+        self.source, self.name = source, source.name
+        self._classes, self._period, self._bias, self._seed = classes, period, bias, seed
+        self._facts: Facts = {
+            "source": self.name,
+            "classes": classes,
+            "period": period,
+            "bias": bias,
+            "seed": seed,
+        }
+
+    def samples(self, position: Position = None) -> Iterator[tuple[Sample, Position]]:
+        """Each sample with the position after it; see `Source`."""
+        read, sent = place(position, self._facts, self.name, (ENDLESS,) * 2)
+        inner = None if position is None else position.get("inner")
+        return self._run(self.source.samples(inner), read, sent)
+
+    def stop(self) -> None:
+        """From any thread, as the source has it."""
+        stop_source(self.source)
+
+    def dominant(self, sent: int) -> int:
+        """The class that dominates after so many samples of the stream."""
+        turn, at = divmod(sent // self._period, self._classes)
+        return int(np.random.default_rng([self._seed, 1, turn]).permutation(self._classes)[at])
+
+    def _run(
+        self, source: Iterator[tuple[Sample, Position]], read: int, sent: int
+    ) -> Iterator[tuple[Sample, Position]]:
+        dominant, draw_N = self.dominant(sent), self._draws(read // DRAWS)
+        for number, (sample, after) in enumerate(source, start=read):
+            if number % DRAWS == 0:
+                draw_N = self._draws(number // DRAWS)
+            if sample.label is None:
+                raise ValueError(
+                    f"source {self.name!r}: sample {sample.id!r} carries no label, and a class "
+                    "cannot dominate without"
+                )
+            if sample.label == dominant or draw_N[number % DRAWS] * self._bias < 1:
+                sent += 1
+                yield sample, {"at": [number + 1, sent], "inner": after, "of": self._facts}
+                if sent % self._period == 0:
+                    dominant = self.dominant(sent)
+
+    def _draws(self, block: int) -> NDArray[np.float64]:
+        return np.random.default_rng([self._seed, 0, block]).random(DRAWS)

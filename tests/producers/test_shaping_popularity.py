@@ -1,0 +1,92 @@
+"""Images are met by the law of their rank."""
+
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+from source_files import pixels, write_idx
+
+from producers.shaping import Popularity
+from producers.sources import IdxDataset, Synthetic
+from stream_ssl.wire.sample import check_position
+
+
+def small(**settings):
+    return Synthetic(**({"size": 6, "shift": 0} | settings))
+
+
+def draw(stream, count):
+    return [sample for sample, _ in itertools.islice(stream.samples(), count)]
+
+
+@pytest.mark.parametrize("exponent", [0.0, 1.2, 2.0])
+def test_an_image_is_met_in_proportion_to_its_rank(exponent):
+    images, count = 30, 5_000
+    stream = draw(Popularity(small(), images, exponent, noise=0, shift=0), count)
+    found = np.bincount([s.meta["rank"] for s in stream], minlength=images + 1)
+    assert found[0] == 0
+    chance = np.arange(1, images + 1.0) ** -exponent
+    chance /= chance.sum()
+    error = 4.5 * np.sqrt(count * chance * (1 - chance)) + 1
+    assert (np.abs(found[1:] - count * chance) < error).all()
+    assert error[0] < count * chance[0]
+
+
+def test_what_is_met_is_a_near_copy_under_an_id_of_its_own():
+    source = small(count=20)
+    plain = draw(source, 20)
+    stream = draw(Popularity(source, 20, shift=0, noise=3), 300)
+    assert len({s.id for s in stream}) == 300
+    for number, sample in enumerate(stream):
+        image = plain[sample.meta["rank"] - 1]
+        assert sample.id == f"{image.id}~{number}"
+        assert (sample.meta["duplicate_of"], sample.meta["duplicate"]) == (image.id, "near")
+        assert (sample.label, sample.shape) == (image.label, image.shape)
+        change = np.frombuffer(sample.data, np.uint8).astype(int) - np.frombuffer(
+            image.data, np.uint8
+        )
+        assert np.abs(change).max() <= 3
+    exact = draw(Popularity(source, 20, shift=0, noise=0), 50)
+    assert {s.meta["duplicate"] for s in exact} == {"exact"}
+
+
+def test_goes_on_exactly_after_every_position():
+    def build():
+        return Popularity(small(), 25, seed=4)
+
+    stream = list(itertools.islice(build().samples(), 200))
+    for at in range(0, 150, 13):
+        position = json.loads(json.dumps(stream[at][1]))
+        check_position(position)
+        rest = list(itertools.islice(build().samples(position), 40))
+        assert [(s.id, s.data, p) for s, p in rest] == [
+            (s.id, s.data, p) for s, p in stream[at + 1 : at + 41]
+        ]
+    other = [s.data for s in draw(Popularity(small(), 25, seed=5), 100)]
+    assert other != [s.data for s, _ in stream[:100]]
+
+
+def test_other_settings_and_other_images_do_not_fit_a_position(tmp_path):
+    def build(seed, images=5):
+        write_idx(tmp_path, "train", pixels(9, 4, 4, seed=seed), np.arange(9), packed=False)
+        return Popularity(IdxDataset(tmp_path), images)
+
+    _, position = next(build(0).samples())
+    with pytest.raises(ValueError, match="images was 5 and is 6"):
+        build(0, 6).samples(position)
+    with pytest.raises(ValueError, match="first images, which are met again, are others now"):
+        next(build(1).samples(position))
+    with pytest.raises(ValueError, match="has 7 images, not 1000: set images to fewer"):
+        next(Popularity(small(count=7)).samples())
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"images": 0}, {"exponent": -1.0}, {"exponent": math.nan}, {"shift": -1}, {"noise": 300}],
+)
+def test_wrong_arguments_are_named(arguments):
+    ((name, value),) = arguments.items()
+    with pytest.raises(ValueError, match=f"{name} {value}: must lie in"):
+        Popularity(small(), **arguments)

@@ -1,0 +1,81 @@
+"""Which class dominates changes, and by how much it does is what was asked for."""
+
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+from source_files import write_images
+
+from producers.shaping import Shift
+from producers.sources import Synthetic, WatchedFolder
+from stream_ssl.wire.sample import check_position
+
+
+def small(**settings):
+    return Synthetic(**({"size": 4, "shift": 0, "classes": 5} | settings))
+
+
+def draw(stream, count):
+    return [sample for sample, _ in itertools.islice(stream.samples(), count)]
+
+
+@pytest.mark.parametrize("bias", [1.0, 4.0, 20.0])
+def test_the_dominant_class_is_so_many_times_as_frequent(bias):
+    period = 4000
+    shift = Shift(small(), classes=5, period=period, bias=bias)
+    label = np.array([s.label for s in draw(shift, 5 * period)]).reshape(5, period)
+    chance = bias / (bias + 4)
+    error = 4.5 * math.sqrt(chance * (1 - chance) / period)
+    for phase in range(5):
+        share = np.bincount(label[phase], minlength=5) / period
+        dominant = shift.dominant(phase * period)
+        assert abs(share[dominant] - chance) < error < 0.05
+        rest = np.delete(share, dominant)
+        assert np.abs(rest - (1 - chance) / 4).max() < 0.03
+
+
+def test_each_class_dominates_once_in_a_round_in_a_new_order():
+    shift = Shift(small(), classes=5, period=10)
+    rounds = np.array([shift.dominant(10 * phase) for phase in range(200)]).reshape(-1, 5)
+    assert (np.sort(rounds, axis=1) == np.arange(5)).all()
+    assert len({tuple(order) for order in rounds.tolist()}) > 20
+    assert {shift.dominant(sent) for sent in range(10)} == {shift.dominant(0)}
+
+
+def test_samples_are_the_sources_in_its_order():
+    source = small(count=3000)
+    order = {sample.id: at for at, sample in enumerate(draw(source, 3000))}
+    at = [order[s.id] for s in draw(Shift(source, 5, period=100), 10_000)]
+    assert at == sorted(set(at))
+    assert len(draw(Shift(source, 5, bias=1.0), 10_000)) == 3000
+
+
+def test_goes_on_exactly_after_every_position():
+    def build():
+        return Shift(small(count=6000), 5, period=70, bias=6.0, seed=3)
+
+    stream = list(build().samples())
+    assert len(stream) > 1500
+    for at in range(0, len(stream), 61):
+        position = json.loads(json.dumps(stream[at][1]))
+        check_position(position)
+        rest = list(itertools.islice(build().samples(position), 200))
+        assert [(s.id, p) for s, p in rest] == [(s.id, p) for s, p in stream[at + 1 : at + 201]]
+    with pytest.raises(ValueError, match=r"bias was 6\.0 and is 7\.0"):
+        Shift(small(count=6000), 5, period=70, bias=7.0, seed=3).samples(stream[3][1])
+
+
+def test_labels_are_asked_for(tmp_path):
+    write_images(tmp_path, 2)
+    quick = {"settle_seconds": 0, "idle_seconds": 0, "poll_seconds": 0}
+    with pytest.raises(ValueError, match="carries no label"):
+        draw(Shift(WatchedFolder(tmp_path, **quick)), 1)
+
+
+@pytest.mark.parametrize("arguments", [{"classes": 0}, {"period": 0}, {"bias": 0.5}, {"seed": -1}])
+def test_wrong_arguments_are_named(arguments):
+    ((name, value),) = arguments.items()
+    with pytest.raises(ValueError, match=f"{name} {value}: must lie in"):
+        Shift(small(), **arguments)
