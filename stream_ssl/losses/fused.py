@@ -48,10 +48,10 @@ def sound(device: torch.device) -> bool:
     negative_ND = F.normalize(torch.randn(1100, 16, generator=generator), dim=1)
     mask_BN = torch.rand(40, 1100, generator=generator) < 0.3
     mask_BN[1] = True
-    given = (anchor_BD.to(device), negative_ND.to(device), mask_BN.to(device))
+    inputs = (anchor_BD.to(device), negative_ND.to(device), mask_BN.to(device))
     reason = "it finds another sum"
     try:
-        pairs = zip(fused_scan(*given)[:4], scan(*given)[:4], strict=True)
+        pairs = zip(fused_scan(*inputs)[:4], scan(*inputs)[:4], strict=True)
         if all(torch.allclose(one, other, rtol=1e-3, atol=1e-3) for one, other in pairs):
             return True
     except (RuntimeError, AttributeError) as error:

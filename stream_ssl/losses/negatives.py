@@ -125,7 +125,7 @@ def _negative_gradient(
 def softmax_of(
     anchor_BD: Tensor, negative: Tensor, mask_BN: Tensor | None, logsumexp_B: Tensor
 ) -> Callable[[slice], Tensor]:
-    """The softmax over the negatives, a chunk [B, C] at a time, given its logsumexp."""
+    """The softmax over the negatives, a chunk [B, C] at a time, from its logsumexp."""
     shift_B1 = logsumexp_B.masked_fill(logsumexp_B == -math.inf, 0.0).unsqueeze(1)
 
     def share(chunk: slice) -> Tensor:

@@ -28,7 +28,7 @@ Transform = Callable[[Tensor], Tensor]
 
 
 def repeated(batch: Batch[Tensor], times: int) -> Batch[Tensor]:
-    """Ids, hashes and labels of a batch so many times, one after the other."""
+    """Ids, hashes and labels of a batch, repeated as a whole."""
     return Batch(
         batch.ids_B.repeat(times),
         None if batch.hashes_B is None else batch.hashes_B.repeat(times),
@@ -38,7 +38,7 @@ def repeated(batch: Batch[Tensor], times: int) -> Batch[Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class MethodOutput:
-    """`keys_BD`: detached unit rows in float32, what the memory is given for these samples."""
+    """`keys_BD`: detached unit rows in float32, which the memory stores for these samples."""
 
     loss: LossOutput
     keys_BD: Tensor
@@ -158,15 +158,15 @@ class Method(nn.Module, ABC):
             raise ValueError(f"got {len(view_VBCHW)} views: this method wants {self.views}")
 
     def _check_loss(self, loss: Loss) -> None:
-        given, name = type(loss).__name__, type(self).__name__
+        chosen, name = type(loss).__name__, type(self).__name__
         if self.contrasts and not loss.uses_negatives:
             raise ValueError(
-                f"{given} uses no negatives, and without them {name} collapses to one point: "
+                f"{chosen} uses no negatives, and without them {name} collapses to one point: "
                 "choose a contrastive loss such as InfoNCE, or the method BYOL or SimSiam"
             )
         if not self.contrasts and loss.uses_negatives:
             raise ValueError(
-                f"{given} needs negatives, and {name} has none: choose NegativeCosine, or a "
+                f"{chosen} needs negatives, and {name} has none: choose NegativeCosine, or a "
                 "contrastive method such as MoCo or SimCLR"
             )
 

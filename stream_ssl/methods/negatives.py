@@ -80,7 +80,7 @@ class MemoryNegatives:
         check_choice("negatives_by", negatives_by, ("uniform", "hardest", "stratified"))
         if negatives is None and negatives_by != "uniform":
             raise ValueError(
-                f"negatives_by={negatives_by!r} chooses among the memory, and all of it is taken: "
+                f"negatives_by={negatives_by!r} picks from the memory, and all of it is taken: "
                 "say how many with negatives"
             )
         self.negatives, self.negatives_by = negatives, negatives_by

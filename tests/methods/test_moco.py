@@ -70,6 +70,9 @@ def test_the_same_sample_or_content_is_no_negative() -> None:
         [0, 0, 1, 1, 0, 0, 0],
     ]
     assert spy.given[3].int().tolist() == expected
+    unknown_B = torch.zeros(4, dtype=torch.int64)  # equal, and no content
+    moco(spy)(views_of(2), Batch(torch.arange(4), unknown_B), memory)
+    assert torch.equal(spy.given[3][:, :4], torch.eye(4, dtype=torch.bool))
 
 
 def drawn(how: str, memory: WorkingMemory, hashes_B: Tensor | None = None) -> tuple[Tensor, ...]:
