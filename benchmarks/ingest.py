@@ -160,8 +160,8 @@ def receive(folder: Path) -> None:
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     secret = folder / "receiver.secret.json"
     access = Access(secret, folder / "allow.json") if secret.exists() else None
-    journal, cursor = Journal(folder / "journal", budget=BUDGET), ConsumerOffsets(folder)
-    server = Receiver(journal, cursor, access=access)
+    journal, offsets = Journal(folder / "journal", budget=BUDGET), ConsumerOffsets(folder)
+    server = Receiver(journal, offsets, access=access)
     print(server.endpoint, flush=True)
     fsyncs = []
     begun, cpu = time.monotonic(), time.process_time()
@@ -169,7 +169,7 @@ def receive(folder: Path) -> None:
         if record.fsync_seconds is not None:
             fsyncs.append(record.fsync_seconds)
         if number % 8 == 0:
-            cursor.publish(record.journal_last + 1, record.journal_last + 1)
+            offsets.publish(record.journal_last + 1, record.journal_last + 1)
     cpu = (time.process_time() - cpu) / (time.monotonic() - begun)
     journal.close()
     print(json.dumps({"rss": peak_rss(), "cpu": cpu, "fsync_p50": float(np.median(fsyncs))}))

@@ -142,7 +142,7 @@ def test_garbage_is_counted_and_answered_and_harms_nobody(running):
         [b"SS\x01\x04", encode(Ack(1, 1))[1]],
         [b"SS\x01\x00", b"\x80"],
         encode(Hello("no blanks", 1, 1)),
-        encode(Hello("robot", 1, 1 << 63)),
+        encode(Hello("stranger", 1, 1 << 63)),
         [b"x"] * 300,
     ]
     with Peer(running.endpoint) as good, Peer(running.endpoint) as bad:
