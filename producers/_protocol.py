@@ -624,7 +624,9 @@ class ProtocolState:
                 return
             self._gap = (nack.sequence, now + REWIND_SECONDS)
             if not self.window.rewind(nack.sequence):
-                self._greet(now, f"the receiver expects sequence {nack.sequence}, not held here")
+                self._greet(
+                    now, f"the receiver expects sequence {nack.sequence}, which is gone here"
+                )
 
     def _greet(self, now: float, reason: str) -> None:
         if self.state == "refused":

@@ -76,7 +76,8 @@ class Producer:
             or that + "/...".
         keys: this producer's own pair, or its NAME.secret.json.
         server_key: the receiver's public key: keys, a file, or 40 characters.
-        source: where samples that are given as arrays come from; the name if that fits.
+        source: where samples come from that do not say so themselves; None: the name, cut to 64
+            characters.
         packet_bytes: a packet closes before it grows beyond.
         packet_samples: a packet closes at so many samples.
         linger: seconds after which a packet leaves that is not full.
@@ -403,6 +404,7 @@ class Producer:
         if position is not NOT_GIVEN:
             check_position(position)
         cost = cost_of(sample)
+        self._check_process()  # before the lock, which a fork may have copied while it was taken
         with self._changed:
             self._check_usable()
             self._check_size(sample, cost, position)
@@ -491,9 +493,12 @@ class Producer:
         left = deadline - time.monotonic()
         return left > 0 and (self._changed.wait(None if left == math.inf else left) or True)
 
-    def _check_usable(self) -> None:
+    def _check_process(self) -> None:
         if os.getpid() != self._pid:
             raise ClosedError("a producer does not survive fork(); make it in this process")
+
+    def _check_usable(self) -> None:
+        self._check_process()
         if self._closed:
             raise ClosedError(f"producer {self.name!r} is closed")
         fatal = self._protocol.fatal

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -14,7 +15,7 @@ import pytest
 from client_peer import Peer, image, until
 from test_client_protocol import SIZE, Receiver, Simulation
 
-from producers import DeadlineError, Producer
+from producers import DeadlineError, Delivery, Producer
 from producers import _spool as spool_module
 from producers._packer import NOT_GIVEN, Packer, Packet
 from producers._protocol import ProtocolState
@@ -359,6 +360,8 @@ def test_what_is_sent_without_a_receiver_goes_to_the_next_run(peer: Peer, tmp_pa
         for number in range(20):
             producer.send(image(), id=str(number), position=number, on_delivery=deliveries.append)
         until(lambda: producer.stats.spooled.samples == 20)
+        began = time.monotonic()
+    assert time.monotonic() - began < 15.0  # close() does not wait 30 s for nobody
     assert {delivery.outcome for delivery in deliveries} == {"spooled"}
     assert producer.stats.dropped.samples == 0
     peer.open()
@@ -372,11 +375,12 @@ def test_what_is_sent_without_a_receiver_goes_to_the_next_run(peer: Peer, tmp_pa
 
 
 def test_a_short_absence_is_spooled_and_made_up_for(peer: Peer, tmp_path: Path) -> None:
+    told: list[Delivery] = []
     with spooling(peer, tmp_path) as producer:
         peer.welcome()
         producer.connect()
         for name in "123":
-            producer.send(image(), id=name)
+            producer.send(image(), id=name, on_delivery=told.append)
         assert [next(peer.expect(Data).samples()).id for _ in range(3)] == ["1", "2", "3"]
         peer.say(Ack(1, 1 << 24))
         until(lambda: producer.stats.acked.samples == 1)
@@ -392,6 +396,9 @@ def test_a_short_absence_is_spooled_and_made_up_for(peer: Peer, tmp_path: Path) 
         producer.flush()
         assert producer.stats.spooled.samples == 0
     assert not list(tmp_path.glob("*.spool"))
+    assert [(it.id, it.outcome) for it in told] == [  # once each
+        *(("1", "acknowledged"), ("2", "spooled"), ("3", "spooled")),
+    ]
 
 
 def test_memory_is_bounded_while_the_spool_grows(peer: Peer, tmp_path: Path) -> None:
