@@ -41,7 +41,7 @@ from stream_ssl.losses import PositiveDebiased
 from stream_ssl.methods import Method
 from stream_ssl.observe.held_out import HeldOutProbe
 from stream_ssl.observe.prequential import Prequential
-from stream_ssl.observe.shadow import Shadow, Shown
+from stream_ssl.observe.shadow import Shadow, StepDescriptor
 
 Of = Literal["features", "embeddings"]
 
@@ -118,7 +118,7 @@ def shadows(settings: Namespace, dim: int) -> list[Shadow]:
     """
     working, descriptor = settings.memory.eviction, settings.memory.descriptor
     if descriptor is not None and descriptor.needs_images:
-        descriptor = Shown(descriptor, image_shape(settings))
+        descriptor = StepDescriptor(descriptor, image_shape(settings))
 
     def beside(policy: Policy) -> WorkingMemory:
         if working is not None and "score" not in vars(policy):

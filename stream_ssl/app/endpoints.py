@@ -100,7 +100,7 @@ def publish(run: Path, role: str, **addresses: str) -> None:
 def load(run: Path) -> dict[str, dict[str, Any]]:
     """The addresses by role; empty when nothing has run here.
 
-    Nor does a file that cannot be read keep a process from starting: each says anew where it is.
+    A file that cannot be read counts as empty: each process writes its addresses at its start.
     """
     path = run / FILE
     try:
@@ -109,5 +109,5 @@ def load(run: Path) -> dict[str, dict[str, Any]]:
     except FileNotFoundError:
         return {}
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        log.warning("%s is damaged (%s): written anew when a process starts", path, error)
+        log.warning("%s is damaged (%s): written again when a process starts", path, error)
         return {}

@@ -5,26 +5,33 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 from jsonargparse import ArgumentParser, Namespace
 from prometheus_client import CollectorRegistry
 
+from memory import WorkingMemory
 from stream_ssl.app import build, restart
 from stream_ssl.app.config import flat, resolved, split_address
 from stream_ssl.app.endpoints import Announcement, hold_role
 from stream_ssl.app.failures import Misconfigured, configuring, listening
-from stream_ssl.app.watch import Watch
 from stream_ssl.batch import START
+from stream_ssl.ingest.batches import Batches
 from stream_ssl.ingest.consumer_offsets import ConsumerOffsets
 from stream_ssl.ingest.journal import JournalReader
 from stream_ssl.ingest.rate_limited_logger import RateLimitedLogger
 from stream_ssl.learning.checkpoint import Checkpointer
 from stream_ssl.learning.checks import IncompatibleConfig
-from stream_ssl.learning.records import Idle
+from stream_ssl.learning.records import Idle, StepRecord
+from stream_ssl.observe.balance import Balance, class_counts
+from stream_ssl.observe.drift import Drift
 from stream_ssl.observe.health import Health
+from stream_ssl.observe.held_out import HeldOutProbe
 from stream_ssl.observe.metrics import WORKING, LearnerMetrics
+from stream_ssl.observe.prequential import Prequential
 from stream_ssl.observe.server import Server
+from stream_ssl.observe.shadow import Shadow
 
 log = logging.getLogger("stream_ssl.learner")
 
@@ -33,6 +40,11 @@ FREE_SPACE_SECONDS = 3.0
 """Between two attempts to make room in the journal: the receiver trims in the meantime."""
 PATIENCE = 120.0
 """Seconds without a record after which the process counts as stuck; a first GPU step compiles."""
+
+SURVEY_SHARE = 0.02
+"""Share of the time that the expensive numbers (spectra, histograms) may take, ..."""
+SURVEY_SECONDS = 15.0
+"""... unless they would be older than this."""
 
 
 def learn(parser: ArgumentParser, settings: Namespace, stop: threading.Event) -> None:
@@ -81,7 +93,7 @@ class Process:
         self._free_space_at = 0.0
         self._limited_log = RateLimitedLogger(log, seconds=60.0)
         shadows = build.shadows(settings, self.learner.method.dim)
-        self._watch = Watch(
+        self._observers = Observers(
             self.metrics,
             self.learner.memory,
             shadows,
@@ -117,7 +129,7 @@ class Process:
         self._tell_receiver()
         try:
             for record in self.learner.run(stop):
-                self._watch.consume(record)
+                self._observers.consume(record)
                 self._health.tick("learner")
                 if time.monotonic() >= self._tell_at:
                     self._tell_receiver()
@@ -128,7 +140,7 @@ class Process:
         except IncompatibleConfig as error:  # only the samples could tell
             raise Misconfigured(str(error)) from error
         self._health.set("started", False, "stopping")
-        self._watch.survey()
+        self._observers.survey()
         if self.learner.step:
             self.save()
 
@@ -196,3 +208,66 @@ class Process:
             record.bytes / 1e6,
             record.seconds,
         )
+
+
+class Observers:
+    """Metrics, balance, drift, probes and shadows: they take the learner's records, and change
+    nothing of what it learns.
+
+    Args:
+        metrics: what is exported.
+        memory: the working memory.
+        shadows: memories fed beside it.
+        batches, reader: asked how far behind the learner is.
+        prequential: predicts the labels that the stream carries.
+        held_out: probes a held-out labelled set, where one is given.
+        every: least seconds between two surveys of the expensive numbers.
+    """
+
+    def __init__(
+        self,
+        metrics: LearnerMetrics,
+        memory: WorkingMemory,
+        shadows: Sequence[Shadow],
+        batches: Batches,
+        reader: JournalReader,
+        prequential: Prequential | None = None,
+        held_out: HeldOutProbe | None = None,
+        every: float = 1.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._metrics, self._memory, self._shadows = metrics, memory, shadows
+        self._batches, self._reader = batches, reader
+        self._balance, self._drift = Balance(), Drift()
+        self._prequential = prequential or Prequential()
+        self._held_out = held_out
+        self._every, self._clock = every, clock
+        self._next = clock()
+
+    def consume(self, record: StepRecord | Idle) -> None:
+        """Take one record."""
+        self._metrics.consume(record)
+        if isinstance(record, StepRecord):
+            self._balance.consume(record)
+            self._drift.consume(record)
+            self._prequential.consume(record)
+            for shadow in self._shadows:
+                if (admission := shadow.consume(record)) is not None:
+                    self._metrics.admitted(shadow.name, admission)
+            if self._held_out and (finding := self._held_out.consume(record)) is not None:
+                self._metrics.observe_held_out(finding)
+        if (begun := self._clock()) >= self._next:
+            self.survey()
+            spent = self._clock() - begun
+            self._next = begun + max(self._every, min(spent / SURVEY_SHARE, SURVEY_SECONDS))
+
+    def survey(self) -> None:
+        """Export what is too expensive to compute at every step."""
+        memories = {WORKING: self._memory} | {s.name: s.memory for s in self._shadows}
+        for name, memory in memories.items():
+            counts = class_counts(memory.labels)
+            self._metrics.observe_memory(name, memory.stats(), counts)
+        self._metrics.observe_balance(self._balance)
+        self._metrics.observe_drift(self._drift.shift, self._drift.take_new())
+        self._metrics.observe_prequential(self._prequential.read(), self._prequential.take_new())
+        self._metrics.observe_journal(self._batches.waiting(), self._reader.corrupt)

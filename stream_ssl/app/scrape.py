@@ -63,7 +63,7 @@ class Scraper:
     """Asks each process for its metrics.
 
     Args:
-        urls: gives the HTTP address by role; asked anew each time, since a restarted process
+        urls: gives the HTTP address by role; called at each scrape, since a restarted process
             has another port.
         timeout: seconds to wait for one process.
         clock: monotonic, seconds.
@@ -171,7 +171,7 @@ def _read(lines: Iterable[str]) -> Iterator[Snapshot]:
 
 
 def _increases(values: list[float]) -> Iterator[float]:
-    """Rises between neighbours; a counter that fell began anew at 0, as Prometheus takes it."""
+    """Rises between neighbours; a counter that fell restarted at 0, as Prometheus takes it."""
     for before, after in pairwise(values):
         yield after - before if after >= before else after
 

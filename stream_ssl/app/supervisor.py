@@ -23,7 +23,7 @@ USAGE = 2
 @dataclass
 class BackOff:
     """How long to wait before the next start: doubles from `first` to `longest` seconds, and
-    begins anew after `healthy` seconds of life."""
+    starts again at `first` after `healthy` seconds of life."""
 
     first: float = 1.0
     longest: float = 30.0

@@ -62,8 +62,8 @@ class Drift:
 
     Args:
         delta: a detector's bound on the probability of a false alarm.
-        short: half-life, in samples, of the mean that stands for now.
-        long: half-life, in samples, of the mean that stands for what was usual.
+        short: half-life, in samples, of the mean of the present.
+        long: half-life, in samples, of the mean of the past.
 
     Raises:
         ValueError: not 0 < short < long.

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """Whether all is well, and each part's own answer."""
+class Status:
+    """Whether all is well, and the state of each part."""
 
     ok: bool
     parts: dict[str, dict[str, object]]
@@ -61,7 +61,7 @@ class Health:
         with self._lock:
             self._checks[check] = (ready, detail)
 
-    def live(self) -> Answer:
+    def live(self) -> Status:
         """Every loop has ticked within its patience."""
         with self._lock:
             now = self._clock()
@@ -73,16 +73,16 @@ class Health:
                 }
                 for name, (last, patience) in self._loops.items()
             }
-        return _answer(parts)
+        return _status(parts)
 
-    def ready(self) -> Answer:
+    def ready(self) -> Status:
         """Alive, and every check holds."""
         with self._lock:
             parts: dict[str, dict[str, object]] = {
                 name: {"ok": ok, "detail": detail} for name, (ok, detail) in self._checks.items()
             }
-        return _answer({**self.live().parts, **parts})
+        return _status({**self.live().parts, **parts})
 
 
-def _answer(parts: dict[str, dict[str, object]]) -> Answer:
-    return Answer(all(bool(part["ok"]) for part in parts.values()), parts)
+def _status(parts: dict[str, dict[str, object]]) -> Status:
+    return Status(all(bool(part["ok"]) for part in parts.values()), parts)

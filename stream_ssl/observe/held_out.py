@@ -55,7 +55,7 @@ class HeldOut:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class HeldOutRecord:
     """What a probe found, at which step, and how long it took."""
 
     step: int
@@ -64,7 +64,7 @@ class Finding:
 
 
 class HeldOutProbe:
-    """Holds the set as uint8 images, and encodes it anew at each probe.
+    """Keeps the set as uint8 images, and encodes all of it at each probe.
 
     Args:
         settings: what is probed, and when.
@@ -97,12 +97,12 @@ class HeldOutProbe:
         self._query_QCHW, self._label_Q = image_QCHW[rows], label_Q[rows]
         self._check()
 
-    def consume(self, record: StepRecord | Idle) -> Finding | None:
+    def consume(self, record: StepRecord | Idle) -> HeldOutRecord | None:
         """Probe when a step asks for it."""
         step = getattr(record, "step", 0)
         return self.probe(step) if step and step % self.settings.every == 0 else None
 
-    def probe(self, step: int) -> Finding:
+    def probe(self, step: int) -> HeldOutRecord:
         """Encode and classify now."""
         begun = time.monotonic()
         feature_NF, feature_QF = map(self._encode, (self._reference_NCHW, self._query_QCHW))
@@ -110,14 +110,14 @@ class HeldOutProbe:
             log.warning("step %d: the features of the held-out set are not finite", step)
             feature_NF, feature_QF = feature_NF.nan_to_num(), feature_QF.nan_to_num()
         result = knn_accuracy(feature_QF, self._label_Q, feature_NF, self._label_N, self.settings.k)
-        finding = Finding(step, result, time.monotonic() - begun)
+        record = HeldOutRecord(step, result, time.monotonic() - begun)
         log.info(
             "step %d: kNN accuracy %.1f %% on the held-out set (%.1f s)",
             step,
             100 * result.accuracy,
-            finding.seconds,
+            record.seconds,
         )
-        return finding
+        return record
 
     def _encode(self, image_NCHW: Tensor) -> Tensor:
         with torch.inference_mode():

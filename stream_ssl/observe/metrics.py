@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from stream_ssl.ingest.receiver import ReceiverRecord
     from stream_ssl.learning.checkpoint import CheckpointRecord
     from stream_ssl.learning.records import Idle, StepRecord
-    from stream_ssl.observe.held_out import Finding
+    from stream_ssl.observe.held_out import HeldOutRecord
 
 # A `_created` series beside each counter would double their number; Prometheus does not use them.
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -368,13 +368,13 @@ class LearnerMetrics:
             for name, value in zip(names, values, strict=True):
                 self._set_finite(name, value, classifier=classifier)
 
-    def observe_held_out(self, finding: Finding) -> None:
+    def observe_held_out(self, record: HeldOutRecord) -> None:
         """Report a probe of the held-out set."""
         put = self._families.set
-        put("held_out_accuracy", finding.result.accuracy)
-        put("held_out_step", finding.step)
-        put("held_out_probe_seconds", finding.seconds)
-        for label, accuracy in finding.result.per_class.items():
+        put("held_out_accuracy", record.result.accuracy)
+        put("held_out_step", record.step)
+        put("held_out_probe_seconds", record.seconds)
+        for label, accuracy in record.result.per_class.items():
             if label < CLASSES:  # the mean of all others would say nothing of any
                 put("held_out_class_accuracy", accuracy, **{"class": _class_label(label)})
 

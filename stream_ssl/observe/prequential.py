@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from stream_ssl.learning.records import StepRecord
 
 SIMILARITIES = 1 << 24
-"""Most cosines of a batch and the window held at once."""
+"""Most cosines of a batch with the window that are in memory at once."""
 
 MOST_CLASSES = 4096
 """Samples of classes met after so many are left out."""
@@ -50,7 +50,7 @@ class Prequential:
     they predict of a batch is read at once.
 
     Args:
-        window: labelled samples that the figures are over, and the neighbours are sought among; 0
+        window: labelled samples that the figures are over, and that neighbours are taken from; 0
             switches the probe off.
         k: neighbours that vote.
         rate: learning rate of the linear probe, on unit-norm keys.
@@ -70,7 +70,7 @@ class Prequential:
             name: metrics.ConfusionMatrix()  # type: ignore[no-untyped-call]
             for name in CLASSIFIERS
         }
-        self._held: deque[tuple[int, dict[str, Counter[tuple[int, int]]]]] = deque()
+        self._scored: deque[tuple[int, dict[str, Counter[tuple[int, int]]]]] = deque()
         self._count = self._new = 0
         self._keys_WD: Tensor | None = None
         self._class_W = torch.zeros(0, dtype=torch.int64)  # on the CPU
@@ -97,7 +97,7 @@ class Prequential:
 
     def read(self) -> Mapping[str, tuple[float, float, float]]:
         """(accuracy, balanced accuracy, kappa) by classifier; empty before the second batch."""
-        if not self._held:
+        if not self._scored:
             return {}
         return {
             name: (
@@ -122,7 +122,7 @@ class Prequential:
         assert self._keys_WD is not None
         assert self._weight_CD is not None
         label_W = self._class_W
-        linear_B = (_widened(keys_BD) @ self._weight_CD.T).argmax(dim=1)
+        linear_B = (_with_bias(keys_BD) @ self._weight_CD.T).argmax(dim=1)
         linear, near = to_host(torch.stack([linear_B, self._nearest(keys_BD)])).tolist()
         most = int(torch.bincount(label_W).argmax())
         before = [int(label_W[-1]), *class_B[:-1].tolist()]
@@ -143,15 +143,15 @@ class Prequential:
     def _score(self, predicted: Mapping[str, list[int]], class_B: Tensor) -> None:
         truth = class_B.tolist()
         pairs = {name: Counter(zip(truth, guess, strict=True)) for name, guess in predicted.items()}
-        self._held.append((len(truth), pairs))
+        self._scored.append((len(truth), pairs))
         self._new += len(truth)
         self._count += len(truth)
         for name, counts in pairs.items():
             for (true, guess), times in counts.items():
                 self._matrices[name].update(true, guess, float(times))
         # Batch by batch, the newest always whole.
-        while len(self._held) > 1 and self._count - self._held[0][0] >= self.window:
-            gone, pairs = self._held.popleft()
+        while len(self._scored) > 1 and self._count - self._scored[0][0] >= self.window:
+            gone, pairs = self._scored.popleft()
             self._count -= gone
             for name, counts in pairs.items():
                 for (true, guess), times in counts.items():
@@ -169,11 +169,11 @@ class Prequential:
         weight_CD = torch.cat([self._weight_CD, fresh]).requires_grad_()
         with torch.enable_grad():
             there_B = to_device(class_B, keys_BD.device)
-            loss = cross_entropy(_widened(keys_BD) @ weight_CD.T, there_B)
+            loss = cross_entropy(_with_bias(keys_BD) @ weight_CD.T, there_B)
             (gradient_CD,) = torch.autograd.grad(loss, weight_CD)
         self._weight_CD = weight_CD.detach() - self.rate * gradient_CD
 
 
-def _widened(keys_BD: Tensor) -> Tensor:
+def _with_bias(keys_BD: Tensor) -> Tensor:
     """Rows [B, D + 1], the last column a 1 for the bias."""
     return torch.cat([keys_BD, torch.ones_like(keys_BD[:, :1])], dim=1)

@@ -18,7 +18,7 @@ from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from stream_ssl import __version__
-from stream_ssl.observe.health import Answer, Health
+from stream_ssl.observe.health import Health, Status
 from stream_ssl.wire.address import is_loopback_host
 
 MOST_CONNECTIONS = 64
@@ -203,21 +203,21 @@ def _listen(host: str, port: int) -> socket.socket:
         ) from None
 
 
-def _reply(answer: Answer) -> JSONResponse:
-    failing = [name for name, part in answer.parts.items() if not part["ok"]]
-    body = {"ok": answer.ok, "failing": failing, "parts": answer.parts}
+def _reply(status: Status) -> JSONResponse:
+    failing = [name for name, part in status.parts.items() if not part["ok"]]
+    body = {"ok": status.ok, "failing": failing, "parts": status.parts}
     return JSONResponse(
-        body, status_code=200 if answer.ok else 503, headers={"cache-control": "no-store"}
+        body, status_code=200 if status.ok else 503, headers={"cache-control": "no-store"}
     )
 
 
-def _page(role: str, answer: Answer) -> str:
+def _page(role: str, status: Status) -> str:
     rows = "".join(
         f"<tr><td>{escape(name)}</td><td class={'ok' if part['ok'] else 'bad'}>"
         f"{'ok' if part['ok'] else 'failing'}</td><td>{escape(_detail(part))}</td></tr>"
-        for name, part in answer.parts.items()
+        for name, part in status.parts.items()
     )
-    state = "<b class=ok>Ready.</b>" if answer.ok else "<b class=bad>Not ready.</b>"
+    state = "<b class=ok>Ready.</b>" if status.ok else "<b class=bad>Not ready.</b>"
     return PAGE.format(role=escape(role), version=escape(__version__), state=state, rows=rows)
 
 

@@ -22,8 +22,8 @@ class Shadow:
 
     Args:
         name: its label in the metrics, such as "queue".
-        memory: a memory without images, with the policy to compare; its descriptor `Shown` where
-            the working memory's reads images.
+        memory: a memory without images, with the policy to compare; its descriptor is a
+            `StepDescriptor` where the working memory's reads images.
     """
 
     def __init__(self, name: str, memory: WorkingMemory) -> None:
@@ -34,15 +34,15 @@ class Shadow:
         """Add the keys of one step; None for a step that added none to the working memory."""
         if record.admission is None:
             return None
-        if isinstance(self.memory.descriptor, Shown):
-            self.memory.descriptor.show(record)
+        if isinstance(self.memory.descriptor, StepDescriptor):
+            self.memory.descriptor.take(record)
         return self.memory.add(
             record.ids_B, record.keys_BD, labels=record.labels_B, hashes=record.hashes_B
         )
 
 
-class Shown(Descriptor):
-    """A descriptor of images for memories that keep none: it is shown each step's.
+class StepDescriptor(Descriptor):
+    """Describes a step's images, for memories that keep none.
 
     Args:
         descriptor: the working memory's. A step's rows are computed once, however many memories
@@ -58,8 +58,8 @@ class Shown(Descriptor):
         self._record: StepRecord | None = None
         self._row_BA: Tensor | None = None
 
-    def show(self, record: StepRecord) -> None:
-        """What follows is of this step."""
+    def take(self, record: StepRecord) -> None:
+        """Describe the images of this step from now on."""
         if record is not self._record:
             self._record, self._row_BA = record, None
 

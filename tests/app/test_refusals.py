@@ -217,9 +217,9 @@ def test_keys_leaves_none_behind_that_nobody_could_use(
         bad.write_text(content)
         assert keys.main(["robot", "--folder", str(folder), "--allow", str(bad)]) == USAGE
         assert message in capsys.readouterr().err
-    for place in (("--folder", str(file)), ("--folder", str(file / "below"))):
-        assert keys.main(["robot", *place]) == USAGE
-        assert "--folder" in capsys.readouterr().err
+    for place in (file, file / "below"):
+        assert keys.main(["robot", "--folder", str(place)]) == USAGE
+        assert f"--folder {place} cannot be written, because {file} is a" in capsys.readouterr().err
     below = str(file / "allow.json")
     assert keys.main(["robot", "--folder", str(folder), "--allow", below]) == USAGE
     assert "--allow" in capsys.readouterr().err
@@ -259,7 +259,6 @@ def test_what_is_printed_is_no_markup(tmp_path: Path, capsys: pytest.CaptureFixt
     from rich.console import Console
 
     from benchmarks.report import Result, table
-    from stream_ssl.app.overview import table as overview
 
     assert status.main([str(tmp_path / "x[bold]y")]) == FAILED
     assert "x[bold]y: nothing has run here" in capsys.readouterr().out.replace("\n", "")
@@ -269,7 +268,7 @@ def test_what_is_printed_is_no_markup(tmp_path: Path, capsys: pytest.CaptureFixt
     console.print(table(Result("losses", [], 1.0, error=how)))
     assert capsys.readouterr().out.count(how) == 2
     none = {"up": {"receiver": False, "learner": False}, "receiver": None, "learner": None}
-    console.print(overview(Path("x[bold]y"), {}, none))
+    console.print(status.table(Path("x[bold]y"), {}, none))
     assert "x[bold]y" in capsys.readouterr().out
 
 
@@ -333,6 +332,7 @@ QUIET: dict[str, Any] = {
         ({"learner": {"draw": "inverse-count", "write_back": False}}, {"draw", "write_back"}),
         ({"learner": {"draw": "inverse-count"}, "pace": {"band": 3}}, set()),
         ({"learner": {"anchors": "memory", "stream_share": 0.3}}, {"stream_share"}),
+        ({"learner": {"stream_share": 0.3}}, {"stream_share"}),
         (
             {"loss": {"class_path": LOSS, "init_args": {"alpha": 0.1, "floor": "biased"}}},
             {"alpha", "floor"},

@@ -10,7 +10,7 @@ from torch import Tensor
 from memory import WorkingMemory
 from memory.descriptors import Descriptor, Embedding, Thumbnail, Weighted
 from memory.eviction import MostDuplicated, Oldest
-from stream_ssl.observe.shadow import Shadow, Shown
+from stream_ssl.observe.shadow import Shadow, StepDescriptor
 
 
 def test_a_shadow_queue_keeps_the_newest() -> None:
@@ -54,7 +54,7 @@ class Counted(Thumbnail):
 def test_it_counts_on_the_images_that_the_working_memory_keeps(descriptor: Descriptor) -> None:
     shape, draw = (1, 4, 4), torch.Generator().manual_seed(0)
     working = WorkingMemory(6, 3, MostDuplicated(), image_shape=shape, descriptor=descriptor)
-    shown = Shown(descriptor, shape)
+    shown = StepDescriptor(descriptor, shape)
     same = Shadow("same", WorkingMemory(6, 3, MostDuplicated(), descriptor=shown))
     queue = Shadow("queue", WorkingMemory(6, 3, Oldest(), descriptor=shown))
     for number in range(5):
@@ -76,7 +76,7 @@ def test_it_counts_on_the_images_that_the_working_memory_keeps(descriptor: Descr
 
 
 def test_a_record_without_images_is_refused() -> None:
-    shown = Shown(Thumbnail(side=2), (1, 4, 4))
+    shown = StepDescriptor(Thumbnail(side=2), (1, 4, 4))
     shadow = Shadow("queue", WorkingMemory(6, 3, Oldest(), descriptor=shown))
     with pytest.raises(ValueError, match=r"Thumbnail\(side=2\) describes images"):
         shadow.consume(step())

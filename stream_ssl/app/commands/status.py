@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from jsonargparse import auto_cli
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 from stream_ssl.app.endpoints import load
 from stream_ssl.app.failures import DONE, FAILED, USAGE
+from stream_ssl.app.scrape import History, Scraper
+
+ROLES = ("receiver", "learner")
 
 
 def status(run: Path, seconds: float = 2.0, json: bool = False) -> int:
@@ -21,10 +28,6 @@ def status(run: Path, seconds: float = 2.0, json: bool = False) -> int:
         seconds: how long to measure rates, above 0.
         json: print the figures as JSON.
     """
-    from rich.console import Console
-
-    from stream_ssl.app import overview
-
     if not seconds > 0:
         print(f"--seconds {seconds:g}: must be above 0; rates are over that time", file=sys.stderr)
         return USAGE
@@ -35,13 +38,13 @@ def status(run: Path, seconds: float = 2.0, json: bool = False) -> int:
     console = Console()
     if not addresses:
         told = f"{run}: nothing has run here. Start it with: stream-ssl run CONFIG --run {run}"
-        console.print(told, markup=False, highlight=False)
+        console.print(told, markup=False, highlight=False, soft_wrap=True)
         return FAILED
-    figures = overview.measure(lambda: addresses, seconds, time.sleep)
+    figures = measure(lambda: addresses, seconds, time.sleep)
     if json:
         console.print_json(data=figures)
     else:
-        console.print(overview.table(run, addresses, figures))
+        console.print(table(run, addresses, figures))
     return DONE if all(figures["up"].values()) else FAILED
 
 
@@ -49,3 +52,105 @@ def main(arguments: Sequence[str]) -> int:
     result = auto_cli(status, args=list(arguments), prog="stream-ssl status")
     assert isinstance(result, int)
     return result
+
+
+def measure(
+    addresses: Callable[[], Mapping[str, str]],
+    seconds: float,
+    sleep: Callable[[float], None] = time.sleep,
+) -> dict[str, Any]:
+    """Scrape twice, `seconds` apart; rates are over that time.
+
+    Returns:
+        Plain values in base units. A figure is None where its process does not answer.
+    """
+    scraper, history = Scraper(addresses), History()
+    history.append(scraper.scrape())
+    sleep(seconds)
+    history.append(scraper.scrape())
+    up = history.snapshots[-1].up
+    return {
+        "up": {role: role in up for role in ROLES},
+        "receiver": receiver_figures(history) if "receiver" in up else None,
+        "learner": learner_figures(history) if "learner" in up else None,
+    }
+
+
+def receiver_figures(history: History) -> dict[str, float]:
+    """The receiver's figures."""
+    return {
+        "producers": history.last("stream_ssl_producers_connected"),
+        "samples_per_second": history.rate("stream_ssl_received_samples_total"),
+        "bytes_per_second": history.rate("stream_ssl_received_bytes_total"),
+        "samples": history.last("stream_ssl_received_samples_total"),
+        "journal_bytes": history.last("stream_ssl_journal_bytes"),
+        "journal_room_bytes": history.last("stream_ssl_journal_room_bytes"),
+        "journal_last_record": history.last("stream_ssl_journal_last_record"),
+    }
+
+
+def learner_figures(history: History) -> dict[str, float]:
+    """The learner's figures."""
+    return {
+        "steps": history.last("stream_ssl_steps_total"),
+        "steps_per_second": history.rate("stream_ssl_steps_total"),
+        "samples_per_second": history.rate("stream_ssl_trained_samples_total"),
+        "loss": history.last("stream_ssl_loss"),
+        "lag_seconds": history.last("stream_ssl_lag_seconds"),
+        "lag_records": history.last("stream_ssl_lag_records"),
+        "memory_slots": history.last("stream_ssl_memory_slots", memory="working"),
+        "memory_capacity_slots": history.last("stream_ssl_memory_capacity_slots", memory="working"),
+        "memory_effective_classes": history.last(
+            "stream_ssl_memory_effective_classes", memory="working"
+        ),
+        "stream_effective_classes": history.last("stream_ssl_stream_effective_classes"),
+        "collision_expected": history.last("stream_ssl_collision_probability", kind="expected"),
+        "checkpoint_step": history.last("stream_ssl_checkpoint_step"),
+        "checkpoint_age_seconds": history.last("stream_ssl_checkpoint_age_seconds"),
+        "checkpoint_failures": history.last("stream_ssl_checkpoint_failures_total"),
+    }
+
+
+def table(run: Path, addresses: Mapping[str, str], figures: Mapping[str, Any]) -> Table:
+    """The figures as a person reads them."""
+    shown = Table(title=escape(f"stream-ssl · {run}"), show_header=False, title_justify="left")
+    shown.add_column(style="bold")
+    shown.add_column()
+    for role in ROLES:
+        state = "[green]up[/]" if figures["up"][role] else "[red]does not answer[/]"
+        shown.add_row(role, f"{state}  {addresses.get(role, 'never started')}")
+    if (r := figures["receiver"]) is not None:
+        shown.add_row(
+            "receiving",
+            f"{r['samples_per_second']:,.0f} samples/s, {r['bytes_per_second'] / 1e6:.1f} MB/s "
+            f"from {r['producers']:.0f} producers",
+        )
+        room = r["journal_room_bytes"] / 1e6
+        shown.add_row("journal", f"{r['journal_bytes'] / 1e6:,.1f} MB, room for {room:,.0f} MB")
+    if (learning := figures["learner"]) is not None:
+        shown.add_row(
+            "learning",
+            f"{learning['samples_per_second']:,.0f} samples/s, "
+            f"{learning['steps_per_second']:.1f} steps/s, "
+            f"loss {learning['loss']:.3f}",
+        )
+        shown.add_row(
+            "lag", f"{learning['lag_seconds']:.1f} s, {learning['lag_records']:,.0f} packets"
+        )
+        shown.add_row(
+            "memory",
+            f"{learning['memory_slots']:,.0f} of {learning['memory_capacity_slots']:,.0f} slots, "
+            f"{learning['memory_effective_classes']:.1f} effective directions "
+            f"(stream {learning['stream_effective_classes']:.1f})",
+        )
+        shown.add_row("checkpoint", _checkpoint(learning))
+    return shown
+
+
+def _checkpoint(figures: Mapping[str, float]) -> str:
+    failures = figures["checkpoint_failures"]
+    failed = f", [red]{failures:.0f} failed[/]" if failures else ""
+    if not figures["checkpoint_step"]:
+        return f"none yet{failed}"
+    age, step = figures["checkpoint_age_seconds"], figures["checkpoint_step"]
+    return f"step {step:,.0f}, {age:.0f} s ago{failed}"
