@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from client_peer import Peer, image, until
 
-from producers import Producer, StateChange, Stats
+from producers import Count, Producer, StateChange, Stats
 from producers import _reporter as reporter_module
 from producers._packer import Packer
 from producers._protocol import ProtocolState
@@ -121,10 +121,10 @@ class Clock:
         self.reporter = Reporter("producer 'a'", None, None, None, 10.0)
         self.reporter._since = 0.0
 
-    def at(self, now: float, full: bool = False, **state: Any) -> None:
+    def at(self, now: float, full: bool = False, acked: int = 0, **state: Any) -> None:
         for name, value in state.items():
             setattr(self.protocol, name, value)
-        stats = Stats(state=self.protocol.public_state)
+        stats = Stats(state=self.protocol.public_state, acked=Count(acked, 0))
         self.reporter.report(self.protocol, stats, full, now)
 
 
@@ -156,3 +156,15 @@ def test_a_buffer_that_stays_full_is_told_again(caplog: pytest.LogCaptureFixture
     assert caplog.text.count("the buffer is full") == 3  # at 1, 31 and 61 s
     clock.at(66.0, full=False)
     assert "has room again after 66.0 s" in caplog.text
+
+
+def test_a_full_buffer_that_only_paces_the_source_is_no_news(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock = Clock()
+    for tenth in range(200):
+        clock.at(tenth / 10, full=True, acked=tenth, state="active")
+    assert "the buffer is full" not in caplog.text
+    for tenth in range(200, 220):
+        clock.at(tenth / 10, full=True, acked=200)
+    assert caplog.text.count("the buffer is full") == 1
