@@ -1,0 +1,106 @@
+"""The recipes of CONTRIBUTING.md work, and name files that there are."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import normalize
+
+from memory import WorkingMemory
+from memory.eviction import POLICIES
+from producers.sources import SOURCES
+from stream_ssl.app import config
+from stream_ssl.losses import LOSSES
+from stream_ssl.methods import METHODS
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "CONTRIBUTING.md").read_text()
+RECIPES = dict(re.findall(r"\*\*An? ([a-z ]+)\.\*\* (.*?)(?=\n\*\*|\n## )", PAGE, re.DOTALL))
+
+
+def made(recipe: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A module with what the recipe's snippet defines."""
+    (code,) = re.findall(r"```python\n(.*?)```", RECIPES[recipe], re.DOTALL)
+    module = ModuleType(f"recipe_of_a_{recipe.replace(' ', '_')}")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    exec(code, vars(module))
+    return module
+
+
+def test_there_are_seven_recipes() -> None:
+    kinds = {"eviction policy", "loss", "method", "source", "metric", "message of the wire"}
+    assert set(RECIPES) == kinds | {"option"}
+
+
+@pytest.mark.parametrize("recipe", sorted(RECIPES))
+def test_a_recipe_names_files_tables_and_its_proof(recipe: str) -> None:
+    text = RECIPES[recipe]
+    code = re.sub(r"```python.*?```", "", text, flags=re.DOTALL)
+    files = [name for name in re.findall(r"`([a-z_/]+(?:/|\.)[a-z_/.]+)`", code) if "/" in name]
+    assert len(files) >= 2
+    assert [name for name in files if not (ROOT / name).exists()] == []
+    for table, file in re.findall(r"`([A-Z_]+)` of\s+`([a-z_/.]+)`", code):
+        assert re.search(rf"^{table}\b.*=", (ROOT / file).read_text(), re.MULTILINE), table
+    (command,) = re.findall(r"^    \.venv/bin/python -m pytest (.*)$", text, re.MULTILINE)
+    assert all((ROOT / place).exists() for place in command.split())
+
+
+def test_objects_are_where_the_table_says() -> None:
+    folders = ("", "stream_ssl")
+    named = re.findall(r"`([a-z_]+/[a-z_/]*(?:\.py)?)`", PAGE.partition("## Recipes")[0])
+    assert len(named) > 15
+    assert [n for n in named if not any((ROOT / f / n).exists() for f in folders)] == []
+
+
+def configured(**settings: Any) -> Any:
+    """What a config file with these settings builds."""
+    parser = config.learner_parser()
+    return parser.instantiate(parser.parse_string(json.dumps(settings)))
+
+
+def test_a_policy_and_a_loss_are_known_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = made("eviction policy", monkeypatch).Lowest
+    loss = made("loss", monkeypatch).Share
+    monkeypatch.setitem(POLICIES, "lowest", policy)
+    monkeypatch.setitem(LOSSES, "share", loss)
+    z_ND = normalize(torch.randn(9, 4, generator=torch.Generator().manual_seed(0)), dim=1)
+    memory = WorkingMemory(3, 4, policy())
+    assert memory.add(torch.arange(9), z_ND).evicted.tolist() == [0, 3, 4, 5, 6, 7]
+    share = loss(temperature=0.5)(z_ND[:2], z_ND[2:4].unsqueeze(1), z_ND[4:])
+    shares = [
+        torch.exp(z_ND[b] @ z_ND[b + 2] / 0.5) / torch.exp(z_ND[b] @ z_ND[4:].T / 0.5).sum()
+        for b in range(2)
+    ]
+    expected = [float(1 - 1 / (1 + 1 / each)) for each in shares]
+    assert share.per_anchor.tolist() == pytest.approx(expected, rel=1e-5)
+    sizes = {"decoder": {"size": 8}, "batches": {"batch_size": 4}}
+    found = configured(**sizes, memory={"capacity": 9, "eviction": "lowest"}, loss="share")
+    assert type(found.memory.eviction) is policy
+    assert type(found.loss) is loss
+
+
+def test_a_source_goes_on_from_its_position(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = made("source", monkeypatch).Grey
+    monkeypatch.setitem(SOURCES, "grey", source)
+    every = list(source().samples())
+    assert [sample.id for sample, _ in every] == [str(shade) for shade in range(256)]
+    position = json.loads(json.dumps(every[99][1]))
+    again = [(sample.id, bytes(sample.data), at) for sample, at in source().samples(position)]
+    assert again == [(sample.id, bytes(sample.data), at) for sample, at in every[100:]]
+
+
+@pytest.mark.parametrize(("option", "table"), [("loss", LOSSES), ("method", METHODS)])
+def test_a_wrong_name_lists_the_tables(
+    option: str, table: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        configured(**{option: "no-such-name"})
+    said = capsys.readouterr().err
+    assert [name for name in table if name not in said] == []
