@@ -185,6 +185,16 @@ def test_keys_are_the_same_in_evaluation(method: Method) -> None:
     assert torch.equal(training, method.eval().encode_keys(image_BCHW))
 
 
+def test_keys_by_the_average_do_not_depend_on_the_batch() -> None:
+    image_BCHW = views_of(1)[0]
+    for kind in METHODS:
+        for statistics in ("average", "batch"):
+            method = made(kind, key_statistics=statistics)
+            together, alone = method.encode_keys(image_BCHW), method.encode_keys(image_BCHW[:2])
+            same = torch.allclose(together[:2], alone, atol=1e-6)
+            assert same == (statistics == "average"), kind
+
+
 @pytest.mark.parametrize("kind", METHODS)
 def test_features_do_not_depend_on_the_batch(kind: str) -> None:
     method, image_BCHW = made(kind), views_of(1)[0]

@@ -123,7 +123,10 @@ def test_fewer_held_than_asked_are_all_taken() -> None:
 
 @pytest.mark.parametrize("how", ["all", "uniform", "hardest", "stratified"])
 def test_oracles_are_told_who_shares_a_class(how: str) -> None:
-    spy, memory = Spy(needs_labels=True), memory_of(40)  # labels are the ids mod 3
+    spy, filled = Spy(needs_labels=True), memory_of(40)
+    order = torch.randperm(40, generator=torch.Generator().manual_seed(2))  # ids are not slots
+    memory, ids = WorkingMemory(40, 4), filled.ids[order]
+    memory.add(ids, filled.embeddings[order], labels=ids % 3)
     labels_B = torch.tensor([0, 1, 1, -1])
     chosen = {} if how == "all" else {"negatives": 6, "negatives_by": how}
     method = MoCo(SmallEncoder(), SmallProjector(), spy, **chosen).train()
