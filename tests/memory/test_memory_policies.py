@@ -80,10 +80,12 @@ def test_batches_are_as_single_samples(name: str) -> None:
     assert torch.equal(together.born, single.born)
 
 
-@pytest.mark.parametrize("kind", STREAMS)
-def test_an_admission_accounts_for_every_newcomer(policy: Policy, kind: str) -> None:
+@pytest.mark.parametrize("name", sorted(MAKERS))
+@pytest.mark.parametrize("half", [0, 1])
+def test_an_admission_accounts_for_every_newcomer(name: str, half: int) -> None:
+    kind = STREAMS[(sorted(MAKERS).index(name) + half) % len(STREAMS)]
     ids, z_ND = stream(1, 400, kind=kind)
-    memory = WorkingMemory(32, 6, policy)
+    memory = WorkingMemory(32, 6, MAKERS[name]())
     for start, end in ((0, 20), (20, 20), (20, 90), (90, 91), (91, 400)):
         held = set(memory.ids.tolist())
         admission = memory.add(ids[start:end], z_ND[start:end])
