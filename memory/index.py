@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -251,6 +252,17 @@ def check_queries(z_BD: Tensor, row_KD: Tensor) -> None:
         raise ValueError(
             f"query row {int((~finite_B).nonzero()[0, 0])} is not finite: leave it out"
         )
+
+
+def write_flat(row_KD: Array, path: Path) -> bool:
+    """Write a faiss index of rows by inner product, row k under the number k, into a new file.
+    False where faiss is not installed: then there is no file."""
+    if not HAVE_FAISS:
+        return False
+    index = _faiss().IndexFlatIP(row_KD.shape[1])
+    index.add(np.ascontiguousarray(row_KD, np.float32))
+    _faiss().write_index(index, str(path))
+    return True
 
 
 @functools.cache

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import json
 import math
 import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from jsonargparse import ArgumentParser, Namespace
-from safetensors.torch import load_file
+from jsonargparse import Namespace
 from torch import Tensor
 
 from memory import WorkingMemory
 from memory.descriptors import Embedding
 from memory.eviction import Policy
-from stream_ssl.app import config
 from stream_ssl.app.failures import check_writable
 from stream_ssl.batch import START, Offset
 from stream_ssl.ingest.batches import Batches
@@ -42,39 +39,6 @@ from stream_ssl.methods import Method
 from stream_ssl.observe.held_out import HeldOutProbe
 from stream_ssl.observe.prequential import Prequential
 from stream_ssl.observe.shadow import Shadow, StepDescriptor
-
-Of = Literal["features", "embeddings"]
-
-
-class CheckpointEncoder:
-    """A checkpoint's encoder, in evaluation mode.
-
-    Args:
-        method: its network.
-        views: its augmentation.
-        of: "features", those of the backbone; or "embeddings", the unit rows behind the projector
-            that the memory holds.
-        device: where it runs.
-    """
-
-    def __init__(self, method: Method, views: Views, of: Of, device: str) -> None:
-        self._method, self._views = method.to(device).eval(), views.to(device)
-        self._of, self._device = of, torch.device(device)
-
-    def features(self, image_BCHW: Tensor) -> Tensor:
-        """Features [B, F] of uint8 images as they are."""
-        return self._encode(self._views.plain(image_BCHW.to(self._device)))
-
-    def view(self, image_BCHW: Tensor) -> Tensor:
-        """Features [B, F] of an augmented view of each, by the run's own augmentation."""
-        view_BCHW: Tensor = self._views(image_BCHW.to(self._device))
-        return self._encode(view_BCHW)
-
-    @torch.no_grad()
-    def _encode(self, view_BCHW: Tensor) -> Tensor:
-        if self._of == "features":
-            return self._method.features(view_BCHW)
-        return self._method.encode_keys(view_BCHW)
 
 
 def method(settings: Namespace) -> Method:
@@ -317,27 +281,3 @@ def without_effect(config: Mapping[str, Any]) -> list[str]:
                 section = path.partition(".")[0]
                 lines.append(f"{section}.{option} {values[option]!r} has no effect: {why}")
     return lines
-
-
-def load_encoder(checkpoint: Path, of: Of = "features", device: str = "cpu") -> CheckpointEncoder:
-    """The trained encoder of a checkpoint folder."""
-    settings = _stored_settings(json.loads((checkpoint / "state.json").read_text())["config"])
-    network = method(settings)
-    network.load_state_dict(load_file(checkpoint / "model.safetensors"))
-    return CheckpointEncoder(network, views(settings), of, device)
-
-
-def fresh_encoder(
-    stored: Mapping[str, Any], of: Of = "features", device: str = "cpu"
-) -> CheckpointEncoder:
-    """The encoder as it was before its first update, by a checkpoint's configuration."""
-    settings = _stored_settings(stored)
-    return CheckpointEncoder(method(settings), views(settings), of, device)
-
-
-def _stored_settings(stored: Mapping[str, Any]) -> Namespace:
-    parser: ArgumentParser = config.learner_parser()
-    # Who watched the run does not matter to its encoder, and their files may be gone by now.
-    kept = {section: values for section, values in stored.items() if section != "observe"}
-    settings: Namespace = parser.instantiate(parser.parse_object(kept))
-    return settings

@@ -19,6 +19,8 @@ COMMANDS = {
     "learner": "only the learner: train from the journal",
     "produce": "send a data set, a folder, tar shards or a synthetic stream to a receiver",
     "evaluate": "what a checkpoint's encoder is worth on a labelled set: accuracy, geometry, plots",
+    "embed": "features of a data set, by a run's encoder, into a file for NumPy",
+    "export": "a run's encoder (safetensors, ONNX) and its memory (WebDataset), for use elsewhere",
     "reproduce": "the papers' experiments, run again at your machine's size, beside their figures",
     "keys": "make a CURVE key pair for a producer or a receiver",
     "check": "validate a config file without opening a socket",
@@ -50,7 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
         stream=sys.stderr,
     )
-    logging.getLogger("faiss").setLevel(logging.WARNING)  # it tells of each build that is not there
+    for library in ("faiss", "onnx_ir", "onnxscript"):  # they tell of each try and each rewrite
+        logging.getLogger(library).setLevel(logging.WARNING)
     try:
         command = importlib.import_module(f"stream_ssl.app.commands.{chosen.command}")
         status = command.main(rest)

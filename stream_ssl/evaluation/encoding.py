@@ -18,7 +18,7 @@ from stream_ssl.evaluation.labelled import Batch, balanced
 class Encoder(Protocol):
     """What is evaluated: in evaluation mode, and without gradients."""
 
-    def features(self, image_BCHW: Tensor) -> Tensor:
+    def __call__(self, image_BCHW: Tensor) -> Tensor:
         """Features [B, F] of uint8 images as they are."""
         ...
 
@@ -74,7 +74,7 @@ def encode(
             labels[batch.part].append(torch.from_numpy(batch.label_B))
             for name, encoder in encoders.items():
                 found = parts[name]
-                found[batch.part].append(_kept(encoder.features(image_BCHW)))
+                found[batch.part].append(_kept(encoder(image_BCHW)))
                 if batch.part == "query":
                     found["view"].append(_kept(encoder.view(image_BCHW)))
                     found["other"].append(_kept(encoder.view(image_BCHW)))

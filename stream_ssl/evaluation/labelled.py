@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sized
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
@@ -67,11 +67,12 @@ class Division:
 
 @dataclass(frozen=True)
 class Batch:
-    """Images of one part: uint8 [B, H, W, C] and classes int64 [B]."""
+    """Images of one part: uint8 [B, H, W, C], classes int64 [B], -1 for none, and sample ids."""
 
     part: Part
     image_BHWC: NDArray[np.uint8]
     label_B: NDArray[np.int64]
+    ids: tuple[str, ...]
 
 
 class Reader:
@@ -81,10 +82,11 @@ class Reader:
     about `query_share` queries.
 
     Args:
-        source: ends by itself, and every sample carries a label.
+        source: ends by itself.
         decoder: that of the encoder's run, which sees images of this shape.
         division: which samples are taken, and what for.
         batch: images a batch.
+        labels: whether every sample must carry one; else those without are a class of their own.
 
     Attributes:
         length: samples that the source has; None where it does not say.
@@ -95,10 +97,15 @@ class Reader:
     """
 
     def __init__(
-        self, source: Labelled, decoder: Decoder, division: Division, batch: int = 256
+        self,
+        source: Labelled,
+        decoder: Decoder,
+        division: Division,
+        batch: int = 256,
+        labels: bool = True,
     ) -> None:
         self._source, self._decoder, self._division = source, decoder, division
-        self._batch = batch
+        self._batch, self._labels = batch, labels
         known = len(source) if isinstance(source, Sized) else getattr(source, "count", None)
         self.length: int | None = known
         names = getattr(source, "classes", None)
@@ -115,16 +122,16 @@ class Reader:
             ValueError: a sample without a label, or an image that the decoder refuses because of
                 its shape.
         """
-        waiting: dict[Part, list[tuple[Pixels, int]]] = {"reference": [], "query": []}
+        waiting: dict[Part, list[tuple[Pixels, int, str]]] = {"reference": [], "query": []}
         for sample, _ in self._source.samples():
             self.seen += 1
-            part = self._part(sample)
+            label = self._label(sample)
+            part = self._part(label)
             pixels = None if part is None else self._decoded(sample)
             if part is None or pixels is None:
                 continue
-            assert sample.label is not None
-            self._taken[part, sample.label] += 1
-            waiting[part].append((pixels, sample.label))
+            self._taken[part, label] += 1
+            waiting[part].append((pixels, label, sample.id))
             if len(waiting[part]) == 2 * self._batch:
                 yield _batch(part, waiting[part][: self._batch])
                 del waiting[part][: self._batch]
@@ -135,26 +142,30 @@ class Reader:
                 if few:
                     yield _batch(part, few)
 
-    def _part(self, sample: Sample) -> Part | None:
-        """What the sample is for; None: there are enough of its class."""
-        if sample.label is None or sample.label < 0:
+    def _label(self, sample: Sample) -> int:
+        """The sample's class; -1 for none."""
+        if sample.label is not None and sample.label >= 0:
+            return sample.label
+        if self._labels:
             raise ValueError(
                 f"source {self._source.name!r}: sample {sample.id!r} carries no label, and "
                 "evaluation needs one of each; give a labelled source"
             )
-        part = self._division.part(self._met[sample.label])
-        self._met[sample.label] += 1
-        enough = self._taken[part, sample.label] >= self._division.most(part)
+        return -1
+
+    def _part(self, label: int) -> Part | None:
+        """What a sample of this class is for; None: there are enough of it."""
+        part = self._division.part(self._met[label])
+        self._met[label] += 1
+        enough = self._taken[part, label] >= self._division.most(part)
         return None if enough else part
 
     def _decoded(self, sample: Sample) -> Pixels | None:
         decoder = self._decoder
-        row: dict[str, Any] = {"id": sample.id, "codec": sample.codec, "time": sample.time}
         if sample.shape is not None:
-            row["shape"] = list(sample.shape)
             self.scaled += tuple(sample.shape) != (decoder.size, decoder.size, decoder.channels)
         try:
-            return decoder(row, sample.data, sample.source)
+            return decoder.decode(sample)
         except BadSample as error:
             if error.reason == "shape":
                 raise ValueError(
@@ -186,9 +197,6 @@ def balanced(label_N: Tensor, seed: int = 0) -> Tensor:
     return torch.cat(rows).sort().values
 
 
-def _batch(part: Part, samples: list[tuple[Pixels, int]]) -> Batch:
-    return Batch(
-        part,
-        np.stack([pixels for pixels, _ in samples]),
-        np.array([label for _, label in samples], np.int64),
-    )
+def _batch(part: Part, samples: list[tuple[Pixels, int, str]]) -> Batch:
+    pixels, labels, ids = zip(*samples, strict=True)
+    return Batch(part, np.stack(pixels), np.array(labels, np.int64), ids)

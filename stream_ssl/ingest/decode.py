@@ -256,10 +256,15 @@ class Decoder:
         Raises:
             BadSample: it cannot be decoded; reason and message say why.
         """
-        sample = self._checked(row, data, source)
-        if sample.codec == "raw":
-            return self._raw(sample)
-        return self._encoded(sample)
+        return self.decode(self._checked(row, data, source))
+
+    def decode(self, sample: Sample) -> Pixels:
+        """The same of a sample that is checked already.
+
+        Raises:
+            BadSample: it cannot be decoded; reason and message say why.
+        """
+        return self._raw(sample) if sample.codec == "raw" else self._encoded(sample)
 
     def block(self, rows: Sequence[Row], payload: bytes | memoryview) -> Pixels | None:
         """All samples at once, [B, size, size, channels], as a read-only view of `payload`; None

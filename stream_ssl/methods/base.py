@@ -93,11 +93,17 @@ class Method(nn.Module, ABC):
     ) -> MethodOutput:
         """Loss of a batch. The memory is only read; see `prepare` for what may change it."""
 
+    @property
+    def key_networks(self) -> tuple[nn.Module, nn.Module]:
+        """The encoder and the projector of keys."""
+        return self.encoder, self.projector
+
     @torch.no_grad()
     def encode_keys(self, image_BCHW: Tensor) -> Tensor:
         """Detached unit rows [B, D] as the memory holds them; changes no state."""
-        with normalising_by(self.key_statistics, self.encoder, self.projector):
-            return unit(self.projector(self.encoder(image_BCHW)))
+        encoder, projector = self.key_networks
+        with normalising_by(self.key_statistics, encoder, projector):
+            return unit(projector(encoder(image_BCHW)))
 
     @torch.no_grad()
     def features(self, image_BCHW: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from stream_ssl.losses import Loss
-from stream_ssl.methods.base import Method, unit
+from stream_ssl.methods.base import Method
 from stream_ssl.methods.norm import Statistics, forget_statistics
 
 
@@ -58,9 +58,9 @@ class Momentum(Method):
             forget_statistics(self.key_projector)
         self.train()
 
-    @torch.no_grad()
-    def encode_keys(self, image_BCHW: Tensor) -> Tensor:
-        return unit(self.key_projector(self.key_encoder(image_BCHW)))
+    @property
+    def key_networks(self) -> tuple[nn.Module, nn.Module]:
+        return self.key_encoder, self.key_projector
 
     @torch.no_grad()
     def after_update(self) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from harness import BATCH, TINY, Processes, kill, processes, stop, until
 
-from stream_ssl.app import build
+from stream_ssl.app.encoder import fresh_encoder, load_encoder
 from stream_ssl.ingest.journal import JournalReader
 from stream_ssl.wire import Data
 
@@ -66,8 +66,8 @@ def test_a_stream_becomes_an_encoder(tmp_path: Path) -> None:
         assert state["samples"] == samples
         assert state["config"]["memory"]["capacity"] == 64
         image_BCHW = torch.zeros(3, 1, 16, 16, dtype=torch.uint8)
-        trained = build.load_encoder(latest).features(image_BCHW)
-        fresh = build.fresh_encoder(state["config"]).features(image_BCHW)
+        trained = load_encoder(latest)(image_BCHW)
+        fresh = fresh_encoder(state["config"])(image_BCHW)
         assert trained.shape == fresh.shape == (3, 8)
         assert not torch.equal(trained, fresh)
 

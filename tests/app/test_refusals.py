@@ -198,7 +198,9 @@ def test_every_extra_is_known() -> None:
         "optional-dependencies"
     ]
     names = {
-        line.partition(">=")[0] for name in ("images", "learner", "cpu") for line in extras[name]
+        line.partition(">=")[0]
+        for name in ("images", "learner", "cpu", "export")
+        for line in extras[name]
     }
     packages = {"PIL": "pillow", "faiss": "faiss-cpu", "prometheus_client": "prometheus-client"}
     assert {packages.get(module, module) for module in EXTRAS} == names - {"stream-ssl[images]"}

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from memory import WorkingMemory
 from stream_ssl.app import build, config
 from stream_ssl.batch import START
 from stream_ssl.learning.checkpoint import Checkpointer
@@ -22,8 +23,9 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def write_run(folder: Path, stages: int = 1, **changes: Any) -> list[Path]:
-    """A run's folder; the checkpoints in it, the weights of each a little further off."""
+def write_run(folder: Path, stages: int = 1, held: int = 0, **changes: Any) -> list[Path]:
+    """A run's folder; the checkpoints in it, the weights of each a little further off, the memory
+    of each offered `held` samples, of which every other has a label."""
     folder.mkdir(parents=True)
     file = folder / "config.yaml"  # JSON is YAML
     file.write_text(json.dumps(SETTINGS | changes | {"run": str(folder)}))
@@ -33,6 +35,8 @@ def write_run(folder: Path, stages: int = 1, **changes: Any) -> list[Path]:
     learner = build.learner(parser.instantiate(settings), build.EmptyStream(), START)
     checkpointer = Checkpointer(folder / "checkpoints", keep=stages)
     generator = torch.Generator().manual_seed(0)
+    if held:
+        fill(learner.memory, held, generator)
     paths = []
     for stage in range(stages):
         learner.step = learner.samples = 10 * (stage + 1)
@@ -41,3 +45,12 @@ def write_run(folder: Path, stages: int = 1, **changes: Any) -> list[Path]:
                 weight += 0.02 * torch.randn(weight.shape, generator=generator)
         paths.append(checkpointer.save(learner, stored).path)
     return paths
+
+
+def fill(memory: WorkingMemory, count: int, generator: torch.Generator) -> None:
+    assert memory.image_shape is not None
+    z_BD = torch.nn.functional.normalize(torch.randn(count, memory.dim, generator=generator), dim=1)
+    images = torch.randint(0, 256, (count, *memory.image_shape), generator=generator)
+    ids, labels = 2**62 + torch.arange(count), torch.arange(count) % 4
+    labels[1::2] = -1
+    memory.add(ids, z_BD, images.to(torch.uint8), labels, ids // 3)

@@ -43,14 +43,14 @@ class Numbers:
     def __init__(self) -> None:
         self.sizes: list[int] = []
 
-    def features(self, image_BCHW: torch.Tensor) -> torch.Tensor:
+    def __call__(self, image_BCHW: torch.Tensor) -> torch.Tensor:
         self.sizes.append(len(image_BCHW))
         assert image_BCHW.shape[1:] == (1, 6, 6)
         flat = image_BCHW.flatten(1).double()
         return torch.stack([256 * flat[:, 0] + flat[:, 1], torch.ones(len(flat))], dim=1)
 
     def view(self, image_BCHW: torch.Tensor) -> torch.Tensor:
-        return self.features(image_BCHW) + torch.randn(len(image_BCHW), 2)
+        return self(image_BCHW) + torch.randn(len(image_BCHW), 2)
 
 
 def test_every_sample_is_one_of_the_two_in_the_share_of_its_class() -> None:
@@ -128,10 +128,10 @@ def test_several_encoders_see_the_same_images_once() -> None:
 
 def test_measures_of_pixels() -> None:
     class Pixels:
-        def features(self, image_BCHW: torch.Tensor) -> torch.Tensor:
+        def __call__(self, image_BCHW: torch.Tensor) -> torch.Tensor:
             return image_BCHW.flatten(1).float()
 
-        view = features
+        view = __call__
 
     data = Synthetic(count=600, size=8, shift=0, classes=4)
     reader = Reader(data, Decoder(8), Division(0.3))

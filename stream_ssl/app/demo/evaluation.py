@@ -21,7 +21,7 @@ from stream_ssl.app.demo import data
 from stream_ssl.evaluation.neighbours import knn_accuracy
 
 if TYPE_CHECKING:
-    from stream_ssl.app.build import CheckpointEncoder
+    from stream_ssl.app.encoder import Encoder
 
 BATCH = 250
 NEIGHBOURS = 20
@@ -63,11 +63,11 @@ class Evaluation:
 
 def evaluate(checkpoint: Path) -> Evaluation:
     """Evaluate a checkpoint folder; takes some seconds."""
-    from stream_ssl.app import build
+    from stream_ssl.app.encoder import fresh_encoder, load_encoder
 
     state: dict[str, Any] = json.loads((checkpoint / "state.json").read_text())
     image_KHW, label_K, key_K = memory_content(checkpoint)
-    probes = probe_all(build.load_encoder(checkpoint), build.fresh_encoder(state["config"]))
+    probes = probe_all(load_encoder(checkpoint), fresh_encoder(state["config"]))
     step, samples = int(state["step"]), int(state["samples"])
     return Evaluation(probes, image_KHW, label_K, key_K, step, samples)
 
@@ -86,11 +86,15 @@ def memory_content(
     return tensors["columns.images"][:, 0], tensors["columns.labels"], tensors["columns.ids"]
 
 
-def probe_all(trained: CheckpointEncoder, untrained: CheckpointEncoder) -> dict[str, Probe]:
+def probe_all(trained: Encoder, untrained: Encoder) -> dict[str, Probe]:
     """Probe the three representations on the same held-out images."""
     image_NHW, label_N = data.load()
     parts = data.split(label_N)
-    extractors = {"trained": trained.features, "untrained": untrained.features, "pixels": pixels}
+    extractors: dict[str, Callable[[Tensor], Tensor]] = {
+        "trained": trained,
+        "untrained": untrained,
+        "pixels": pixels,
+    }
     probes = {}
     for name, extract in extractors.items():
         result = knn_accuracy(

@@ -16,8 +16,9 @@ from jsonargparse import Namespace
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from stream_ssl.app import build
-from stream_ssl.app.evaluate import encoders, sets
+from stream_ssl.app import build, encoder
+from stream_ssl.app.encoder import Encoder
+from stream_ssl.app.evaluate import sets
 from stream_ssl.app.failures import check_writable, configuring
 from stream_ssl.evaluation.continual import divide, summarise
 from stream_ssl.evaluation.encoding import Encoded, encode
@@ -42,9 +43,9 @@ def evaluate(settings: Namespace, name: str) -> Evaluation:
     """
     with configuring():
         check_settings(settings)
-        checkpoint = encoders.find(settings.checkpoint)
+        checkpoint = encoder.find(settings.checkpoint)
         asked = _encoders(settings, checkpoint)
-        stored = encoders.facts(checkpoint)
+        stored = encoder.facts(checkpoint)
         readers = _readers(settings, name, stored["config"]["decoder"])
     with Progress(
         TextColumn("{task.description}"),
@@ -104,23 +105,23 @@ def check_settings(settings: Namespace) -> None:
     check_writable(settings.out, "--out", "choose another folder")
 
 
-def _encoders(settings: Namespace, checkpoint: Path) -> dict[str, build.CheckpointEncoder]:
+def _encoders(settings: Namespace, checkpoint: Path) -> dict[str, Encoder]:
     of, device = settings.of, settings.device
-    asked = {"trained": build.load_encoder(checkpoint, of, device)}
+    asked = {"trained": encoder.load_encoder(checkpoint, of, device)}
     if settings.untrained:
-        asked["untrained"] = build.fresh_encoder(encoders.facts(checkpoint)["config"], of, device)
+        asked["untrained"] = encoder.fresh_encoder(encoder.facts(checkpoint)["config"], of, device)
     if settings.decorrelated is not None:
-        other = encoders.find(settings.decorrelated)
-        asked["decorrelated"] = build.load_encoder(_alike(checkpoint, other), of, device)
+        other = encoder.find(settings.decorrelated)
+        asked["decorrelated"] = encoder.load_encoder(_alike(checkpoint, other), of, device)
     for number, path in enumerate(settings.stages or [], start=1):
-        stage = _alike(checkpoint, encoders.find(path))
-        asked[STAGE.format(number)] = build.load_encoder(stage, of, device)
+        stage = _alike(checkpoint, encoder.find(path))
+        asked[STAGE.format(number)] = encoder.load_encoder(stage, of, device)
     return asked
 
 
 def _alike(checkpoint: Path, other: Path) -> Path:
     """Refuses a checkpoint that takes other images than the first."""
-    first, second = (encoders.facts(path)["config"]["decoder"] for path in (checkpoint, other))
+    first, second = (encoder.facts(path)["config"]["decoder"] for path in (checkpoint, other))
     if first != second:
         raise ValueError(
             f"{other} was trained on images of decoder {second}, {checkpoint} on {first}: compare "
@@ -147,7 +148,7 @@ def _readers(settings: Namespace, name: str, decoder: Mapping[str, Any]) -> list
 
 def _encode(
     readers: list[Reader],
-    asked: Mapping[str, build.CheckpointEncoder],
+    asked: Mapping[str, Encoder],
     settings: Namespace,
     progress: Progress,
 ) -> dict[str, Encoded]:

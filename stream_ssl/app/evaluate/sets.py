@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from jsonargparse import ArgumentParser
@@ -39,9 +39,11 @@ def parse(spec: str) -> tuple[str, str | None]:
     return name, where if colon else None
 
 
-def add_source(parser: ArgumentParser, arguments: Sequence[str]) -> str | None:
+def add_source(
+    parser: ArgumentParser, arguments: Sequence[str], fixed: Set[str] = frozenset(FIXED)
+) -> str | None:
     """Give a command the options of the source that its --data names, as `stream-ssl produce` has
-    them, under "source". Returns the source's name; None without --data.
+    them but for the `fixed` ones, under "source". Returns the source's name; None without --data.
 
     Exits with status 2 where there is no such source.
     """
@@ -55,8 +57,8 @@ def add_source(parser: ArgumentParser, arguments: Sequence[str]) -> str | None:
     except ValueError as error:
         parser.error(f"--data {error}")
     # Of the synthetic source the seed is what it shows, not an order.
-    skip = FIXED - {"seed"} if name == "synthetic" else FIXED
-    parser.add_class_arguments(SOURCES[name], "source", skip=skip)
+    skip = fixed - {"seed"} if name == "synthetic" else fixed
+    parser.add_class_arguments(SOURCES[name], "source", skip=set(skip))
     if where is not None:
         parser.set_defaults({f"source.{place_of(name)}": where})
     return name
@@ -73,8 +75,9 @@ def has_splits(name: str, options: Mapping[str, Any]) -> bool:
     return splits and options.get("images") is None
 
 
-def make(name: str, options: Mapping[str, Any], seed: int, **more: Any) -> Any:
-    """A source that ends, in a keyed order where it can be shuffled.
+def make(name: str, options: Mapping[str, Any], seed: int | None, **more: Any) -> Any:
+    """A source that ends, in a keyed order where it can be shuffled; as stored where `seed` is
+    None.
 
     Shuffled, because batches of one class alone would spoil embeddings that are normalised by the
     statistics of their batch.
@@ -84,7 +87,7 @@ def make(name: str, options: Mapping[str, Any], seed: int, **more: Any) -> Any:
     """
     given = {key: value for key, value in options.items() if value is not None} | more
     if "passes" in inspect.signature(SOURCES[name]).parameters:
-        given |= {"shuffle": True, "seed": seed, "epochs": 1}
+        given |= {"shuffle": seed is not None, "seed": seed or 0, "epochs": 1}
     if name == "synthetic" and given.get("count") is None:
         raise ValueError("the synthetic source never ends: say how many with --source.count 2000")
     return SOURCES[name](**given)

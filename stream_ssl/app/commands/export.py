@@ -1,0 +1,120 @@
+"""stream-ssl export: a run's encoder and its memory, for use elsewhere."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from jsonargparse import ActionYesNo, ArgumentParser, Namespace
+
+from stream_ssl.app.failures import configuring, reported
+from stream_ssl.app.threads import share_cores
+
+DESCRIPTION = """Writes what a run has learned: its encoder, as safetensors and ONNX, and the
+samples that its memory holds, as WebDataset shards with embeddings. Reads a checkpoint alone: the
+daemon may be running. docs/encoder.md tells how to use them."""
+
+EXAMPLES = """examples:
+  stream-ssl export runs/laptop --encoder encoder --memory memory
+  stream-ssl export runs/laptop/checkpoints/step-000004000 --encoder encoder --no-onnx"""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Export; returns the exit status."""
+    share_cores()
+    settings = export_parser().parse_args(list(arguments))
+    return reported(lambda: export(settings))
+
+
+def export_parser() -> ArgumentParser:
+    """The parser of all options."""
+    parser = ArgumentParser(
+        prog="stream-ssl export",
+        usage="stream-ssl export RUN [--encoder DIR] [--memory DIR] [OPTIONS]",
+        description=DESCRIPTION,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("run", type=Path, help="a run's folder (its newest whole checkpoint), or a checkpoint's")
+    add("--encoder", type=Path | None, default=None, help="folder for the encoder; is replaced")
+    add("--memory", type=Path | None, default=None, help="folder for the memory; is replaced")
+    add(
+        "--of",
+        type=Literal["features", "embeddings"],
+        default="features",
+        help="what the encoder gives: features of the backbone, or the embeddings behind the "
+        "projector that the memory holds",
+    )
+    add(
+        "--onnx",
+        action=ActionYesNo(no_prefix="no-"),
+        default=True,
+        help="write the encoder as ONNX too, and compare it with torch",
+    )
+    return parser
+
+
+def export(settings: Namespace) -> None:
+    """Write what is asked for, and print where it lies."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from stream_ssl.app.encoder import ENCODER, find
+    from stream_ssl.app.export import (
+        MEMORY,
+        ONNX_TOLERANCE,
+        check_onnx,
+        check_target,
+        export_encoder,
+        export_memory,
+    )
+
+    with configuring():
+        check_settings(settings)
+        if settings.encoder is not None:
+            check_target("--encoder", settings.encoder, ENCODER)
+            if settings.onnx:
+                check_onnx()
+        if settings.memory is not None:
+            check_target("--memory", settings.memory, MEMORY)
+        checkpoint = find(settings.run)
+        print(f"checkpoint: {checkpoint}")
+        if settings.encoder is not None:
+            difference = export_encoder(checkpoint, settings.encoder, settings.of, settings.onnx)
+            print(f"encoder: {settings.encoder}")
+            if difference is not None:
+                print(
+                    f"ONNX differs from torch by at most {difference:.1e} of the largest value "
+                    f"({ONNX_TOLERANCE:.0e} is allowed)"
+                )
+        if settings.memory is not None:
+            with Progress(console=Console(stderr=True), transient=True) as progress:
+                bar = progress.add_task("writing the memory", total=None)
+                found = export_memory(
+                    checkpoint,
+                    settings.memory,
+                    lambda done, total: progress.update(bar, completed=done, total=total),
+                )
+            print(f"memory: {settings.memory}, {found.samples:,} samples in {found.shards} shards")
+            if found.lost:
+                print(f"{found.lost:,} samples left out: their images are overwritten by now")
+            if not found.indexed:
+                print("no index.faiss, for faiss is not installed: pip install 'stream-ssl[cpu]'")
+
+
+def check_settings(settings: Namespace) -> None:
+    """Refuses options that do not go together.
+
+    Raises:
+        ValueError: they do not.
+    """
+    targets = [path for path in (settings.encoder, settings.memory) if path is not None]
+    if not targets:
+        raise ValueError("nothing to export: give --encoder DIR, --memory DIR, or both")
+    if len({path.resolve() for path in targets}) < len(targets):
+        raise ValueError(
+            f"--encoder and --memory are both {targets[0]}, and each replaces its folder: give two"
+        )

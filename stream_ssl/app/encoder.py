@@ -1,0 +1,259 @@
+"""From what a run has saved to an encoder for use.
+
+Shapes: B samples, C channels, H height, W width, F features or the embedding's dimensions.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from argparse import ArgumentError
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from jsonargparse import ArgumentParser, Namespace
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from producers._images import as_sample
+from stream_ssl.app import build, config
+from stream_ssl.ingest.decode import Decoder
+from stream_ssl.learning.checkpoint import FORMAT, LATEST, PREFIX, STATE, damage
+from stream_ssl.learning.encoder import ResNet
+from stream_ssl.learning.projector import Projector
+from stream_ssl.learning.randomness import OwnRandomness
+from stream_ssl.learning.views import Views
+from stream_ssl.methods import Method
+from stream_ssl.methods.base import unit
+from stream_ssl.methods.norm import Statistics, forget_statistics
+
+if TYPE_CHECKING:
+    from producers.client import Image
+
+log = logging.getLogger("stream_ssl.encoder")
+
+Of = Literal["features", "embeddings"]
+
+ENCODER = "encoder.json"
+WEIGHTS = "encoder.safetensors"
+EXPORT_FORMAT = 1  # raised when an older reader could not read it
+
+SECTIONS = ("decoder", "batches", "encoder", "projector", "views", "loss", "method", "learner")
+"""Of a run's configuration what its encoder depends on. What else it names may be gone by now."""
+
+
+class Encoder(nn.Module):
+    """uint8 images [B, C, H, W] to float32 features or embeddings [B, F].
+
+    In evaluation mode and frozen; `encoder.requires_grad_().train()` makes it trainable. Where
+    `statistics` is "batch", an embedding depends on the other images of its batch.
+
+    Args:
+        backbone: normalised images to features.
+        projector: features to embeddings, which are scaled to unit norm; None: features are given.
+        views: the run's augmentation and normalisation.
+        decoder: the run's, which `preprocess` uses.
+        statistics: what BatchNorm uses in evaluation mode, the running "average" or its "batch".
+
+    Attributes:
+        dim: F.
+        size: H and W.
+        channels: C.
+        of: "features" or "embeddings".
+    """
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        projector: nn.Module | None,
+        views: Views,
+        decoder: Decoder,
+        statistics: Statistics = "average",
+    ) -> None:
+        super().__init__()
+        self.backbone, self.projector, self.views = backbone, projector, views
+        self.size, self.channels, self.decoder = decoder.size, decoder.channels, decoder
+        self.of: Of = "features" if projector is None else "embeddings"
+        self.dim = int((projector or backbone).dim)  # type: ignore[arg-type]
+        self.statistics = statistics
+        if statistics == "batch":
+            forget_statistics(self)
+        self.requires_grad_(False).eval()
+
+    def forward(self, image_BCHW: Tensor) -> Tensor:
+        # Of grey images two layouts are contiguous, and convolutions round in either differently.
+        image_BCHW = image_BCHW.to(self.views.mean.device).clone(
+            memory_format=torch.contiguous_format
+        )
+        return self._encode(self.views.plain(image_BCHW))
+
+    def view(self, image_BCHW: Tensor) -> Tensor:
+        """The same of an augmented view of each image, by the run's own augmentation."""
+        view_BCHW: Tensor = self.views(image_BCHW.to(self.views.mean.device))
+        return self._encode(view_BCHW)
+
+    @property
+    def networks(self) -> nn.ModuleDict:
+        """What has weights."""
+        parts = {"backbone": self.backbone, "projector": self.projector}
+        return nn.ModuleDict({name: part for name, part in parts.items() if part is not None})
+
+    def preprocess(self, image: Image) -> Tensor:
+        """The uint8 pixels [C, H, W] that the learner trains on when this image is sent to it.
+
+        Args:
+            image: a path, the bytes of a JPEG, PNG or WebP file, a PIL image, or a uint8 array
+                H x W or H x W x C.
+
+        Raises:
+            TypeError: it is no image.
+            ValueError: it cannot be decoded, or the run refuses images of its size (decoder.fit).
+            OSError: a file cannot be read.
+        """
+        pixels_HWC = self.decoder.decode(as_sample(image, id="image"))
+        return torch.from_numpy(np.array(pixels_HWC.transpose(2, 0, 1), order="C"))
+
+    def _encode(self, view_BCHW: Tensor) -> Tensor:
+        feature_BF: Tensor = self.backbone(view_BCHW)
+        return feature_BF.float() if self.projector is None else unit(self.projector(feature_BF))
+
+    def extra_repr(self) -> str:
+        return f"of={self.of}, dim={self.dim}, size={self.size}, channels={self.channels}"
+
+
+def load_encoder(place: Path | str, of: Of | None = None, device: str = "cpu") -> Encoder:
+    """See `stream_ssl.load_encoder`."""
+    place = Path(place)
+    if of not in (None, "features", "embeddings"):
+        raise ValueError(f'of is {of!r}: choose "features" or "embeddings"')
+    build.check_device(device, "device")
+    if (place / ENCODER).is_file():
+        return _exported(place, of).to(device)
+    checkpoint = find(place)
+    return run_encoder(
+        stored_settings(facts(checkpoint)["config"]),
+        of or "features",
+        lambda network: network.load_state_dict(load_file(checkpoint / "model.safetensors")),
+    ).to(device)
+
+
+def fresh_encoder(stored: Mapping[str, Any], of: Of = "features", device: str = "cpu") -> Encoder:
+    """The encoder as it was before its first update, by a checkpoint's configuration."""
+    return run_encoder(stored_settings(stored), of).to(device)
+
+
+def run_encoder(
+    settings: Namespace, of: Of, load: Callable[[Method], object] | None = None
+) -> Encoder:
+    """The encoder of a run's network, into which `load` has put weights.
+
+    Args:
+        settings: of `stored_settings`.
+        of: features are those of the trained encoder, embeddings those of the keys.
+        load: puts weights into the network; None leaves those of before the first update.
+    """
+    with OwnRandomness(0, torch.device("cpu")):  # the caller's generators stay as they are
+        network = build.method(settings)
+    if load is not None:
+        load(network)
+    views, decoder = build.views(settings), Decoder(**settings.decoder)
+    if of == "features":
+        return Encoder(network.encoder, None, views, decoder)
+    return Encoder(*network.key_networks, views, decoder, network.key_statistics)
+
+
+def stored_settings(stored: Mapping[str, Any], *of_memory: str) -> Namespace:
+    """SECTIONS of a checkpoint's configuration as `build` takes them, the memory's capacity, and
+    these further options of the memory.
+
+    Raises:
+        ValueError: another version of this program wrote it.
+    """
+    parser: ArgumentParser = config.learner_parser()
+    parser.exit_on_error = False
+    kept = {section: stored[section] for section in SECTIONS if section in stored}
+    memory = {name: stored["memory"].get(name) for name in ("capacity", *of_memory)}
+    try:
+        settings: Namespace = parser.instantiate(parser.parse_object(kept | {"memory": memory}))
+    except ArgumentError as error:
+        raise ValueError(f"the checkpoint's configuration cannot be read: {error}") from error
+    return settings
+
+
+def _exported(folder: Path, of: Of | None) -> Encoder:
+    if (reason := damage(folder)) is not None:
+        raise ValueError(f"the encoder in {folder} is damaged ({reason}); export it again")
+    found = json.loads((folder / ENCODER).read_text())
+    if found["format"] > EXPORT_FORMAT:
+        raise ValueError(
+            f"{folder} has format {found['format']}, this program reads up to {EXPORT_FORMAT}: "
+            "upgrade stream-ssl"
+        )
+    if of not in (None, found["of"]):
+        raise ValueError(
+            f"of is {of!r}, and {folder} was exported with --of {found['of']}: export the run "
+            f"with --of {of}, or leave `of` out"
+        )
+    part = {name: _with_tuples(found[name] or {}) for name in ("encoder", "projector", "views")}
+    decoder = Decoder(**found["decoder"])
+    with torch.random.fork_rng(devices=[]):
+        backbone = ResNet(channels=decoder.channels, **part["encoder"])
+        projector = Projector(backbone.dim, **part["projector"]) if found["projector"] else None
+    views = Views(decoder.size, decoder.channels, **part["views"], **found["normalisation"])
+    encoder = Encoder(backbone, projector, views, decoder, found["statistics"])
+    encoder.networks.load_state_dict(load_file(folder / WEIGHTS))
+    return encoder
+
+
+def _with_tuples(section: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON has no tuples: one that was stored comes back as a list."""
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in section.items()}
+
+
+def find(path: Path) -> Path:
+    """The checkpoint folder that a path names: itself, or the newest whole one of a run's folder.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ValueError: it is damaged, or written by a newer version.
+    """
+    own = (path / STATE).is_file()
+    found = [path.resolve()] if own else _checkpoints(path)
+    if not found:
+        told = "is no folder" if not path.is_dir() else f"holds neither {STATE} nor {LATEST}"
+        raise FileNotFoundError(
+            f"no checkpoint at {path}: it {told}. Name a run's folder (the one with checkpoints/ "
+            "in it) once its first checkpoint is written, or a checkpoint's own (step-...)"
+        )
+    for folder in found:
+        if (reason := damage(folder)) is None:
+            break
+        log.warning("checkpoint %s is damaged (%s)", folder, reason)
+    else:
+        raise ValueError(f"checkpoint {found[0]} is damaged ({reason}); name the one before")
+    version = facts(folder)["version"]
+    if version > FORMAT:
+        raise ValueError(
+            f"checkpoint {folder} has format {version}, this program reads up to {FORMAT}: upgrade "
+            "stream-ssl"
+        )
+    return folder
+
+
+def _checkpoints(run: Path) -> list[Path]:
+    """Those of a run's folder, or of the folder of its checkpoints; the newest first."""
+    for folder in (run, run / "checkpoints"):
+        if (folder / LATEST / STATE).is_file():
+            latest = (folder / LATEST).resolve()
+            older = sorted(folder.resolve().glob(f"{PREFIX}*"), reverse=True)
+            return [latest, *(path for path in older if path.name < latest.name)]
+    return []
+
+
+def facts(checkpoint: Path) -> Mapping[str, Any]:
+    """What a checkpoint says of itself: step, samples, created, config."""
+    stored: Mapping[str, Any] = json.loads((checkpoint / STATE).read_text())
+    return stored

@@ -1,0 +1,302 @@
+"""What `stream-ssl export` writes: a checkpoint's encoder, and its memory.
+
+Shapes: B images, K samples of the memory, C channels, H height, W width, D embedding, A descriptor.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import shutil
+import tarfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from safetensors.torch import load_file
+from torch import Tensor
+
+from memory.columns import hashes_of
+from memory.index import write_flat
+from memory.scores import Linear
+from memory.state import decode, part, upgraded
+from producers.sources import Synthetic
+from stream_ssl import __version__
+from stream_ssl.app.encoder import (
+    ENCODER,
+    EXPORT_FORMAT,
+    WEIGHTS,
+    Encoder,
+    Of,
+    facts,
+    load_encoder,
+    stored_settings,
+)
+from stream_ssl.app.failures import Failure, check_writable, missing_extra
+from stream_ssl.learning.checkpoint import MANIFEST, discard, publish, seal, write_json
+
+ONNX = "encoder.onnx"
+MEMORY = "memory.json"
+
+ONNX_TOLERANCE = 1e-4
+"""Largest difference between onnxruntime's and torch's answers, relative to the largest value."""
+
+SHARD = 1000
+"""Samples of a tar shard."""
+
+
+def check_target(option: str, folder: Path, marker: str) -> None:
+    """Refuse a folder that cannot be written, or whose files an export would remove.
+
+    Args:
+        option: how the message calls it.
+        folder: what the export replaces as a whole.
+        marker: a file that every such export holds.
+
+    Raises:
+        ValueError: it is refused.
+    """
+    remedy = "choose an empty or a new folder"
+    check_writable(folder, option, remedy)
+    check_writable(folder.resolve().parent, f"the folder above {option}", remedy)
+    found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    ours = set()
+    if {marker, MANIFEST} <= found:
+        ours = {MANIFEST, *json.loads((folder / MANIFEST).read_text())["files"]}
+    if others := sorted(found - ours):
+        raise ValueError(
+            f"{option} {folder} holds {others[0]}, which no such export has written, and the whole "
+            f"folder would be replaced; {remedy}"
+        )
+
+
+@contextmanager
+def replacing(folder: Path) -> Iterator[Path]:
+    """A folder to write into, which takes the place of `folder` once it is whole and on disk."""
+    folder = folder.resolve()
+    scratch = folder.with_name(f".incomplete-{folder.name}")
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    try:
+        yield scratch
+        seal(scratch)
+        if folder.exists():
+            discard(folder)
+        publish(scratch, folder)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+# -- The encoder
+
+
+def export_encoder(checkpoint: Path, folder: Path, of: Of, onnx: bool) -> float | None:
+    """Write a checkpoint's encoder; returns by how much ONNX differs from torch, relative to the
+    largest value, or None without `onnx`.
+
+    Raises:
+        Failure: it differs by more than ONNX_TOLERANCE; then `folder` is as it was.
+    """
+    stored = facts(checkpoint)
+    encoder = load_encoder(checkpoint, of)
+    difference = None
+    with replacing(folder) as scratch:
+        weights = {
+            name: value.contiguous() for name, value in encoder.networks.state_dict().items()
+        }
+        (scratch / WEIGHTS).write_bytes(safetensors.torch.save(weights))
+        write_json(scratch / ENCODER, describe(encoder, stored))
+        if onnx:
+            difference = write_onnx(encoder, scratch / ONNX)
+            if not difference <= ONNX_TOLERANCE:  # nor where it is no number
+                raise Failure(
+                    f"the ONNX model differs from torch by {difference:.1e} of the largest value, "
+                    f"and {ONNX_TOLERANCE:.0e} is allowed; nothing was written: leave it out with "
+                    "--no-onnx, or try another version of onnxruntime"
+                )
+    return difference
+
+
+def describe(encoder: Encoder, stored: Mapping[str, Any]) -> dict[str, Any]:
+    """What encoder.json holds: all that `load_encoder` needs beside the weights."""
+    settings = stored_settings(stored["config"])
+    sections = {
+        name: settings[name].as_dict() for name in ("decoder", "encoder", "projector", "views")
+    }
+    views = sections.pop("views")
+    return sections | {
+        "format": EXPORT_FORMAT,
+        "version": __version__,
+        "of": encoder.of,
+        "dim": encoder.dim,
+        "projector": None if encoder.projector is None else sections["projector"],
+        "statistics": encoder.statistics,
+        "normalisation": {name: views.pop(name) for name in ("mean", "std")},
+        "views": views,
+        "step": int(stored["step"]),
+        "samples": int(stored["samples"]),
+    }
+
+
+def check_onnx() -> None:
+    """Refuse where what ONNX needs is not installed.
+
+    Raises:
+        ValueError: it is not.
+    """
+    for module in ("onnx", "onnxscript", "onnxruntime"):
+        if find_spec(module) is None:
+            hint = missing_extra(ModuleNotFoundError(name=module))
+            raise ValueError(f"{hint}; or leave the ONNX model out with --no-onnx")
+
+
+def write_onnx(encoder: Encoder, path: Path) -> float:
+    """Write the encoder as ONNX, uint8 [batch, C, H, W] to float32 [batch, F], and compare it with
+    torch on batches of 1, 2 and 16; returns the largest difference, relative to the largest value.
+    """
+    import onnxruntime
+
+    source = Synthetic(count=16, size=encoder.size, channels=encoder.channels, shift=0)
+    images = [
+        encoder.preprocess(np.frombuffer(sample.data, np.uint8).reshape(sample.shape or ()))
+        for sample, _ in source.samples()
+    ]
+    image_BCHW = torch.stack(images)
+    torch.onnx.export(
+        encoder,
+        (image_BCHW,),
+        path,
+        input_names=["images"],
+        output_names=[encoder.of],
+        dynamic_shapes=({0: torch.export.Dim("batch")},),
+        dynamo=True,
+        external_data=False,
+        verbose=False,
+    )
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    parts = [image_BCHW[:count] for count in (1, 2, 16)]
+    expected = torch.cat([encoder(part_bCHW) for part_bCHW in parts])
+    answers = [session.run(None, {"images": part_bCHW.numpy()})[0] for part_bCHW in parts]
+    difference = torch.from_numpy(np.concatenate(answers)) - expected
+    return float(difference.abs().max() / expected.abs().max())
+
+
+# -- The memory
+
+
+@dataclass(frozen=True)
+class MemoryExport:
+    """How many samples were written, into how many shards, and how many were left out because
+    their image is another one by now; whether faiss was there to write an index."""
+
+    samples: int
+    shards: int
+    lost: int
+    indexed: bool
+
+
+def export_memory(
+    checkpoint: Path, folder: Path, tell: Callable[[int, int], object]
+) -> MemoryExport:
+    """Write the samples of a checkpoint's memory, in the order of its slots.
+
+    Args:
+        checkpoint: its folder.
+        folder: where to.
+        tell: hears how many slots were read, and of how many.
+
+    Raises:
+        ValueError: a later version wrote the memory.
+        OSError: a file cannot be read or written.
+    """
+    stored = facts(checkpoint)
+    state = upgraded(load_file(checkpoint / "memory.safetensors"))
+    columns = part(state, "columns")
+    embedding_KD = columns["embeddings"].numpy().astype(np.float32)
+    descriptor_KA = columns.get("descriptors", columns["embeddings"]).numpy().astype(np.float32)
+    rows = _rows(columns, stored["config"])
+    kept: list[NDArray[np.int64]] = []
+    with replacing(folder) as scratch:
+        for shard, start in enumerate(range(0, len(rows), SHARD)):
+            stop = min(start + SHARD, len(rows))
+            image_BCHW, there_B = _images(columns, stored["config"], start, stop)
+            written = sum(len(part_B) for part_B in kept)
+            with tarfile.open(scratch / f"memory-{shard:06d}.tar", "w") as tar:
+                for number, at in enumerate(np.flatnonzero(there_B), start=written):
+                    _add(tar, f"{number:09d}", image_BCHW[at], rows[start + at])
+            kept.append(start + np.flatnonzero(there_B))
+            tell(stop, len(rows))
+        slot_k = np.concatenate([np.empty(0, np.int64), *kept])
+        np.save(scratch / "embeddings.npy", embedding_KD[slot_k])
+        np.save(scratch / "descriptors.npy", descriptor_KA[slot_k])
+        indexed = write_flat(descriptor_KA[slot_k], scratch / "index.faiss")
+        lost = len(rows) - len(slot_k)
+        described = {
+            "format": EXPORT_FORMAT,
+            "version": __version__,
+            "step": int(stored["step"]),
+            "samples": int(stored["samples"]),
+            "count": len(slot_k),
+            "lost": lost,
+            "memory": decode(state),
+        }
+        write_json(scratch / MEMORY, described)
+    return MemoryExport(len(slot_k), len(kept), lost, indexed)
+
+
+def _rows(columns: Mapping[str, Tensor], config: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What the memory knows of each sample, beside image and embedding."""
+    policy = stored_settings(config, "eviction").memory.eviction
+    score = Linear() if policy is None else policy.score
+    counts_K = score.counts(columns.get("descriptors", columns["embeddings"]))
+    named = {
+        "id": columns["ids"],
+        "hash": columns["hashes"],
+        "label": columns["labels"],
+        "born": columns["born"],
+        "encoded": columns["encoded"],
+        "multiplicity": columns["multiplicity"],
+        "duplicates": counts_K,
+    }
+    values = zip(*(column.tolist() for column in named.values()), strict=True)
+    return [dict(zip(named, row, strict=True)) for row in values]
+
+
+def _images(
+    columns: Mapping[str, Tensor], config: Mapping[str, Any], start: int, stop: int
+) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
+    """Images [B, C, H, W] of slots `start` to `stop`, and which of them are the checkpoint's.
+
+    An image file belongs to the learner, which may have overwritten some since.
+    """
+    if "images" in columns:
+        return columns["images"][start:stop].numpy(), np.ones(stop - start, np.bool_)
+    file, decoder = Path(config["memory"]["image_file"]), config["decoder"]
+    shape = (stop - start, decoder["channels"], decoder["size"], decoder["size"])
+    size = math.prod(shape[1:])
+    image_BCHW = np.fromfile(file, np.uint8, math.prod(shape), offset=start * size).reshape(shape)
+    same_B = hashes_of(torch.from_numpy(image_BCHW)) == columns["image_hashes"][start:stop]
+    there_B = same_B & ~columns["image_lost"][start:stop].bool()
+    return image_BCHW, there_B.numpy()
+
+
+def _add(tar: tarfile.TarFile, key: str, image_CHW: NDArray[np.uint8], row: dict[str, Any]) -> None:
+    image_HWC = image_CHW.transpose(1, 2, 0)
+    png = io.BytesIO()
+    Image.fromarray(image_HWC[:, :, 0] if image_HWC.shape[2] == 1 else image_HWC).save(png, "PNG")
+    members = {"png": png.getvalue(), "json": json.dumps(row).encode()}
+    if row["label"] >= 0:
+        members["cls"] = str(row["label"]).encode()
+    for suffix, data in members.items():
+        info = tarfile.TarInfo(f"{key}.{suffix}")
+        info.size = len(data)
+        tar.addfile(info, io.BytesIO(data))
