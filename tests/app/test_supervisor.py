@@ -92,7 +92,7 @@ def test_a_child_that_keeps_dying_leaves_the_other_alone(tmp_path: Path) -> None
     supervisor = Supervisor({"good": python(LIVES, good), "bad": python(DIES, bad)})
     supervisor.children[1].back_off = BackOff(first=0.01, longest=0.02)
     running = Running(supervisor)
-    until(lambda: len(starts(bad)) >= 3)
+    until(lambda: len(starts(bad)) >= 3 and len(starts(good)) >= 1)
     assert len(starts(good)) == 1
     assert alive(starts(good)[0])
     running.join()
