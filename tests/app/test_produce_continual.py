@@ -1,10 +1,10 @@
-"""Continual and parked streams by the command line of `stream-ssl produce`."""
+"""Continual, parked, stalling and other streams by the command line of `stream-ssl produce`."""
 
 from __future__ import annotations
 
 import pytest
 
-from producers.shaping import Continual, Parked
+from producers.shaping import Continual, Parked, Popularity, Shift, Stalls, Video
 from producers.sources import Synthetic
 from stream_ssl.app.commands import produce
 
@@ -44,6 +44,39 @@ def test_a_parked_robot_may_do_tasks() -> None:
     stream = produce.stream(source, both)
     assert isinstance(stream, Parked)
     assert isinstance(stream.source, Continual)
+
+
+@pytest.mark.parametrize(
+    ("section", "wrapper", "option", "more"),
+    [
+        ("stalls", Stalls, "--stalls.rate=0.5", "--stalls.longest=9"),
+        ("video", Video, "--video.frames=3", "--video.zoom=0.1"),
+        ("popularity", Popularity, "--popularity.images=8", "--popularity.exponent=0.5"),
+        ("shift", Shift, "--shift.period=20", "--shift.bias=3"),
+        ("parked", Parked, "--parked.share=0.5", "--parked.scenes=4"),
+    ],
+)
+def test_a_wrapper_is_on_where_its_first_option_is_given(
+    section: str, wrapper: type, option: str, more: str
+) -> None:
+    parser, source = produce.source_parser("synthetic"), Synthetic(count=60, size=4, shift=0)
+    stream = produce.stream(source, parser.parse_args([*BASE, option, more]))
+    assert isinstance(stream, wrapper)
+    samples = stream.samples()
+    assert len([next(samples) for _ in range(10)]) == 10
+    with pytest.raises(ValueError, match=rf"--{section}\..* has no effect without --{section}"):
+        produce.stream(source, parser.parse_args([*BASE, more]))
+
+
+def test_wrappers_apply_in_one_order() -> None:
+    words = [*BASE, "--parked.share=0.5", "--stalls.rate=0.1", "--video.frames=2"]
+    settings = produce.source_parser("synthetic").parse_args(words)
+    stream = produce.stream(Synthetic(count=60, size=4, shift=0), settings)
+    kinds = []
+    while not isinstance(stream, Synthetic):
+        kinds.append(type(stream))
+        stream = stream.source
+    assert kinds == [Parked, Stalls, Video]
 
 
 def test_what_cannot_work_is_told(caplog: pytest.LogCaptureFixture) -> None:

@@ -15,7 +15,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 from producers import Producer
 from producers.errors import BufferFullError, CannotConnectError, DeadlineError, ProducerError
-from producers.shaping import Continual, Parked, Shaped
+from producers.shaping import Continual, Parked, Popularity, Shaped, Shift, Stalls, Video
 from producers.sources import SOURCES, Source
 from stream_ssl.app.config import check_files
 from stream_ssl.app.failures import Failure, configuring, reported
@@ -34,6 +34,14 @@ OWN = {
     *("on_rejected", "on_state", "on_stats", "stats_seconds", "exit_timeout"),
 }
 """Arguments of Producer that are options of another name here, or not the command line's."""
+WRAPPERS: dict[str, tuple[Callable[..., Source], str]] = {
+    "shift": (Shift, "period"),
+    "popularity": (Popularity, "images"),
+    "video": (Video, "frames"),
+    "stalls": (Stalls, "rate"),
+    "parked": (Parked, "share"),
+}
+"""By section, the innermost first; each with the option that is 0 where it is not asked for."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -80,10 +88,11 @@ def source_parser(name: str) -> ArgumentParser:
     )
     parser.add_class_arguments(SOURCES[name], "source", instantiate=False)
     parser.add_class_arguments(Continual, "continual", skip={"source"}, instantiate=False)
-    parser.add_class_arguments(Parked, "parked", skip={"source"}, instantiate=False)
-    parser.set_defaults({"parked.share": 0.0})  # not parked, unless asked for
-    share = next(action for action in parser._actions if action.dest == "parked.share")
-    share.help = f"{share.help} 0: not parked"
+    for section, (wrapper, switch) in WRAPPERS.items():
+        parser.add_class_arguments(wrapper, section, skip={"source"}, instantiate=False)
+        parser.set_defaults({f"{section}.{switch}": 0})
+        option = next(one for one in parser._actions if one.dest == f"{section}.{switch}")
+        option.help = f"{option.help} 0: not this way"
     parser.add_class_arguments(Shaped, "shape", skip={"source"}, instantiate=False)
     parser.add_class_arguments(Producer, "producer", skip=OWN, instantiate=False)
     return parser
@@ -110,26 +119,25 @@ def produce(settings: Namespace, cls: Callable[..., Source], stop: threading.Eve
 
 
 def stream(source: Source, settings: Namespace) -> Source:
-    """The source in tasks, whose samples then need labels, and as a parked robot's camera sees it;
-    each where it is asked for.
+    """The source in tasks, and inside the wrappers, each where it is asked for.
 
     Raises:
         ValueError: an option of what is not asked for.
     """
-    in_tasks = settings.continual.kind != "keep" or settings.continual.imbalance > 1
-    if not in_tasks:
-        _refuse(settings, "continual", Continual, "--continual.kind or --continual.imbalance")
-    if settings.parked.share == 0:
-        _refuse(settings, "parked", Parked, "--parked.share")
-    if in_tasks:
+    if settings.continual.kind != "keep" or settings.continual.imbalance > 1:
         source = tasks = Continual(source, **settings.continual)
         log.info("%s, tasks of the classes %s", tasks.kind, tasks.tasks)
-    if settings.parked.share != 0:
-        source = Parked(source, **settings.parked)
+    else:
+        _refuse(settings, "continual", Continual, "--continual.kind or --continual.imbalance")
+    for section, (wrapper, switch) in WRAPPERS.items():
+        if settings[section][switch]:
+            source = wrapper(source, **settings[section])
+        else:
+            _refuse(settings, section, wrapper, f"--{section}.{switch}")
     return source
 
 
-def _refuse(settings: Namespace, section: str, cls: type, switch: str) -> None:
+def _refuse(settings: Namespace, section: str, cls: Callable[..., Source], switch: str) -> None:
     """Refuse options of a section that `switch` has not turned on."""
     for name, parameter in inspect.signature(cls).parameters.items():
         option = f"--{section}.{name}"
