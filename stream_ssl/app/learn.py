@@ -21,7 +21,7 @@ from stream_ssl.ingest.batches import Batches
 from stream_ssl.ingest.consumer_offsets import ConsumerOffsets
 from stream_ssl.ingest.journal import JournalReader
 from stream_ssl.ingest.rate_limited_logger import RateLimitedLogger
-from stream_ssl.learning.checkpoint import Checkpointer
+from stream_ssl.learning.checkpoint import Checkpointer, CheckpointError
 from stream_ssl.learning.checks import IncompatibleConfig
 from stream_ssl.learning.records import Idle, StepRecord
 from stream_ssl.observe.balance import Balance, class_counts
@@ -71,7 +71,10 @@ class Process:
 
     def __init__(self, parser: ArgumentParser, settings: Namespace, stack: ExitStack) -> None:
         self._checkpointer = Checkpointer(settings.run / "checkpoints", **settings.checkpoints)
-        saved = self._checkpointer.newest()
+        try:
+            saved = self._checkpointer.newest()
+        except CheckpointError as error:  # of a newer version: starting again will not help
+            raise Misconfigured(str(error)) from error
         if saved is not None:
             settings = restart.resume(parser, settings, saved.config)
         self._config = resolved(parser, settings)

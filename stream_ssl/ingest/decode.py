@@ -318,7 +318,9 @@ class Decoder:
         except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
             raise BadSample("pixels", str(error)) from None
         except Exception as error:  # a hostile file makes Pillow raise anything
-            if isinstance(error, UnidentifiedImageError) and not _begins_like(sample.codec, data):
+            if isinstance(error, UnidentifiedImageError):
+                if _begins_like(sample.codec, data):
+                    raise BadSample("damaged", f"its bytes make no {sample.codec} image") from None
                 raise BadSample(
                     "format", f"came as {sample.codec}, begins with {data[:8]!r}"
                 ) from None

@@ -23,6 +23,7 @@ from stream_ssl.app.demo import run as demo
 from stream_ssl.app.evaluate.run import check_settings
 from stream_ssl.app.failures import EXTRAS, FAILED, USAGE, Misconfigured, configuring
 from stream_ssl.app.supervisor import command
+from stream_ssl.learning.checkpoint import Checkpointer, CheckpointError
 from stream_ssl.wire.keys import Keys
 
 ROOT = Path(__file__).parents[2]
@@ -284,10 +285,11 @@ def test_the_help_says_where_the_learner_s_options_are_told(
     assert told == len(config.LEARNER_SECTIONS)
 
 
-def test_the_help_of_a_parked_share_fits_its_default(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_help_of_wrappers_fits_their_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     assert refused(produce.main, "idx", "--help") == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "above 0 and below 1. 0: not parked (type: float, default: 0.0)" in said
+    assert "above 0 and below 1. 0: off (type: float, default: 0)" in said
+    assert said.count("0: off (type: ") == len(produce.WRAPPERS)
 
 
 @pytest.mark.parametrize(
@@ -380,3 +382,15 @@ def test_an_absent_gpu_is_checked_on_the_cpu_and_another_device_refused(
         with pytest.raises(ValueError, match=f"device '{device}' cannot be used"):
             build.check_device(device)
     build.check_device("cpu")
+
+
+def test_a_checkpoint_of_a_newer_version(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def newest(_: Checkpointer) -> None:
+        raise CheckpointError("step-7 has format 9, this program reads up to 1: upgrade")
+
+    monkeypatch.setattr(Checkpointer, "newest", newest)
+    assert refused(learner.main, config_file(tmp_path)) == USAGE
+    assert "step-7 has format 9" in caplog.text
+    assert "Traceback" not in caplog.text

@@ -92,7 +92,7 @@ def source_parser(name: str) -> ArgumentParser:
         parser.add_class_arguments(wrapper, section, skip={"source"}, instantiate=False)
         parser.set_defaults({f"{section}.{switch}": 0})
         option = next(one for one in parser._actions if one.dest == f"{section}.{switch}")
-        option.help = f"{option.help} 0: not this way"
+        option.help = f"{option.help} 0: off"
     parser.add_class_arguments(Shaped, "shape", skip={"source"}, instantiate=False)
     parser.add_class_arguments(Producer, "producer", skip=OWN, instantiate=False)
     return parser
