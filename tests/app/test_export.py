@@ -166,6 +166,7 @@ def test_an_image_becomes_what_the_learner_would_see(exported: Path, tmp_path: P
 
 
 def test_it_can_be_trained_on_and_draws_no_random_numbers(run: Path, exported: Path) -> None:
+    torch.manual_seed(123)
     before = torch.get_rng_state()
     for place in (run, exported):
         encoder = stream_ssl.load_encoder(place).requires_grad_().train()
@@ -252,8 +253,9 @@ def test_without_faiss_there_is_no_index(
 
 
 def test_images_in_a_file_that_goes_on_changing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(exporting, "SHARD", 4)
     file, folder = tmp_path / "images", tmp_path / "memory"
     (checkpoint,) = write_run(
         tmp_path / "run", held=10, memory={"capacity": 16, "image_file": str(file)}
@@ -400,13 +402,18 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(
     assert not (tmp_path / "e").exists()
 
 
-def test_what_load_encoder_refuses(exported: Path, tmp_path: Path) -> None:
+def test_what_load_encoder_refuses(run: Path, exported: Path, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no checkpoint at .*nowhere"):
         stream_ssl.load_encoder(tmp_path / "nowhere")
     with pytest.raises(ValueError, match='choose "features" or "embeddings"'):
         stream_ssl.load_encoder(exported, of="both")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="device 'cuda:99' cannot be used"):
         stream_ssl.load_encoder(exported, device="cuda:99")
+    config = json.loads((run / "checkpoints" / "latest" / "state.json").read_text())["config"]
+    with pytest.raises(
+        ValueError, match=r"the checkpoint's configuration cannot be read: .*colour"
+    ):
+        encoders.stored_settings(config | {"encoder": {"colour": 3}})
     copy = tmp_path / "copy"
     shutil.copytree(exported, copy)
     with (copy / "encoder.safetensors").open("ab") as file:
