@@ -96,6 +96,10 @@ def _pixels(image: Image) -> NDArray[np.uint8]:
 def _seconds(time: Any) -> Any:
     """Seconds since the Unix epoch; a datetime without time zone is in local time, as Python's."""
     if isinstance(time, np.datetime64):
+        if np.isnat(time):
+            raise ValueError(
+                "time NaT: there is no such moment; leave time out for the one of sending"
+            )
         return float(time.astype("datetime64[ns]").astype(np.int64)) / 1e9
     if isinstance(time, datetime.datetime):
         return time.timestamp()

@@ -35,6 +35,10 @@ class Reporter:
         on_rejected: Callable[[Rejection], None] | None,
         stats_seconds: float,
     ) -> None:
+        hooks = {"on_state": on_state, "on_stats": on_stats, "on_rejected": on_rejected}
+        for name, hook in hooks.items():
+            if hook is not None and not callable(hook):
+                raise TypeError(f"{name} is {hook!r}: pass a function of one argument, or None")
         self.on_state, self.on_stats, self.on_rejected = on_state, on_stats, on_rejected
         self._label = label
         self._stats_seconds = stats_seconds

@@ -36,7 +36,7 @@ def check_address(address: str) -> str:
     Raises:
         ValueError: neither tcp://HOST:PORT nor ipc://PATH.
     """
-    transport, _, rest = address.partition("://")
+    transport, _, rest = str(address).partition("://")
     host, _, port = rest.rpartition(":")
     if transport == "tcp" and host not in ("", "*") and port.isdecimal():
         if 1 <= int(port) <= 65_535:

@@ -226,7 +226,7 @@ def check_name(name: str) -> str:
     Raises:
         ValueError: not 1 to 128 characters of letters, digits and `._/-`.
     """
-    if not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ValueError(
             f"producer name {reprlib.repr(name)}: must be 1 to 128 characters of "
             "A-Z a-z 0-9 . _ / -"

@@ -87,8 +87,8 @@ class Sample:
         height, width, channels = shape
         if not (1 <= height <= MAX_SIDE and 1 <= width <= MAX_SIDE and channels in (1, 3, 4)):
             raise ValueError(
-                f"sample {short(self.id)}: shape {self.shape} must have sides 1 to {MAX_SIDE} "
-                "and 1, 3 or 4 channels"
+                f"sample {short(self.id)}: shape {self.shape} must be (H, W, C) with sides 1 to "
+                f"{MAX_SIDE} and 1, 3 or 4 channels, which come last"
             )
         if len(self.data) != height * width * channels:
             raise ValueError(

@@ -173,6 +173,26 @@ def test_an_error_speaks_the_users_language(producer: Producer) -> None:
         producer.send(Sample.from_array(image(), "x"), codec="raw")
 
 
+@pytest.mark.parametrize(
+    ("error", "match", "given"),
+    [
+        (ValueError, "producer name None: must be 1 to 128", {"name": None}),
+        (ValueError, "address None: must be tcp://HOST:PORT", {"address": None}),
+        (TypeError, "on_state is 3: pass a function of one argument", {"on_state": 3}),
+    ],
+)
+def test_arguments_of_the_wrong_kind(error: type, match: str, given: dict[str, Any]) -> None:
+    with pytest.raises(error, match=match):
+        Producer(**({"address": "tcp://127.0.0.1:5557", "name": "n"} | given))
+
+
+def test_a_moment_that_is_none_and_channels_that_come_first(producer: Producer) -> None:
+    with pytest.raises(ValueError, match="time NaT: there is no such moment"):
+        producer.send(image(), time=np.datetime64("NaT"))
+    with pytest.raises(ValueError, match=r"shape \(3, 64, 64\) must be \(H, W, C\).*come last"):
+        producer.send(np.zeros((3, 64, 64), np.uint8))
+
+
 def test_an_image_that_cannot_be_decoded_is_named_not_the_buffer() -> None:
     with pytest.raises(ValueError, match=r"sample 'x' cannot be decoded: no png image$"):
         decode(Sample("x", b"nothing of the kind", "png"))
