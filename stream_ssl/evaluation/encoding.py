@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from stream_ssl.evaluation.labelled import Batch, balanced
+from stream_ssl.evaluation.labelled import LabelledBatch, balanced
 
 
 class Encoder(Protocol):
@@ -45,7 +45,7 @@ class Encoded:
 
 
 def encode(
-    readers: Iterable[Iterable[Batch]],
+    readers: Iterable[Iterable[LabelledBatch]],
     encoders: Mapping[str, Encoder],
     seed: int = 0,
     tell: Callable[[int], None] | None = None,

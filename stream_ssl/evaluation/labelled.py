@@ -66,7 +66,7 @@ class Division:
 
 
 @dataclass(frozen=True)
-class Batch:
+class LabelledBatch:
     """Images of one part: uint8 [B, H, W, C], classes int64 [B], -1 for none, and sample ids."""
 
     part: Part
@@ -115,7 +115,7 @@ class Reader:
         self._met: Counter[int] = Counter()
         self._taken: Counter[tuple[Part, int]] = Counter()
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[LabelledBatch]:
         """Batches of either part, as they fill.
 
         Raises:
@@ -197,6 +197,6 @@ def balanced(label_N: Tensor, seed: int = 0) -> Tensor:
     return torch.cat(rows).sort().values
 
 
-def _batch(part: Part, samples: list[tuple[Pixels, int, str]]) -> Batch:
+def _batch(part: Part, samples: list[tuple[Pixels, int, str]]) -> LabelledBatch:
     pixels, labels, ids = zip(*samples, strict=True)
-    return Batch(part, np.stack(pixels), np.array(labels, np.int64), ids)
+    return LabelledBatch(part, np.stack(pixels), np.array(labels, np.int64), ids)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stream_ssl.batch import Batch, Offset
-from stream_ssl.evaluation.labelled import Batch as Part
+from stream_ssl.evaluation.labelled import LabelledBatch
 
 
 class Images(NamedTuple):
@@ -34,13 +34,13 @@ class Data(NamedTuple):
     classes: int
 
 
-def gather(parts: Iterable[Part]) -> Data:
+def gather(parts: Iterable[LabelledBatch]) -> Data:
     """All batches of a labelled set, references to train on and queries to test on.
 
     Raises:
         ValueError: a class has no training images, or there is nothing to test on; or one class.
     """
-    found: dict[str, list[Part]] = {"reference": [], "query": []}
+    found: dict[str, list[LabelledBatch]] = {"reference": [], "query": []}
     for part in parts:
         found[part.part].append(part)
     for name, kind in (("reference", "training"), ("query", "test")):

@@ -15,7 +15,7 @@ import torch
 from tiny_reproduction import CLASSES, DATA, EXPERIMENT, TINY
 
 from memory import WorkingMemory
-from stream_ssl.evaluation.labelled import Batch as Part
+from stream_ssl.evaluation.labelled import LabelledBatch
 from stream_ssl.losses import Debiased, SelfLabeling
 from stream_ssl.reproduction import pool
 from stream_ssl.reproduction.data import Biased, first_of_each, gather, store, stored
@@ -51,8 +51,9 @@ def test_arrays_that_workers_map_are_the_data(tmp_path: Path) -> None:
         assert np.array_equal(one.label_N, other.label_N)
 
 
-def part(kind: Any, labels: list[int]) -> Part:
-    return Part(kind, np.zeros((len(labels), 32, 32, 3), np.uint8), np.array(labels))
+def part(kind: Any, labels: list[int]) -> LabelledBatch:
+    image_BHWC, ids = np.zeros((len(labels), 32, 32, 3), np.uint8), tuple(map(str, labels))
+    return LabelledBatch(kind, image_BHWC, np.array(labels), ids)
 
 
 def test_the_test_is_balanced_and_references_are_equally_many() -> None:
@@ -71,7 +72,7 @@ def test_the_test_is_balanced_and_references_are_equally_many() -> None:
     ],
     ids=["no training", "no test", "gap", "one class"],
 )
-def test_data_that_cannot_be_streamed_is_refused(parts: list[Part], message: str) -> None:
+def test_data_that_cannot_be_streamed_is_refused(parts: list[LabelledBatch], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         gather(parts)
 
