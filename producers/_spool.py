@@ -260,6 +260,8 @@ class Spool:
             self._size = good
         self.first = self.next = self._records[0].number if self._records else self.end
         self._sequence, parts = mark
+        if parts:  # all before the first had been acknowledged; the last ones may be torn off
+            self.ack(min(parts[0][0], self.end))
         self.cuts = deque((number, count) for number, count in parts if number + count <= self.end)
         self._marked = bool(self.cuts)
         if len(self.cuts) < len(parts) and self._records:

@@ -87,6 +87,16 @@ def test_a_mark_tells_what_the_receiver_has(spool: Spool, durable: int) -> None:
     again.close()
 
 
+def test_what_a_mark_begins_behind_is_forgotten_even_if_all_it_names_is_torn_off(
+    spool: Spool,
+) -> None:
+    spool.append([packet("1", "2")], 0, None)
+    spool.mark(5, [(2, 3)])  # of three samples that a power cut has taken
+    again = reopen(spool)
+    assert ids(again) == []
+    again.close()
+
+
 def test_parts_of_a_packet_are_cut_in_the_same_way_again(spool: Spool) -> None:
     spool.append([packet("1", "2", "3", "4", "5")], 0, None)
     spool.mark(1, [(0, 1), (1, 3), (4, 1)])
