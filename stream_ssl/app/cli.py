@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import logging
-import os
 import signal
 import sys
 from collections.abc import Sequence
 
 from stream_ssl import __version__
+from stream_ssl.app import logs
 
 COMMANDS = {
     "demo": "the whole system at work on embedded real images, then a report",
@@ -26,7 +25,6 @@ COMMANDS = {
     "check": "validate a config file without opening a socket",
     "status": "what a running daemon is doing: rates, lag, memory, last checkpoint",
 }
-LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 DAEMONS = ("run", "receiver", "learner", "produce")
 
 
@@ -35,7 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="stream-ssl",
         description="Learn an image encoder from an endless, uncurated stream.",
-        epilog="stream-ssl COMMAND --help tells a command's options.",
+        epilog="stream-ssl COMMAND --help tells a command's options. STREAM_SSL_LOG=DEBUG (INFO, "
+        "WARNING, ...) sets how much is logged, STREAM_SSL_LOG_FORMAT=json logs an object a line.",
     )
     parser.add_argument("--version", action="version", version=f"stream-ssl {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -44,16 +43,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     chosen, rest = parser.parse_known_args(argv)
     if chosen.command in DAEMONS:  # until they take the signal over there is nothing to drain
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    level = os.environ.get("STREAM_SSL_LOG", "INFO").upper()
-    if level not in LEVELS:
-        parser.error(f"STREAM_SSL_LOG is {level.lower()!r}: choose one of {', '.join(LEVELS)}")
-    logging.basicConfig(
-        level=level,
-        format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
-    for library in ("faiss", "onnx_ir", "onnxscript"):  # they tell of each try and each rewrite
-        logging.getLogger(library).setLevel(logging.WARNING)
+    try:
+        logs.configure()
+    except ValueError as error:
+        parser.error(str(error))
     try:
         command = importlib.import_module(f"stream_ssl.app.commands.{chosen.command}")
         status = command.main(rest)

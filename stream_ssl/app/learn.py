@@ -16,6 +16,7 @@ from stream_ssl.app import build, restart
 from stream_ssl.app.config import flat, resolved, split_address
 from stream_ssl.app.endpoints import Announcement, hold_role
 from stream_ssl.app.failures import Misconfigured, configuring, listening
+from stream_ssl.app.logs import StepLog
 from stream_ssl.batch import START
 from stream_ssl.ingest.batches import Batches
 from stream_ssl.ingest.consumer_offsets import ConsumerOffsets
@@ -95,6 +96,7 @@ class Process:
         self._checkpointed = (self._checkpointer.needed() or START).record
         self._free_space_at = 0.0
         self._limited_log = RateLimitedLogger(log, seconds=60.0)
+        self._step_log = StepLog(log)
         shadows = build.shadows(settings, self.learner.method.dim)
         self._observers = Observers(
             self.metrics,
@@ -133,6 +135,8 @@ class Process:
         try:
             for record in self.learner.run(stop):
                 self._observers.consume(record)
+                if isinstance(record, StepRecord):
+                    self._step_log.consume(record)
                 self._health.tick("learner")
                 if time.monotonic() >= self._tell_at:
                     self._tell_receiver()
@@ -273,4 +277,5 @@ class Observers:
         self._metrics.observe_balance(self._balance)
         self._metrics.observe_drift(self._drift.shift, self._drift.take_new())
         self._metrics.observe_prequential(self._prequential.read(), self._prequential.take_new())
-        self._metrics.observe_journal(self._batches.waiting(), self._reader.corrupt)
+        waiting, pending = self._batches.waiting(), self._batches.pending()
+        self._metrics.observe_journal(waiting, pending, self._reader.corrupt)

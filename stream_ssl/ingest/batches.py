@@ -12,7 +12,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -59,6 +59,10 @@ class Batches:
     batch ends with its last good sample: bad ones right behind it belong to the next batch, as they
     do when one starts from `offset`. Records that the journal no longer has are skipped.
 
+    What is short of a batch when the stream pauses waits in the journal for more, and is `pending`,
+    not lag. No clock ends a batch early: it would be cut elsewhere when it is replayed after a
+    kill, and BatchNorm and in-batch negatives would see a handful of samples.
+
     Args:
         reader: the journal; closed by whoever opened it, after this.
         decoder: payloads to pixels.
@@ -91,8 +95,8 @@ class Batches:
         self._batcher = Batcher(batch_size, decoder)
         self._change = threading.Condition()  # guards what follows
         self._ready: deque[Batch[NDArray[Any]]] = deque()
-        # Records with good samples that were not handed out, in order of their position.
-        self._unfinished: dict[int, _RecordProgress] = {}
+        self._decoding: dict[int, float] = {}  # records read, not yet decoded: when received
+        self._read = start.record  # the next record to read
         self._pending = 0
         self._skipped = 0
         self._last = reader.last
@@ -124,7 +128,6 @@ class Batches:
             batch = self._ready.popleft()
             self._pending -= len(batch) + sum(batch.rejected.values())
             self._offset = batch.offset
-            self._drop_finished()
             self._change.notify_all()
             return batch
 
@@ -140,15 +143,23 @@ class Batches:
             return self._offset if self._ready else max(self._offset, self._rejected_until)
 
     def lag(self) -> float:
-        """Seconds since the receipt of the oldest sample not handed out; 0 when there is none. Bad
-        ones do not count."""
+        """Seconds since the oldest batch that is whole was so: since its last sample was received.
+        0 when there is none; what is being decoded counts as if it made one."""
         with self._change:
-            oldest = next(iter(self._unfinished.values()), None)
-            return max(0.0, self._clock() - oldest.received) if oldest else 0.0
+            if self._ready:
+                received_B = self._ready[0].received_B
+                assert received_B is not None, "the journal has the times of receipt"
+                since = float(received_B[-1])
+            else:
+                since = next(iter(self._decoding.values()), math.inf)
+            return max(0.0, self._clock() - since)
 
     def waiting(self) -> int:
-        """Journal records not wholly handed out, as of a moment ago."""
+        """Journal records not wholly handed out, as of a moment ago; 0 where all that is left of
+        them is short of a batch."""
         with self._change:
+            if not self._ready and not self._decoding and self._read > self._last:
+                return 0
             return max(0, self._last + 1 - self._offset.record)
 
     def pending(self) -> int:
@@ -243,29 +254,8 @@ class Batches:
         with self._change:
             if self._batcher.empty and chunk.rejected:
                 self._rejected_until = offset_behind(chunk, chunk.end)
-            self._note_good(chunk)
-
-    def _note_good(self, chunk: Chunk) -> None:
-        """Notes how far into its record there are good samples."""
-        progress = self._unfinished.get(chunk.record.position)
-        if progress is None:
-            return
-        if len(chunk.index_B):
-            progress.good_until = int(chunk.index_B[-1]) + 1
-        if chunk.last:
-            progress.end = progress.good_until
-            self._drop_finished()
-            if not progress.good_until:
-                self._unfinished.pop(chunk.record.position, None)
-
-    def _drop_finished(self) -> None:
-        """Drops the records of which all good samples are handed out."""
-        at = (self._offset.record, self._offset.sample)
-        while self._unfinished:
-            position = next(iter(self._unfinished))
-            if (position, self._unfinished[position].end) > at:
-                return
-            del self._unfinished[position]
+            if chunk.last:
+                self._decoding.pop(chunk.record.position, None)
 
     def _wait_for_room(self) -> bool:
         """Waits a while for the consumer; whether one more batch may be made ready."""
@@ -341,8 +331,8 @@ class Batches:
         try:
             rows: list[dict[str, Any]] = data.fields["samples"]
         except WireError as error:
+            self._count_pending(record, 1 if sample == 0 else 0)
             if sample == 0:
-                self._count_pending(record, 1)
                 yield rejected_packet(record, error)
             return
         self._count_pending(record, len(rows) - sample)
@@ -353,20 +343,12 @@ class Batches:
             yield DecodeTask(record, data.fields["source"], rows[begin:end], payload, begin, last)
 
     def _count_pending(self, record: JournalRecord, samples: int) -> None:
-        if samples > 0:
-            with self._change:
-                self._unfinished[record.position] = _RecordProgress(record.received)
+        with self._change:
+            self._read = record.position + 1
+            self._last = max(self._last, record.position)
+            if samples > 0:
+                self._decoding[record.position] = record.received
                 self._pending += samples
-                self._last = max(self._last, record.position)
-
-
-@dataclass(slots=True)
-class _RecordProgress:
-    """How far there are good samples in a record whose samples are not all handed out."""
-
-    received: float
-    end: float = math.inf  # behind the last good sample; unknown until all are decoded
-    good_until: int = 0  # behind the last good sample decoded so far
 
 
 class Batcher:

@@ -30,6 +30,8 @@ LATEST = "latest"
 PREFIX = "step-"
 DAMAGED = "damaged-"
 INCOMPLETE = ".incomplete-"
+IDLE_SECONDS = 60.0
+"""Without a checkpoint, after which one is due while the stream pauses."""
 
 
 class CheckpointError(RuntimeError):
@@ -91,7 +93,8 @@ class Checkpointer:
     Args:
         folder: where the checkpoints lie.
         keep: how many stay; 2 or more allow falling back on the one before.
-        every_seconds: a checkpoint is due so long after the last; null: not by time.
+        every_seconds: a checkpoint is due so long after the last; null: not by time, but for the
+            one that is written once the stream has paused for a minute.
         every_steps: or so many steps after the last; null: not by steps.
 
     Attributes:
@@ -135,8 +138,10 @@ class Checkpointer:
             return False
         if self.every_steps is not None and steps >= self.every_steps:
             return True
-        waited = time.monotonic() - self._tried
-        return self.every_seconds is not None and waited >= self.every_seconds
+        every = self.every_seconds
+        if every is None and isinstance(record, Idle):
+            every = IDLE_SECONDS
+        return every is not None and time.monotonic() - self._tried >= every
 
     @property
     def dirty(self) -> bool:

@@ -41,7 +41,7 @@ class Stream(Protocol):
         """The next batch, or None if none came within `timeout` seconds."""
 
     def lag(self) -> float:
-        """Seconds since the oldest unread sample was received; 0 if all are read."""
+        """Seconds for which the oldest batch that is whole has waited; 0 if none is."""
 
 
 @dataclass(frozen=True, slots=True)

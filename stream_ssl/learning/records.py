@@ -26,8 +26,8 @@ class StepRecord:
     `skipped` says why no update was made: "loss" or "gradient" (not finite), "keys" (not of unit
     norm), "pace" (none due); None if one was. `admission` is None where nothing was inserted: on
     replays, and with keys that are not of unit norm. `seconds` has the phases of `PHASES`.
-    `rejected` are samples left out, by reason, since the record before. `lag_seconds` is the age
-    of the oldest sample not yet read. `labels_B` lies on the CPU, the other columns where the
+    `rejected` are samples left out, by reason, since the record before. `lag_seconds` is for how
+    long the oldest batch has waited. `labels_B` lies on the CPU, the other columns where the
     learner computes. `images_BCHW` are the images as they came, not copied; None where a record is
     made without a learner.
     """

@@ -228,12 +228,20 @@ CATALOGUE: tuple[Spec, ...] = (
     ),
     Spec(
         "learner", "gauge", "lag_seconds", "seconds",
-        "Age of the oldest sample received and not yet trained on; 0 when none waits.",
+        "For how long the oldest batch has waited since its last sample came; 0 when none waits. "
+        "What is short of a batch is no lag.",
         "Steady growth: the learner does not keep up with the stream.",
     ),
     Spec(
         "learner", "gauge", "lag_records", "records",
-        "Journal records received and not yet trained on.", "As lag_seconds.",
+        "Journal records received and not yet trained on; 0 where they are short of a batch.",
+        "As lag_seconds.",
+    ),
+    Spec(
+        "learner", "gauge", "pending_samples", "samples",
+        "Samples read from the journal and not yet trained on: of batches made ahead, and those "
+        "that wait until a batch is full.",
+        "Steady below the batch size: the stream pauses; received is trained, rejected and this.",
     ),
     Spec(
         "learner", "counter", "journal_corrupt_records_total", "records",
@@ -434,6 +442,11 @@ CATALOGUE: tuple[Spec, ...] = (
     Spec(
         "learner", "gauge", "checkpoint_age_seconds", "seconds",
         "Seconds since the newest durable checkpoint, or since the start when there is none.",
+        "Grows while nothing is learned; what a kill would repeat is checkpoint_lag_seconds.",
+    ),
+    Spec(
+        "learner", "gauge", "checkpoint_lag_seconds", "seconds",
+        "Age of the oldest step that no durable checkpoint holds; 0 when the newest has them all.",
         "Above three intervals: checkpoints fail, and the journal is not trimmed.",
     ),
     Spec(

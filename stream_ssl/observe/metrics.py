@@ -286,9 +286,14 @@ class LearnerMetrics:
         self._checkpoint_time = clock()  # until there is one, the age counts from the start
         self._corrupt = 0
         self._classes_held: dict[str, set[str]] = {}
-        self._families.gauge("checkpoint_age_seconds").set_function(
-            lambda: max(0.0, self._clock() - self._checkpoint_time)
-        )
+        self._unsaved_since = math.inf  # when the first step was made that no checkpoint holds
+        for name, since in (
+            ("checkpoint_age_seconds", lambda: self._checkpoint_time),
+            ("checkpoint_lag_seconds", lambda: self._unsaved_since),
+        ):
+            self._families.gauge(name).set_function(
+                lambda since=since: max(0.0, self._clock() - since())  # type: ignore[misc]
+            )
 
     def consume(self, record: StepRecord | Idle | CheckpointRecord) -> None:
         """Take one record of `Learner.run`, or what `Checkpointer.save` returned."""
@@ -378,15 +383,17 @@ class LearnerMetrics:
             if label < CLASSES:  # the mean of all others would say nothing of any
                 put("held_out_class_accuracy", accuracy, **{"class": _class_label(label)})
 
-    def observe_journal(self, waiting: int, corrupt: int) -> None:
-        """Report the records that wait, and those left out as corrupt since the reader opened."""
+    def observe_journal(self, waiting: int, pending: int, corrupt: int) -> None:
+        """Report the records that wait, the samples read and not trained on, and the records left
+        out as corrupt since the reader opened."""
         self._families.set("lag_records", waiting)
+        self._families.set("pending_samples", pending)
         self._families.add("journal_corrupt_records_total", max(0, corrupt - self._corrupt))
         self._corrupt = corrupt
 
     def resumed(self, step: int, created: float) -> None:
         """The learner goes on from a checkpoint made at `created`, seconds since the Unix epoch."""
-        self._checkpoint_time = created
+        self._checkpoint_time, self._unsaved_since = created, math.inf
         self._families.set("checkpoint_timestamp_seconds", created)
         self._families.set("checkpoint_step", step)
 
@@ -396,6 +403,7 @@ class LearnerMetrics:
 
     def _step(self, record: StepRecord) -> None:
         add = self._families.add
+        self._unsaved_since = min(self._unsaved_since, self._clock())
         if record.skipped is None:
             add("steps_total")
         else:

@@ -31,7 +31,7 @@ from batches_naive import (
 from stream_ssl.batch import START, Offset
 from stream_ssl.ingest import batches as module
 from stream_ssl.ingest.batches import Batches
-from stream_ssl.ingest.decode import REASONS, Decoder
+from stream_ssl.ingest.decode import REASONS, Decoder, decode_chunk
 from stream_ssl.ingest.journal import JournalReader
 from stream_ssl.ingest.quarantine import Quarantine
 
@@ -226,20 +226,55 @@ def test_lag_and_waiting(quarantine: Quarantine) -> None:
     with Batches(reader, Decoder(SIZE), quarantine, 6, clock=lambda: 1000.0) as batches:
         assert (batches.lag(), batches.waiting(), batches.pending()) == (0.0, 0, 0)
         reader.records = records
-        until(lambda: batches.pending() == 12)
-        assert (batches.lag(), batches.waiting()) == (900.0, 3)
+        until(lambda: batches.lag() == 800.0)  # since the batch's last sample came
+        assert (batches.waiting(), batches.pending()) == (3, 12)
         collect(batches, 1)
-        assert (batches.lag(), batches.waiting(), batches.pending()) == (800.0, 2, 6)
+        until(lambda: batches.lag() == 700.0)
+        assert (batches.waiting(), batches.pending()) == (2, 6)
         collect(batches, 1)
         assert (batches.lag(), batches.waiting(), batches.pending()) == (0.0, 0, 0)
         assert batches.offset == Offset(4, 0)
 
 
 def test_a_future_receipt_is_no_negative_lag(quarantine: Quarantine) -> None:
-    reader = FakeReader(plain(1, 2))
+    reader = FakeReader(plain(1, 4, received=9.0))
     with Batches(reader, Decoder(SIZE), quarantine, 4, clock=lambda: 5.0) as batches:
-        until(lambda: batches.pending() == 2)
+        until(lambda: batches.offset == START and batches._ready)
         assert batches.lag() == 0.0
+
+
+def test_what_is_short_of_a_batch_is_pending_and_no_lag(quarantine: Quarantine) -> None:
+    """The end of a stream, an hour later; then one more sample, and the learner away."""
+    now = [0.0]
+    records = [record(p, good(np.random.default_rng(p), 4), received=10.0 * p) for p in (1, 2)]
+    reader = FakeReader(records)
+    with Batches(reader, Decoder(SIZE), quarantine, 3, clock=lambda: now[0]) as batches:
+        collect(batches, 2)
+        now[0] = 3600.0
+        until(lambda: batches.waiting() == 0)
+        assert (batches.lag(), batches.pending(), batches.offset) == (0.0, 2, Offset(2, 2))
+        reader.records = [*records, record(3, good(np.random.default_rng(3), 1), received=3600.0)]
+        until(lambda: batches._ready)
+        now[0] = 3700.0
+        assert (batches.lag(), batches.waiting(), batches.pending()) == (100.0, 2, 3)
+
+
+def test_what_is_read_and_not_yet_decoded_is_lag(
+    quarantine: Quarantine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = threading.Event()
+
+    def slow(decoder: Decoder, task: Any) -> Any:
+        assert gate.wait(20)
+        return decode_chunk(decoder, task)
+
+    monkeypatch.setattr(module, "decode_chunk", slow)
+    reader = FakeReader(plain(1, 2, received=40.0))
+    with Batches(reader, Decoder(SIZE), quarantine, 4, clock=lambda: 100.0) as batches:
+        until(lambda: batches.lag() == 60.0)
+        assert batches.waiting() == 1
+        gate.set()
+        until(lambda: (batches.lag(), batches.waiting(), batches.pending()) == (0.0, 0, 2))
 
 
 def test_bad_samples_alone_move_the_offset_and_make_no_lag(quarantine: Quarantine) -> None:
@@ -251,7 +286,7 @@ def test_bad_samples_alone_move_the_offset_and_make_no_lag(quarantine: Quarantin
         until(lambda: batches.offset == Offset(4, 0))
         assert (batches.lag(), batches.pending()) == (0.0, 4)
         reader.records.append(record(4, good(rng, 3)))
-        until(lambda: batches.lag() > 0)
+        until(lambda: (batches.waiting(), batches.pending()) == (0, 7))
         assert batches.offset == Offset(4, 0)
         reader.records.append(record(5, good(rng, 3)))
         (batch,) = collect(batches, 1)

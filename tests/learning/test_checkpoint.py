@@ -257,6 +257,21 @@ def test_due_by_steps_and_by_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert not by_time.due(Idle(0.0)), "nothing was learned since"
 
 
+def test_a_stream_that_pauses_is_checkpointed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(checkpoint.time, "monotonic", lambda: now[0])
+    checkpointer, learner = Checkpointer(tmp_path, every_seconds=None), build()
+    (record,) = steps(learner, 1)
+    now[0] += checkpoint.IDLE_SECONDS
+    assert not checkpointer.due(record), "by steps or on a pause alone"
+    assert checkpointer.due(Idle(0.0))
+    checkpointer.save(learner, CONFIG)
+    now[0] += 10 * checkpoint.IDLE_SECONDS
+    assert not checkpointer.due(Idle(0.0)), "the pause goes on, and nothing is new"
+
+
 def test_after_a_resume_the_interval_begins_at_the_checkpoint(tmp_path: Path) -> None:
     saved(tmp_path)
     checkpointer = Checkpointer(tmp_path, every_seconds=None, every_steps=2)

@@ -226,6 +226,24 @@ def test_checkpoint_age_is_computed_when_it_is_read() -> None:
     assert value(metrics, "checkpoint_seconds_count") == 1  # nothing was written
 
 
+def test_what_no_checkpoint_holds_ages_and_a_pause_does_not() -> None:
+    now = [1000.0]
+    metrics = LearnerMetrics(CollectorRegistry(), clock=lambda: now[0])
+    now[0] = 5000.0
+    assert value(metrics, "checkpoint_lag_seconds") == 0  # nothing learned, nothing to lose
+    metrics.consume(step())
+    now[0] = 5040.0
+    metrics.consume(step())
+    assert value(metrics, "checkpoint_lag_seconds") == 40
+    metrics.checkpoint_failed()
+    metrics.consume(Idle(0.0))
+    assert value(metrics, "checkpoint_lag_seconds") == 40
+    metrics.consume(saved(step=2, created=5040.0))
+    now[0] = 50_000.0
+    assert value(metrics, "checkpoint_lag_seconds") == 0
+    assert value(metrics, "checkpoint_age_seconds") == 44_960
+
+
 def stats(occupancy: int = 8) -> MemoryStats:
     return MemoryStats(
         occupancy=occupancy,
@@ -329,8 +347,8 @@ def test_balance_drift_and_journal() -> None:
     metrics = learner()
     metrics.observe_balance(FixedBalance())
     metrics.observe_drift(0.2, {"loss": 1, "embedding": 0})
-    metrics.observe_journal(waiting=12, corrupt=2)
-    metrics.observe_journal(waiting=3, corrupt=5)
+    metrics.observe_journal(waiting=12, pending=9, corrupt=2)
+    metrics.observe_journal(waiting=3, pending=7, corrupt=5)
     assert value(metrics, "stream_effective_classes") == 3.5
     assert value(metrics, "stream_class_entropy_nats") == 1.25
     seen = {
@@ -344,6 +362,7 @@ def test_balance_drift_and_journal() -> None:
     assert value(metrics, "drift_detections_total", signal="loss") == 1
     assert value(metrics, "drift_detections_total", signal="collision") == 0
     assert value(metrics, "lag_records") == 3
+    assert value(metrics, "pending_samples") == 7
     assert value(metrics, "journal_corrupt_records_total") == 5
 
 

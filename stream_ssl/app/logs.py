@@ -1,0 +1,112 @@
+"""How the commands log: lines for people, or JSON objects for Loki, Elasticsearch and the like."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stream_ssl.learning.records import StepRecord
+
+LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+FORMATS = ("text", "json")
+_OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+def configure(environment: Mapping[str, str] = os.environ) -> None:
+    """Log to standard error: at least of level STREAM_SSL_LOG, in the form STREAM_SSL_LOG_FORMAT.
+
+    Raises:
+        ValueError: one of them has no such value.
+    """
+    level = environment.get("STREAM_SSL_LOG", "INFO").upper()
+    if level not in LEVELS:
+        raise ValueError(f"STREAM_SSL_LOG is {level.lower()!r}: choose one of {', '.join(LEVELS)}")
+    form = environment.get("STREAM_SSL_LOG_FORMAT", "text").lower()
+    if form not in FORMATS:
+        raise ValueError(f"STREAM_SSL_LOG_FORMAT is {form!r}: choose one of {', '.join(FORMATS)}")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines() if form == "json" else Lines())
+    logging.basicConfig(level=level, handlers=[handler])
+    for library in ("faiss", "onnx_ir", "onnxscript"):  # they tell of each try and each rewrite
+        logging.getLogger(library).setLevel(logging.WARNING)
+
+
+class Lines(logging.Formatter):
+    """`2026-11-22T21:49:35.123+01:00 INFO    stream_ssl.learner: ...`, in local time."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: ARG002
+        """With the zone's offset: machines of one run need not agree on theirs."""
+        return (
+            datetime.fromtimestamp(record.created).astimezone().isoformat(timespec="milliseconds")
+        )
+
+
+class JsonLines(Lines):
+    """An object a line: time, level, logger, message, the traceback of an error as `exception`,
+    and whatever was given as `extra`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line, whatever the message contains."""
+        fields: dict[str, Any] = {
+            "time": self.formatTime(record),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+            "pid": record.process,
+        }
+        if record.exc_info:
+            fields["exception"] = self.formatException(record.exc_info)
+        fields |= {name: value for name, value in vars(record).items() if name not in _OWN}
+        return json.dumps(fields, default=str)
+
+
+class StepLog:
+    """A line now and then on how learning goes; none while it does not.
+
+    Args:
+        log: where to.
+        every: seconds between two lines.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        log: logging.Logger,
+        every: float = 60.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._log, self._every, self._clock = log, every, clock
+        self._at, self._steps, self._samples = clock(), 0, 0
+
+    def consume(self, record: StepRecord) -> None:
+        """Take one step."""
+        self._steps += 1
+        self._samples += 0 if record.replay else record.batch
+        seconds = self._clock() - self._at
+        if seconds < self._every:
+            return
+        told = {
+            "step": record.step,
+            "loss": round(record.loss, 4),
+            "learning_rate": record.learning_rate,
+            "samples_per_second": round(self._samples / seconds, 1),
+            "steps_per_second": round(self._steps / seconds, 2),
+            "lag_seconds": round(record.lag_seconds, 1),
+        }
+        self._log.info(
+            "step %(step)d: loss %(loss)s, learning rate %(learning_rate)g, "
+            "%(samples_per_second)s samples/s, %(steps_per_second)s steps/s, lag %(lag_seconds)s s",
+            told,
+            extra=told,
+        )
+        self._at, self._steps, self._samples = self._clock(), 0, 0

@@ -1,0 +1,81 @@
+"""What the commands log, read as a person and as a machine would."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from datetime import datetime, timedelta
+
+import pytest
+
+from stream_ssl.app.logs import JsonLines, Lines, StepLog, configure
+
+
+def record(message: str = "%s left", *arguments: object, **extra: object) -> logging.LogRecord:
+    made = logging.LogRecord("stream_ssl.x", logging.WARNING, __file__, 1, message, arguments, None)
+    vars(made).update(extra)
+    return made
+
+
+def test_a_line_tells_the_zone(monkeypatch: pytest.MonkeyPatch) -> None:
+    at = record("%s left", "robot")
+    stamp, level, rest = Lines().format(at).split(maxsplit=2)
+    told = datetime.fromisoformat(stamp)
+    assert told.utcoffset() is not None
+    assert abs(told.timestamp() - at.created) <= 0.001
+    assert (level, rest) == ("WARNING", "stream_ssl.x: robot left")
+
+
+def test_an_object_is_one_line_whatever_it_says() -> None:
+    try:
+        raise OSError(28, "No space\nleft")
+    except OSError:
+        error = record("a\n%s", "b", step=7, path=timedelta(1))
+        error.exc_info = sys.exc_info()
+    line = JsonLines().format(error)
+    assert "\n" not in line
+    told = json.loads(line)
+    assert told["message"] == "a\nb"
+    assert (told["step"], told["path"], told["level"]) == (7, "1 day, 0:00:00", "WARNING")
+    assert told["exception"].startswith("Traceback")
+    assert set(told) == {
+        *("time", "level", "logger", "message", "pid", "exception", "step", "path"),
+    }
+
+
+def test_a_step_line_has_loss_and_rates(caplog: pytest.LogCaptureFixture) -> None:
+    from types import SimpleNamespace as Step
+
+    now = [0.0]
+    steps = StepLog(logging.getLogger("stream_ssl.learner"), every=60.0, clock=lambda: now[0])
+    with caplog.at_level(logging.INFO):
+        for number in range(1, 5):
+            now[0] += 20.0
+            steps.consume(
+                Step(step=number, loss=5.25, learning_rate=0.03, replay=number == 2, batch=30,
+                     lag_seconds=0.0)  # type: ignore[arg-type]
+            )  # fmt: skip
+    (line,) = caplog.records
+    assert line.getMessage() == (
+        "step 3: loss 5.25, learning rate 0.03, 1.0 samples/s, 0.05 steps/s, lag 0.0 s"
+    )
+    assert json.loads(JsonLines().format(line))["samples_per_second"] == 1.0
+
+
+def test_the_environment_chooses() -> None:
+    script = (
+        "from stream_ssl.app import logs; import logging; logs.configure();"
+        "logging.getLogger('stream_ssl').info('hello')"
+    )
+    for form, opens in (("json", "{"), ("text", "2"), ("JSON", "{")):
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            capture_output=True,
+            text=True,
+            env={"STREAM_SSL_LOG_FORMAT": form},
+        )
+        assert done.stderr.startswith(opens), done.stderr
+    with pytest.raises(ValueError, match="STREAM_SSL_LOG_FORMAT is 'xml': choose one of text, js"):
+        configure({"STREAM_SSL_LOG_FORMAT": "xml"})
