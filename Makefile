@@ -4,10 +4,11 @@ VENV   := .venv
 READY  := $(VENV)/.ready
 FAISS  := $(if $(shell command -v nvidia-smi 2>/dev/null),gpu,cpu)
 UV     := $(shell command -v uv 2>/dev/null)
+SERVERS := python3-gi gir1.2-gst-rtsp-server-1.0 gstreamer1.0-plugins-base gstreamer1.0-plugins-good gstreamer1.0-plugins-ugly
 DEMO_SECONDS ?= 120
 DEMO_OUT     ?= demo-out
 
-.PHONY: demo test check bench gpu lint format docs setup clean
+.PHONY: demo test check bench gpu servers servers-packages lint format docs setup clean
 
 setup: $(READY)
 
@@ -46,6 +47,13 @@ gpu: $(READY)  ## what needs a CUDA GPU: its tests, and its benchmarks with a da
 	@$(VENV)/bin/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available() and "make gpu needs a CUDA GPU, and torch sees none here")'
 	$(VENV)/bin/python -m pytest -m gpu
 	$(VENV)/bin/python -m benchmarks gpu
+
+servers-packages:  ## what `make servers` needs of Debian's
+	@echo $(SERVERS)
+
+servers: $(READY)  ## cameras against a real RTSP server, where Debian's packages of it are installed
+	@/usr/bin/python3 -c 'import gi; gi.require_version("GstRtspServer", "1.0")' 2>/dev/null || { echo "make servers needs: apt-get install $(SERVERS)"; exit 1; }
+	$(VENV)/bin/python -m pytest -m servers
 
 docs: $(READY)  ## regenerate the pages that are made from code
 	$(VENV)/bin/python -m stream_ssl.observe.page > docs/metrics.md

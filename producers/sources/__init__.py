@@ -1,29 +1,35 @@
 """Where samples come from. A new source is one file, and one line in the table below."""
 
 from producers.sources.base import Source
+from producers.sources.camera import Camera
 from producers.sources.cifar import CifarBinary
 from producers.sources.idx import IdxDataset
 from producers.sources.image_folder import ImageFolder
 from producers.sources.synthetic import Synthetic
+from producers.sources.video import VideoFiles
 from producers.sources.watched import WatchedFolder
 from producers.sources.webdataset import WebDataset
 
 SOURCES: dict[str, type[Source]] = {
+    "camera": Camera,
     "cifar": CifarBinary,
     "idx": IdxDataset,
     "images": ImageFolder,
     "synthetic": Synthetic,
+    "video": VideoFiles,
     "watch": WatchedFolder,
     "webdataset": WebDataset,
 }
 
 __all__ = [
     "SOURCES",
+    "Camera",
     "CifarBinary",
     "IdxDataset",
     "ImageFolder",
     "Source",
     "Synthetic",
+    "VideoFiles",
     "WatchedFolder",
     "WebDataset",
 ]

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 from stream_ssl.wire.sample import Position, Sample
 
+log = logging.getLogger(__name__)
+
+SHOWN = 10  # of each reason
 Facts = Mapping[str, str | int | float | bool | None]
 """What a position holds true for: the settings and the files that fix the order of samples."""
 
@@ -26,6 +31,29 @@ class Source(Protocol):
             ValueError: the position was taken from another source, or under other settings.
         """
         ...
+
+
+class SourceError(ValueError):
+    """A source cannot go on; the message is a line for the user."""
+
+
+class Skipped:
+    """What a source has left out, counted by reason; the first ones of each reason are logged."""
+
+    def __init__(self, source: str) -> None:
+        self.by_reason: Counter[str] = Counter()
+        self._source = source
+
+    def note(self, reason: str, what: object, why: object) -> None:
+        """Count `what` under `reason`; `why` is for the log."""
+        self.by_reason[reason] += 1
+        if (count := self.by_reason[reason]) <= SHOWN:
+            more = "; more of this reason are only counted" if count == SHOWN else ""
+            log.warning("source %s: left out %s: %s%s", self._source, what, why, more)
+
+    def __str__(self) -> str:
+        counted = ", ".join(f"{count} {reason}" for reason, count in self.by_reason.most_common())
+        return f"left out: {counted or 'nothing'}"
 
 
 def mark(at: object, facts: Facts) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from producers.sources.base import Facts, mark, place
+from producers.sources.base import Facts, SourceError, mark, place
 from producers.sources.fields import digest
 from stream_ssl.wire.sample import Position, Sample
 
@@ -92,9 +92,9 @@ class Finite(ABC):
         """The sample stored at `index`; None where it cannot be read."""
 
 
-def barren(name: str) -> ValueError:
+def barren(name: str) -> SourceError:
     """The error of a pass that gave nothing: another would be as empty, for ever."""
-    return ValueError(
+    return SourceError(
         f"source {name!r}: not one sample of a whole pass can be read; the log says why of each"
     )
 

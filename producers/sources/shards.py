@@ -31,23 +31,29 @@ class Member:
     data: bytes | None  # None: not wanted
 
 
-def find_shards(patterns: str | Sequence[str]) -> list[Path]:
+def find_files(patterns: str | Sequence[str], what: str) -> list[Path]:
     """The files that names, globs and brace expansions stand for, each pattern's sorted.
+
+    Args:
+        patterns: one, or several in their order.
+        what: how the message calls a file, such as "shard".
 
     Raises:
         FileNotFoundError: a pattern matches no file.
     """
-    shards: list[Path] = []
+    files: list[Path] = []
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         for name in expand_braces(pattern):
             # A file of that very name first: its name may hold what a glob takes for a pattern.
-            found = [name] if Path(name).is_file() else sorted(glob.glob(name))  # noqa: PTH207
+            found = [name] if Path(name).exists() else sorted(glob.glob(name))  # noqa: PTH207
             if not found:
-                raise FileNotFoundError(f"no shard {name}" + f" (of {pattern})" * (name != pattern))
-            shards += map(Path, found)
-    if not shards:
-        raise FileNotFoundError("no shards: pass a path, a glob or a{00..09}.tar")
-    return shards
+                raise FileNotFoundError(
+                    f"no {what} {name}" + f" (of {pattern})" * (name != pattern)
+                )
+            files += map(Path, found)
+    if not files:
+        raise FileNotFoundError(f"no {what}: pass a path, a glob or a{{00..09}}")
+    return files
 
 
 def expand_braces(pattern: str) -> list[str]:

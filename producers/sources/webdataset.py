@@ -13,7 +13,7 @@ from typing import Any
 from producers.sources.base import Facts, mark, misfit, place
 from producers.sources.fields import SUFFIXES, codec_of, fitting_meta, short_id
 from producers.sources.finite import ENDLESS, barren
-from producers.sources.shards import ShardError, find_shards, read_members
+from producers.sources.shards import ShardError, find_files, read_members
 from stream_ssl.wire.sample import Position, Sample
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class WebDataset:
         self.name = name
         self.epochs = epochs
         self.skipped = 0
-        self._shards = find_shards(shards)
+        self._shards = find_files(shards, "shard")
 
     def samples(self, position: Position = None) -> Iterator[tuple[Sample, Position]]:
         """Each sample with the position after it; see `Source`."""

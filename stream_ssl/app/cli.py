@@ -16,7 +16,7 @@ COMMANDS = {
     "run": "the daemon: start receiver and learner from a config file, and watch both",
     "receiver": "only the receiver: take samples from producers, journal them",
     "learner": "only the learner: train from the journal",
-    "produce": "send a data set, a folder, tar shards or a synthetic stream to a receiver",
+    "produce": "send a data set, a folder, videos, a camera or a synthetic stream to a receiver",
     "evaluate": "what a checkpoint's encoder is worth on a labelled set: accuracy, geometry, plots",
     "embed": "features of a data set, by a run's encoder, into a file for NumPy",
     "export": "a run's encoder (safetensors, ONNX) and its memory (WebDataset), for use elsewhere",

@@ -25,6 +25,7 @@ EXTRAS = {
     **dict.fromkeys(("onnx", "onnxscript", "onnxruntime"), "export"),
     "faiss": "cpu",
     "PIL": "images",
+    "av": "video",
 }
 """Which extra of the package brings a module."""
 

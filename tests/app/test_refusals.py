@@ -27,6 +27,7 @@ from stream_ssl.learning.checkpoint import Checkpointer, CheckpointError
 from stream_ssl.wire.keys import Keys
 
 ROOT = Path(__file__).parents[2]
+SENT = ("--to", "tcp://127.0.0.1:1", "--name", "robot")
 
 
 def config_file(folder: Path, text: str | bytes | None = None, **sections: Any) -> str:
@@ -173,6 +174,8 @@ def test_a_log_level_that_is_none_is_refused() -> None:
         ("torch", ("evaluate", "runs/x", "--data", "synthetic"), "learner,cpu"),
         ("lmdb", ("receiver", "CONFIG"), "learner,cpu"),
         ("rich", ("status", "runs/x"), "learner,cpu"),
+        ("av", ("produce", "video", *SENT, "--source.files", "x.mp4"), "video"),
+        ("av", ("produce", "camera", *SENT, "--source.url", "rtsp://x/"), "video"),
     ],
 )
 def test_an_extra_that_is_not_installed_is_named(
@@ -200,7 +203,7 @@ def test_every_extra_is_known() -> None:
     ]
     names = {
         line.partition(">=")[0]
-        for name in ("images", "learner", "cpu", "export")
+        for name in ("images", "video", "learner", "cpu", "export")
         for line in extras[name]
     }
     packages = {"PIL": "pillow", "faiss": "faiss-cpu", "prometheus_client": "prometheus-client"}

@@ -6,7 +6,7 @@ import pytest
 from source_files import encoded, pixels, shard_members, write_tar
 
 from producers.sources import WebDataset
-from producers.sources.shards import expand_braces, find_shards, read_members
+from producers.sources.shards import expand_braces, find_files, read_members
 
 PNG = encoded(pixels(1, 6, 5, 3)[0])
 
@@ -181,8 +181,8 @@ def test_missing_shards_are_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"d-1\.tar \(of .*d-\{0\.\.1\}\.tar\)"):
         WebDataset(str(tmp_path / "d-{0..1}.tar"))
     with pytest.raises(FileNotFoundError, match="no shard"):
-        find_shards(str(tmp_path / "x*.tar"))
+        find_files(str(tmp_path / "x*.tar"), "shard")
     with pytest.raises(FileNotFoundError, match="pass a path"):
-        find_shards([])
+        find_files([], "shard")
     with pytest.raises(ValueError, match="epochs 0"):
         WebDataset(str(tmp_path / "d-0.tar"), epochs=0)

@@ -14,13 +14,21 @@ from pathlib import Path
 from jsonargparse import ArgumentParser, Namespace
 
 from producers import Producer
-from producers.errors import BufferFullError, CannotConnectError, DeadlineError, ProducerError
+from producers.errors import (
+    BufferFullError,
+    CannotConnectError,
+    DeadlineError,
+    ProducerError,
+    SampleTooLargeError,
+)
 from producers.shaping import Continual, Parked, Popularity, Shaped, Shift, Stalls, Video
 from producers.sources import SOURCES, Source
+from producers.sources.base import Skipped, SourceError
 from stream_ssl.app.config import check_files
 from stream_ssl.app.failures import Failure, configuring, reported
 from stream_ssl.app.signals import stop_on_signals
 from stream_ssl.wire import Position, Sample, Welcome
+from stream_ssl.wire.sample import short
 
 log = logging.getLogger("stream_ssl.produce")
 
@@ -116,6 +124,8 @@ def produce(settings: Namespace, cls: Callable[..., Source], stop: threading.Eve
             send_all(source, producer, settings.connect_seconds, stop)
     except ProducerError as error:
         raise Failure(f"producer {settings.name!r}: {error}") from error
+    except SourceError as error:
+        raise Failure(str(error)) from error
 
 
 def stream(source: Source, settings: Namespace) -> Source:
@@ -157,10 +167,16 @@ def send_all(source: Shaped, producer: Producer, patience: float, stop: threadin
     with configuring():
         samples = source.samples(position)
     threading.Thread(target=_stop_source, args=(source, stop), daemon=True).start()
+    too_large = Skipped(source.name)
     for sample, after in samples:
-        if not send(producer, sample, after, stop):
-            break
+        try:
+            if not send(producer, sample, after, stop):
+                break
+        except SampleTooLargeError as error:
+            too_large.note("too large", f"sample {short(sample.id)}", error)
         report.now_and_then()
+    if too_large.by_reason:
+        log.warning("%s", too_large)
     log.info("waiting until the receiver has all of it on disk")
     flush(producer, report, stop)
     report.write()

@@ -1,0 +1,233 @@
+"""Frames of live streams: network and USB cameras, by FFmpeg's libraries (PyAV)."""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Literal
+
+from producers.sources.base import Facts, Skipped, SourceError, checked, mark
+from producers.sources.frames import Frames
+from producers.sources.video import decoded
+from stream_ssl.wire.sample import Position, Sample
+
+if TYPE_CHECKING:
+    from av import VideoFrame
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE = 0.5  # seconds; doubled with each attempt
+DELAY_WINDOW = 60.0  # seconds over which the least delay is sought
+DELAY_LIMIT = 2.0  # seconds above the least delay: the stream's clock has been set anew
+DEVICES = "/dev/video"
+
+
+class CaptureClock:
+    """Capture times from the times of a stream, which count from an unknown moment.
+
+    That moment is taken from the frame that came with the least delay in the last minute or two, so
+    that neither what waits in the network nor a camera's clock that drifts is in the times.
+    """
+
+    def __init__(self) -> None:
+        self._least = [math.inf, math.inf]  # of the window before, and of this one
+        self._begun = -math.inf
+
+    def capture_time(self, seconds: float, now: float) -> float:
+        """When a frame of the stream's time `seconds`, received at `now`, was captured."""
+        delay = now - seconds
+        if delay > min(self._least) + DELAY_LIMIT:
+            self._least = [math.inf, math.inf]
+        if now - self._begun > DELAY_WINDOW:
+            self._begun, self._least = now, [self._least[1], math.inf]
+        self._least[1] = min(self._least[1], delay)
+        return seconds + min(self._least)
+
+
+class Camera:
+    """Frames of a live stream: RTSP, HTTP, RTMP, UDP, or a V4L2 device such as /dev/video0.
+
+    A stream that is lost or cannot be opened is tried again, after pauses that double from 0.5 s to
+    `retry_seconds`; each change is logged with its reason. The newest frames matter: when the
+    sender cannot keep up, the oldest of `waiting` ones make room, and are counted in `skipped`.
+    Nothing can be gone on with: after a restart the stream is taken up as it is then.
+
+    Sample ids are CONNECTED-N: when the connection was made, in milliseconds, and the frame's
+    number since. Capture times follow the stream's own clock.
+
+    Args:
+        url: as rtsp://USER:PASSWORD@HOST/PATH or http://..., or a device's path. User and password
+            are neither logged nor sent.
+        rtsp_transport: how RTSP carries frames: "tcp" loses none, "udp" waits for none.
+        options: further ones of FFmpeg's for this kind of stream, such as {video_size: 1280x720}.
+        timeout: seconds without a frame after which a stream is given up and opened anew.
+        retry_seconds: longest pause between two attempts.
+        give_up_seconds: end with an error when no frame has come for so long; null: never.
+        waiting: frames that may wait for the sender.
+        name: the source's name.
+
+    Raises:
+        ValueError: an argument breaks its rule.
+        ModuleNotFoundError: PyAV or Pillow is not installed.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        rtsp_transport: Literal["tcp", "udp"] = "tcp",
+        options: dict[str, str] | None = None,
+        timeout: float = 10.0,
+        retry_seconds: float = 30.0,
+        give_up_seconds: float | None = None,
+        waiting: int = 16,
+        name: str = "camera",
+        **frames: Any,
+    ) -> None:
+        import av  # noqa: F401  # a machine without it is to say so at once
+
+        if "://" not in url and not url.startswith(DEVICES):
+            raise ValueError(
+                f"url {url!r}: must be a URL such as rtsp://HOST/PATH, or a device such as "
+                f"{DEVICES}0; files are read by the source video"
+            )
+        for what, value in (
+            ("timeout", timeout),
+            ("retry_seconds", retry_seconds),
+            ("give_up_seconds", 1.0 if give_up_seconds is None else give_up_seconds),
+            ("waiting", waiting),
+        ):
+            if not value > 0:
+                raise ValueError(f"{what} {value}: must be above 0")
+        self.name = name
+        self.skipped = Skipped(name)
+        self._frames = Frames(**frames)
+        self._url, self._timeout = url, timeout
+        self._options: dict[str, str] = dict(options or {})
+        if url.startswith("rtsp"):
+            # What came while the stream was examined is not played late: that would spoil times.
+            own = {"rtsp_transport": rtsp_transport, "fflags": "nobuffer"}
+            self._options = {**own, **self._options}
+        self._retry_seconds, self._give_up_seconds = retry_seconds, give_up_seconds
+        self._waiting = waiting
+        self._facts: Facts = {"source": name, "live": True}
+        self._ready: deque[tuple[VideoFrame, str, float]] = deque()
+        self._changed = threading.Condition()
+        self._error: Exception | None = None
+        self._stopped = threading.Event()
+
+    def samples(self, position: Position = None) -> Iterator[tuple[Sample, Position]]:
+        """Each sample with a position, which tells only that it was this source's; see `Source`."""
+        if position is not None:
+            checked(position, self._facts, self.name)
+        return self._sent()
+
+    def stop(self) -> None:
+        """From any thread: `samples` ends at once."""
+        self._stopped.set()
+        with self._changed:
+            self._changed.notify()
+
+    def _sent(self) -> Iterator[tuple[Sample, Position]]:
+        # In a thread of its own, for nothing can interrupt FFmpeg while it waits for a packet.
+        threading.Thread(target=self._read, name=f"camera {self.name}", daemon=True).start()
+        try:
+            while (taken := self._next()) is not None:
+                frame, id_, captured = taken
+                payload = self._frames.payload(frame)
+                sample = Sample(id_, time=captured, source=self.name, **payload)
+                yield sample, mark(None, self._facts)
+            log.info("source %s was stopped; %s", self.name, self.skipped)
+        finally:
+            self.stop()
+
+    def _next(self) -> tuple[VideoFrame, str, float] | None:
+        """The oldest frame that waits; None once stopped."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ready or self._error or self._stopped.is_set())
+            if self._stopped.is_set():
+                return None
+            if self._ready:
+                return self._ready.popleft()
+            assert self._error is not None
+            raise self._error
+
+    def _read(self) -> None:
+        try:
+            self._keep_connected()
+        except Exception as error:  # in this thread nobody would hear of it
+            with self._changed:
+                self._error = error
+                self._changed.notify()
+
+    def _keep_connected(self) -> None:
+        """Take frames, and when there are none any more, try again; until stopped.
+
+        Raises:
+            SourceError: none came for `give_up_seconds`.
+        """
+        import av
+
+        pause, came = FIRST_PAUSE, time.monotonic()
+        while not self._stopped.is_set():
+            why = "the stream ended"
+            try:
+                for frame, id_, captured in self._received():
+                    pause, came = FIRST_PAUSE, time.monotonic()
+                    self._hand_over(frame, id_, captured)
+                    if self._stopped.is_set():
+                        return
+            except (av.FFmpegError, OSError) as error:
+                why = self._reason(error)
+            silent = time.monotonic() - came
+            if self._give_up_seconds is not None and silent >= self._give_up_seconds:
+                raise SourceError(f"source {self.name!r}: no frame for {silent:.0f} s: {why}")
+            log.warning("source %s: no frames: %s; trying again in %.1f s", self.name, why, pause)
+            self._stopped.wait(pause * random.uniform(0.5, 1.0))
+            pause = min(2 * pause, self._retry_seconds)
+
+    def _received(self) -> Iterator[tuple[VideoFrame, str, float]]:
+        """Chosen frames of one connection, with their ids and capture times."""
+        import av
+
+        device = self._url.startswith(DEVICES)
+        with av.open(
+            self._url,
+            format="v4l2" if device else None,
+            options=self._options,
+            timeout=self._timeout,
+        ) as container:
+            if not container.streams.video:
+                raise OSError("there is no video in it")
+            stream = container.streams.video[0]
+            if self._frames.key_frames:
+                stream.codec_context.skip_frame = "NONKEY"
+            log.info("source %s: connected: %s", self.name, stream)
+            connected = round(time.time() * 1000)
+            gate, clock = self._frames.gate(), CaptureClock()
+            for number, frame in enumerate(decoded(container, stream, self.skipped, "the stream")):
+                now = time.time()
+                # A stream's first frames may come before its clock is known; some have none.
+                captured = now if frame.pts is None else clock.capture_time(frame.time, now)
+                if gate.takes(frame, captured):
+                    yield frame, f"{connected}-{number}", captured
+
+    def _reason(self, error: Exception) -> str:
+        """Why a stream cannot be read, without its URL, which may hold a password."""
+        import av
+
+        if isinstance(error, av.error.ExitError):
+            return f"nothing came for {self._timeout:g} s"
+        return getattr(error, "strerror", None) or str(error)
+
+    def _hand_over(self, frame: VideoFrame, id_: str, captured: float) -> None:
+        with self._changed:
+            if len(self._ready) >= self._waiting:
+                self._ready.popleft()
+                self.skipped.note("late", "the oldest frame that waits", "the sender is slower")
+            self._ready.append((frame, id_, captured))
+            self._changed.notify()

@@ -1,0 +1,121 @@
+"""Files of recorded samples, read one after the other, each gone on with behind any sample."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from producers.sources.base import Facts, Skipped, checked, mark, misfit
+from producers.sources.finite import barren
+from producers.sources.shards import find_files
+from stream_ssl.wire.sample import Position, Sample
+
+log = logging.getLogger(__name__)
+
+Where = tuple[int, int]
+"""A place in a file: its time there, and how many samples of that time are before it."""
+
+
+class DamagedError(Exception):
+    """A file cannot be read on from here."""
+
+
+class Recordings(ABC):
+    """Passes over files whose samples lie in the order of their times.
+
+    A position is [pass, time, number among those of that time] in one of the files; files may be
+    added behind it. What cannot be read is logged, counted in `skipped` and left out.
+
+    Args:
+        files: paths, globs, or brace expansions such as "drive-{00..09}.mp4".
+        epochs: passes to make; null: endless.
+        name: the source's name.
+        what: how messages call a file.
+        settings: what else positions hold true for.
+
+    Raises:
+        FileNotFoundError: a pattern matches no file.
+        ValueError: braces or epochs break their rule.
+    """
+
+    def __init__(
+        self, files: list[str] | str, epochs: int | None, name: str, what: str, settings: Facts
+    ) -> None:
+        if epochs is not None and epochs < 1:
+            raise ValueError(f"epochs {epochs}: must be 1 or more, or null for an endless stream")
+        self.name, self.epochs = name, epochs
+        self.skipped = Skipped(name)
+        self._files = find_files(files, what)
+        self._settings = settings
+        self._stopped = threading.Event()
+
+    def samples(self, position: Position = None) -> Iterator[tuple[Sample, Position]]:
+        """Each sample with the position after it; see `Source`."""
+        if position is None:
+            return self._passes(0, 0, None)
+        number = 0
+        if isinstance(position, Mapping) and isinstance(position.get("of"), Mapping):
+            number = position["of"].get("number", 0)
+            if type(number) is not int or not 0 <= number < len(self._files):
+                raise misfit(self.name, f"file {number!r} is none of {len(self._files)}")
+        at = checked(position, self._facts(number), self.name)
+        if not (
+            isinstance(at, list | tuple)
+            and len(at) == 3
+            and all(type(value) is int for value in at)
+            and at[0] >= 0
+        ):
+            raise misfit(self.name, f"{at!r:.80} is no [pass, time, number]")
+        return self._passes(at[0], number, (at[1], at[2]))
+
+    def stop(self) -> None:
+        """From any thread: `samples` ends, also where it reads what is not sent."""
+        self._stopped.set()
+
+    def _facts(self, number: int) -> Facts:
+        path = self._files[number]
+        size = sum(part.stat().st_size for part in (path, *path.glob("*")) if part.is_file())
+        place: Facts = {"source": self.name, "number": number, "file": path.name, "bytes": size}
+        return {**place, **self._settings}
+
+    def _passes(
+        self, epoch: int, number: int, after: Where | None
+    ) -> Iterator[tuple[Sample, Position]]:
+        for current in itertools.count(epoch):
+            if self.epochs is not None and current >= self.epochs:
+                break
+            gave = (number, after) != (0, None)
+            for file in range(number, len(self._files)):
+                facts = self._facts(file)
+                for sample, where in self._readable(self._files[file], after):
+                    gave = True
+                    yield sample, mark([current, *where], facts)
+                after = None
+            if self._stopped.is_set():
+                return
+            if not gave:
+                raise barren(self.name)
+            number = 0
+        log.info("source %s has been read to its end; %s", self.name, self.skipped)
+
+    def _readable(self, path: Path, after: Where | None) -> Iterator[tuple[Sample, Where]]:
+        """What lies before a file's end, its damage, or `stop`."""
+        try:
+            for item in self._recorded(path, after):
+                if self._stopped.is_set():
+                    return
+                yield item
+        except (DamagedError, OSError) as error:
+            self.skipped.note("damaged", f"{path} from there on", error)
+
+    @abstractmethod
+    def _recorded(self, path: Path, after: Where | None) -> Iterator[tuple[Sample, Where]]:
+        """The file's samples behind `after`; None: all.
+
+        Raises:
+            DamagedError: the rest cannot be read.
+        """

@@ -1,0 +1,221 @@
+"""Live streams: reconnects, what waits, capture times, and ends. RTSP itself: test_rtsp.py."""
+
+import logging
+import threading
+import time
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from source_files import encoded
+from video_files import number_of, numbered, write_video
+
+from producers.sources import Camera
+from producers.sources.base import SourceError
+from producers.sources.camera import CaptureClock
+
+
+@contextmanager
+def http_camera(serve):
+    """A server on loopback; `serve(handler, number)` answers the request of that number."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.server.asked.append(self.path)
+            serve(self, len(self.server.asked))
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    server.asked, server.ended = [], threading.Event()
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield server, f"http://robot:secret@127.0.0.1:{server.server_port}/live"
+    finally:
+        server.ended.set()
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def stream_bytes(folder, frames=30):
+    return write_video(folder / "live.ts", frames).read_bytes()
+
+
+def answer(handler, data, more=0):
+    """Send data, and announce so many bytes more."""
+    handler.send_response(200)
+    handler.send_header("Content-Type", "video/mp2t")
+    handler.send_header("Content-Length", str(len(data) + more))
+    handler.end_headers()
+    handler.wfile.write(data)
+    handler.wfile.flush()
+
+
+def taken(source, count):
+    stream = source.samples()
+    samples = [sample for sample, _ in (next(stream) for _ in range(count))]
+    source.stop()
+    assert list(stream) == []
+    return samples
+
+
+def test_a_stream_is_taken_up_again_when_it_is_lost(tmp_path, caplog):
+    data = stream_bytes(tmp_path)
+
+    def serve(handler, number):
+        if number in (1, 3):
+            return handler.send_error(503)
+        return answer(handler, data if number != 4 else b"")
+
+    with http_camera(serve) as (server, url), caplog.at_level(logging.INFO):
+        source = Camera(url, retry_seconds=0.01, codec="raw", waiting=100)
+        began = time.time()
+        samples = taken(source, 60)
+    assert [number_of(sample) for sample in samples] == [*range(30), *range(30)]
+    assert len({sample.id for sample in samples}) == 60
+    assert all(began - 5 < sample.time < time.time() for sample in samples)
+    assert len(server.asked) >= 5
+    assert "no frames: Server returned 5XX" in caplog.text
+    assert "no frames: the stream ended; trying again in" in caplog.text
+    assert "connected: " in caplog.text
+    assert "secret" not in caplog.text
+    assert source.skipped.by_reason == {}
+
+
+def test_a_silent_stream_is_given_up_and_opened_anew(tmp_path):
+    data = stream_bytes(tmp_path)
+
+    def serve(handler, number):
+        answer(handler, data if number > 1 else data[:100], more=1)
+        handler.server.ended.wait(20)
+
+    with http_camera(serve) as (server, url):
+        source = Camera(url, timeout=0.3, retry_seconds=0.01, codec="raw", waiting=100)
+        samples = taken(source, 20)
+        assert [number_of(sample) for sample in samples] == list(range(20))
+        assert len(server.asked) == 2
+
+
+def test_what_the_sender_cannot_take_is_dropped_from_the_oldest(tmp_path, caplog):
+    data, sent = stream_bytes(tmp_path), threading.Event()
+
+    def serve(handler, number):
+        if number == 1:
+            answer(handler, data)
+        sent.set()
+        handler.server.ended.wait(20)
+
+    with http_camera(serve) as (_, url), caplog.at_level(logging.WARNING):
+        source = Camera(url, retry_seconds=0.01, waiting=4, codec="raw")
+        stream = source.samples()
+        next(stream)
+        deadline = time.monotonic() + 20
+        while source.skipped.by_reason["late"] < 30 - 4 - 1:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        rest = [number_of(next(stream)[0]) for _ in range(4)]
+        source.stop()
+    assert rest == [26, 27, 28, 29]
+    assert "the oldest frame that waits" in caplog.text
+
+
+def test_motion_jpeg(tmp_path):
+    def serve(handler, _number):
+        handler.send_response(200)
+        handler.send_header("Content-Type", "multipart/x-mixed-replace; boundary=frame")
+        handler.end_headers()
+        for number in range(12):
+            data = encoded(numbered(number), "JPEG")
+            head = f"--frame\r\nContent-Type: image/jpeg\r\nContent-Length: {len(data)}\r\n\r\n"
+            handler.wfile.write(head.encode() + data + b"\r\n")
+
+    with http_camera(serve) as (_, url):
+        samples = taken(Camera(url, waiting=100, retry_seconds=0.01), 10)
+    assert [number_of(sample) for sample in samples] == list(range(10))
+
+
+def test_stop_ends_a_camera_that_says_nothing():
+    def serve(handler, _number):
+        handler.server.ended.wait(20)
+
+    with http_camera(serve) as (server, url):
+        source = Camera(url, timeout=60)
+        ended = threading.Thread(target=list, args=(source.samples(),))
+        ended.start()
+        deadline = time.monotonic() + 10
+        while not server.asked:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        source.stop()
+        ended.join(5)
+        assert not ended.is_alive()
+
+
+def test_the_reader_ends_with_whom_it_reads_for(tmp_path):
+    data = stream_bytes(tmp_path)
+    with http_camera(lambda handler, _number: answer(handler, data)) as (_, url):
+        stream = Camera(url, retry_seconds=0.01, name="left").samples()
+        next(stream)
+        stream.close()
+        deadline = time.monotonic() + 10
+        while any(one.name == "camera left" for one in threading.enumerate()):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b"", "Invalid data"),
+        (b"no video " * 1000, "Invalid data"),
+        (b"\x47" + b"\xff" * 20_000, "Invalid data"),
+    ],
+)
+def test_what_is_no_stream_is_named_and_given_up_when_asked(body, why):
+    with http_camera(lambda handler, _number: answer(handler, body)) as (_, url):
+        source = Camera(url, retry_seconds=0.01, give_up_seconds=0.2)
+        with pytest.raises(SourceError, match=rf"source 'camera': no frame for \d+ s: .*({why})"):
+            next(source.samples())
+
+
+def test_a_position_is_of_this_source_alone(tmp_path):
+    source = Camera("rtsp://127.0.0.1:9/x", name="one")
+    position = {"at": None, "of": {"source": "one", "live": True}}
+    source.samples(position)
+    with pytest.raises(ValueError, match="source was 'one' and is 'two'"):
+        Camera("rtsp://127.0.0.1:9/x", name="two").samples(position)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"url": "frames.mp4"}, "url 'frames.mp4': must be a URL such as"),
+        ({"timeout": 0}, "timeout 0: must be above 0"),
+        ({"waiting": 0}, "waiting 0"),
+        ({"give_up_seconds": 0}, "give_up_seconds 0"),
+        ({"fps": -1}, "fps -1"),
+    ],
+)
+def test_wrong_arguments_are_named(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Camera(**({"url": "rtsp://127.0.0.1/"} | settings))
+
+
+def test_capture_times_hold_no_delay_of_the_network():
+    clock = CaptureClock()
+    delays = [0.5, 0.2, 0.9, 0.2, 1.3, 0.4]
+    times = [clock.capture_time(n / 10, 1000 + n / 10 + delay) for n, delay in enumerate(delays)]
+    assert times == pytest.approx([1000.5, *(1000.2 + n / 10 for n in range(1, 6))])
+
+
+def test_capture_times_follow_a_camera_whose_clock_drifts_or_is_set():
+    clock = CaptureClock()
+    for second in range(10_000):  # it loses a thousandth: 10 s in all
+        now = 5000.0 + second
+        assert abs(clock.capture_time(second * 0.999, now) - now) < 0.2
+    assert clock.capture_time(3.0, 20_000.0) == 20_000.0  # it begins anew
+    assert clock.capture_time(3.04, 20_000.06) == pytest.approx(20_000.04)

@@ -1,0 +1,51 @@
+"""Small videos whose frames tell their own number, in what FFmpeg writes."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+from PIL import Image
+
+from stream_ssl.wire.sample import Sample
+
+WIDTH, HEIGHT, RATE = 64, 48, 25
+BITS = 8
+
+
+def numbered(number: int) -> np.ndarray:
+    """A picture [48, 64, 3] with the number in stripes, white for 1, bit 0 at the left."""
+    bits = np.array([(number >> bit) & 1 for bit in range(BITS)], np.uint8) * 200 + 20
+    image_HWC = np.repeat(np.tile(bits, (HEIGHT, 1)), WIDTH // BITS, axis=1)[..., None]
+    return np.repeat(image_HWC, 3, axis=2)
+
+
+def number_of(sample: Sample) -> int:
+    """The number in a sample's picture, whatever it is encoded as."""
+    if sample.codec == "raw":
+        image_HWC = np.frombuffer(sample.data, np.uint8).reshape(sample.shape)
+    else:
+        image_HWC = np.asarray(Image.open(io.BytesIO(sample.data)))
+    middle = np.linspace(0, image_HWC.shape[1], BITS * 2 + 1).astype(int)[1::2]
+    levels = image_HWC[image_HWC.shape[0] // 2, middle].mean(axis=-1)
+    return sum(1 << bit for bit, level in enumerate(levels) if level > 120)
+
+
+def write_video(
+    path: Path, frames: int = 30, codec: str = "libx264", gop: int = 10, **settings: Any
+) -> Path:
+    """Frames 0, 1, ... at 25 a second; H.264 with B frames unless asked otherwise."""
+    with av.open(str(path), "w", **settings) as container:
+        container.metadata["creation_time"] = "2024-05-06T07:08:09Z"
+        stream = container.add_stream(codec, rate=RATE)
+        stream.width, stream.height = WIDTH, HEIGHT
+        stream.pix_fmt = "yuvj420p" if codec == "mjpeg" else "yuv420p"
+        stream.codec_context.gop_size = gop
+        for number in range(frames):
+            frame = av.VideoFrame.from_ndarray(numbered(number), format="rgb24")
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    return path
