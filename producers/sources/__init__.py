@@ -5,6 +5,8 @@ from producers.sources.camera import Camera
 from producers.sources.cifar import CifarBinary
 from producers.sources.idx import IdxDataset
 from producers.sources.image_folder import ImageFolder
+from producers.sources.mcap import McapFiles
+from producers.sources.rosbag import RosBags
 from producers.sources.synthetic import Synthetic
 from producers.sources.video import VideoFiles
 from producers.sources.watched import WatchedFolder
@@ -15,6 +17,8 @@ SOURCES: dict[str, type[Source]] = {
     "cifar": CifarBinary,
     "idx": IdxDataset,
     "images": ImageFolder,
+    "mcap": McapFiles,
+    "rosbag": RosBags,
     "synthetic": Synthetic,
     "video": VideoFiles,
     "watch": WatchedFolder,
@@ -27,6 +31,8 @@ __all__ = [
     "CifarBinary",
     "IdxDataset",
     "ImageFolder",
+    "McapFiles",
+    "RosBags",
     "Source",
     "Synthetic",
     "VideoFiles",

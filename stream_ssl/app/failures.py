@@ -26,6 +26,8 @@ EXTRAS = {
     "faiss": "cpu",
     "PIL": "images",
     "av": "video",
+    **dict.fromkeys(("mcap", "mcap_ros2", "mcap_protobuf"), "mcap"),
+    "rosbags": "rosbag",
 }
 """Which extra of the package brings a module."""
 

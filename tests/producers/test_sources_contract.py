@@ -10,6 +10,7 @@ import jsonargparse
 import msgpack
 import numpy as np
 import pytest
+from robot_files import ROS1, ROS2, drive, write_bag, write_mcap
 from source_files import (
     age,
     pixels,
@@ -27,6 +28,8 @@ from producers.sources import (
     CifarBinary,
     IdxDataset,
     ImageFolder,
+    McapFiles,
+    RosBags,
     Source,
     Synthetic,
     VideoFiles,
@@ -81,10 +84,26 @@ def video(folder: Path, **settings: object) -> Source:
     return VideoFiles(str(folder / "[ab].m*"), epochs=2, **settings)
 
 
+def mcap(folder: Path, **settings: object) -> Source:
+    folder.mkdir(exist_ok=True)
+    for name, count in (("a", 4), ("b", 3)):
+        write_mcap(folder / f"{name}.mcap", drive(ROS2, count))
+    return McapFiles(str(folder / "*.mcap"), epochs=2, **settings)
+
+
+def rosbag(folder: Path, **settings: object) -> Source:
+    folder.mkdir(exist_ok=True)
+    if not (folder / "a.bag").exists():
+        write_bag(folder / "a.bag", drive(ROS1, 7))
+    return RosBags(str(folder / "a.bag"), epochs=2, **settings)
+
+
 BUILDERS: dict[str, Callable[..., Source]] = {
     "cifar": cifar,
     "idx": idx,
     "images": images,
+    "mcap": mcap,
+    "rosbag": rosbag,
     "synthetic": synthetic,
     "video": video,
     "watch": watch,
@@ -98,7 +117,7 @@ SHAPES = {
 }
 PARKED = {"share": 0.6, "scenes": 2, "stretch": 4.0}
 LIVE = {"camera"}  # which nobody can go back in
-UNLABELLED = {"video", "watch"}
+UNLABELLED = {"mcap", "rosbag", "video", "watch"}
 CASES = [(kind, shape) for kind in BUILDERS for shape in (None, "parked")] + [
     (kind, shape)
     for kind, shape in itertools.product(BUILDERS, SHAPES)

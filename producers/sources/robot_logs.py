@@ -1,0 +1,227 @@
+"""Images in robots' logs, whatever container they lie in: which messages, and their pixels.
+
+Shapes: H x W pixels of C channels.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from producers.sources.base import Facts
+from producers.sources.fields import codec_of, fitting_meta, short_id
+from producers.sources.frames import Codec, Encoder
+from producers.sources.recordings import DamagedError, Recordings, Where
+from stream_ssl.wire.sample import Sample
+
+IMAGES = {"Image", "RawImage", "CompressedImage"}
+PACKAGES = {"sensor_msgs", "foxglove", "foxglove_msgs"}
+CHANNELS = {
+    **{encoding: [0] for encoding in ("mono8", "8UC1", "mono16", "16UC1")},
+    **{encoding: [0, 1, 2] for encoding in ("rgb8", "rgb16")},
+    **{encoding: [2, 1, 0] for encoding in ("bgr8", "bgr16", "8UC3", "16UC3")},
+    **{encoding: [0, 1, 2, 3] for encoding in ("rgba8", "rgba16")},
+    **{encoding: [2, 1, 0, 3] for encoding in ("bgra8", "bgra16", "8UC4", "16UC4")},
+}
+"""By encoding, where red, green, blue and alpha lie, or the one grey level."""
+BAYER = {
+    f"bayer_{pattern}{bits}": ["rgb".index(colour) for colour in pattern]
+    for pattern in ("rggb", "bggr", "gbrg", "grbg")
+    for bits in (8, 16)
+}
+"""By encoding, the colours of the upper left 2 x 2 pixels, row by row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message of a log."""
+
+    topic: str
+    kind: str  # its type, such as sensor_msgs/msg/Image
+    log_time: int  # ns
+    decode: Callable[[], Any]
+
+
+class RobotLogs(Recordings):
+    """The images of files of messages, by topic or type, in the order of their log times.
+
+    Compressed images travel as they are, others as `codec`. Capture time is the header's stamp, or
+    the log time where that is zero.
+
+    Args:
+        files: paths, globs, or brace expansions such as "drive-{00..09}.mcap".
+        topics: names of topics, or types of messages; null: all images.
+        codec: "jpeg", "webp" or "raw", of images that are not compressed.
+        quality: of JPEG and WebP, 1 to 100.
+        epochs: passes to make; null: endless.
+        name: the source's name.
+
+    Raises:
+        FileNotFoundError: a pattern matches no file.
+        ValueError: an argument breaks its rule.
+        ModuleNotFoundError: a library is not installed.
+    """
+
+    def __init__(
+        self,
+        files: list[str] | str,
+        topics: list[str] | None = None,
+        codec: Codec = "jpeg",
+        quality: int = 90,
+        epochs: int | None = 1,
+        name: str = "robot",
+    ) -> None:
+        self._encoder = Encoder(codec, quality)
+        self._topics = topics
+        settings: Facts = {
+            "topics": None if topics is None else " ".join(sorted(topics)),
+            "codec": codec if codec == "raw" else f"{codec} {quality}",
+        }
+        super().__init__(files, epochs, name, "log", settings)
+
+    @abstractmethod
+    def _messages(self, path: Path, start: int) -> Iterator[Message]:
+        """The log's messages that are wanted, from log time `start` (ns) or before it on.
+
+        Raises:
+            Exception: the rest cannot be read.
+        """
+
+    def wanted(self, topic: str, kind: str) -> bool:
+        """Whether messages of this topic and type are sent."""
+        package, name = kind.replace("/", ".").split(".")[0], kind.replace("/", ".").split(".")[-1]
+        if package not in PACKAGES or name not in IMAGES:
+            return False
+        return self._topics is None or topic in self._topics or kind in self._topics
+
+    def _recorded(self, path: Path, after: Where | None) -> Iterator[tuple[Sample, Where]]:
+        where = None
+        try:
+            for message in self._messages(path, 0 if after is None else after[0]):
+                if self._stopped.is_set():
+                    return
+                # Log times may fall where a log without an index is read in its own order.
+                if where is None or message.log_time > where[0]:
+                    where = (message.log_time, 0)
+                else:
+                    where = (where[0], where[1] + 1)
+                if after is None or where > after:
+                    sample = self._sample(path, message, where)
+                    if sample is not None:
+                        yield sample, where
+        except Exception as error:  # the libraries raise whatever damaged bytes lead them to
+            raise DamagedError(f"{type(error).__name__}: {error}") from error
+        if where is None and after is None:
+            self.skipped.note("without images", path, "no message of a topic that is asked for")
+
+    def _sample(self, path: Path, message: Message, where: Where) -> Sample | None:
+        what = f"{message.topic} at {message.log_time} of {path}"
+        try:
+            decoded = message.decode()
+        except Exception as error:  # as above
+            self.skipped.note("undecodable", what, f"{type(error).__name__}: {error}")
+            return None
+        try:
+            payload = self._payload(decoded, message.kind)
+        except ValueError as error:
+            self.skipped.note("no image", what, error)
+            return None
+        header = getattr(decoded, "header", decoded)  # which Foxglove's have not
+        number = f".{where[1]}" if where[1] else ""
+        return Sample(
+            id=short_id(f"{path.name}{message.topic}@{where[0]}{number}"),
+            time=stamp(header) or message.log_time * 1e-9,
+            source=self.name,
+            meta=fitting_meta(
+                {
+                    "file": path.name,
+                    "topic": message.topic,
+                    "frame_id": getattr(header, "frame_id", ""),
+                }
+            ),
+            **payload,
+        )
+
+    def _payload(self, decoded: Any, kind: str) -> dict[str, Any]:
+        if not kind.endswith("CompressedImage"):
+            return self._encoder(pixels(decoded))
+        data = bytes(decoded.data)
+        codec = codec_of(data)
+        if codec is None:
+            raise ValueError(f"format {decoded.format!r:.80} is neither JPEG, PNG nor WebP")
+        return {"data": data, "codec": codec}
+
+
+def stamp(header: Any) -> float:
+    """Seconds since the Unix epoch by a ROS header or a Foxglove message; 0: it tells none."""
+    at = getattr(header, "stamp", None) or getattr(header, "timestamp", None)
+    for seconds, nanoseconds in (("sec", "nanosec"), ("seconds", "nanos"), ("secs", "nsecs")):
+        if hasattr(at, seconds):
+            return float(getattr(at, seconds) + getattr(at, nanoseconds) * 1e-9)
+    return 0.0
+
+
+def pixels(message: Any) -> NDArray[np.uint8]:
+    """The uint8 pixels [H, W, C] of sensor_msgs/Image or foxglove.RawImage, C in {1, 3, 4}.
+
+    16 bits become their upper 8.
+
+    Raises:
+        ValueError: an unknown encoding, or too few bytes.
+    """
+    encoding, height, width = message.encoding, message.height, message.width
+    channels = CHANNELS.get(encoding) or BAYER.get(encoding, [])[:1]
+    if not channels:
+        raise ValueError(f"encoding {encoding!r:.80} is none of {', '.join([*CHANNELS, *BAYER])}")
+    wide = "16" in encoding
+    row = width * len(channels) * (1 + wide)
+    step = message.step or row
+    raw = np.frombuffer(message.data, np.uint8)
+    if not (height and width and step >= row and len(raw) >= step * (height - 1) + row):
+        raise ValueError(
+            f"{len(raw)} bytes in rows of {step} do not fill {height} x {width} {encoding}"
+        )
+    raw = np.pad(raw, (0, max(0, step * height - len(raw))))[: step * height]
+    image_HWC = np.ascontiguousarray(raw.reshape(height, step)[:, :row])
+    if wide:
+        order = ">u2" if getattr(message, "is_bigendian", 0) else "<u2"
+        image_HWC = (image_HWC.view(order) >> 8).astype(np.uint8)
+    image_HWC = image_HWC.reshape(height, width, len(channels))
+    if encoding in BAYER:
+        return demosaic(image_HWC[..., 0], BAYER[encoding])
+    return image_HWC if channels == [0] else image_HWC[..., channels]
+
+
+def demosaic(image_HW: NDArray[np.uint8], pattern: list[int]) -> NDArray[np.uint8]:
+    """Colours [H, W, 3] of a Bayer sensor, bilinear.
+
+    Of a colour that a pixel lacks it gets the mean of its nearest neighbours that have it.
+    """
+    height, width = image_HW.shape
+    level_HW = np.pad(image_HW.astype(np.float32), 1)
+    colour_HW = np.tile(np.array(pattern).reshape(2, 2), (height // 2 + 1, width // 2 + 1))
+    colour_HW = np.pad(colour_HW[:height, :width], 1, constant_values=-1)
+    image_HWC = np.empty((height, width, 3), np.uint8)
+    for colour in range(3):
+        has_HW = (colour_HW == colour).astype(np.float32)
+        mean_HW = around(level_HW * has_HW) / np.maximum(around(has_HW), 1)
+        own_HW = has_HW[1:-1, 1:-1] > 0
+        image_HWC[..., colour] = np.where(own_HW, image_HW, np.round(mean_HW))
+    return image_HWC
+
+
+def around(value_HW: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Sums over each pixel's neighbours: those beside it count twice, those at its corners once."""
+    height, width = value_HW.shape[0] - 2, value_HW.shape[1] - 2
+    total_HW = np.zeros((height, width), np.float32)
+    for down in range(3):
+        for right in range(3):
+            weight = (0, 2, 1)[abs(down - 1) + abs(right - 1)]
+            total_HW += weight * value_HW[down : down + height, right : right + width]
+    return total_HW

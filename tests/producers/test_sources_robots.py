@@ -1,0 +1,224 @@
+"""MCAP files and ROS bags: every image once, by whatever container, and what happens to damage."""
+
+import itertools
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from robot_files import (
+    BEGAN,
+    COMPRESSED,
+    IMAGE,
+    ROS1,
+    ROS2,
+    SECOND,
+    compressed,
+    drive,
+    image,
+    write_bag,
+    write_bag2,
+    write_foxglove,
+    write_mcap,
+)
+from rosbags.rosbag1 import Writer
+from source_files import encoded
+from video_files import number_of, numbered
+
+from producers.sources import McapFiles, RosBags
+from producers.sources.robot_logs import BAYER, demosaic, pixels
+
+LOGS = {
+    "mcap": lambda path: McapFiles(str(write_mcap(path / "a.mcap", drive(ROS2, 60)))),
+    "bag": lambda path: RosBags(str(write_bag(path / "a.bag", drive(ROS1, 60)))),
+    "bag, bz2": lambda path: RosBags(
+        str(write_bag(path / "a.bag", drive(ROS1, 60), fmt=Writer.CompressionFormat.BZ2))
+    ),
+    "sqlite": lambda path: RosBags(str(write_bag2(path / "a", drive(ROS2, 60)))),
+    "mcap in a bag": lambda path: RosBags(str(write_bag2(path / "a", drive(ROS2, 60), mcap=True))),
+}
+
+
+@pytest.mark.parametrize("kind", LOGS)
+def test_every_image_is_sent_once_and_gone_on_from(tmp_path, kind):
+    source = LOGS[kind](tmp_path)
+    stream = list(source.samples())
+    numbers = [number_of(sample) for sample, _ in stream]
+    assert [number // 2 for number in numbers] == [n // 2 for n in range(60)]  # two share a time
+    assert sorted(numbers) == list(range(60))
+    assert source.skipped.by_reason == {}
+    assert len({sample.id for sample, _ in stream}) == 60
+    first, second = stream[0][0], stream[1][0]
+    assert [sample.meta["topic"] for sample in (first, second)] == ["/camera/jpeg", "/camera/raw"]
+    assert first.meta["frame_id"] == "front"
+    assert first.time == pytest.approx(BEGAN / SECOND - 0.005, abs=1e-6)
+    assert first.data == encoded(numbered(0), "JPEG")
+    for at in (0, 1, 2, 30, 58, 59):
+        assert list(source.samples(stream[at][1])) == stream[at + 1 :]
+
+
+@pytest.mark.parametrize(
+    ("topics", "expected"),
+    [
+        (["/camera/raw"], 40),
+        ([COMPRESSED], 20),
+        (["/camera/raw", "/camera/jpeg"], 60),
+        ([IMAGE, "/nothing"], 40),
+    ],
+)
+@pytest.mark.parametrize("kind", ["mcap", "bag"])
+def test_topics_go_by_name_or_type(tmp_path, kind, topics, expected):
+    LOGS[kind](tmp_path)
+    cls = McapFiles if kind == "mcap" else RosBags
+    source = cls(str(tmp_path / f"a.{kind}"), topics=topics)
+    assert len(list(source.samples())) == expected
+
+
+@pytest.mark.parametrize("kind", ["mcap", "bag"])
+def test_a_log_without_images_is_named(tmp_path, kind, caplog):
+    LOGS[kind](tmp_path)
+    cls = McapFiles if kind == "mcap" else RosBags
+    with pytest.raises(ValueError, match="not one sample of a whole pass"):
+        list(cls(str(tmp_path / f"a.{kind}"), topics=["/chatter"]).samples())
+    assert "no message of a topic that is asked for" in caplog.text
+
+
+def test_foxglove_by_protobuf(tmp_path):
+    source = McapFiles(str(write_foxglove(tmp_path / "a.mcap")), codec="raw")
+    first, second = (sample for sample, _ in source.samples())
+    assert [number_of(first), number_of(second)] == [3, 5]
+    assert [first.codec, second.codec] == ["webp", "raw"]
+    assert [first.time, second.time] == [BEGAN / SECOND + 1, BEGAN / SECOND + 2]
+    assert second.meta == {"file": "a.mcap", "topic": "/2", "frame_id": "rear"}
+
+
+@pytest.mark.parametrize("share", [0.37, 0.8, 0.999])
+@pytest.mark.parametrize("kind", ["mcap", "bag", "bag, bz2"])
+def test_of_a_cut_log_all_that_is_whole_is_sent(tmp_path, kind, share, caplog):
+    source = LOGS[kind](tmp_path)
+    (path,) = tmp_path.iterdir()
+    data = path.read_bytes()
+    path.write_bytes(data[: int(len(data) * share)])
+    stream = list(source.samples())
+    numbers = [number_of(sample) for sample, _ in stream]
+    assert numbers == list(range(len(numbers)))
+    assert len(numbers) >= 60 * share - 15
+    assert "has no index" in caplog.text
+    assert source.skipped.by_reason == {"damaged": 1}
+    middle = len(stream) // 2
+    assert list(source.samples(stream[middle][1])) == stream[middle + 1 :]
+
+
+def test_a_ros_2_folder_without_metadata_is_read(tmp_path):
+    source = LOGS["sqlite"](tmp_path)
+    (tmp_path / "a" / "metadata.yaml").unlink()
+    assert [number_of(sample) for sample, _ in source.samples()] == list(range(60))
+
+
+@pytest.mark.parametrize("suffix", [".mcap", ".bag", ".db3", ""])
+@pytest.mark.parametrize("data", [b"", b"no log at all " * 100, b"#ROSBAG V2.0\n" + b"\xff" * 99])
+def test_a_file_that_is_no_log_takes_no_other_with_it(tmp_path, caplog, suffix, data):
+    bad = tmp_path / f"bad{suffix}"
+    bad.write_bytes(data)
+    if suffix == ".mcap":
+        good = write_mcap(tmp_path / "good.mcap", drive(ROS2, 3))
+        source = McapFiles([str(bad), str(good)])
+    else:
+        good = write_bag(tmp_path / "good.bag", drive(ROS1, 3))
+        source = RosBags([str(bad), str(good)])
+    assert [number_of(sample) for sample, _ in source.samples()] == [0, 1, 2]
+    assert source.skipped.by_reason == {"damaged": 1}
+    assert str(bad) in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("message", "why"),
+    [
+        (image(ROS2, numbered(1), "yuv9", 0), "encoding 'yuv9' is none of mono8"),
+        (image(ROS2, numbered(1)[:9], "rgb8", 0, step=7), "in rows of 7 do not fill 9 x 64 rgb8"),
+        (image(ROS2, numbered(1)[:0].reshape(1, 0, 3), "rgb8", 0), "do not fill 1 x 0"),
+        (compressed(ROS2, b"II*\0" + b"x" * 99, "tiff", 0), "format 'tiff' is neither JPEG"),
+        (compressed(ROS2, b"", "jpeg", 0), "format 'jpeg' is neither JPEG"),
+    ],
+)
+def test_a_message_that_is_no_image_takes_no_other_with_it(tmp_path, caplog, message, why):
+    bad = ("/bad", COMPRESSED if hasattr(message, "format") else IMAGE, BEGAN, message)
+    path = write_mcap(tmp_path / "a.mcap", [*drive(ROS2, 2), bad, *drive(ROS2, 2)])
+    source = McapFiles(str(path))
+    assert [number_of(sample) for sample, _ in source.samples()] == [0, 1, 0, 1]
+    assert source.skipped.by_reason == {"no image": 1}
+    assert why in caplog.text
+    assert "/bad" in caplog.text
+
+
+def test_a_stamp_of_zero_gives_way_to_the_log_time(tmp_path):
+    entry = ("/camera", IMAGE, BEGAN, image(ROS2, numbered(1), "rgb8", 0))
+    ((sample, _),) = McapFiles(str(write_mcap(tmp_path / "a.mcap", [entry]))).samples()
+    assert sample.time == BEGAN / SECOND
+
+
+def message(array, encoding, **more):
+    height, width = array.shape[:2]
+    facts = {"step": array.nbytes // height, "data": array.tobytes(), "is_bigendian": 0} | more
+    return SimpleNamespace(height=height, width=width, encoding=encoding, **facts)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "order"),
+    [
+        ("rgb8", [0, 1, 2]),
+        ("bgr8", [2, 1, 0]),
+        ("rgba8", [0, 1, 2, 3]),
+        ("bgra8", [2, 1, 0, 3]),
+        ("mono8", [0]),
+        ("8UC3", [2, 1, 0]),
+    ],
+)
+def test_channels_lie_where_the_encoding_says(encoding, order):
+    array = np.random.default_rng(0).integers(0, 256, (5, 7, len(order)), np.uint8)
+    assert (pixels(message(array, encoding)) == array[..., order]).all()
+    padded = np.pad(array.reshape(5, -1), ((0, 0), (0, 3)))
+    assert (
+        pixels(message(array, encoding, step=padded.shape[1], data=padded.tobytes()))
+        == array[..., order]
+    ).all()
+
+
+@pytest.mark.parametrize("big", [0, 1])
+def test_of_16_bits_the_upper_8_are_sent(big):
+    array = np.array([[0, 255, 256, 65535, 4660]], ">u2" if big else "<u2")
+    assert pixels(message(array, "mono16", is_bigendian=big))[..., 0].tolist() == [
+        [0, 0, 1, 255, 18]
+    ]
+
+
+def naive_demosaic(image_HW, pattern):
+    height, width = image_HW.shape
+    out = np.zeros((height, width, 3), np.uint8)
+
+    def has(y, x, colour):
+        inside = 0 <= y < height and 0 <= x < width
+        return inside and pattern[(y % 2) * 2 + x % 2] == colour
+
+    for y, x, colour in itertools.product(range(height), range(width), range(3)):
+        if has(y, x, colour):
+            out[y, x, colour] = image_HW[y, x]
+            continue
+        total = weights = 0
+        for down, right in itertools.product((-1, 0, 1), repeat=2):
+            if has(y + down, x + right, colour):
+                weight = 3 - abs(down) - abs(right)
+                total += weight * int(image_HW[y + down, x + right])
+                weights += weight
+        out[y, x, colour] = round(total / weights)
+    return out
+
+
+@pytest.mark.parametrize("encoding", [name for name in BAYER if name.endswith("8")])
+@pytest.mark.parametrize("shape", [(6, 8), (5, 7)])
+def test_bayer_is_bilinear(encoding, shape):
+    image_HW = np.random.default_rng(1).integers(0, 256, shape, np.uint8)
+    expected = naive_demosaic(image_HW, BAYER[encoding])
+    assert (demosaic(image_HW, BAYER[encoding]) == expected).all()
+    assert (pixels(message(image_HW, encoding)) == expected).all()
+    flat = pixels(message(np.full(shape, 77, np.uint8), encoding))
+    assert (flat == 77).all()
