@@ -5,6 +5,7 @@ Shapes: B newcomers, D embedding, A descriptor, K capacity, k occupied slots, R 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import weakref
@@ -298,9 +299,10 @@ class Images:
 class ImageFile(Images):
     """uint8 images of K slots in a memory-mapped file, for memories larger than the machine's.
 
-    The file is raw, slot after slot, sparse, of mode 0600 when created, and held under a lock
-    while it is in use. Keep room for K images: as with any mapped file, a first write that the disk
-    has no room for ends the process (SIGBUS).
+    The file is raw, slot after slot, of mode 0600 when created, and held under a lock while it is
+    in use. Room for K images is taken on the disk when it is created: as with any mapped file, a
+    first write that the disk had no room for would end the process (SIGBUS). One that is there
+    already is taken as it is, and may be sparse.
 
     The file is no part of a state, which holds a hash of each image instead. It goes on changing
     after a state was saved, and a crash may lose what was not yet on the disk. So loading a state
@@ -317,6 +319,7 @@ class ImageFile(Images):
 
     Raises:
         ValueError: the file is of another size, or in use.
+        OSError: the disk has no room for it.
     """
 
     def __init__(self, path: Path, capacity: int, shape: Image, device: torch.device) -> None:
@@ -418,7 +421,8 @@ def _open(path: Path, size: int, shape: Image) -> int:
                 f"{path} has {found} bytes, images of shape {shape} take {size}: "
                 "remove the file, or name another"
             )
-        os.ftruncate(handle, size)
+        if not found:
+            _reserve(path, handle, size)
     except BlockingIOError as error:
         os.close(handle)
         raise ValueError(
@@ -428,3 +432,27 @@ def _open(path: Path, size: int, shape: Image) -> int:
         os.close(handle)
         raise
     return handle
+
+
+def _reserve(path: Path, handle: int, size: int) -> None:
+    """Give an empty file its size, and room on the disk for all of it.
+
+    Raises:
+        OSError: there is no room; the file stays empty.
+    """
+    disk = os.fstatvfs(handle)
+    free = disk.f_bavail * disk.f_frsize
+    try:
+        if size > free:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(handle, 0, size)
+        else:
+            os.ftruncate(handle, size)
+    except OSError as error:
+        os.ftruncate(handle, 0)
+        raise OSError(
+            error.errno,
+            f"{path} takes {size:,} bytes for its images, and the disk has {free:,} free "
+            f"({error.strerror}): make room, lower the capacity, or name a file on another disk",
+        ) from error

@@ -6,6 +6,7 @@ import importlib
 import inspect
 import math
 import os
+import shutil
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -220,7 +221,7 @@ class EmptyStream:
         return 0.0
 
 
-def dry_run(settings: Namespace) -> None:
+def dry_run(settings: Namespace) -> Learner:
     """Build what a learner's process builds, in a folder that is then removed.
 
     So does the memory's image file: the one that is named may be another run's, and locked.
@@ -234,13 +235,23 @@ def dry_run(settings: Namespace) -> None:
         Checkpointer(settings.run / "checkpoints", **settings.checkpoints)
         reader = stack.enter_context(closing(JournalReader(settings.run / "journal")))
         stack.enter_context(batches(settings, reader, START))
-        if settings.memory.image_file is not None:
-            _check_image_file(settings.memory.image_file)
+        if (file := settings.memory.image_file) is not None:
+            _check_image_file(file)
+            size = settings.memory.capacity * math.prod(image_shape(settings))
+            free = shutil.disk_usage(Path(file).absolute().parent).free
+            if not Path(file).exists() and size > free:
+                raise ValueError(
+                    f"memory.image_file {file} takes {size / 1e9:,.1f} GB, and its disk has "
+                    f"{free / 1e9:,.1f} GB free: make room, or lower memory.capacity"
+                )
             settings.memory.image_file = settings.run / "images"
+            with settings.memory.image_file.open("wb") as sparse:
+                sparse.truncate(size)
         built = learner(settings, EmptyStream(), START)
         shadows(settings, built.method.dim)
         prequential(settings)
         held_out(settings, built)
+    return built
 
 
 def without_effect(config: Mapping[str, Any]) -> list[str]:

@@ -321,6 +321,14 @@ def _parser(command: str) -> ArgumentParser:
     )
     parser.add_argument("--config", action="config", help="config file (YAML)")
     parser.add_argument("--run", type=Path, default=Path("runs/default"), help="the run's folder")
+    parser.add_argument(
+        "--from",
+        type=Path | None,
+        default=None,
+        metavar="CHECKPOINT",
+        help="begin a new run with the weights of this checkpoint, or of this run's newest, and "
+        "with its memory where that fits; without effect once the run has checkpoints of its own",
+    )
     parser.add_class_arguments(Http, "http")
     return parser
 

@@ -21,7 +21,14 @@ from torch import Tensor, nn
 from producers._images import as_sample
 from stream_ssl.app import build, config
 from stream_ssl.ingest.decode import Decoder
-from stream_ssl.learning.checkpoint import FORMAT, LATEST, PREFIX, STATE, damage
+from stream_ssl.learning.checkpoint import (
+    FORMAT,
+    LATEST,
+    PREFIX,
+    STATE,
+    checkpoint_damage,
+    damage,
+)
 from stream_ssl.learning.encoder import ResNet
 from stream_ssl.learning.projector import Projector
 from stream_ssl.learning.randomness import OwnRandomness
@@ -229,7 +236,7 @@ def find(path: Path) -> Path:
             "in it) once its first checkpoint is written, or a checkpoint's own (step-...)"
         )
     for folder in found:
-        if (reason := damage(folder)) is None:
+        if (reason := checkpoint_damage(folder)) is None:
             break
         log.warning("checkpoint %s is damaged (%s)", folder, reason)
     else:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import json
-import math
 import shutil
 import tarfile
 from collections.abc import Callable, Iterator, Mapping
@@ -228,7 +227,8 @@ def export_memory(
     with replacing(folder) as scratch:
         for shard, start in enumerate(range(0, len(rows), SHARD)):
             stop = min(start + SHARD, len(rows))
-            image_BCHW, there_B = _images(columns, stored["config"], start, stop)
+            slots_B = np.arange(start, stop)
+            image_BCHW, there_B = images_of(columns, stored["config"], slots_B)
             written = sum(len(part_B) for part_B in kept)
             with tarfile.open(scratch / f"memory-{shard:06d}.tar", "w") as tar:
                 for number, at in enumerate(np.flatnonzero(there_B), start=written):
@@ -271,21 +271,20 @@ def _rows(columns: Mapping[str, Tensor], config: Mapping[str, Any]) -> list[dict
     return [dict(zip(named, row, strict=True)) for row in values]
 
 
-def _images(
-    columns: Mapping[str, Tensor], config: Mapping[str, Any], start: int, stop: int
+def images_of(
+    columns: Mapping[str, Tensor], config: Mapping[str, Any], slots_B: NDArray[np.int64]
 ) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
-    """Images [B, C, H, W] of slots `start` to `stop`, and which of them are the checkpoint's.
+    """Images [B, C, H, W] of these slots, and which of them are the checkpoint's.
 
     An image file belongs to the learner, which may have overwritten some since.
     """
     if "images" in columns:
-        return columns["images"][start:stop].numpy(), np.ones(stop - start, np.bool_)
+        return columns["images"][slots_B].numpy(), np.ones(len(slots_B), np.bool_)
     file, decoder = Path(config["memory"]["image_file"]), config["decoder"]
-    shape = (stop - start, decoder["channels"], decoder["size"], decoder["size"])
-    size = math.prod(shape[1:])
-    image_BCHW = np.fromfile(file, np.uint8, math.prod(shape), offset=start * size).reshape(shape)
-    same_B = hashes_of(torch.from_numpy(image_BCHW)) == columns["image_hashes"][start:stop]
-    there_B = same_B & ~columns["image_lost"][start:stop].bool()
+    shape = (config["memory"]["capacity"], decoder["channels"], decoder["size"], decoder["size"])
+    image_BCHW = np.memmap(file, np.uint8, "r", shape=shape)[slots_B]
+    same_B = hashes_of(torch.from_numpy(image_BCHW)) == columns["image_hashes"][slots_B]
+    there_B = same_B & ~columns["image_lost"][slots_B].bool()
     return image_BCHW, there_B.numpy()
 
 

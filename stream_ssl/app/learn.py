@@ -17,6 +17,7 @@ from stream_ssl.app.config import flat, resolved, split_address
 from stream_ssl.app.endpoints import Announcement, hold_role
 from stream_ssl.app.failures import Misconfigured, configuring, listening
 from stream_ssl.app.logs import StepLog
+from stream_ssl.app.warm_start import warm_start
 from stream_ssl.batch import START
 from stream_ssl.ingest.batches import Batches
 from stream_ssl.ingest.consumer_offsets import ConsumerOffsets
@@ -88,7 +89,11 @@ class Process:
         stack.callback(reader.close)
         batches = stack.enter_context(build.batches(settings, reader, start))
         self.learner = build.learner(settings, batches, start)
+        if saved is None and settings["from"] is not None:
+            warm_start(settings, self.learner)
         if saved is not None:
+            if settings["from"] is not None:
+                log.info("--from %s has no effect: this run has begun", settings["from"])
             saved.restore(self.learner)
             self.metrics.resumed(saved.step, float(saved.facts["created"]))
             log.info("going on at step %d from %s", saved.step, saved.path)

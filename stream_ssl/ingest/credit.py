@@ -1,8 +1,9 @@
 """Credit: how many bytes each producer may have in flight.
 
 What is in flight must fit into the receiver's memory and into the journal, so the grants together
-never exceed either. A grant is 0 or at least one full packet. When there are more producers than
-packets that fit, producers take turns of one packet's credit each.
+never exceed either. Where that is too little for all at once, producers take turns; and where room
+comes only as fast as a slow learner makes it, those that always have more to send are served the
+same number of bytes, as by start-time fair queueing (Goyal et al. 1996).
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from typing import Protocol
 TURN_SECONDS = 0.25  # a turn of a producer that sends
 QUIET_SECONDS = 0.05  # a turn of a producer that does not
 DRAIN_SECONDS = 0.1  # without a message, after which an expired turn has nothing left in flight
+IDLE_SECONDS = 0.5  # with credit and without a message, after which a producer wants no more
+_PACKETS = 4  # that a turn's credit holds at least, of the producer's largest
+_LEAST = 256 << 10  # bytes of a turn's credit, where a packet may have so many
 
 
 class CreditHolder(Protocol):
@@ -21,8 +25,10 @@ class CreditHolder(Protocol):
     credit: int
     credit_changed: float
     last_received: float
-    turns: int
     revoked: int
+    largest: int
+    served: int
+    greedy: bool
 
 
 class CreditPolicy:
@@ -31,7 +37,7 @@ class CreditPolicy:
     Args:
         each: most bytes for one producer.
         total: most bytes for all together.
-        max_packet: bytes of the largest packet, the least that is granted.
+        max_packet: bytes of the largest packet.
 
     Raises:
         ValueError: not 0 < max_packet <= each <= total.
@@ -47,46 +53,93 @@ class CreditPolicy:
         self.total = total
         self.max_packet = max_packet
 
+    def least(self, holder: CreditHolder) -> int:
+        """Bytes below which a grant is of no use: a few packets like the largest that came, or one
+        of any size where none did."""
+        if not holder.largest:
+            return self.max_packet
+        return min(self.max_packet, max(_PACKETS * holder.largest, _LEAST))
+
     def share(self, count: int, room: int) -> int:
         """Bytes for each of `count` producers at once; 0: they must take turns, or wait."""
         if count < 1:
             return 0
-        share = min(self.each, min(self.total, room) // count)
+        share = self._share(count, room)
         return share if share >= self.max_packet else 0
 
-    def plan(self, holders: Sequence[CreditHolder], room: int, now: float) -> list[int]:
-        """The grant of each holder.
+    def plan(
+        self, holders: Sequence[CreditHolder], room: int, now: float, scarce: bool = False
+    ) -> list[int]:
+        """The grant of each holder: 0, or at least `least`.
 
         Args:
             room: bytes that journal and learner can take.
             now: of time.monotonic, as are `credit_changed` and `last_received`.
+            scarce: room comes slower than producers could use it.
         """
-        share = self.share(len(holders), room)
-        if share or not holders:
+        if not holders:
+            return []
+        least = [self.least(holder) for holder in holders]
+        share = self._share(len(holders), room)
+        if share >= max(least) and not scarce:
             return [share] * len(holders)
         in_flight = sum(h.revoked for h in holders if _drains(h, now))
-        slots = max(0, min(self.total, room) - in_flight) // self.max_packet
-        chosen = self._choose(holders, slots, now)
-        return [self.max_packet if i in chosen else 0 for i in range(len(holders))]
+        free = min(self.total, room) - in_flight
+        ahead = self._ahead(holders, least) if scarce else set[int]()
+        return _turns(holders, least, free, now, ahead)
 
-    def _choose(self, holders: Sequence[CreditHolder], slots: int, now: float) -> set[int]:
-        """The holders that have a turn now: active turns go on, and as many expired ones end as
-        holders wait for whom no slot is free.
+    def _share(self, count: int, room: int) -> int:
+        return min(self.each, min(self.total, room) // count)
 
-        A slot that an expired turn leaves is given to nobody before it has drained, so that the new
-        grants and what is in flight from earlier ones stay within the budget together.
-        """
-        # Many turns may end at one moment; of these holders the least served comes first.
-        order = sorted(
-            range(len(holders)), key=lambda i: (holders[i].credit_changed, holders[i].turns)
-        )
-        waiting = [i for i in order if not holders[i].credit]
-        expired = [i for i in order if holders[i].credit and _expired(holders[i], now)]
-        active = [i for i in order if holders[i].credit and not _expired(holders[i], now)][:slots]
-        free = max(0, slots - len(active) - len(expired))
-        unserved = max(0, len(waiting) - free)
-        extended = max(0, min(len(expired) - unserved, slots - len(active)))
-        return {*active, *waiting[:free], *expired[len(expired) - extended :]}
+    def _ahead(self, holders: Sequence[CreditHolder], least: Sequence[int]) -> set[int]:
+        """The greedy holders that have had more than another greedy one, who now comes first."""
+        floor = least_served(holders)
+        return {i for i, h in enumerate(holders) if h.greedy and h.served > floor + least[i]}
+
+
+def least_served(holders: Sequence[CreditHolder]) -> int:
+    """Bytes of the greedy holder that has had the fewest; of the one with the most, where none is
+    greedy."""
+    greedy = [holder.served for holder in holders if holder.greedy]
+    return min(greedy) if greedy else max((holder.served for holder in holders), default=0)
+
+
+def _turns(
+    holders: Sequence[CreditHolder], least: Sequence[int], free: int, now: float, ahead: set[int]
+) -> list[int]:
+    """Active turns go on, and as many expired ones end as holders wait for whom there is no room;
+    the least served come first.
+
+    What an expired turn leaves is given to nobody before it has drained, so that the new grants
+    and what is in flight from earlier ones stay within the budget together.
+    """
+    order = sorted(
+        range(len(holders)), key=lambda i: (holders[i].served, holders[i].credit_changed)
+    )
+    order = [i for i in order if i not in ahead]
+    grants = [0] * len(holders)
+    for i in order:
+        if holders[i].credit and not _expired(holders[i], now) and least[i] <= free:
+            grants[i], free = least[i], free - least[i]
+    expired = []
+    for i in order:
+        if holders[i].credit and _expired(holders[i], now) and least[i] <= free:
+            expired.append(i)
+            free -= least[i]
+    unserved = 0
+    for i in order:
+        if holders[i].credit:
+            continue
+        if unserved or least[i] > free:  # nor does a smaller one overtake
+            unserved += least[i]
+        else:
+            grants[i], free = least[i], free - least[i]
+    for i in reversed(expired):
+        if unserved > 0:
+            unserved -= least[i]
+        else:
+            grants[i] = least[i]
+    return grants
 
 
 def _expired(holder: CreditHolder, now: float) -> bool:

@@ -24,7 +24,14 @@ from typing import Any
 import lmdb
 
 from stream_ssl.ingest.rate_limited_logger import RateLimitedLogger
-from stream_ssl.ingest.recovery import recover
+from stream_ssl.ingest.recovery import (
+    BackgroundCheck,
+    Checked,
+    is_gap,
+    recover,
+    replace_damaged,
+    salvage,
+)
 from stream_ssl.ingest.segment import (
     MAX_RECORDS,
     PAGE,
@@ -91,6 +98,8 @@ class Journal:
 
     Opening needs no operator: a damaged segment is set aside (beside the folder, as
     `<name>.damaged-<time>-<segment>`), replaced by its intact records and counted in `damaged`.
+    The newest is checked at once, and the journal can then be used; the older ones are read through
+    by a process of its own meanwhile, and `take_checked` deals with what it has found.
 
     Args:
         path: folder of the journal; made if missing.
@@ -99,7 +108,7 @@ class Journal:
             and 64 MiB.
         forget_days: when a segment begins, the state of a producer that has sent nothing for so
             long is dropped, and takes no more bytes in each segment.
-        check: whether opening searches old segments for damage, in a process of its own.
+        check: whether segments are searched for damage, the old ones in the background.
 
     Raises:
         ValueError: budget or segment_bytes are too small.
@@ -131,6 +140,7 @@ class Journal:
         self._forget_seconds = 86_400 * forget_days
         self._active: Segment | None = None
         self._active_bytes = 0
+        self._check: BackgroundCheck | None = None
         self._lock_handle: int | None = _lock_for_writing(self.path)
         try:
             found = recover(self.path, check)
@@ -150,6 +160,11 @@ class Journal:
         self._state_bytes = sum(state_bytes(*item) for item in self._states.items())
         self._total = found.total  # bytes of header and payload ever journalled
         self._last = found.last
+        older = [path for _, path in found.unchecked]
+        starts = [first for first, _ in found.unchecked]
+        # First position -> that of the segment before; not to be opened here before it is checked.
+        self._unchecked = dict(zip(starts, [0, *starts], strict=False))
+        self._check = BackgroundCheck(older)
         # The first append begins a new segment. An older one is only ever read, so that damage to
         # LMDB's list of free pages, which no reader notices, does no harm.
         self._active_first = found.last + 1
@@ -196,6 +211,9 @@ class Journal:
         position = max(position, self.first)
         firsts = [*(first for first, _ in self._sealed), self._active_first]
         start = max(first for first in firsts if first <= position)
+        if start in self._unchecked:  # at most
+            held = sum(size for first, size in self._sealed if first >= start)
+            return min(self._total, held + self._active_bytes)
         try:
             before = self._bytes_before(start, position)
         except (Damaged, lmdb.Error) as error:
@@ -231,6 +249,56 @@ class Journal:
         except (lmdb.Error, OSError, Damaged) as error:
             self._close_active()
             raise _translate(error, self.path) from error
+
+    def take_checked(self, wait: bool = False) -> None:
+        """Replaces old segments that the check has found damaged since the last call; never raises.
+
+        Args:
+            wait: until all are checked.
+        """
+        for checked in self._check.take(wait) if self._check is not None else ():
+            first = int(checked.path.name.rpartition("-")[2])
+            before = self._unchecked.get(first, 0)
+            if all(start != first for start, _ in self._sealed):
+                self._unchecked.pop(first, None)  # trimmed in the meantime
+            elif checked.fault is not None:
+                self._replace_damaged(first, before, checked)
+            else:
+                del self._unchecked[first]
+                self.damaged += bool(before) and is_gap(self.path, checked.follows, before)
+
+    def _replace_damaged(self, first: int, before: int, checked: Checked) -> None:
+        self.damaged += 1
+        index = [start for start, _ in self._sealed].index(first)
+        following = [start for start, _ in self._sealed[index + 1 :]]
+        bound = following[0] if following else self._active_first
+        try:
+            states = self._states_of(before)
+            fault = str(checked.fault)
+            kept = replace_damaged(checked.path, first, bound, before, states, fault)
+        except (OSError, lmdb.Error) as error:
+            log.error(
+                "journal segment %s is damaged (%s) and cannot be replaced now (%s): the next "
+                "start tries again",
+                checked.path.name,
+                checked.fault,
+                error,
+            )
+            return
+        del self._unchecked[first]
+        self._sealed[index : index + 1] = [(first, file_bytes(checked.path))] if kept else []
+
+    def _states_of(self, first: int) -> dict[str, ProducerState]:
+        """The states in the segment that begins at `first`; none where there is no such, or not a
+        good one."""
+        try:
+            segment = Segment(segment_path(self.path, first))
+        except Damaged:
+            return {}
+        try:
+            return segment.states()
+        finally:
+            segment.close()
 
     def count_fitting(self, entries: Sequence[Entry]) -> int:
         """How many of the entries, from the first on, the budget has room for."""
@@ -277,7 +345,10 @@ class Journal:
         self._active_first, self._last = position, position - 1
 
     def close(self) -> None:
-        """Closes the files; everything appended is on disk already."""
+        """Closes the files; everything appended is on disk already. What is not checked yet will
+        be at the next start."""
+        if self._check is not None:
+            self._check.stop()
         if self._active is not None:
             self._active.close()
             self._active = None
@@ -425,7 +496,8 @@ class JournalReader:
         path: the journal's folder; it may be created later.
 
     Attributes:
-        corrupt: records (or, where LMDB itself finds damage, segments) skipped so far.
+        corrupt: damaged records skipped so far, and segments in whose tree LMDB found damage: of
+            these the intact records are read all the same.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -433,6 +505,7 @@ class JournalReader:
         self.corrupt = 0
         self._open: Segment | None = None
         self._reported: set[int] = set()
+        self._salvaged: tuple[Path | None, dict[int, bytes]] = (None, {})
 
     @property
     def first(self) -> int:
@@ -474,9 +547,10 @@ class JournalReader:
             try:
                 records = self._read(path, max(position, start), bound, max_bytes)
             except (Damaged, lmdb.Error, FileNotFoundError) as error:
-                if path.exists():  # else trimmed in the meantime
-                    self._count_corrupt(start, f"segment {path}: {error}")
-                continue
+                if not path.exists():  # trimmed in the meantime
+                    continue
+                self._count_corrupt(start, f"segment {path}: {error}")
+                records = self._salvage(path, start, position, bound, max_bytes)
             if records:
                 return records
         return []
@@ -512,6 +586,22 @@ class JournalReader:
                     records.append(record)
                     size += len(record.header) + len(record.payload)
                 more = cursor.next()
+        return records
+
+    def _salvage(
+        self, path: Path, start: int, position: int, bound: int | None, max_bytes: int
+    ) -> list[Record]:
+        """Intact records of a damaged segment, which its writer has not replaced by them yet."""
+        if bound is None:  # the newest: checked before anything is written behind it
+            return []
+        if self._salvaged[0] != path:
+            self._salvaged = (path, salvage(path, start, bound))
+        records: list[Record] = []
+        size = 0
+        for found, value in self._salvaged[1].items():
+            if found >= position and size < max_bytes:
+                records.append(unpack_record(memoryview(value)))
+                size += len(value)
         return records
 
     def _bounds(self, path: Path) -> tuple[int, int] | None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from stream_ssl.ingest.access import Access, belongs
-from stream_ssl.ingest.credit import CreditPolicy
+from stream_ssl.ingest.credit import IDLE_SECONDS, CreditPolicy, least_served
 from stream_ssl.ingest.group_commit import CommitBatch, GroupCommit
 from stream_ssl.ingest.journal import JournalError
 from stream_ssl.ingest.rate_limited_logger import RateLimitedLogger, printable
@@ -38,7 +38,10 @@ class Session:
         through: the last sequence that is durable.
         credit: bytes granted, as last sent.
         credit_changed: when credit last began or ended.
-        turns: how often credit began.
+        largest: bytes of its largest packet; 0: not known, or it may wait to send a larger one.
+        served: bytes accepted from it; one that is not greedy counts as no worse served than those
+            that are.
+        greedy: whether it has been sending whenever it had credit.
         revoked: bytes of credit that were taken back and may still be in flight.
         last_received: when a message last came.
         last_acked: when an ACK was last sent.
@@ -56,7 +59,9 @@ class Session:
     credit_changed: float
     last_received: float
     credit: int = 0
-    turns: int = 0
+    largest: int = 0
+    served: int = 0
+    greedy: bool = False
     revoked: int = 0
     last_acked: float = 0.0
     missing: int = 0
@@ -145,6 +150,7 @@ class ProtocolState:
 
     Attributes:
         room: bytes that journal and learner can take, as last measured.
+        scarce: that is little, and comes as fast as the learner makes it.
         closing: no more credit, no new sessions.
         captured, received: times of the latest sample and packet, seconds since the Unix epoch.
     """
@@ -166,6 +172,7 @@ class ProtocolState:
         self.counters = Counters()
         self.closing = False
         self.room = 0
+        self.scarce = False
         self.captured: float | None = None
         self.received: float | None = None
         self._access = access
@@ -175,6 +182,7 @@ class ProtocolState:
         self._acks_due: dict[bytes, Session] = {}
         self._limited_log = RateLimitedLogger(log)
         self._hello_log = RateLimitedLogger(log, lines=20)
+        self._hellos: dict[bytes, tuple[str | None, Hello]] = {}  # that wait for a commit
         self._known: set[str] = set()  # producers of whom this receiver has accepted a packet
 
     # -- messages from producers
@@ -221,7 +229,9 @@ class ProtocolState:
         else:
             raise WireError("malformed", f"{type(message).__name__} is the receiver's to send")
 
-    def _hello(self, route: bytes, user: str | None, hello: Hello, now: float) -> None:
+    def _hello(
+        self, route: bytes, user: str | None, hello: Hello, now: float, wait: bool = True
+    ) -> None:
         name = hello.producer
         if self._access is not None and not self._access.permits(user, name):
             raise WireError("unauthorised", f"this key may not speak for producer {name!r}")
@@ -229,13 +239,15 @@ class ProtocolState:
             raise WireError("malformed", f"HELLO: first {hello.first} is beyond {MAX_FIRST}")
         if self.closing:
             return
+        if wait and name in self.group.batch.last_sequences:
+            # WELCOME's `resume` must be up to date, but a HELLO is not worth an fsync of its own.
+            self._hellos[route] = (user, hello)
+            return
         other = self.sessions.by_producer(name)
         if other is not None and other.route != route and self._yields(other, hello, now):
             raise WireError("superseded", f"a newer {name!r} is connected (epoch {other.epoch})")
         if not self.journal.state(name).sequence:
             self._check_names(user, name)
-        if name in self.group.batch.last_sequences:
-            self.commit(now)  # so that WELCOME's `resume` is up to date
         session = self._open_session(route, user, hello, now)
         if self.policy.share(len(self.sessions), self.room):
             self.grant(now, quiet=session)  # else it waits for a turn
@@ -278,6 +290,7 @@ class ProtocolState:
             last_received=now,
             last_acked=now,
             missing=missing,
+            served=least_served(list(self.sessions)),
         )
         self.sessions.open(session)
         self._acks_due.pop(route, None)
@@ -365,6 +378,9 @@ class ProtocolState:
                 self.captured = captured
         self._count_missing(session)
         self._known.add(session.producer)
+        session.largest = max(session.largest, data.size)
+        session.served += data.size
+        session.greedy = True
         session.expected += 1
         session.gap_sent = 0.0
 
@@ -410,13 +426,24 @@ class ProtocolState:
         except ValueError:
             log.exception("a batch was out of order; its producers are asked to say HELLO")
             self._drop_sessions(self.group.discard())
+            self._resume_hellos(now)
             return True
         if result.durable is not None:
             self.counters.fsync_seconds = result.fsync_seconds
             self._acknowledge(result.durable, now)
         if result.error is not None:
             self._stop_credit(result.error, now)
+        self._resume_hellos(now)
         return not self.group.batch
+
+    def _resume_hellos(self, now: float) -> None:
+        """Answers the HELLOs that waited, whatever became of the commit."""
+        waiting, self._hellos = self._hellos, {}
+        for route, (user, hello) in waiting.items():
+            try:
+                self._hello(route, user, hello, now, wait=False)
+            except WireError as error:
+                self._refuse(route, Nack(0, error.reason, str(error), permanent=True))
 
     def _acknowledge(self, durable: CommitBatch, now: float) -> None:
         self.room -= durable.bytes
@@ -446,9 +473,12 @@ class ProtocolState:
     def grant(self, now: float, quiet: Session | None = None) -> None:
         """Shares credit out, and sends an ACK where a share changed, except to `quiet`."""
         holders = list(self.sessions)
+        self._note_idle(holders, now)
         blocked = self.closing or not self.group.ready
         room = 0 if blocked else max(0, self.room - self.group.batch.bytes)
-        for session, credit in zip(holders, self.policy.plan(holders, room, now), strict=True):
+        for session, credit in zip(
+            holders, self.policy.plan(holders, room, now, self.scarce), strict=True
+        ):
             before = session.credit
             if before <= credit and (credit - before) * 4 <= before:
                 continue  # a small rise is not worth a message; any fall is
@@ -456,10 +486,17 @@ class ProtocolState:
                 used = session.last_received >= session.credit_changed
                 session.revoked = before if used else 0
                 session.credit_changed = now
-                session.turns += credit > 0
             session.credit = credit
             if session is not quiet:
                 self._ack(session, now)
+
+    def _note_idle(self, holders: list[Session], now: float) -> None:
+        """Who has credit and sends nothing is owed nothing, and may wait to send a large packet."""
+        for session in holders:
+            silent = now - max(session.last_received, session.credit_changed)
+            if session.credit and silent >= IDLE_SECONDS:
+                session.greedy, session.largest = False, 0
+                session.served = max(session.served, least_served(holders))
 
     def flush(self, now: float) -> None:
         """Sends the ACKs that are due: to duplicates, and where one could not be sent before."""

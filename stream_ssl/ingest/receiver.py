@@ -182,7 +182,7 @@ class Receiver:
             self._poller.register(self._zap, zmq.POLLIN)
         socket: zmq.Socket[Any] = self._context.socket(zmq.ROUTER)
         limit = self._policy.each + self._policy.max_packet + _FRAME_SLACK
-        self._unfinished = UnfinishedMessages(socket, limit)
+        self._unfinished = UnfinishedMessages(socket, limit, self._policy.total + 2 * limit)
         self._poller.register(self._unfinished.monitor, zmq.POLLIN)
         self._socket = socket
         for option, value in (
@@ -303,14 +303,17 @@ class Receiver:
         if self._full != full:
             self._full = full
             self.offsets.set_journal_full(full)
+        most = self.journal.budget // 2
         if self._max_lag is not None:
-            room = min(room, self._max_lag - self._lag)
+            room, most = min(room, self._max_lag - self._lag), min(most, self._max_lag)
         protocol.room = room
+        protocol.scarce = room < min(self._policy.total, most // 4)
         protocol.grant(now)
         if now >= self._probe_at:
             self._probe_at = now + _IDLE_SECONDS
             protocol.probe(now)
             self.journal.clear_readers()
+            self.journal.take_checked()
 
     def _drain(self) -> Iterator[ReceiverRecord]:
         protocol = self._protocol

@@ -6,10 +6,12 @@ import logging
 import mmap
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from queue import SimpleQueue
 
 from stream_ssl.durable import sync
 from stream_ssl.ingest import segment_check
@@ -49,20 +51,33 @@ class Recovered:
     total: int = 0  # bytes of header and payload ever journalled
     damaged: int = 0  # segments, missing ones included
     dropped: int = 0  # first position of the last segment that had no intact record
+    unchecked: list[tuple[int, Path]] = field(default_factory=list)  # older ones, not opened yet
 
 
 def recover(folder: Path, check: bool) -> Recovered:
     """Finds the segments, and replaces damaged ones by new ones of their intact records.
+
+    Only the newest are looked into, back to a good one with records, for all that a writer must
+    know stands there. Those before it are `unchecked`, for a `Check` while the journal is in use.
 
     Raises:
         NewerFormat: a later version wrote them.
         OSError, lmdb.Error: the disk does not take the intact records of a damaged segment.
     """
     finish_interrupted(folder)
-    found = Recovered()
     segments = list_segments(folder)
-    damaged = find_damaged([path for _, path in segments]) if check else {}
-    for index, (first, path) in enumerate(segments):
+    damaged: dict[Path, str] = {}
+    begin = len(segments)
+    while begin > 0:
+        begin -= 1
+        path = segments[begin][1]
+        if check:
+            damaged |= {c.path: c.fault for c in Check([path]) if c.fault is not None}
+        if path not in damaged and _holds_records(path):
+            break
+    found = Recovered([(first, file_bytes(path)) for first, path in segments[:begin]])
+    found.unchecked = segments[:begin] if check else []
+    for index, (first, path) in enumerate(segments[begin:], begin):
         bound = segments[index + 1][0] if index + 1 < len(segments) else None
         try:
             if path in damaged:
@@ -75,19 +90,25 @@ def recover(folder: Path, check: bool) -> Recovered:
     return found
 
 
+def _holds_records(path: Path) -> bool:
+    try:
+        segment = Segment(path)
+    except Damaged:
+        return False
+    try:
+        return segment.bounds() is not None
+    finally:
+        segment.close()
+
+
 def _add_segment(found: Recovered, first: int, path: Path) -> None:
     """Adds a good segment, the newest so far."""
     segment = Segment(path)
     try:
         bounds, states = segment.bounds(), segment.states()
-        if found.segments and segment.follows not in (0, found.segments[-1][0], found.dropped):
+        before = found.segments[-1][0] if found.segments else 0
+        if before and is_gap(path.parent, segment.follows, before, found.dropped):
             found.damaged += 1
-            log.error(
-                "journal %s: the segment that began at record %d is gone, and its records with it; "
-                "look after the disk, and at who else writes there",
-                path.parent,
-                segment.follows,
-            )
         if bounds:
             found.total = max(found.total, segment.newest_total())
     finally:
@@ -97,11 +118,52 @@ def _add_segment(found: Recovered, first: int, path: Path) -> None:
     found.last = max(first - 1, bounds[1] if bounds else 0)
 
 
+def is_gap(folder: Path, follows: int, *before: int) -> bool:
+    """Whether the segment that another says it follows is none of those before it; logs that."""
+    if follows in (0, *before):
+        return False
+    log.error(
+        "journal %s: the segment that began at record %d is gone, and its records with it; "
+        "look after the disk, and at who else writes there",
+        folder,
+        follows,
+    )
+    return True
+
+
 def _rebuild_segment(
     found: Recovered, first: int, path: Path, bound: int | None, error: Exception
 ) -> None:
-    """Sets a damaged segment aside, and puts one of its intact records in its place."""
     found.damaged += 1
+    follows = found.segments[-1][0] if found.segments else 0
+    if replace_damaged(path, first, bound, follows, found.states, str(error)):
+        _add_segment(found, first, path)
+    else:
+        found.dropped = first
+    if bound is None:  # how far it went is unknown: leave a gap, so that no position is used twice
+        found.last = first + MAX_RECORDS
+
+
+def replace_damaged(
+    path: Path,
+    first: int,
+    bound: int | None,
+    follows: int,
+    states: Mapping[str, ProducerState],
+    fault: str,
+) -> bool:
+    """Sets a damaged segment aside, and puts one of its intact records in its place; whether there
+    were any.
+
+    Args:
+        path, first, bound: as of `salvage`.
+        follows: first position of the previous segment; 0: none.
+        states: of the producers, as of that one.
+        fault: what is wrong, for the log.
+
+    Raises:
+        OSError, lmdb.Error: the disk does not take the intact records; all is as before.
+    """
     values = salvage(path, first, bound)
     stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
     folder = path.parent
@@ -109,54 +171,101 @@ def _rebuild_segment(
     fresh = None
     if values:
         size = sum(disk_bytes(len(value)) for value in values.values()) + (4 << 20)
-        follows = found.segments[-1][0] if found.segments else 0
-        states = states_after(found.states, values)
-        fresh = create_segment(path, states, size, values, follows)
+        fresh = create_segment(path, states_after(states, values), size, values, follows)
     path.rename(aside)
     if fresh is not None:
         publish_segment(fresh, path)
-        _add_segment(found, first, path)
-    else:
-        found.dropped = first
-    if bound is None:  # how far it went is unknown: leave a gap, so that no position is used twice
-        found.last = first + MAX_RECORDS
     sync(folder)
     log.error(
         "journal segment %s is damaged: %s; %d intact records were taken over, the original was "
         "set aside as %s",
         path.name,
-        error,
+        fault,
         len(values),
         aside,
     )
+    return fresh is not None
 
 
-def find_damaged(paths: Sequence[Path]) -> dict[Path, str]:
-    """The segments that cannot be read through, each with the reason."""
-    damaged: dict[Path, str] = {}
-    progress = RateLimitedLogger(log, _PROGRESS_SECONDS)
-    checked = 0
-    while checked < len(paths):
-        process = _start_check(paths[checked:])
-        with process:
-            assert process.stdout is not None
-            assert process.stderr is not None
-            # However long it takes: a disk that is slow, or busy, holds no damaged segments.
-            for line in process.stdout:
-                checked += line.startswith(b"good ")
-                text = f"journal: {checked} of {len(paths)} segments checked for damage"
-                progress.log(logging.INFO, "check", text)
-            said = process.stderr.read().decode(errors="replace").strip().splitlines()
-        if checked < len(paths):
-            status = f"reading it ends the process (status {process.returncode})"
-            damaged[paths[checked]] = said[-1] if said else status
-            checked += 1
-    return damaged
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A segment that was read through."""
+
+    path: Path
+    follows: int = 0  # first position of the previous segment, as this one tells it; 0: unknown
+    fault: str | None = None  # why it cannot be read through
 
 
-def _start_check(paths: Sequence[Path]) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-I", segment_check.__file__, *map(str, paths)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+class Check:
+    """Reads segments through, in a process of its own, which a damaged one may end.
+
+    Iterating gives a `Checked` for each, in order; it waits for the disk as long as that takes.
+    """
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._paths = list(paths)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stopped = False
+
+    def __iter__(self) -> Iterator[Checked]:
+        progress = RateLimitedLogger(log, _PROGRESS_SECONDS)
+        checked, count = 0, len(self._paths)
+        while checked < count and not self._stopped:
+            with self._start(self._paths[checked:]) as process:
+                assert process.stdout is not None
+                assert process.stderr is not None
+                # However long it takes: a disk that is slow, or busy, holds no damaged segments.
+                for line in process.stdout:
+                    if line.startswith(b"good "):
+                        yield Checked(self._paths[checked], int(line.split()[2]))
+                        checked += 1
+                    text = f"journal: {checked} of {count} segments checked for damage"
+                    progress.log(logging.INFO, "check", text)
+                said = process.stderr.read().decode(errors="replace").strip().splitlines()
+            if checked < count and not self._stopped:
+                status = f"reading it ends the process (status {process.returncode})"
+                yield Checked(self._paths[checked], fault=said[-1] if said else status)
+                checked += 1
+
+    def stop(self) -> None:
+        """Ends the process, and so the iteration; from any thread."""
+        self._stopped = True
+        if self._process is not None:
+            self._process.kill()
+
+    def _start(self, paths: Sequence[Path]) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-I", segment_check.__file__, *map(str, paths)]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        if self._stopped:  # meanwhile
+            self._process.kill()
+        return self._process
+
+
+class BackgroundCheck:
+    """A `Check` in a thread, while the journal is in use."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._check = Check(paths)
+        self._found: SimpleQueue[Checked] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="journal check", daemon=True)
+        if paths:
+            self._thread.start()
+
+    def take(self, wait: bool = False) -> list[Checked]:
+        """What was checked since the last call; with `wait`, all that is left to be."""
+        if wait and self._thread.is_alive():
+            self._thread.join()
+        return [self._found.get() for _ in range(self._found.qsize())]
+
+    def stop(self) -> None:
+        """Ends it, finished or not."""
+        self._check.stop()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        for checked in self._check:
+            self._found.put(checked)
 
 
 def salvage(path: Path, first: int, bound: int | None) -> dict[int, bytes]:

@@ -1,7 +1,8 @@
 """Reads segments in a process of its own: `python segment_check.py SEGMENT_FOLDER...`.
 
 LMDB trusts its pages: on a damaged one it may abort or read outside the file, and end the process.
-Prints `good N` after the N-th folder; whoever reads that knows at which one the process died.
+Prints `good N FOLLOWS` after the N-th folder; whoever reads that knows at which one the process
+died, and which segment each says that it follows.
 Imports only lmdb, so that it starts at once.
 """
 
@@ -31,12 +32,14 @@ def read(folder: str) -> None:
             pass
 
 
-def walk(folder: str) -> None:
+def walk(folder: str) -> int:
     """Touches every page that a reader could come to, except the insides of records' payloads.
+    Returns the first position of the previous segment, as this one tells it; 0: none, or unknown.
 
     Raises:
         lmdb.Error, ValueError: damage that LMDB or this check notices.
     """
+    follows = b"0"
     size = os.stat(os.path.join(folder, "data.mdb")).st_size  # noqa: PTH116, PTH118
     with lmdb.open(
         folder, max_dbs=3, create=False, readonly=True, lock=False, readahead=False, map_size=0
@@ -52,17 +55,20 @@ def walk(folder: str) -> None:
                         raise ValueError("keys out of order")
                     if len(value):
                         value[-1]  # a wrong length crashes here, not in a reader
+                    if (name, bytes(key)) == (b"meta", b"follows"):
+                        follows = bytes(value)
                     before, count = bytes(key), count + 1
                 if count != txn.stat(database)["entries"]:
                     raise ValueError(f"{count} entries where others are due")
+    return int(follows)
 
 
 def main(folders: list[str]) -> None:
     for number, folder in enumerate(folders):
         read(folder)
         signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)  # SIGPROF ends the process
-        walk(folder)
-        os.write(1, f"good {number}\n".encode())
+        follows = walk(folder)
+        os.write(1, f"good {number} {follows}\n".encode())
 
 
 if __name__ == "__main__":

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import resource
 import socket
 import struct
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import zmq
@@ -22,6 +24,9 @@ _IDLE_BYTES = 256  # a second, of heartbeats
 _SHARE = 0.05  # of the receiver's time, at most
 
 
+_LOCAL = ""  # the peer of a connection over ipc://
+
+
 @dataclass(slots=True)
 class _Connection:
     peer: Any  # address and port: the descriptor may be another's by now
@@ -31,22 +36,26 @@ class _Connection:
 
 
 class UnfinishedMessages:
-    """Cuts off a TCP connection that sends more bytes than a conforming peer could without ending a
-    message. Linux counts the bytes; elsewhere nothing is cut off.
+    """Cuts off a connection that sends more bytes than a conforming peer could without ending a
+    message. Of TCP, Linux counts the bytes; elsewhere nothing is cut off. Nobody counts those of
+    ipc://: once this process holds more memory than it should, its connections that have ended no
+    message since the last check are cut off; a producer that was innocent connects again.
 
     Args:
         server: the socket to watch, before it is bound.
         limit: bytes of an unfinished message, at most.
+        memory: bytes that this process may come to hold beside what it holds now.
 
     Attributes:
         monitor: to be polled for `follow`.
         cut: connections cut off so far.
     """
 
-    def __init__(self, server: zmq.Socket[Any], limit: int) -> None:
+    def __init__(self, server: zmq.Socket[Any], limit: int, memory: int) -> None:
         self.monitor = server.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
         self.cut = 0
         self._server, self._limit = server, limit
+        self._memory = memory + _resident()
         self._connections: dict[int, _Connection] = {}
         self._next = 0.0
         self._limited_log = RateLimitedLogger(log)
@@ -59,8 +68,9 @@ class UnfinishedMessages:
             self._connections.pop(descriptor, None)
             if event["event"] == zmq.EVENT_ACCEPTED:
                 with contextlib.suppress(OSError), _borrowed(descriptor) as tcp:
-                    if tcp.family != socket.AF_UNIX:
-                        self._connections[descriptor] = _Connection(tcp.getpeername())
+                    local = tcp.family == socket.AF_UNIX
+                    peer = _LOCAL if local else tcp.getpeername()
+                    self._connections[descriptor] = _Connection(peer)
 
     def finished(self, frame: zmq.Frame) -> None:
         """A message came, with this frame."""
@@ -72,10 +82,15 @@ class UnfinishedMessages:
         """Check all connections, if it is time to; how many were cut off."""
         if now < self._next or not hasattr(socket, "TCP_INFO"):
             return 0
-        before = self.cut
+        before, held = self.cut, _resident()
         for descriptor, connection in list(self._connections.items()):
             with contextlib.suppress(OSError, struct.error), _borrowed(descriptor) as tcp:
-                self._check(tcp, connection, now)
+                if connection.peer == _LOCAL:
+                    self._check_local(tcp, connection, held)
+                else:
+                    self._check(tcp, connection, now)
+        if self.cut > before:  # what the allocator keeps is not held against those that come
+            self._memory = max(self._memory, held)
         self._next = now + (time.monotonic() - now) / _SHARE
         return self.cut - before
 
@@ -91,13 +106,34 @@ class UnfinishedMessages:
             connection.bytes, connection.since, connection.finished = received, now, False
         unfinished = received - connection.bytes - _IDLE_BYTES * (now - connection.since)
         if unfinished > self._limit and tcp.getpeername() == connection.peer:
-            tcp.shutdown(socket.SHUT_RDWR)
-            self.cut += 1
-            self._limited_log.warning(
-                "unfinished",
-                f"cut a connection from {connection.peer[0]} off: {unfinished:.0f} bytes of a "
-                f"message that does not end, at most {self._limit} are taken; look at what it runs",
+            self._cut_off(
+                tcp,
+                f"{connection.peer[0]} off: {unfinished:.0f} bytes of a message that does not end, "
+                f"at most {self._limit} are taken",
             )
+
+    def _check_local(self, local: socket.socket, connection: _Connection, held: int) -> None:
+        if not connection.finished and held > self._memory:
+            self._cut_off(
+                local, f"this machine off: it ends no message, and {held:,} bytes are held here"
+            )
+        connection.finished = False
+
+    def _cut_off(self, connection: socket.socket, why: str) -> None:
+        connection.shutdown(socket.SHUT_RDWR)
+        self.cut += 1
+        self._limited_log.warning(
+            "unfinished", f"cut a connection from {why}; look at what it runs"
+        )
+
+
+def _resident() -> int:
+    """Bytes of memory that this process holds, beside files; 0 where that is not told."""
+    try:
+        _, resident, shared, *_ = Path("/proc/self/statm").read_text().split()
+    except (OSError, ValueError):
+        return 0
+    return (int(resident) - int(shared)) * resource.getpagesize()
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from stream_ssl.batch import Offset
@@ -32,6 +32,14 @@ DAMAGED = "damaged-"
 INCOMPLETE = ".incomplete-"
 IDLE_SECONDS = 60.0
 """Without a checkpoint, after which one is due while the stream pauses."""
+PARTS = ("model", "optimiser", "memory", "rng")
+"""Of `Learner.capture`: the tensors without which nothing can go on."""
+
+UNREADABLE = (
+    *(OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError),
+    SafetensorError,
+)
+"""What files raise that anybody may have written."""
 
 
 class CheckpointError(RuntimeError):
@@ -171,7 +179,7 @@ class Checkpointer:
         Raises CheckpointError if it was written by a newer version of this program.
         """
         for path in reversed(self._paths()):
-            reason = damage(path)
+            reason = checkpoint_damage(path)
             if reason is not None:
                 self._set_aside(path, reason)
                 continue
@@ -204,7 +212,7 @@ class Checkpointer:
     def _write(self, target: Path, captured: Capture, config: Mapping[str, Any]) -> int:
         if target.exists():
             # A step names one state of a run, so what is there and whole is this one.
-            reason = damage(target)
+            reason = checkpoint_damage(target)
             if reason is None:
                 return sum(path.stat().st_size for path in target.iterdir())
             self._set_aside(target, reason)
@@ -279,11 +287,40 @@ def damage(folder: Path) -> str | None:
         entries = json.loads((folder / MANIFEST).read_text())["files"]
         for name, entry in entries.items():
             path = folder / name
+            if Path(name).name != name or not path.is_file():
+                return f"{MANIFEST} lists {name!r}, which is no file of it"
             if path.stat().st_size != entry["bytes"]:
                 return f"{name} has {path.stat().st_size} bytes instead of {entry['bytes']}"
             if _hash(path) != entry["sha256"]:
                 return f"{name} does not have the hash it was written with"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except UNREADABLE as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def checkpoint_damage(folder: Path) -> str | None:
+    """What is wrong with a checkpoint: a file that is not as it was sealed, or that was never a
+    checkpoint's. One of a newer version is taken to be whole."""
+    if (reason := damage(folder)) is not None:
+        return reason
+    try:
+        listed = json.loads((folder / MANIFEST).read_text())["files"]
+        due = {STATE, *(f"{name}.safetensors" for name in PARTS)}
+        if missing := sorted(due - set(listed)):
+            return f"{MANIFEST} does not list {', '.join(missing)}"
+        facts = json.loads((folder / STATE).read_text())
+        if int(facts["version"]) > FORMAT:
+            return None
+        number = folder.name.removeprefix(PREFIX)
+        if number.isdigit() and int(number) != int(facts["step"]):
+            return f"{STATE} is of step {facts['step']}"
+        _offset(facts)
+        float(facts["created"])
+        dict(facts["config"])
+        for name in PARTS:
+            with safe_open(folder / f"{name}.safetensors", "pt") as tensors:
+                tensors.keys()
+    except UNREADABLE as error:
         return f"{type(error).__name__}: {error}"
     return None
 

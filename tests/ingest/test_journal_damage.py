@@ -26,6 +26,13 @@ def build(folder, groups=12):
     journal.close()
 
 
+def checked(folder):
+    """An open journal, all segments of which have been looked at."""
+    journal = Journal(folder, budget=8 << 20, segment_bytes=256 << 10)
+    journal.take_checked(wait=True)
+    return journal
+
+
 def packet(sequence):
     return Entry("robot", sequence, None, float(sequence), b"head", body(sequence))
 
@@ -116,7 +123,7 @@ def test_a_truncated_segment_gives_its_intact_records_back(tmp_path, which):
     content = data.read_bytes()
     data.write_bytes(content[: content.index(body(first + 3)) + 100])
 
-    journal = Journal(folder, budget=8 << 20)
+    journal = checked(folder)
     assert journal.damaged == 1
     assert len(list(tmp_path.glob("journal.damaged-*"))) == 1
     records, corrupt = read_all(folder)
@@ -229,14 +236,14 @@ def test_a_segment_that_is_gone_as_a_whole_is_counted(tmp_path, caplog):
     assert len(segments) > 4
     shutil.rmtree(segments[2][1])
 
-    journal = Journal(tmp_path, budget=8 << 20, segment_bytes=256 << 10)
+    journal = checked(tmp_path)
     assert journal.damaged == 1
     assert f"the segment that began at record {segments[2][0]} is gone" in caplog.text
     assert (journal.producers(), journal.last) == (states, last)
     journal.append([Entry("robot", 200, None, 1.5, b"header", bytes(9000))])
     journal.trim(segments[3][0])  # the loss is behind what anybody needs
     journal.close()
-    journal = Journal(tmp_path, budget=8 << 20, segment_bytes=256 << 10)
+    journal = checked(tmp_path)
     assert journal.damaged == 0
     journal.close()
 
@@ -245,7 +252,7 @@ SLOW = """
 import os, sys, time
 for n in range(len(sys.argv) - 1):
     time.sleep(0.3)
-    os.write(1, f"begin {n}\\ngood {n}\\n".encode())
+    os.write(1, f"begin {n}\\ngood {n} 0\\n".encode())
 """
 
 
@@ -259,8 +266,73 @@ def test_a_slow_disk_is_told_of_and_is_no_damage(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(recovery.segment_check, "__file__", str(slow))
     monkeypatch.setattr(recovery, "_PROGRESS_SECONDS", 0.0)
     journal = Journal(folder)
+    journal.take_checked(wait=True)
     assert journal.damaged == 0
-    assert f"{count} of {count} segments checked for damage" in caplog.text
+    assert f"{count - 1} of {count - 1} segments checked for damage" in caplog.text
+    journal.close()
+
+
+STUCK = """
+import os, sys, time
+if len(sys.argv) == 2:  # the newest
+    os.write(1, b"good 0 0\\n")
+else:
+    time.sleep(600)
+"""
+
+
+def test_a_journal_is_in_use_while_its_old_segments_are_checked(tmp_path, monkeypatch):
+    folder = tmp_path / "journal"
+    build(folder)
+    stuck = tmp_path / "stuck.py"
+    stuck.write_text(STUCK)
+    monkeypatch.setattr(recovery.segment_check, "__file__", str(stuck))
+    journal = Journal(folder, budget=8 << 20, segment_bytes=256 << 10)
+    journal.append([packet(61)])
+    assert journal.state("robot").sequence == 61
+    assert journal.bytes_after(1) > 0  # at most: what is not checked is not opened
+    journal.trim(30)
+    journal.take_checked()
+    assert [r.sequence for r in read_all(folder)[0]] == list(range(list_segments(folder)[0][0], 62))
+    journal.close()  # ends the check too
+
+
+def test_a_reader_has_the_intact_records_before_a_segment_is_replaced(tmp_path):
+    folder = tmp_path / "journal"
+    build(folder)
+    first, path = list_segments(folder)[1]
+    content = (path / "data.mdb").read_bytes()
+    (path / "data.mdb").write_bytes(content[: content.index(body(first + 3)) + 100])
+    before, corrupt = read_all(folder)
+    assert corrupt == 1
+    assert {first, first + 1, first + 2} <= {r.sequence for r in before}
+    checked(folder).close()
+    assert read_all(folder)[0] == before
+
+
+def test_a_damaged_segment_that_cannot_be_replaced_waits_for_the_next_start(
+    tmp_path, monkeypatch, caplog
+):
+    folder = tmp_path / "journal"
+    build(folder)
+    (_, path), *_ = list_segments(folder)
+    (path / "data.mdb").write_bytes((path / "data.mdb").read_bytes()[:-4096])
+
+    def no_space(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(recovery, "create_segment", no_space)
+        journal = checked(folder)
+        assert journal.damaged == 1
+        assert "cannot be replaced now" in caplog.text
+        assert journal.bytes_after(1) > 0
+        journal.close()
+    journal = checked(folder)
+    assert journal.damaged == 1
+    journal.close()
+    journal = checked(folder)
+    assert journal.damaged == 0
     journal.close()
 
 

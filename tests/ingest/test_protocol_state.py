@@ -141,3 +141,22 @@ def test_an_older_epoch_is_superseded_only_while_the_newer_one_is_connected(prot
     protocol.gone.add(ROUTE)
     protocol.say(Hello("robot", epoch=1, first=1), route=OTHER)
     assert protocol.events[2:] == ["WELCOME 0"]
+
+
+def test_a_hello_waits_for_the_group_commit_and_costs_none_of_its_own(protocol):
+    """A producer that says HELLO after each packet must not make an fsync of each."""
+    for sequence in (1, 2):
+        protocol.say(packet(sequence))
+        protocol.say(Hello("robot", epoch=2, first=1))
+        protocol.say(Hello("robot", epoch=2, first=1))
+    assert protocol.events == []
+    protocol.commit(100.0)
+    assert protocol.events == ["append", "durable", "ACK 2", "WELCOME 2"]
+
+
+def test_a_hello_is_answered_though_the_journal_fails(protocol):
+    protocol.say(packet(1))
+    protocol.journal.error = JournalError("disk on fire")
+    protocol.say(Hello("robot", epoch=2, first=1))
+    protocol.commit(100.0)
+    assert protocol.events == ["append", "WELCOME 0"]

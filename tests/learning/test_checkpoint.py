@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import safetensors.torch
@@ -150,6 +152,50 @@ def test_any_flipped_bit_is_found_or_harmless(
     path.write_bytes(content)
     found = Checkpointer(folder).newest()
     assert found.step in ((2, 3) if file == "manifest.json" else (2,))
+    found.restore(build(found.offset))
+
+
+def forged(folder: Path, change) -> None:
+    """A manifest that somebody else wrote."""
+    content = json.loads((folder / "manifest.json").read_text())
+    change(folder, content["files"])
+    (folder / "manifest.json").write_text(json.dumps(content))
+
+
+def nested(folder: Path, _: dict[str, Any]) -> None:
+    content = b"[" * 100_000
+    (folder / "state.json").write_bytes(content)
+    listed(folder, _, "state.json", content)
+
+
+def listed(folder: Path, files: dict[str, Any], name: str, content: bytes) -> None:
+    digest = hashlib.sha256(content).hexdigest()
+    files[name] = {"bytes": len(content), "sha256": digest}
+    (folder / name).write_bytes(content)
+
+
+FORGERIES = {
+    "empty": lambda _, files: files.clear(),
+    "without the state": lambda _, files: files.pop("state.json"),
+    "without the weights": lambda _, files: files.pop("model.safetensors"),
+    "endless": lambda _, files: files.update({"/dev/zero": {"bytes": 0, "sha256": ""}}),
+    "outside": lambda _, files: files.update({"../x": {"bytes": 0, "sha256": ""}}),
+    "state of nothing": lambda at, files: listed(at, files, "state.json", b"{}"),
+    "state of another": lambda at, files: listed(
+        at, files, "state.json", (at.parent / "step-000000002" / "state.json").read_bytes()
+    ),
+    "state without an end": nested,
+    "no tensors": lambda at, files: listed(at, files, "model.safetensors", b"no tensors"),
+}
+
+
+@pytest.mark.parametrize("name", FORGERIES)
+def test_a_forged_manifest_falls_back(tmp_path: Path, whole: Path, name: str) -> None:
+    copy(whole, tmp_path)
+    forged(tmp_path / "step-000000003", FORGERIES[name])
+    checkpointer = Checkpointer(tmp_path)
+    found = checkpointer.newest()
+    assert (found.step, checkpointer.damaged) == (2, 1)
     found.restore(build(found.offset))
 
 

@@ -5,6 +5,7 @@ Shapes: D embedding, k occupied slots, N samples, C H W image.
 
 from __future__ import annotations
 
+import errno
 import gc
 import itertools
 import os
@@ -23,6 +24,7 @@ from image_file_worker import CAPACITY, built, embedding_of, image_of
 from memory_stream import SHAPE, offer, stream
 
 from memory import WorkingMemory
+from memory.columns import ImageFile
 from memory.eviction import MostDuplicated, Oldest
 from memory.scores import VonMisesFisher
 
@@ -44,13 +46,22 @@ def test_an_image_file_holds_what_memory_would(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "images").stat().st_mode) == 0o600
 
 
-def test_a_large_image_file_is_sparse(tmp_path: Path) -> None:
-    memory = WorkingMemory(1 << 16, 2, None, (3, 64, 64), image_file=tmp_path / "images")
-    image_NCHW = torch.full((3, 3, 64, 64), 7, dtype=torch.uint8)
-    memory.add(range(3), torch.eye(2)[[0, 1, 0]], image_NCHW)
+def test_room_for_all_images_is_taken_when_the_file_is_made(tmp_path: Path) -> None:
+    """Else the first write that a full disk has no room for would end the process."""
+    WorkingMemory(1 << 10, 2, None, (3, 64, 64), image_file=tmp_path / "images")
     found = (tmp_path / "images").stat()
-    assert found.st_size == (1 << 16) * 3 * 64 * 64
-    assert found.st_blocks * 512 < 1 << 20
+    assert found.st_size == (1 << 10) * 3 * 64 * 64
+    assert found.st_blocks * 512 >= found.st_size
+
+
+def test_a_disk_without_room_for_all_images_is_refused(tmp_path: Path) -> None:
+    path, side = tmp_path / "images", 1 << 15
+    with pytest.raises(
+        OSError, match=r"images takes 10,995,116,277,760 bytes .* make room"
+    ) as told:
+        ImageFile(path, 10 << 10, (1, side, side), torch.device("cpu"))
+    assert told.value.errno == errno.ENOSPC
+    assert path.stat().st_size == 0
 
 
 def test_a_file_serves_one_memory_of_one_size(tmp_path: Path) -> None:

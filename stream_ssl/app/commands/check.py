@@ -63,6 +63,7 @@ def check_learner(parser: ArgumentParser, settings: Namespace) -> None:
     import torch
 
     from stream_ssl.app import build
+    from stream_ssl.app.warm_start import warm_start
 
     device = settings.learner.device
     if device.startswith("cuda") and not torch.cuda.is_available():
@@ -71,7 +72,9 @@ def check_learner(parser: ArgumentParser, settings: Namespace) -> None:
         settings.learner.device = "cpu"
     for line in build.without_effect(config.resolved(parser, settings)):
         log.warning("%s", line)
-    build.dry_run(parser.instantiate(settings))
+    learner = build.dry_run(parser.instantiate(settings))
+    if settings["from"] is not None and restart.stored(settings.run) is None:
+        warm_start(settings, learner)
 
 
 def summary(parser: ArgumentParser, settings: Namespace) -> str:

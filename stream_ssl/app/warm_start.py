@@ -1,0 +1,112 @@
+"""`--from`: a new run that begins with the weights of an old one and, where it fits, its memory.
+
+Shapes: k slots that are occupied, B of them.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import numpy as np
+from jsonargparse import Namespace
+from safetensors.torch import load_file
+
+from memory.state import part, upgraded
+from stream_ssl.app.encoder import facts, find
+from stream_ssl.app.export import images_of
+from stream_ssl.learning.learner import Learner
+from stream_ssl.methods import Method
+from stream_ssl.methods.momentum import Momentum, move_towards
+
+log = logging.getLogger("stream_ssl.learner")
+
+SLOTS = 256
+"""Slots that are offered to the new memory at once."""
+
+
+def warm_start(settings: Namespace, learner: Learner) -> None:
+    """Give a learner that has seen nothing what the checkpoint at `settings["from"]` holds.
+
+    The optimiser, the schedule and the counters begin anew.
+
+    Args:
+        settings: of the new run.
+        learner: as built from them.
+
+    Raises:
+        ValueError: there is no whole checkpoint, or its encoder is of other shapes.
+    """
+    place = Path(settings["from"])
+    try:
+        checkpoint = find(place)
+    except OSError as error:
+        raise ValueError(f"--from {place}: {error}") from error
+    log.info("a new run, from %s", checkpoint)
+    left_out = take_weights(learner.method, checkpoint)
+    for name in left_out:
+        log.warning("--from %s: %s begins anew: other shapes, or another method", place, name)
+    taken, reason = 0, "its embeddings are of other weights"
+    if not any(name.startswith(("projector", "key_projector")) for name in left_out):
+        taken, reason = take_memory(learner, checkpoint)
+    if reason:
+        log.warning("--from %s: the memory begins empty: %s", place, reason)
+    else:
+        held, capacity = len(learner.memory), learner.memory.capacity
+        log.info(
+            "%d samples of its memory were offered, %d of %d slots hold", taken, held, capacity
+        )
+
+
+def take_weights(method: Method, checkpoint: Path) -> list[str]:
+    """Load what has the same name and shape; returns the parts of which something was left out.
+
+    Raises:
+        ValueError: the encoder's weights do not fit.
+    """
+    saved, own = load_file(checkpoint / "model.safetensors"), method.state_dict()
+    fitting = {n: t for n, t in saved.items() if n in own and own[n].shape == t.shape}
+    missing = sorted(set(own) - set(fitting))
+    misfit = [name for name in missing if name.startswith("encoder.")]
+    if misfit:
+        there = tuple(saved[misfit[0]].shape) if misfit[0] in saved else "absent"
+        raise ValueError(
+            f"the encoder in {checkpoint} does not fit: {misfit[0]} is {there} there and "
+            f"{tuple(own[misfit[0]].shape)} here; give the old run's `encoder` section and "
+            "decoder.channels"
+        )
+    method.load_state_dict(fitting, strict=False)
+    if isinstance(method, Momentum) and any(name.startswith("key_") for name in missing):
+        # Of an old run without a key encoder: it begins as a copy, as in every new run.
+        move_towards(method.encoder, method.key_encoder, 1.0)
+        move_towards(method.projector, method.key_projector, 1.0)
+        missing = [name for name in missing if not name.startswith("key_")]
+    return sorted({name.partition(".")[0] for name in missing})
+
+
+def take_memory(learner: Learner, checkpoint: Path) -> tuple[int, str]:
+    """Offer the old memory's samples to the new one, oldest first, as the stream once did: a larger
+    one keeps all, and of a smaller one the policy chooses. Returns how many, and why none."""
+    memory, config = learner.memory, facts(checkpoint)["config"]
+    columns = part(upgraded(load_file(checkpoint / "memory.safetensors")), "columns")
+    decoder = config["decoder"]
+    shape = (decoder["channels"], decoder["size"], decoder["size"])
+    if columns["embeddings"].shape[1] != memory.dim:
+        return 0, f"embeddings of {columns['embeddings'].shape[1]}, here {memory.dim} (projector)"
+    if shape != memory.image_shape:
+        return 0, f"images of shape {shape}, here {memory.image_shape} (decoder)"
+    offered = 0
+    try:
+        slots_k = np.argsort(columns["born"].numpy())  # no two were born at once
+        for start in range(0, len(slots_k), SLOTS):
+            slots_B = slots_k[start : start + SLOTS]
+            image_BCHW, there_B = images_of(columns, config, slots_B)
+            slots_B = slots_B[there_B]
+            if len(slots_B):
+                own = {name: columns[name][slots_B] for name in ("ids", "labels", "hashes")}
+                z_BD = columns["embeddings"][slots_B]
+                memory.add(z=z_BD, images=image_BCHW[there_B], **own)
+            offered += len(slots_B)
+    except OSError as error:
+        return offered, f"the file of its images cannot be read: {error}"
+    return offered, ""
