@@ -158,6 +158,11 @@ class WorkingMemory(nn.Module):
         return self._columns.embeddings.dtype
 
     @property
+    def added(self) -> int:
+        """How many samples have been offered."""
+        return self._totals.added
+
+    @property
     def ids(self) -> Tensor:
         """int64 [k]."""
         return self._columns.ids[: len(self)]

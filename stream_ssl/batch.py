@@ -5,9 +5,9 @@ Shapes: B samples, C channels, H height, W width.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 Array = TypeVar("Array")
 
@@ -36,6 +36,15 @@ class Offset:
 START = Offset(1, 0)
 
 
+class Origin(NamedTuple):
+    """Who sent a sample, and as what: for people, who cannot read 63-bit ids."""
+
+    producer: str
+    source: str
+    id: str
+    time: float  # of capture, seconds since the Unix epoch
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch(Generic[Array]):
     """Samples, one in each row of every column.
@@ -50,6 +59,7 @@ class Batch(Generic[Array]):
         images_BCHW: uint8 pixels.
         times_B: float64, capture time, seconds since the Unix epoch.
         received_B: float64, when the receiver took it, likewise.
+        origins_B: where each came from; None for samples that the memory gave.
         slots_B: int64, the slots of the memory that the samples were drawn from; None: none were.
         offset: the first sample after this batch; Batches(start=offset) goes on from there.
         rejected: samples left out since the batch before, by reason.
@@ -61,6 +71,7 @@ class Batch(Generic[Array]):
     images_BCHW: Array | None = field(default=None, repr=False)
     times_B: Array | None = field(default=None, repr=False)
     received_B: Array | None = field(default=None, repr=False)
+    origins_B: Sequence[Origin] | None = field(default=None, repr=False)
     slots_B: Array | None = field(default=None, repr=False)
     offset: Offset = START
     rejected: Mapping[str, int] = field(default_factory=dict)
@@ -71,6 +82,6 @@ class Batch(Generic[Array]):
         return len(ids_B)
 
     def columns(self) -> dict[str, Array]:
-        """The columns of samples that the batch has, by name; slots are none of them."""
+        """The columns of samples that the batch has, by name; neither slots nor origins."""
         found = {name: getattr(self, name) for name in COLUMNS}
         return {name: column for name, column in found.items() if column is not None}

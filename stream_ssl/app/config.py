@@ -74,17 +74,22 @@ LEARNER_PARTS = {
 
 @dataclass
 class Http:
-    """Where each process serves /metrics, /healthz and /readyz.
+    """Where each process serves its page, /metrics, /healthz and /readyz.
 
     Args:
         receiver: HOST:PORT of the receiver; port 0 takes a free one (see endpoints.json).
         learner: HOST:PORT of the learner.
-        public: allow addresses other than loopback. There is no log-in.
+        public: allow addresses other than loopback without a token: whoever reaches the port then
+            sees figures, names of producers and images.
+        token_file: file of one line, a token of 16 characters or more, mode 600: page and metrics
+            are for those who have it, at any address. Prometheus sends it as a bearer token, people
+            log in with it.
     """
 
     receiver: str = "127.0.0.1:9108"
     learner: str = "127.0.0.1:9109"
     public: bool = False
+    token_file: Path | None = None
 
     def __post_init__(self) -> None:
         for role in ("receiver", "learner"):

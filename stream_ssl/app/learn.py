@@ -17,6 +17,7 @@ from stream_ssl.app.config import flat, resolved, split_address
 from stream_ssl.app.endpoints import Announcement, hold_role
 from stream_ssl.app.failures import Misconfigured, configuring, listening
 from stream_ssl.app.logs import StepLog
+from stream_ssl.app.page import announced, page_sources
 from stream_ssl.app.warm_start import warm_start
 from stream_ssl.batch import START
 from stream_ssl.ingest.batches import Batches
@@ -30,6 +31,7 @@ from stream_ssl.observe.balance import Balance, class_counts
 from stream_ssl.observe.drift import Drift
 from stream_ssl.observe.health import Health
 from stream_ssl.observe.held_out import HeldOutProbe
+from stream_ssl.observe.memory_view import MemoryView
 from stream_ssl.observe.metrics import WORKING, LearnerMetrics
 from stream_ssl.observe.prequential import Prequential
 from stream_ssl.observe.server import Server
@@ -103,6 +105,7 @@ class Process:
         self._limited_log = RateLimitedLogger(log, seconds=60.0)
         self._step_log = StepLog(log)
         shadows = build.shadows(settings, self.learner.method.dim)
+        self._view = self._page.memory = MemoryView(self.learner.memory)
         self._observers = Observers(
             self.metrics,
             self.learner.memory,
@@ -124,13 +127,23 @@ class Process:
         self._health.set("started", False, "starting")
         with configuring():
             host, port = split_address(settings.http.learner)
-        public = settings.http.public
+            self._page = page_sources(settings)
         server = listening(
-            lambda: Server(self.metrics.registry, self._health, "learner", host, port, public)
+            lambda: Server(
+                self.metrics.registry,
+                self._health,
+                "learner",
+                host,
+                port,
+                settings.http.public,
+                self._page,
+            )
         )
         stack.enter_context(server)
-        self._where = Announcement(settings.run, "learner", http=server.address)
-        log.info("metrics at %s/metrics", server.address)
+        self._where = Announcement(
+            settings.run, "learner", http=server.address, **announced(settings)
+        )
+        log.info("page at %s/, metrics at %s/metrics", server.address, server.address)
 
     def run(self, stop: threading.Event) -> None:
         """The loop."""
@@ -142,6 +155,7 @@ class Process:
                 self._observers.consume(record)
                 if isinstance(record, StepRecord):
                     self._step_log.consume(record)
+                self._view.consume(record)
                 self._health.tick("learner")
                 if time.monotonic() >= self._tell_at:
                     self._tell_receiver()

@@ -16,12 +16,14 @@ from prometheus_client import CollectorRegistry
 from stream_ssl.app.config import flat, split_address
 from stream_ssl.app.endpoints import Announcement, hold_role
 from stream_ssl.app.failures import configuring, listening
+from stream_ssl.app.page import announced, page_sources
 from stream_ssl.ingest.access import Access
 from stream_ssl.ingest.consumer_offsets import ConsumerOffsets
 from stream_ssl.ingest.journal import Journal
 from stream_ssl.ingest.receiver import Receiver
 from stream_ssl.observe.health import Health
 from stream_ssl.observe.metrics import ReceiverMetrics
+from stream_ssl.observe.producers_view import ProducersView
 from stream_ssl.observe.server import Server
 from stream_ssl.wire.address import check_bind, require_loopback
 
@@ -40,6 +42,8 @@ def receive(settings: Namespace, resolved: Mapping[str, Any], stop: threading.Ev
     """
     with configuring():
         host, port = split_address(settings.http.receiver)
+        sources = page_sources(settings)
+        sources.producers = ProducersView()
     metrics = ReceiverMetrics(CollectorRegistry(), flat(resolved))
     health = Health()
     health.expect("receiver", PATIENCE)
@@ -48,7 +52,7 @@ def receive(settings: Namespace, resolved: Mapping[str, Any], stop: threading.Ev
             stack.enter_context(hold_role(settings.run, "receiver"))
             public = settings.http.public
             server = listening(
-                lambda: Server(metrics.registry, health, "receiver", host, port, public)
+                lambda: Server(metrics.registry, health, "receiver", host, port, public, sources)
             )
             stack.enter_context(server)
             journal = Journal(settings.run / "journal", **settings.journal)
@@ -60,11 +64,23 @@ def receive(settings: Namespace, resolved: Mapping[str, Any], stop: threading.Ev
                 lambda: Receiver(journal, offsets, access=access, **settings.receiver)
             )
             stack.callback(receiver.close)
-        where = Announcement(settings.run, "receiver", data=receiver.endpoint, http=server.address)
-        log.info("taking samples at %s; metrics at %s/metrics", receiver.endpoint, server.address)
+        where = Announcement(
+            settings.run,
+            "receiver",
+            data=receiver.endpoint,
+            http=server.address,
+            **announced(settings),
+        )
+        log.info(
+            "taking samples at %s; page at %s/, metrics at %s/metrics",
+            receiver.endpoint,
+            server.address,
+            server.address,
+        )
         for record in receiver.run(stop):
             where.write()
             metrics.consume(record)
+            sources.producers.offer(receiver.producers)
             health.tick("receiver")
             health.set("journal", record.ready, "" if record.ready else "cannot be written")
             served = not record.full and (record.credit > 0 or not record.producers)

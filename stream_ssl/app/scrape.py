@@ -67,6 +67,7 @@ class Scraper:
             has another port.
         timeout: seconds to wait for one process.
         clock: monotonic, seconds.
+        token: of http.token_file; None where there is none.
     """
 
     def __init__(
@@ -74,8 +75,10 @@ class Scraper:
         urls: Callable[[], Mapping[str, str]],
         timeout: float = 2.0,
         clock: Callable[[], float] = time.monotonic,
+        token: str | None = None,
     ) -> None:
         self._urls = urls
+        self._headers = {} if token is None else {"authorization": f"Bearer {token}"}
         self._timeout = timeout
         self._clock = clock
         self._start = clock()
@@ -95,7 +98,7 @@ class Scraper:
         address = urlsplit(url).netloc
         connection = http.client.HTTPConnection(address, timeout=self._timeout)
         try:
-            connection.request("GET", "/metrics")
+            connection.request("GET", "/metrics", headers=self._headers)
             response = connection.getresponse()
             body = response.read().decode()
             return body if response.status == http.HTTPStatus.OK else None

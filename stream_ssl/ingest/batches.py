@@ -20,7 +20,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from stream_ssl.batch import START, Batch, Offset
+from stream_ssl.batch import START, Batch, Offset, Origin
 from stream_ssl.ingest.decode import (
     Chunk,
     Decoder,
@@ -362,6 +362,7 @@ class Batcher:
     def _begin(self) -> None:
         self._filled = 0
         self._rejected: Counter[str] = Counter()
+        self._origins: list[Origin] = []
         ids_B, hashes_B, labels_B = np.empty((3, self._size), np.int64)
         times_B, received_B = np.empty((2, self._size), np.float64)
         images_BCHW = np.empty(self._shape_BHWC, np.uint8).transpose(0, 3, 1, 2)
@@ -387,7 +388,12 @@ class Batcher:
             while rejected and rejected[0].index < after:
                 self._rejected[rejected.popleft().error.reason] += 1
             offset = offset_behind(chunk, after)
-            yield replace(self._batch, offset=offset, rejected=dict(self._rejected))
+            yield replace(
+                self._batch,
+                origins_B=self._origins,
+                offset=offset,
+                rejected=dict(self._rejected),
+            )
             self._begin()
         self._rejected.update(sample.error.reason for sample in rejected)
 
@@ -396,6 +402,7 @@ class Batcher:
         columns = samples.columns()
         for name, filled in self._batch.columns().items():
             filled[to] = columns[name][source]
+        self._origins += (samples.origins_B or ())[start : start + count]
         self._filled += count
 
 

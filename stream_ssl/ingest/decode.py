@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from stream_ssl.batch import Batch
+from stream_ssl.batch import Batch, Origin
 from stream_ssl.wire import Sample, sample_of
 from stream_ssl.wire.sample import MAX_ID_BYTES
 
@@ -173,6 +173,9 @@ def _chunk(
         images_BCHW=image_BHWC.transpose(0, 3, 1, 2),
         times_B=np.array([row["time"] for row in rows], np.float64),
         received_B=np.full(len(rows), task.record.received),
+        origins_B=[
+            Origin(task.record.producer, task.source, row["id"], row["time"]) for row in rows
+        ],
     )
     index_B = np.array(good, np.int64) + task.begin
     end = task.begin + len(task.rows)

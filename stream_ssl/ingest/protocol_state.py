@@ -13,6 +13,7 @@ from stream_ssl.ingest.access import Access, belongs
 from stream_ssl.ingest.credit import IDLE_SECONDS, CreditPolicy, least_served
 from stream_ssl.ingest.group_commit import CommitBatch, GroupCommit
 from stream_ssl.ingest.journal import JournalError
+from stream_ssl.ingest.producer_table import ProducerRecord, ProducerTable
 from stream_ssl.ingest.rate_limited_logger import RateLimitedLogger, printable
 from stream_ssl.wire import CODECS, Ack, Bye, Data, Hello, Message, Nack, Welcome, WireError, decode
 from stream_ssl.wire.messages import DATA_HEAD
@@ -48,6 +49,7 @@ class Session:
         missing: packets before `expected` that are lost; counted when the first one after them
             comes.
         gap_sent: when NACK "gap" was last sent for `expected`; 0: not yet.
+        record: what is told of the producer.
     """
 
     route: bytes
@@ -58,6 +60,7 @@ class Session:
     through: int
     credit_changed: float
     last_received: float
+    record: ProducerRecord
     credit: int = 0
     largest: int = 0
     served: int = 0
@@ -170,6 +173,7 @@ class ProtocolState:
         self.policy = policy
         self.sessions = sessions
         self.counters = Counters()
+        self.producers = ProducerTable(sessions.limit)
         self.closing = False
         self.room = 0
         self.scarce = False
@@ -184,6 +188,15 @@ class ProtocolState:
         self._hello_log = RateLimitedLogger(log, lines=20)
         self._hellos: dict[bytes, tuple[str | None, Hello]] = {}  # that wait for a commit
         self._known: set[str] = set()  # producers of whom this receiver has accepted a packet
+
+    def table(self) -> list[ProducerRecord]:
+        """What each producer did, with its connection and credit of now."""
+        records = self.producers.copy()
+        for record in records:
+            session = self.sessions.by_producer(record.name)
+            record.credit = 0 if session is None else session.credit
+            record.connected = None if session is None else record.connected
+        return records
 
     # -- messages from producers
 
@@ -212,6 +225,7 @@ class ProtocolState:
             raise WireError("unauthorised", "this key is not, or no longer, on the allow-list")
         if session is not None:
             self.sessions.touch(session, now)
+            self.producers.heard(session.record, now)
         try:
             message = decode(frames)
         except WireError as error:
@@ -291,6 +305,7 @@ class ProtocolState:
             last_acked=now,
             missing=missing,
             served=least_served(list(self.sessions)),
+            record=self.producers.opened(name, self._key_name(user), printable(hello.agent), now),
         )
         self.sessions.open(session)
         self._acks_due.pop(route, None)
@@ -299,7 +314,7 @@ class ProtocolState:
     def _check_names(self, user: str | None, name: str) -> None:
         """Refuses a new name if its key has enough: the journal keeps a state for each."""
         batch = self.group.batch
-        key = self._access.allow.name_of(user or "") if self._access is not None else None
+        key = self._key_name(user)
         names = {
             *self.journal.producers(),
             *batch.last_sequences,
@@ -313,6 +328,9 @@ class ProtocolState:
                 f"{'' if key is None else f' of the key {key!r}'}: use a name again, or raise "
                 "receiver.max_names; one that sends nothing for journal.forget_days is forgotten",
             )
+
+    def _key_name(self, user: str | None) -> str | None:
+        return self._access.allow.name_of(user or "") if self._access is not None else None
 
     def _yields(self, other: Session, hello: Hello, now: float) -> bool:
         """Whether a HELLO must give way to the producer's other connection; else that one ends."""
@@ -335,6 +353,7 @@ class ProtocolState:
             self._send(route, Nack(data.sequence, "hello-required", detail, permanent=False))
         elif data.sequence < session.expected:
             self.counters.duplicates += _count_samples(data)
+            session.record.duplicates += _count_samples(data)
             self._acks_due[route] = session
         elif data.sequence > session.expected:
             self._gap(session, f"packet {session.expected} is next, not {data.sequence}", now)
@@ -364,6 +383,7 @@ class ProtocolState:
             self.group.batch.add(session.producer, data, checksum)
         except WireError as error:
             counters.rejected[error.reason] += samples
+            session.record.reject(error.reason, samples)
             text = f"{session.producer}: refused a packet: {error}"
             self._limited_log.warning(error.reason, text)
             nack = Nack(data.sequence, error.reason, str(error), permanent=True)
@@ -372,6 +392,9 @@ class ProtocolState:
             counters.packets += 1
             counters.samples += samples
             counters.bytes += data.size
+            session.record.packets += 1
+            session.record.samples += samples
+            session.record.bytes += data.size
             self.received = self.group.batch.entries[-1].received
             captured = float(data.fields["samples"][-1]["time"])
             if math.isfinite(captured):

@@ -16,6 +16,7 @@ from stream_ssl.ingest.consumer_offsets import ConsumerOffsets
 from stream_ssl.ingest.credit import CreditPolicy
 from stream_ssl.ingest.group_commit import GroupCommit
 from stream_ssl.ingest.journal import Journal, JournalError
+from stream_ssl.ingest.producer_table import ProducerRecord
 from stream_ssl.ingest.protocol_state import Counters, ProtocolState, Sessions
 from stream_ssl.ingest.rate_limited_logger import RateLimitedLogger
 from stream_ssl.ingest.unfinished import UnfinishedMessages
@@ -211,6 +212,10 @@ class Receiver:
     def endpoint(self) -> str:
         """The address listened at, with its actual port."""
         return self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    def producers(self) -> list[ProducerRecord]:
+        """What each producer did, those silent for longest first. For the thread of `run`."""
+        return self._protocol.table()
 
     def run(self, stop: threading.Event) -> Iterator[ReceiverRecord]:
         """Receives until `stop` is set: a record for each group commit, or second without one.

@@ -299,6 +299,8 @@ class Learner:
             offset=self.offset,
             rejected=batch.rejected,
             images_BCHW=batch.images_BCHW,
+            origins_B=batch.origins_B,
+            drawn=result.drawn,
         )
 
 

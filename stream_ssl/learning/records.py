@@ -5,11 +5,11 @@ Shapes: B samples, D embedding, C H W image.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from stream_ssl.batch import Offset
+from stream_ssl.batch import Offset, Origin
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,7 +29,8 @@ class StepRecord:
     `rejected` are samples left out, by reason, since the record before. `lag_seconds` is for how
     long the oldest batch has waited. `labels_B` lies on the CPU, the other columns where the
     learner computes. `images_BCHW` are the images as they came, not copied; None where a record is
-    made without a learner.
+    made without a learner. `origins_B` is None on replays. `drawn` are the slots, and the ids that
+    they held, of the samples drawn from the memory for the update; None where none were.
     """
 
     step: int  # steps so far, this one included
@@ -53,6 +54,8 @@ class StepRecord:
     offset: Offset
     rejected: Mapping[str, int] = field(default_factory=dict)
     images_BCHW: Tensor | None = None  # uint8
+    origins_B: Sequence[Origin] | None = None
+    drawn: tuple[Tensor, Tensor] | None = None  # int64 [n] each, on the memory's device
 
 
 @dataclass(frozen=True, slots=True)

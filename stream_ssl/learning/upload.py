@@ -44,7 +44,9 @@ class Upload:
             moved = self._now.upload(columns, self._device)
         else:
             moved = {name: column.to(self._device) for name, column in columns.items()}
-        return Batch(**moved, offset=batch.offset, rejected=batch.rejected)
+        return Batch(
+            **moved, origins_B=batch.origins_B, offset=batch.offset, rejected=batch.rejected
+        )
 
 
 class _Pinned:

@@ -1,24 +1,30 @@
-"""The HTTP side of a process: /metrics, /healthz, /readyz and a page that links them."""
+"""The HTTP side of a process: /metrics, /healthz, /readyz and the page."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 import threading
-from html import escape
+from pathlib import Path
 from typing import cast
 
 import uvicorn
+from jinja2 import Environment, FileSystemLoader
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
-from starlette.routing import Route
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from stream_ssl import __version__
+from stream_ssl.observe.api import Api, Sources
+from stream_ssl.observe.catalogue import Role
 from stream_ssl.observe.health import Health, Status
+from stream_ssl.observe.history import History
+from stream_ssl.observe.http_access import COOKIE, Guard, log_in, read_form
 from stream_ssl.wire.address import is_loopback_host
 
 MOST_CONNECTIONS = 64
@@ -27,43 +33,28 @@ MOST_CONNECTIONS = 64
 REQUEST_SECONDS = 10.0
 """Seconds in which a connection must send its request."""
 
-PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>stream-ssl {role}</title>
-<meta name="viewport" content="width=device-width">
-<style>
-body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 42rem; margin: 3rem auto; padding: 0 1rem;
-  color: #222; background: #fff }}
-h1 {{ font-size: 1.5rem }} code {{ font-size: 1rem }}
-td, th {{ padding: .25rem 1.5rem .25rem 0; text-align: left; vertical-align: top }}
-.ok {{ color: #17692f }} .bad {{ color: #a3121f; font-weight: 600 }}
-@media (prefers-color-scheme: dark) {{ body {{ color: #ddd; background: #161616 }}
-  a {{ color: #8ab4f8 }} .ok {{ color: #7bd88f }} .bad {{ color: #ff8a80 }} }}
-</style></head><body>
-<h1>stream-ssl {role}</h1>
-<p>Version {version}. {state}</p>
-<table><tr><th>Part</th><th>State</th><th></th></tr>{rows}</table>
-<ul>
-<li><a href="/metrics"><code>/metrics</code></a> what Prometheus reads</li>
-<li><a href="/healthz"><code>/healthz</code></a> alive: 200, or 503 with the loop that stopped</li>
-<li><a href="/readyz"><code>/readyz</code></a> at work: 200, or 503 with what is missing</li>
-</ul></body></html>
-"""
+LOG_IN_SECONDS = 1.0
+"""Seconds that a wrong token is answered after."""
+
+HERE = Path(__file__).parent
 
 
 class Server:
-    """Serves one process's registry and health from a daemon thread; a context manager.
+    """Serves one process's registry, health and page from a daemon thread; a context manager.
 
     Args:
         registry: the metrics to expose.
         health: what /healthz and /readyz ask.
-        role: shown on the page.
+        role: of this process, "receiver" or "learner".
         host: address to listen on.
         port: 0 takes a free one; `address` has the actual one.
-        public: allow an address other than loopback. There is no log-in: whoever reaches the port
-            reads the metrics.
+        public: allow an address other than loopback without a token. Whoever reaches the port
+            then sees all: figures, names of producers, images.
+        sources: what the page can tell of beside the metrics; its `token` lets those alone in who
+            have it, and allows other addresses too.
 
     Raises:
-        ValueError: an address other than loopback without `public`.
+        ValueError: an address other than loopback without `public` and without a token.
         OSError: the address cannot be listened on.
     """
 
@@ -71,18 +62,21 @@ class Server:
         self,
         registry: CollectorRegistry,
         health: Health,
-        role: str,
+        role: Role,
         host: str = "127.0.0.1",
         port: int = 0,
         public: bool = False,
+        sources: Sources | None = None,
     ) -> None:
-        check_public(host, public)
+        self.sources = Sources() if sources is None else sources
+        check_public(host, public or self.sources.token is not None)
+        self._history = History(registry, role)
         self._socket = _listen(host, port)
         shown = f"[{host}]" if ":" in host else host
         self.address = f"http://{shown}:{self._socket.getsockname()[1]}"
         self._server = uvicorn.Server(
             uvicorn.Config(
-                application(registry, health, role),
+                application(registry, health, role, self._history, self.sources, public),
                 http=BoundedProtocol,
                 ws="none",
                 loop="asyncio",
@@ -103,6 +97,7 @@ class Server:
 
         Connections are taken from the moment of construction; they are answered from now on.
         """
+        self._history.start()
         self._thread.start()
         return self.address
 
@@ -111,6 +106,7 @@ class Server:
         if self._thread.is_alive():
             self._server.should_exit = True
             self._thread.join()
+        self._history.close()
         self._socket.close()
 
     def __enter__(self) -> Server:
@@ -158,36 +154,77 @@ class BoundedProtocol(H11Protocol):
             self.transport.abort()
 
 
-def application(registry: CollectorRegistry, health: Health, role: str) -> Starlette:
+def application(
+    registry: CollectorRegistry,
+    health: Health,
+    role: Role,
+    history: History | None = None,
+    sources: Sources | None = None,
+    public: bool = False,
+) -> Guard:
     """The ASGI application, for tests and for those who bring their own server."""
+    sources = Sources() if sources is None else sources
+    api = Api(role, health, History(registry, role) if history is None else history, sources)
+    templates = Environment(loader=FileSystemLoader(HERE / "templates"), autoescape=True)
+    token = sources.token
 
     async def metrics(request: Request) -> Response:
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
         return Response(encode(registry), headers={"content-type": content_type})
 
-    async def healthz(_: Request) -> Response:
-        return _reply(health.live())
+    async def healthz(request: Request) -> Response:
+        return _reply(health.live(), request.state.admitted)
 
-    async def readyz(_: Request) -> Response:
-        return _reply(health.ready())
+    async def readyz(request: Request) -> Response:
+        return _reply(health.ready(), request.state.admitted)
+
+    def render(template: str, status: int = 200, **values: object) -> HTMLResponse:
+        html = templates.get_template(template).render(role=role, version=__version__, **values)
+        return HTMLResponse(html, status, {"cache-control": "no-store"})
 
     async def page(_: Request) -> Response:
-        return HTMLResponse(
-            _page(role, health.ready()),
-            headers={"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'"},
-        )
+        run = None if sources.run is None else sources.run.name
+        return render("page.html.j2", run=run, log_out=token is not None)
 
-    routes = {"/": page, "/metrics": metrics, "/healthz": healthz, "/readyz": readyz}
-    return Starlette(routes=[Route(path, endpoint) for path, endpoint in routes.items()])
+    async def login(request: Request) -> Response:
+        if token is None:
+            return RedirectResponse("./", 303)
+        if request.method != "POST":
+            return render("login.html.j2", wrong="")
+        try:
+            given = (await read_form(request)).get("token", "")
+        except ValueError as error:
+            return render("login.html.j2", 400, wrong=f"That was no log-in: {error}.")
+        if not token.matches(given.strip()):
+            await asyncio.sleep(LOG_IN_SECONDS)
+            return render("login.html.j2", 403, wrong="That is not the token.")
+        return log_in(RedirectResponse("./", 303), token, request.url.scheme == "https")
+
+    async def logout(_: Request) -> Response:
+        answer = RedirectResponse("login", 303)
+        answer.delete_cookie(COOKIE, path=None)  # type: ignore[arg-type]
+        return answer
+
+    routes: list[BaseRoute] = [
+        Route("/", page),
+        Route("/metrics", metrics),
+        Route("/healthz", healthz),
+        Route("/readyz", readyz),
+        Route("/login", login, methods=["GET", "POST"]),
+        Route("/logout", logout, methods=["POST"]),
+        Mount("/static", StaticFiles(directory=HERE / "static")),
+        *api.routes(),
+    ]
+    return Guard(Starlette(routes=routes), token, public)
 
 
 def check_public(host: str, public: bool) -> None:
-    """ValueError if metrics would leave the machine and nobody said `public`."""
+    """ValueError if the page would leave the machine and nobody allowed it."""
     if not public and not is_loopback_host(host):
         raise ValueError(
-            f"metrics address {host!r} is not loopback, and metrics have no log-in: whoever "
-            f"reaches the port reads them. Use 127.0.0.1 behind a proxy or tunnel, or set "
-            f"public to true if the network is trusted."
+            f"metrics address {host!r} is not loopback, and there is no token: whoever reaches the "
+            f"port reads them, and sees the page. Use 127.0.0.1 behind a tunnel, set "
+            f"http.token_file, or http.public to true if the network is trusted."
         )
 
 
@@ -203,25 +240,12 @@ def _listen(host: str, port: int) -> socket.socket:
         ) from None
 
 
-def _reply(status: Status) -> JSONResponse:
+def _reply(status: Status, all_of_it: bool) -> JSONResponse:
+    """The parts are for those who may read the metrics too."""
     failing = [name for name, part in status.parts.items() if not part["ok"]]
-    body = {"ok": status.ok, "failing": failing, "parts": status.parts}
+    body: dict[str, object] = {"ok": status.ok, "failing": failing}
+    if all_of_it:
+        body["parts"] = status.parts
     return JSONResponse(
         body, status_code=200 if status.ok else 503, headers={"cache-control": "no-store"}
     )
-
-
-def _page(role: str, status: Status) -> str:
-    rows = "".join(
-        f"<tr><td>{escape(name)}</td><td class={'ok' if part['ok'] else 'bad'}>"
-        f"{'ok' if part['ok'] else 'failing'}</td><td>{escape(_detail(part))}</td></tr>"
-        for name, part in status.parts.items()
-    )
-    state = "<b class=ok>Ready.</b>" if status.ok else "<b class=bad>Not ready.</b>"
-    return PAGE.format(role=escape(role), version=escape(__version__), state=state, rows=rows)
-
-
-def _detail(part: dict[str, object]) -> str:
-    if "seconds_since_tick" in part:
-        return f"last tick {part['seconds_since_tick']} s ago, {part['patience_seconds']} s allowed"
-    return str(part["detail"])

@@ -6,12 +6,14 @@ import contextlib
 import socket
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
 from stream_ssl.observe import server as http
+from stream_ssl.observe.api import Sources
 from stream_ssl.observe.health import Health
 from stream_ssl.observe.server import Server
 from stream_ssl.wire.address import is_loopback_host
@@ -95,16 +97,16 @@ def test_readyz_names_the_check_that_fails(server: Server, health: Health, clock
     assert get(server, "/readyz").json()["failing"] == ["train"]  # what is not alive is not ready
 
 
-def test_page_links_the_others_and_escapes(server: Server, health: Health) -> None:
-    health.set("disk", False, "<script>alert(1)</script>")
-    reply = get(server, "/")
-    assert reply.status_code == 200
-    assert "stream-ssl learner" in reply.text
-    for path in ("/metrics", "/healthz", "/readyz"):
-        assert f'href="{path}"' in reply.text
-    assert "<script>" not in reply.text
-    assert "&lt;script&gt;" in reply.text
-    assert get(server, "/nothing").status_code == 404
+def test_page_links_the_others_and_escapes(health: Health, tmp_path: Path) -> None:
+    sources = Sources(run=tmp_path / "<script>alert(1)")
+    with Server(CollectorRegistry(), health, "learner", sources=sources) as server:
+        reply = get(server, "/")
+        assert reply.status_code == 200
+        for path in ("metrics", "healthz", "readyz"):
+            assert f'href="{path}"' in reply.text  # relative: there may be a prefix
+        assert "<script>alert" not in reply.text
+        assert "&lt;script&gt;alert" in reply.text
+        assert get(server, "/nothing").status_code == 404
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org"])

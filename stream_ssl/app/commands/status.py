@@ -16,6 +16,7 @@ from rich.table import Table
 from stream_ssl.app.endpoints import load
 from stream_ssl.app.failures import DONE, FAILED, USAGE
 from stream_ssl.app.scrape import History, Scraper
+from stream_ssl.observe.http_access import Token
 
 ROLES = ("receiver", "learner")
 
@@ -34,13 +35,19 @@ def status(run: Path, seconds: float = 2.0, json: bool = False) -> int:
     if run.exists() and not run.is_dir():
         print(f"{run} is a file: name the run's folder, `run:` of the config file", file=sys.stderr)
         return USAGE
-    addresses = {role: entry["http"] for role, entry in load(run).items()}
+    endpoints = load(run)
+    addresses = {role: entry["http"] for role, entry in endpoints.items()}
+    try:
+        token = token_of(endpoints)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return FAILED
     console = Console()
     if not addresses:
         told = f"{run}: nothing has run here. Start it with: stream-ssl run CONFIG --run {run}"
         console.print(told, markup=False, highlight=False, soft_wrap=True)
         return FAILED
-    figures = measure(lambda: addresses, seconds, time.sleep)
+    figures = measure(lambda: addresses, seconds, time.sleep, token)
     if json:
         console.print_json(data=figures)
     else:
@@ -54,17 +61,28 @@ def main(arguments: Sequence[str]) -> int:
     return result
 
 
+def token_of(endpoints: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """The token that the run's processes ask for; None where they ask for none.
+
+    Raises:
+        ValueError: this user may not read its file.
+    """
+    files = {entry["token_file"] for entry in endpoints.values() if "token_file" in entry}
+    return Token.load(Path(files.pop())).secret if files else None
+
+
 def measure(
     addresses: Callable[[], Mapping[str, str]],
     seconds: float,
     sleep: Callable[[float], None] = time.sleep,
+    token: str | None = None,
 ) -> dict[str, Any]:
     """Scrape twice, `seconds` apart; rates are over that time.
 
     Returns:
         Plain values in base units. A figure is None where its process does not answer.
     """
-    scraper, history = Scraper(addresses), History()
+    scraper, history = Scraper(addresses, token=token), History()
     history.append(scraper.scrape())
     sleep(seconds)
     history.append(scraper.scrape())

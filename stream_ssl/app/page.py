@@ -1,0 +1,30 @@
+"""What both roles' pages have in common: the run, the other process, and the token."""
+
+from __future__ import annotations
+
+from jsonargparse import Namespace
+
+from stream_ssl.app.endpoints import load
+from stream_ssl.observe.api import Sources
+from stream_ssl.observe.http_access import Token
+
+
+def page_sources(settings: Namespace) -> Sources:
+    """What a process's page can tell of from its start.
+
+    Raises:
+        ValueError: the token file cannot be used.
+    """
+    file, run = settings.http.token_file, settings.run
+
+    def peer(role: str) -> str | None:
+        address: str | None = load(run).get(role, {}).get("http")
+        return address
+
+    return Sources(run=run, peer=peer, token=None if file is None else Token.load(file))
+
+
+def announced(settings: Namespace) -> dict[str, str]:
+    """What endpoints.json tells beside addresses: where `stream-ssl status` finds the token."""
+    file = settings.http.token_file
+    return {} if file is None else {"token_file": str(file.absolute())}

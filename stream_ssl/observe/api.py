@@ -1,0 +1,358 @@
+"""What the page asks for, as JSON: figures, memory, producers, checkpoints of this process, and of
+the run's other one through this one.
+
+Every question is a GET under `api/ROLE/`. What cannot be answered says why: 400 what was asked
+wrongly, 404 what is not there, 503 what cannot be had now, 502 what the other process did not say.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import math
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from stream_ssl import __version__
+from stream_ssl.observe.catalogue import Role
+from stream_ssl.observe.health import Health
+from stream_ssl.observe.history import History
+from stream_ssl.observe.http_access import Token
+from stream_ssl.observe.producers_view import SORTS as PRODUCER_SORTS
+from stream_ssl.observe.producers_view import ProducersView
+
+if TYPE_CHECKING:
+    from stream_ssl.observe.memory_view import MemoryView
+
+ROLES: tuple[Role, ...] = ("receiver", "learner")
+MOST_ANSWER = 8 << 20
+"""Bytes of the other process's answer, at most."""
+PEER_SECONDS = 15.0
+ASKED_BY_PEER = "x-stream-ssl-asked-by"
+MOST_ROWS = 512
+
+Peer = Callable[[str], str | None]
+"""The HTTP address of the run's process of a role; None where there is none."""
+
+
+class Refused(Exception):
+    """A question that is not answered, with the status and why."""
+
+    def __init__(self, status: int, why: str) -> None:
+        super().__init__(why)
+        self.status = status
+
+
+@dataclass
+class Sources:
+    """What a process can tell of, beside its metrics. Set when it is there, from any thread.
+
+    Attributes:
+        run: the run's folder.
+        memory: of a learner; None until it is built.
+        producers: of a receiver.
+        peer: where the other process is.
+        token: of both.
+    """
+
+    run: Path | None = None
+    memory: MemoryView | None = None
+    producers: ProducersView | None = None
+    peer: Peer = lambda _: None
+    token: Token | None = None
+
+
+class Api:
+    """Answers under `api/`.
+
+    Args:
+        role: of this process.
+        health, history: its own.
+        sources: what else it can tell of.
+    """
+
+    def __init__(self, role: Role, health: Health, history: History, sources: Sources) -> None:
+        self._role, self._health, self._history = role, health, history
+        self._sources, self._started = sources, time.time()
+        self._questions: Mapping[str, Callable[[Query], object]] = {
+            "state": self._state,
+            "history": self._figures,
+            "checkpoints": self._checkpoints,
+            "producers": self._producers,
+            "memory": self._memory,
+            "memory/slots": self._slots,
+            "memory/slot": self._slot,
+            "memory/pictures": self._pictures,
+            "memory/map": self._map,
+            "memory/evictions": self._evictions,
+        }
+
+    def routes(self) -> list[Route]:
+        """For the application; answered in a pool of threads, since they may wait."""
+        return [Route("/api/{role}/{question:path}", self.answer)]
+
+    def answer(self, request: Request) -> Response:
+        """One question."""
+        role, question = request.path_params["role"], request.path_params["question"]
+        try:
+            if role not in ROLES:
+                raise Refused(404, f"there is no process {role[:40]!r}: receiver or learner")
+            if question not in self._questions:
+                known = ", ".join(self._questions)
+                raise Refused(404, f"no such question {question[:40]!r}; there are: {known}")
+            if role != self._role:
+                if ASKED_BY_PEER in request.headers:  # else two could ask each other for ever
+                    raise Refused(502, f"this is the {self._role}: endpoints.json is out of date")
+                return self._ask_peer(role, question, request.url.query)
+            return _json(self._questions[question](Query(request.query_params)))
+        except Refused as refused:
+            return _json({"error": str(refused)}, refused.status)
+        except LookupError as error:
+            return _json({"error": str(error.args[0] if error.args else error)}, 404)
+        except Exception as error:
+            if type(error).__name__ != "Busy":  # named, not imported: it needs no torch
+                raise
+            return _json({"error": f"{error}; ask again"}, 503)
+
+    # -- The questions
+
+    def _state(self, query: Query) -> object:
+        query.end()
+        ready = self._health.ready()
+        return {
+            "role": self._role,
+            "version": __version__,
+            "run": None if self._sources.run is None else self._sources.run.name,
+            "now": time.time(),
+            "started": self._started,
+            "ok": ready.ok,
+            "checks": [
+                {
+                    "name": name,
+                    "ok": part["ok"],
+                    "why": explain(name, part),
+                    "runbook": runbook(name),
+                }
+                for name, part in ready.parts.items()
+            ],
+            "figures": self._history.latest(),
+        }
+
+    def _figures(self, query: Query) -> object:
+        track = query.choice("track", ("recent", "whole"))
+        since = query.number("since", 0.0)
+        query.end()
+        return self._history.read(track, since)
+
+    def _checkpoints(self, query: Query) -> object:
+        query.end()
+        if self._sources.run is None:
+            raise Refused(503, "this process has no run folder")
+        return {"checkpoints": checkpoints(self._sources.run / "checkpoints")}
+
+    def _producers(self, query: Query) -> object:
+        sort, find = query.choice("sort", PRODUCER_SORTS), query.text("find", 64)
+        offset, limit = query.integer("offset", 0, 0, 1 << 20), query.integer("limit", 100, 1, 1000)
+        query.end()
+        if self._sources.producers is None:
+            raise Refused(404, "only the receiver knows the producers")
+        return self._sources.producers.listing(sort, find, offset, limit)
+
+    @property
+    def _view(self) -> MemoryView:
+        if self._sources.memory is None:
+            why = "has none" if self._role != "learner" else "is not built yet: it is starting"
+            raise Refused(
+                503 if self._role == "learner" else 404, f"the memory: this process {why}"
+            )
+        return self._sources.memory
+
+    def _memory(self, query: Query) -> object:
+        query.end()
+        return self._view.summary()
+
+    def _slots(self, query: Query) -> object:
+        sort = query.choice("sort", ("duplicates", "drawn", "oldest", "newest", "stalest"))
+        offset = query.integer("offset", 0, 0, 1 << 40)
+        limit = query.integer("limit", 128, 1, MOST_ROWS)
+        query.end()
+        return self._view.listing(sort, offset, limit)
+
+    def _slot(self, query: Query) -> object:
+        slot, near = query.integer("slot", None, 0, 1 << 40), query.integer("near", 12, 1, 64)
+        query.end()
+        return self._view.slot(slot, near)
+
+    def _pictures(self, query: Query) -> object:
+        slots = query.integers("slots", max(1, self._view.most_pictures))
+        query.end()
+        return self._view.pictures(slots)
+
+    def _map(self, query: Query) -> object:
+        query.end()
+        return self._view.map()
+
+    def _evictions(self, query: Query) -> object:
+        limit = query.integer("limit", 50, 1, 256)
+        query.end()
+        return {"evictions": self._view.evictions(limit)}
+
+    # -- The run's other process
+
+    def _ask_peer(self, role: str, question: str, query: str) -> Response:
+        address = self._sources.peer(role)
+        if address is None:
+            raise Refused(502, f"no {role} has started in this run folder")
+        token = self._sources.token
+        headers: dict[str, str] = {ASKED_BY_PEER: self._role}
+        if token is not None:
+            headers["authorization"] = f"Bearer {token.secret}"
+        parts = urlsplit(address)
+        connection = http.client.HTTPConnection(parts.netloc, timeout=PEER_SECONDS)
+        try:
+            connection.request("GET", f"/api/{role}/{question}?{query}", headers=headers)
+            reply = connection.getresponse()
+            body = reply.read(MOST_ANSWER + 1)
+        except (OSError, http.client.HTTPException) as error:
+            why = str(error) or type(error).__name__
+            raise Refused(502, f"the {role} does not answer at {address}: {why}") from None
+        finally:
+            connection.close()
+        if len(body) > MOST_ANSWER:
+            raise Refused(502, f"the {role} answered with more than {MOST_ANSWER} bytes")
+        return Response(body, reply.status, {"cache-control": "no-store"}, "application/json")
+
+
+class Query:
+    """The arguments of a question, each taken once; a wrong one is a 400 that says why."""
+
+    def __init__(self, given: Mapping[str, str]) -> None:
+        self._given = dict(given)
+
+    def choice(self, name: str, choices: tuple[str, ...]) -> str:
+        """One of the choices; the first where not given."""
+        value = self._given.pop(name, choices[0])
+        if value not in choices:
+            raise Refused(400, f"{name} is {value[:40]!r}: must be one of {', '.join(choices)}")
+        return value
+
+    def integer(self, name: str, default: int | None, least: int, most: int) -> int:
+        """A whole number; without a default it must be given."""
+        value = self._given.pop(name, None)
+        if value is None and default is not None:
+            return default
+        if value is None:
+            raise Refused(400, f"{name} is missing: a whole number, {least} to {most}")
+        return _integer(name, value, least, most)
+
+    def integers(self, name: str, most: int) -> list[int]:
+        """Whole numbers >= 0 with commas between, at most so many."""
+        values = self._given.pop(name, "").split(",")
+        if not 1 <= len(values) <= most:
+            raise Refused(400, f"{name} has {len(values)} numbers: must have 1 to {most}")
+        return [_integer(name, value, 0, 1 << 40) for value in values]
+
+    def number(self, name: str, default: float) -> float:
+        """A finite number."""
+        text = self._given.pop(name, None)
+        try:
+            value = default if text is None else float(text)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value):
+            raise Refused(400, f"{name} is {str(text)[:40]!r}: must be a finite number")
+        return value
+
+    def text(self, name: str, most: int) -> str:
+        """Any text of so many characters; empty where not given."""
+        value = self._given.pop(name, "")
+        if len(value) > most:
+            raise Refused(400, f"{name} has {len(value)} characters: at most {most}")
+        return value
+
+    def end(self) -> None:
+        """There is nothing else."""
+        for name in self._given:
+            raise Refused(400, f"there is no argument {name[:40]!r} here")
+
+
+def _integer(name: str, text: str, least: int, most: int) -> int:
+    if not re.fullmatch(r"[0-9]{1,18}", text) or not least <= int(text) <= most:
+        raise Refused(400, f"{name} is {text[:40]!r}: must be a whole number, {least} to {most}")
+    return int(text)
+
+
+_CHECKPOINTS: dict[Path, dict[str, Any]] = {}
+_CHECKPOINTS_LOCK = threading.Lock()
+
+
+def checkpoints(folder: Path) -> list[dict[str, Any]]:
+    """The checkpoints of a run, the newest first. One that cannot be read says why."""
+    try:
+        latest = (folder / "latest").resolve().name
+        found = sorted((path for path in folder.glob("step-*") if path.is_dir()), reverse=True)
+    except OSError as error:
+        raise Refused(503, f"the checkpoints cannot be listed: {error}") from None
+    with _CHECKPOINTS_LOCK:
+        for path in set(_CHECKPOINTS) - set(found):
+            if path.parent == folder:
+                del _CHECKPOINTS[path]
+        for path in found:
+            if path not in _CHECKPOINTS:
+                _CHECKPOINTS[path] = _checkpoint(path)
+        return [{**_CHECKPOINTS[path], "latest": path.name == latest} for path in found]
+
+
+def _checkpoint(path: Path) -> dict[str, Any]:
+    try:
+        facts = json.loads((path / "state.json").read_text())
+        size = sum(file.stat().st_size for file in path.iterdir())
+        return {
+            "name": path.name,
+            "step": int(facts["step"]),
+            "samples": int(facts["samples"]),
+            "created": float(facts["created"]),
+            "bytes": size,
+        }
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        return {"name": path.name, "error": f"{type(error).__name__}: {error}"}
+
+
+def explain(name: str, part: Mapping[str, object]) -> str:
+    """The state of a part, for people."""
+    if "seconds_since_tick" not in part:
+        return str(part["detail"]) or ("" if part["ok"] else "not ready")
+    ago, patience = part["seconds_since_tick"], part["patience_seconds"]
+    if part["ok"]:
+        return f"went round {ago} s ago"
+    return f"the {name}'s loop last went round {ago} s ago; {patience} s are allowed"
+
+
+def runbook(check: str) -> str | None:
+    """The runbook of a check, by its alert's name."""
+    return RUNBOOKS.get(check)
+
+
+RUNBOOKS = {
+    "receiver": "StreamSslDown",
+    "learner": "StreamSslLearnerStuck",
+    "journal": "StreamSslJournalFailing",
+    "credit": "StreamSslNoCredit",
+    "cursor": "StreamSslJournalFailing",
+    "checkpoint": "StreamSslCheckpointFailing",
+}
+"""Alert whose runbook tells what to do about a check that fails."""
+
+
+def _json(body: object, status: int = 200) -> JSONResponse:
+    return JSONResponse(body, status, {"cache-control": "no-store"})

@@ -1,0 +1,216 @@
+"""Figures of a process over time, for the page's charts; read from its own metrics.
+
+A chart is to show the last minutes closely and the whole run as well, in bounded memory: two
+tracks of the same series, of which the longer one halves its resolution whenever it is full.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from prometheus_client import CollectorRegistry
+
+from stream_ssl.observe.catalogue import PREFIX, Role
+
+EVERY = 2.0
+"""Seconds between two points of the last minutes."""
+POINTS = 900
+"""Points of a track: half an hour of the last minutes."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line of a chart: a metric by its catalogue name, and the labels of the series.
+
+    `rate` turns a counter into its rise per second.
+    """
+
+    metric: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+    rate: bool = False
+
+
+def _memory(metric: str, **labels: str) -> Series:
+    return Series(metric, {"memory": "working", **labels})
+
+
+SERIES: Mapping[Role, Mapping[str, Series]] = {
+    "receiver": {
+        "received": Series("received_samples_total", rate=True),
+        "bytes": Series("received_bytes_total", rate=True),
+        "repeated": Series("duplicate_samples_total", rate=True),
+        "producers": Series("producers_connected"),
+        "credit": Series("credit_bytes"),
+        "journal": Series("journal_bytes"),
+        "room": Series("journal_room_bytes"),
+        "lag_bytes": Series("lag_bytes"),
+    },
+    "learner": {
+        "trained": Series("trained_samples_total", rate=True),
+        "replayed": Series("replayed_samples_total", rate=True),
+        "steps": Series("steps_total", rate=True),
+        "lag": Series("lag_seconds"),
+        "loss": Series("loss"),
+        "learning_rate": Series("learning_rate"),
+        "gradient": Series("gradient_norm"),
+        "held_out": Series("held_out_accuracy"),
+        "linear": Series("prequential_accuracy", {"classifier": "linear"}),
+        "knn": Series("prequential_accuracy", {"classifier": "knn"}),
+        "majority": Series("prequential_accuracy", {"classifier": "majority"}),
+        "slots": _memory("memory_slots"),
+        "capacity": _memory("memory_capacity_slots"),
+        "inserted": Series("memory_inserted_total", {"memory": "working"}, rate=True),
+        "refused": Series("memory_refused_total", {"memory": "working"}, rate=True),
+        "turnover": _memory("memory_turnover_ratio"),
+        "memory_classes": _memory("memory_effective_classes"),
+        "stream_classes": Series("stream_effective_classes"),
+        "duplicates_p50": _memory("memory_slot_duplicates", percentile="50"),
+        "duplicates_p90": _memory("memory_slot_duplicates", percentile="90"),
+        "duplicates_max": _memory("memory_slot_duplicates", percentile="100"),
+        "age_p50": _memory("memory_age_samples", percentile="50"),
+        "age_p90": _memory("memory_age_samples", percentile="90"),
+        "age_max": _memory("memory_age_samples", percentile="100"),
+        "collisions": Series("collision_probability", {"kind": "expected"}),
+        "collisions_true": Series("collision_probability", {"kind": "true"}),
+        "within": _memory("memory_expected_collisions"),
+        "checkpoint_age": Series("checkpoint_age_seconds"),
+        "checkpoint_step": Series("checkpoint_step"),
+    },
+}
+
+
+class Track:
+    """Rows of values over time, at most `points` of them.
+
+    Args:
+        points: even.
+        every: least seconds between two rows.
+        whole: keep all of the time, at half the resolution whenever it is full; else the last part.
+    """
+
+    def __init__(self, points: int, every: float, whole: bool) -> None:
+        self.every = every
+        self._points, self._whole = points, whole
+        self._rows: list[tuple[float, Sequence[float]]] = []
+
+    def append(self, at: float, values: Sequence[float]) -> None:
+        """Keep a row, unless one was kept less than `every` seconds ago."""
+        if self._rows and at - self._rows[-1][0] < 0.99 * self.every:
+            return
+        self._rows.append((at, values))
+        if len(self._rows) > self._points:
+            if self._whole:
+                del self._rows[1::2]
+                self.every *= 2
+            else:
+                del self._rows[0]
+
+    def rows(self, since: float) -> list[tuple[float, Sequence[float]]]:
+        """Those behind `since`, and the one before them: a rate needs it."""
+        behind = sum(at > since for at, _ in self._rows)
+        return self._rows[max(0, len(self._rows) - behind - 1) :]
+
+
+class History:
+    """Samples a process's metrics from a thread of its own.
+
+    Args:
+        registry: what is sampled.
+        role: whose SERIES.
+        clock: seconds since the Unix epoch.
+    """
+
+    def __init__(
+        self, registry: CollectorRegistry, role: Role, clock: Callable[[], float] = time.time
+    ) -> None:
+        self.series = SERIES[role]
+        families = {PREFIX + series.metric for series in self.series.values()}
+        self._registry = registry.restricted_registry(sorted(families))
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._tracks = {
+            "recent": Track(POINTS, EVERY, whole=False),
+            "whole": Track(POINTS, EVERY, whole=True),
+        }
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="history", daemon=True)
+
+    def sample(self) -> None:
+        """Read the metrics once."""
+        found = {
+            (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+            for family in self._registry.collect()
+            for sample in family.samples
+        }
+        row = [
+            found.get((PREFIX + series.metric, tuple(sorted(series.labels.items()))), math.nan)
+            for series in self.series.values()
+        ]
+        with self._lock:
+            for track in self._tracks.values():
+                track.append(self._clock(), row)
+
+    def read(self, track: str, since: float = 0.0) -> dict[str, object]:
+        """Columns for JSON: `time` and each series, None where there is no value.
+
+        Args:
+            track: "recent" or "whole".
+            since: seconds since the Unix epoch; only later rows are given.
+
+        Raises:
+            KeyError: there is no such track.
+        """
+        with self._lock:
+            rows = self._tracks[track].rows(since)
+            every = self._tracks[track].every
+        columns: dict[str, object] = {"every": every}
+        shown = [(before, row) for before, row in pairwise([rows[0], *rows])] if rows else []
+        shown = [(before, row) for before, row in shown if row[0] > since]
+        columns["time"] = [round(at, 2) for _, (at, _) in shown]
+        for number, (name, series) in enumerate(self.series.items()):
+            value = _rate if series.rate else _value
+            columns[name] = [value(before, row, number) for before, row in shown]
+        return columns
+
+    def latest(self) -> dict[str, float | None]:
+        """The newest value of each series; rates over the last ten seconds."""
+        with self._lock:
+            rows = self._tracks["recent"].rows(self._clock() - 10.0)
+        return {
+            name: (_rate if series.rate else _value)(rows[0], rows[-1], number) if rows else None
+            for number, (name, series) in enumerate(self.series.items())
+        }
+
+    def _run(self) -> None:
+        while not self._stop.wait(EVERY):
+            self.sample()
+
+    def start(self) -> None:
+        """Sample every EVERY seconds until `close`."""
+        self.sample()
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop sampling."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+
+Row = tuple[float, Sequence[float]]
+
+
+def _value(_: Row, row: Row, number: int) -> float | None:
+    value = row[1][number]
+    return value if math.isfinite(value) else None
+
+
+def _rate(before: Row, row: Row, number: int) -> float | None:
+    seconds = row[0] - before[0]
+    rise = row[1][number] - before[1][number]
+    return max(0.0, rise) / seconds if seconds > 0 and math.isfinite(rise) else None

@@ -1,0 +1,211 @@
+"""Who may read over HTTP: this machine alone, or whoever has the token.
+
+Three questions are asked of each request, in this order: is its Host ours (a page elsewhere must
+not reach a server on loopback by a name that it has pointed there), does it bear the token or the
+cookie that a log-in left, and if not, is it a browser that is to be shown the log-in.
+"""
+
+from __future__ import annotations
+
+import hmac
+import time
+from collections.abc import Callable, Mapping
+from hashlib import sha256
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from stream_ssl.wire.address import is_loopback_host
+
+COOKIE = "stream-ssl-session"
+SESSION_SECONDS = 7 * 24 * 3600
+"""How long a browser stays logged in."""
+LEAST_TOKEN = 16
+"""Characters of a token, at least."""
+MOST_BODY = 4096
+"""Bytes of a log-in form."""
+
+OPEN = ("/healthz", "/readyz", "/login", "/static/")
+"""What needs no token: probes, which then learn nothing but yes or no, and the log-in itself."""
+
+HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "img-src 'self' blob:; connect-src 'self'; form-action 'self'; base-uri 'none'; "
+    "frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+}
+"""Of every answer."""
+
+
+class Token:
+    """A shared secret: of Prometheus as a bearer token, of people as what they log in with.
+
+    Args:
+        secret: at least LEAST_TOKEN printable ASCII characters without blanks.
+        clock: seconds since the Unix epoch.
+
+    Raises:
+        ValueError: it is shorter, or has other characters.
+    """
+
+    def __init__(self, secret: str, clock: Callable[[], float] = time.time) -> None:
+        if len(secret) < LEAST_TOKEN or not all("!" <= sign <= "~" for sign in secret):
+            raise ValueError(
+                f"an HTTP token has {len(secret)} characters: must have at least {LEAST_TOKEN}, "
+                "printable ASCII without blanks; make one with: "
+                "python3 -c 'import secrets; print(secrets.token_urlsafe(32))'"
+            )
+        self.secret, self._clock = secret, clock
+
+    @classmethod
+    def load(cls, path: Path) -> Token:
+        """The token of a file's only line.
+
+        Raises:
+            ValueError: the file cannot be read, may be read by everybody, or holds no token.
+        """
+        try:
+            mode, secret = path.stat().st_mode, path.read_text(encoding="ascii").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            why = getattr(error, "strerror", None) or "it is no ASCII text"
+            raise ValueError(
+                f"http.token_file {path}: {why}; make one with: (umask 077; "
+                f"python3 -c 'import secrets; print(secrets.token_urlsafe(32))' > {path})"
+            ) from None
+        if mode & 0o007:
+            raise ValueError(
+                f"http.token_file {path}: everybody may read it (mode {mode & 0o777:04o}); "
+                f"run: chmod 600 {path}"
+            )
+        try:
+            return cls(secret)
+        except ValueError as error:
+            raise ValueError(f"http.token_file {path}: {error}") from None
+
+    def admits(self, headers: Headers, cookies: Mapping[str, str]) -> bool:
+        """Whether a request bears the token, or the cookie of a session that has not ended."""
+        kind, _, given = headers.get("authorization", "").partition(" ")
+        if kind.lower() == "bearer" and self.matches(given.strip()):
+            return True
+        until, _, mark = cookies.get(COOKIE, "").partition(".")
+        if not until.isdecimal() or len(until) > 12 or int(until) < self._clock():
+            return False
+        return hmac.compare_digest(mark.encode(), self._mark(until).encode())
+
+    def matches(self, given: str) -> bool:
+        """Whether it is the token, in a time that does not tell how much of it is right."""
+        return hmac.compare_digest(given.encode(), self.secret.encode())
+
+    def session(self) -> str:
+        """A cookie's value that `admits` takes for SESSION_SECONDS; it does not hold the token."""
+        until = str(int(self._clock()) + SESSION_SECONDS)
+        return f"{until}.{self._mark(until)}"
+
+    def _mark(self, until: str) -> str:
+        return hmac.new(
+            self.secret.encode(), b"session until " + until.encode(), sha256
+        ).hexdigest()
+
+
+class Guard:
+    """Turns away what may not be read, and gives every answer its HEADERS; ASGI.
+
+    Args:
+        app: who answers what is let through. `scope["state"]["admitted"]` tells it whether the
+            request may read all.
+        token: None: only this machine, by a Host that says so.
+        public: take any Host without a token.
+    """
+
+    def __init__(self, app: ASGIApp, token: Token | None, public: bool) -> None:
+        self._app, self._token, self._public = app, token, public
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                given = message["headers"]
+                names = {name for name, _ in given}
+                more = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+                message["headers"] = given + [pair for pair in more if pair[0] not in names]
+            await send(message)
+
+        refusal = self._refusal(scope)
+        await (self._app if refusal is None else refusal)(scope, receive, with_headers)
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        request = Request(scope)
+        path = scope["path"].removeprefix(scope.get("root_path", "")) or "/"
+        state = scope.setdefault("state", {})
+        if self._token is None:
+            state["admitted"] = self._public or is_loopback_host(_host(request.headers))
+            if state["admitted"] or path in ("/healthz", "/readyz"):
+                return None
+            return JSONResponse(
+                {
+                    "error": "this server answers to loopback names alone, and the request's Host "
+                    "is another: set http.token_file to be reached by it, or have your proxy send "
+                    "Host: localhost"
+                },
+                403,
+            )
+        state["admitted"] = self._token.admits(request.headers, request.cookies)
+        if state["admitted"] or path.startswith(OPEN):
+            return None
+        if path == "/" and "text/html" in request.headers.get("accept", ""):
+            return RedirectResponse("login", 303)
+        return JSONResponse(
+            {
+                "error": "a token is needed: send it as `Authorization: Bearer TOKEN`, or log in "
+                "with a browser at /login"
+            },
+            401,
+            {"www-authenticate": 'Bearer realm="stream-ssl"'},
+        )
+
+
+async def read_form(request: Request) -> dict[str, str]:
+    """The fields of a posted form; the last of those that stand twice.
+
+    Raises:
+        ValueError: it is longer than MOST_BODY, or no UTF-8.
+    """
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > MOST_BODY:
+            raise ValueError(f"a form of more than {MOST_BODY} bytes")
+    fields = parse_qs(body.decode("utf-8"), max_num_fields=8, errors="strict")
+    return {name: values[-1] for name, values in fields.items()}
+
+
+def log_in(response: Response, token: Token, https: bool) -> Response:
+    """Give a browser the cookie that `Token.admits` takes. It has no Path, so that it goes to the
+    folder that it was given in: behind a proxy, this server's prefix and nothing beside it."""
+    response.set_cookie(
+        COOKIE,
+        token.session(),
+        max_age=SESSION_SECONDS,
+        path=None,
+        secure=https,
+        httponly=True,
+        samesite="strict",
+    )
+    return response
+
+
+def _host(headers: Headers) -> str:
+    try:
+        return urlsplit("//" + headers.get("host", "")).hostname or ""
+    except ValueError:
+        return ""

@@ -1,0 +1,470 @@
+"""The working memory as the page shows it: slots in order, pictures, neighbours, a map.
+
+Shapes: A descriptor, D embedding, K capacity, k occupied slots, S slots spread over them, n slots
+asked for, C H W image.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import threading
+import time
+from base64 import b64encode
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from memory import WorkingMemory
+from memory.compute import to_host
+from memory.index import kmeans, nearest
+from memory.scores import Linear
+from memory.stats import MOST_PAIRS
+from stream_ssl.batch import Origin
+from stream_ssl.learning.records import StepRecord
+from stream_ssl.observe.slot_history import SlotHistory
+from stream_ssl.observe.step_jobs import Busy, StepJobs
+
+FRESH = 3.0
+"""Seconds for which a snapshot serves, at least; longer where it took longer to make than
+SNAPSHOT_SHARE of that."""
+SNAPSHOT_SHARE = 0.008
+"""Share of the learner's time that snapshots may take; all else that is asked has `StepJobs`'s."""
+MAPPED = 4096
+"""Slots on the map, at most: as many evenly spread ones."""
+COMPARED = 1 << 20
+"""Pairs of slots compared for the share of near-copies, at a time."""
+TILE = 96
+"""Side of a picture that is sent, pixels, at most."""
+PIXELS = 8 << 20
+"""Values of the pictures read at once, at most."""
+TILES = 256
+"""Pictures sent at once, at most; fewer where they are large."""
+CELLS = 12
+"""Clusters told apart where the stream carries no labels."""
+NEAR = 0.98
+"""Cosine from which two slots are near-copies, where the memory's `duplicates` says nothing."""
+
+SORTS = ("duplicates", "drawn", "oldest", "newest", "stalest")
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The columns of the occupied slots at one moment, on the host, and some of the rows.
+
+    `duplicates_k` is None where the policy keeps no counts and counting would take too long.
+    """
+
+    at: float  # seconds since the Unix epoch
+    added: int
+    ids_k: NDArray[np.int64]
+    labels_k: NDArray[np.int64]
+    born_k: NDArray[np.int64]
+    encoded_k: NDArray[np.int64]
+    multiplicity_k: NDArray[np.int64]
+    drawn_k: NDArray[np.int64]
+    origins_k: NDArray[np.object_]
+    duplicates_k: NDArray[np.float64] | None
+    slots_S: NDArray[np.int64]
+    z_SD: Tensor
+    near_copies: float  # share of the slots that have one, of those compared
+    seconds: float  # that it took the learner
+
+    def __len__(self) -> int:
+        """k"""
+        return len(self.ids_k)
+
+
+class MemoryView:
+    """Answers what the page asks of a learner's memory.
+
+    Only `consume` and the jobs that it serves run on the learner's thread: a snapshot of the
+    columns (some milliseconds for 65,536 slots), pictures of at most `TILES` slots, or one search.
+    All else is made of the snapshot by whoever asks. Nothing is copied unless somebody asks, and
+    never more than `jobs` allows.
+
+    Args:
+        memory: the working memory.
+        jobs: how the learner's thread is asked.
+        clock: seconds since the Unix epoch.
+    """
+
+    def __init__(
+        self,
+        memory: WorkingMemory,
+        jobs: StepJobs | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.jobs = StepJobs() if jobs is None else jobs
+        self.slots = SlotHistory(memory, clock)
+        self._memory, self._clock = memory, clock
+        self._lock = threading.Lock()  # one thread makes what others wait for
+        self._snapshot: Snapshot | None = None
+        self._generator = torch.Generator().manual_seed(0)  # not the learner's: it draws the same
+        self._compared: deque[tuple[int, int]] = deque(maxlen=32)
+        self._map: tuple[Snapshot, dict[str, Any]] | None = None
+        self._axes_2D: NDArray[np.float32] | None = None
+        nearest(torch.eye(2), torch.eye(2), k=1)  # loads faiss now, not between two steps
+
+    def consume(self, record: object) -> None:
+        """Take one record of `Learner.run`, then serve what was asked. On the learner's thread."""
+        if isinstance(record, StepRecord):
+            self.slots.consume(record)
+        self.jobs.serve()
+
+    # What is asked, by any other thread.
+
+    def summary(self) -> dict[str, Any]:
+        """Balance, near-copies, and histograms of ages, duplicate counts and draws.
+
+        Raises:
+            Busy: the learner has no time.
+        """
+        snapshot = self.snapshot()
+        ages_k = snapshot.added - snapshot.born_k
+        histograms = {
+            "ages": _histogram(ages_k),
+            "staleness": _histogram(snapshot.added - snapshot.encoded_k),
+            "drawn": _histogram(snapshot.drawn_k),
+        }
+        if snapshot.duplicates_k is not None:
+            histograms["duplicates"] = _histogram(snapshot.duplicates_k)
+        return {
+            "at": snapshot.at,
+            "occupied": len(snapshot),
+            "capacity": self._memory.capacity,
+            "added": snapshot.added,
+            "policy": self._memory.eviction.name,
+            "descriptor": repr(self._memory.descriptor),
+            "pictures": self.most_pictures,
+            "learner_share": round(self.jobs.used, 5),
+            "near": self._threshold,
+            "near_copies": _number(snapshot.near_copies),
+            "turnover": _number(float((ages_k <= self._memory.capacity).mean()))
+            if len(snapshot)
+            else None,
+            "balance": balance(snapshot),
+            "histograms": histograms,
+        }
+
+    def listing(self, sort: str, offset: int, limit: int) -> dict[str, Any]:
+        """Slots in order, the first of which is number `offset`.
+
+        Args:
+            sort: one of SORTS; those with most duplicates, drawn most often, ... come first.
+            offset: from 0.
+            limit: 1 to 512.
+
+        Raises:
+            Busy: the learner has no time.
+        """
+        snapshot = self.snapshot()
+        order = _order(snapshot, sort)
+        rows = [self._row(snapshot, int(slot)) for slot in order[offset : offset + limit]]
+        return {"at": snapshot.at, "total": len(snapshot), "offset": offset, "slots": rows}
+
+    def slot(self, slot: int, neighbours: int = 12) -> dict[str, Any]:
+        """One slot and those nearest to it, by cosine of descriptors and of embeddings.
+
+        Raises:
+            LookupError: there is no such slot, or it is empty.
+            Busy: the learner has no time.
+        """
+        snapshot = self.snapshot()
+        if not 0 <= slot < len(snapshot):
+            raise LookupError(f"slot {slot}: the memory has slots 0 to {len(snapshot) - 1}")
+        found = self.jobs.ask(lambda: self._nearest(slot, neighbours))
+        near = {
+            space: [
+                {**self._row(snapshot, other), "cosine": round(cosine, 4)}
+                for other, cosine in pairs
+                if other < len(snapshot)
+            ]
+            for space, pairs in found.items()
+        }
+        return {**self._row(snapshot, slot), "near": near}
+
+    def pictures(self, slots: Sequence[int]) -> dict[str, Any]:
+        """The images of these slots as they are now, side by side in one JPEG or PNG.
+
+        Returns:
+            `tile`, the side of each in pixels, `columns` of the sheet, `ids` as strings, None where
+            a slot is empty or has lost its image, and `sheet`, a data URL.
+
+        Raises:
+            LookupError: the memory keeps no images.
+            Busy: the learner has no time.
+        """
+        if self._memory.image_shape is None:
+            raise LookupError("this memory keeps no images")
+        ids, image_nCHW = self.jobs.ask(lambda: self._images(slots))
+        columns = max(1, math.ceil(math.sqrt(len(slots))))
+        return {
+            "tile": image_nCHW.shape[-1],
+            "columns": columns,
+            "ids": ids,
+            "sheet": sheet(image_nCHW, columns),
+        }
+
+    def map(self) -> dict[str, Any]:
+        """Slots on the plane of the embeddings' two principal axes, each coordinate -1 to 1.
+
+        Raises:
+            Busy: the learner has no time.
+        """
+        snapshot = self.snapshot()
+        with self._lock:
+            if self._map is None or self._map[0] is not snapshot:
+                self._map = (snapshot, self._project(snapshot))
+            return self._map[1]
+
+    def evictions(self, limit: int) -> list[dict[str, Any]]:
+        """Who left lately, the last first.
+
+        Raises:
+            Busy: the learner has no time.
+        """
+        lately = self.jobs.ask(lambda: list(self.slots.evictions))
+        return [
+            {
+                **asdict(eviction),
+                "id": str(eviction.id),
+                "origin": _origin(eviction.origin),
+                "by": _origin(eviction.by),
+            }
+            for eviction in lately[::-1][:limit]
+        ]
+
+    def snapshot(self) -> Snapshot:
+        """One that is at most as old as FRESH, or else the last one that there was time for.
+
+        Raises:
+            Busy: there is none yet, and the learner has no time.
+        """
+        with self._lock:
+            held = self._snapshot
+            if held is not None:
+                serves = max(FRESH, held.seconds / SNAPSHOT_SHARE)
+                if self._clock() - held.at <= serves:
+                    return held
+            try:
+                patience = 10.0 if held is None else 1.0
+                self._snapshot = self.jobs.ask(self._copy, patience, metered=False)
+            except Busy:
+                if held is None:
+                    raise
+            assert self._snapshot is not None, "there was one, or there is one now"
+            return self._snapshot
+
+    # On the learner's thread.
+
+    @torch.no_grad()
+    def _copy(self) -> Snapshot:
+        memory, k, began = self._memory, len(self._memory), time.perf_counter()
+        integers = torch.stack(
+            [memory.ids, memory.labels, memory.born, memory.encoded, memory.multiplicity]
+        )
+        column_5k = to_host(integers).numpy()
+        count_k = self._counts()
+        slots_S = np.arange(min(k, MAPPED)) * k // max(1, min(k, MAPPED))
+        z_SD = to_host(memory.embeddings[torch.from_numpy(slots_S).to(memory.device)]).float()
+        return Snapshot(
+            at=self._clock(),
+            added=memory.added,
+            ids_k=column_5k[0],
+            labels_k=column_5k[1],
+            born_k=column_5k[2],
+            encoded_k=column_5k[3],
+            multiplicity_k=column_5k[4],
+            drawn_k=self.slots.drawn(),
+            origins_k=self.slots.origins(),
+            duplicates_k=None if count_k is None else to_host(count_k).clone().numpy(),
+            slots_S=slots_S,
+            z_SD=z_SD,
+            near_copies=self._near_copies(),
+            seconds=time.perf_counter() - began,
+        )
+
+    def _counts(self) -> Tensor | None:
+        policy, k = self._memory.eviction, len(self._memory)
+        cheap = policy.keeps_counts or isinstance(policy.score, Linear) or k * k <= MOST_PAIRS
+        return self._memory.counts() if cheap else None
+
+    @property
+    def most_pictures(self) -> int:
+        """How many may be asked for at once; 0 where the memory keeps none."""
+        shape = self._memory.image_shape
+        return 0 if shape is None else min(TILES, max(1, PIXELS // math.prod(shape)))
+
+    @property
+    def _threshold(self) -> float:
+        duplicates = self._memory.duplicates
+        return NEAR if duplicates is None else duplicates.threshold
+
+    def _near_copies(self) -> float:
+        """Share of the slots that have a near-copy, of those compared lately: a few at a time."""
+        row_kA = self._memory.descriptors
+        if len(row_kA) < 2:
+            return math.nan
+        count = min(len(row_kA), max(8, COMPARED // len(row_kA)))
+        slots = torch.randperm(len(row_kA), generator=self._generator)[:count].to(row_kA.device)
+        cosine_n2, _ = nearest(row_kA[slots], row_kA, k=2)
+        if count == len(row_kA):
+            self._compared.clear()
+        self._compared.append((int((cosine_n2[:, 1] >= self._threshold - 1e-6).sum()), count))
+        found, compared = np.sum(self._compared, axis=0)
+        return float(found / compared)
+
+    @torch.no_grad()
+    def _nearest(self, slot: int, neighbours: int) -> dict[str, list[tuple[int, float]]]:
+        memory = self._memory
+        spaces = {"descriptor": memory.descriptors, "embedding": memory.embeddings}
+        found = {}
+        for space, row_kX in spaces.items():
+            cosine_1n, slot_1n = nearest(row_kX[slot : slot + 1], row_kX, k=neighbours + 1)
+            pairs = zip(slot_1n[0].tolist(), cosine_1n[0].tolist(), strict=True)
+            found[space] = [(other, cosine) for other, cosine in pairs if other != slot]
+        return {space: pairs[:neighbours] for space, pairs in found.items()}
+
+    @torch.no_grad()
+    def _images(self, slots: Sequence[int]) -> tuple[list[str | None], Tensor]:
+        memory = self._memory
+        assert memory.image_shape is not None, "asked before"
+        assert memory.images is not None, "as it has a shape"
+        held = [slot if slot < len(memory) else None for slot in slots]
+        asked = torch.tensor([0 if s is None else s for s in held], dtype=torch.int64)
+        side = min(TILE, memory.image_shape[1])
+        if not any(s is not None for s in held):
+            return [None] * len(slots), torch.zeros(len(slots), 3, side, side, dtype=torch.uint8)
+        image_nCHW = memory.images[asked.to(memory.images.device)]
+        if image_nCHW.shape[-1] > side:
+            small = torch.nn.functional.adaptive_avg_pool2d(image_nCHW.float(), side)
+            image_nCHW = small.round().to(torch.uint8)
+        id_n = to_host(memory.ids[asked.to(memory.device)]).tolist()
+        ids = [None if s is None else str(i) for s, i in zip(held, id_n, strict=True)]
+        return ids, to_host(image_nCHW)
+
+    # Of a snapshot.
+
+    def _row(self, snapshot: Snapshot, slot: int) -> dict[str, Any]:
+        counts_k = snapshot.duplicates_k
+        label = int(snapshot.labels_k[slot])
+        return {
+            "slot": slot,
+            "id": str(snapshot.ids_k[slot]),
+            "label": label if label >= 0 else None,
+            "duplicates": None if counts_k is None else _number(float(counts_k[slot])),
+            "age": int(snapshot.added - snapshot.born_k[slot]),
+            "stale": int(snapshot.added - snapshot.encoded_k[slot]),
+            "multiplicity": int(snapshot.multiplicity_k[slot]),
+            "drawn": int(snapshot.drawn_k[slot]),
+            "origin": _origin(snapshot.origins_k[slot]),
+        }
+
+    def _project(self, snapshot: Snapshot) -> dict[str, Any]:
+        z_SD = snapshot.z_SD.numpy()
+        if len(z_SD) < 3:
+            return {
+                "at": snapshot.at,
+                "slots": [],
+                "ids": [],
+                "x": [],
+                "y": [],
+                "share": [0.0, 0.0],
+            }
+        centred_SD = z_SD - z_SD.mean(axis=0)
+        variance_D, axes_DD = np.linalg.eigh(centred_SD.T @ centred_SD / len(z_SD))
+        axes_2D = axes_DD[:, [-1, -2]].T.astype(np.float32)
+        if self._axes_2D is not None:  # an axis has no sign of its own: keep that of before
+            axes_2D *= np.where((axes_2D * self._axes_2D).sum(axis=1, keepdims=True) < 0, -1, 1)
+        self._axes_2D = axes_2D
+        point_S2 = centred_SD @ axes_2D.T
+        point_S2 /= max(1e-9, float(np.quantile(np.abs(point_S2), 0.995)))
+        point_S2 = point_S2.clip(-1, 1).round(3)
+        counts_k, labels_S = snapshot.duplicates_k, snapshot.labels_k[snapshot.slots_S]
+        total = max(1e-12, float(variance_D.sum()))
+        return {
+            "at": snapshot.at,
+            "share": [round(float(variance_D[-n]) / total, 4) for n in (1, 2)],
+            "slots": snapshot.slots_S.tolist(),
+            "ids": [str(number) for number in snapshot.ids_k[snapshot.slots_S]],
+            "x": point_S2[:, 0].tolist(),
+            "y": point_S2[:, 1].tolist(),
+            "labels": labels_S.tolist() if (labels_S >= 0).any() else None,
+            "duplicates": None
+            if counts_k is None
+            else counts_k[snapshot.slots_S].round(3).tolist(),
+        }
+
+
+def balance(snapshot: Snapshot) -> dict[str, Any]:
+    """Slots by class where any is labelled, else by cluster of the embeddings, most first."""
+    if (snapshot.labels_k >= 0).any():
+        names, counts = np.unique(snapshot.labels_k, return_counts=True)
+        named = [(str(n) if n >= 0 else "none", int(c)) for n, c in zip(names, counts, strict=True)]
+        kind = "class"
+    else:
+        kind, named = "cluster", []
+        if len(snapshot):
+            _, cell_S = kmeans(snapshot.z_SD, CELLS, seed=0)
+            sizes = torch.bincount(cell_S).tolist()
+            scale = len(snapshot) / max(1, len(cell_S))
+            named = [(str(n), round(c * scale)) for n, c in enumerate(sizes)]
+    named.sort(key=lambda pair: -pair[1])
+    shares = np.array([count for _, count in named], float)
+    shares /= max(1.0, shares.sum())
+    entropy = float(-(shares[shares > 0] * np.log(shares[shares > 0])).sum())
+    return {"kind": kind, "slots": named[:64], "effective": round(math.exp(entropy), 2)}
+
+
+def sheet(image_nCHW: Tensor, columns: int) -> str:
+    """Images side by side, as a data URL: PNG where they are small, else JPEG."""
+    count, channels, side, _ = image_nCHW.shape
+    rows = math.ceil(count / columns)
+    padded = image_nCHW.new_zeros(rows * columns, channels, side, side)
+    padded[:count] = image_nCHW
+    grid = padded.reshape(rows, columns, channels, side, side).permute(0, 3, 1, 4, 2)
+    pixels = grid.reshape(rows * side, columns * side, channels).numpy()
+    picture, file = Image.fromarray(pixels[:, :, 0] if channels == 1 else pixels), io.BytesIO()
+    if side % 8 or side < 16:  # JPEG's blocks would run over the edges of the tiles
+        picture.save(file, "PNG", compress_level=1)
+        return "data:image/png;base64," + b64encode(file.getvalue()).decode()
+    picture.save(file, "JPEG", quality=88, subsampling=0)
+    return "data:image/jpeg;base64," + b64encode(file.getvalue()).decode()
+
+
+def _order(snapshot: Snapshot, sort: str) -> NDArray[np.int64]:
+    keys = {
+        "duplicates": snapshot.duplicates_k,
+        "drawn": snapshot.drawn_k,
+        "oldest": -snapshot.born_k,
+        "newest": snapshot.born_k,
+        "stalest": -snapshot.encoded_k,
+    }
+    key_k = keys[sort]
+    if key_k is None:
+        key_k = -snapshot.born_k
+    return np.argsort(-key_k, kind="stable")
+
+
+def _histogram(values_k: NDArray[Any], bins: int = 24) -> dict[str, list[float]]:
+    """Counts of values in `bins` equal parts of their range, and the edges."""
+    if not len(values_k):
+        return {"edges": [], "counts": []}
+    counts, edges = np.histogram(values_k, bins=bins)
+    return {"edges": [round(float(e), 3) for e in edges], "counts": counts.tolist()}
+
+
+def _origin(origin: Origin | None) -> dict[str, str] | None:
+    return None if origin is None else origin._asdict()
+
+
+def _number(value: float) -> float | None:
+    return round(value, 4) if math.isfinite(value) else None

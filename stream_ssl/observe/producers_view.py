@@ -1,0 +1,120 @@
+"""The producers as the page shows them: sorted, sought, with rates. The receiver's thread hands
+copies over at most once a second, and only while somebody looks."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from stream_ssl.ingest.producer_table import ProducerRecord
+
+EVERY = 1.0
+"""Least seconds between two copies."""
+WATCHED = 30.0
+"""Seconds for which copies are made after somebody has looked."""
+WINDOW = 10.0
+"""Seconds that rates are over."""
+
+SORTS = ("silent", "name", "rate", "samples", "rejected", "repeated", "newest")
+
+
+class ProducersView:
+    """The last copies of the receiver's table.
+
+    Args:
+        clock: monotonic seconds, that of the records.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._watched_until = self._next = 0.0
+        self._newest: tuple[float, list[ProducerRecord]] | None = None
+        self._samples: deque[tuple[float, dict[str, int]]] = deque(maxlen=32)  # by name, over time
+
+    def offer(self, table: Callable[[], list[ProducerRecord]]) -> None:
+        """Copy the table, if somebody looks and it is time. For the receiver's thread."""
+        now = self._clock()
+        if now >= self._watched_until or now < self._next:
+            return
+        self._next = now + EVERY
+        records = table()
+        with self._changed:
+            while self._samples and now - self._samples[0][0] > 2 * WINDOW:
+                self._samples.popleft()
+            self._samples.append((now, {record.name: record.samples for record in records}))
+            self._newest = (now, records)
+            self._changed.notify_all()
+
+    def listing(self, sort: str, find: str, offset: int, limit: int) -> dict[str, Any]:
+        """Producers in order, and how many there are.
+
+        Args:
+            sort: one of SORTS.
+            find: a part of the name, case ignored.
+            offset, limit: which of them.
+        """
+        at, records, earlier = self._read()
+        found = [
+            _row(record, at, earlier) for record in records if find.lower() in record.name.lower()
+        ]
+        found.sort(key=_KEYS[sort])
+        return {
+            "total": len(records),
+            "connected": sum(record.connected is not None for record in records),
+            "found": len(found),
+            "producers": found[offset : offset + limit],
+        }
+
+    def _read(self) -> tuple[float, Sequence[ProducerRecord], tuple[float, dict[str, int]]]:
+        """The newest copy, and the samples by name about WINDOW seconds before it."""
+        with self._changed:
+            now = self._clock()
+            self._watched_until = now + WATCHED
+            self._changed.wait_for(
+                lambda: self._newest is not None and now - self._newest[0] < 3 * EVERY, timeout=3.0
+            )
+            if self._newest is None:
+                return now, (), (now, {})
+            at, records = self._newest
+            return at, records, min(self._samples, key=lambda old: abs(at - old[0] - WINDOW))
+
+
+def _row(
+    record: ProducerRecord, at: float, earlier: tuple[float, dict[str, int]]
+) -> dict[str, Any]:
+    rise, seconds = record.samples - earlier[1].get(record.name, 0), at - earlier[0]
+    return {
+        "name": record.name,
+        "key": record.key,
+        "agent": record.agent,
+        "connected": record.connected is not None,
+        "since": round(at - record.since, 1),
+        "silent": round(at - record.last_received, 1),
+        "hellos": record.hellos,
+        "samples": record.samples,
+        "bytes": record.bytes,
+        "rate": round(rise / seconds, 2) if seconds >= EVERY else None,
+        "repeated": record.duplicates,
+        "rejected": dict(record.rejected.most_common(8)),
+        "credit": record.credit,
+    }
+
+
+def _total(row: dict[str, Any]) -> int:
+    return sum(row["rejected"].values())
+
+
+_KEYS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "silent": lambda row: -row["silent"],
+    "name": lambda row: row["name"],
+    "rate": lambda row: -(row["rate"] or 0.0),
+    "samples": lambda row: -row["samples"],
+    "rejected": lambda row: -_total(row),
+    "repeated": lambda row: -row["repeated"],
+    "newest": lambda row: row["since"],
+}

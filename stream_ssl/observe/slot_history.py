@@ -1,0 +1,122 @@
+"""What the memory does not keep of its slots: where each sample came from, how often it was drawn,
+and who left lately.
+
+Kept beside the memory, not in it: it begins anew with the process, and nothing that is learned
+depends on it.
+
+Shapes: B samples of a step, K slots, n slots drawn.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from memory import Admission, WorkingMemory
+from memory.compute import to_device, to_host
+from stream_ssl.batch import Origin
+from stream_ssl.learning.records import StepRecord
+
+EVICTIONS = 256
+"""Evictions remembered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Eviction:
+    """A sample that left the memory.
+
+    Attributes:
+        at: seconds since the Unix epoch.
+        age: samples offered between its arrival and its leaving.
+        origin: where it came from; None where it came before this process.
+        by: where the sample came from that took its slot, and `slot` which one; None where that
+            cannot be told: in the batch that filled the memory, or where an id came twice in one.
+    """
+
+    at: float
+    id: int
+    age: int
+    origin: Origin | None
+    by: Origin | None
+    slot: int | None
+
+
+class SlotHistory:
+    """Follows a memory by the learner's records; on the learner's thread alone.
+
+    A step costs some microseconds a sample.
+
+    Args:
+        memory: the working memory.
+        clock: seconds since the Unix epoch.
+    """
+
+    def __init__(self, memory: WorkingMemory, clock: Callable[[], float] = time.time) -> None:
+        self._memory, self._clock = memory, clock
+        self._origin_K: NDArray[np.object_] = np.full(memory.capacity, None, object)
+        self._drawn_K = torch.zeros(memory.capacity, dtype=torch.int64, device=memory.device)
+        self.evictions: deque[Eviction] = deque(maxlen=EVICTIONS)
+
+    def consume(self, record: StepRecord) -> None:
+        """Take one record, when its step is done."""
+        if record.admission is not None:
+            self._admitted(record, record.admission)
+        if record.drawn is not None:
+            slots_n, ids_n = record.drawn
+            # A slot drawn from and then taken over in the same step begins anew.
+            held_n = self._memory.ids[slots_n] == ids_n.to(self._memory.device)
+            self._drawn_K.index_add_(0, slots_n, held_n.to(torch.int64))
+
+    def origins(self) -> NDArray[np.object_]:
+        """Where each occupied slot's sample came from, [k]; None where before this process."""
+        return self._origin_K[: len(self._memory)].copy()
+
+    def drawn(self) -> NDArray[np.int64]:
+        """How often each occupied slot's sample was drawn to train on, int64 [k]."""
+        counts: NDArray[np.int64] = to_host(self._drawn_K[: len(self._memory)]).numpy().copy()
+        return counts
+
+    def _admitted(self, record: StepRecord, admission: Admission) -> None:
+        slot_B = admission.slots.numpy()
+        stays_B = slot_B >= 0
+        origin_B: NDArray[np.object_] = np.full(len(slot_B), None, object)
+        if record.origins_B is not None:
+            origin_B[:] = record.origins_B
+        if len(admission.evicted):
+            self._remember_evictions(to_host(record.ids_B).tolist(), admission, origin_B)
+        slots = slot_B[stays_B]
+        self._origin_K[slots] = origin_B[stays_B]
+        self._drawn_K[to_device(torch.from_numpy(slots), self._memory.device)] = 0
+
+    def _remember_evictions(
+        self, ids: list[int], admission: Admission, origin_B: NDArray[np.object_]
+    ) -> None:
+        """The last of this step's evictions.
+
+        In a full memory each newcomer that joined evicted one, in order. Some were evicted in turn
+        by a later one of the batch: read backwards, it tells the slot that they had.
+        """
+        refused, now = set(admission.refused.tolist()), self._clock()
+        joined = [b for b, number in enumerate(ids) if number not in refused]
+        evicted, ages = admission.evicted.tolist(), admission.ages.tolist()
+        if len(joined) != len(evicted):  # the memory became full in this batch, or an id came twice
+            joined = []
+        slot_of = {ids[b]: slot for b, slot in enumerate(admission.slots.tolist()) if slot >= 0}
+        lately, origin_of = [], dict(zip(ids, origin_B, strict=True))
+        for turn in range(len(evicted) - 1, max(-1, len(evicted) - 1 - EVICTIONS), -1):
+            gone, by = evicted[turn], joined[turn] if joined else None
+            slot = None if by is None else slot_of.get(ids[by])
+            origin = origin_of.get(gone)
+            if slot is not None and gone in origin_of:
+                slot_of.setdefault(gone, slot)
+            elif slot is not None:
+                origin = self._origin_K[slot]
+            who = None if by is None else origin_B[by]
+            lately.append(Eviction(now, gone, ages[turn], origin, who, slot))
+        self.evictions.extend(reversed(lately))

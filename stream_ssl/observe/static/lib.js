@@ -1,0 +1,74 @@
+// Asking, elements, and numbers for people. Whatever a producer may have named goes through
+// `element`, which makes text of it: nothing here writes HTML.
+
+export async function ask(role, question, args = {}) {
+  const query = new URLSearchParams(args).toString();
+  const answer = await fetch(`api/${role}/${question}${query ? `?${query}` : ""}`, { headers: { accept: "application/json" } });
+  if (answer.status === 401) location.href = "login";
+  const body = await answer.json().catch(() => ({ error: `the answer was no JSON (status ${answer.status})` }));
+  if (!answer.ok) throw new Error(body.error ?? `status ${answer.status}`);
+  return body;
+}
+
+/** An element with attributes, listeners (`onclick`), and children: elements, or text. */
+export function element(tag, attributes = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
+    else if (value !== null && value !== undefined && value !== false) made.setAttribute(name, value === true ? "" : value);
+  }
+  made.append(...children.map((child) => (child instanceof Node ? child : String(child))));
+  return made;
+}
+
+export function number(value, digits = 3) {
+  if (value == null || !Number.isFinite(value)) return "–";
+  const size = Math.abs(value);
+  if (size >= 1e9) return `${(value / 1e9).toPrecision(digits)}G`;
+  if (size >= 1e6) return `${(value / 1e6).toPrecision(digits)}M`;
+  if (size >= 100 || Number.isInteger(value)) return Math.round(value).toLocaleString("en");
+  if (size >= 1) return String(Number(value.toFixed(2)));
+  return size === 0 ? "0" : size < 1e-3 ? value.toExponential(1) : String(Number(value.toPrecision(digits)));
+}
+
+export function rate(value) { return [number(value < 10 ? value : Math.round(value)), "/s"]; }
+
+export function percent(value) { return [(100 * value).toFixed(1), "%"]; }
+
+export function bytes(value) {
+  const units = ["B", "kB", "MB", "GB", "TB"];
+  let unit = 0;
+  while (value >= 1000 && unit < units.length - 1) { value /= 1000; unit += 1; }
+  return [unit ? value.toPrecision(3) : Math.round(value), units[unit]];
+}
+
+export function duration(seconds) {
+  if (seconds == null) return ["–"];
+  if (seconds < 60) return [seconds < 10 ? seconds.toFixed(1) : Math.round(seconds), "s"];
+  if (seconds < 5400) return [Math.round(seconds / 60), "min"];
+  if (seconds < 172800) return [(seconds / 3600).toFixed(1), "h"];
+  return [Math.round(seconds / 86400), "days"];
+}
+
+/** A colour of the page's style by its name. */
+export function colour(name) {
+  const probe = element("i");
+  probe.style.color = `var(${name})`;
+  document.body.append(probe);
+  const value = getComputedStyle(probe).color;
+  probe.remove();
+  return value;
+}
+
+/** A shade between few and many, for a share of 0 to 1. */
+export function shade(share) {
+  return `color-mix(in oklab, var(--many) ${Math.round(100 * Math.min(1, Math.max(0, share)))}%, var(--few))`;
+}
+
+export function who(origin) {
+  return origin ? (origin.producer === origin.source ? `${origin.producer} / ${origin.id}` : `${origin.producer} / ${origin.source} / ${origin.id}`) : null;
+}
+
+export function onTheme(work) {
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", work);
+}

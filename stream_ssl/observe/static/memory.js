@@ -1,0 +1,208 @@
+// The memory: balance, histograms, the mosaic, one slot with its neighbours, who was evicted.
+import { Histogram } from "./charts.js";
+import { ask, duration, element, number, shade, who } from "./lib.js";
+
+const PAGE = 128; // slots of the mosaic at once
+const HELD = 4096; // pictures kept
+
+/** Pictures by the sample's id; only those that are not here yet are asked for. */
+export class Pictures {
+  constructor() { this.byId = new Map(); this.most = 64; }
+
+  async fetch(slots) {
+    const wanted = slots.filter((slot) => !this.byId.has(slot.id));
+    for (let start = 0; start < wanted.length && this.most; start += this.most) {
+      const part = wanted.slice(start, start + this.most);
+      const got = await ask("learner", "memory/pictures", { slots: part.map((s) => s.slot).join() });
+      const url = URL.createObjectURL(blob(got.sheet));
+      const rows = Math.ceil(part.length / got.columns);
+      let uses = 0;
+      got.ids.forEach((id, at) => {
+        if (id === null || this.byId.has(id)) return;
+        uses += 1;
+        this.byId.set(id, { url, columns: got.columns, rows, x: at % got.columns, y: Math.floor(at / got.columns), tile: got.tile, sheet: () => uses, drop: () => { uses -= 1; if (!uses) URL.revokeObjectURL(url); } });
+      });
+      if (!uses) URL.revokeObjectURL(url);
+    }
+    while (this.byId.size > HELD) {
+      const [id, picture] = this.byId.entries().next().value;
+      this.byId.delete(id);
+      picture.drop();
+    }
+  }
+
+  /** Show a sample's picture as the background of an element; nothing where there is none. */
+  paint(target, id) {
+    const picture = this.byId.get(id);
+    if (!picture) { target.style.backgroundImage = ""; return; }
+    const at = (n, count) => (count > 1 ? `${(100 * n) / (count - 1)}%` : "0");
+    target.style.backgroundImage = `url(${picture.url})`;
+    target.style.backgroundSize = `${100 * picture.columns}% ${100 * picture.rows}%`;
+    target.style.backgroundPosition = `${at(picture.x, picture.columns)} ${at(picture.y, picture.rows)}`;
+  }
+}
+
+function blob(dataUrl) {
+  const [head, body] = dataUrl.split(",");
+  const binary = atob(body);
+  return new Blob([Uint8Array.from(binary, (sign) => sign.charCodeAt(0))], { type: head.slice(5, head.indexOf(";")) });
+}
+
+const $ = (selector) => document.querySelector(selector);
+
+export class MemorySection {
+  constructor() {
+    this.pictures = new Pictures();
+    this.offset = 0;
+    this.rows = [];
+    this.histograms = {
+      duplicates: new Histogram("Duplicates", "slots by expected number"),
+      ages: new Histogram("Age", "slots by samples offered since"),
+      drawn: new Histogram("Drawn", "slots by times trained on"),
+      staleness: new Histogram("Staleness", "slots by samples since encoded"),
+    };
+    $("#histograms").append(...Object.values(this.histograms).map((one) => one.figure));
+    this.mosaic = $("#mosaic");
+    this.mosaic.addEventListener("keydown", (event) => this.move(event));
+    $("#mosaic-sort").addEventListener("change", () => this.turn(-Infinity));
+    $("#mosaic-back").addEventListener("click", () => this.turn(-PAGE));
+    $("#mosaic-on").addEventListener("click", () => this.turn(PAGE));
+    $("#evicted").addEventListener("toggle", () => this.showEvicted());
+    this.dialog = $("#slot");
+    $("#slot-close").addEventListener("click", () => this.dialog.close());
+    this.dialog.addEventListener("click", (event) => { if (event.target === this.dialog) this.dialog.close(); });
+  }
+
+  async refresh() {
+    const note = $("#memory-note");
+    try {
+      const summary = await ask("learner", "memory");
+      this.pictures.most = summary.pictures;
+      this.showSummary(summary);
+      await this.showMosaic();
+      if ($("#evicted").open) await this.showEvicted();
+    } catch (error) { note.textContent = error.message; }
+  }
+
+  showSummary(s) {
+    const near = s.near_copies == null ? "" : `, ${(100 * s.near_copies).toFixed(1)} % have a near-copy (cosine ≥ ${s.near})`;
+    const turn = s.turnover == null ? "" : `, ${(100 * s.turnover).toFixed(0)} % are of the last ${number(s.capacity)} samples`;
+    $("#memory-note").textContent = `${number(s.occupied)} of ${number(s.capacity)} slots${near}${turn}; ${s.policy} on ${s.descriptor}`;
+    const balance = $("#balance");
+    const total = s.balance.slots.reduce((sum, [, count]) => sum + count, 0) || 1;
+    const most = s.balance.slots[0]?.[1] || 1;
+    balance.querySelector("figcaption").textContent = s.balance.kind === "class"
+      ? `Slots by class, ${s.balance.effective} effective` : `Slots by cluster, ${s.balance.effective} effective`;
+    balance.querySelector("ol").replaceChildren(...s.balance.slots.map(([name, count]) => {
+      const fill = element("i");
+      fill.style.width = `${(100 * count) / most}%`;
+      return element("li", { title: `${number(count)} slots` }, element("span", {}, `${s.balance.kind} ${name}`),
+        element("span", { class: "track" }, fill), element("span", { class: "n" }, `${((100 * count) / total).toFixed(1)} %`));
+    }));
+    for (const [name, histogram] of Object.entries(this.histograms)) histogram.show(s.histograms[name] ?? { edges: [], counts: [] });
+  }
+
+  turn(by) {
+    this.offset = Math.max(0, by === -Infinity ? 0 : this.offset + by);
+    this.showMosaic().catch((error) => { $("#memory-note").textContent = error.message; });
+  }
+
+  async showMosaic() {
+    const got = await ask("learner", "memory/slots", { sort: $("#mosaic-sort").value, offset: this.offset, limit: PAGE });
+    if (!got.slots.length && this.offset) { this.turn(-Infinity); return; }
+    this.rows = got.slots;
+    this.peak = Math.max(this.offset ? this.peak ?? 0 : 0, ...got.slots.map((row) => row.duplicates ?? 0), 1e-9);
+    $("#mosaic-where").textContent = got.total ? `${number(got.offset + 1)}–${number(got.offset + got.slots.length)} of ${number(got.total)}` : "empty";
+    $("#mosaic-back").disabled = !got.offset;
+    $("#mosaic-on").disabled = got.offset + PAGE >= got.total;
+    const focused = this.mosaic.contains(document.activeElement) ? [...this.mosaic.children].indexOf(document.activeElement) : -1;
+    while (this.mosaic.children.length > this.rows.length) this.mosaic.lastChild.remove();
+    this.rows.forEach((row, at) => this.tile(at, row));
+    if (focused >= 0) this.mosaic.children[Math.min(focused, this.rows.length - 1)]?.focus();
+    if (this.pictures.most) await this.pictures.fetch(this.rows);
+    this.rows.forEach((row, at) => this.mosaic.children[at] && this.pictures.paint(this.mosaic.children[at], row.id));
+  }
+
+  tile(at, row) {
+    let tile = this.mosaic.children[at];
+    if (!tile) {
+      tile = element("button", { class: "tile", role: "gridcell", tabindex: at ? -1 : 0, onclick: () => this.open(this.rows[at].slot) });
+      tile.addEventListener("focus", () => { for (const other of this.mosaic.children) other.tabIndex = other === tile ? 0 : -1; });
+      this.mosaic.append(tile);
+    }
+    const text = `slot ${row.slot}${row.duplicates == null ? "" : `, ${number(row.duplicates)} duplicates`}, ${who(row.origin) ?? "from before this process"}`;
+    tile.title = text;
+    tile.setAttribute("aria-label", text);
+    tile.style.setProperty("--mark", shade(this.peak ? (row.duplicates ?? 0) / this.peak : 0));
+    this.pictures.paint(tile, row.id);
+  }
+
+  move(event) {
+    const tiles = [...this.mosaic.children], at = tiles.indexOf(document.activeElement);
+    if (at < 0) return;
+    const columns = getComputedStyle(this.mosaic).gridTemplateColumns.split(" ").length;
+    const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: columns, ArrowUp: -columns, Home: -at, End: tiles.length - 1 - at }[event.key];
+    if (event.key === "PageDown" && !$("#mosaic-on").disabled) this.turn(PAGE);
+    else if (event.key === "PageUp" && !$("#mosaic-back").disabled) this.turn(-PAGE);
+    else if (step === undefined) return;
+    else tiles[at + step]?.focus();
+    event.preventDefault();
+  }
+
+  async open(slot) {
+    $("#slot-title").textContent = `Slot ${slot}`;
+    if (!this.dialog.open) this.dialog.showModal();
+    try {
+      const got = await ask("learner", "memory/slot", { slot });
+      this.showFacts(got);
+      const near = Object.values(got.near).flat();
+      if (this.pictures.most) await this.pictures.fetch([got, ...near]);
+      this.pictures.paint($("#slot-picture"), got.id);
+      this.showNear(got.near);
+    } catch (error) { $("#slot-near").replaceChildren(element("p", { class: "empty" }, error.message)); }
+  }
+
+  showFacts(got) {
+    const origin = got.origin;
+    const facts = [
+      ["producer", origin?.producer ?? "from before this process"],
+      origin && ["source", origin.source], origin && ["id", origin.id],
+      origin && ["captured", new Date(origin.time * 1000).toLocaleString()],
+      got.label != null && ["class", got.label],
+      got.duplicates != null && ["duplicates", `${number(got.duplicates)} expected`],
+      ["drawn", `${number(got.drawn)} times, since this process began or it came`],
+      ["age", `${number(got.age)} samples`], ["encoded", `${number(got.stale)} samples ago`],
+      got.multiplicity > 1 && ["stands for", `${number(got.multiplicity)} samples`],
+      ["number", got.id],
+    ].filter(Boolean);
+    $("#slot-facts").replaceChildren(...facts.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, element("bdi", {}, value))]));
+  }
+
+  showNear(near) {
+    const titles = { descriptor: "Nearest by what duplicates are counted on", embedding: "Nearest by embedding" };
+    $("#slot-near").replaceChildren(...Object.entries(near).flatMap(([space, rows]) => [
+      element("div", { class: "bar" }, element("h3", {}, titles[space])),
+      element("div", { class: "near" }, ...rows.map((row) => {
+        const tile = element("button", { class: "tile", "aria-label": `slot ${row.slot}, cosine ${row.cosine.toFixed(3)}, ${who(row.origin) ?? ""}`, title: who(row.origin), onclick: () => this.open(row.slot) });
+        this.pictures.paint(tile, row.id);
+        return element("figure", {}, tile, element("figcaption", {}, row.cosine.toFixed(3)));
+      })),
+    ]));
+  }
+
+  async showEvicted() {
+    if (!$("#evicted").open) return;
+    const body = $("#evicted tbody");
+    try {
+      const { evictions } = await ask("learner", "memory/evictions", { limit: 50 });
+      const now = Date.now() / 1000;
+      body.replaceChildren(...(evictions.length ? evictions.map((one) => element("tr", {},
+        element("td", {}, `${duration(Math.max(0, now - one.at)).join(" ")} ago`),
+        element("td", { class: "name" }, element("bdi", {}, who(one.origin) ?? "from before this process")),
+        element("td", { class: "n" }, number(one.age)),
+        element("td", { class: "name" }, element("bdi", {}, who(one.by) ?? "–")),
+        element("td", { class: "n" }, one.slot == null ? "–" : element("button", { onclick: () => this.open(one.slot) }, one.slot))))
+        : [element("tr", {}, element("td", { colspan: 5, class: "empty" }, "nobody yet"))]));
+    } catch (error) { body.replaceChildren(element("tr", {}, element("td", { colspan: 5, class: "empty" }, error.message))); }
+  }
+}

@@ -1,0 +1,93 @@
+// The page: what is asked when, and the sections that show it. No build step; modules as they are.
+import { Charts } from "./charts.js";
+import { MemorySection } from "./memory.js";
+import { MapSection } from "./map.js";
+import { ProducersSection } from "./producers.js";
+import { ask, bytes, duration, element, number, percent, rate } from "./lib.js";
+
+const ROLES = ["receiver", "learner"];
+const states = {}; // role -> its last state, or { error }
+
+/** Asks again `seconds` after each answer, while `where` can be seen and the page is in front. */
+function repeat(seconds, where, work) {
+  let visible = !where;
+  const round = async () => {
+    if (visible && !document.hidden) {
+      try { await work(); } catch (error) { console.warn(error); }
+    }
+    setTimeout(round, visible ? seconds * 1000 : 400);
+  };
+  if (where) new IntersectionObserver((entries) => { visible = entries.at(-1).isIntersecting; }, { rootMargin: "200px" }).observe(where);
+  round();
+}
+
+const TILES = [
+  ["received", "receiver", "received", (v) => rate(v)],
+  ["trained", "learner", "trained", (v) => rate(v)],
+  ["lag", "learner", "lag", (v) => duration(v)],
+  ["loss", "learner", "loss", (v) => [v.toFixed(3), "nats"]],
+  ["updates", "learner", "steps", (v) => [number(v), "/s"]],
+  ["memory", "learner", "slots", (v, f) => [number(v), `of ${number(f.capacity)} slots`]],
+  ["producers", "receiver", "producers", (v) => [number(v), "connected"]],
+  ["journal", "receiver", "journal", (v) => bytes(v)],
+  ["probe", "learner", "held_out", (v) => percent(v), (v) => v > 0],
+  ["checkpoint", "learner", "checkpoint_age", (v, f) => (f.checkpoint_step ? [...duration(v), "ago"] : ["none", "yet"])],
+];
+
+async function showStates() {
+  await Promise.all(ROLES.map(async (role) => {
+    try { states[role] = await ask(role, "state"); } catch (error) { states[role] = { error: error.message }; }
+  }));
+  const checks = ROLES.flatMap((role) => states[role].error
+    ? [{ name: role, ok: false, why: states[role].error, runbook: null }]
+    : states[role].checks.map((check) => ({ ...check, name: check.name === role ? role : `${role}: ${check.name}` })));
+  checks.sort((a, b) => a.ok - b.ok);
+  document.querySelector("#checks").replaceChildren(...checks.map((check) => {
+    const more = check.runbook ? [element("a", { href: check.runbook }, "what to do")] : [];
+    return check.ok
+      ? element("li", { title: check.why }, check.name)
+      : element("li", { class: "bad" }, element("span", {}, element("b", {}, check.name), " — ", check.why, " "), ...more);
+  }));
+  const bad = checks.filter((check) => !check.ok).length;
+  const verdict = document.querySelector("#verdict");
+  const text = bad ? `${bad} need${bad === 1 ? "s" : ""} attention` : "all well";
+  if (verdict.textContent !== text) verdict.textContent = text;
+  verdict.className = `pill ${bad ? "bad" : "ok"}`;
+  document.querySelector("#tiles").replaceChildren(...TILES.flatMap(([name, role, figure, format, shown]) => {
+    const figures = states[role]?.figures ?? {};
+    const value = figures[figure];
+    if (shown && !(value != null && shown(value))) return [];
+    const [big, ...small] = value == null ? ["–"] : [format(value, figures)].flat();
+    return [element("div", {}, element("dt", {}, name), element("dd", {}, big, element("small", {}, small.join(" "))))];
+  }));
+}
+
+async function showCheckpoints() {
+  const body = document.querySelector("#checkpoints-table tbody");
+  try {
+    const { checkpoints } = await ask("learner", "checkpoints");
+    const now = Date.now() / 1000;
+    body.replaceChildren(...(checkpoints.length ? checkpoints.map((one) => one.error
+      ? element("tr", {}, element("td", {}, one.name), element("td", { colspan: 4, class: "late" }, one.error))
+      : element("tr", {},
+        element("td", {}, one.name, one.latest ? element("span", { class: "muted" }, " latest") : ""),
+        element("td", { class: "n" }, number(one.step)), element("td", { class: "n" }, number(one.samples)),
+        element("td", { class: "n" }, bytes(one.bytes).join(" ")),
+        element("td", { title: new Date(one.created * 1000).toISOString() }, `${duration(now - one.created).join(" ")} ago`)))
+      : [element("tr", {}, element("td", { colspan: 5, class: "empty" }, "none yet"))]));
+  } catch (error) {
+    body.replaceChildren(element("tr", {}, element("td", { colspan: 5, class: "empty" }, error.message)));
+  }
+}
+
+const charts = new Charts(document.querySelector("#charts"));
+const memory = new MemorySection();
+const map = new MapSection((slot) => memory.open(slot), memory.pictures);
+const producers = new ProducersSection();
+
+repeat(2, null, showStates);
+repeat(4, document.querySelector("#charts"), () => charts.refresh());
+repeat(6, document.querySelector("#memory"), () => memory.refresh());
+repeat(10, document.querySelector("#map"), () => map.refresh());
+repeat(3, document.querySelector("#producers"), () => producers.refresh());
+repeat(15, document.querySelector("#checkpoints"), showCheckpoints);

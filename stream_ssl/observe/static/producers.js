@@ -1,0 +1,50 @@
+// Who sends: the silent first, a page of them at a time.
+import { ask, bytes, duration, element, number, rate } from "./lib.js";
+
+const PAGE = 50;
+const COLUMNS = [
+  ["name", "name"], ["silent", "last heard"], ["newest", "known for"], ["rate", "rate"], ["samples", "samples"],
+  ["repeated", "sent again"], ["rejected", "rejected"], [null, "credit"],
+];
+const LATE = 60; // seconds of silence of a connected producer, above which it is marked
+
+export class ProducersSection {
+  constructor() {
+    this.sort = "silent";
+    this.limit = PAGE;
+    this.body = document.querySelector("#producers-table tbody");
+    this.heads = COLUMNS.map(([sort, title], at) => element("th", { scope: "col", class: at > 2 && sort !== "rejected" ? "n" : null },
+      sort ? element("button", { onclick: () => { this.sort = sort; this.refresh(); } }, title) : title));
+    document.querySelector("#producers-table thead tr").append(...this.heads);
+    this.find = document.querySelector("#producers-find");
+    this.find.addEventListener("input", () => { clearTimeout(this.timer); this.timer = setTimeout(() => this.refresh(), 250); });
+    this.more = document.querySelector("#producers-more");
+    this.more.addEventListener("click", () => { this.limit = Math.min(1000, this.limit + 5 * PAGE); this.refresh(); });
+  }
+
+  async refresh() {
+    const note = document.querySelector("#producers-note");
+    try {
+      const got = await ask("receiver", "producers", { sort: this.sort, find: this.find.value, limit: this.limit });
+      note.textContent = `${number(got.total)} known, ${number(got.connected)} connected${got.found < got.total ? `, ${number(got.found)} found` : ""}`;
+      this.body.replaceChildren(...(got.producers.length ? got.producers.map(row) : [element("tr", {}, element("td", { colspan: COLUMNS.length, class: "empty" }, got.total ? "none is called so" : "none has said HELLO since the receiver started"))]));
+      this.more.hidden = got.found <= this.limit || this.limit >= 1000;
+      COLUMNS.forEach(([sort], at) => { if (sort === this.sort) this.heads[at].setAttribute("aria-sort", "descending"); else this.heads[at].removeAttribute("aria-sort"); });
+    } catch (error) { note.textContent = error.message; }
+  }
+}
+
+function row(one) {
+  const rejected = Object.entries(one.rejected).map(([reason, samples]) => `${number(samples)} ${reason}`).join(", ");
+  const late = one.connected && one.silent > LATE;
+  const key = one.key && one.key !== one.name ? ` key ${one.key}` : "";
+  return element("tr", { class: one.connected ? null : "gone" },
+    element("td", { class: "name", title: one.agent }, element("bdi", {}, one.name), element("span", { class: "muted" }, key)),
+    element("td", { class: late ? "late" : null }, one.connected ? `${duration(one.silent).join(" ")} ago` : `left, ${duration(one.silent).join(" ")} ago`),
+    element("td", {}, duration(one.since).join(" ") + (one.hellos > 1 ? `, ${number(one.hellos)} times connected` : "")),
+    element("td", { class: "n" }, one.rate == null ? "–" : rate(one.rate).join(" ")),
+    element("td", { class: "n", title: bytes(one.bytes).join(" ") }, number(one.samples)),
+    element("td", { class: "n" }, number(one.repeated)),
+    element("td", { class: rejected ? "late" : null }, rejected || "–"),
+    element("td", { class: "n" }, one.connected ? bytes(one.credit).join(" ") : "–"));
+}

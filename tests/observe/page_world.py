@@ -1,0 +1,116 @@
+"""A learner's memory behind a page, fed as the learner would, and asked as the page asks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from observe_records import step
+from prometheus_client import CollectorRegistry
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from memory import Duplicates, WorkingMemory
+from stream_ssl.batch import Origin
+from stream_ssl.ingest.producer_table import ProducerTable
+from stream_ssl.learning.records import Idle, StepRecord
+from stream_ssl.observe.api import Sources
+from stream_ssl.observe.health import Health
+from stream_ssl.observe.memory_view import MemoryView
+from stream_ssl.observe.metrics import LearnerMetrics, ReceiverMetrics
+from stream_ssl.observe.producers_view import ProducersView
+from stream_ssl.observe.server import Server
+
+BATCH, SIDE = 8, 16
+
+
+class Feed:
+    """Batches of random rows into a memory; every tenth sample is a copy of the one before it.
+
+    Args:
+        slots: of the memory.
+        labelled: give each sample a class of 0 to 3.
+    """
+
+    def __init__(self, slots: int = 32, labelled: bool = True, producer: str = "camera") -> None:
+        self.memory = WorkingMemory(
+            slots, 8, image_shape=(3, SIDE, SIDE), duplicates=Duplicates(threshold=0.99)
+        )
+        self.producer, self.labelled, self.number = producer, labelled, 0
+        self._draw = torch.Generator().manual_seed(5)
+
+    def batch(self) -> tuple[Tensor, Tensor, Tensor]:
+        z_BD = normalize(torch.randn(BATCH, 8, generator=self._draw), dim=1)
+        z_BD[7] = z_BD[6]
+        image_BCHW = torch.randint(0, 256, (BATCH, 3, SIDE, SIDE), generator=self._draw)
+        return torch.arange(BATCH) + self.number, z_BD, image_BCHW.to(torch.uint8)
+
+    def step(self, drawn: int = 4) -> StepRecord:
+        """One step in the order of anchors: "memory": the batch joins, then some are drawn."""
+        ids_B, z_BD, image_BCHW = self.batch()
+        labels_B = ids_B % 4 if self.labelled else torch.full_like(ids_B, -1)
+        admission = self.memory.add(ids_B, z_BD, images=image_BCHW, labels=labels_B)
+        self.number += BATCH
+        draw = self.memory.sample(min(drawn, len(self.memory)), generator=self._draw)
+        origins = [Origin(self.producer, "lens", f"frame-{i}", 100.0) for i in ids_B.tolist()]
+        return step(
+            ids_B=ids_B,
+            keys_BD=z_BD,
+            labels_B=labels_B,
+            admission=admission,
+            origins_B=origins,
+            drawn=(draw.slots, draw.ids),
+        )
+
+
+@contextmanager
+def serving(feed: Feed | None, **options: object) -> Iterator[tuple[Server, MemoryView | None]]:
+    """A learner's server; with a feed, a thread serves the page as the learner's loop would."""
+    health = Health()
+    health.expect("learner", 60.0)
+    sources = options.pop("sources", None) or Sources(run=Path("runs/parked"))
+    assert isinstance(sources, Sources)
+    view, stop = None, threading.Event()
+    if feed is not None:
+        view = sources.memory = MemoryView(feed.memory)
+        view.jobs.share = 1.0  # nothing is learned here that would have to be spared
+
+    def loop() -> None:
+        while view is not None and not stop.wait(0.005):
+            view.consume(Idle(0.0))
+
+    thread = threading.Thread(target=loop)
+    metrics = LearnerMetrics(CollectorRegistry())
+    with Server(metrics.registry, health, "learner", sources=sources, **options) as server:  # type: ignore[arg-type]
+        thread.start()
+        try:
+            yield server, view
+        finally:
+            stop.set()
+            thread.join()
+
+
+@contextmanager
+def receiving(table: ProducerTable, **options: object) -> Iterator[Server]:
+    """A receiver's server, whose loop hands its table over."""
+    stop = threading.Event()
+    sources = options.pop("sources", None) or Sources(run=Path("runs/parked"))
+    assert isinstance(sources, Sources)
+    view = sources.producers = ProducersView()
+
+    def loop() -> None:
+        while not stop.wait(0.01):
+            view.offer(table.copy)
+
+    thread = threading.Thread(target=loop)
+    metrics = ReceiverMetrics(CollectorRegistry())
+    with Server(metrics.registry, Health(), "receiver", sources=sources, **options) as server:  # type: ignore[arg-type]
+        thread.start()
+        try:
+            yield server
+        finally:
+            stop.set()
+            thread.join()

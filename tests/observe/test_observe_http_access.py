@@ -1,0 +1,148 @@
+"""Who may read over HTTP, and what every answer says to a browser."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from page_world import serving
+from prometheus_client import CollectorRegistry
+
+from stream_ssl.observe import server as http
+from stream_ssl.observe.api import Sources
+from stream_ssl.observe.health import Health
+from stream_ssl.observe.http_access import COOKIE, SESSION_SECONDS, Token
+from stream_ssl.observe.server import Server
+
+SECRET = "0123456789abcdef-secret"
+PAGES = ("/", "/metrics", "/api/learner/state")
+
+
+@pytest.fixture
+def guarded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setattr(http, "LOG_IN_SECONDS", 0.0)
+    with serving(None, sources=Sources(token=Token(SECRET))) as (server, _):
+        yield server
+
+
+def client(server: Server, **headers: str) -> httpx.Client:
+    return httpx.Client(base_url=server.address, headers=headers, trust_env=False)
+
+
+def test_without_the_token_nothing_is_read(guarded: Server) -> None:
+    with client(guarded) as anyone:
+        for path in PAGES:
+            reply = anyone.get(path)
+            assert reply.status_code == 401
+            assert reply.headers["www-authenticate"].startswith("Bearer")
+        for wrong in ("Bearer x", "Bearer", f"Basic {SECRET}", f"Bearer {SECRET}x"):
+            assert anyone.get("/metrics", headers={"authorization": wrong}).status_code == 401
+        assert anyone.get("/", headers={"accept": "text/html"}).headers["location"] == "login"
+        health = anyone.get("/readyz")  # probes carry no token, and learn yes or no
+        assert health.json() == {"ok": True, "failing": []}
+
+
+def test_the_token_opens_all(guarded: Server) -> None:
+    with client(guarded, authorization=f"Bearer {SECRET}") as prometheus:
+        for path in PAGES:
+            assert prometheus.get(path).status_code == 200
+        assert "parts" in prometheus.get("/readyz").json()
+
+
+def test_a_browser_logs_in_and_out(guarded: Server) -> None:
+    with client(guarded, accept="text/html") as browser:
+        assert browser.post("/login", data={"token": "wrong"}).status_code == 403
+        assert browser.post("/login", data={"token": "x" * 5000}).status_code == 400
+        assert COOKIE not in browser.cookies
+        reply = browser.post("/login", data={"token": SECRET})
+        assert (reply.status_code, reply.headers["location"]) == (303, "./")
+        cookie = reply.headers["set-cookie"]
+        assert "HttpOnly" in cookie
+        assert "samesite=strict" in cookie.lower()
+        assert "path=" not in cookie.lower()  # of the folder that it came from, so of a prefix
+        assert SECRET not in cookie
+        assert browser.get("/api/learner/state").status_code == 200
+        browser.post("/logout")
+        assert browser.get("/api/learner/state").status_code == 401
+
+
+def test_sessions_end_and_cannot_be_made_up() -> None:
+    now = [1000.0]
+    token = Token(SECRET, clock=lambda: now[0])
+    headers = httpx.Headers()
+    cookie = token.session()
+
+    def admitted(value: str) -> bool:
+        return token.admits(headers, {COOKIE: value})  # type: ignore[arg-type]
+
+    assert admitted(cookie)
+    until, _, mark = cookie.partition(".")
+    for wrong in (f"{int(until) + 1}.{mark}", until, f"{until}.", f"{until}.{mark}x", "²." + mark):
+        assert not admitted(wrong)
+    assert not Token("another-secret-0123", clock=lambda: now[0]).admits(
+        headers,  # type: ignore[arg-type]
+        {COOKIE: cookie},
+    )
+    now[0] += SESSION_SECONDS + 1
+    assert not admitted(cookie)
+
+
+def test_a_token_allows_addresses_beyond_loopback() -> None:
+    with pytest.raises(ValueError, match=r"is not loopback, and there is no token"):
+        Server(CollectorRegistry(), Health(), "learner", "0.0.0.0")
+    sources = Sources(token=Token(SECRET))
+    Server(CollectorRegistry(), Health(), "learner", "0.0.0.0", sources=sources).close()
+
+
+def test_a_name_that_points_here_is_refused_without_a_token(guarded: Server) -> None:
+    with serving(None) as (server, _), client(server) as browser:
+        port = server.address.rsplit(":", 1)[1]
+        for host in ("evil.example", f"evil.example:{port}", "127.0.0.1.evil.example", "", "[::"):
+            reply = browser.get("/api/learner/state", headers={"host": host})
+            assert reply.status_code in (400, 403), host
+        for host in ("localhost", f"127.0.0.1:{port}", "[::1]:80"):
+            assert browser.get("/api/learner/state", headers={"host": host}).status_code == 200
+    with client(guarded, authorization=f"Bearer {SECRET}", host="robots.example") as far:
+        assert far.get("/api/learner/state").status_code == 200
+
+
+def test_every_answer_is_strict_with_browsers(guarded: Server) -> None:
+    with client(guarded) as anyone:
+        for path in ("/", "/login", "/nothing", "/static/page.js", "/healthz"):
+            headers = anyone.get(path).headers
+            policy = headers["content-security-policy"]
+            assert "default-src 'none'" in policy
+            assert "unsafe" not in policy
+            assert headers["x-content-type-options"] == "nosniff"
+
+
+@pytest.mark.parametrize(
+    ("content", "mode", "why"),
+    [
+        (None, 0o600, r"No such file.*make one with"),
+        ("short", 0o600, "5 characters: must have at least 16"),
+        ("with a blank in it, long", 0o600, "without blanks"),
+        ("ünicode-0123456789", 0o600, "no ASCII"),
+        (SECRET, 0o644, r"everybody may read it \(mode 0644\); run: chmod 600"),
+    ],
+)
+def test_token_files_that_cannot_be_used(
+    tmp_path: Path, content: str | None, mode: int, why: str
+) -> None:
+    path = tmp_path / "token"
+    if content is not None:
+        path.write_text(content)
+        path.chmod(stat.S_IFREG | mode)
+    with pytest.raises(ValueError, match=why) as error:
+        Token.load(path)
+    assert content is None or content not in str(error.value)
+
+
+def test_a_token_file(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text(SECRET + "\n")
+    path.chmod(0o640)
+    assert Token.load(path).secret == SECRET

@@ -1,0 +1,295 @@
+"""What the page asks for, without a browser: figures, memory, producers, checkpoints, errors."""
+
+from __future__ import annotations
+
+import io
+import json
+from base64 import b64decode
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from page_world import SIDE, Feed, receiving, serving
+from PIL import Image
+from prometheus_client import CollectorRegistry
+
+from stream_ssl.ingest.producer_table import ProducerTable
+from stream_ssl.observe.api import Sources
+from stream_ssl.observe.history import SERIES, History, Track
+from stream_ssl.observe.memory_view import MemoryView
+from stream_ssl.observe.metrics import LearnerMetrics, ReceiverMetrics
+from stream_ssl.observe.server import Server
+
+
+def ask(server: Server, question: str, **arguments: object) -> Any:
+    reply = httpx.get(
+        f"{server.address}/api/{question}", params=arguments, timeout=20, trust_env=False
+    )
+    assert reply.headers["cache-control"] == "no-store"
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+def refused(server: Server, question: str) -> tuple[int, str]:
+    reply = httpx.get(f"{server.address}/api/{question}", timeout=20, trust_env=False)
+    return reply.status_code, reply.json()["error"]
+
+
+@pytest.fixture
+def feed() -> Feed:
+    return Feed()
+
+
+def fill(feed: Feed, view: MemoryView | None, steps: int = 12) -> None:
+    """Before the page looks; the learner's thread is not needed for that."""
+    assert view is not None
+    for _ in range(steps):
+        view.slots.consume(feed.step())
+
+
+def test_memory_is_told_as_it_is(feed: Feed) -> None:
+    with serving(feed) as (server, view):
+        fill(feed, view)
+        summary = ask(server, "learner/memory")
+        assert (summary["occupied"], summary["added"]) == (32, feed.number)
+        assert dict(summary["balance"]["slots"]) == {
+            str(label): count
+            for label, count in enumerate(np.bincount(feed.memory.labels.numpy()).tolist())
+            if count
+        }
+        assert sum(summary["histograms"]["ages"]["counts"]) == 32
+        z = feed.memory.embeddings.numpy()
+        near = ((z @ z.T - 2 * np.eye(32)).max(axis=1) >= 0.99 - 1e-6).mean()
+        assert summary["near_copies"] == pytest.approx(near, abs=1e-4)
+        listed = ask(server, "learner/memory/slots", sort="duplicates", limit=512)["slots"]
+        counts = feed.memory.counts().tolist()
+        assert [row["duplicates"] for row in listed] == pytest.approx(
+            sorted(counts, reverse=True), abs=1e-3
+        )
+        for row in listed:
+            number = int(feed.memory.ids[row["slot"]])
+            assert row["id"] == str(number)
+            assert row["origin"]["id"] == f"frame-{number}"
+        page = ask(server, "learner/memory/slots", sort="oldest", offset=30, limit=8)
+        assert [row["slot"] for row in page["slots"]] == feed.memory.born.argsort()[30:].tolist()
+
+
+def test_a_slot_tells_its_neighbours(feed: Feed) -> None:
+    with serving(feed) as (server, view):
+        fill(feed, view)
+        told = ask(server, "learner/memory/slot", slot=5, near=3)
+        z = feed.memory.embeddings
+        cosine = (z @ z[5]).index_fill(0, z.new_tensor([5]).long(), -2.0)
+        nearest = cosine.topk(3)
+        for space in ("embedding", "descriptor"):
+            assert [row["slot"] for row in told["near"][space]] == nearest.indices.tolist()
+        assert told["near"]["embedding"][0]["cosine"] == pytest.approx(
+            float(nearest.values[0]), abs=1e-4
+        )
+
+
+def test_pictures_are_the_slots(feed: Feed) -> None:
+    with serving(feed) as (server, view):
+        fill(feed, view)
+        told = ask(server, "learner/memory/pictures", slots="3,1,30,99")
+        assert told["ids"] == [*(str(int(feed.memory.ids[s])) for s in (3, 1, 30)), None]
+        sheet = Image.open(io.BytesIO(b64decode(told["sheet"].partition(",")[2])))
+        assert told["tile"] == SIDE
+        pixels = np.asarray(sheet).astype(int)
+        images = feed.memory.images
+        assert images is not None
+        for at, slot in enumerate((3, 1, 30)):
+            x, y = SIDE * (at % told["columns"]), SIDE * (at // told["columns"])
+            tile = pixels[y : y + SIDE, x : x + SIDE]
+            difference = np.abs(tile - images[slot].permute(1, 2, 0).numpy())
+            assert difference.mean() < 12  # of noise, through JPEG; another picture has 85
+
+
+def test_the_map_turns_with_nothing_but_the_memory(feed: Feed) -> None:
+    with serving(feed) as (server, view):
+        fill(feed, view)
+        first = ask(server, "learner/memory/map")
+        assert first["slots"] == list(range(32))
+        z = feed.memory.embeddings.numpy()
+        centred = z - z.mean(axis=0)
+        variance = np.linalg.svd(centred, compute_uv=False) ** 2
+        assert first["share"] == pytest.approx((variance / variance.sum())[:2].tolist(), abs=1e-3)
+        assert view is not None
+        view._snapshot = None
+        again = ask(server, "learner/memory/map")
+        assert (again["x"], again["y"]) == (first["x"], first["y"])  # signs of axes are kept
+
+
+def test_evictions_come_last_first(feed: Feed) -> None:
+    with serving(feed) as (server, view):
+        fill(feed, view)
+        assert view is not None
+        told = ask(server, "learner/memory/evictions", limit=3)["evictions"]
+        assert [one["id"] for one in told] == [
+            str(one.id) for one in list(view.slots.evictions)[:-4:-1]
+        ]
+
+
+@pytest.mark.parametrize(
+    ("question", "status", "why"),
+    [
+        ("learner/nothing", 404, "no such question 'nothing'; there are: state"),
+        ("pilot/state", 404, "no process 'pilot'"),
+        ("learner/state?x=1", 400, "no argument 'x' here"),
+        ("learner/history?track=past", 400, "track is 'past': must be one of recent, whole"),
+        ("learner/history?since=nan", 400, "since is 'nan': must be a finite number"),
+        ("learner/memory/slots?limit=513", 400, "limit is '513': must be a whole number, 1 to 512"),
+        ("learner/memory/slots?offset=-1", 400, "offset is '-1'"),
+        ("learner/memory/slots?sort=%3Cb%3E", 400, "sort is '<b>': must be one of duplicates"),
+        ("learner/memory/slot", 400, "slot is missing: a whole number"),
+        ("learner/memory/slot?slot=0x5", 400, "slot is '0x5'"),
+        ("learner/memory/slot?slot=32", 404, "slot 32: the memory has slots 0 to 31"),
+        ("learner/memory/pictures?slots=1,,2", 400, "slots is ''"),
+        ("learner/memory/pictures?slots=" + ",".join("1" * 257), 400, "slots has 257 numbers"),
+        ("learner/producers", 404, "only the receiver knows the producers"),
+        ("receiver/producers", 502, "no receiver has started in this run folder"),
+    ],
+)
+def test_wrong_questions_are_told_why(question: str, status: int, why: str) -> None:
+    feed = Feed()
+    with serving(feed) as (server, view):
+        fill(feed, view)
+        got, error = refused(server, question)
+        assert got == status, error
+        assert why in error
+
+
+def test_a_learner_that_starts_says_so_and_one_that_is_busy(feed: Feed) -> None:
+    with serving(None) as (server, _):
+        assert refused(server, "learner/memory") == (
+            503,
+            "the memory: this process is not built yet: it is starting",
+        )
+        server.sources.memory = MemoryView(feed.memory)
+        server.sources.memory.jobs._jobs.maxsize = -1
+        server.sources.memory.jobs.ask = _busy  # type: ignore[method-assign]
+        status, error = refused(server, "learner/memory")
+        assert (status, error) == (503, "no time; ask again")
+
+
+def _busy(*_: object, **__: object) -> Any:
+    from stream_ssl.observe.step_jobs import Busy
+
+    raise Busy("no time")
+
+
+def test_producers_are_sorted_sought_and_escaped_by_nobody_else() -> None:
+    table, now = ProducerTable(limit=3000), 1000.0
+    for number in range(1500):
+        record = table.opened(f"camera-{number:04d}", None, "agent", now - number)
+        record.samples = number
+    table.opened("<b>&", "key-1", "agent", now).reject("oversize", 3)
+    with receiving(table) as server:
+        told = ask(server, "receiver/producers", sort="samples", limit=2)
+        assert (told["total"], told["connected"], told["found"]) == (1501, 1501, 1501)
+        assert [row["name"] for row in told["producers"]] == ["camera-1499", "camera-1498"]
+        silent = ask(server, "receiver/producers", limit=1)["producers"]
+        assert [row["name"] for row in silent] == ["camera-1499"]  # heard of longest ago
+        found = ask(server, "receiver/producers", find="CAMERA-00", limit=1000)
+        assert found["found"] == len(found["producers"]) == 100
+        worst = ask(server, "receiver/producers", sort="rejected", limit=1)["producers"][0]
+        assert (worst["name"], worst["rejected"]) == ("<b>&", {"oversize": 3})
+
+
+def test_the_table_of_producers_is_bounded_and_forgets_the_silent() -> None:
+    table = ProducerTable(limit=2)
+    first = table.opened("a", None, "", 1.0)
+    table.opened("b", None, "", 2.0)
+    table.heard(first, 3.0)
+    table.opened("c", None, "", 4.0)
+    assert [record.name for record in table] == ["a", "c"]
+    for number in range(100):
+        first.reject(f"reason {number}", 1)
+    assert len(first.rejected) <= 33
+    assert first.rejected["other"] == 68
+
+
+def test_each_process_answers_for_the_other(feed: Feed) -> None:
+    table = ProducerTable(limit=10)
+    table.opened("camera", None, "", 0.0)
+    addresses: dict[str, str] = {}
+    sources = Sources(run=Path("runs/x"), peer=addresses.get)
+    with receiving(table, sources=sources) as receiver:
+        other = Sources(run=Path("runs/x"), peer=addresses.get)
+        with serving(feed, sources=other) as (learner, _):
+            addresses |= {"receiver": receiver.address, "learner": learner.address}
+            for server in (receiver, learner):
+                for role in ("receiver", "learner"):
+                    assert ask(server, f"{role}/state")["role"] == role
+            assert ask(learner, "receiver/producers")["total"] == 1
+            assert refused(learner, "receiver/producers?limit=0")[0] == 400
+            addresses["receiver"] = learner.address  # an endpoints.json that is out of date
+            assert refused(learner, "receiver/state") == (
+                502,
+                "this is the learner: endpoints.json is out of date",
+            )
+        addresses["learner"] = "http://127.0.0.1:1"
+        status, error = refused(receiver, "learner/state")
+        assert status == 502
+        assert "the learner does not answer at http://127.0.0.1:1" in error
+
+
+def test_checkpoints_are_listed_and_damage_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    for number in (1, 2):
+        path = folder / f"step-{number:09d}"
+        path.mkdir(parents=True)
+        facts = {"step": number, "samples": 8 * number, "created": 5.0, "other": None}
+        (path / "state.json").write_text(json.dumps(facts) if number == 2 else "{")
+    (folder / "latest").symlink_to("step-000000002")
+    with serving(None, sources=Sources(run=tmp_path)) as (server, _):
+        newest, damaged = ask(server, "learner/checkpoints")["checkpoints"]
+    assert (newest["step"], newest["samples"], newest["latest"]) == (2, 16, True)
+    assert "JSONDecodeError" in damaged["error"]
+
+
+def test_series_name_metrics_that_exist() -> None:
+    roles = {"receiver": ReceiverMetrics, "learner": LearnerMetrics}
+    for role, make in roles.items():
+        exported = {
+            sample.name
+            for family in make(CollectorRegistry()).registry.collect()
+            for sample in family.samples
+        } | {"stream_ssl_memory_slots"}
+        for series in SERIES[role].values():  # type: ignore[index]
+            families = {name.rsplit("_bucket")[0] for name in exported}
+            assert f"stream_ssl_{series.metric}" in families
+
+
+def test_history_gives_values_rates_and_what_is_new() -> None:
+    now = [100.0]
+    metrics = LearnerMetrics(CollectorRegistry())
+    history = History(metrics.registry, "learner", clock=lambda: now[0])
+    for turn in range(5):
+        metrics._families.set("loss", float(turn))
+        history.sample()
+        metrics._families.add("trained_samples_total", 20)
+        now[0] += 2.0
+    read = history.read("recent")
+    assert read["time"] == [100.0, 102.0, 104.0, 106.0, 108.0]
+    assert read["loss"] == [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert read["trained"] == [None, 10.0, 10.0, 10.0, 10.0]
+    assert read["collisions_true"] == [None] * 5  # not there where nothing is labelled
+    later = history.read("recent", since=104.0)
+    assert (later["time"], later["trained"]) == ([106.0, 108.0], [10.0, 10.0])
+    assert history.latest()["trained"] == 10.0
+
+
+def test_a_track_keeps_the_whole_run_or_its_end() -> None:
+    whole, last = Track(8, 1.0, whole=True), Track(8, 1.0, whole=False)
+    for second in range(100):
+        for track in (whole, last):
+            track.append(float(second), (second,))
+    assert [at for at, _ in last.rows(0.0)] == list(range(92, 100))
+    kept = [at for at, _ in whole.rows(-1.0)]
+    assert kept[0] == 0.0
+    assert 4 <= len(kept) <= 8
+    assert {b - a for a, b in pairwise(kept)} == {whole.every} == {16.0}

@@ -1,0 +1,115 @@
+"""What is told of slots, against a naive twin; and the time that it may take from the learner."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from page_world import Feed
+
+from stream_ssl.batch import Origin
+from stream_ssl.observe.slot_history import SlotHistory
+from stream_ssl.observe.step_jobs import MOST_WAITING, Busy, StepJobs
+
+
+def test_slots_are_followed_as_a_dictionary_would() -> None:
+    feed = Feed(slots=20)
+    history = SlotHistory(feed.memory)
+    origin: dict[int, Origin | None] = {}  # by id, of all that ever came
+    drawn: dict[int, int] = {}  # by slot
+    held: dict[int, int] = {}  # id by slot
+    for _ in range(40):
+        record = feed.step()
+        history.consume(record)
+        assert record.admission is not None
+        assert record.origins_B is not None
+        assert record.drawn is not None
+        gone = record.admission.evicted.tolist()
+        for number, from_where in zip(record.ids_B.tolist(), record.origins_B, strict=True):
+            origin[number] = from_where
+        before, held = held, dict(enumerate(feed.memory.ids.tolist()))
+        drawn = {slot: drawn.get(slot, 0) * (before.get(slot) == held[slot]) for slot in held}
+        for slot in record.drawn[0].tolist():
+            drawn[slot] += 1
+        assert history.origins().tolist() == [origin[number] for number in held.values()]
+        assert history.drawn().tolist() == list(drawn.values())
+        lately = list(history.evictions)[-len(gone) :] if gone else []
+        assert [one.id for one in lately] == gone
+        for one in lately:
+            if one.slot is None:
+                continue
+            assert one.origin == origin[one.id]
+            assert one.by is not None
+            assert one.by.id in {f"frame-{number}" for number in record.ids_B.tolist()}
+            assert one.id == before[one.slot] or one.id in record.ids_B  # this batch's own
+    assert sum(one.slot is not None for one in history.evictions) > 200
+
+
+def test_what_is_drawn_and_taken_over_in_one_step_begins_anew() -> None:
+    """As with mixed anchors, where what is drawn was there before the batch joins."""
+    feed = Feed(slots=8)
+    history = SlotHistory(feed.memory)
+    history.consume(feed.step(drawn=8))
+    assert history.drawn().tolist() == [1] * 8
+    before = feed.memory.ids.clone()
+    record = feed.step(drawn=0)
+    taken = record.admission.slots[record.admission.slots >= 0].unique().tolist()
+    drawn = record.__class__(
+        **{name: getattr(record, name) for name in record.__slots__}
+        | {"drawn": (before.new_tensor(range(8)), before)}
+    )
+    history.consume(drawn)
+    assert taken
+    assert history.drawn().tolist() == [0 if slot in taken else 2 for slot in range(8)]
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_jobs_keep_to_their_share_of_the_time() -> None:
+    clock = Clock()
+    jobs = StepJobs(share=0.01, clock=clock)
+
+    def work() -> None:
+        clock.now += 0.02
+
+    with ThreadPoolExecutor(MOST_WAITING) as pool:
+        while clock.now < 500.0:  # seconds of a learner whose page is asked without end
+            while jobs._jobs.qsize() < 4:
+                pool.submit(jobs.ask, work)
+                threading.Event().wait(0)
+            jobs.serve()
+            clock.now += 0.1
+        assert 0.009 * clock.now < jobs.spent < 0.0101 * clock.now + 0.1
+        while not jobs._jobs.empty():
+            clock.now += 10.0
+            jobs.serve()
+
+
+def test_a_job_that_cannot_be_run_says_so() -> None:
+    jobs = StepJobs()
+    with pytest.raises(Busy, match=r"no pause within 0\.01 s"):
+        jobs.ask(lambda: 1, timeout=0.01)
+    ran: list[int] = []
+    for _ in range(MOST_WAITING - 1):
+        with pytest.raises(Busy):
+            jobs.ask(lambda: ran.append(1), timeout=0.0)
+    with pytest.raises(Busy, match="requests wait for the learner already"):
+        jobs.ask(lambda: 1)
+    jobs.serve()
+    assert ran == []  # those that nobody waits for any more are not run
+
+    def fail() -> None:
+        raise LookupError("no such slot")
+
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(jobs.ask, fail)
+        while not asked.done():
+            jobs.serve()
+    with pytest.raises(LookupError, match="no such slot"):  # with whoever asked, not the learner
+        asked.result()
