@@ -8,7 +8,7 @@ SERVERS := python3-gi gir1.2-gst-rtsp-server-1.0 gstreamer1.0-plugins-base gstre
 DEMO_SECONDS ?= 120
 DEMO_OUT     ?= demo-out
 
-.PHONY: demo test check bench gpu servers servers-packages lint format docs setup clean
+.PHONY: demo test browser check bench gpu servers servers-packages lint format docs setup clean
 
 setup: $(READY)
 
@@ -28,6 +28,15 @@ demo: $(READY)  ## the whole system on embedded real images, then a report
 
 test: $(READY)  ## all tests, a process a core; each computes on one thread
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n auto --dist worksteal
+
+browser: $(READY)  ## the page in a real Chromium, which must be installed
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || { echo "make browser needs Chromium: apt-get install chromium"; exit 1; }
+ifneq ($(UV),)
+	$(UV) pip install --quiet --python $(VENV)/bin/python -c constraints.txt -e '.[browser]'
+else
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]'
+endif
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -m browser tests/browser
 
 lint: $(READY)  ## style and types
 	$(VENV)/bin/ruff check .

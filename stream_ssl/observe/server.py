@@ -68,6 +68,7 @@ class Server:
         public: bool = False,
         sources: Sources | None = None,
     ) -> None:
+        self.health = health
         self.sources = Sources() if sources is None else sources
         check_public(host, public or self.sources.token is not None)
         self._history = History(registry, role)

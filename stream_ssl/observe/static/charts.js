@@ -94,7 +94,7 @@ class Chart {
       padding: [8, 10, 0, 0], legend: { show: false },
       cursor: { y: false, points: { size: 6 }, drag: { x: false } },
       scales: { y: { range: (u, least, most) => span(least, most, this.zero) } },
-      axes: [{ ...axis, size: 26, space: 70, values: (u, ticks) => ticks.map(clock) },
+      axes: [{ ...axis, size: 26, space: 70, values: (u, ticks) => ticks.map((at) => clock(at, ticks[1] - ticks[0] < 60)) },
         { ...axis, size: 56, space: 32, values: (u, ticks) => ticks.map((v) => this.format(v)) }],
       series: [{}, ...this.drawn.map((line, at) => ({ label: line.label, stroke: colour(COLOURS[at]), width: 1.6, spanGaps: true, points: { show: false } }))],
       hooks: { setCursor: [(u) => this.point(u)] },
@@ -118,8 +118,9 @@ function span(least, most, zero) {
   return [least - room, most + room];
 }
 
-function clock(seconds) {
-  return new Date(seconds * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" });
+function clock(at, seconds) {
+  const shown = { hour: "2-digit", minute: "2-digit", hourCycle: "h23" };
+  return new Date(at * 1000).toLocaleTimeString([], seconds ? { ...shown, second: "2-digit" } : shown);
 }
 
 /** A histogram as bars, without an axis of counts: what matters is the shape. */

@@ -170,7 +170,7 @@ export class MemorySection {
       origin && ["captured", new Date(origin.time * 1000).toLocaleString()],
       got.label != null && ["class", got.label],
       got.duplicates != null && ["duplicates", `${number(got.duplicates)} expected`],
-      ["drawn", `${number(got.drawn)} times, since this process began or it came`],
+      ["drawn", got.drawn === 1 ? "once" : `${number(got.drawn)} times`],
       ["age", `${number(got.age)} samples`], ["encoded", `${number(got.stale)} samples ago`],
       got.multiplicity > 1 && ["stands for", `${number(got.multiplicity)} samples`],
       ["number", got.id],

@@ -27,7 +27,7 @@ const TILES = [
   ["lag", "learner", "lag", (v) => duration(v)],
   ["loss", "learner", "loss", (v) => [v.toFixed(3), "nats"]],
   ["updates", "learner", "steps", (v) => [number(v), "/s"]],
-  ["memory", "learner", "slots", (v, f) => [number(v), `of ${number(f.capacity)} slots`]],
+  ["memory", "learner", "slots", (v, f) => [number(v), `of ${number(f.capacity)}`]],
   ["producers", "receiver", "producers", (v) => [number(v), "connected"]],
   ["journal", "receiver", "journal", (v) => bytes(v)],
   ["probe", "learner", "held_out", (v) => percent(v), (v) => v > 0],

@@ -1,0 +1,258 @@
+"""The page in a real Chromium: `make browser`. Screenshots go to $STREAM_SSL_SCREENSHOTS."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from page_world import Feed, receiving, serving
+
+from stream_ssl.ingest.producer_table import ProducerTable
+from stream_ssl.observe.api import Sources
+from stream_ssl.observe.http_access import Token
+
+sync_api = pytest.importorskip("playwright.sync_api")
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
+
+SECRET = "0123456789abcdef-secret"
+PREFIX = "/robots/one"
+HOSTILE = '<img src=x onerror="document.title=1">\u202ecam'
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
+    assert path, "no Chromium: apt-get install chromium"
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+class Visit:
+    """A tab that collects what must not happen: errors, blocked content, requests elsewhere."""
+
+    def __init__(self, browser: Any, url: str, **options: Any) -> None:
+        context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
+        context.set_default_timeout(30_000)
+        self.page, self.wrong, self._url = context.new_page(), [], url
+        self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
+        self.page.on("console", self._console)
+        self.page.on("request", self._request)
+        self.page.goto(url)
+
+    def _console(self, message: Any) -> None:
+        if message.type == "error" and "status of" not in message.text:
+            self.wrong.append(message.text)
+
+    def _request(self, request: Any) -> None:
+        here = urlsplit(self._url)
+        if not request.url.startswith((f"{here.scheme}://{here.netloc}/", "blob:")):
+            self.wrong.append(f"asked for {request.url}")
+
+    def picture(self, name: str) -> None:
+        if folder := os.environ.get("STREAM_SSL_SCREENSHOTS"):
+            self.page.screenshot(path=str(Path(folder) / f"{name}.png"))
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.page.context.close()
+        assert self.wrong == []
+
+
+@contextmanager
+def proxied(address: str) -> Iterator[str]:
+    """A reverse proxy that serves `address` under PREFIX, and nothing beside it."""
+
+    class Proxy(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if not self.path.startswith(PREFIX + "/"):
+                self.send_error(404)
+                return
+            body = self.rfile.read(int(self.headers.get("content-length", 0)))
+            connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=30)
+            path, headers = self.path.removeprefix(PREFIX), dict(self.headers)
+            connection.request(self.command, path, body, headers)
+            reply = connection.getresponse()
+            self.send_response(reply.status)
+            for name, value in reply.getheaders():
+                if name.lower() not in ("transfer-encoding", "connection", "date"):
+                    self.send_header(name, value)
+            self.end_headers()
+            with contextlib.suppress(BrokenPipeError):  # the browser wants it no more
+                self.wfile.write(reply.read())
+            connection.close()
+
+        do_POST = do_GET
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Proxy)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://localhost:{server.server_port}{PREFIX}/"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@contextmanager
+def run(
+    slots: int = 300, producers: int = 3, token: Token | None = None, labelled: bool = True
+) -> Iterator[tuple[str, Any, Any]]:
+    """Both processes of a run: the learner's address, the two servers."""
+    table, addresses = ProducerTable(limit=4096), {}
+    for number in range(producers):
+        table.opened(f"camera-{number:04d}", None, "agent 1", 1000.0 - number)
+    table.opened(HOSTILE, "key", "agent", 2000.0).reject("oversize", 3)
+    feed = Feed(slots, labelled, producer=HOSTILE)
+    mine = Sources(run=Path("runs/parked"), peer=addresses.get, token=token)
+    theirs = Sources(run=Path("runs/parked"), peer=addresses.get, token=token)
+    with receiving(table, sources=mine) as receiver, serving(feed, sources=theirs) as (learner, v):
+        assert v is not None
+        while len(feed.memory) < slots or feed.number < slots + 64:
+            v.slots.consume(feed.step())
+        addresses |= {"receiver": receiver.address, "learner": learner.address}
+        yield learner.address + "/", learner, receiver
+
+
+def test_a_person_logs_in_behind_a_proxy_and_finds_a_picture(chromium: Any) -> None:
+    with run(token=Token(SECRET)) as (address, _, _r), proxied(address.rstrip("/")) as url:  # noqa: SIM117
+        with Visit(chromium, url) as visit:
+            page = visit.page
+            page.fill("#token", "not the token")
+            page.press("#token", "Enter")
+            page.wait_for_selector(".wrong >> text=That is not the token.")
+            visit.picture("login")
+            page.fill("#token", SECRET)
+            page.press("#token", "Enter")
+            page.wait_for_selector("#verdict.ok >> text=all well")
+            assert page.url == url
+            page.wait_for_selector(".chart canvas")
+            page.locator("#mosaic").scroll_into_view_if_needed()
+            painted = "[...document.querySelectorAll('.tile')].filter(t => t.style.backgroundImage)"
+            until(page, f"{painted}.length === 128")
+            page.click(".tile >> nth=2")
+            page.wait_for_selector("#slot-near .tile >> nth=23")
+            assert HOSTILE in page.text_content("#slot-facts")
+            visit.picture("slot")
+            page.keyboard.press("Escape")
+            page.wait_for_selector("#slot", state="hidden")
+            page.click("text=Log out")
+            page.wait_for_selector("#token")
+
+
+def test_the_keyboard_is_enough(chromium: Any) -> None:
+    with run() as (url, _, _r), Visit(chromium, url) as visit:
+        page = visit.page
+        page.wait_for_selector("#verdict.ok")
+        page.locator("#mosaic").scroll_into_view_if_needed()
+        page.wait_for_selector(".tile >> nth=127")
+        page.focus("#mosaic-sort")
+        page.keyboard.press("Tab")  # back is off on the first page
+        page.keyboard.press("Tab")
+        at = "[...document.querySelectorAll('#mosaic .tile')].indexOf(document.activeElement)"
+        assert page.evaluate(at) == 0
+        for key, where in (("ArrowRight", 1), ("End", 127), ("Home", 0)):
+            page.keyboard.press(key)
+            assert page.evaluate(at) == where
+        page.keyboard.press("ArrowDown")
+        below = page.evaluate(at)
+        assert below > 3
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#slot[open] #slot-near .tile")
+        page.keyboard.press("Escape")
+        assert page.evaluate(at) == below
+        page.focus("#map-canvas")
+        until(page, "!document.querySelector('#map-note').textContent.includes('…')")
+        page.wait_for_selector("#map-note >> text=of the variance")
+        page.keyboard.press("ArrowRight")
+        page.wait_for_selector("#map-tip >> text=slot")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#slot[open]")
+
+
+def test_red_lights_say_why_and_what_to_do(chromium: Any) -> None:
+    with run() as (url, learner, receiver), Visit(chromium, url) as visit:
+        page = visit.page
+        page.wait_for_selector("#verdict.ok")
+        receiver.close()
+        page.wait_for_selector("#verdict.bad >> text=1 needs attention")
+        page.wait_for_selector("#checks .bad >> text=the receiver does not answer at http://127")
+        learner.health.set("checkpoint", False, "disk full <b>now</b>")
+        page.wait_for_selector("#checks .bad >> text=disk full <b>now</b>")
+        visit.picture("red")
+
+
+def test_what_producers_are_called_is_text(chromium: Any) -> None:
+    with run() as (url, _, _r), Visit(chromium, url) as visit:
+        page = visit.page
+        page.locator("#producers").scroll_into_view_if_needed()
+        page.wait_for_selector("#producers-table bdi >> nth=3")
+        names = page.locator("#producers-table bdi").all_text_contents()
+        assert names[0] == "camera-0002"  # silent for longest
+        assert HOSTILE in names
+        assert "onerror" not in page.evaluate("[...document.images].map(i => i.src).join()")
+        page.fill("#producers-find", "CAMERA-0001")
+        until(page, "document.querySelectorAll('#producers-table bdi').length === 1")
+        assert page.title() == "parked · stream-ssl"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_phones_and_thousands(chromium: Any, scheme: str) -> None:
+    phone = {"viewport": {"width": 360, "height": 740}, "color_scheme": scheme, "has_touch": True}
+    with run(slots=65_536 if scheme == "dark" else 500, producers=1000, labelled=False) as world:  # noqa: SIM117
+        with Visit(chromium, world[0], **phone) as visit:
+            page = visit.page
+            page.wait_for_selector(".chart canvas")
+            page.locator("#mosaic").scroll_into_view_if_needed()
+            page.wait_for_selector(".tile >> nth=127")
+            visit.picture(f"phone-{scheme}")
+            page.locator("#producers").scroll_into_view_if_needed()
+            page.wait_for_selector("#producers-note >> text=1,001 known")
+            page.click("#producers-more")
+            page.wait_for_selector("#producers-table bdi >> nth=299")
+            wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+            assert page.evaluate(wide) <= 0
+            for name in ("--text", "--muted", "--good", "--bad", "--accent"):
+                assert contrast(page, name, "--card") >= 4.5, (scheme, name)
+
+
+def until(page: Any, expression: str, seconds: float = 30.0) -> None:
+    """Wait for it; Playwright's own way to wait for one is against the page's policy."""
+    deadline = time.monotonic() + seconds
+    while not page.evaluate(expression):
+        assert time.monotonic() < deadline, f"not in {seconds:g} s: {expression}"
+        page.wait_for_timeout(50)
+
+
+def contrast(page: Any, one: str, other: str) -> float:
+    """Of two colours of the page's style, as WCAG 2 defines it."""
+    light = []
+    for name in (one, other):
+        text = page.evaluate(
+            """name => { const i = document.createElement("i"); i.style.color = `var(${name})`;
+            document.body.append(i); const c = getComputedStyle(i).color; i.remove(); return c }""",
+            name,
+        )
+        channels = [float(part) / 255 for part in text.strip("rgba()").split(",")[:3]]
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+        light.append(0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2])
+    return (max(light) + 0.05) / (min(light) + 0.05)
