@@ -47,7 +47,7 @@ MAY_CHANGE = (
     *("quarantine.max_bytes", "quarantine.max_files", "quarantine.rate"),
     *("shadows", "classes", "observe.held_out", "observe.prequential.window"),
     *("observe.prequential.k", "observe.prequential.rate"),
-    *("http.receiver", "http.learner", "http.public", "access"),
+    *("http.receiver", "http.learner", "http.public", "http.token_file", "access"),
     *("journal.budget", "journal.segment_bytes", "journal.forget_days", "journal.check"),
     *("receiver.bind", "receiver.max_packet", "receiver.max_samples", "receiver.credit"),
     *("receiver.total_credit", "receiver.max_lag_bytes", "receiver.group_packets"),
