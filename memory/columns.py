@@ -26,7 +26,10 @@ NORM_TOLERANCE = 1e-3
 REFUSED = -1
 """In place of the slot that a newcomer takes over: it does not join."""
 
-INTEGER_COLUMNS = ("ids", "labels", "hashes", "born", "encoded", "multiplicity")
+INTEGER_COLUMNS = (
+    *("ids", "labels", "hashes", "born", "encoded", "multiplicity"),
+    *("draws", "drawn_epoch"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,8 @@ class Columns:
     born: Tensor
     encoded: Tensor
     multiplicity: Tensor
+    draws: Tensor  # how often a slot's sample was drawn
+    drawn_epoch: Tensor  # of its last draw, see draws.by_epochs; 0: none
 
     def __init__(
         self,
@@ -150,6 +155,7 @@ class Columns:
         self.ids[slots], self.labels[slots], self.hashes[slots] = rows.ids, rows.labels, rows.hashes
         self.born[slots] = self.encoded[slots] = rows.born
         self.multiplicity[slots] = 1 if rows.multiplicity is None else rows.multiplicity
+        self.draws[slots] = self.drawn_epoch[slots] = 0
         if self.images is not None and rows.images is not None:
             self.images.write(slots, rows.images)
 
@@ -172,6 +178,13 @@ class Columns:
             self._apart[slots] = descriptor_RA
         self.encoded[slots] = now
 
+    def count_draws(self, slots: Tensor) -> None:
+        """These slots were drawn, again where they were in this epoch; an epoch begins with the
+        first slot that is drawn again."""
+        self.draws.index_add_(0, slots, torch.ones_like(slots))
+        now = self.drawn_epoch[: self.occupied].amax().clamp(min=1)
+        self.drawn_epoch[slots] = now + (self.drawn_epoch[slots] == now)
+
     def check(self, added: int) -> tuple[bool, str]:
         """Whether the occupied rows are what `added` samples offered can have left; if not, what is
         wrong, naming the first slot."""
@@ -184,6 +197,8 @@ class Columns:
             (encoded_k[:k] < born_k, "it was encoded before it was born"),
             (encoded_k[:k] > added, f"it was encoded after the last of {added} samples"),
             (self.multiplicity[:k] < 1, "it stands for less than itself"),
+            (self.draws[:k] < 0, "it was drawn less than never"),
+            ((self.draws[:k] == 0) != (self.drawn_epoch[:k] == 0), "its draws have no epoch"),
         ]
         for name, row_kX in (("embedding", self.z_kD), ("descriptor", self.descriptor_kA)):
             norm_k = torch.linalg.vector_norm(row_kX, dim=1)

@@ -9,6 +9,7 @@ anchors, C H W image.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -17,6 +18,10 @@ from memory.checks import Array, check_integers
 from memory.compute import to_device
 from memory.index import cells_of, kmeans
 from memory.scores import BLOCK_ELEMENTS
+
+DrawOrder = Literal["uniform", "inverse-count", "epochs"]
+"""In which training samples are drawn, see `WorkingMemory.sample`."""
+ORDERS: tuple[str, ...] = get_args(DrawOrder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +91,23 @@ def weighted(count: int, weight_k: Tensor, generator: torch.Generator) -> Tensor
         return torch.searchsorted(bound_k, drawn_n, right=True).clamp_(max=len(weight_k) - 1)
     waiting_k = torch.empty_like(weight_k).exponential_(generator=generator).div_(weight_k)
     return torch.argsort(waiting_k, stable=True)[:count]
+
+
+def by_epochs(count: int, epoch_k: Tensor, generator: torch.Generator) -> Tensor:
+    """`count` <= k distinct numbers of [0, k): those never drawn first, then those not yet drawn in
+    this epoch, then others; among equals evenly.
+
+    So each is drawn once an epoch, in a new order, as a training set is shuffled. int64 on the
+    device of `epoch_k`, which does not wait.
+
+    Args:
+        count: n.
+        epoch_k: int64, the epoch of the last draw of each; 0: never drawn.
+        generator: a CPU generator.
+    """
+    k = len(epoch_k)
+    shuffled_k = to_device(torch.randperm(k, generator=generator), epoch_k.device)
+    return (epoch_k * k + shuffled_k).topk(count, largest=False).indices
 
 
 def stratified(count: int, cell_k: Tensor, cells: int, generator: torch.Generator) -> Tensor:

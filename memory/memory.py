@@ -31,7 +31,7 @@ from memory.checks import (
 from memory.columns import Columns, Image, Rows, image_column
 from memory.compute import in_full_precision, to_device, to_host
 from memory.descriptors import Descriptor, Embedding, check_descriptor
-from memory.draws import Draw, Negatives, Strata
+from memory.draws import Draw, DrawOrder, Negatives, Strata
 from memory.eviction import Feedback, MostDuplicated, Policy
 from memory.eviction.base import check_free
 from memory.scores import Score, check_score
@@ -209,6 +209,11 @@ class WorkingMemory(nn.Module):
     def multiplicity(self) -> Tensor:
         """int64 [k]: samples that a slot stands for, those merged into it and itself."""
         return self._columns.multiplicity[: len(self)]
+
+    @property
+    def draws(self) -> Tensor:
+        """int64 [k]: how often `sample` drew what a slot holds."""
+        return self._columns.draws[: len(self)]
 
     # What goes in.
 
@@ -447,21 +452,22 @@ class WorkingMemory(nn.Module):
         self,
         n: int,
         generator: torch.Generator | None = None,
-        how: Literal["uniform", "inverse-count"] = "uniform",
+        how: DrawOrder = "uniform",
     ) -> Draw:
         """A training batch of n slots: distinct while n <= k, else with replacement. Slots whose
-        image is lost (see ImageFile) are left out.
+        image is lost (see ImageFile) are left out. What is drawn is counted in `draws`.
 
         Args:
             n: how many.
             generator: a CPU generator; the memory's own where not given.
             how: "uniform", or "inverse-count": in proportion to 1 / (1 + N(j)), one slot after the
-                other, for what `counts` costs.
+                other, for what `counts` costs; or "epochs": those never drawn first, then each
+                slot once before any comes again, in a new order each time.
 
         Raises:
             ValueError: the memory is empty, or all images are lost.
         """
-        check_way(how, ("uniform", "inverse-count"))
+        check_way(how, draws.ORDERS)
         n = check_count("n", n, least=0)
         columns, chosen = self._columns, generator or self._generator
         there = columns.with_images()
@@ -473,11 +479,15 @@ class WorkingMemory(nn.Module):
             count_k = self.eviction.counts() if there is None else self.eviction.counts()[there]
             weight_k = to_host(1 / (1 + count_k.clamp(min=0)))
             slots = to_device(draws.weighted(n, weight_k, chosen), self.device)
-        elif n <= k:
-            slots = draws.uniform(n, k, chosen, self.device)
-        else:
+        elif n > k:
             slots = to_device(torch.randint(k, (n,), generator=chosen), self.device)
+        elif how == "epochs":
+            epoch_k = columns.drawn_epoch[: len(self)]
+            slots = draws.by_epochs(n, epoch_k if there is None else epoch_k[there], chosen)
+        else:
+            slots = draws.uniform(n, k, chosen, self.device)
         slots = slots if there is None else there[slots]
+        columns.count_draws(slots)
         images = None if columns.images is None else columns.images.read(slots)
         return Draw(slots, columns.ids[slots], images)
 

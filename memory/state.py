@@ -24,9 +24,10 @@ from memory.eviction.base import Policy, described
 if TYPE_CHECKING:
     from memory.memory import WorkingMemory
 
-VERSION = 2
-"""Raised when an older reader could not read it. Version 1 is read too: it knew no multiplicity,
-which is 1, no score, which cannot be compared then, and no near-duplicates. A description may gain
+VERSION = 3
+"""Raised when an older reader could not read it. Version 2 is read too: it did not count draws; and
+version 1: it knew no multiplicity, which is 1, no score, which cannot be compared then, and no
+near-duplicates. A description may gain
 entries within a version: a reader compares those that both sides have.
 """
 
@@ -110,12 +111,16 @@ def upgraded(state: Mapping[str, Any]) -> State:
         for name, value in state.items()
         if name not in dropped and not name.endswith(".reach")
     }
-    if version == VERSION:
-        return state
-    return state | {
-        "columns.multiplicity": torch.ones_like(state["columns.ids"]),
-        "drift": torch.ones(2, dtype=torch.float64),
-    }
+    ids = state["columns.ids"]
+    if version < 3:
+        none = torch.zeros_like(ids)
+        state |= {"columns.draws": none, "columns.drawn_epoch": none}
+    if version < 2:
+        state |= {
+            "columns.multiplicity": torch.ones_like(ids),
+            "drift": torch.ones(2, dtype=torch.float64),
+        }
+    return state
 
 
 def check_fits(

@@ -6,7 +6,7 @@ Shapes: B samples, C channels, H height, W width.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
 Array = TypeVar("Array")
@@ -59,7 +59,8 @@ class Batch(Generic[Array]):
         images_BCHW: uint8 pixels.
         times_B: float64, capture time, seconds since the Unix epoch.
         received_B: float64, when the receiver took it, likewise.
-        origins_B: where each came from; None for samples that the memory gave.
+        origins_B: where each came from; None for samples that the memory gave, and for those that
+            waited in a checkpoint.
         slots_B: int64, the slots of the memory that the samples were drawn from; None: none were.
         offset: the first sample after this batch; Batches(start=offset) goes on from there.
         rejected: samples left out since the batch before, by reason.
@@ -71,7 +72,7 @@ class Batch(Generic[Array]):
     images_BCHW: Array | None = field(default=None, repr=False)
     times_B: Array | None = field(default=None, repr=False)
     received_B: Array | None = field(default=None, repr=False)
-    origins_B: Sequence[Origin] | None = field(default=None, repr=False)
+    origins_B: Sequence[Origin | None] | None = field(default=None, repr=False)
     slots_B: Array | None = field(default=None, repr=False)
     offset: Offset = START
     rejected: Mapping[str, int] = field(default_factory=dict)
@@ -80,6 +81,19 @@ class Batch(Generic[Array]):
         """B"""
         ids_B: Any = self.ids_B
         return len(ids_B)
+
+    def __getitem__(self, rows: Any) -> Batch[Array]:
+        """The chosen samples, a slice or a tensor of indices; offset and rejected stay."""
+        columns: dict[str, Any] = self.columns()
+        if self.slots_B is not None:
+            columns["slots_B"] = self.slots_B
+        chosen = {name: column[rows] for name, column in columns.items()}
+        origins_B = self.origins_B
+        if origins_B is not None and isinstance(rows, slice):
+            origins_B = origins_B[rows]
+        elif origins_B is not None:
+            origins_B = [origins_B[row] for row in rows.tolist()]
+        return replace(self, origins_B=origins_B, **chosen)
 
     def columns(self) -> dict[str, Array]:
         """The columns of samples that the batch has, by name; neither slots nor origins."""

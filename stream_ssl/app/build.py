@@ -276,6 +276,8 @@ def without_effect(config: Mapping[str, Any]) -> list[str]:
         (Learner, "learner", ("draw", "write_back"),
          learner["anchors"] == "stream" and not replays,
          "nothing is drawn from the memory (learner.anchors is 'stream', without replays)"),
+        (Pace, "pace", ("counts",), learner["novelty"] is None,
+         "learner.novelty is null, and every sample is taken for new"),
         (PositiveDebiased, "loss.init_args", ("alpha", "floor"),
          loss["class_path"].endswith(".PositiveDebiased") and not mixed,
          "loss.aggregation is not \"mixed\""),

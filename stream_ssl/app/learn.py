@@ -273,7 +273,7 @@ class Observers:
     def consume(self, record: StepRecord | Idle) -> None:
         """Take one record."""
         self._metrics.consume(record)
-        if isinstance(record, StepRecord):
+        if isinstance(record, StepRecord) and record.batch:
             self._balance.consume(record)
             self._drift.consume(record)
             self._prequential.consume(record)

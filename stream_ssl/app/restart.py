@@ -40,7 +40,9 @@ FIXED = (
 MAY_CHANGE = (
     *("optimiser.learning_rate", "optimiser.weight_decay", "optimiser.momentum"),
     *("optimiser.betas", "optimiser.clip", "schedule", "pace.updates_per_sample", "pace.band"),
+    "pace.counts",
     *("learner.device", "learner.precision", "learner.threads", "learner.reencode"),
+    "learner.novelty",
     *("memory.duplicates", "memory.images_on", "memory.measured_by"),
     *("checkpoints.keep", "checkpoints.every_seconds", "checkpoints.every_steps"),
     *("decoder.max_pixels", "batches.workers", "batches.prefetch"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from memory import WorkingMemory
+from memory.draws import ORDERS
 from stream_ssl.learning.pace import Pace
 from stream_ssl.methods import Method
 
@@ -35,8 +36,8 @@ def check_parts(
         )
     if reencode < 0:
         raise ValueError(f"reencode is {reencode}: it is a number of slots, 0 or more")
-    if draw not in ("uniform", "inverse-count"):
-        raise ValueError(f'draw is {draw!r}: choose "uniform" or "inverse-count"')
+    if draw not in ORDERS:
+        raise ValueError(f"draw is {draw!r}: choose one of {', '.join(ORDERS)}")
     if keys not in ("before", "after"):
         raise ValueError(f'keys is {keys!r}: choose "before" or "after" the update')
     if memory.images is None:

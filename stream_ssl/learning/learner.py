@@ -12,14 +12,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from memory import WorkingMemory
 from memory.compute import to_host
+from memory.draws import DrawOrder
 from stream_ssl.batch import START, Batch, Offset
 from stream_ssl.learning.checks import check_batch, check_labels, check_parts
+from stream_ssl.learning.novelty import Novelty
 from stream_ssl.learning.optimiser import OptimiserSettings, load_optimiser, optimiser_tensors
 from stream_ssl.learning.pace import Pace
 from stream_ssl.learning.randomness import OwnRandomness, set_threads
@@ -79,7 +82,7 @@ class Learner:
         views: the augmentation.
         batches: the stream.
         optimiser: with `schedule` it gives the learning rate.
-        schedule: factor of the learning rate by step; constant by default.
+        schedule: factor of the learning rate by update; constant by default.
         pace: updates per sample; one per batch by default.
         device: "cpu", "cuda" or "cuda:1".
         precision: what the method computes in; losses, keys and memory stay in float32.
@@ -102,8 +105,13 @@ class Learner:
             batch is encoded once more. They hardly differ where keys are of a momentum encoder: at
             0.99 it takes a hundredth of the step. With anchors "memory" a batch joins before any
             update on it.
-        draw: how they are drawn: "uniform", or "inverse-count", in proportion to 1 / (1 + N(j)) of
-            their duplicate counts.
+        draw: how they are drawn: "uniform"; "epochs", newcomers first and then each slot once
+            before any comes again; or "inverse-count", in proportion to 1 / (1 + N(j)) of their
+            duplicate counts.
+        novelty: cosine of descriptors from which a sample counts as a near-copy of what the memory
+            holds, and is turned away before it is encoded; the others join once they fill a batch.
+            The memory's descriptor must be one of images, such as Thumbnail. null: every sample is
+            encoded.
         offset: where `batches` begins.
 
     Raises:
@@ -129,7 +137,8 @@ class Learner:
         write_back: bool = True,
         plain_keys: bool = False,
         keys: Literal["before", "after"] = "before",
-        draw: Literal["uniform", "inverse-count"] = "uniform",
+        draw: DrawOrder = "uniform",
+        novelty: float | None = None,
         offset: Offset = START,
     ) -> None:
         self.pace = Pace() if pace is None else pace
@@ -163,6 +172,7 @@ class Learner:
             reencode=reencode,
         )
         self._upload = Upload(self.device)
+        self._novelty = Novelty(memory, novelty)
         self._randomness = OwnRandomness(seed, self.device)
         self._batch_size = 0
 
@@ -196,20 +206,23 @@ class Learner:
 
     def capture(self) -> Capture:
         """The state after the last record; the tensors are the live ones, so save them now."""
+        tensors = {
+            "model": self.method.state_dict(),
+            "optimiser": optimiser_tensors(self._step.optimiser),
+            "memory": self.memory.state_dict(),
+            "rng": self._randomness.state_dict(),
+        }
+        if len(self._novelty):
+            tensors["waiting"] = self._novelty.state()
         return Capture(
-            tensors={
-                "model": self.method.state_dict(),
-                "optimiser": optimiser_tensors(self._step.optimiser),
-                "memory": self.memory.state_dict(),
-                "rng": self._randomness.state_dict(),
-            },
+            tensors=tensors,
             facts={
                 "step": self.step,
                 "samples": self.samples,
                 "batch_size": self._batch_size,
                 "offset": {"record": self.offset.record, "sample": self.offset.sample},
                 "pace": self.pace.state_dict(),
-                "schedule": {"factor": self.schedule(self.step)},
+                "schedule": {"factor": self.schedule(self.pace.updates)},
             },
         )
 
@@ -229,6 +242,7 @@ class Learner:
         load_optimiser(self._step.optimiser, tensors["optimiser"])
         self.memory.load_state_dict(dict(tensors["memory"]))
         self._randomness.load_state_dict(tensors["rng"])
+        self._novelty.load(tensors.get("waiting", {}), self.device)
         self.pace.load_state_dict(facts["pace"])
         self.step, self.samples = int(facts["step"]), int(facts["samples"])
         self._batch_size = int(facts["batch_size"])
@@ -238,21 +252,29 @@ class Learner:
         return self._batch_size > 0 and self._step.can_draw
 
     def _train(self, batch: Batch[NDArray[Any]]) -> StepRecord:
-        """A step on a batch of the stream."""
+        """A step on a batch of the stream, or on what of it and of those before is new."""
         self._check(batch)
-        self.pace.received(len(batch))
         self._batch_size = len(batch)
         self.samples += len(batch)
         self.offset = batch.offset
         with self._randomness:
             with self._step.timer("data"):
                 uploaded = self._upload(batch)
-            update_due = self.pace.may_update()
-            result = self._step.run(uploaded, self.step, update_due)
-            if update_due:
-                self.pace.updated()
-        assert batch.labels_B is not None, "-1 where there are none"
-        return self._record(result, torch.from_numpy(batch.labels_B))
+                new = self._novelty(uploaded)
+            if new is not None or self.pace.counts == "received":
+                self.pace.received(len(batch))
+            if new is None:
+                result = self._step.skip(uploaded)
+            else:
+                update_due = self.pace.may_update()
+                result = self._step.run(new, self.pace.updates, update_due)
+                if update_due:
+                    self.pace.updated()
+        labels_B = result.batch.labels_B
+        assert labels_B is not None, "-1 where there are none"
+        if new is uploaded:  # on the host already
+            return self._record(result, torch.from_numpy(np.asarray(batch.labels_B)))
+        return self._record(result, to_host(labels_B), self._novelty.turned_away)
 
     def _check(self, batch: Batch[NDArray[Any]]) -> None:
         """ValueError if the learner's parts do not go with batches like this."""
@@ -266,12 +288,12 @@ class Learner:
     def _replay(self) -> StepRecord:
         """A step on samples of the memory."""
         with self._randomness:
-            result = self._step.replay(self._batch_size, self.step)
+            result = self._step.replay(self._batch_size, self.pace.updates)
             self.pace.updated()
         assert result.batch.labels_B is not None, "the memory has a label for each slot"
         return self._record(result, to_host(result.batch.labels_B))
 
-    def _record(self, result: StepResult, labels_B: Tensor) -> StepRecord:
+    def _record(self, result: StepResult, labels_B: Tensor, near_copies: int = 0) -> StepRecord:
         """What happened, with the labels on the CPU."""
         batch, update = result.batch, result.update
         assert batch.hashes_B is not None, "0 where there are none"
@@ -298,6 +320,7 @@ class Learner:
             lag_seconds=self.batches.lag(),
             offset=self.offset,
             rejected=batch.rejected,
+            near_copies=near_copies,
             images_BCHW=batch.images_BCHW,
             origins_B=batch.origins_B,
             drawn=result.drawn,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from fractions import Fraction
-from typing import Any
+from typing import Any, Literal
 
 
 class Pace:
@@ -21,12 +21,19 @@ class Pace:
         band: updates that may be made ahead of what has been received, while the stream is idle.
             With 0 the updates are a function of the samples alone, and replay after a crash is
             exact.
+        counts: what a sample is: each one "received", or only those that are "new", so that
+            updates slow down while `Learner(novelty=...)` turns samples away.
 
     Raises:
         ValueError: an argument outside its range.
     """
 
-    def __init__(self, updates_per_sample: float | None = None, band: int = 0) -> None:
+    def __init__(
+        self,
+        updates_per_sample: float | None = None,
+        band: int = 0,
+        counts: Literal["received", "new"] = "received",
+    ) -> None:
         if updates_per_sample is not None and not (
             math.isfinite(updates_per_sample) and updates_per_sample > 0
         ):
@@ -36,7 +43,9 @@ class Pace:
             )
         if band < 0:
             raise ValueError(f"band is {band}: it is a number of updates, 0 or more")
-        self.band = band
+        if counts not in ("received", "new"):
+            raise ValueError(f'counts is {counts!r}: choose "received" or "new"')
+        self.band, self.counts = band, counts
         # A fraction, for 0.01 added up as floats drifts off the whole numbers.
         self._worth = (
             None
@@ -49,7 +58,7 @@ class Pace:
 
     @property
     def samples(self) -> int:
-        """Samples received."""
+        """Samples counted."""
         return self._samples
 
     @property
@@ -59,11 +68,11 @@ class Pace:
 
     @property
     def target(self) -> Fraction:
-        """Updates that the samples received are worth."""
+        """Updates that the samples counted are worth."""
         return self._target
 
     def received(self, count: int) -> None:
-        """A batch of `count` samples came."""
+        """A batch of `count` samples came, of those that are counted."""
         if count < 1:
             raise ValueError(f"received {count} samples: a batch has at least 1")
         self._samples += count

@@ -24,8 +24,10 @@ class StepRecord:
     """One step: on a batch of the stream, or a replay of images from the memory.
 
     `skipped` says why no update was made: "loss" or "gradient" (not finite), "keys" (not of unit
-    norm), "pace" (none due); None if one was. `admission` is None where nothing was inserted: on
-    replays, and with keys that are not of unit norm. `seconds` has the phases of `PHASES`.
+    norm), "pace" (none due), "novelty" (what was new in the stream's batch waits for more, and this
+    step has no samples); None if one was. `admission` is None where nothing was inserted: on
+    replays, with keys that are not of unit norm, and without samples. `near_copies` are the samples
+    of the stream's batch that were turned away. `seconds` has the phases of `PHASES`.
     `rejected` are samples left out, by reason, since the record before. `lag_seconds` is for how
     long the oldest batch has waited. `labels_B` lies on the CPU, the other columns where the
     learner computes. `images_BCHW` are the images as they came, not copied; None where a record is
@@ -53,8 +55,9 @@ class StepRecord:
     lag_seconds: float
     offset: Offset
     rejected: Mapping[str, int] = field(default_factory=dict)
+    near_copies: int = 0
     images_BCHW: Tensor | None = None  # uint8
-    origins_B: Sequence[Origin] | None = None
+    origins_B: Sequence[Origin | None] | None = None
     drawn: tuple[Tensor, Tensor] | None = None  # int64 [n] each, on the memory's device
 
 

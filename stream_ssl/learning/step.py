@@ -27,6 +27,7 @@ from torch import Tensor
 
 from memory import Admission, WorkingMemory
 from memory.compute import to_device, to_host
+from memory.draws import DrawOrder
 from stream_ssl.batch import Batch
 from stream_ssl.learning.optimiser import OptimiserSettings
 from stream_ssl.learning.records import PHASES
@@ -96,7 +97,7 @@ class Step:
         stream_share: float,
         keys: Literal["before", "after"],
         plain_keys: bool,
-        draw: Literal["uniform", "inverse-count"],
+        draw: DrawOrder,
         write_back: bool,
         reencode: int,
     ) -> None:
@@ -117,7 +118,7 @@ class Step:
 
         Args:
             batch: on the device.
-            number: of the step, 0 for the first.
+            number: of updates before.
             update_due: False lets the batch join the memory and updates nothing.
         """
         if not update_due:
@@ -129,6 +130,11 @@ class Step:
         else:
             result = self._train_on_mixed(batch, number)
         return self._with_reencoding(result)
+
+    def skip(self, batch: Batch[Tensor]) -> StepResult:
+        """No step, for want of new samples in this batch."""
+        keys_0D = self._memory.embeddings.new_empty(0, self._memory.dim)
+        return StepResult(batch[:0], keys_0D, Update("novelty"), None, None, {})
 
     def replay(self, count: int, number: int) -> StepResult:
         """A step on `count` samples drawn from the memory, with no batch of the stream."""
@@ -399,7 +405,7 @@ def draw_batch(
     memory: WorkingMemory,
     count: int,
     device: torch.device,
-    how: Literal["uniform", "inverse-count"] = "uniform",
+    how: DrawOrder = "uniform",
 ) -> Batch[Tensor]:
     """At most `count` samples of the memory, each at most once, as `WorkingMemory.sample`."""
     draw = memory.sample(min(count, len(memory)), how=how)

@@ -19,7 +19,7 @@ CHECKPOINT_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120
 
 PERCENTILES = ("50", "90", "100")
 EXTREMES = ("mean", "max")
-SKIPS = ("loss", "gradient", "keys", "pace")
+SKIPS = ("loss", "gradient", "keys", "pace", "novelty")
 REFUSALS = ("denied", "internal")
 """Why a connection is refused, beside the wire's reasons: by its key; by an error of ours."""
 BAD_SAMPLES = ("damaged", "empty", "fields", "format", "packet", "pixels", "shape")
@@ -190,14 +190,21 @@ CATALOGUE: tuple[Spec, ...] = (
         "The rate against that of received_samples_total.",
     ),
     Spec(
+        "learner", "counter", "near_copies_total", "samples",
+        "Samples of the journal turned away as near-copies, before they were encoded.",
+        "Its share of the stream: encodings and updates that novelty saves.",
+    ),
+    Spec(
         "learner", "counter", "replayed_samples_total", "samples",
         "Samples trained on again, drawn from the memory.",
         "The rate that the pace asks for; 0 when the stream alone keeps the learner busy.",
     ),
     Spec(
         "learner", "counter", "skipped_updates_total", "updates",
-        "Steps without an update: loss or gradient not finite, keys not of unit norm, none owed.",
-        "Any but pace, more than a few an hour: the learning rate is too high.", ("reason",),
+        "Steps without an update: loss or gradient not finite, keys not of unit norm, none due "
+        "(pace), too little new (novelty).",
+        "Any but pace and novelty, more than a few an hour: the learning rate is too high.",
+        ("reason",),
     ),
     Spec(
         "learner", "counter", "quarantined_samples_total", "samples",

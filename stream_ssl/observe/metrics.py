@@ -409,6 +409,7 @@ class LearnerMetrics:
         else:
             add("skipped_updates_total", 1, reason=record.skipped)
         add("replayed_samples_total" if record.replay else "trained_samples_total", record.batch)
+        add("near_copies_total", record.near_copies)
         # A step without update has no loss: the last one stays, a gap would look like a stop.
         if record.skipped is None:
             self._set_finite("loss", record.loss)

@@ -5,7 +5,7 @@ Shapes: N images, B batch, H height, W width, C channels.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -144,6 +144,11 @@ class Biased:
 
     def lag(self) -> float:
         return 0.0
+
+    def rows(self) -> Iterator[int]:
+        """The images by number, without end: the stream, one at a time."""
+        while True:
+            yield self._row()
 
     def _row(self) -> int:
         if not self._block:

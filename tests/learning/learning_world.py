@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from memory import WorkingMemory
+from memory.descriptors import Descriptor
 from stream_ssl.batch import START, Batch, Offset
 from stream_ssl.learning.encoder import ResNet
 from stream_ssl.learning.learner import Learner
@@ -69,6 +70,7 @@ def build(
     loss: Loss | None = None,
     slots: int = SLOTS,
     views: Views | None = None,
+    descriptor: Descriptor | None = None,
     **settings: Any,
 ) -> Learner:
     seed_everything(seed=3, threads=1)
@@ -81,6 +83,7 @@ def build(
         image_shape=shape,
         image_file=image_file,
         device=settings.get("device", "cpu"),
+        descriptor=descriptor,
     )
     return Learner(
         method,

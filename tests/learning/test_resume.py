@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from learning_world import SLOTS, build, differing, steps
 
+from memory.descriptors import Thumbnail
 from stream_ssl.batch import START, Offset
 from stream_ssl.learning.checkpoint import Checkpointer
 from stream_ssl.learning.learner import Learner
@@ -23,6 +24,13 @@ SETTINGS = {
     "replays": lambda: {"pace": Pace(0.3), "reencode": 3},
     "from the memory": lambda: {"anchors": "memory", "pace": Pace(0.2), "reencode": 2},
     "rare ones first": lambda: {"anchors": "memory", "draw": "inverse-count"},
+    "new ones by epochs": lambda: {
+        "anchors": "memory",
+        "draw": "epochs",
+        "novelty": 0.2,
+        "descriptor": Thumbnail(4),
+        "pace": Pace(0.2, counts="new"),
+    },
     "sgd": lambda: {"optimiser": OptimiserSettings("sgd", clip=0.5)},
     "without images": lambda: {"images": False, "pace": Pace(0.1)},
     "keys after": lambda: {"keys": "after", "pace": Pace(0.2)},

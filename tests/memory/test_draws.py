@@ -68,11 +68,41 @@ def test_training_draws_are_inverse_to_the_count(score: Any) -> None:
     firsts = (int(memory.sample(3, how="inverse-count").slots[0]) for _ in range(4000))
     assert follows(Counter(firsts), law)
     assert follows(Counter(memory.sample(DRAWN).slots.tolist()), alike(range(40)))
-    for how in ("uniform", "inverse-count"):
+    for how in draws.ORDERS:
         every = memory.sample(40, how=how)
         assert sorted(every.slots.tolist()) == list(range(40))
         assert torch.equal(every.ids, memory.ids[every.slots])
         assert every.images is None
+
+
+def test_epochs_draw_newcomers_first_and_each_slot_once_before_any_again() -> None:
+    memory, rng = filled(20, eviction=Oldest(), seed=2), np.random.default_rng(0)
+    epoch, drawn = dict.fromkeys(range(100, 120), 0), Counter[int]()
+    for turn in range(60):
+        if turn % 7 == 3:  # newcomers, fewer than a batch or more
+            ids = torch.arange(5 if turn % 2 else 9) + 1000 * turn
+            admission = memory.add(ids, unit_rows(rng, "uniform", len(ids), 4))
+            for gone in admission.evicted.tolist():
+                del epoch[gone], drawn[gone]
+            epoch |= dict.fromkeys(ids.tolist(), 0)
+        least = sorted(epoch.values())[:6]
+        ids = memory.sample(6, how="epochs").ids.tolist()
+        assert len(set(ids)) == 6
+        assert sorted(epoch[i] for i in ids) == least  # never drawn, then longest ago
+        now = max(1, *epoch.values())
+        for i in ids:
+            epoch[i] = now + (epoch[i] == now)
+        drawn.update(ids)
+        assert memory.draws.tolist() == [drawn[i] for i in memory.ids.tolist()]
+        assert memory.check_valid() == (True, "")
+    firsts = Counter(int(filled(6, seed=s).sample(1, how="epochs").ids[0]) for s in range(3000))
+    assert follows(firsts, alike(range(100, 106)))
+    orders = Counter[tuple[int, ...]]()
+    memory = filled(3, seed=9)
+    for _ in range(2000):  # each epoch has an order of its own
+        orders[tuple(memory.sample(3, how="epochs").slots.sort().values.tolist())] += 1
+        assert len(set(memory.draws.tolist())) == 1
+    assert set(orders) == {(0, 1, 2)}
 
 
 def test_uniform_negatives_are_distinct_rows_of_their_ids() -> None:

@@ -139,16 +139,18 @@ def test_a_number_is_the_same_however_it_is_written() -> None:
 # Other writers.
 
 
-def test_a_state_of_version_1_is_read() -> None:
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_state_of_an_earlier_version_is_read(version: int) -> None:
     memory = WorkingMemory(8, 6, image_shape=SHAPE)
     memory.add(*stream(20))
-    old = {
-        name: value
-        for name, value in memory.state_dict().items()
-        if name in ("counters", "generator")
-        or (name.startswith(("columns.", "eviction.")) and name != "columns.multiplicity")
-    }
-    old["counters"] = torch.tensor([1, 8, 20, 12, 0])
+    old = memory.state_dict()
+    old["counters"][0] = version
+    del old["columns.draws"], old["columns.drawn_epoch"]
+    if version == 1:
+        kept = ("columns.", "eviction.", "counters", "generator")
+        old = {name: value for name, value in old.items() if name.startswith(kept)}
+        del old["columns.multiplicity"]
+        old["counters"] = torch.tensor([1, 8, 20, 12, 0])
     loaded = WorkingMemory(8, 6, image_shape=SHAPE, descriptor=Embedding())
     loaded.load_state_dict(old)
     assert equal(loaded.state_dict(), memory.state_dict())

@@ -1,20 +1,23 @@
-"""Compare memory policies by what an encoder learns against them.
+"""Compare memories by what an encoder learns from streams as users have them.
 
-Trains a small encoder on a biased CIFAR-10 stream (one class 1, 9 or 27 times as frequent as each
-other; shuffled, or in blocks of 64 of a class) with every policy of the memory, with training
-batches from the stream or from the memory, with and without fresh embeddings, under three seeds;
-then measures kNN and linear accuracy on the balanced test images. A run takes two to five minutes
-on one core. Runs come in order of what they tell, so the study may be ended at any time: each
-finished run is one line in RESULTS/runs.jsonl, and the same command goes on where it stopped.
+Trains a small encoder on CIFAR-10 as a parked robot, a stalling camera, a video, a crawler or a
+shifting world would send it, with each memory policy, where duplicates are counted on embeddings
+or on thumbnails, with training batches from the stream or from the memory; then measures kNN and
+linear accuracy on the balanced test images, and what of the memory are near-copies. A run of 600
+updates takes two to five minutes on one core. Runs come in order of what they tell, so the study
+may be ended at any time: each finished run is one line in RESULTS/runs.jsonl, and the same command
+goes on where it stopped.
 
 examples:
-  python -m benchmarks.memory_policies --data ~/cifar-10-batches-bin
-  python -m benchmarks.memory_policies --data ... --runs 5            five more, then the tables
-  python -m benchmarks.memory_policies --data ... --only x27 --only seed0
-  python -m benchmarks.memory_policies --list                         the order, and what is done
-  python -m benchmarks.memory_policies --report /tmp/study            tables and plots, no training
+  python -m benchmarks.study --data ~/cifar-10-batches-bin
+  python -m benchmarks.study --data ... --runs 5              five more, then the tables
+  python -m benchmarks.study --data ... --only parked --only seed0
+  python -m benchmarks.study --data ... --steps 20 --results /tmp/study     does it run at all
+  python -m benchmarks.study --list                           the order, and what is done
+  python -m benchmarks.study --report /tmp/study              tables and plot, no training
 
-A run is named "x27-iid vmf0.1/memory/written seed0": stream, policy / anchors / freshness, seed.
+A run is named "parked vmf0.1/memory/written/plain/thumbnail seed0": stream, policy / anchors /
+freshness / options, seed.
 """
 
 from __future__ import annotations
@@ -29,14 +32,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from benchmarks.memory_policies import plots, tables
-from benchmarks.memory_policies.arms import Run, plan
-from benchmarks.memory_policies.results import Results
-from benchmarks.memory_policies.stream import load
-from benchmarks.memory_policies.training import Data, Settings, Watch, run_once
+from benchmarks.study import plots, tables
+from benchmarks.study.arms import NOVEL, Run, plan
+from benchmarks.study.results import Results
+from benchmarks.study.streams import load
+from benchmarks.study.training import Data, Settings, run_once
 from stream_ssl.reproduction.data import first_of_each
 
-RESULTS = Path(__file__).parents[1] / "reports" / "memory-study"
+RESULTS = Path(__file__).parents[1] / "reports" / "study"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -51,22 +54,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"no run's name holds all of {chosen.only}: see --list")
     if chosen.list:
         for run in runs:
-            print(f"{'done' if run in results else '    '}  {run.name}")
+            print(f"{'done' if run.name in results else '    '}  {run.name}")
         return 0
     stopped = False
     if chosen.report is None:
         if chosen.data is None:
             parser.error("--data FOLDER is due: where the CIFAR-10 binary batches lie")
-        missing = [run for run in runs if run not in results][: chosen.runs]
+        missing = [run for run in runs if run.name not in results][: chosen.runs]
         stopped = train(missing, results, settings, chosen.data, console)
-    _report(results, runs, chosen.report or chosen.results, console)
+    _report(results, chosen.report or chosen.results, console)
     return 130 if stopped else 0
 
 
 def _parser() -> argparse.ArgumentParser:
     summary, _, rest = (__doc__ or "").partition("\n")
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.memory_policies",
+        prog="python -m benchmarks.study",
         description=f"{summary}\n{rest}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -99,7 +102,6 @@ def train(
     settings: Settings,
     root: Path,
     console: Console,
-    watching: type[Watch] = Watch,
 ) -> bool:
     """Do the runs in order; True if the user stopped it."""
     if not runs:
@@ -120,8 +122,8 @@ def train(
             for run in runs:
                 started = time.monotonic()
                 progress.update(whole, description=run.name)
-                numbers = run_once(run, settings, data, lambda: progress.advance(whole), watching)
-                results.add(run, numbers)
+                numbers = run_once(run, settings, data, lambda: progress.advance(whole))
+                results.add(run.name, numbers)
                 progress.console.print(
                     f"{run.name}: kNN {numbers['knn']:.1%}, linear {numbers['linear']:.1%}, "
                     f"{time.monotonic() - started:.0f} s"
@@ -132,8 +134,8 @@ def train(
     return False
 
 
-def _report(results: Results, runs: Sequence[Run], folder: Path, console: Console) -> None:
-    found = tables.rows(results, runs)
+def _report(results: Results, folder: Path, console: Console) -> None:
+    found = tables.rows(results)
     if not found:
         console.print("no run is finished: nothing to report")
         return
@@ -141,9 +143,8 @@ def _report(results: Results, runs: Sequence[Run], folder: Path, console: Consol
         console.print(table)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tables.md").write_text(tables.markdown(found))
-    plots.accuracies(found, folder / "accuracy.svg")
-    plots.balance(found, folder / "balance.svg")
-    console.print(f"{len(results)} runs; tables and plots: {folder}", soft_wrap=True)
+    plots.accuracies(found, folder / "accuracy.svg", NOVEL.name)
+    console.print(f"{len(results.names())} runs; tables and plot: {folder}", soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -14,25 +15,27 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.memory_policies import __main__ as study
-from benchmarks.memory_policies.arms import (
+from benchmarks.study import __main__ as study
+from benchmarks.study.arms import (
     BASE,
-    CONTROLS,
-    FAVOURITE,
-    PAIR,
+    DESCRIPTORS,
+    FOLLOWING,
+    NOVEL,
     POLICIES,
-    RIVALS,
     SEEDS,
-    STREAMS,
-    TRAINING,
-    VARIED,
+    TITLES,
+    USERS,
     Run,
+    drawn,
     plan,
 )
-from benchmarks.memory_policies.evaluation import linear_probe
-from benchmarks.memory_policies.results import Results
-from benchmarks.memory_policies.stream import CLASSES, Shape, load
-from benchmarks.memory_policies.tables import markdown, rows
+from benchmarks.study.results import Results
+from benchmarks.study.streams import CLASSES, STREAMS, STRIDE, frames, load
+from benchmarks.study.streams import TITLES as STREAM_TITLES
+from benchmarks.study.tables import gain, markdown, rows
+from benchmarks.study.training import Data, Settings, distinct, linear_probe, run_once
+from memory import WorkingMemory
+from memory.eviction import Oldest
 from stream_ssl.reproduction.data import Images, first_of_each
 from stream_ssl.reproduction.spread import Spread
 
@@ -65,7 +68,7 @@ def lines(folder: Path) -> list[dict]:
 def test_a_killed_study_goes_on_where_it_was(cifar: Path, tmp_path: Path) -> None:
     words = command(cifar, tmp_path, "--only", "x27-iid", "--only", "queue/stream/stale")
     process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.memory_policies", *words],
+        [sys.executable, "-m", "benchmarks.study", *words],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
@@ -91,9 +94,8 @@ def test_a_killed_study_goes_on_where_it_was(cifar: Path, tmp_path: Path) -> Non
     assert 0 <= numbers["knn"] <= 1
     assert 0 <= numbers["entropy"] <= math.log(CLASSES)
     table = (tmp_path / "tables.md").read_text()
-    assert "| queue / stream / stale | 3 |" in table
-    for name in ("accuracy.svg", "balance.svg"):
-        assert "</svg>" in (tmp_path / name).read_text()
+    assert "| queue, trained on the stream (MoCo) | 3 |" in table
+    assert "</svg>" in (tmp_path / "accuracy.svg").read_text()
 
 
 def lines_of(text: list[str]) -> list[dict]:
@@ -103,7 +105,7 @@ def lines_of(text: list[str]) -> list[dict]:
 def test_a_repeated_run_gives_the_same_numbers(cifar: Path, tmp_path: Path) -> None:
     found = []
     for folder in (tmp_path / "a", tmp_path / "b"):
-        words = command(cifar, folder, "--only", FAVOURITE.name, "--runs", "1")
+        words = command(cifar, folder, "--only", NOVEL.name, "--runs", "1")
         assert study.main(words) == 0
         numbers = lines(folder)[0]["numbers"]
         found.append({name: n for name, n in numbers.items() if not name.endswith("_s")})
@@ -111,21 +113,32 @@ def test_a_repeated_run_gives_the_same_numbers(cifar: Path, tmp_path: Path) -> N
     assert found[0]["written_back"] <= 1
 
 
-@pytest.mark.parametrize("training", ["stream/reencoded", "memory/reencoded", "memory/stale"])
-def test_every_way_of_training_runs(cifar: Path, tmp_path: Path, training: str) -> None:
-    words = command(cifar, tmp_path, "--only", f"x9-blocks64 reservoir/{training} seed1")
-    assert study.main(words) == 0
-    numbers = lines(tmp_path)[0]["numbers"]
-    assert ("drift" in numbers) == training.endswith("reencoded")
-    assert ("written_back" in numbers) == (training == "memory/reencoded")
-
-
-@pytest.mark.parametrize("name", sorted(POLICIES))
-def test_every_policy_runs(cifar: Path, tmp_path: Path, name: str) -> None:
-    assert (
-        study.main(command(cifar, tmp_path, "--only", f"x1-iid {name}/memory/written seed0")) == 0
+# Every policy, descriptor and stream of the plan is in one of these runs.
+PAIRS = [
+    (policy, descriptor, stream)
+    for policy, descriptor, stream in zip(
+        POLICIES, itertools.cycle(DESCRIPTORS), itertools.cycle(STREAMS), strict=False
     )
-    assert len(lines(tmp_path)) == 1
+]
+
+
+@pytest.mark.parametrize(("policy", "descriptor", "stream"), PAIRS)
+def test_every_policy_descriptor_and_stream_runs(
+    cifar: Path, tmp_path: Path, policy: str, descriptor: str, stream: str
+) -> None:
+    data = Data(load(cifar, "train"), load(cifar, "train"), load(cifar, "test"))
+    numbers = run_once(Run(stream, drawn(policy, descriptor), 0), Settings(**SETTINGS), data)
+    assert 0 <= numbers["knn"] <= 1
+    assert 0 <= numbers["copies"] < 1
+    assert 1 <= numbers["distinct"] <= SETTINGS["capacity"]
+    assert numbers["frames"] == SETTINGS["steps"] * SETTINGS["batch"]
+
+
+def test_a_run_that_turns_copies_away_takes_more_frames_for_as_many_updates(cifar: Path) -> None:
+    data = Data(load(cifar, "train"), load(cifar, "train"), load(cifar, "test"))
+    settings = Settings(**{**SETTINGS, "steps": 12})
+    numbers = run_once(Run("parked", FOLLOWING, 0), settings, data)
+    assert numbers["frames"] > 1.5 * settings.steps * settings.batch
 
 
 def test_listing_and_reporting_train_nothing(tmp_path: Path, capsys) -> None:
@@ -150,7 +163,7 @@ def test_an_interrupted_study_reports_what_it_has(cifar, tmp_path, monkeypatch, 
     assert [line["run"] for line in lines(tmp_path)] == [begun[0].name]
     printed = capsys.readouterr().out
     assert "stopped" in printed
-    assert "queue / stream / stale" in printed
+    assert "near-copies turned away" in printed
 
 
 def test_what_cannot_work_is_refused(tmp_path: Path, capsys) -> None:
@@ -164,17 +177,18 @@ def test_what_cannot_work_is_refused(tmp_path: Path, capsys) -> None:
         assert says in capsys.readouterr().err
     only = Images(np.zeros((3, 32, 32, 3), np.uint8), np.arange(3))
     with pytest.raises(ValueError, match="none of class 3"):
-        Shape(1, 1).stream(only, 4, 0)
+        frames("x27-iid", only, 4, 0).next(0)
 
 
 def test_the_plan_holds_every_run_once() -> None:
     names = [run.name for run in plan()]
     assert len(set(names)) == len(names)
-    assert names[:2] == [f"x27-iid {arm.name} seed0" for arm in (BASE, FAVOURITE)]
-    named = {*PAIR, *CONTROLS, *RIVALS, *VARIED}
-    special = [arm for arm in named if arm.draw != "uniform" or arm.plain]
-    ways = len(TRAINING) * len(POLICIES) + len(special)
-    assert len(names) == ways * len(STREAMS) * len(SEEDS)
+    assert names[:2] == [f"{USERS[0]} {arm.name} seed0" for arm in (NOVEL, BASE)]
+    assert {run.name.split(" ")[0] for run in plan()} == set(STREAMS) == set(STREAM_TITLES)
+    for arm in TITLES:
+        assert all(
+            f"{stream} {arm.name} seed{seed}" in names for stream in STREAMS for seed in SEEDS
+        )
 
 
 def test_images_come_back_as_they_were_written(cifar: Path) -> None:
@@ -189,32 +203,36 @@ def test_images_come_back_as_they_were_written(cifar: Path) -> None:
     assert len(first_of_each(images, 100)) == len(images)
 
 
-@pytest.mark.parametrize("shape", STREAMS, ids=lambda shape: shape.name)
-def test_classes_come_by_their_shares(cifar: Path, shape: Shape) -> None:
-    stream = shape.stream(load(cifar, "train"), 4096, seed=2)
-    label_B = np.concatenate([stream.next(0).labels_B for _ in range(16)])
-    assert stream.share_C[0] == pytest.approx(shape.bias / (shape.bias + CLASSES - 1))
-    blocks = label_B.reshape(-1, shape.block)
-    assert (blocks == blocks[:, :1]).all()
-    found = np.bincount(blocks[:, 0], minlength=CLASSES) / len(blocks)
-    error = np.sqrt(stream.share_C * (1 - stream.share_C) / len(blocks))
-    assert (np.abs(found - stream.share_C) < 4.5 * error).all()
+@pytest.mark.parametrize("name", STREAMS)
+def test_a_stream_repeats_itself_and_names_the_image_of_each_frame(name: str) -> None:
+    draw = np.random.default_rng(0)
+    images = Images(
+        draw.integers(0, 256, (400, 32, 32, 3), dtype=np.uint8), np.arange(400) % CLASSES
+    )
+    one, other = (frames(name, images, 64, seed=5) for _ in range(2))
+    ids: set[int] = set()
+    near = []
+    for _ in range(20):
+        batch = one.next(0)
+        assert np.array_equal(batch.images_BCHW, other.next(0).images_BCHW)
+        assert (batch.hashes_B > 0).all()
+        ids |= set(batch.ids_B.tolist())
+        image_B = batch.ids_B % STRIDE
+        assert np.array_equal(images.label_N[image_B], batch.labels_B)
+        shown, source = batch.images_BCHW, images.image_NHWC[image_B].transpose(0, 3, 1, 2)
+        near.append(np.corrcoef(shown.ravel(), source.ravel())[0, 1])
+    assert len(ids) == 20 * 64
+    copied = name in ("parked", "video", "crawl")
+    assert np.mean(near) < 0.9 if copied else np.mean(near) == pytest.approx(1)
+    share = np.bincount(batch.ids_B % STRIDE).max() / 64
+    assert share > 0.1 or name not in ("parked", "stalls", "stalls-x27", "video")
 
 
-def test_a_stream_repeats_itself_and_names_its_samples(cifar: Path) -> None:
-    images = load(cifar, "train")
-    one, other = (Shape(27, 1).stream(images, 32, seed=5) for _ in range(2))
-    first, second = one.next(0), one.next(0)
-    assert np.array_equal(first.images_BCHW, other.next(0).images_BCHW)
-    assert len({*first.ids_B, *second.ids_B}) == 64
-    for batch in (first, second):
-        assert np.array_equal(
-            images.image_NHWC[batch.hashes_B - 1], batch.images_BCHW.transpose(0, 2, 3, 1)
-        )
-        assert np.array_equal(images.label_N[batch.hashes_B - 1], batch.labels_B)
-    # A class is gone through before any of its images comes again: 6 of each here.
-    dominant = [h for batch in (first, second) for h in batch.hashes_B[batch.labels_B == 0]]
-    assert sorted(dominant[:6]) == sorted(set(dominant))
+def test_different_images_are_told_by_their_ids() -> None:
+    memory = WorkingMemory(10, 4, Oldest())
+    image_B = torch.tensor([0, 3, 3, 3, 1, 0, 16, 0])
+    memory.add(torch.arange(8) * STRIDE + image_B, torch.eye(4)[torch.arange(8) % 4])
+    assert distinct(memory) == 4
 
 
 def test_the_linear_probe_separates_what_is_separable() -> None:
@@ -232,20 +250,21 @@ def test_the_linear_probe_separates_what_is_separable() -> None:
 
 def test_rows_pair_each_run_with_the_queue_of_its_seed(tmp_path: Path) -> None:
     results = Results(tmp_path, {})
-    shape = STREAMS[0]
     for seed, base, other in ((0, 0.40, 0.45), (1, 0.50, 0.53), (2, None, 0.60)):
-        for arm, value in ((BASE, base), (FAVOURITE, other)):
+        for arm, value in ((BASE, base), (NOVEL, other)):
             if value is not None:
-                numbers = dict.fromkeys(("entropy", "collision", "knn", "linear"), value)
-                results.add(Run(shape, arm, seed), numbers)
-    best, base = rows(Results(tmp_path, {}), plan())
-    assert (best.arm, best.seeds, base.seeds) == (FAVOURITE, 3, 2)
-    assert best.knn_gain.values == pytest.approx((0.05, 0.03))
-    assert base.knn_gain.values == ()
-    assert best.knn_gain.text(sign=True) == "+4.0 ± 1.4"
-    assert best.entropy.mean == pytest.approx((0.45 + 0.53 + 0.6) / 3 / math.log(CLASSES))
-    assert "| vmf0.1 / memory / written / plain | 3 |" in markdown([best, base])
-    assert len(Results(tmp_path, {"steps": 1})) == 0
+                numbers = dict.fromkeys(("entropy", "copies", "knn", "linear"), value)
+                results.add(f"parked {arm.name} seed{seed}", numbers)
+    results.add(f"shuffled {BASE.name} seed1", {"knn": 0.5, "linear": 0.5})
+    ceiling, best, base = rows(Results(tmp_path, {}))
+    assert (best.arm, base.arm, ceiling.stream) == (NOVEL.name, BASE.name, "shuffled")
+    assert best.seeds == ("seed0", "seed1", "seed2")
+    assert best.gains["knn"].values == pytest.approx((0.05, 0.03))
+    assert gain(best.gains["knn"]) == "+4.0 ± 1.0"
+    assert base.gains["knn"].values == ceiling.shares["knn"].values == ()
+    assert best.shares["linear"].values == pytest.approx((1.06,))
+    assert "| +4.0 ± 1.0 | +4.0 ± 1.0 | 106.0 | 106.0 |" in markdown([best, base])
+    assert Results(tmp_path, {"steps": 1}).names() == []
 
 
 def test_a_spread_of_one_value_has_no_deviation() -> None:

@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.memory_policies.arms import Run
-
 FILE = "runs.jsonl"
 
 
@@ -30,25 +28,26 @@ class Results:
             if entry is not None and entry["settings"] == self._settings:
                 self._found[entry["run"]] = entry["numbers"]
 
-    def __contains__(self, run: Run) -> bool:
-        return run.name in self._found
+    def __contains__(self, name: str) -> bool:
+        return name in self._found
 
-    def __getitem__(self, run: Run) -> Mapping[str, Any]:
-        return self._found[run.name]
+    def __getitem__(self, name: str) -> Mapping[str, Any]:
+        return self._found[name]
 
-    def __len__(self) -> int:
-        return len(self._found)
+    def names(self) -> list[str]:
+        """Of the runs that are done: stream, arm and seed, with a space between."""
+        return list(self._found)
 
-    def add(self, run: Run, numbers: Mapping[str, Any]) -> None:
+    def add(self, name: str, numbers: Mapping[str, Any]) -> None:
         """Durable when this returns."""
-        entry = {"run": run.name, "settings": self._settings, "numbers": dict(numbers)}
+        entry = {"run": name, "settings": self._settings, "numbers": dict(numbers)}
         with self.path.open("a+b") as file:
             if file.tell() and _last_byte(self.path) != b"\n":
                 file.write(b"\n")  # behind what a kill tore
             file.write(json.dumps(entry, allow_nan=False).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
-        self._found[run.name] = dict(numbers)
+        self._found[name] = dict(numbers)
 
 
 def _parse(line: str) -> dict[str, Any] | None:

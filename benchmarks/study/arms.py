@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from benchmarks.memory_policies.stream import Shape
+from benchmarks.study.streams import STREAMS
 from memory.descriptors import Descriptor, Embedding, Frozen, Thumbnail, Weighted
+from memory.draws import DrawOrder
 from memory.eviction import (
     ClassBalanced,
     Hybrid,
@@ -24,7 +25,6 @@ from stream_ssl.reproduction.network import ConvNet
 
 Anchors = Literal["stream", "memory"]
 Freshness = Literal["stale", "written", "reencoded"]
-Draw = Literal["uniform", "inverse-count"]
 
 AGE_CAP = 16_384  # samples: eight times the memory
 
@@ -60,17 +60,6 @@ DESCRIPTORS: Mapping[str, Callable[[], Descriptor]] = {
 }
 """What duplicates are counted on. `frozen` are the features of an untrained network."""
 
-# What anchors and freshness can be together: only what is drawn from the memory can be written
-# back to it.
-TRAINING: tuple[tuple[Anchors, Freshness], ...] = (
-    ("stream", "stale"),
-    ("memory", "written"),
-    ("memory", "stale"),
-    ("memory", "reencoded"),
-    ("stream", "reencoded"),
-)
-
-STREAMS = tuple(Shape(bias, block) for bias in (27, 1, 9) for block in (1, 64))
 SEEDS = (0, 1, 2)
 
 
@@ -87,22 +76,28 @@ class Arm:
         draw: how training batches are drawn from the memory.
         plain: newcomers and slots encoded anew are encoded as they are, not augmented.
         descriptor: a name of DESCRIPTORS.
+        novelty: cosine of descriptors from which a frame is turned away before it is encoded.
+        follow: updates for each batch of what is not turned away; None: one for each of all frames.
     """
 
     policy: str
     anchors: Anchors
     freshness: Freshness
-    draw: Draw = "uniform"
+    draw: DrawOrder = "uniform"
     plain: bool = False
     descriptor: str = "embedding"
+    novelty: float | None = None
+    follow: int | None = None
 
     @property
     def name(self) -> str:
         parts = [self.policy, self.anchors, self.freshness]
         options = (
-            ("inverse-count", self.draw == "inverse-count"),
+            (self.draw, self.draw != "uniform"),
             ("plain", self.plain),
             (self.descriptor, self.descriptor != "embedding"),
+            (f"new{self.novelty}", self.novelty is not None),
+            (f"follow{self.follow}", self.follow is not None),
         )
         return "/".join([*parts, *(name for name, is_on in options if is_on)])
 
@@ -117,51 +112,56 @@ class Arm:
 
 @dataclass(frozen=True)
 class Run:
-    """An arm on a stream with a seed, which draws weights, stream and views alike."""
+    """An arm on a stream, by its name, with a seed, which draws weights, stream and views alike."""
 
-    shape: Shape
+    stream: str
     arm: Arm
     seed: int
 
     @property
     def name(self) -> str:
-        return f"{self.shape.name} {self.arm.name} seed{self.seed}"
+        return f"{self.stream} {self.arm.name} seed{self.seed}"
 
 
 BASE = Arm("queue", "stream", "stale")
-FAVOURITE = Arm("vmf0.1", "memory", "written", plain=True)
-PAIR = (BASE, FAVOURITE)
-MINRED = Arm("minred", "memory", "written", plain=True)
-CONTROLS = (
-    Arm("reservoir", "memory", "written"),  # anchors from the memory, but no DUEL
-    Arm("vmf0.1", "memory", "written"),  # duplicates found with the noise of views
-)
+
+
+def drawn(policy: str, descriptor: str = "embedding", **options: Any) -> Arm:
+    """Trained on draws from the memory, with fresh keys written back."""
+    return Arm(policy, "memory", "written", plain=True, descriptor=descriptor, **options)
+
+
+DEFAULT = drawn("vmf0.1", "thumbnail")
+EPOCHS = drawn("vmf0.1", "thumbnail", draw="epochs")
+NOVEL = drawn("vmf0.1", "thumbnail", draw="epochs", novelty=0.9)
+FOLLOWING = drawn("vmf0.1", "thumbnail", draw="epochs", novelty=0.9, follow=4)
+TITLES = {
+    BASE: "queue, trained on the stream (MoCo)",
+    drawn("reservoir"): "reservoir",
+    drawn("minred"): "MinRed",
+    drawn("vmf0.1"): "DUEL on embeddings",
+    drawn("vmf0.1", "weighted"): "DUEL on embeddings and thumbnails",
+    DEFAULT: "DUEL on thumbnails",
+    EPOCHS: "the same, drawn by epochs",
+    NOVEL: "the same, near-copies turned away",
+}
+"""The arms of the tables, and what a reader calls them."""
+
 RIVALS = (
+    drawn("queue"),
+    drawn("minred", "thumbnail"),
+    drawn("minred", "thumbnail", draw="epochs"),
+    drawn("reservoir", draw="epochs"),
+    drawn("vmf0.1", "weighted", draw="epochs"),
+    drawn("vmf0.1", draw="epochs"),
+    drawn("vmf0.1", "frozen", draw="epochs"),
+    drawn("random"),
     Arm("oracle", "memory", "written"),
     Arm("linear", "stream", "stale"),
-    Arm("minred", "memory", "written"),
-    Arm("vmf0.02", "memory", "written", plain=True),
-    MINRED,
-    Arm("vmf0.3", "memory", "written"),
-    Arm("linear", "memory", "written"),
-    Arm("vmf0.1", "memory", "written", "inverse-count"),
-    Arm("vmf0.1", "memory", "reencoded", plain=True),
+    *(drawn(policy) for policy in ("linear", "quadratic", "gaussian", "hybrid", "bandit")),
 )
-# One change at a time from the favourite, and the policies that no line above has.
-VARIED = (
-    Arm("vmf0.1", "memory", "reencoded", plain=True),
-    Arm("vmf0.1", "memory", "stale", plain=True),
-    Arm("vmf0.1", "stream", "stale", plain=True),
-    Arm("vmf0.1", "stream", "reencoded", plain=True),
-    Arm("vmf0.1", "memory", "written", "inverse-count", plain=True),
-    *(
-        Arm(policy, "memory", "written", plain=True)
-        for policy in ("linear", "compete", "hybrid", "bandit", "quadratic", "gaussian", "random")
-    ),
-)
-FIRST = RIVALS[:5]
-HARD = STREAMS[:2]
-MILD = Shape(1, 1), Shape(9, 1)
+USERS = ("parked", "crawl", "stalls-x27", "shuffled", "video", "shift", "stalls", "x27-iid")
+"""Streams as users make them, and the two that others compare on."""
 
 
 def plan() -> list[Run]:
@@ -170,29 +170,20 @@ def plan() -> list[Run]:
 
 
 def _by_worth() -> Iterator[Run]:
-    def runs(arms: tuple[Arm, ...], shapes: tuple[Shape, ...], seed: int) -> list[Run]:
-        return [Run(shape, arm, seed) for shape in shapes for arm in arms]
+    def runs(arms: Iterable[Arm], seed: int, streams: Iterable[str] = USERS) -> Iterator[Run]:
+        return (Run(stream, arm, seed) for arm in arms for stream in streams)
 
-    yield from runs((*PAIR, *CONTROLS), HARD, 0)
-    yield from runs(PAIR, MILD[:1], 0)
-    yield from runs(FIRST, HARD[:1], 0)
+    for stream in USERS:
+        yield from runs((NOVEL, BASE), 0, (stream,))
+    yield from runs((FOLLOWING,), 0, ("parked",))
+    yield from runs((drawn("reservoir"), drawn("minred")), 0)
+    yield from runs((EPOCHS, DEFAULT), 0)
     for seed in SEEDS[1:]:
-        yield from runs(PAIR, HARD, seed)
+        yield from runs((BASE, NOVEL), seed)
+    for seed in SEEDS[1:]:
+        yield from runs(TITLES, seed)
+    yield from runs(TITLES, 0)
     for seed in SEEDS:
-        yield from runs((MINRED,), HARD, seed)
-    for seed in SEEDS[1:]:
-        yield from runs(CONTROLS, HARD[1:], seed)
-    yield from runs(PAIR, MILD, 0)
-    for seed in SEEDS[1:]:
-        yield from runs((CONTROLS[0], *FIRST[:2]), HARD[:1], seed)
-    yield from runs(VARIED, HARD[1:], 0)
-    yield from runs(PAIR, STREAMS[2:], 0)
-    yield from runs(VARIED, HARD[:1], 0)
-    for seed in SEEDS[1:]:
-        yield from runs(PAIR, STREAMS[2:], seed)
-    for seed in SEEDS[1:]:
-        yield from runs((*CONTROLS, *FIRST), HARD[:1], seed)
-    yield from runs(RIVALS, HARD, 0)
-    arms = tuple(Arm(name, *training) for training in TRAINING for name in POLICIES)
+        yield from runs(RIVALS, seed)
     for seed in SEEDS:
-        yield from runs((*PAIR, *CONTROLS, *RIVALS, *VARIED, *arms), STREAMS, seed)
+        yield from runs((*TITLES, *RIVALS), seed, STREAMS)

@@ -1,6 +1,6 @@
 """One run: the product's own learner on a biased stream, then what came of it.
 
-Shapes: C classes.
+Shapes: C classes, N reference images, Q test images, F features.
 """
 
 from __future__ import annotations
@@ -13,22 +13,26 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from benchmarks.memory_policies.arms import Run
-from benchmarks.memory_policies.evaluation import evaluate
-from benchmarks.memory_policies.stream import CLASSES
+from benchmarks.study.arms import Run
+from benchmarks.study.streams import CLASSES, STRIDE, frames
 from memory import WorkingMemory
+from stream_ssl import evaluation
 from stream_ssl.learning.learner import Learner
 from stream_ssl.learning.optimiser import OptimiserSettings
+from stream_ssl.learning.pace import Pace
 from stream_ssl.learning.projector import Projector
 from stream_ssl.learning.randomness import seed_everything
 from stream_ssl.learning.records import StepRecord
 from stream_ssl.learning.views import Views
 from stream_ssl.losses import InfoNCE
-from stream_ssl.methods import MoCo
+from stream_ssl.methods import Method, MoCo
 from stream_ssl.reproduction.data import Images
 from stream_ssl.reproduction.network import ConvNet
 
+CHUNK = 500  # images encoded at a time
+NEIGHBOURS = 20
 EVERY = 20  # steps between two looks at the memory, in the second half of a run
 
 
@@ -69,25 +73,25 @@ def run_once(
     settings: Settings,
     data: Data,
     tick: Callable[[], None] = lambda: None,
-    watching: type[Watch] | None = None,
 ) -> dict[str, Any]:
-    """Train, calling `tick` after each step, and evaluate; the numbers of the run, and those of the
-    watch."""
+    """Train, calling `tick` after each update, and evaluate; the numbers of the run."""
     started = time.monotonic()
     views = study_views()
     learner = build(run, settings, data, views)
-    watch = (watching or Watch)(learner.memory, settings.steps, run.arm.anchors)
+    watch = Watch(learner.memory, settings.steps, run.arm.anchors)
     stop = threading.Event()
     for record in learner.run(stop):
         assert isinstance(record, StepRecord), "a stream out of RAM never waits"
-        watch.look(record)
+        if record.skipped is not None:
+            continue
+        watch.look(record, learner.pace.updates)
         tick()
-        if record.step == settings.steps:
+        if learner.pace.updates == settings.steps:
             stop.set()
     trained = time.monotonic() - started
     found = evaluate(learner.method, views, data.reference, data.test)
     seconds = {"train_s": trained, "evaluate_s": time.monotonic() - started - trained}
-    return {**found, **watch.numbers(), **seconds}
+    return {**found, **watch.numbers(), "frames": learner.samples, **seconds}
 
 
 def study_views() -> Views:
@@ -113,7 +117,7 @@ def build(run: Run, settings: Settings, data: Data, views: Views) -> Learner:
         method,
         memory,
         views,
-        run.shape.stream(data.train, settings.batch, run.seed),
+        frames(run.stream, data.train, settings.batch, run.seed),
         optimiser=OptimiserSettings(learning_rate=settings.learning_rate),
         seed=run.seed,
         threads=settings.threads,
@@ -122,6 +126,8 @@ def build(run: Run, settings: Settings, data: Data, views: Views) -> Learner:
         write_back=run.arm.freshness != "stale",
         draw=run.arm.draw,
         plain_keys=run.arm.plain,
+        novelty=run.arm.novelty,
+        pace=Pace(run.arm.follow / settings.batch, counts="new") if run.arm.follow else None,
     )
 
 
@@ -131,11 +137,9 @@ class Watch:
     def __init__(self, memory: WorkingMemory, steps: int, anchors: str) -> None:
         self._memory, self._steps, self._anchors = memory, steps, anchors
         self._seen: dict[str, list[float]] = {}
-        self._last: StepRecord | None = None
 
-    def look(self, record: StepRecord) -> None:
-        self._last = record
-        if 2 * record.step <= self._steps or (record.step % EVERY and record.step != self._steps):
+    def look(self, record: StepRecord, update: int) -> None:
+        if 2 * update <= self._steps or (update % EVERY and update != self._steps):
             return
         share_C = torch.bincount(self._memory.labels, minlength=CLASSES).double()
         share_C /= share_C.sum()
@@ -146,6 +150,7 @@ class Watch:
         self._note("entropy", float(torch.special.entr(share_C).sum()))
         self._note("dominant", float(share_C[0]))
         self._note("collision", collision)
+        self._note("copies", 1 - distinct(self._memory) / len(self._memory))
         self._note("loss", record.loss)
         self._note("drift", record.diagnostics.get("drift_cosine"))
         self._note("written_back", record.diagnostics.get("written_back_cosine"))
@@ -158,8 +163,41 @@ class Watch:
             "age_p50": stats.age_p50,
             "age_p90": stats.age_p90,
             "effective_classes": stats.effective_classes,
+            "distinct": distinct(self._memory),
         }
 
     def _note(self, name: str, value: float | None) -> None:
         if value is not None:
             self._seen.setdefault(name, []).append(value)
+
+
+def distinct(memory: WorkingMemory) -> int:
+    """How many different images the slots show, whatever was done to them."""
+    return len(torch.unique(memory.ids % STRIDE))
+
+
+def evaluate(method: Method, views: Views, reference: Images, test: Images) -> dict[str, float]:
+    """Accuracy in [0, 1] of each probe, with the labels of `reference`."""
+    feature_NF, feature_QF = (features(method, views, part) for part in (reference, test))
+    label_N, label_Q = (torch.from_numpy(part.label_N) for part in (reference, test))
+    return {
+        "knn": evaluation.knn_accuracy(
+            feature_QF, label_Q, feature_NF, label_N, k=NEIGHBOURS
+        ).accuracy,
+        "linear": linear_probe(feature_NF, label_N, feature_QF, label_Q),
+    }
+
+
+def features(method: Method, views: Views, images: Images) -> Tensor:
+    """The encoder's features [N, F] of images as they are."""
+    image_NCHW = torch.from_numpy(images.image_NHWC).permute(0, 3, 1, 2)
+    return torch.cat(
+        [method.features(views.plain(part)) for part in torch.split(image_NCHW, CHUNK)]
+    )
+
+
+def linear_probe(feature_NF: Tensor, label_N: Tensor, test_QF: Tensor, label_Q: Tensor) -> float:
+    """Accuracy of a logistic regression on frozen features, at its minimum: neither a learning rate
+    nor a seed stands between two encoders."""
+    found = evaluation.linear_probe(feature_NF, label_N, test_QF, label_Q, evaluation.CONVEX)
+    return found.accuracy

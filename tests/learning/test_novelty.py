@@ -1,0 +1,158 @@
+"""What is not new is turned away before it is encoded, and what waits is not lost.
+
+Shapes: B samples.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from learning_world import BATCH, DIM, SIZE, SLOTS, Repeatable, build, differing, steps
+from torch import Tensor
+
+from memory import WorkingMemory
+from memory.descriptors import Embedding, Thumbnail, Weighted
+from memory.eviction import Oldest
+from stream_ssl.batch import Batch
+from stream_ssl.learning.novelty import Novelty
+from stream_ssl.learning.pace import Pace
+
+SHAPE = (1, SIZE, SIZE)
+THRESHOLD = 0.9
+
+
+class Parked(Repeatable):
+    """Most frames show one of two scenes, noised; each fourth sample of a batch is new."""
+
+    def next(self, timeout: float) -> Batch | None:
+        batch = super().next(timeout)
+        if batch is None:
+            return None
+        draw = np.random.default_rng(1)
+        scene_SCHW = draw.integers(0, 256, (2, *SHAPE))
+        noise = np.random.default_rng(self.record).integers(-9, 10, (BATCH, *SHAPE))
+        image_BCHW = np.clip(scene_SCHW[np.arange(BATCH) % 2] + noise, 0, 255).astype(np.uint8)
+        image_BCHW[::4] = batch.images_BCHW[::4]
+        batch.images_BCHW[:] = image_BCHW
+        return batch
+
+
+def tensors(batch: Batch[Any]) -> Batch[Tensor]:
+    return Batch(**{name: torch.from_numpy(column) for name, column in batch.columns().items()})
+
+
+def one_by_one(batches: list[Batch[Tensor]]) -> list[int]:
+    """Ids let through, by a loop over a memory that holds them all."""
+    kept: list[Tensor] = []
+    ids = []
+    for batch in batches:
+        for number, image_CHW in zip(batch.ids_B.tolist(), batch.images_BCHW, strict=True):
+            row_A = Thumbnail(4)(torch.empty(1, 0, dtype=torch.float64), image_CHW[None])[0]
+            if all(float(row_A @ other_A) < THRESHOLD for other_A in kept):
+                kept.append(row_A)
+                ids.append(number)
+    return ids
+
+
+def test_what_is_let_through_is_what_a_loop_lets_through() -> None:
+    memory = WorkingMemory(500, DIM, Oldest(), SHAPE, descriptor=Thumbnail(4))
+    novelty, stream, seen = Novelty(memory, THRESHOLD), Parked(), []
+    let_through, turned_away = [], 0
+    for _ in range(40):
+        batch = tensors(stream.next(0.0))
+        seen.append(batch)
+        new = novelty(batch)
+        turned_away += novelty.turned_away
+        if new is not None:
+            assert len(new) == BATCH
+            let_through += new.ids_B.tolist()
+            z_BD = torch.nn.functional.normalize(torch.randn(BATCH, DIM), dim=1)
+            memory.add(new.ids_B, z_BD, new.images_BCHW, new.labels_B, new.hashes_B)
+    expected = one_by_one(seen)
+    assert let_through + novelty.state()["ids_B"].tolist() == expected
+    assert BATCH < len(expected) < 0.4 * 40 * BATCH
+    assert turned_away == 40 * BATCH - len(expected)
+
+
+def test_what_waits_goes_on_elsewhere_and_passes_once_nothing_is_turned_away() -> None:
+    memory = WorkingMemory(50, DIM, Oldest(), SHAPE, descriptor=Thumbnail(4))
+    novelty, stream = Novelty(memory, THRESHOLD), Parked()
+    batches = [tensors(stream.next(0.0)) for _ in range(3)]
+    assert novelty(batches[0]) is None
+    waiting = novelty.state()
+    assert 0 < len(novelty) == len(waiting["ids_B"]) < BATCH
+    other = Novelty(memory, None)
+    other.load(waiting, torch.device("cpu"))
+    first, second = other(batches[1]), other(batches[2])
+    ids = torch.cat([waiting["ids_B"], batches[1].ids_B, batches[2].ids_B])
+    assert torch.equal(torch.cat([first.ids_B, second.ids_B]), ids[: 2 * BATCH])
+    assert len(other) == len(novelty)
+    assert Novelty(memory, None)(batches[0]) is batches[0]
+
+
+def test_copies_cost_no_encoding_and_updates_follow_the_pace() -> None:
+    encoded = []
+
+    class Counted:
+        def __init__(self, method: Any) -> None:
+            self.plain = method.encode_keys
+
+        def __call__(self, view_BCHW: Tensor) -> Tensor:
+            encoded.append(len(view_BCHW))
+            return self.plain(view_BCHW)
+
+    for counts in ("received", "new"):
+        learner = build(
+            stream=Parked(),
+            anchors="memory",
+            descriptor=Thumbnail(4),
+            novelty=THRESHOLD,
+            pace=Pace(counts=counts),
+        )
+        learner.method.encode_keys = Counted(learner.method)
+        encoded.clear()
+        found = steps(learner, 90)
+        new = sum(r.batch for r in found if not r.replay)
+        away = sum(r.near_copies for r in found)
+        assert new + away <= found[-1].samples < new + away + BATCH
+        assert away > 0.6 * found[-1].samples
+        updates = sum(r.skipped is None for r in found)
+        assert sum(encoded) == new + BATCH * updates  # an update makes keys of what it draws
+        due = (found[-1].samples if counts == "received" else new) // BATCH
+        assert due - updates in (0, 1)  # the last one may not be made yet
+        without = [r for r in found if r.skipped == "novelty"]
+        assert without
+        assert all(r.batch == 0 and r.admission is None for r in without)
+        assert learner.pace.updates <= learner.step
+
+
+def test_a_checkpoint_holds_what_waits() -> None:
+    def make(start: Any = None) -> Any:
+        return build(
+            stream=Parked(*([] if start is None else [start])),
+            anchors="memory",
+            descriptor=Thumbnail(4),
+            novelty=THRESHOLD,
+        )
+
+    whole, first = make(), make()
+    steps(whole, 25)
+    steps(first, 10)
+    captured = first.capture()
+    assert 0 < len(captured.tensors["waiting"]["ids_B"]) < BATCH
+    again = make(first.offset)
+    again.restore(captured)
+    steps(again, 15)
+    assert differing(whole, again) == []
+
+
+@pytest.mark.parametrize("descriptor", [Embedding(), Weighted([Embedding(), Thumbnail(4)])])
+def test_a_descriptor_of_embeddings_is_refused(descriptor: Any) -> None:
+    memory = WorkingMemory(SLOTS, DIM, image_shape=SHAPE, descriptor=descriptor)
+    with pytest.raises(ValueError, match=r"novelty is 0\.9 .* Choose memory.descriptor: Thumbnail"):
+        Novelty(memory, 0.9)
+    with pytest.raises(ValueError, match=r"threshold is 1\.5"):
+        Novelty(WorkingMemory(4, 2, image_shape=SHAPE, descriptor=Thumbnail(2)), 1.5)
