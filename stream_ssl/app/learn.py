@@ -267,12 +267,15 @@ class Observers:
         self._balance, self._drift = Balance(), Drift()
         self._prequential = prequential or Prequential()
         self._held_out = held_out
+        self._new = 0  # samples that wait in the learner
         self._every, self._clock = every, clock
         self._next = clock()
 
     def consume(self, record: StepRecord | Idle) -> None:
         """Take one record."""
         self._metrics.consume(record)
+        if isinstance(record, StepRecord):
+            self._new = record.waiting
         if isinstance(record, StepRecord) and record.batch:
             self._balance.consume(record)
             self._drift.consume(record)
@@ -296,5 +299,5 @@ class Observers:
         self._metrics.observe_balance(self._balance)
         self._metrics.observe_drift(self._drift.shift, self._drift.take_new())
         self._metrics.observe_prequential(self._prequential.read(), self._prequential.take_new())
-        waiting, pending = self._batches.waiting(), self._batches.pending()
+        waiting, pending = self._batches.waiting(), self._batches.pending() + self._new
         self._metrics.observe_journal(waiting, pending, self._reader.corrupt)

@@ -93,7 +93,7 @@ class StepLog:
         self._steps += 1
         self._samples += 0 if record.replay else record.batch
         seconds = self._clock() - self._at
-        if seconds < self._every:
+        if seconds < self._every or record.skipped is not None:
             return
         told = {
             "step": record.step,

@@ -321,6 +321,7 @@ class Learner:
             offset=self.offset,
             rejected=batch.rejected,
             near_copies=near_copies,
+            waiting=len(self._novelty),
             images_BCHW=batch.images_BCHW,
             origins_B=batch.origins_B,
             drawn=result.drawn,

@@ -56,6 +56,7 @@ class StepRecord:
     offset: Offset
     rejected: Mapping[str, int] = field(default_factory=dict)
     near_copies: int = 0
+    waiting: int = 0  # new samples that do not fill a batch yet
     images_BCHW: Tensor | None = None  # uint8
     origins_B: Sequence[Origin | None] | None = None
     drawn: tuple[Tensor, Tensor] | None = None  # int64 [n] each, on the memory's device
