@@ -362,7 +362,7 @@ class Batcher:
     def _begin(self) -> None:
         self._filled = 0
         self._rejected: Counter[str] = Counter()
-        self._origins: list[Origin] = []
+        self._origins: list[Origin | None] = []
         ids_B, hashes_B, labels_B = np.empty((3, self._size), np.int64)
         times_B, received_B = np.empty((2, self._size), np.float64)
         images_BCHW = np.empty(self._shape_BHWC, np.uint8).transpose(0, 3, 1, 2)
