@@ -3,6 +3,7 @@
 from producers.sources.base import Source
 from producers.sources.camera import Camera
 from producers.sources.cifar import CifarBinary
+from producers.sources.crawl import Crawl
 from producers.sources.idx import IdxDataset
 from producers.sources.image_folder import ImageFolder
 from producers.sources.mcap import McapFiles
@@ -15,6 +16,7 @@ from producers.sources.webdataset import WebDataset
 SOURCES: dict[str, type[Source]] = {
     "camera": Camera,
     "cifar": CifarBinary,
+    "crawl": Crawl,
     "idx": IdxDataset,
     "images": ImageFolder,
     "mcap": McapFiles,
@@ -29,6 +31,7 @@ __all__ = [
     "SOURCES",
     "Camera",
     "CifarBinary",
+    "Crawl",
     "IdxDataset",
     "ImageFolder",
     "McapFiles",

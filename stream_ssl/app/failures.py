@@ -28,6 +28,7 @@ EXTRAS = {
     "av": "video",
     **dict.fromkeys(("mcap", "mcap_ros2", "mcap_protobuf"), "mcap"),
     "rosbags": "rosbag",
+    **dict.fromkeys(("httpx", "httpcore", "protego", "pyarrow"), "crawl"),
 }
 """Which extra of the package brings a module."""
 

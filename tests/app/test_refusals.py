@@ -175,6 +175,7 @@ def test_a_log_level_that_is_none_is_refused() -> None:
         ("lmdb", ("receiver", "CONFIG"), "learner,cpu"),
         ("rich", ("status", "runs/x"), "learner,cpu"),
         ("av", ("produce", "video", *SENT, "--source.files", "x.mp4"), "video"),
+        ("protego", ("produce", "crawl", *SENT, "--source.urls", "x.txt"), "crawl"),
         ("mcap_ros2", ("produce", "mcap", *SENT, "--source.files", "x.mcap"), "mcap"),
         ("rosbags", ("produce", "rosbag", *SENT, "--source.files", "x.bag"), "rosbag"),
         ("av", ("produce", "camera", *SENT, "--source.url", "rtsp://x/"), "video"),
@@ -205,12 +206,14 @@ def test_every_extra_is_known() -> None:
     ]
     names = {
         line.partition(">=")[0]
-        for name in ("images", "video", "mcap", "rosbag", "learner", "cpu", "export")
+        for name in ("images", "video", "mcap", "rosbag", "crawl", "learner", "cpu", "export")
         for line in extras[name]
     }
     packages = {"PIL": "pillow", "faiss": "faiss-cpu", "prometheus_client": "prometheus-client"}
     packages |= {"mcap_ros2": "mcap-ros2-support", "mcap_protobuf": "mcap-protobuf-support"}
-    assert {packages.get(module, module) for module in EXTRAS} == names - {"stream-ssl[images]"}
+    assert {packages.get(module, module) for module in EXTRAS} == {
+        name.partition("[")[0] for name in names
+    } - {"stream-ssl"}
 
 
 def test_keys_leaves_none_behind_that_nobody_could_use(

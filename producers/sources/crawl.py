@@ -1,0 +1,253 @@
+"""Images from a list of URLs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import queue
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from producers.sources.base import Facts, Skipped, checked, mark, misfit
+from producers.sources.fields import codec_of, digest, fitting_meta, short_id
+from producers.sources.shards import find_files
+from producers.sources.url_lists import Row, count_rows, read_rows
+from stream_ssl.wire.sample import Position, Sample
+
+if TYPE_CHECKING:
+    from producers.sources.fetch import Fetcher
+
+log = logging.getLogger(__name__)
+
+READY = 64  # images that wait for the sender before no more are fetched
+TICK = 0.2  # seconds between two looks at whether to stop
+
+
+class Crawl:
+    """Images from lists of URLs, fetched many at a time, with respect for their hosts.
+
+    Lists are text (a URL a line), CSV, Parquet or JSON lines. Images are sent as they arrive. A
+    position says which rows of the lists are done: going on fetches each other one, and none twice.
+    Sample ids are the URLs, the same however often one is crawled. What gives no image is counted
+    by reason in `skipped`, and the first ones of each reason are logged.
+
+    Args:
+        urls: paths, globs, or brace expansions such as "part-{000..127}.parquet".
+        column: of CSV, Parquet or JSON lines, that has the URL.
+        label: column with the class, a number; null: none.
+        keep: columns that travel as meta.
+        concurrency: requests at a time.
+        window: how many rows the crawl may be ahead of the oldest that is not done.
+        name: the source's name.
+
+    Raises:
+        FileNotFoundError: a pattern matches no file.
+        ValueError: an argument breaks its rule.
+        ModuleNotFoundError: a library is not installed.
+    """
+
+    def __init__(
+        self,
+        urls: list[str] | str,
+        column: str = "url",
+        label: str | None = None,
+        keep: list[str] | None = None,
+        concurrency: int = 64,
+        window: int = 1024,
+        name: str = "crawl",
+        **fetching: Any,
+    ) -> None:
+        from producers.sources.fetch import Fetcher
+
+        if not 1 <= concurrency <= 1000:
+            raise ValueError(f"concurrency {concurrency}: must lie in [1, 1000]")
+        if not 1 <= window <= 8192:  # else a position would not fit into a packet
+            raise ValueError(f"window {window}: must lie in [1, 8192]")
+        self.name = name
+        self.skipped = Skipped(name)
+        self.fetcher: Fetcher = Fetcher(**fetching)
+        self._files = find_files(urls, "list of URLs")
+        self._column, self._label, self._keep = column, label, keep or []
+        self._concurrency, self._window = concurrency, window
+        self._stopped = threading.Event()
+        for path in self._files:  # whose columns are refused at once
+            next(read_rows(path, column), None)
+        sizes = [f"{path.name} {path.stat().st_size}".encode() for path in self._files]
+        self._facts: Facts = {"source": name, "content": digest(sizes), "column": column}
+
+    def samples(self, position: Position = None) -> Iterator[tuple[Sample, Position]]:
+        """Each sample with the position after it; see `Source`."""
+        first, done = 0, 0
+        if position is not None:
+            at = checked(position, self._facts, self.name)
+            try:
+                first, done = at[0], int(at[1], 16)
+            except (TypeError, ValueError, IndexError, KeyError):
+                first = -1
+            if type(first) is not int or first < 0 or done < 0:
+                raise misfit(self.name, f"{at!r:.80} is no [row, done rows behind it]")
+        return self._crawled(Progress(first, done))
+
+    def stop(self) -> None:
+        """From any thread: `samples` ends, and what is being fetched is given up."""
+        self._stopped.set()
+
+    def _crawled(self, progress: Progress) -> Iterator[tuple[Sample, Position]]:
+        work = Work(self, progress)
+        total = sum(map(count_rows, self._files)) if sys.stderr.isatty() else 0
+        try:
+            with bar(self.name, total) as show:
+                for number, sample in work.results(self._stopped):
+                    work.make_room(progress.finish(number))
+                    show(progress.first, str(self.skipped))
+                    if sample is not None:
+                        yield sample, mark([progress.first, f"{progress.done:x}"], self._facts)
+        finally:
+            work.end()
+        log.info("source %s has done %d URLs; %s", self.name, progress.first, self.skipped)
+
+    def rows(self) -> Iterator[Row]:
+        """Of all lists, one after the other."""
+        return itertools.chain.from_iterable(read_rows(path, self._column) for path in self._files)
+
+    async def crawl(self, row: Row) -> Sample | None:
+        """What a row gives; None: nothing, and `skipped` says why."""
+        from producers.sources.fetch import Skip
+
+        try:
+            data = await self.fetcher.fetch(row.url)
+            codec = codec_of(data)
+            assert codec is not None
+            kept = {name: row.facts[name] for name in self._keep if name in row.facts}
+            label = None if self._label is None else int(row.facts[self._label])
+            return Sample(
+                *(short_id(row.url), data, codec),
+                source=self.name,
+                label=label,
+                meta=fitting_meta(kept),
+            )
+        except Skip as skip:
+            self.skipped.note(skip.reason, row.url or "a row", skip)
+        except (KeyError, ValueError, TypeError) as error:
+            self.skipped.note("bad row", row.url, f"{type(error).__name__}: {error}")
+        except Exception as error:  # one host's answer ends no crawl
+            self.skipped.note("error", row.url, f"{type(error).__name__}: {error}")
+        return None
+
+    async def crawl_all(self, progress: Progress, work: Work) -> None:
+        """Crawl all rows that are not done, and hand over what they give."""
+        first, done = progress.first, progress.done
+        await self.fetcher.open(self._concurrency)
+        room = work.room = asyncio.Semaphore(self._window)
+
+        async def one(number: int, row: Row) -> None:
+            work.put((number, await self.crawl(row)))
+            if work.waiting() >= READY:
+                self.fetcher.flowing.clear()
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for number, row in enumerate(self.rows()):
+                    if number >= first:
+                        await room.acquire()
+                        if not done >> (number - first) & 1:
+                            group.create_task(one(number, row))
+        finally:
+            await self.fetcher.close()
+
+
+class Progress:
+    """Which rows are done: all before `first`, and from there on those whose bits `done` has."""
+
+    def __init__(self, first: int = 0, done: int = 0) -> None:
+        self.first, self.done = first, done
+
+    def finish(self, row: int) -> int:
+        """Mark a row as done; returns by how many rows `first` moves on."""
+        self.done |= 1 << (row - self.first)
+        moved = 0
+        while self.done & 1:
+            self.done >>= 1
+            moved += 1
+        self.first += moved
+        return moved
+
+
+class Work:
+    """A crawl under way, in an event loop of a thread of its own."""
+
+    def __init__(self, crawl: Crawl, progress: Progress) -> None:
+        self.room: asyncio.Semaphore | None = None
+        self._crawl = crawl
+        self._results: queue.SimpleQueue[tuple[int, Sample | None] | Exception | None] = (
+            queue.SimpleQueue()
+        )
+        self.put, self.waiting = self._results.put, self._results.qsize
+        self._loop = asyncio.new_event_loop()
+        self._task = self._loop.create_task(crawl.crawl_all(progress, self))
+        self._thread = threading.Thread(target=self._run, name=f"crawl {crawl.name}", daemon=True)
+        self._thread.start()
+
+    def results(self, stopped: threading.Event) -> Iterator[tuple[int, Sample | None]]:
+        """Number of a row and what it gave, as they come; up to the end, or until stopped."""
+        while not stopped.is_set():
+            try:
+                result = self._results.get(timeout=TICK)
+            except queue.Empty:
+                continue
+            if result is None:
+                return
+            if isinstance(result, Exception):
+                raise result
+            if self.waiting() == READY // 2:
+                self._soon(self._crawl.fetcher.flowing.set)
+            yield result
+
+    def make_room(self, rows: int) -> None:
+        """Let the crawl go on by so many rows."""
+        if rows:
+            self._soon(self._release, rows)
+
+    def end(self) -> None:
+        """Give up what is under way."""
+        self._soon(self._task.cancel)
+        self._thread.join()
+
+    def _soon(self, callback: Callable[..., object], *arguments: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(callback, *arguments)
+
+    def _release(self, rows: int) -> None:
+        assert self.room is not None
+        for _ in range(rows):
+            self.room.release()
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_until_complete(self._task)
+            self.put(None)
+        except asyncio.CancelledError:
+            self.put(None)
+        except Exception as error:
+            self.put(error)
+        finally:
+            self._loop.close()
+
+
+@contextlib.contextmanager
+def bar(name: str, total: int) -> Iterator[Callable[[int, str], None]]:
+    """Shows progress at a terminal: rows that are done, and what was left out."""
+    if not sys.stderr.isatty():
+        yield lambda _done, _left_out: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), "{task.description}")
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task(name, total=total)
+        yield lambda done, out: progress.update(task, completed=done, description=out)

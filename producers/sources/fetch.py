@@ -1,0 +1,425 @@
+"""Images over HTTP, politely and safely: what one URL gives, or why it gives nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import email.utils
+import ipaddress
+import random
+import socket
+import ssl
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpcore
+import httpx
+from protego import Protego
+
+from producers.sources.fields import codec_of
+
+ROBOTS_BYTES = 512 * 1024  # RFC 9309 asks for 500 KiB at least
+ROBOTS_SECONDS = 24 * 3600.0  # RFC 9309: no copy of robots.txt is used for longer
+HEAD_BYTES = 16  # by which a codec is known
+MAX_HOSTS = 20_000  # remembered at a time
+REDIRECTS = {301, 302, 303, 307, 308}
+BUSY = {429, 503}
+PASSING = {"unreachable", "too slow"}
+UNSAFE = {"private address", "unresolved host", "bad URL"}
+RETRY_SECONDS = 600.0  # before a robots.txt that could not be had is asked for again
+OPT_OUTS = {"noai", "noimageai"}
+
+
+class Skip(Exception):
+    """A URL gives no image: the reason under which it is counted, and the details."""
+
+    def __init__(self, reason: str, why: str) -> None:
+        super().__init__(why)
+        self.reason = reason
+
+
+@dataclass
+class Host:
+    """What is known of an origin, such as https://a.example:8443."""
+
+    turns: asyncio.Semaphore
+    robots: asyncio.Task[Protego | None] | None = None
+    robots_at: float = 0.0
+    next_start: float = 0.0  # by the loop's clock
+    users: int = 0
+
+
+@dataclass
+class Response:
+    """A response, its body as far as it was wanted."""
+
+    status: int
+    headers: list[tuple[str, str]]
+    body: bytes = field(default=b"", repr=False)
+
+    def header(self, name: str) -> str:
+        """The header's value, or an empty text."""
+        return next((value for key, value in self.headers if key == name), "")
+
+
+class GuardedBackend(httpcore.AsyncNetworkBackend):
+    """Connects to public addresses alone, and to those that were checked.
+
+    A name is resolved once for each connection, and the connection goes to the address that was
+    looked at: a name that resolves otherwise the next moment (DNS rebinding) gains nothing.
+    """
+
+    def __init__(self, allowed: Iterable[str]) -> None:
+        self._allowed = [ipaddress.ip_network(network) for network in allowed]
+        self._inner = httpcore.AnyIOBackend()
+        self.resolve: Callable[[str, int], Awaitable[list[str]]] = resolve
+
+    def check(self, host: str, address: str) -> None:
+        """Raises Skip for an address that is not public and not allowed."""
+        ip = ipaddress.ip_address(address.partition("%")[0])
+        if isinstance(ip, ipaddress.IPv6Address):
+            # An IPv4 address in IPv6's clothes (mapped, 6to4, NAT64) is judged as what it is.
+            inner = ip.ipv4_mapped or ip.sixtofour
+            if inner is None and ip in ipaddress.ip_network("64:ff9b::/96"):
+                inner = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
+            ip = inner or ip
+        if any(ip in network for network in self._allowed if network.version == ip.version):
+            return
+        if not ip.is_global or ip.is_multicast:
+            raise Skip("private address", f"{host} is at {address}")
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Any = None,
+    ) -> httpcore.AsyncNetworkStream:
+        """A connection to the first of the host's addresses that answers; all must be public."""
+        addresses = await self.resolve(host, port)
+        for address in addresses:
+            self.check(host, address)
+        failed: Exception = httpcore.ConnectError(f"{host} has no address")
+        for address in addresses[:4]:
+            try:
+                return await self._inner.connect_tcp(
+                    address, port, timeout, local_address, socket_options
+                )
+            except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
+                failed = error
+        raise failed
+
+    async def sleep(self, seconds: float) -> None:
+        """Part of httpcore's interface."""
+        await asyncio.sleep(seconds)
+
+
+async def resolve(host: str, port: int) -> list[str]:
+    """The addresses of a host, by the system's resolver."""
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[list[str]] = loop.create_future()
+
+    def tell(found: list[str], error: OSError | None) -> None:
+        if not answer.done():
+            answer.set_result(found) if error is None else answer.set_exception(
+                Skip("unresolved host", f"{host}: {error.strerror}")
+            )
+
+    def ask() -> None:
+        found, failed = [], None
+        try:
+            named = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            found = list(dict.fromkeys(str(address[0]) for *_, address in named))
+        except (OSError, UnicodeError) as error:
+            failed = error if isinstance(error, OSError) else OSError(0, str(error))
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(tell, found, failed)
+
+    # A daemon thread, unlike the loop's own: a resolver that does not answer must not delay exits.
+    threading.Thread(target=ask, name=f"resolve {host}", daemon=True).start()
+    return await answer
+
+
+class Fetcher:
+    """Fetches images, with respect for robots.txt, crawl delays and opt-outs.
+
+    Before a URL is fetched its host's robots.txt is; a host whose robots.txt cannot be had (5xx,
+    no answer) is left alone, as RFC 9309 says. Responses that say `X-Robots-Tag: noai` or
+    `noimageai` are left out. 429 and 503 are waited for, as Retry-After says, and tried again.
+    Hosts are resolved once for each connection, and private, loopback, link-local and other
+    non-public addresses refused, also behind redirects.
+
+    Args:
+        agent: names this crawler to hosts and in robots.txt, best with an address to write to:
+            "my-crawler (+https://...)".
+        per_host: requests to one host at a time.
+        delay: seconds between the starts of two requests to one host; robots.txt may ask for more.
+        max_bytes: of an image; no more is read.
+        seconds: for one request, from its start to its last byte.
+        redirects: that are followed for one URL.
+        retries: of a URL whose host is busy or does not answer.
+        max_wait: seconds; a host that wants more patience is given up.
+        robots: whether robots.txt and X-Robots-Tag are respected.
+        allow_networks: addresses that may be fetched from though they are not public, such as
+            10.0.0.0/8.
+        authorities: file of certificates to trust instead of the usual ones; null: the usual ones.
+
+    Raises:
+        ValueError: an argument breaks its rule.
+    """
+
+    def __init__(
+        self,
+        agent: str = "stream-ssl",
+        per_host: int = 4,
+        delay: float = 0.0,
+        max_bytes: int = 8_000_000,
+        seconds: float = 30.0,
+        redirects: int = 5,
+        retries: int = 2,
+        max_wait: float = 120.0,
+        robots: bool = True,
+        allow_networks: list[str] | None = None,
+        authorities: Path | None = None,
+    ) -> None:
+        for what, value, least in (
+            ("per_host", per_host, 1),
+            ("delay", delay, 0),
+            ("max_bytes", max_bytes, 1),
+            ("redirects", redirects, 0),
+            ("retries", retries, 0),
+            ("max_wait", max_wait, 0),
+        ):
+            if value < least:
+                raise ValueError(f"{what} {value}: must be {least} or more")
+        if not seconds > 0:
+            raise ValueError(f"seconds {seconds}: must be above 0")
+        if not agent.isascii() or not agent.isprintable() or not agent.strip():
+            raise ValueError(f"agent {agent!r}: must be printable ASCII")
+        self.backend = GuardedBackend(allow_networks or [])
+        self._agent, self._per_host, self._delay = agent, per_host, delay
+        self._token = agent.split()[0].partition("/")[0].lower()
+        self._max_bytes, self._seconds, self._redirects = max_bytes, seconds, redirects
+        self._retries, self._max_wait, self._robots = retries, max_wait, robots
+        self._hosts: dict[str, Host] = {}
+        self._trust = ssl.create_default_context(cafile=authorities) if authorities else None
+        self._pool: httpcore.AsyncConnectionPool
+
+    async def open(self, connections: int) -> None:
+        """In the loop that fetches: make ready for so many requests at a time."""
+        self._slots = asyncio.Semaphore(connections)
+        self.flowing = asyncio.Event()  # cleared, no request starts
+        self.flowing.set()
+        self._pool = httpcore.AsyncConnectionPool(
+            ssl_context=self._trust or httpcore.default_ssl_context(),
+            max_connections=connections,
+            max_keepalive_connections=connections,
+            keepalive_expiry=15.0,
+            http2=True,
+            network_backend=self.backend,
+        )
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._pool.aclose()
+
+    async def fetch(self, url: str) -> bytes:
+        """The bytes of an image.
+
+        Raises:
+            Skip: there is none to be had.
+        """
+        here = parsed(url)
+        for _ in range(self._redirects + 1):
+            response = await self._patiently(here)
+            if response.status not in REDIRECTS:
+                return response.body
+            here = parsed(response.header("location"), here)
+        raise Skip("redirects", f"more than {self._redirects}, the last to {str(here)[:200]}")
+
+    async def _patiently(self, url: httpx.URL) -> Response:
+        """The response, once the host's turn, its robots.txt and its being busy allow."""
+        async with self._turn(url) as host:
+            rules = await self._rules(host, url)
+            if rules is not None and not rules.can_fetch(str(url), self._agent):
+                raise Skip("robots.txt", f"{url.host} does not want it fetched")
+            delay = max(self._delay, (rules and rules.crawl_delay(self._agent)) or 0.0)
+            if delay > self._max_wait:
+                raise Skip("busy", f"{url.host} asks for {delay:g} s between two requests")
+            for attempt in range(self._retries + 1):
+                await self._start(host, delay)
+                try:
+                    response = await self._request(url, self._max_bytes)
+                except Skip as skip:
+                    if skip.reason not in PASSING:
+                        raise
+                    wait, failure = pause(attempt), skip
+                else:
+                    if response.status not in BUSY:
+                        return self._checked(response)
+                    wait = retry_after(response.header("retry-after"), pause(attempt))
+                    failure = Skip("busy", f"HTTP {response.status}, wait {wait:.0f} s")
+                if wait > self._max_wait:
+                    raise failure
+                host.next_start = max(host.next_start, asyncio.get_running_loop().time() + wait)
+            raise failure
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, url: httpx.URL) -> AsyncIterator[Host]:
+        """One of a host's `per_host` turns."""
+        origin = str(url.copy_with(raw_path=b"/", userinfo=b"", fragment=None))
+        if origin not in self._hosts and len(self._hosts) >= MAX_HOSTS:
+            self._hosts = {name: host for name, host in self._hosts.items() if host.users}
+        host = self._hosts.setdefault(origin, Host(asyncio.Semaphore(self._per_host)))
+        host.users += 1
+        try:
+            async with host.turns:
+                yield host
+        finally:
+            host.users -= 1
+
+    async def _start(self, host: Host, delay: float) -> None:
+        """Wait until a request to the host may start."""
+        loop = asyncio.get_running_loop()
+        while (rest := host.next_start - loop.time()) > 0:
+            await asyncio.sleep(rest)
+        host.next_start = loop.time() + delay
+
+    async def _rules(self, host: Host, url: httpx.URL) -> Protego | None:
+        """What the host's robots.txt says; None: nothing."""
+        if not self._robots:
+            return None
+        age = time.monotonic() - host.robots_at
+        failed = host.robots is not None and host.robots.done() and host.robots.exception()
+        if host.robots is None or age > (RETRY_SECONDS if failed else ROBOTS_SECONDS):
+            host.robots_at = time.monotonic()
+            host.robots = asyncio.ensure_future(self._read_robots(url))
+        return await asyncio.shield(host.robots)
+
+    async def _read_robots(self, url: httpx.URL) -> Protego | None:
+        here = url.copy_with(raw_path=b"/robots.txt", fragment=None)
+        for _ in range(5):
+            try:
+                response = await self._request(here, ROBOTS_BYTES, image=False)
+            except Skip as skip:
+                reason = skip.reason if skip.reason in UNSAFE else "no robots.txt"
+                raise Skip(reason, f"{url.host}: {skip}") from skip
+            if response.status in REDIRECTS:
+                here = parsed(response.header("location"), here)
+                continue
+            if response.status >= 500 or response.status in BUSY:
+                raise Skip("no robots.txt", f"{url.host}: HTTP {response.status}")
+            if response.status != 200:
+                return None
+            return Protego.parse(response.body.decode(errors="replace"))
+        return None
+
+    async def _request(self, url: httpx.URL, limit: int, image: bool = True) -> Response:
+        """One request, and as much of its answer as may be an image of `limit` bytes.
+
+        Raises:
+            Skip: no answer, or one that is too long or too slow.
+        """
+        target = str(url.copy_with(fragment=None, userinfo=b""))
+        headers = {
+            "host": url.netloc.decode(),
+            "user-agent": self._agent,
+            "accept-encoding": "identity",
+        }
+        try:
+            async with self._slots:
+                await self.flowing.wait()
+                async with (
+                    asyncio.timeout(self._seconds),
+                    self._pool.stream("GET", target, headers=list(headers.items())) as answer,
+                ):
+                    named = [(k.decode().lower(), v.decode("latin-1")) for k, v in answer.headers]
+                    response = Response(answer.status, named)
+                    if answer.status == 200:
+                        response.body = await body(answer, limit, image)
+                    return response
+        except TimeoutError:
+            raise Skip("too slow", f"not there after {self._seconds:g} s") from None
+        except (httpcore.NetworkError, httpcore.TimeoutException, OSError) as error:
+            raise Skip("unreachable", str(error) or type(error).__name__) from error
+        except (httpcore.ProtocolError, httpcore.UnsupportedProtocol, ValueError) as error:
+            raise Skip("no HTTP", str(error) or type(error).__name__) from error
+
+    def _checked(self, response: Response) -> Response:
+        if response.status in REDIRECTS:
+            return response
+        if response.status != 200:
+            raise Skip(f"HTTP {response.status}", "no image")
+        if self._robots and (said := opted_out(response.headers, self._token)):
+            raise Skip("X-Robots-Tag", said)
+        return response
+
+
+async def body(answer: httpcore.Response, limit: int, image: bool) -> bytes:
+    """All of a response, unless its beginning is no image's or it is too long.
+
+    Raises:
+        Skip: so it is.
+    """
+    parts, size, known = [], 0, not image
+    async for part in answer.aiter_stream():
+        parts.append(part)
+        size += len(part)
+        if size > limit:
+            raise Skip("too large", f"more than {limit} bytes")
+        if not known and size >= HEAD_BYTES:
+            known = codec_of(b"".join(parts)) is not None
+            if not known:
+                break
+    whole = b"".join(parts)
+    if image and codec_of(whole) is None:
+        raise Skip("no image", f"it begins with {whole[:HEAD_BYTES]!r}: no JPEG, PNG or WebP")
+    return whole
+
+
+def parsed(url: str, base: httpx.URL | None = None) -> httpx.URL:
+    """The URL, relative to another where there is one.
+
+    Raises:
+        Skip: it is none of http or https.
+    """
+    try:
+        found = httpx.URL(url) if base is None else base.join(url)
+    except (httpx.InvalidURL, ValueError, TypeError) as error:
+        raise Skip("bad URL", f"{error}") from error
+    if found.scheme not in ("http", "https") or not found.host or not url:
+        raise Skip("bad URL", "must be http://HOST/... or https://HOST/...")
+    return found
+
+
+def opted_out(headers: list[tuple[str, str]], agent: str) -> str:
+    """The X-Robots-Tag that forbids learning from the image, for all or this agent; else empty."""
+    for name, value in headers:
+        if name != "x-robots-tag":
+            continue
+        whom = ""
+        for rule in value.lower().split(","):
+            before, colon, after = rule.rpartition(":")
+            whom = before.strip() if colon else whom
+            if after.strip() in OPT_OUTS and whom in ("", "*", agent):
+                return value[:200]
+    return ""
+
+
+def retry_after(value: str, otherwise: float) -> float:
+    """Seconds, from a number or a date."""
+    with contextlib.suppress(ValueError, OverflowError):
+        return max(0.0, float(value))
+    with contextlib.suppress(ValueError, TypeError, OverflowError):
+        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
+    return otherwise
+
+
+def pause(attempt: int) -> float:
+    """Seconds before another attempt: 1, 2, 4, ..., and chance."""
+    return float(2**attempt * random.uniform(0.5, 1.0))

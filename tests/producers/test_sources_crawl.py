@@ -1,0 +1,364 @@
+"""Crawls of a small web on loopback: what is fetched, what is respected, what is refused."""
+
+import asyncio
+import itertools
+import json
+import logging
+import threading
+import time
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+from source_files import encoded, pixels
+from web import web
+
+from producers.sources import Crawl
+
+PNG = [encoded(image) for image in pixels(12, 6, 5, 3)]
+
+
+async def image(request):
+    await request.send(PNG[int(request.path[1:].partition(".")[0]) % 12])
+
+
+def robots(text, **headers):
+    async def answer(request):
+        await request.send(text.encode(), **headers)
+
+    return answer
+
+
+def crawl(served, folder, urls, resolve=None, **settings):
+    """A crawl of URLs in which PORT is the web's; every host is on loopback."""
+    path = folder / "urls.txt"
+    path.write_text("".join(f"{url}\n".replace("PORT", str(served.port)) for url in urls))
+    settings = {"allow_networks": ["127.0.0.0/8"], "retries": 0} | settings
+    source = Crawl(str(path), **settings)
+
+    async def here(_host, _port):
+        return ["127.0.0.1"]
+
+    source.fetcher.backend.resolve = resolve or here
+    return source
+
+
+def good(count, host="good.test"):
+    return [f"http://{host}:PORT/{n}.png" for n in range(count)]
+
+
+def paths(samples):
+    return [sample.id.rpartition("/")[2] for sample, _ in samples]
+
+
+@pytest.fixture
+def served():
+    with web() as running:
+        running.answers["good.test/*"] = image
+        running.answers["/robots.txt"] = robots("")
+        yield running
+
+
+def test_every_url_is_fetched_once(served, tmp_path, caplog):
+    urls = [*good(40), "# a comment", "", *good(5, "other.test")]
+    served.answers["other.test/*"] = image
+    source = crawl(served, tmp_path, urls, agent="mine/2 (+https://me.example)", per_host=8)
+    with caplog.at_level(logging.INFO):
+        samples = [sample for sample, _ in source.samples()]
+    assert len(samples) == 45
+    assert len({sample.id for sample in samples}) == 45
+    for sample in samples:
+        assert sample.data == PNG[int(sample.id.rpartition("/")[2].removesuffix(".png")) % 12]
+        assert sample.codec == "png"
+    assert sorted(served.asked) == sorted(
+        [f"good.test/{n}.png" for n in range(40)]
+        + [f"other.test/{n}.png" for n in range(5)]
+        + ["good.test/robots.txt", "other.test/robots.txt"]
+    )
+    assert served.agents == {"mine/2 (+https://me.example)"}
+    assert "has done 45 URLs; left out: nothing" in caplog.text
+
+
+@pytest.mark.parametrize("concurrency", [1, 16])
+def test_going_on_fetches_what_is_not_done(served, tmp_path, concurrency):
+    urls = [url for n, url in enumerate(good(60)) if n % 7] + [
+        f"http://gone.test:PORT/{n}" for n in range(9)
+    ]
+    settings = {"concurrency": concurrency, "window": 24, "per_host": 16}
+    stream = list(crawl(served, tmp_path, urls, **settings).samples())
+    assert len(stream) == 51
+    for at in (0, 7, 20, 49, 50):
+        position = json.loads(json.dumps(stream[at][1]))
+        again = crawl(served, tmp_path, urls, **settings).samples(position)
+        rest = [sample.id for sample, _ in again]
+        before = [sample.id for sample, _ in stream[: at + 1]]
+        assert sorted(before + rest) == sorted(sample.id for sample, _ in stream)
+
+
+def test_lists_of_every_kind(served, tmp_path):
+    url = f"http://good.test:{served.port}/"
+    rows = [{"url": f"{url}{n}.png", "class": n % 3, "caption": f"no. {n}"} for n in range(4)]
+    (tmp_path / "a.csv").write_text(
+        "caption,class,url\n" + "".join(f"{r['caption']},{r['class']},{r['url']}\n" for r in rows)
+    )
+    (tmp_path / "b.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "c.parquet")
+    for name in ("a.csv", "b.jsonl", "c.parquet"):
+        source = crawl(served, tmp_path, [], label="class", keep=["caption"])
+        listed = Crawl(
+            str(tmp_path / name), label="class", keep=["caption"], allow_networks=["127.0.0.0/8"]
+        )
+        listed.fetcher.backend.resolve = source.fetcher.backend.resolve
+        samples = sorted((sample for sample, _ in listed.samples()), key=lambda one: one.id)
+        assert [sample.label for sample in samples] == [0, 1, 2, 0]
+        assert samples[3].meta == {"caption": "no. 3"}
+        if name != "b.jsonl":
+            with pytest.raises(ValueError, match="has no column 'link'; it has "):
+                Crawl(str(tmp_path / name), column="link")
+
+
+def test_robots_txt_is_obeyed(served, tmp_path, caplog):
+    served.answers["/robots.txt"] = robots("User-agent: stream-ssl\nDisallow: /3\n")
+    served.answers["down.test/robots.txt"] = robots("", status=500)
+    source = crawl(served, tmp_path, [*good(5), *good(2, "down.test")])
+    assert sorted(paths(source.samples())) == ["0.png", "1.png", "2.png", "4.png"]
+    assert source.skipped.by_reason == {"robots.txt": 1, "no robots.txt": 2}
+    assert served.asked.count("down.test/robots.txt") == 1
+    source = crawl(served, tmp_path, good(5), robots=False)
+    assert len(paths(source.samples())) == 5
+
+
+def test_the_crawl_delay_lies_between_requests(served, tmp_path):
+    served.answers["/robots.txt"] = robots("User-agent: *\nCrawl-delay: 0.1\n")
+    times = []
+
+    async def timed(request):
+        times.append(time.monotonic())
+        await image(request)
+
+    served.answers["good.test/*"] = timed
+    assert len(paths(crawl(served, tmp_path, good(4)).samples())) == 4
+    assert min(b - a for a, b in itertools.pairwise(times)) > 0.05
+    assert times[-1] - times[0] > 0.28
+    served.answers["/robots.txt"] = robots("User-agent: *\nCrawl-delay: 9999\n")
+    source = crawl(served, tmp_path, good(2))
+    assert paths(source.samples()) == []
+    assert source.skipped.by_reason == {"busy": 2}
+
+
+@pytest.mark.parametrize(
+    ("tag", "sent"),
+    [
+        ("noai", 0),
+        ("noindex, noimageai", 0),
+        ("stream-ssl: noai", 0),
+        ("other: noai", 1),
+        ("other: noindex, noai", 1),
+        ("noindex", 1),
+    ],
+)
+def test_opt_outs_are_respected(served, tmp_path, tag, sent):
+    async def tagged(request):
+        await request.send(PNG[0], X_Robots_Tag=tag)
+
+    served.answers["good.test/*"] = tagged
+    source = crawl(served, tmp_path, good(1))
+    assert len(paths(source.samples())) == sent
+    assert source.skipped.by_reason == ({} if sent else {"X-Robots-Tag": 1})
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_busy_host_is_waited_for(served, tmp_path, status):
+    async def busy(request):
+        first = served.asked.count("good.test" + request.path) == 1
+        if request.path == "/1.png" and first:
+            await request.send(status=status, Retry_After="0.05")
+        elif request.path == "/2.png":
+            await request.send(status=status, Retry_After="9999")
+        else:
+            await image(request)
+
+    served.answers["good.test/*"] = busy
+    source = crawl(served, tmp_path, good(4), retries=1)
+    assert sorted(paths(source.samples())) == ["0.png", "1.png", "3.png"]
+    assert source.skipped.by_reason == {"busy": 1}
+
+
+async def slow(request):
+    await request.raw(b"HTTP/1.1 200 X\r\ncontent-length: 1000\r\n\r\n\x89PNG")
+    await asyncio.sleep(60)
+
+
+async def endless(request):
+    await request.raw(b"HTTP/1.1 200 X\r\n\r\n" + PNG[0])
+    while True:
+        await request.raw(bytes(65536))
+
+
+async def cut(request):
+    await request.raw(b"HTTP/1.1 200 X\r\ncontent-length: 999999\r\n\r\n" + PNG[0])
+    request.writer.close()
+
+
+async def silent(request):
+    request.writer.close()
+
+
+def page(body=b"", **more):
+    async def answer(request):
+        await request.send(body, **more)
+
+    return answer
+
+
+HOSTILE = {
+    "slow": (slow, "too slow"),
+    "endless": (endless, "too large"),
+    "announces too much": (page(b"", content_length="9999999999"), "no HTTP"),
+    "cut": (cut, "no HTTP"),
+    "silent": (silent, "no HTTP"),
+    "no HTTP": (lambda request: request.raw(b"SSH-2.0-x\r\n\r\n"), "no HTTP"),
+    "huge headers": (
+        lambda request: request.raw(b"HTTP/1.1 200 X\r\n" + b"a: b\r\n" * 99999),
+        "no HTTP",
+    ),
+    "a page that says it is an image": (page(b"<html>" * 99, content_type="image/png"), "no image"),
+    "empty": (page(), "no image"),
+    "gzip": (page(b"\x1f\x8b" + b"x" * 99, content_encoding="gzip"), "no image"),
+    "gone": (page(status=404), "HTTP 404"),
+    "a loop": (page(status=302, location="/x"), "redirects"),
+    "to a file": (page(status=301, location="file:///etc/passwd"), "bad URL"),
+    "to nowhere": (page(status=301), "bad URL"),
+    "to a private host": (page(status=302, location="http://10.1.2.3/x"), "private address"),
+    "to the cloud's metadata": (
+        page(status=307, location="http://169.254.169.254/"),
+        "private address",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_hostile_host_takes_no_other_with_it(served, tmp_path, caplog, kind):
+    answer, reason = HOSTILE[kind]
+    served.answers["/x"] = answer
+
+    async def resolve(host, _port):
+        return [host] if host[0].isdigit() else ["127.0.0.1"]
+
+    urls = [*good(2), "http://bad.test:PORT/x", *good(4)[2:]]
+    source = crawl(served, tmp_path, urls, resolve, seconds=1, max_bytes=100_000, max_wait=0)
+    assert sorted(paths(source.samples())) == [f"{n}.png" for n in range(4)]
+    assert source.skipped.by_reason == {reason: 1}
+    assert f"left out http://bad.test:{served.port}/x: " in caplog.text
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("no url", "ftp://good.test/1.png", "http://", "http:///1.png", "http://[::1/x"),
+        *("http://a b/", "http://" + "a" * 300 + ".test/", "https://good.test:99999/1"),
+    ],
+)
+def test_a_bad_url_takes_no_other_with_it(served, tmp_path, url):
+    source = crawl(served, tmp_path, [*good(1), url], resolve=None)
+    assert paths(source.samples()) == ["0.png"]
+    assert source.skipped.by_reason.total() == 1
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("127.0.0.1", "10.0.0.1", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1"),
+        *("0.0.0.0", "224.0.0.1", "255.255.255.255", "::1", "::", "fe80::1%eth0", "fc00::1"),
+        *("::ffff:127.0.0.1", "64:ff9b::7f00:1", "2002:7f00:1::"),
+    ],
+)
+def test_addresses_that_are_not_public_are_refused(served, tmp_path, address):
+    async def resolve(_host, _port):
+        return ["93.184.216.34", address]  # one bad address is enough
+
+    source = crawl(served, tmp_path, good(1), resolve, allow_networks=[], robots=False)
+    assert paths(source.samples()) == []
+    assert source.skipped.by_reason == {"private address": 1}
+    assert served.asked == []
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "2130706433", "0x7f.1", "[::1]"])
+def test_names_of_this_machine_are_refused(served, tmp_path, host):
+    source = crawl(served, tmp_path, [f"http://{host}:PORT/1.png"], allow_networks=[])
+    source.fetcher.backend.resolve = Crawl(str(tmp_path / "urls.txt")).fetcher.backend.resolve
+    assert paths(source.samples()) == []
+    assert source.skipped.by_reason in ({"no robots.txt": 1}, {"private address": 1})
+    assert served.asked == []
+
+
+def test_a_name_that_is_rebound_gains_nothing(served, tmp_path):
+    """The second answer of its name server is this machine: the first one was checked."""
+    answers = iter([["127.0.0.1"], ["192.168.0.9"], ["127.0.0.1"], ["192.168.0.9"]])
+
+    async def resolve(_host, _port):
+        return next(answers)
+
+    async def close(request):
+        await request.send(PNG[0], connection="close")
+        request.writer.close()
+
+    served.answers["good.test/*"] = close
+    source = crawl(served, tmp_path, good(2), resolve, robots=False, concurrency=1, per_host=1)
+    assert paths(source.samples()) == ["0.png"]
+    assert source.skipped.by_reason == {"private address": 1}
+
+
+def test_stop_ends_a_crawl_that_waits(served, tmp_path):
+    served.answers["good.test/*"] = slow
+    source = crawl(served, tmp_path, good(9), seconds=60)
+    ended = threading.Thread(target=list, args=(source.samples(),))
+    ended.start()
+    deadline = time.monotonic() + 10
+    while not any("png" in path for path in served.asked):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    source.stop()
+    ended.join(5)
+    assert not ended.is_alive()
+
+
+def test_a_slow_sender_holds_the_crawl_back(served, tmp_path):
+    source = crawl(served, tmp_path, good(400), concurrency=8, per_host=8, robots=False)
+    stream = source.samples()
+    next(stream)
+    deadline, before = time.monotonic() + 10, -1
+    while len(served.asked) != before:  # until nothing more is asked for
+        before = len(served.asked)
+        assert time.monotonic() < deadline
+        time.sleep(0.3)
+    assert before <= 64 + 2 * 8 + 1
+    assert len(list(stream)) == 399
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"concurrency": 0}, "concurrency 0"),
+        ({"window": 9000}, "window 9000"),
+        ({"per_host": 0}, "per_host 0"),
+        ({"seconds": 0}, "seconds 0"),
+        ({"agent": "a\nb"}, "must be printable ASCII"),
+        ({"allow_networks": ["10.0.0.1/8"]}, "host bits set"),
+    ],
+)
+def test_wrong_arguments_are_named(served, tmp_path, settings, message):
+    with pytest.raises(ValueError, match=message):
+        crawl(served, tmp_path, [], **settings)
+
+
+def test_another_lists_position_is_refused(served, tmp_path):
+    source = crawl(served, tmp_path, good(5))
+    (*_, (_, position)) = source.samples()
+    with pytest.raises(ValueError, match="source was 'crawl' and is 'another'"):
+        crawl(served, tmp_path, good(5), name="another").samples(position)
+    with pytest.raises(ValueError, match="content was"):
+        crawl(served, tmp_path, good(6)).samples(position)
+    for broken in (17, [], {}, position | {"at": [-1, "0"]}, position | {"at": [0, "x"]}):
+        with pytest.raises(ValueError, match="position does not fit"):
+            crawl(served, tmp_path, good(5)).samples(broken)

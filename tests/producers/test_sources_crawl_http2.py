@@ -1,0 +1,89 @@
+"""A crawl over TLS: HTTP/2 where the host offers it, and certificates are checked."""
+
+import asyncio
+import ssl
+import threading
+
+import h2.config
+import h2.connection
+import h2.events
+import pytest
+import trustme
+from source_files import encoded, pixels
+
+from producers.sources import Crawl
+
+PNG = encoded(pixels(1, 64, 64, 3)[0])
+
+
+class Host(asyncio.Protocol):
+    """Answers each stream of HTTP/2 with the image, and /robots.txt with 404."""
+
+    streams = 0
+    connections = 0
+
+    def connection_made(self, transport):
+        Host.connections += 1
+        self.transport = transport
+        self.http = h2.connection.H2Connection(h2.config.H2Configuration(client_side=False))
+        self.http.initiate_connection()
+        transport.write(self.http.data_to_send())
+
+    def data_received(self, data):
+        for event in self.http.receive_data(data):
+            if isinstance(event, h2.events.RequestReceived):
+                Host.streams += 1
+                path = dict(event.headers)[b":path"]
+                status = "404" if path == b"/robots.txt" else "200"
+                self.http.send_headers(event.stream_id, [(":status", status)])
+                self.http.send_data(event.stream_id, PNG, end_stream=True)
+        self.transport.write(self.http.data_to_send())
+
+
+@pytest.fixture
+def host(tmp_path):
+    """Port of a host that speaks nothing but HTTP/2 over TLS, and a file of its authority."""
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "authority.pem")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert("good.test").configure_cert(context)
+    context.set_alpn_protocols(["h2"])
+    loop = asyncio.new_event_loop()
+    server = loop.run_until_complete(loop.create_server(Host, "127.0.0.1", 0, ssl=context))
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    Host.streams = Host.connections = 0
+    yield server.sockets[0].getsockname()[1], tmp_path / "authority.pem"
+    loop.call_soon_threadsafe(server.close)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+
+
+def crawl(tmp_path, port, name, **settings):
+    path = tmp_path / "urls.txt"
+    path.write_text("".join(f"https://{name}:{port}/{n}\n" for n in range(20)))
+    source = Crawl(str(path), allow_networks=["127.0.0.0/8"], retries=0, **settings)
+
+    async def here(_host, _port):
+        return ["127.0.0.1"]
+
+    source.fetcher.backend.resolve = here
+    return source
+
+
+def test_requests_share_a_connection(tmp_path, host):
+    port, authority = host
+    source = crawl(tmp_path, port, "good.test", authorities=authority, per_host=8)
+    assert [sample.data for sample, _ in source.samples()] == [PNG] * 20
+    assert Host.streams == 21
+    assert Host.connections <= 2
+
+
+@pytest.mark.parametrize(("name", "trusted"), [("other.test", True), ("good.test", False)])
+def test_a_certificate_must_be_the_hosts_and_known(tmp_path, host, name, trusted):
+    port, authority = host
+    source = crawl(tmp_path, port, name, authorities=authority if trusted else None)
+    assert list(source.samples()) == []
+    assert source.skipped.by_reason == {"no robots.txt": 20}
+    assert Host.streams == 0
