@@ -24,6 +24,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from stream_ssl import __version__
+from stream_ssl.observe import runbooks
 from stream_ssl.observe.catalogue import Role
 from stream_ssl.observe.health import Health
 from stream_ssl.observe.history import History
@@ -95,6 +96,7 @@ class Api:
             "memory/pictures": self._pictures,
             "memory/map": self._map,
             "memory/evictions": self._evictions,
+            "memory/producers": self._fates,
         }
 
     def routes(self) -> list[Route]:
@@ -141,7 +143,7 @@ class Api:
                     "name": name,
                     "ok": part["ok"],
                     "why": explain(name, part),
-                    "runbook": runbook(name),
+                    "runbook": runbooks.link(name),
                 }
                 for name, part in ready.parts.items()
             ],
@@ -206,6 +208,11 @@ class Api:
         limit = query.integer("limit", 50, 1, 256)
         query.end()
         return {"evictions": self._view.evictions(limit)}
+
+    def _fates(self, query: Query) -> object:
+        limit = query.integer("limit", 1000, 1, 1000)
+        query.end()
+        return self._view.producers(limit)
 
     # -- The run's other process
 
@@ -336,22 +343,6 @@ def explain(name: str, part: Mapping[str, object]) -> str:
     if part["ok"]:
         return f"went round {ago} s ago"
     return f"the {name}'s loop last went round {ago} s ago; {patience} s are allowed"
-
-
-def runbook(check: str) -> str | None:
-    """The runbook of a check, by its alert's name."""
-    return RUNBOOKS.get(check)
-
-
-RUNBOOKS = {
-    "receiver": "StreamSslDown",
-    "learner": "StreamSslLearnerStuck",
-    "journal": "StreamSslJournalFailing",
-    "credit": "StreamSslNoCredit",
-    "cursor": "StreamSslJournalFailing",
-    "checkpoint": "StreamSslCheckpointFailing",
-}
-"""Alert whose runbook tells what to do about a check that fails."""
 
 
 def _json(body: object, status: int = 200) -> JSONResponse:

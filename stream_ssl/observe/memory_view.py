@@ -11,7 +11,7 @@ import math
 import threading
 import time
 from base64 import b64encode
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -241,6 +241,22 @@ class MemoryView:
             }
             for eviction in lately[::-1][:limit]
         ]
+
+    def producers(self, limit: int) -> dict[str, Any]:
+        """What each producer has in the memory, against what it sent: news, or repetition.
+
+        Raises:
+            Busy: the learner has no time.
+        """
+        snapshot = self.snapshot()
+        held = Counter(origin.producer for origin in snapshot.origins_k if origin is not None)
+        fates = dict(self.slots.fates)  # a copy in one step: the learner goes on counting
+        chosen = sorted(fates, key=lambda name: -held[name])[:limit]
+        return {
+            "occupied": len(snapshot),
+            "offered": sum(fate.offered for fate in fates.values()),
+            "producers": {name: {**asdict(fates[name]), "held": held[name]} for name in chosen},
+        }
 
     def snapshot(self) -> Snapshot:
         """One that is at most as old as FRESH, or else the last one that there was time for.

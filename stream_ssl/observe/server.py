@@ -20,6 +20,7 @@ from starlette.staticfiles import StaticFiles
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from stream_ssl import __version__
+from stream_ssl.observe import runbooks
 from stream_ssl.observe.api import Api, Sources
 from stream_ssl.observe.catalogue import Role
 from stream_ssl.observe.health import Health, Status
@@ -185,7 +186,16 @@ def application(
 
     async def page(_: Request) -> Response:
         run = None if sources.run is None else sources.run.name
-        return render("page.html.j2", run=run, log_out=token is not None)
+        return render(
+            "page.html.j2", run=run, log_out=token is not None, down=runbooks.link("down") or ""
+        )
+
+    async def runbook(request: Request) -> Response:
+        name = request.path_params["name"]
+        try:
+            return render("runbook.html.j2", name=name, html=runbooks.render(name))
+        except LookupError as error:
+            return JSONResponse({"error": str(error.args[0])}, 404)
 
     async def login(request: Request) -> Response:
         if token is None:
@@ -211,6 +221,7 @@ def application(
         Route("/metrics", metrics),
         Route("/healthz", healthz),
         Route("/readyz", readyz),
+        Route("/runbooks/{name}", runbook),
         Route("/login", login, methods=["GET", "POST"]),
         Route("/logout", logout, methods=["POST"]),
         Mount("/static", StaticFiles(directory=HERE / "static")),

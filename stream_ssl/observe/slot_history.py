@@ -25,6 +25,9 @@ from stream_ssl.learning.records import StepRecord
 
 EVICTIONS = 256
 """Evictions remembered."""
+PRODUCERS = 4096
+"""Producers whose samples are counted apart; OTHERS has those of the rest."""
+OTHERS = "others"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,15 @@ class Eviction:
     slot: int | None
 
 
+@dataclass(slots=True)
+class Fate:
+    """What became of a producer's samples at admission, since this process started."""
+
+    offered: int = 0
+    refused: int = 0
+    near_duplicates: int = 0  # found where the memory's `duplicates` is set, let in or not
+
+
 class SlotHistory:
     """Follows a memory by the learner's records; on the learner's thread alone.
 
@@ -62,6 +74,7 @@ class SlotHistory:
         self._origin_K: NDArray[np.object_] = np.full(memory.capacity, None, object)
         self._drawn_K = torch.zeros(memory.capacity, dtype=torch.int64, device=memory.device)
         self.evictions: deque[Eviction] = deque(maxlen=EVICTIONS)
+        self.fates: dict[str, Fate] = {}  # by producer; those beyond PRODUCERS under OTHERS
 
     def consume(self, record: StepRecord) -> None:
         """Take one record, when its step is done."""
@@ -88,8 +101,10 @@ class SlotHistory:
         origin_B: NDArray[np.object_] = np.full(len(slot_B), None, object)
         if record.origins_B is not None:
             origin_B[:] = record.origins_B
+        ids = to_host(record.ids_B).tolist()
         if len(admission.evicted):
-            self._remember_evictions(to_host(record.ids_B).tolist(), admission, origin_B)
+            self._remember_evictions(ids, admission, origin_B)
+        self._count_fates(ids, admission, origin_B)
         slots = slot_B[stays_B]
         self._origin_K[slots] = origin_B[stays_B]
         self._drawn_K[to_device(torch.from_numpy(slots), self._memory.device)] = 0
@@ -120,3 +135,16 @@ class SlotHistory:
             who = None if by is None else origin_B[by]
             lately.append(Eviction(now, gone, ages[turn], origin, who, slot))
         self.evictions.extend(reversed(lately))
+
+    def _count_fates(
+        self, ids: list[int], admission: Admission, origin_B: NDArray[np.object_]
+    ) -> None:
+        refused, near = set(admission.refused.tolist()), set(admission.duplicates.tolist())
+        for number, origin in zip(ids, origin_B, strict=True):
+            if origin is None:
+                continue
+            known = origin.producer in self.fates or len(self.fates) < PRODUCERS
+            fate = self.fates.setdefault(origin.producer if known else OTHERS, Fate())
+            fate.offered += 1
+            fate.refused += number in refused
+            fate.near_duplicates += number in near

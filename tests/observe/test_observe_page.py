@@ -123,6 +123,21 @@ def test_the_map_turns_with_nothing_but_the_memory(feed: Feed) -> None:
         assert (again["x"], again["y"]) == (first["x"], first["y"])  # signs of axes are kept
 
 
+def test_each_producer_is_told_what_it_has_in_the_memory(feed: Feed) -> None:
+    with serving(feed) as (server, view):
+        for name, steps in (("parked", 9), ("walking", 3)):
+            feed.producer = name
+            fill(feed, view, steps)
+        told = ask(server, "learner/memory/producers")
+        assert (told["occupied"], told["offered"]) == (32, 96)
+        offered = {name: row["offered"] for name, row in told["producers"].items()}
+        assert offered == {"parked": 72, "walking": 24}
+        came_late = int((feed.memory.ids >= 72).sum())
+        held = {name: row["held"] for name, row in told["producers"].items()}
+        assert held == {"parked": 32 - came_late, "walking": came_late}
+        assert told["producers"]["walking"]["near_duplicates"] == 3  # the copy in each batch
+
+
 def test_evictions_come_last_first(feed: Feed) -> None:
     with serving(feed) as (server, view):
         fill(feed, view)

@@ -67,7 +67,7 @@ export class MapSection {
     if (document.querySelector("#map-colour").value === "labels" && labels) {
       return (at) => (labels[at] < 0 ? colour("--muted") : `hsl(${(360 * (labels[at] % HUES)) / HUES} 60% 52%)`);
     }
-    const sorted = [...(duplicates ?? [0])].sort((a, b) => a - b), most = sorted[Math.floor(0.98 * (sorted.length - 1))] || 1;
+    const sorted = [...(duplicates ?? [0])].sort((a, b) => a - b), most = Math.max(1, sorted[Math.floor(0.98 * (sorted.length - 1))]);
     const [few, many] = [channels(colour("--muted")), channels(colour("--many"))];
     return (at) => {
       const share = Math.min(1, (duplicates?.[at] ?? 0) / most);

@@ -87,7 +87,8 @@ export class MemorySection {
   showSummary(s) {
     const near = s.near_copies == null ? "" : `, ${(100 * s.near_copies).toFixed(1)} % have a near-copy (cosine ≥ ${s.near})`;
     const turn = s.turnover == null ? "" : `, ${(100 * s.turnover).toFixed(0)} % are of the last ${number(s.capacity)} samples`;
-    $("#memory-note").textContent = `${number(s.occupied)} of ${number(s.capacity)} slots${near}${turn}; ${s.policy} on ${s.descriptor}`;
+    const cost = s.learner_share >= 1e-4 ? `; the page takes ${(100 * s.learner_share).toFixed(1)} % of the learner's time` : "";
+    $("#memory-note").textContent = `${number(s.occupied)} of ${number(s.capacity)} slots${near}${turn}; ${s.policy} on ${s.descriptor}${cost}`;
     const balance = $("#balance");
     const total = s.balance.slots.reduce((sum, [, count]) => sum + count, 0) || 1;
     const most = s.balance.slots[0]?.[1] || 1;
@@ -111,7 +112,7 @@ export class MemorySection {
     const got = await ask("learner", "memory/slots", { sort: $("#mosaic-sort").value, offset: this.offset, limit: PAGE });
     if (!got.slots.length && this.offset) { this.turn(-Infinity); return; }
     this.rows = got.slots;
-    this.peak = Math.max(this.offset ? this.peak ?? 0 : 0, ...got.slots.map((row) => row.duplicates ?? 0), 1e-9);
+    this.peak = Math.max(this.offset ? this.peak ?? 0 : 0, ...got.slots.map((row) => row.duplicates ?? 0), 1); // below one expected duplicate there are few
     $("#mosaic-where").textContent = got.total ? `${number(got.offset + 1)}–${number(got.offset + got.slots.length)} of ${number(got.total)}` : "empty";
     $("#mosaic-back").disabled = !got.offset;
     $("#mosaic-on").disabled = got.offset + PAGE >= got.total;

@@ -27,7 +27,7 @@ const TILES = [
   ["lag", "learner", "lag", (v) => duration(v)],
   ["loss", "learner", "loss", (v) => [v.toFixed(3), "nats"]],
   ["updates", "learner", "steps", (v) => [number(v), "/s"]],
-  ["memory", "learner", "slots", (v, f) => [number(v), `of ${number(f.capacity)}`]],
+  ["memory", "learner", "slots", (v, f) => [Math.floor((100 * v) / Math.max(1, f.capacity)), `% of ${number(f.capacity)}`]],
   ["producers", "receiver", "producers", (v) => [number(v), "connected"]],
   ["journal", "receiver", "journal", (v) => bytes(v)],
   ["probe", "learner", "held_out", (v) => percent(v), (v) => v > 0],
@@ -39,7 +39,7 @@ async function showStates() {
     try { states[role] = await ask(role, "state"); } catch (error) { states[role] = { error: error.message }; }
   }));
   const checks = ROLES.flatMap((role) => states[role].error
-    ? [{ name: role, ok: false, why: states[role].error, runbook: null }]
+    ? [{ name: role, ok: false, why: states[role].error, runbook: document.body.dataset.down }]
     : states[role].checks.map((check) => ({ ...check, name: check.name === role ? role : `${role}: ${check.name}` })));
   checks.sort((a, b) => a.ok - b.ok);
   document.querySelector("#checks").replaceChildren(...checks.map((check) => {

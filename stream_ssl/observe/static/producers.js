@@ -4,7 +4,7 @@ import { ask, bytes, duration, element, number, rate } from "./lib.js";
 const PAGE = 50;
 const COLUMNS = [
   ["name", "name"], ["silent", "last heard"], ["newest", "known for"], ["rate", "rate"], ["samples", "samples"],
-  ["repeated", "sent again"], ["rejected", "rejected"], [null, "credit"],
+  ["repeated", "sent again"], ["rejected", "rejected"], [null, "in the memory"], [null, "credit"],
 ];
 const LATE = 60; // seconds of silence of a connected producer, above which it is marked
 
@@ -12,8 +12,9 @@ export class ProducersSection {
   constructor() {
     this.sort = "silent";
     this.limit = PAGE;
+    this.round = 0; // what the memory holds is asked for in every third
     this.body = document.querySelector("#producers-table tbody");
-    this.heads = COLUMNS.map(([sort, title], at) => element("th", { scope: "col", class: at > 2 && sort !== "rejected" ? "n" : null },
+    this.heads = COLUMNS.map(([sort, title], at) => element("th", { scope: "col", class: at > 2 && !["rejected", "in the memory"].includes(title) ? "n" : null },
       sort ? element("button", { onclick: () => { this.sort = sort; this.refresh(); } }, title) : title));
     document.querySelector("#producers-table thead tr").append(...this.heads);
     this.find = document.querySelector("#producers-find");
@@ -26,15 +27,25 @@ export class ProducersSection {
     const note = document.querySelector("#producers-note");
     try {
       const got = await ask("receiver", "producers", { sort: this.sort, find: this.find.value, limit: this.limit });
+      if (!(this.round++ % 3)) this.fates = await ask("learner", "memory/producers").catch(() => null);
       note.textContent = `${number(got.total)} known, ${number(got.connected)} connected${got.found < got.total ? `, ${number(got.found)} found` : ""}`;
-      this.body.replaceChildren(...(got.producers.length ? got.producers.map(row) : [element("tr", {}, element("td", { colspan: COLUMNS.length, class: "empty" }, got.total ? "none is called so" : "none has said HELLO since the receiver started"))]));
+      this.body.replaceChildren(...(got.producers.length ? got.producers.map((one) => row(one, this.fates)) : [element("tr", {}, element("td", { colspan: COLUMNS.length, class: "empty" }, got.total ? "none is called so" : "none has said HELLO since the receiver started"))]));
       this.more.hidden = got.found <= this.limit || this.limit >= 1000;
       COLUMNS.forEach(([sort], at) => { if (sort === this.sort) this.heads[at].setAttribute("aria-sort", "descending"); else this.heads[at].removeAttribute("aria-sort"); });
     } catch (error) { note.textContent = error.message; }
   }
 }
 
-function row(one) {
+/** Slots held, and their share beside that of the stream: less is repetition, more is news. */
+function inMemory(name, fates) {
+  const fate = fates?.producers[name];
+  if (!fate) return "–";
+  const share = (part, whole) => `${((100 * part) / Math.max(1, whole)).toFixed(0)} %`;
+  const near = fate.near_duplicates ? `, ${share(fate.near_duplicates, fate.offered)} near-copies` : "";
+  return `${number(fate.held)} slots: ${share(fate.held, fates.occupied)} of it, ${share(fate.offered, fates.offered)} of the stream${near}`;
+}
+
+function row(one, fates) {
   const rejected = Object.entries(one.rejected).map(([reason, samples]) => `${number(samples)} ${reason}`).join(", ");
   const late = one.connected && one.silent > LATE;
   const key = one.key && one.key !== one.name ? ` key ${one.key}` : "";
@@ -46,5 +57,6 @@ function row(one) {
     element("td", { class: "n", title: bytes(one.bytes).join(" ") }, number(one.samples)),
     element("td", { class: "n" }, number(one.repeated)),
     element("td", { class: rejected ? "late" : null }, rejected || "–"),
+    element("td", {}, inMemory(one.name, fates)),
     element("td", { class: "n" }, one.connected ? bytes(one.credit).join(" ") : "–"));
 }

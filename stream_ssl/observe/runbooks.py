@@ -1,0 +1,48 @@
+"""The runbooks of docs/runbooks, served beside the page: what to do about each red light."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from markdown_it import MarkdownIt
+
+HERE = Path(__file__).parent
+FOLDERS = (HERE / "runbooks", HERE.parents[1] / "docs" / "runbooks")
+"""Where they lie in an installed package, and in a checkout."""
+
+OF_CHECK = {
+    "receiver": "loop-stopped",
+    "learner": "loop-stopped",
+    "journal": "journal-failing",
+    "credit": "no-credit",
+    "cursor": "disk-low",
+    "checkpoint": "checkpoint-failing",
+    "down": "down",
+}
+"""The runbook of each check of a process's health; "down" is of one that does not answer."""
+
+NAMES = frozenset(
+    path.stem for folder in FOLDERS if folder.is_dir() for path in folder.glob("*.md")
+)
+
+
+def link(check: str) -> str | None:
+    """Where the page finds a check's runbook; None where there is none."""
+    name = OF_CHECK.get(check)
+    return f"runbooks/{name}" if name in NAMES else None
+
+
+def render(name: str) -> str:
+    """A runbook as HTML.
+
+    Raises:
+        LookupError: there is no such runbook.
+    """
+    if name not in NAMES:
+        raise LookupError(f"no such runbook {name[:40]!r}; there are: {', '.join(sorted(NAMES))}")
+    folder = next(folder for folder in FOLDERS if (folder / f"{name}.md").is_file())
+    text = (folder / f"{name}.md").read_text(encoding="utf-8")
+    # A link to another runbook is one to its page here.
+    text = text.replace(".md)", ")")
+    html: str = MarkdownIt("commonmark", {"html": False}).enable("table").render(text)
+    return html
