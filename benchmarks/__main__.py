@@ -14,7 +14,14 @@ from rich.console import Console
 
 from benchmarks.report import Result, path_of, plain, table, write
 
-NAMES = ("eviction", "growth", "losses", "learner", "ingest")  # the last leaves the disk busy
+NAMES = (
+    "eviction",
+    "growth",
+    "losses",
+    "learner",
+    "sources",
+    "ingest",
+)  # the last leaves the disk busy
 BY_NAME = ("gpu",)  # only where asked for: what it needs is not everywhere
 WIDE = 180  # columns, where the tables go to a file
 REPORTS = Path(__file__).parent / "reports"

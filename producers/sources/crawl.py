@@ -149,15 +149,12 @@ class Crawl:
             if work.waiting() >= READY:
                 self.fetcher.flowing.clear()
 
-        try:
-            async with asyncio.TaskGroup() as group:
-                for number, row in enumerate(self.rows()):
-                    if number >= first:
-                        await room.acquire()
-                        if not done >> (number - first) & 1:
-                            group.create_task(one(number, row))
-        finally:
-            await self.fetcher.close()
+        async with asyncio.TaskGroup() as group:
+            for number, row in enumerate(self.rows()):
+                if number >= first:
+                    await room.acquire()
+                    if not done >> (number - first) & 1:
+                        group.create_task(one(number, row))
 
 
 class Progress:
@@ -235,6 +232,11 @@ class Work:
         except Exception as error:
             self.put(error)
         finally:
+            left = asyncio.all_tasks(self._loop)  # that wait for a robots.txt
+            for task in left:
+                task.cancel()
+            if left:
+                self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
             self._loop.close()
 
 

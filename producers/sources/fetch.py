@@ -47,6 +47,7 @@ class Host:
     """What is known of an origin, such as https://a.example:8443."""
 
     turns: asyncio.Semaphore
+    pool: httpcore.AsyncConnectionPool | None = None  # while it has users
     robots: asyncio.Task[Protego | None] | None = None
     robots_at: float = 0.0
     next_start: float = 0.0  # by the loop's clock
@@ -207,26 +208,17 @@ class Fetcher:
         self._max_bytes, self._seconds, self._redirects = max_bytes, seconds, redirects
         self._retries, self._max_wait, self._robots = retries, max_wait, robots
         self._hosts: dict[str, Host] = {}
-        self._trust = ssl.create_default_context(cafile=authorities) if authorities else None
-        self._pool: httpcore.AsyncConnectionPool
+        self._trust = (
+            ssl.create_default_context(cafile=authorities)
+            if authorities
+            else httpcore.default_ssl_context()
+        )
 
     async def open(self, connections: int) -> None:
         """In the loop that fetches: make ready for so many requests at a time."""
         self._slots = asyncio.Semaphore(connections)
         self.flowing = asyncio.Event()  # cleared, no request starts
         self.flowing.set()
-        self._pool = httpcore.AsyncConnectionPool(
-            ssl_context=self._trust or httpcore.default_ssl_context(),
-            max_connections=connections,
-            max_keepalive_connections=connections,
-            keepalive_expiry=15.0,
-            http2=True,
-            network_backend=self.backend,
-        )
-
-    async def close(self) -> None:
-        """Close all connections."""
-        await self._pool.aclose()
 
     async def fetch(self, url: str) -> bytes:
         """The bytes of an image.
@@ -254,7 +246,7 @@ class Fetcher:
             for attempt in range(self._retries + 1):
                 await self._start(host, delay)
                 try:
-                    response = await self._request(url, self._max_bytes)
+                    response = await self._request(host, url, self._max_bytes)
                 except Skip as skip:
                     if skip.reason not in PASSING:
                         raise
@@ -277,11 +269,22 @@ class Fetcher:
             self._hosts = {name: host for name, host in self._hosts.items() if host.users}
         host = self._hosts.setdefault(origin, Host(asyncio.Semaphore(self._per_host)))
         host.users += 1
+        if host.pool is None:
+            # One for each host: what a request costs grows with the connections of its pool.
+            host.pool = httpcore.AsyncConnectionPool(
+                ssl_context=self._trust,
+                max_connections=self._per_host,
+                http2=True,
+                network_backend=self.backend,
+            )
         try:
             async with host.turns:
                 yield host
         finally:
             host.users -= 1
+            if not host.users:
+                pool, host.pool = host.pool, None
+                await pool.aclose()
 
     async def _start(self, host: Host, delay: float) -> None:
         """Wait until a request to the host may start."""
@@ -298,14 +301,14 @@ class Fetcher:
         failed = host.robots is not None and host.robots.done() and host.robots.exception()
         if host.robots is None or age > (RETRY_SECONDS if failed else ROBOTS_SECONDS):
             host.robots_at = time.monotonic()
-            host.robots = asyncio.ensure_future(self._read_robots(url))
+            host.robots = asyncio.ensure_future(self._read_robots(host, url))
         return await asyncio.shield(host.robots)
 
-    async def _read_robots(self, url: httpx.URL) -> Protego | None:
+    async def _read_robots(self, host: Host, url: httpx.URL) -> Protego | None:
         here = url.copy_with(raw_path=b"/robots.txt", fragment=None)
         for _ in range(5):
             try:
-                response = await self._request(here, ROBOTS_BYTES, image=False)
+                response = await self._request(host, here, ROBOTS_BYTES, image=False)
             except Skip as skip:
                 reason = skip.reason if skip.reason in UNSAFE else "no robots.txt"
                 raise Skip(reason, f"{url.host}: {skip}") from skip
@@ -319,12 +322,15 @@ class Fetcher:
             return Protego.parse(response.body.decode(errors="replace"))
         return None
 
-    async def _request(self, url: httpx.URL, limit: int, image: bool = True) -> Response:
+    async def _request(
+        self, host: Host, url: httpx.URL, limit: int, image: bool = True
+    ) -> Response:
         """One request, and as much of its answer as may be an image of `limit` bytes.
 
         Raises:
             Skip: no answer, or one that is too long or too slow.
         """
+        assert host.pool is not None  # while the turn lasts
         target = str(url.copy_with(fragment=None, userinfo=b""))
         headers = {
             "host": url.netloc.decode(),
@@ -336,7 +342,7 @@ class Fetcher:
                 await self.flowing.wait()
                 async with (
                     asyncio.timeout(self._seconds),
-                    self._pool.stream("GET", target, headers=list(headers.items())) as answer,
+                    host.pool.stream("GET", target, headers=list(headers.items())) as answer,
                 ):
                     named = [(k.decode().lower(), v.decode("latin-1")) for k, v in answer.headers]
                     response = Response(answer.status, named)

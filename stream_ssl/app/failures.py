@@ -28,7 +28,7 @@ EXTRAS = {
     "av": "video",
     **dict.fromkeys(("mcap", "mcap_ros2", "mcap_protobuf"), "mcap"),
     "rosbags": "rosbag",
-    **dict.fromkeys(("httpx", "httpcore", "protego", "pyarrow"), "crawl"),
+    **dict.fromkeys(("httpx", "httpcore", "sniffio", "protego", "pyarrow"), "crawl"),
 }
 """Which extra of the package brings a module."""
 

@@ -309,13 +309,14 @@ def test_a_name_that_is_rebound_gains_nothing(served, tmp_path):
     assert source.skipped.by_reason == {"private address": 1}
 
 
-def test_stop_ends_a_crawl_that_waits(served, tmp_path):
-    served.answers["good.test/*"] = slow
+@pytest.mark.parametrize("waits_for", ["good.test/robots.txt", "good.test/*"])
+def test_stop_ends_a_crawl_that_waits(served, tmp_path, waits_for):
+    served.answers[waits_for] = slow
     source = crawl(served, tmp_path, good(9), seconds=60)
     ended = threading.Thread(target=list, args=(source.samples(),))
     ended.start()
     deadline = time.monotonic() + 10
-    while not any("png" in path for path in served.asked):
+    while len(served.asked) < (1 if "robots" in waits_for else 2):
         assert time.monotonic() < deadline
         time.sleep(0.01)
     source.stop()
