@@ -7,8 +7,10 @@ UV     := $(shell command -v uv 2>/dev/null)
 SERVERS := python3-gi gir1.2-gst-rtsp-server-1.0 gstreamer1.0-plugins-base gstreamer1.0-plugins-good gstreamer1.0-plugins-ugly
 DEMO_SECONDS ?= 120
 DEMO_OUT     ?= demo-out
+GATES        ?=
+SOAK_MINUTES ?= 60
 
-.PHONY: demo test browser check bench gpu servers servers-packages lint format docs setup clean
+.PHONY: demo test browser check chaos bench gpu servers servers-packages lint format docs setup clean
 
 setup: $(READY)
 
@@ -48,6 +50,9 @@ format: $(READY)
 	$(VENV)/bin/ruff format .
 
 check: lint test  ## what must pass before a commit
+
+chaos: $(READY)  ## kills, power cuts, bad disks, hostile clients, an hour's soak; a dated report
+	PYTHONPATH=.:tests:tests/app:tests/ingest:tests/learning OMP_NUM_THREADS=1 $(VENV)/bin/python -m chaos $(GATES) --soak_minutes $(SOAK_MINUTES)
 
 bench: $(READY)  ## speed and memory, as a table and a dated report under benchmarks/
 	$(VENV)/bin/python -m benchmarks

@@ -38,6 +38,18 @@ def write(
         sync(path.parent)
 
 
+def make_folder(path: Path, mode: int = 0o777) -> None:
+    """Make a folder, and those above it, whose names a power cut does not take away again.
+
+    Raises:
+        OSError: it cannot be made, or there is a file of this name.
+    """
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True, mode=mode)
+    for folder in missing:
+        sync(folder.parent)
+
+
 def sync(path: Path) -> None:
     """Wait until a file, or the names in a folder, are on the disk.
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from stream_ssl.app.failures import Failure, check_writable
-from stream_ssl.durable import write
+from stream_ssl.durable import make_folder, write
 from stream_ssl.ingest.rate_limited_logger import RateLimitedLogger
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ def hold_role(run: Path, role: str) -> Iterator[None]:
     """
     check_writable(run, "run folder", OTHER_FOLDER)
     try:
-        run.mkdir(parents=True, exist_ok=True)
+        make_folder(run)
         handle = os.open(run / f"{role}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):

@@ -23,6 +23,7 @@ from typing import Any
 
 import lmdb
 
+from stream_ssl.durable import make_folder
 from stream_ssl.ingest.rate_limited_logger import RateLimitedLogger
 from stream_ssl.ingest.recovery import (
     BackgroundCheck,
@@ -462,7 +463,7 @@ def _lock_for_writing(path: Path) -> int:
         JournalError: another process has it, or the folder cannot be used.
     """
     try:
-        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_folder(path, mode=0o700)
         handle = os.open(path / "writer.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise _translate(error, path) from error

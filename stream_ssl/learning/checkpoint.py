@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from stream_ssl.batch import Offset
-from stream_ssl.durable import sync
+from stream_ssl.durable import make_folder, sync
 from stream_ssl.learning.learner import Capture
 from stream_ssl.learning.records import Idle, StepRecord
 
@@ -133,7 +133,7 @@ class Checkpointer:
         self.damaged = 0
         self._step = self._tried_step = 0
         self._tried = time.monotonic()
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         for leftover in [*self.folder.glob(f"{INCOMPLETE}*"), *self.folder.glob(".discarded-*")]:
             shutil.rmtree(leftover, ignore_errors=True)
 

@@ -48,6 +48,7 @@ class Processes:
         folder.mkdir(parents=True, exist_ok=True)
         self.config = folder / "config.yaml"  # JSON is YAML
         self.config.write_text(json.dumps({**(settings or TINY), "run": str(folder)}))
+        self.environment: dict[str, str] | None = None  # of what is started; None: this one's
         self._started: list[subprocess.Popen[bytes]] = []
         self._scraper = Scraper(lambda: {r: e["http"] for r, e in load(folder).items()})
 
@@ -55,7 +56,11 @@ class Processes:
         """One of our commands; its output goes to a log in the run folder."""
         with (self.folder / f"{log or arguments[0]}.log").open("ab") as output:
             process = subprocess.Popen(
-                command(*arguments), stdin=subprocess.DEVNULL, stdout=output, stderr=output
+                command(*arguments),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=self.environment,
             )
         self._started.append(process)
         return process

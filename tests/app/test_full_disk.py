@@ -6,11 +6,13 @@ import contextlib
 import errno
 import re
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
+from chaos import powercut
 from harness import BATCH, Processes, processes, stop, until
 
 from stream_ssl.app.endpoints import load
@@ -21,38 +23,52 @@ pytestmark = pytest.mark.timeout(400)
 SAMPLES = 20 * BATCH
 
 
+class Disk:
+    """A file system of 24 MB of its own; without the right to mount one, a folder in which our
+    processes are told that there is no space, by the system calls that take some."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "disk"
+        self.folder.mkdir()
+        mount = ("mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(self.folder))
+        self.mounted = subprocess.run(mount, capture_output=True, check=False).returncode == 0
+        self.environment: dict[str, str] | None = None
+        self._fault = folder / "fault"
+        if not self.mounted:
+            library = powercut.compiled(folder)
+            self.environment = powercut.environment(library, self.folder, fault=self._fault)
+
+    def fill(self) -> Path:
+        """Leaves no byte free, until the file that is returned is deleted."""
+        if not self.mounted:
+            self._fault.write_text(str(errno.ENOSPC))
+            return self._fault
+        ballast = self.folder / "ballast"
+        with ballast.open("wb", buffering=0) as file:
+            for size in (1 << 20, 4096, 1):
+                try:
+                    while True:
+                        file.write(bytes(size))
+                except OSError as full:
+                    if full.errno != errno.ENOSPC:
+                        raise
+        return ballast
+
+
 @pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 24 MB of its own."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ("mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(folder))
-    done = subprocess.run(mount, capture_output=True, text=True, check=False)
-    if done.returncode:  # what needs no disk of its own is tested below all the same
-        pytest.skip(f"a small disk needs the right to mount, as root has it: {done.stderr.strip()}")
-    yield folder
-    subprocess.run(("umount", "--lazy", str(folder)), check=True)
-
-
-def fill(disk: Path) -> Path:
-    """A file that leaves no byte free."""
-    ballast = disk / "ballast"
-    with ballast.open("wb", buffering=0) as file:
-        for size in (1 << 20, 4096, 1):
-            try:
-                while True:
-                    file.write(bytes(size))
-            except OSError as full:
-                if full.errno != errno.ENOSPC:
-                    raise
-    return ballast
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    found = Disk(tmp_path)
+    yield found
+    if found.mounted:
+        subprocess.run(("umount", "--lazy", str(found.folder)), check=True)
 
 
 class OnDisk:
     """Receiver and learner whose run lies on a disk, and their logs elsewhere."""
 
-    def __init__(self, run: Processes, disk: Path) -> None:
-        self.run, self.disk = run, disk
+    def __init__(self, run: Processes, disk: Disk) -> None:
+        self.run, self.disk = run, disk.folder
+        run.environment = disk.environment
 
     def start(self, role: str, log: str) -> subprocess.Popen[bytes]:
         return self.run.start(role, str(self.run.config), "--run", str(self.disk), log=log)
@@ -77,14 +93,14 @@ class OnDisk:
         assert producer.wait(90) == 0, self.run.log("produce")
 
 
-def test_the_learner_starts_and_trains_while_the_disk_is_full(tmp_path: Path, disk: Path) -> None:
+def test_the_learner_starts_and_trains_while_the_disk_is_full(tmp_path: Path, disk: Disk) -> None:
     with processes(tmp_path / "logs") as run, contextlib.ExitStack() as stack:
         on = OnDisk(run, disk)
         receiver, learner = on.role("receiver"), on.role("learner")
         on.produce(SAMPLES)
         assert stop(learner) == 0
         on.produce(2 * SAMPLES)
-        ballast = fill(disk)
+        ballast = disk.fill()
 
         learner = on.start("learner", "full")
         pattern = r"metrics at (http://\S+)/metrics"
@@ -129,10 +145,17 @@ def test_the_learner_goes_on_where_marks_cannot_be_written(tmp_path: Path) -> No
         assert stop(learner) == 0
 
 
-def test_marks_are_told_of_on_a_full_disk(disk: Path) -> None:
+MARK = """
+import sys
+from stream_ssl.ingest.consumer_offsets import ConsumerOffsets
+ConsumerOffsets(sys.argv[1]).publish(10**15, 10**15)
+"""
+
+
+def test_marks_are_told_of_on_a_full_disk(disk: Disk) -> None:
     """For what is trimmed then makes the room."""
-    offsets = ConsumerOffsets(disk)
-    offsets.publish(10, 5)
-    fill(disk)
-    offsets.publish(10**15, 10**15)
-    assert ConsumerOffsets(disk).load() == Positions(10**15, 10**15)
+    ConsumerOffsets(disk.folder).publish(10, 5)
+    disk.fill()
+    command = (sys.executable, "-c", MARK, str(disk.folder))
+    subprocess.run(command, env=disk.environment, check=True)
+    assert ConsumerOffsets(disk.folder).load() == Positions(10**15, 10**15)

@@ -1,0 +1,86 @@
+"""Short forms of `make chaos`; the figures of the long ones are in benchmarks/reports/chaos."""
+
+from __future__ import annotations
+
+import errno
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from chaos import bad_disk, damage, fuzz, power_cuts, powercut, silence, soak
+
+pytestmark = pytest.mark.timeout(400)
+
+
+def test_a_power_cut_loses_nothing_acknowledged(tmp_path: Path) -> None:
+    found = power_cuts.receiver(tmp_path, cuts := 12, samples=200)
+    assert (found["cuts"], found["lost"], found["twice"]) == (cuts, 0, 0)
+    assert found["samples"] > 100
+
+
+def test_a_power_cut_loses_no_checkpoint(tmp_path: Path) -> None:
+    assert power_cuts.learner(tmp_path, 12, last=9) == {"cuts": 12, "gone": 0, "unequal": 0}
+
+
+def test_what_was_not_synced_is_dropped_torn_or_in_another_order(tmp_path: Path) -> None:
+    """Else no power cut could show a fault."""
+    change = powercut.Change
+    log = [
+        change("c", "/disk/a", b"", 1, 1),
+        change("w", "/disk/a", b"old " * 512, 0, 2),
+        change("s", "/disk/a", b"", 1, 3),
+        change("s", "/disk", b"", 0, 4),
+        change("w", "/disk/a", b"new " * 512, 0, 5),
+        change("c", "/disk/b.part", b"", 2, 6),
+        change("r", "/disk/b.part", b"/disk/b", 0, 7),
+    ]
+    seen, draw = set(), random.Random(0)
+    for number in range(60):
+        powercut.Disk(Path("/disk"), log).left_by_a_cut(tmp_path / str(number), draw)
+        names = tuple(sorted(path.name for path in (tmp_path / str(number)).iterdir()))
+        content = (tmp_path / str(number) / "a").read_bytes()
+        kinds = {content[at : at + 4] for at in range(0, len(content), 4)}
+        assert kinds <= {b"old ", b"new "}
+        seen.add((names, len(kinds), content[:3]))
+    assert {names for names, _, _ in seen} == {("a",), ("a", "b.part"), ("a", "b")}
+    assert {(kinds, first) for _, kinds, first in seen} >= {(1, b"old"), (1, b"new"), (2, b"new")}
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS], ids=["full", "read-only"])
+def test_a_bad_disk_stops_credit_and_mends_by_itself(tmp_path: Path, number: int) -> None:
+    found = bad_disk.run(tmp_path, number, seconds=0.2)
+    assert (found["acked_meanwhile"], found["lost"], found["twice"]) == (0, 0, 0)
+
+
+def test_damage_is_counted_and_costs_no_start(tmp_path: Path) -> None:
+    (tmp_path / "j").mkdir()
+    found = damage.journal(tmp_path / "j", 10)
+    assert (found["wrong"], found["failed"], found["uncounted"]) == (0, 0, 0)
+    (tmp_path / "c").mkdir()
+    assert damage.checkpoints(tmp_path / "c", 10)["failed"] == 0
+
+
+def test_a_line_that_fails_again_and_again_loses_nothing(tmp_path: Path) -> None:
+    found = silence.relayed(tmp_path, 500)
+    assert found["harms"] > 0
+    assert (found["lost"], found["twice"]) == (0, 0)
+
+
+def test_a_side_that_was_stopped_goes_on(tmp_path: Path) -> None:
+    found = silence.stopped(tmp_path, 4.0)  # beyond a heartbeat's time
+    assert (found["lost"], found["twice"], found["told_lost"]) == (0, 0, 0)
+
+
+def test_a_fuzzer_harms_nobody(tmp_path: Path) -> None:
+    found = fuzz.run(tmp_path, seconds=3.0)
+    assert found["messages"] > 10
+    assert found["rss_mb"] < 300
+
+
+def test_a_slope_is_that_of_most_pairs() -> None:
+    hours = np.linspace(0, 1, 60)
+    level = 100 + 2 * hours
+    level[::15] += 500  # a checkpoint's moment
+    assert soak.theil_sen(hours, level) == pytest.approx(2, abs=0.2)
