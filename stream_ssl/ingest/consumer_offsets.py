@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stream_ssl.durable import write
+from stream_ssl.ingest.rate_limited_logger import RateLimitedLogger
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +42,7 @@ class ConsumerOffsets:
         self._full_path = self.path.with_name(FULL_NAME)
         self._loaded_stat: tuple[int, int, int] | None = None
         self._positions = Positions()
+        self._limited_log = RateLimitedLogger(log)
 
     def publish(self, read: int, checkpointed: int) -> None:
         """Replaces the positions atomically; for the learner.
@@ -83,7 +85,12 @@ class ConsumerOffsets:
                 raise ValueError(f"read={read}, durable={checkpointed}")
         except FileNotFoundError:
             return self._positions
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except OSError as error:  # descriptors ran out, say: the next call tries again
+            self._loaded_stat = None
+            text = f"{self.path} cannot be read ({error!r}): keeping {self._positions}"
+            self._limited_log.warning("load", text)
+            return self._positions
+        except (ValueError, KeyError, TypeError) as error:
             log.warning("%s cannot be read (%r): keeping %s", self.path, error, self._positions)
             return self._positions
         self._positions = Positions(read, checkpointed)

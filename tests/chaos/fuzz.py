@@ -68,11 +68,11 @@ class Other(threading.Thread):
         self.enough, self.sent = threading.Event(), 0
 
     def run(self) -> None:
-        draw, sequence = random.Random(self.seed), 1
+        draw = random.Random(self.seed)
         with Peer(self.endpoint) as peer:
             peer.socket.setsockopt(zmq.SNDTIMEO, 100)
             peer.socket.setsockopt(zmq.SNDHWM, 4)
-            peer.say(Hello("other", self.seed, 1))
+            sequence = peer.hello("other", time.time_ns()).resume + 1
             while not self.enough.is_set():
                 while peer.socket.poll(0):
                     peer.socket.recv_multipart()

@@ -27,6 +27,21 @@ def test_positions_that_make_no_sense_are_refused(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_file_that_could_not_be_opened_is_read_at_the_next_look(tmp_path, monkeypatch, caplog):
+    offsets = ConsumerOffsets(tmp_path)
+    offsets.publish(7, 5)
+
+    def no_descriptor(_):
+        raise OSError(24, "Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("pathlib.Path.read_bytes", no_descriptor)
+        for _ in range(20):
+            assert offsets.load() == Positions(1, 1)
+    assert caplog.text.count("Too many open files") == 1
+    assert offsets.load() == Positions(7, 5)
+
+
 def test_a_damaged_file_leaves_the_positions_as_they_were(tmp_path, caplog):
     offsets = ConsumerOffsets(tmp_path)
     for content in ("", "{", "[]", '{"read": 5}', '{"read": 2, "durable": 7}'):
