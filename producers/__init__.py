@@ -30,6 +30,7 @@ from producers.errors import (
 )
 from producers.stats import Count, Delivery, Rejection, StateChange, Stats
 from stream_ssl.wire import Keys, Sample, Welcome
+from stream_ssl.wire.messages import Verdict
 
 __all__ = [
     "BufferFullError",
@@ -51,6 +52,7 @@ __all__ = [
     "Stats",
     "SupersededError",
     "UnauthorisedError",
+    "Verdict",
     "VersionRefusedError",
     "Welcome",
 ]

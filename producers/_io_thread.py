@@ -343,13 +343,15 @@ class IoThread:
         protocol, now = self._protocol, time.monotonic()
         seen = (protocol.state, protocol.reason, self.full, self.closed)
         look = seen != self._seen or now >= self._look_at
-        if not (look or protocol.rejections or protocol.deliveries or self.room_waiters):
+        told = protocol.rejections or protocol.deliveries or protocol.verdicts
+        if not (look or told or self.room_waiters):
             return
         with self.changed:
             if protocol.state == "refused":
                 protocol.stats.last_error = protocol.reason
             rejections, protocol.rejections = protocol.rejections, []
             deliveries, protocol.deliveries = protocol.deliveries, []
+            verdicts, protocol.verdicts = protocol.verdicts, []
             waiters, self.room_waiters = self.room_waiters, []
             self.full &= not self.closed and protocol.memory > protocol.buffer_bytes // 2
             stats = self.snapshot() if look else None
@@ -359,6 +361,8 @@ class IoThread:
             self._reporter.call(self._reporter.on_rejected, rejection)
         for callback, delivery in deliveries:
             self._reporter.call(callback, delivery)
+        for verdict in verdicts:
+            self._reporter.call(self._reporter.on_verdict, verdict)
         if stats is not None:
             self._seen, self._look_at = seen, now + LOOK_SECONDS
             self._reporter.report(protocol, stats, self.full, now)

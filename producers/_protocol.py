@@ -25,6 +25,7 @@ from producers.errors import (
 )
 from producers.stats import Delivery, Outcome, Rejection, State, Stats
 from stream_ssl.wire import VERSION, Ack, Bye, Hello, Message, Nack, Welcome, WireError
+from stream_ssl.wire.messages import Verdict, Verdicts
 
 HELLO_SECONDS = 1.0  # between two HELLOs that were not answered
 SILENCE_SECONDS = 5.0  # without a message while packets are unacknowledged
@@ -35,6 +36,7 @@ SUPERSEDED_SECONDS = 8.0  # in which a connection that died silently is found ou
 LOAD_BYTES = 4 * 1024 * 1024  # from the spool at a time
 MAX_DAMAGED = 3
 MIN_SLEEP_SECONDS = 0.05
+MAX_UNTOLD = 4096  # verdicts that wait for the callback
 
 logger = logging.getLogger("producers")
 
@@ -242,6 +244,7 @@ class ProtocolState:
         self.reason = reason  # why the state is not active
         self.rejections: list[Rejection] = []  # to be told to on_rejected
         self.deliveries: list[tuple[OnDelivery, Delivery]] = []  # to be told to on_delivery
+        self.verdicts: list[Verdict] = []  # to be told to on_verdict
         self.taken = 0  # samples that came in: accepted now, or spooled by an earlier run
         self.done = 0  # of those: acknowledged, rejected or dropped
         self.flush_to = 0  # of those: whose packet must not linger
@@ -461,6 +464,9 @@ class ProtocolState:
                 self._refused(message, now)
             case Nack():
                 self._sent_back(message, now)
+            case Verdicts():
+                if len(self.verdicts) < MAX_UNTOLD:  # a callback that is slow misses some
+                    self.verdicts += message.rows
             case Bye():
                 self._greet(now, f"the receiver said BYE: {message.reason or 'no reason'}")
                 self._next_hello = now + HELLO_SECONDS

@@ -10,6 +10,7 @@ from typing import Any
 
 from producers._protocol import ProtocolState
 from producers.stats import Rejection, State, StateChange, Stats
+from stream_ssl.wire.messages import Verdict
 
 LOG_SECONDS = 1.0  # at least, between two lines about the connection
 SLOW_SECONDS = 5.0  # for a handshake and WELCOME
@@ -23,7 +24,8 @@ class Reporter:
 
     Args:
         label: names the producer in log lines.
-        on_state, on_stats, on_rejected: called without any lock; what they raise is logged.
+        on_state, on_stats, on_rejected, on_verdict: called without any lock; what they raise is
+            logged.
         stats_seconds: between two calls of on_stats.
     """
 
@@ -34,12 +36,19 @@ class Reporter:
         on_stats: Callable[[Stats], None] | None,
         on_rejected: Callable[[Rejection], None] | None,
         stats_seconds: float,
+        on_verdict: Callable[[Verdict], None] | None = None,
     ) -> None:
-        hooks = {"on_state": on_state, "on_stats": on_stats, "on_rejected": on_rejected}
+        hooks: dict[str, object] = {
+            "on_state": on_state,
+            "on_stats": on_stats,
+            "on_rejected": on_rejected,
+            "on_verdict": on_verdict,
+        }
         for name, hook in hooks.items():
             if hook is not None and not callable(hook):
                 raise TypeError(f"{name} is {hook!r}: pass a function of one argument, or None")
         self.on_state, self.on_stats, self.on_rejected = on_state, on_stats, on_rejected
+        self.on_verdict = on_verdict
         self._label = label
         self._stats_seconds = stats_seconds
         self._told: tuple[State, str] = ("connecting", "")

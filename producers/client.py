@@ -41,6 +41,7 @@ from producers.errors import (
 from producers.stats import Delivery, Rejection, StateChange, Stats
 from stream_ssl.wire import Hello, Keys, Sample, Welcome, check_name
 from stream_ssl.wire.address import check_address
+from stream_ssl.wire.messages import Verdict
 from stream_ssl.wire.sample import MAX_SOURCE_BYTES, Position, Scalar, check_position, short
 
 if TYPE_CHECKING:
@@ -95,6 +96,8 @@ class Producer:
         on_state: called when the connection's state, or the reason for it, changes.
         on_stats: called with a copy of the counters every `stats_seconds`.
         stats_seconds: see on_stats.
+        on_verdict: called with how a sample fared in the memory: "kept" or "refused", and how many
+            slots showed the same; later "evicted". Some are never told (docs/producers.md).
 
     Raises:
         ValueError: an argument breaks its rule, or another producer uses the spool.
@@ -121,6 +124,7 @@ class Producer:
         on_state: Callable[[StateChange], None] | None = None,
         on_stats: Callable[[Stats], None] | None = None,
         stats_seconds: float = 10.0,
+        on_verdict: Callable[[Verdict], None] | None = None,
     ) -> None:
         if on_full not in get_args(OnFull):
             raise ValueError(f"on_full {on_full!r}: must be one of {', '.join(get_args(OnFull))}")
@@ -150,7 +154,7 @@ class Producer:
             packet_bytes = min(packet_bytes, max(1, buffer_bytes // 8))
         self._packer = Packer(packet_bytes, packet_samples)
         self._protocol = ProtocolState(
-            Hello(name, self._epoch, first=1, agent=AGENT),
+            Hello(name, self._epoch, 1, agent=AGENT, verdicts=on_verdict is not None),
             self._packer,
             linger,
             f"still connecting to {address}",
@@ -160,7 +164,7 @@ class Producer:
             buffer_bytes=buffer_bytes,
         )
         label = f"producer {name!r} to {address}"
-        reporter = Reporter(label, on_state, on_stats, on_rejected, stats_seconds)
+        reporter = Reporter(label, on_state, on_stats, on_rejected, stats_seconds, on_verdict)
         self._io = IoThread(address, curve, self._protocol, reporter, exit_timeout)
         self._changed = self._io.changed
         self._io.start()

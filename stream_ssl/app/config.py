@@ -148,7 +148,7 @@ def _add_receiver(parser: ArgumentParser) -> None:
     from stream_ssl.ingest.journal import Journal
     from stream_ssl.ingest.receiver import Receiver
 
-    _section(parser, Receiver, "receiver", skip={"journal", "offsets", "access"})
+    _section(parser, Receiver, "receiver", skip={"journal", "offsets", "access", "verdicts"})
     _section(parser, Journal, "journal", skip={"path"})
     parser.add_argument(
         "--access",

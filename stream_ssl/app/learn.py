@@ -24,6 +24,7 @@ from stream_ssl.ingest.batches import Batches
 from stream_ssl.ingest.consumer_offsets import ConsumerOffsets
 from stream_ssl.ingest.journal import JournalReader
 from stream_ssl.ingest.rate_limited_logger import RateLimitedLogger
+from stream_ssl.ingest.verdicts import VerdictSender
 from stream_ssl.learning.checkpoint import Checkpointer, CheckpointError
 from stream_ssl.learning.checks import IncompatibleConfig
 from stream_ssl.learning.records import Idle, StepRecord
@@ -36,6 +37,7 @@ from stream_ssl.observe.metrics import WORKING, LearnerMetrics
 from stream_ssl.observe.prequential import Prequential
 from stream_ssl.observe.server import Server
 from stream_ssl.observe.shadow import Shadow
+from stream_ssl.observe.verdict_feed import VerdictFeed
 
 log = logging.getLogger("stream_ssl.learner")
 
@@ -106,6 +108,9 @@ class Process:
         self._step_log = StepLog(log)
         shadows = build.shadows(settings, self.learner.method.dim)
         self._view = self._page.memory = MemoryView(self.learner.memory)
+        sender = VerdictSender(settings.run)
+        stack.callback(sender.close)
+        self._verdicts = VerdictFeed(self._view.slots, sender)
         self._observers = Observers(
             self.metrics,
             self.learner.memory,
@@ -156,6 +161,8 @@ class Process:
                 if isinstance(record, StepRecord):
                     self._step_log.consume(record)
                 self._view.consume(record)
+                if isinstance(record, StepRecord):
+                    self._verdicts.consume(record)
                 self._health.tick("learner")
                 if time.monotonic() >= self._tell_at:
                     self._tell_receiver()

@@ -21,6 +21,7 @@ from stream_ssl.ingest.access import Access
 from stream_ssl.ingest.consumer_offsets import ConsumerOffsets
 from stream_ssl.ingest.journal import Journal
 from stream_ssl.ingest.receiver import Receiver
+from stream_ssl.ingest.verdicts import VerdictInbox
 from stream_ssl.observe.health import Health
 from stream_ssl.observe.metrics import ReceiverMetrics
 from stream_ssl.observe.producers_view import ProducersView
@@ -61,7 +62,13 @@ def receive(settings: Namespace, resolved: Mapping[str, Any], stop: threading.Ev
             access = Access(files["keys"], files["allow"]) if files else None
             offsets = ConsumerOffsets(settings.run)
             receiver = listening(
-                lambda: Receiver(journal, offsets, access=access, **settings.receiver)
+                lambda: Receiver(
+                    journal,
+                    offsets,
+                    access=access,
+                    verdicts=VerdictInbox(settings.run),
+                    **settings.receiver,
+                )
             )
             stack.callback(receiver.close)
         where = Announcement(

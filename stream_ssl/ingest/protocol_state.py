@@ -16,7 +16,7 @@ from stream_ssl.ingest.journal import JournalError
 from stream_ssl.ingest.producer_table import ProducerRecord, ProducerTable
 from stream_ssl.ingest.rate_limited_logger import RateLimitedLogger, printable
 from stream_ssl.wire import CODECS, Ack, Bye, Data, Hello, Message, Nack, Welcome, WireError, decode
-from stream_ssl.wire.messages import DATA_HEAD
+from stream_ssl.wire.messages import DATA_HEAD, Verdict, Verdicts
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +50,7 @@ class Session:
             comes.
         gap_sent: when NACK "gap" was last sent for `expected`; 0: not yet.
         record: what is told of the producer.
+        verdicts: it has asked how its samples fare.
     """
 
     route: bytes
@@ -61,6 +62,7 @@ class Session:
     credit_changed: float
     last_received: float
     record: ProducerRecord
+    verdicts: bool = False
     credit: int = 0
     largest: int = 0
     served: int = 0
@@ -198,6 +200,17 @@ class ProtocolState:
             record.connected = None if session is None else record.connected
         return records
 
+    @property
+    def wants_verdicts(self) -> bool:
+        """Whether any producer has asked how its samples fare."""
+        return any(session.verdicts for session in self.sessions)
+
+    def tell(self, producer: str, rows: Sequence[Verdict]) -> None:
+        """Tell a producer how samples fared, if it has asked; what cannot be sent now never is."""
+        session = self.sessions.by_producer(producer)
+        if session is not None and session.verdicts:
+            self._send(session.route, Verdicts(tuple(rows)))
+
     # -- messages from producers
 
     def handle(
@@ -306,6 +319,7 @@ class ProtocolState:
             missing=missing,
             served=least_served(list(self.sessions)),
             record=self.producers.opened(name, self._key_name(user), printable(hello.agent), now),
+            verdicts=hello.verdicts,
         )
         self.sessions.open(session)
         self._acks_due.pop(route, None)

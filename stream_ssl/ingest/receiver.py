@@ -20,6 +20,7 @@ from stream_ssl.ingest.producer_table import ProducerRecord
 from stream_ssl.ingest.protocol_state import Counters, ProtocolState, Sessions
 from stream_ssl.ingest.rate_limited_logger import RateLimitedLogger
 from stream_ssl.ingest.unfinished import UnfinishedMessages
+from stream_ssl.ingest.verdicts import VerdictInbox
 from stream_ssl.wire import Message, encode, require_loopback
 from stream_ssl.wire.address import check_bind
 from stream_ssl.wire.messages import MAX_ITEMS
@@ -92,6 +93,7 @@ class Receiver:
         max_names: producers' names that one key may use, or, in plain text, all together; beyond,
             a new name is refused. The state of each takes up to 13 KB of each segment.
         drain_seconds: how long stopping may wait for what is in flight.
+        verdicts: where the learner tells how samples fared; None: producers are not told.
 
     Raises:
         ValueError: a limit makes no sense, or plain text beyond loopback.
@@ -114,6 +116,7 @@ class Receiver:
         max_producers: int = 4096,
         max_names: int = 256,
         drain_seconds: float = 2.0,
+        verdicts: VerdictInbox | None = None,
     ) -> None:
         check_bind(bind)
         if access is None:
@@ -146,6 +149,7 @@ class Receiver:
         self._policy = CreditPolicy(credit, total_credit, max_packet)
         self._max_lag = max_lag_bytes
         self._access = access
+        self._verdicts = verdicts
         self._denied = 0
         self._limited_log = RateLimitedLogger(log)
         self._lag = 0
@@ -242,6 +246,8 @@ class Receiver:
         if socket is not None:
             self._unfinished.close()
             socket.close()
+        if self._verdicts is not None:
+            self._verdicts.close()
         self._context.term()
 
     # -- the loop
@@ -314,6 +320,10 @@ class Receiver:
         protocol.room = room
         protocol.scarce = room < min(self._policy.total, most // 4)
         protocol.grant(now)
+        if self._verdicts is not None:
+            self._verdicts.listen(protocol.wants_verdicts)
+            for producer, rows in self._verdicts.read():
+                protocol.tell(producer, rows)
         if now >= self._probe_at:
             self._probe_at = now + _IDLE_SECONDS
             protocol.probe(now)

@@ -323,6 +323,7 @@ class Learner:
             near_copies=near_copies,
             waiting=len(self._novelty),
             images_BCHW=batch.images_BCHW,
+            duplicates_B=None if result.collisions is None else result.collisions.duplicates_B,
             origins_B=batch.origins_B,
             drawn=result.drawn,
         )

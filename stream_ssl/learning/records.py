@@ -58,6 +58,7 @@ class StepRecord:
     near_copies: int = 0
     waiting: int = 0  # new samples that do not fill a batch yet
     images_BCHW: Tensor | None = None  # uint8
+    duplicates_B: Tensor | None = None  # slots expected to show the same, before insertion
     origins_B: Sequence[Origin | None] | None = None
     drawn: tuple[Tensor, Tensor] | None = None  # int64 [n] each, on the memory's device
 

@@ -59,6 +59,7 @@ class CollisionStats(NamedTuple):
 
     expected: Tensor  # mean collision probability, 0-dimensional
     pairs: Tensor  # what `count_pairs` counts
+    duplicates_B: Tensor  # expected number of slots that show the same as each sample
 
 
 class StepResult(NamedTuple):
@@ -271,10 +272,11 @@ class Step:
         if not keys.usable:
             return None
         with self.timer("memory"):
-            expected = self._memory.collisions(keys.keys_BD, batch.images_BCHW).mean()
+            each_B = self._memory.collisions(keys.keys_BD, batch.images_BCHW)
             assert batch.labels_B is not None, "-1 where there are none"
             labels_B = batch.labels_B.to(self._memory.device)
-            return CollisionStats(expected, count_pairs(labels_B, self._memory.labels))
+            pairs = count_pairs(labels_B, self._memory.labels)
+            return CollisionStats(each_B.mean(), pairs, each_B * len(self._memory))
 
     def _admit(
         self, batch: Batch[Tensor], keys: Keys

@@ -74,10 +74,12 @@ class SlotHistory:
         self._origin_K: NDArray[np.object_] = np.full(memory.capacity, None, object)
         self._drawn_K = torch.zeros(memory.capacity, dtype=torch.int64, device=memory.device)
         self.evictions: deque[Eviction] = deque(maxlen=EVICTIONS)
+        self.latest: list[Eviction] = []  # of the last record
         self.fates: dict[str, Fate] = {}  # by producer; those beyond PRODUCERS under OTHERS
 
     def consume(self, record: StepRecord) -> None:
         """Take one record, when its step is done."""
+        self.latest = []
         if record.admission is not None:
             self._admitted(record, record.admission)
         if record.drawn is not None:
@@ -134,7 +136,8 @@ class SlotHistory:
                 origin = self._origin_K[slot]
             who = None if by is None else origin_B[by]
             lately.append(Eviction(now, gone, ages[turn], origin, who, slot))
-        self.evictions.extend(reversed(lately))
+        self.latest = lately[::-1]
+        self.evictions.extend(self.latest)
 
     def _count_fates(
         self, ids: list[int], admission: Admission, origin_B: NDArray[np.object_]

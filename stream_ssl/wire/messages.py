@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, dataclass, fields
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import msgpack
 
@@ -70,6 +70,7 @@ class Hello:
     first: int  # the oldest sequence that it can still send; 1 if it has numbered none yet
     codecs: tuple[str, ...] = CODECS
     agent: str = ""  # program and version, for the log
+    verdicts: bool = False  # tell how samples fared; left out where it is False
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +114,33 @@ class Bye:
 
     kind: ClassVar[int] = 6
     reason: str = ""
+
+
+class Verdict(NamedTuple):
+    """How one sample fared in the memory."""
+
+    source: str
+    id: str
+    what: str  # one of VERDICTS
+    duplicates: float | None = None  # slots expected to show the same when it came
+    near: bool = False  # found a near-copy of a slot, where the memory tests for that
+    age: int | None = None  # of an evicted one: samples offered since it came
+
+    def row(self) -> tuple[object, ...]:
+        """As it travels."""
+        return tuple(self)
+
+
+VERDICTS = ("kept", "refused", "evicted")
+MAX_VERDICTS = 32  # in one message
+
+
+@dataclass(frozen=True, slots=True)
+class Verdicts:
+    """How samples fared, for a producer whose HELLO asked. None is sent twice, some never."""
+
+    kind: ClassVar[int] = 7
+    rows: tuple[Verdict, ...]
 
 
 @dataclass(frozen=True)
@@ -212,9 +240,11 @@ class Data:
             start += row["size"]
 
 
-MapMessage = Hello | Welcome | Ack | Nack | Bye
+MapMessage = Hello | Welcome | Ack | Nack | Bye | Verdicts
 Message = MapMessage | Data
-_MAPS: dict[int, type[MapMessage]] = {cls.kind: cls for cls in (Hello, Welcome, Ack, Nack, Bye)}
+_MAPS: dict[int, type[MapMessage]] = {
+    cls.kind: cls for cls in (Hello, Welcome, Ack, Nack, Bye, Verdicts)
+}
 _FIELDS: dict[type[MapMessage], dict[str, Any]] = {
     cls: {field.name: field.type for field in fields(cls)} for cls in _MAPS.values()
 }
@@ -239,6 +269,8 @@ def encode(message: Message) -> Frames:
     if isinstance(message, Data):
         return message.encode()
     values = {name: getattr(message, name) for name in _FIELDS[type(message)]}
+    if values.get("verdicts") is False:  # as HELLO was before there were any
+        del values["verdicts"]
     return [prefix(message.kind), msgpack.packb(values)]
 
 
@@ -282,7 +314,9 @@ def _decode_map(cls: type[MapMessage], sent: dict[str, Any]) -> MapMessage:
             continue
         if not _fits(known[name], value):
             raise WireError("malformed", f"{cls.__name__.upper()}: {name} is {reprlib.repr(value)}")
-        values[name] = tuple(value) if name == "codecs" else value
+        if name == "rows":
+            value = [Verdict(*row[:6]) for row in value]
+        values[name] = tuple(value) if name in ("codecs", "rows") else value
     missing = [
         field.name for field in fields(cls) if field.name not in values and field.default is MISSING
     ]
@@ -308,7 +342,23 @@ def _fits(kind: Any, value: Any) -> bool:
             return isinstance(value, bool)
         case "tuple[str, ...]":
             return isinstance(value, list) and all(isinstance(item, str) for item in value)
+        case "tuple[Verdict, ...]":
+            return isinstance(value, list) and all(_is_verdict(row) for row in value)
     return True
+
+
+def _is_verdict(row: Any) -> bool:
+    if not isinstance(row, list | tuple) or len(row) < 6:
+        return False
+    source, name, what, duplicates, near, age = row[:6]
+    return (
+        isinstance(source, str)
+        and isinstance(name, str)
+        and what in VERDICTS
+        and (duplicates is None or isinstance(duplicates, float))
+        and isinstance(near, bool)
+        and (age is None or _fits("int", age))
+    )
 
 
 def prefix(kind: int) -> bytes:

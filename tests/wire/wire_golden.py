@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from stream_ssl.wire import Ack, Bye, Data, Hello, Message, Nack, Sample, Welcome
+from stream_ssl.wire.messages import Verdict, Verdicts
 
 DATA = Data.pack(
     42,
@@ -72,4 +73,19 @@ GOLDEN: dict[str, tuple[Message, tuple[str, ...]]] = {
         ),
     ),
     "BYE": (Bye("closed"), ("53530106", "81a6726561736f6ea6636c6f736564")),
+    "VERDICTS": (
+        Verdicts(
+            (
+                Verdict("camera-1", "a", "kept", 0.5, near=True),
+                Verdict("camera-1", "b", "evicted", age=4096),
+            )
+        ),
+        (
+            "53530107",
+            (
+                "81a4726f77739296a863616d6572612d31a161a46b657074cb3fe0000000000000c3c096a863616d"
+                "6572612d31a162a765766963746564c0c2cd1000"
+            ),
+        ),
+    ),
 }

@@ -10,6 +10,7 @@ from jsonargparse import ArgumentParser, Namespace
 from stream_ssl.app import config, restart
 from stream_ssl.app.endpoints import OTHER_FOLDER
 from stream_ssl.app.failures import check_writable, configuring, reported
+from stream_ssl.app.page import page_sources
 from stream_ssl.observe.server import check_public
 
 log = logging.getLogger("stream_ssl.check")
@@ -45,9 +46,10 @@ def check_receiver(settings: Namespace) -> None:
     from stream_ssl.app import receive
 
     check_writable(settings.run, "run folder", OTHER_FOLDER)
+    token = page_sources(settings).token
     for role in ("receiver", "learner"):
         host, _ = config.split_address(settings.http[role])
-        check_public(host, settings.http.public)
+        check_public(host, settings.http.public or token is not None)
     address = settings.http.learner
     if settings.http.receiver == address and not address.endswith(":0"):
         raise ValueError(f"http.receiver and http.learner are both {address}: give two")

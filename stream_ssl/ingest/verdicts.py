@@ -1,0 +1,116 @@
+"""How samples fared, from the learner to the receiver: lossy by design, and never waited for.
+
+Datagrams over a Unix socket in the run's folder. The receiver opens it when a producer has asked,
+and without it the learner sends nothing. What does not fit into the kernel's buffer is left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import msgpack
+
+from stream_ssl.wire.messages import MAX_VERDICTS, Verdict
+
+log = logging.getLogger(__name__)
+
+FILE = "verdicts.sock"
+READ = 64
+"""Datagrams read at a time."""
+MAX_BYTES = 60_000
+MAX_PATH = 107
+"""Bytes of a Unix socket's path; a run folder that is longer has no feed."""
+
+
+class VerdictInbox:
+    """The receiver's end.
+
+    Args:
+        folder: of the run.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self._path = Path(folder).absolute() / FILE
+        self._socket: socket.socket | None = None
+        self._failed = False
+
+    def listen(self, wanted: bool) -> None:
+        """Be open while somebody wants what comes."""
+        if wanted == (self._socket is not None) or self._failed:
+            return
+        if not wanted:
+            self.close()
+            return
+        try:
+            if len(os.fsencode(self._path)) > MAX_PATH:
+                raise OSError(f"its path has more than {MAX_PATH} bytes")
+            self._path.unlink(missing_ok=True)
+            inbox = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+            inbox.bind(str(self._path))
+            self._path.chmod(0o600)
+            self._socket = inbox
+        except OSError as error:
+            self._failed = True
+            log.warning(
+                "no verdicts for producers: %s cannot be listened at: %s", self._path, error
+            )
+
+    def read(self) -> Iterator[tuple[str, list[Verdict]]]:
+        """What has come: a producer's name, and how some of its samples fared."""
+        for _ in range(READ if self._socket is not None else 0):
+            try:
+                assert self._socket is not None, "asked before"
+                producer, rows = msgpack.unpackb(self._socket.recv(MAX_BYTES + 1))
+                yield str(producer), [Verdict(*row) for row in rows[:MAX_VERDICTS]]
+            except BlockingIOError:
+                return
+            except (OSError, ValueError, TypeError, msgpack.UnpackException):
+                continue  # no datagram of ours
+
+    def close(self) -> None:
+        """Nobody wants any more."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+            with contextlib.suppress(OSError):
+                self._path.unlink()
+
+
+class VerdictSender:
+    """The learner's end.
+
+    Args:
+        folder: of the run.
+
+    Attributes:
+        left_out: verdicts for which the receiver had no room.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self._path = Path(folder).absolute() / FILE
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        self.left_out = 0
+
+    @property
+    def wanted(self) -> bool:
+        """Whether a receiver listens."""
+        return self._path.exists()
+
+    def send(self, verdicts: Mapping[str, Sequence[Verdict]]) -> None:
+        """Tell, by producer, how samples fared; or leave it out."""
+        for producer, rows in verdicts.items():
+            for start in range(0, len(rows), MAX_VERDICTS):
+                part = [row.row() for row in rows[start : start + MAX_VERDICTS]]
+                try:
+                    self._socket.sendto(msgpack.packb((producer, part)), str(self._path))
+                except OSError:
+                    self.left_out += len(part)
+
+    def close(self) -> None:
+        """Send no more."""
+        self._socket.close()
