@@ -40,8 +40,9 @@ HEADERS = {
     "x-frame-options": "DENY",
     "referrer-policy": "no-referrer",
     "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-cache",
 }
-"""Of every answer."""
+"""Of every answer that does not say otherwise."""
 
 
 class Token:

@@ -50,6 +50,7 @@ class StepJobs:
         self.share, self.spent = share, 0.0
         self._clock, self._began = clock, clock()
         self._credit, self._since = MOST_CREDIT, clock()
+        self._closed = False
         self._jobs: queue.Queue[tuple[Callable[[], Any], Future[Any], bool]] = queue.Queue(
             MOST_WAITING
         )
@@ -71,12 +72,23 @@ class StepJobs:
             self._jobs.put_nowait((job, future, metered))
         except queue.Full:
             raise Busy(f"{MOST_WAITING} requests wait for the learner already") from None
+        if self._closed:
+            self.close()
         try:
             return future.result(timeout)
         except TimeoutError:
             if future.cancel():
                 raise Busy(f"the learner came to no pause within {timeout:g} s") from None
             return future.result()  # it began, or ended, just now
+
+    def close(self) -> None:
+        """Nothing is run any more: whoever waits, or asks later, is told so at once."""
+        self._closed = True
+        with suppress(queue.Empty):
+            while True:
+                future = self._jobs.get_nowait()[1]
+                if future.set_running_or_notify_cancel():
+                    future.set_exception(Busy("the learner stops"))
 
     @property
     def used(self) -> float:

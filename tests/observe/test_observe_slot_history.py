@@ -111,5 +111,13 @@ def test_a_job_that_cannot_be_run_says_so() -> None:
         asked = pool.submit(jobs.ask, fail)
         while not asked.done():
             jobs.serve()
+        waits = pool.submit(jobs.ask, fail, 60.0)
+        while jobs._jobs.empty():
+            assert not waits.done()
+        jobs.close()
+        with pytest.raises(Busy, match="the learner stops"):
+            waits.result(10)
+        with pytest.raises(Busy, match="the learner stops"):
+            jobs.ask(fail)
     with pytest.raises(LookupError, match="no such slot"):  # with whoever asked, not the learner
         asked.result()
