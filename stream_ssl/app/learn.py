@@ -7,7 +7,9 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 
+import torch
 from jsonargparse import ArgumentParser, Namespace
 from prometheus_client import CollectorRegistry
 
@@ -29,6 +31,7 @@ from stream_ssl.learning.checkpoint import Checkpointer, CheckpointError
 from stream_ssl.learning.checks import IncompatibleConfig
 from stream_ssl.learning.records import Idle, StepRecord
 from stream_ssl.observe.balance import Balance, class_counts
+from stream_ssl.observe.collisions import ClassCollisions, near_copies
 from stream_ssl.observe.drift import Drift
 from stream_ssl.observe.health import Health
 from stream_ssl.observe.held_out import HeldOutProbe
@@ -120,6 +123,7 @@ class Process:
             reader,
             build.prequential(settings),
             build.held_out(settings, self.learner),
+            self.learner.device,
         )
 
     def _serve(self, settings: Namespace, stack: ExitStack) -> None:
@@ -128,6 +132,7 @@ class Process:
             memories=(WORKING, *settings.shadows),
             classes=settings.classes,
             config=flat(self._config),
+            folders=folders(settings),
         )
         self._health = Health()
         self._health.set("started", False, "starting")
@@ -255,6 +260,7 @@ class Observers:
         batches, reader: asked how far behind the learner is.
         prequential: predicts the labels that the stream carries.
         held_out: probes a held-out labelled set, where one is given.
+        device: what the learner computes on.
         every: least seconds between two surveys of the expensive numbers.
     """
 
@@ -267,14 +273,16 @@ class Observers:
         reader: JournalReader,
         prequential: Prequential | None = None,
         held_out: HeldOutProbe | None = None,
+        device: torch.device | None = None,
         every: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._metrics, self._memory, self._shadows = metrics, memory, shadows
         self._batches, self._reader = batches, reader
         self._balance, self._drift = Balance(), Drift()
+        self._collisions, self._jitter = ClassCollisions(), torch.Generator().manual_seed(0)
         self._prequential = prequential or Prequential()
-        self._held_out = held_out
+        self._held_out, self._device = held_out, device
         self._new = 0  # samples that wait in the learner
         self._every, self._clock = every, clock
         self._next = clock()
@@ -287,6 +295,7 @@ class Observers:
         if isinstance(record, StepRecord) and record.batch:
             self._balance.consume(record)
             self._drift.consume(record)
+            self._collisions.consume(record)
             self._prequential.consume(record)
             for shadow in self._shadows:
                 if (admission := shadow.consume(record)) is not None:
@@ -304,8 +313,28 @@ class Observers:
         for name, memory in memories.items():
             counts = class_counts(memory.labels)
             self._metrics.observe_memory(name, memory.stats(), counts)
+        self._metrics.observe_collisions(
+            self._collisions.measure(self._memory), near_copies(self._memory, self._jitter)
+        )
         self._metrics.observe_balance(self._balance)
-        self._metrics.observe_drift(self._drift.shift, self._drift.take_new())
+        shifts = self._drift.shift, self._drift.image_shift
+        self._metrics.observe_drift(*shifts, self._drift.take_new())
         self._metrics.observe_prequential(self._prequential.read(), self._prequential.take_new())
         waiting, pending = self._batches.waiting(), self._batches.pending() + self._new
         self._metrics.observe_journal(waiting, pending, self._reader.corrupt)
+        if self._device is not None and self._device.type == "cuda":
+            self._metrics.observe_gpu(
+                {
+                    "allocated": torch.cuda.memory_allocated(self._device),
+                    "reserved": torch.cuda.memory_reserved(self._device),
+                    "free": torch.cuda.mem_get_info(self._device)[0],
+                }
+            )
+
+
+def folders(settings: Namespace) -> dict[str, Path]:
+    """Where a learner writes, by what for."""
+    found = {"checkpoints": settings.run / "checkpoints", "quarantine": settings.run / "quarantine"}
+    if settings.memory.image_file is not None:
+        found["images"] = Path(settings.memory.image_file).absolute().parent
+    return found

@@ -45,7 +45,12 @@ def receive(settings: Namespace, resolved: Mapping[str, Any], stop: threading.Ev
         host, port = split_address(settings.http.receiver)
         sources = page_sources(settings)
         sources.producers = ProducersView()
-    metrics = ReceiverMetrics(CollectorRegistry(), flat(resolved))
+    metrics = ReceiverMetrics(
+        CollectorRegistry(),
+        flat(resolved),
+        folders={"journal": settings.run / "journal"},
+        producers=settings.http.producers,
+    )
     health = Health()
     health.expect("receiver", PATIENCE)
     with ExitStack() as stack:

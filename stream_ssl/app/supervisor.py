@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from stream_ssl.app.signals import PARENT
+from stream_ssl.observe.catalogue import RESTARTS
 
 log = logging.getLogger("stream_ssl.supervisor")
 
@@ -56,7 +57,12 @@ class Child:
             self.command,
             stdin=subprocess.DEVNULL,
             # Memory that grows over days is mostly glibc's arenas, one or more a thread.
-            env={"MALLOC_ARENA_MAX": "2", **os.environ, PARENT: str(os.getpid())},
+            env={
+                "MALLOC_ARENA_MAX": "2",
+                **os.environ,
+                PARENT: str(os.getpid()),
+                RESTARTS: str(self.restarts),
+            },
             start_new_session=True,  # a terminal's Ctrl-C comes to us; we stop them in order
         )
         self.started = clock()

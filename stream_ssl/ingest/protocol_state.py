@@ -139,6 +139,9 @@ class Counters:
     rejected: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
     fsync_seconds: float | None = None
+    producer_samples: Counter[str] = field(default_factory=Counter)
+    producer_bytes: Counter[str] = field(default_factory=Counter)
+    producer_received: dict[str, float] = field(default_factory=dict)
 
 
 class ProtocolState:
@@ -410,6 +413,10 @@ class ProtocolState:
             session.record.samples += samples
             session.record.bytes += data.size
             self.received = self.group.batch.entries[-1].received
+            name = self._listed_name(session)
+            counters.producer_samples[name] += samples
+            counters.producer_bytes[name] += data.size
+            counters.producer_received[name] = self.received
             captured = float(data.fields["samples"][-1]["time"])
             if math.isfinite(captured):
                 self.captured = captured
@@ -420,6 +427,11 @@ class ProtocolState:
         session.greedy = True
         session.expected += 1
         session.gap_sent = 0.0
+
+    def _listed_name(self, session: Session) -> str:
+        """The name of its key on the allow-list; in plain text the one it gives itself."""
+        name = self._access.allow.name_of(session.user or "") if self._access is not None else None
+        return name or session.producer
 
     def _count_missing(self, session: Session) -> None:
         if session.missing:

@@ -54,6 +54,10 @@ class ReceiverRecord:
     missing: int = 0  # packets that neither the producer nor this journal has any more
     acked_samples: int = 0
     fsync_seconds: float | None = None  # of the group commit; None: nothing was written
+    # By producer: by its key's name on the allow-list, in plain text by the one it gives itself.
+    producer_samples: Mapping[str, int] = field(default_factory=dict)
+    producer_bytes: Mapping[str, int] = field(default_factory=dict)
+    producer_received: Mapping[str, float] = field(default_factory=dict)  # its latest packet
     journal_failures: int = 0  # commits that found no room or a failing disk
     journal_damaged: int = 0  # segments found damaged, since the journal was opened
 
@@ -304,6 +308,7 @@ class Receiver:
             denied, self._denied = self._access.denied - self._denied, self._access.denied
             refused["denied"] += denied
         refused["oversize"] += self._unfinished.check(now)
+        refused.update(self._unfinished.take_failures(now))
         try:
             self.journal.trim(positions.checkpointed)
         except JournalError as error:

@@ -1,4 +1,5 @@
-"""Messages that do not end: libzmq bounds a frame, but hands over no message before it is whole."""
+"""Connections from which no message comes: libzmq bounds a frame, but hands over no message before
+it is whole, and tells of a failed handshake to a socket's monitor alone."""
 
 from __future__ import annotations
 
@@ -8,6 +9,8 @@ import resource
 import socket
 import struct
 import time
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,12 @@ log = logging.getLogger(__name__)
 _RECEIVED = struct.Struct("128xQ")  # tcpi_bytes_received in Linux's struct tcp_info
 _IDLE_BYTES = 256  # a second, of heartbeats
 _SHARE = 0.05  # of the receiver's time, at most
+_SILENT_SECONDS = 10.0  # without a message, after which a connection counts as silent
+_HANDSHAKES: dict[int, str] = {
+    zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH: "no-key",  # plain text, where CURVE is asked for
+    zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC: "server-key",  # encrypted to another receiver's key
+}
+_FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 
 
 _LOCAL = ""  # the peer of a connection over ipc://
@@ -33,6 +42,7 @@ class _Connection:
     bytes: int = 0  # received by TCP when a message was last finished, ...
     since: float = 0.0  # ... and when that was, time.monotonic
     finished: bool = True  # whether a message was, since the last check
+    silent_since: float | None = None  # when accepted, until a message comes or it is counted
 
 
 class UnfinishedMessages:
@@ -52,12 +62,15 @@ class UnfinishedMessages:
     """
 
     def __init__(self, server: zmq.Socket[Any], limit: int, memory: int) -> None:
-        self.monitor = server.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+        self.monitor = server.get_monitor_socket(
+            zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | _FAILED
+        )
         self.cut = 0
+        self._failures: Counter[str] = Counter()
         self._server, self._limit = server, limit
         self._memory = memory + _resident()
         self._connections: dict[int, _Connection] = {}
-        self._next = 0.0
+        self._next = self._silent_at = 0.0
         self._limited_log = RateLimitedLogger(log)
 
     def follow(self) -> None:
@@ -65,18 +78,37 @@ class UnfinishedMessages:
         while self.monitor.poll(0):
             event = parse_monitor_message(self.monitor.recv_multipart())
             descriptor = int(event["value"])
+            if event["event"] & _FAILED:  # the value is no descriptor but what went wrong
+                self._failures[_HANDSHAKES.get(descriptor, "handshake")] += 1
+                continue
             self._connections.pop(descriptor, None)
             if event["event"] == zmq.EVENT_ACCEPTED:
                 with contextlib.suppress(OSError), _borrowed(descriptor) as tcp:
                     local = tcp.family == socket.AF_UNIX
                     peer = _LOCAL if local else tcp.getpeername()
-                    self._connections[descriptor] = _Connection(peer)
+                    connection = _Connection(peer, silent_since=time.monotonic())
+                    self._connections[descriptor] = connection
 
     def finished(self, frame: zmq.Frame) -> None:
         """A message came, with this frame."""
         connection = self._connections.get(int(frame.get(zmq.SRCFD)))
         if connection is not None:
-            connection.finished = True
+            connection.finished, connection.silent_since = True, None
+
+    def take_failures(self, now: float) -> Mapping[str, int]:
+        """Connections that came to nothing since the call before, by reason: "no-key",
+        "server-key", any other "handshake" that failed, and "silent": no message within ten
+        seconds, as from one whose routing id is another's, which libzmq neither reads nor closes.
+        """
+        if now >= self._silent_at:
+            self._silent_at = now + 1.0
+            for connection in self._connections.values():
+                since = connection.silent_since
+                if since is not None and now - since >= _SILENT_SECONDS:
+                    self._failures["silent"] += 1
+                    connection.silent_since = None
+        found, self._failures = self._failures, Counter()
+        return found
 
     def check(self, now: float) -> int:
         """Check all connections, if it is time to; how many were cut off."""

@@ -29,11 +29,12 @@ def entropy(counts: Iterable[float]) -> float:
     return max(0.0, -sum(count / total * math.log(count / total) for count in positive))
 
 
-def effective_classes(moment_DD: Tensor) -> float:
-    """Effective number of classes: the exponential of the entropy of a spectrum.
+def effective_rank(moment_DD: Tensor) -> float:
+    """Effective rank: the exponential of the entropy of a spectrum (Roy and Vetterli, 2007).
 
     For unit-norm embeddings that lie in c orthogonal directions with shares p it is exp(H(p)): c
-    when balanced, 1 when all embeddings are equal.
+    when balanced, 1 when all embeddings are equal. A contrastive encoder spreads a frequent class
+    over many directions, so that it is no number of classes; see docs/numbers.md.
 
     Args:
         moment_DD: second moment of the embeddings, Z^T Z times any positive factor; not centred.
@@ -92,10 +93,10 @@ class Balance:
             self.recent[label] = self.recent.get(label, 0.0) + count
 
     @property
-    def effective_classes(self) -> float:
+    def effective_rank(self) -> float:
         """Of the recent stream, from its embeddings; 0 before the first. Costs O(D^3): a few
         milliseconds, so ask now and then."""
-        return 0.0 if self._moment_DD is None else effective_classes(self._moment_DD)
+        return 0.0 if self._moment_DD is None else effective_rank(self._moment_DD)
 
     @property
     def class_entropy(self) -> float:

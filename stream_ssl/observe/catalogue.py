@@ -20,12 +20,18 @@ CHECKPOINT_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120
 PERCENTILES = ("50", "90", "100")
 EXTREMES = ("mean", "max")
 SKIPS = ("loss", "gradient", "keys", "pace", "novelty")
-REFUSALS = ("denied", "internal")
-"""Why a connection is refused, beside the wire's reasons: by its key; by an error of ours."""
+REFUSALS = ("denied", "handshake", "internal", "no-key", "server-key", "silent")
+"""Why a connection is refused, beside the wire's reasons: its key is not on the allow-list; its
+handshake is none; an error of ours; it speaks plain text; it has another receiver's public key; it
+never says HELLO, as one whose routing id is another's."""
 BAD_SAMPLES = ("damaged", "empty", "fields", "format", "packet", "pixels", "shape")
-SIGNALS = ("loss", "collision", "embedding")
+SIGNALS = ("loss", "collision", "embedding", "image")
 CLASSIFIERS = ("linear", "knn", "no_change", "majority")
 """Of the online probe: two that go by the embeddings, and two that need none."""
+RESTARTS = "STREAM_SSL_RESTARTS"
+"""Environment: how often a supervisor has started this process again."""
+PRODUCERS = 256
+"""Producers are told apart up to so many; the rest are counted as "other"."""
 CLASSES = 64
 """Class labels "0" to "63" are told apart; the rest are counted as "other"."""
 
@@ -71,6 +77,21 @@ CATALOGUE: tuple[Spec, ...] = (
         "both", "info", "config_info", "", "The settings that this process runs with.",
         "A change here explains a change elsewhere.",
     ),
+    Spec(
+        "both", "counter", "restarts_total", "restarts",
+        "How often `stream-ssl run` started this process again since it was started itself.",
+        "Any growth: it died; its log says of what.",
+    ),
+    Spec(
+        "both", "gauge", "loop_age_seconds", "seconds",
+        "Seconds since the process's loop last went round; /healthz asks for the same.",
+        "Above a few seconds: it hangs, though its port answers.",
+    ),
+    Spec(
+        "both", "gauge", "disk_free_bytes", "bytes",
+        "Space that is left to us on the file system of a folder that this process writes.",
+        "Less than a checkpoint and the journal's room: it will be full.", ("folder",),
+    ),
     # -- receiver: what comes in
     Spec(
         "receiver", "counter", "received_packets_total", "packets",
@@ -115,6 +136,22 @@ CATALOGUE: tuple[Spec, ...] = (
         "receiver", "counter", "refused_connections_total", "connections",
         "Connections and frames refused before any sample was read, by reason.",
         "Growth: a wrong or revoked key, or somebody trying.", ("reason",), field="refused",
+    ),
+    Spec(
+        "receiver", "counter", "producer_samples_total", "samples",
+        "Samples taken for the first time, by producer: by its key's name on the allow-list; in "
+        "plain text, by the name that it gives itself.",
+        "Who sends how much; one that stopped.", ("producer",), field="producer_samples",
+    ),
+    Spec(
+        "receiver", "counter", "producer_bytes_total", "bytes",
+        "Bytes taken for the first time, by producer.", "As producer_samples_total.",
+        ("producer",), field="producer_bytes",
+    ),
+    Spec(
+        "receiver", "gauge", "producer_last_received_timestamp_seconds", "seconds",
+        "Unix time at which the latest packet of a producer came.",
+        "time() less this: silent for so long.", ("producer",), field="producer_received",
     ),
     Spec(
         "receiver", "gauge", "producers_connected", "producers",
@@ -171,12 +208,12 @@ CATALOGUE: tuple[Spec, ...] = (
     ),
     Spec(
         "receiver", "gauge", "last_received_timestamp_seconds", "seconds",
-        "Unix time at which the latest packet came; 0 before the first.",
+        "Unix time at which the latest packet came.",
         "Standing still while producers are connected: the stream dried up.", field="received",
     ),
     Spec(
         "receiver", "gauge", "last_captured_timestamp_seconds", "seconds",
-        "Latest capture time of a sample, by its producer's clock; 0 before the first.",
+        "Latest capture time of a sample, by its producer's clock.",
         "Behind last_received: producers lag, or their clocks are wrong.", field="captured",
     ),
     # -- learner: the loop
@@ -255,19 +292,30 @@ CATALOGUE: tuple[Spec, ...] = (
         "Journal records whose checksum was wrong when they were read, left out.",
         "Must stay 0; each is a packet that the weights never see.",
     ),
+    Spec(
+        "learner", "gauge", "gpu_memory_bytes", "bytes",
+        "Memory of the learner's GPU: allocated to tensors, reserved by torch, and free of all "
+        "processes.",
+        "Free towards 0: the next larger allocation fails. Absent on a CPU.", ("kind",),
+    ),
     # -- learner: collisions and balance
     Spec(
         "learner", "gauge", "collision_probability", "",
-        "Probability that a sample and a slot of the working memory share a class: expected from "
-        "the memory's descriptors, true from labels.",
-        "Expected far above 1 / classes: the memory is unbalanced, or the embeddings collapse.",
+        "Probability that a sample and a slot of the working memory share a class: true among "
+        "those that have labels; calibrated, by the cosines of all and what labelled pairs teach.",
+        "Far above 1 / classes: a class crowds the memory. Absent where the stream has no labels.",
         ("kind",),
     ),
     Spec(
-        "learner", "gauge", "stream_effective_classes", "classes",
-        "Effective number of classes of the stream, from the spectrum of its embeddings.",
-        "Less than the memory's: the memory is more balanced than the stream, as it should be. "
-        "Towards 1: collapse.",
+        "learner", "gauge", "collision_similarity", "",
+        "Mean score h of a sample and a slot of the working memory, on the memory's descriptors; a "
+        "similarity and no probability.",
+        "A change of level: the stream or the memory changed. It says nothing of classes.",
+    ),
+    Spec(
+        "learner", "gauge", "stream_effective_rank", "directions",
+        "Effective rank of the stream's embeddings: exponential of the entropy of their spectrum.",
+        "Towards 1: collapse. Less than the memory's where the stream repeats itself.",
     ),
     Spec(
         "learner", "counter", "stream_class_samples_total", "samples",
@@ -281,12 +329,18 @@ CATALOGUE: tuple[Spec, ...] = (
     Spec(
         "learner", "gauge", "embedding_shift", "",
         "1 - cosine between the short and the long running mean of the keys.",
-        "A jump: the stream changed, or the encoder did.",
+        "Early in a run it is the encoder that moves, later the stream.",
+    ),
+    Spec(
+        "learner", "gauge", "image_shift", "",
+        "1 - cosine between the short and the long running mean of the stream's thumbnails.",
+        "A jump: the stream changed; no training moves it.",
     ),
     Spec(
         "learner", "counter", "drift_detections_total", "detections",
         "Changes of level found in a signal by ADWIN.",
-        "Read together with the sources that came and went.", ("signal",),
+        "image: the stream changed. The other signals move as the encoder learns, too.",
+        ("signal",),
     ),
     # -- learner: probes, by labels where the stream or a held-out set has some
     Spec(
@@ -314,7 +368,7 @@ CATALOGUE: tuple[Spec, ...] = (
     Spec(
         "learner", "gauge", "held_out_accuracy", "",
         "kNN accuracy of the encoder's features on the held-out labelled set, at the last probe.",
-        "Rises; the one figure here that does not depend on the stream. 0 without such a set.",
+        "Rises; the one figure here that does not depend on the stream. Absent without such a set.",
     ),
     Spec(
         "learner", "gauge", "held_out_class_accuracy", "",
@@ -394,7 +448,7 @@ CATALOGUE: tuple[Spec, ...] = (
     Spec(
         "learner", "gauge", "memory_slot_duplicates", "samples",
         "Expected number of duplicates of a slot in its memory, N(j), by percentile; by the same "
-        "score as memory_expected_collisions.",
+        "score as memory_similarity.",
         "100 far above 50: one class or scene still crowds the memory.", ("memory", "percentile"),
     ),
     Spec(
@@ -404,7 +458,7 @@ CATALOGUE: tuple[Spec, ...] = (
     ),
     Spec(
         "learner", "gauge", "memory_counted_slots", "slots",
-        "Slots that memory_slot_duplicates and memory_expected_collisions are taken over.",
+        "Slots that memory_slot_duplicates and memory_similarity are taken over.",
         "Less than memory_slots: the memory is too large to count, they are an even sample.",
         ("memory",), field="counted",
     ),
@@ -421,16 +475,22 @@ CATALOGUE: tuple[Spec, ...] = (
         field="images_lost",
     ),
     Spec(
-        "learner", "gauge", "memory_expected_collisions", "",
-        "Mean expected collision probability over the pairs of slots, on the working memory's "
-        "descriptor, by the score of the memory's policy; by the working memory's where a shadow's "
-        "policy has none.",
+        "learner", "gauge", "memory_similarity", "",
+        "Mean score h over the pairs of slots, on the working memory's descriptor, by the score of "
+        "the memory's policy; by the working memory's where a shadow's policy has none.",
         "Falls below that of a queue beside it.", ("memory",), field="expected_collisions",
     ),
     Spec(
-        "learner", "gauge", "memory_effective_classes", "classes",
-        "Effective number of classes of a memory, from the spectrum of its embeddings.",
-        "Above stream_effective_classes.", ("memory",), field="effective_classes",
+        "learner", "gauge", "memory_effective_rank", "directions",
+        "Effective rank of a memory's embeddings: exponential of the entropy of their spectrum.",
+        "Falls as near-copies fill the memory; it does not follow the balance of classes, see "
+        "docs/numbers.md.", ("memory",), field="effective_classes",
+    ),
+    Spec(
+        "learner", "gauge", "memory_near_copies_ratio", "ratio",
+        "Share of the working memory's slots that another slot nearly copies, on its descriptor.",
+        "Above a few per cent: the stream repeats itself faster than the memory sorts it out. "
+        "Absent where the memory keeps no images, or counts on embeddings.",
     ),
     Spec(
         "learner", "gauge", "memory_class_slots", "slots", "Labelled slots, by class.",
@@ -444,7 +504,7 @@ CATALOGUE: tuple[Spec, ...] = (
     # -- learner: checkpoints
     Spec(
         "learner", "gauge", "checkpoint_timestamp_seconds", "seconds",
-        "Unix time of the newest durable checkpoint; 0 when there is none.", "Rises.",
+        "Unix time of the newest durable checkpoint.", "Rises.",
     ),
     Spec(
         "learner", "gauge", "checkpoint_age_seconds", "seconds",
@@ -468,6 +528,11 @@ CATALOGUE: tuple[Spec, ...] = (
     Spec(
         "learner", "histogram", "checkpoint_seconds", "seconds",
         "Time to make a checkpoint durable.", "Against the interval.", buckets=CHECKPOINT_BUCKETS,
+    ),
+    Spec(
+        "learner", "gauge", "checkpoints_damaged", "checkpoints",
+        "Checkpoints that were found damaged and set aside as damaged-*, until they are removed.",
+        "Above 0: the disk is failing, or somebody wrote there.",
     ),
     Spec(
         "learner", "counter", "checkpoint_failures_total", "checkpoints",

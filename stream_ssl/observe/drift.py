@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from memory.compute import to_host
+from memory.descriptors import Thumbnail
 from stream_ssl.observe.catalogue import SIGNALS
 
 if TYPE_CHECKING:
@@ -56,9 +57,9 @@ class Mean:
 class Drift:
     """Change detection by ADWIN (Bifet and Gavalda, 2007), one detector a signal.
 
-    Signals: "loss"; "collision", the expected collision probability; "embedding", the cosine of
-    each batch's mean key with the long running mean. A falling loss early in a run is a change of
-    level too, and is found.
+    Signals: "loss"; "collision", the mean score of batch and memory; "embedding" and "image", the
+    cosine of each batch's mean key, and mean thumbnail, with their long running means. The first
+    three move as the encoder learns, early in a run above all; "image" moves with the stream alone.
 
     Args:
         delta: a detector's bound on the probability of a false alarm.
@@ -74,7 +75,8 @@ class Drift:
             raise ValueError(
                 f"half-lives must hold 0 < short < long; got short={short}, long={long}"
             )
-        self._short, self._long = Mean(short), Mean(long)
+        self._means = {one: (Mean(short), Mean(long)) for one in ("embedding", "image")}
+        self._thumbnail = Thumbnail(side=8)
         self._detectors: dict[str, Detector] = {signal: _adwin(delta) for signal in SIGNALS}
         self._new = dict.fromkeys(SIGNALS, 0)
 
@@ -88,17 +90,32 @@ class Drift:
         if record.admission is None:
             return
         keys_BD = record.keys_BD.float()
+        self._follow("embedding", keys_BD)
+        if record.images_BCHW is not None:
+            self._follow("image", self._thumbnail(keys_BD, record.images_BCHW))
+
+    def _follow(self, signal: str, row_BD: Tensor) -> None:
+        short, long = self._means[signal]
         # Against the mean of what came before: the running means themselves are too correlated
         # from step to step for a test that supposes independent values.
-        self._watch("embedding", self._long.cosine(keys_BD.sum(dim=0)))
-        self._short.update(keys_BD)
-        self._long.update(keys_BD)
+        self._watch(signal, long.cosine(row_BD.sum(dim=0)))
+        short.update(row_BD)
+        long.update(row_BD)
 
     @property
     def shift(self) -> float:
         """1 - cosine between the short and the long running mean of the keys, in [0, 2]."""
-        now_D = self._short.direction_D
-        return 0.0 if now_D is None else max(0.0, 1.0 - self._long.cosine(now_D))
+        return self._shift("embedding")
+
+    @property
+    def image_shift(self) -> float:
+        """The same of thumbnails, which no training moves."""
+        return self._shift("image")
+
+    def _shift(self, signal: str) -> float:
+        short, long = self._means[signal]
+        now_D = short.direction_D
+        return 0.0 if now_D is None else max(0.0, 1.0 - long.cosine(now_D))
 
     def take_new(self) -> Mapping[str, int]:
         """Changes found since the call before, by signal."""

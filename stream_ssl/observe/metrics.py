@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import platform
 import re
+import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from prometheus_client import (
@@ -21,6 +25,8 @@ from prometheus_client import (
     ProcessCollector,
     disable_created_metrics,
 )
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
 from stream_ssl import __version__
 from stream_ssl.learning.records import PHASES
@@ -31,7 +37,9 @@ from stream_ssl.observe.catalogue import (
     EXTREMES,
     PERCENTILES,
     PREFIX,
+    PRODUCERS,
     REFUSALS,
+    RESTARTS,
     SIGNALS,
     SKIPS,
     Role,
@@ -58,6 +66,23 @@ WORKING = "working"
 """Label of the memory that the learner trains from; shadows have names of their own."""
 
 Family = Counter | Gauge | Histogram
+
+
+class Measured(Collector):
+    """A gauge without the values that nobody has set: none is told as 0."""
+
+    def __init__(self, gauge: Gauge) -> None:
+        self._gauge = gauge
+
+    def describe(self) -> Iterable[Metric]:
+        """Its name and help, without a value."""
+        return self._gauge.describe()
+
+    def collect(self) -> Iterator[Metric]:
+        """What has been set; the family itself in any case."""
+        for family in self._gauge.collect():
+            family.samples = [one for one in family.samples if not math.isnan(one.value)]
+            yield family
 
 
 class Labels:
@@ -87,8 +112,9 @@ class Families:
     Args:
         registry: where they are registered; each process, and each test, has its own.
         role: "receiver" or "learner".
-        known: values known in advance, by label name; they are exported at 0 from the start.
+        known: values known in advance, by label name; counters by them are at 0 from the start.
         config: settings to export as labels of config_info.
+        without: labels whose metrics are left out.
     """
 
     def __init__(
@@ -97,18 +123,21 @@ class Families:
         role: Role,
         known: Mapping[str, Iterable[str]],
         config: Mapping[str, object] | None = None,
+        without: Iterable[str] = (),
     ) -> None:
         self.registry = registry
         self.role = role
+        self._specs = [one for one in of_role(role) if not {*one.labels} & {*without}]
         self._known = {name: tuple(values) for name, values in known.items()}
         self._labels: dict[tuple[str, str], Labels] = {}
         self._families: dict[str, Family] = {}
-        for spec in of_role(role):
+        for spec in self._specs:
             if spec.kind != "info":
                 self._families[spec.name] = self._create(spec)
         ProcessCollector(registry=registry)
         PlatformCollector(registry=registry)
         self._describe(config or {})
+        self.add("restarts_total", int(os.environ.get(RESTARTS, 0)))
 
     def add(self, name: str, value: float = 1.0, /, **labels: str) -> None:
         """Add to a counter."""
@@ -131,7 +160,7 @@ class Families:
     def fill(self, record: object, /, **labels: str) -> None:
         """Take the metrics that name a field of the record; one that is None leaves its metric."""
         put = {"counter": self.add, "gauge": self.set, "histogram": self.observe}
-        for spec in of_role(self.role):
+        for spec in self._specs:
             value = getattr(record, spec.field) if spec.field else None
             if isinstance(value, Mapping):
                 for label, part in value.items():
@@ -139,11 +168,16 @@ class Families:
             elif value is not None:
                 put[spec.kind](spec.name, value, **labels)
 
-    def gauge(self, name: str) -> Gauge:
-        """A gauge without labels, for one that is computed when it is read."""
-        family = self._families[name]
-        assert isinstance(family, Gauge), f"{name} is no gauge"
-        return family
+    def compute(self, name: str, value: Callable[[], float], /, **labels: str) -> None:
+        """Let a gauge be computed when it is read; NaN: it has no value then."""
+        child = self._child(name, labels)
+        assert isinstance(child, Gauge), f"{name} is no gauge"
+        child.set_function(value)
+
+    def watch(self, folders: Mapping[str, Path]) -> None:
+        """Tell how much space is left where these folders are, by what they are for."""
+        for name, folder in folders.items():
+            self.compute("disk_free_bytes", partial(free, folder), folder=name)
 
     def _child(self, name: str, labels: Mapping[str, str]) -> Family:
         family = self._families[name]
@@ -160,7 +194,8 @@ class Families:
         if spec.kind == "counter":
             family = Counter(stem, spec.help, spec.labels, registry=self.registry, unit=unit)
         elif spec.kind == "gauge":
-            family = Gauge(stem, spec.help, spec.labels, registry=self.registry, unit=unit)
+            family = Gauge(stem, spec.help, spec.labels, registry=None, unit=unit)
+            self.registry.register(Measured(family))
         else:
             family = Histogram(
                 stem,
@@ -172,7 +207,12 @@ class Families:
             )
         for label in spec.labels:
             known = self._known.get(f"{spec.name}.{label}", self._known.get(label, ()))
-            self._labels[spec.name, label] = Labels(known)
+            limit = PRODUCERS if label == "producer" else LIMIT
+            self._labels[spec.name, label] = Labels(known, limit)
+        if isinstance(family, Gauge):
+            if not spec.labels:
+                family.set(math.nan)
+            return family
         values = [tuple(self._labels[spec.name, label].values) for label in spec.labels]
         if spec.labels:
             for combination in itertools.product(*values):
@@ -187,6 +227,14 @@ class Families:
         for name, values in (("build_info", build), ("config_info", settings(config))):
             stem = PREFIX + name.removesuffix("_info")
             Info(stem, specs[name].help, registry=self.registry).info(values)
+
+
+def free(folder: Path) -> float:
+    """Bytes that are left to us there; NaN where that cannot be asked."""
+    try:
+        return float(shutil.disk_usage(folder).free)
+    except OSError:
+        return math.nan
 
 
 def settings(config: Mapping[str, object], limit: int = 256) -> dict[str, str]:
@@ -212,7 +260,7 @@ class BalanceNumbers(Protocol):
     """What `observe_balance` reads; see `balance.Balance`."""
 
     @property
-    def effective_classes(self) -> float: ...
+    def effective_rank(self) -> float: ...
     @property
     def class_entropy(self) -> float: ...
     def take_new(self) -> Mapping[int, int]: ...
@@ -224,21 +272,32 @@ class ReceiverMetrics:
     Args:
         registry: a registry of its own; `self.registry` is what the server exposes.
         config: the resolved settings, exported as config_info.
+        folders: where it writes, by what for.
+        producers: tell producers apart.
     """
 
     def __init__(
-        self, registry: CollectorRegistry, config: Mapping[str, object] | None = None
+        self,
+        registry: CollectorRegistry,
+        config: Mapping[str, object] | None = None,
+        folders: Mapping[str, Path] | None = None,
+        producers: bool = True,
     ) -> None:
         self.registry = registry
         known = {
             "reason": (*REASONS, OTHER),
             "refused_connections_total.reason": (*REASONS, *REFUSALS, OTHER),
         }
-        self._families = Families(registry, "receiver", known, config)
+        without = () if producers else ("producer",)
+        self._families = Families(registry, "receiver", known, config, without)
+        self._families.watch(folders or {})
         self._damaged = 0
+        self._ticked = math.nan
+        self._families.compute("loop_age_seconds", lambda: time.monotonic() - self._ticked)
 
     def consume(self, record: ReceiverRecord) -> None:
         """Take one record of `Receiver.run`."""
+        self._ticked = time.monotonic()
         self._families.fill(record)
         # The record has the total since the journal was opened.
         damaged = max(0, record.journal_damaged - self._damaged)
@@ -255,6 +314,7 @@ class LearnerMetrics:
         classes: number of classes when it is known in advance: their series start at 0.
         diagnostics: names that the loss reports, when known in advance.
         config: the resolved settings, exported as config_info.
+        folders: where it writes, by what for.
         clock: seconds since the Unix epoch.
     """
 
@@ -265,6 +325,7 @@ class LearnerMetrics:
         classes: int = 0,
         diagnostics: Iterable[str] = (),
         config: Mapping[str, object] | None = None,
+        folders: Mapping[str, Path] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.registry = registry
@@ -275,31 +336,38 @@ class LearnerMetrics:
             "statistic": EXTREMES,
             "signal": SIGNALS,
             "classifier": CLASSIFIERS,
-            "kind": ("expected",),  # the true one has no value where there are no labels
             "class": dict.fromkeys(_class_label(label) for label in range(classes)),
             "name": diagnostics,
             "skipped_updates_total.reason": (*SKIPS, OTHER),
             "quarantined_samples_total.reason": (*BAD_SAMPLES, OTHER),
         }
         self._families = Families(registry, "learner", known, config)
+        self._families.watch(folders or {})
+        if (checkpoints := (folders or {}).get("checkpoints")) is not None:
+            self._families.compute(
+                "checkpoints_damaged", lambda: sum(1 for _ in checkpoints.glob("damaged-*"))
+            )
         self._clock = clock
         self._checkpoint_time = clock()  # until there is one, the age counts from the start
         self._corrupt = 0
         self._classes_held: dict[str, set[str]] = {}
         self._unsaved_since = math.inf  # when the first step was made that no checkpoint holds
-        for name, since in (
-            ("checkpoint_age_seconds", lambda: self._checkpoint_time),
-            ("checkpoint_lag_seconds", lambda: self._unsaved_since),
-        ):
-            self._families.gauge(name).set_function(
-                lambda since=since: max(0.0, self._clock() - since())  # type: ignore[misc]
-            )
+        self._ticked = math.nan
+        compute = self._families.compute
+        compute("checkpoint_age_seconds", lambda: self._since(self._checkpoint_time))
+        compute("checkpoint_lag_seconds", lambda: self._since(self._unsaved_since))
+        compute("loop_age_seconds", lambda: self._since(self._ticked))
+
+    def _since(self, moment: float) -> float:
+        seconds = self._clock() - moment
+        return seconds if math.isnan(seconds) else max(0.0, seconds)
 
     def consume(self, record: StepRecord | Idle | CheckpointRecord) -> None:
         """Take one record of `Learner.run`, or what `Checkpointer.save` returned."""
         # Imported here: the receiver's process has no torch.
         from stream_ssl.learning.records import Idle, StepRecord
 
+        self._ticked = self._clock()
         if isinstance(record, StepRecord):
             self._step(record)
             self._waiting(record)
@@ -349,18 +417,34 @@ class LearnerMetrics:
     def observe_balance(self, balance: BalanceNumbers) -> None:
         """Report the stream's balance."""
         put = self._families.set
-        put("stream_effective_classes", balance.effective_classes)
+        put("stream_effective_rank", balance.effective_rank)
         put("stream_class_entropy_nats", balance.class_entropy)
         for label, samples in balance.take_new().items():
             self._families.add(
                 "stream_class_samples_total", samples, **{"class": _class_label(label)}
             )
 
-    def observe_drift(self, shift: float, detections: Mapping[str, int]) -> None:
-        """Report the embeddings' shift, and the changes found since the call before, by signal."""
+    def observe_drift(
+        self, shift: float, image_shift: float, detections: Mapping[str, int]
+    ) -> None:
+        """Report the shifts of embeddings and thumbnails, and the changes found since the call
+        before, by signal."""
         self._families.set("embedding_shift", shift)
+        self._families.set("image_shift", image_shift)
         for signal, found in detections.items():
             self._families.add("drift_detections_total", found, signal=signal)
+
+    def observe_collisions(self, calibrated: float | None, near_copies: float | None) -> None:
+        """Report what `collisions.py` found; None where it can tell nothing."""
+        if calibrated is not None:
+            self._families.set("collision_probability", calibrated, kind="calibrated")
+        if near_copies is not None:
+            self._families.set("memory_near_copies_ratio", near_copies)
+
+    def observe_gpu(self, memory: Mapping[str, int]) -> None:
+        """Report bytes of the GPU's memory, by kind."""
+        for kind, value in memory.items():
+            self._families.set("gpu_memory_bytes", value, kind=kind)
 
     def observe_prequential(
         self, found: Mapping[str, tuple[float, float, float]], samples: int
@@ -419,7 +503,7 @@ class LearnerMetrics:
             self._families.observe("step_seconds", seconds, phase=phase)
         for name, value in record.diagnostics.items():
             self._set_finite("loss_diagnostic", value, name=name)
-        self._set_finite("collision_probability", record.collision_expected, kind="expected")
+        self._set_finite("collision_similarity", record.collision_expected)
         if record.collision_true is not None:
             self._set_finite("collision_probability", record.collision_true, kind="true")
         if record.admission is not None:

@@ -10,7 +10,7 @@ import torch
 from observe_records import step
 
 from memory.stats import effective_classes as of_rows
-from stream_ssl.observe.balance import Balance, class_counts, effective_classes, entropy
+from stream_ssl.observe.balance import Balance, class_counts, effective_rank, entropy
 
 NONE = torch.tensor([-1])
 
@@ -34,21 +34,21 @@ def clusters(shares: list[int], dim: int, seed: int = 0) -> torch.Tensor:
 def test_orthonormal_clusters_count_as_classes(count: int) -> None:
     balance = Balance()
     balance.update(clusters([5] * count, 16), torch.full((5 * count,), -1))
-    assert balance.effective_classes == pytest.approx(count, rel=1e-5)
+    assert balance.effective_rank == pytest.approx(count, rel=1e-5)
 
 
 def test_unequal_clusters_give_the_exponential_of_their_entropy() -> None:
     shares = [27, 1, 1, 1]
     balance = Balance()
     balance.update(clusters(shares, 8), torch.full((30,), -1))
-    assert balance.effective_classes == pytest.approx(math.exp(entropy(shares)), rel=1e-5)
+    assert balance.effective_rank == pytest.approx(math.exp(entropy(shares)), rel=1e-5)
 
 
 def test_stream_and_memory_are_measured_alike() -> None:
     rows = torch.nn.functional.normalize(
         torch.randn(50, 8, generator=torch.Generator().manual_seed(1)), dim=1
     )
-    assert effective_classes(rows.T @ rows) == pytest.approx(of_rows(rows), rel=1e-5)
+    assert effective_rank(rows.T @ rows) == pytest.approx(of_rows(rows), rel=1e-5)
 
 
 def test_half_life() -> None:
@@ -60,7 +60,7 @@ def test_half_life() -> None:
     # What the last batches weigh among themselves differs by the decay between them.
     late = 1 + 0.5**0.5
     early = 0.5 / (1 - 0.5**0.5)
-    assert balance.effective_classes == pytest.approx(math.exp(entropy([early, late])), rel=1e-4)
+    assert balance.effective_rank == pytest.approx(math.exp(entropy([early, late])), rel=1e-4)
 
 
 def test_forgetting_against_a_weighted_sum() -> None:
@@ -74,9 +74,7 @@ def test_forgetting_against_a_weighted_sum() -> None:
         balance.update(batch, torch.full((3,), -1))
     weights = [0.5 ** ((4 - index) * 3 / 6) for index in range(5) for _ in range(3)]
     expected = moment(torch.cat(batches).tolist(), weights)
-    assert balance.effective_classes == pytest.approx(
-        effective_classes(torch.tensor(expected)), rel=1e-5
-    )
+    assert balance.effective_rank == pytest.approx(effective_rank(torch.tensor(expected)), rel=1e-5)
 
 
 def test_labels() -> None:
@@ -94,7 +92,7 @@ def test_labels() -> None:
 
 def test_before_the_first_and_without_labels() -> None:
     balance = Balance()
-    assert balance.effective_classes == 0
+    assert balance.effective_rank == 0
     assert balance.class_entropy == 0
     balance.update(torch.eye(3), torch.full((3,), -1))
     assert balance.class_entropy == 0
@@ -109,15 +107,15 @@ def test_only_fresh_batches_count() -> None:
     assert balance.totals == {}
     balance.consume(step(labels_B=labels))
     assert balance.totals == {0: 2, 1: 1, 2: 1}
-    assert balance.effective_classes == pytest.approx(math.exp(entropy([2, 1, 1])), rel=1e-5)
+    assert balance.effective_rank == pytest.approx(math.exp(entropy([2, 1, 1])), rel=1e-5)
 
 
 def test_wrong_arguments_are_named() -> None:
     with pytest.raises(ValueError, match="half_life must be more than 0"):
         Balance(half_life=0)
     with pytest.raises(ValueError, match="not finite"):
-        effective_classes(torch.full((2, 2), math.nan))
-    assert effective_classes(torch.zeros(2, 2)) == 0
+        effective_rank(torch.full((2, 2), math.nan))
+    assert effective_rank(torch.zeros(2, 2)) == 0
 
 
 def test_counts() -> None:

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from stream_ssl.observe.page import exported
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -102,3 +104,32 @@ def test_promtool_parses_the_dashboards_questions(tmp_path: Path) -> None:
     file.write_text(json.dumps({"groups": [{"name": "dashboard", "rules": rules}]}))
     result = subprocess.run([promtool, "check", "rules", str(file)], capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
+
+
+RUNBOOKS = Path(__file__).parents[2] / "docs" / "runbooks"
+PARTS = ["Symptom", "Look at", "Act", "Verify"]
+
+
+def test_each_alert_has_a_runbook_and_each_runbook_an_alert() -> None:
+    (group,) = yaml.safe_load(RULES.read_text())["groups"]
+    known, index = series(), (RUNBOOKS / "README.md").read_text()
+    asked = {}
+    for rule in group["rules"]:
+        file = RUNBOOKS.parents[1] / rule["annotations"]["runbook_url"]
+        text = asked[file] = file.read_text()
+        assert text.startswith(f"# {rule['alert']}\n"), file
+        assert re.findall(r"^## (.+)$", text, re.MULTILINE) == PARTS, file
+        assert set(re.findall(r"\bstream_ssl_[a-z_]+", text)) <= known, file
+        for linked in re.findall(r"\]\(([^)]+)\)", text):
+            assert (RUNBOOKS / linked).exists(), f"{file}: {linked}"
+        assert f"[{rule['alert']}]({file.name})" in index
+    assert set(asked) == set(RUNBOOKS.glob("*.md")) - {RUNBOOKS / "README.md"}
+
+
+def test_each_alert_is_shown_to_fire_and_not_to() -> None:
+    (group,) = yaml.safe_load(RULES.read_text())["groups"]
+    cases = CASES.read_text()
+    for alert in (rule["alert"] for rule in group["rules"]):
+        assert f"alertname: {alert}, exp_alerts: []" in cases, f"{alert} is not shown to be silent"
+        fires = f'alertname="{alert}"' in cases or re.search(rf"alertname: {alert}\n", cases)
+        assert fires, f"{alert} is not shown to fire"

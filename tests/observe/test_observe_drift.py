@@ -9,6 +9,7 @@ import torch
 from observe_records import step
 
 from stream_ssl.learning.records import StepRecord
+from stream_ssl.observe.catalogue import SIGNALS
 from stream_ssl.observe.drift import Drift
 
 
@@ -34,7 +35,7 @@ def test_a_steady_stream_raises_nothing() -> None:
     drift = Drift(short=100, long=1000)
     for _ in range(2000):
         drift.consume(noisy(generator))
-    assert drift.take_new() == {"loss": 0, "collision": 0, "embedding": 0}
+    assert drift.take_new() == dict.fromkeys(SIGNALS, 0)
     assert drift.shift < 0.01
 
 
@@ -90,3 +91,19 @@ def test_replays_and_bad_values_are_left_out() -> None:
 def test_half_lives_are_checked(short: float, long: float) -> None:
     with pytest.raises(ValueError, match="0 < short < long"):
         Drift(short=short, long=long)
+
+
+def test_a_covered_camera_is_found_in_its_images_and_a_moving_encoder_is_not() -> None:
+    generator, drift, found = torch.Generator().manual_seed(0), Drift(), 0
+    for number in range(240):
+        base = torch.rand(32, 1, 4, 4, generator=generator) + torch.linspace(0, 2, 4)
+        dark = 0.02 * torch.rand(32, 1, 4, 4, generator=generator)
+        pixels = base / 3 if number < 160 else dark
+        images = (pixels * 255).to(torch.uint8).repeat_interleave(4, 2).repeat_interleave(4, 3)
+        angle = torch.tensor(number / 40)  # the encoder turns
+        keys_BD = torch.stack([angle.cos(), angle.sin()]).repeat(32, 1)
+        drift.consume(step(keys_BD=keys_BD, images_BCHW=images))
+        new = drift.take_new()["image"]
+        assert not (new and number < 160)
+        found += new
+    assert found

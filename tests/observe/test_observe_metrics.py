@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -107,10 +108,6 @@ def test_every_reason_starts_at_zero() -> None:
     assert value(learner(), "quarantined_samples_total", reason="pixels") == 0
     assert value(learner(), "step_seconds_count", phase="backward") == 0
     assert value(learner(), "memory_evictions_total", memory="queue") == 0
-    held = learner().registry.get_sample_value(
-        "stream_ssl_memory_class_slots", {"memory": "queue", "class": "2"}
-    )
-    assert held == 0
 
 
 def test_what_is_known_in_advance_is_what_the_sources_say() -> None:
@@ -144,7 +141,7 @@ def test_a_step() -> None:
     assert {name: value(metrics, name) for name in expected} == expected
     assert value(metrics, "step_seconds_sum", phase="forward") == pytest.approx(0.4)
     assert value(metrics, "loss_diagnostic", name="clamp_rate") == 0.25
-    assert value(metrics, "collision_probability", kind="expected") == 0.5
+    assert value(metrics, "collision_similarity") == 0.5
     assert value(metrics, "collision_probability", kind="true") == 0.125
     assert value(metrics, "memory_inserted_total", memory="working") == 8
     assert value(metrics, "memory_evictions_total", memory="working") == 3
@@ -167,15 +164,19 @@ def test_near_duplicates_are_counted_by_memory() -> None:
     assert counted == {"working": [5, 2], "queue": [1, 0]}
 
 
-def test_a_memory_of_which_nothing_is_known_starts_at_zero() -> None:
-    """No gap in the graphs before the first survey, and no drift before any re-encoding."""
-    families = {family.name: family for family in learner().registry.collect()}
-    memories = [spec for spec in catalogue.CATALOGUE if "memory" in spec.labels]
-    assert len(memories) == 20
-    for spec in memories:
-        samples = families[spec.full_name.removesuffix("_total")].samples
-        assert {sample.labels["memory"] for sample in samples} == {"working", "queue"}
-        assert {sample.value for sample in samples} == {0}
+@pytest.mark.parametrize("metrics", [learner(), receiver()])
+def test_what_nothing_has_measured_is_absent_and_what_nothing_has_counted_is_zero(
+    metrics: LearnerMetrics | ReceiverMetrics,
+) -> None:
+    for family in metrics.registry.collect():
+        if family.name.startswith("stream_ssl_") and family.type != "info":
+            if family.type == "gauge":
+                assert {one.name for one in family.samples} <= {
+                    "stream_ssl_checkpoint_age_seconds",  # since the start
+                    "stream_ssl_checkpoint_lag_seconds",
+                }
+            else:
+                assert {one.value for one in family.samples} <= {0}
 
 
 def test_replays_are_no_fresh_samples() -> None:
@@ -210,7 +211,7 @@ def test_checkpoint_age_is_computed_when_it_is_read() -> None:
     metrics = LearnerMetrics(CollectorRegistry(), clock=lambda: now[0])
     now[0] = 1060.0
     assert value(metrics, "checkpoint_age_seconds") == 60  # none yet: since the start
-    assert value(metrics, "checkpoint_timestamp_seconds") == 0
+    assert value(metrics, "checkpoint_timestamp_seconds") is None
     metrics.consume(saved(step=7, created=1050.0))
     assert value(metrics, "checkpoint_age_seconds") == 10
     now[0] = 1100.0
@@ -287,8 +288,8 @@ def test_memory() -> None:
     expected = {
         "memory_slots": 8,
         "memory_capacity_slots": 16,
-        "memory_expected_collisions": 0.3,
-        "memory_effective_classes": 2.5,
+        "memory_similarity": 0.3,
+        "memory_effective_rank": 2.5,
         "memory_class_entropy_nats": pytest.approx(math.log(2)),
         "memory_turnover_ratio": 0.75,
         "memory_slot_duplicates_mean": 1.5,
@@ -313,7 +314,7 @@ def test_memory() -> None:
         for statistic in ("mean", "max")
     ]
     assert shifts == [0.125, 0.5]
-    assert value(metrics, "memory_slots", memory="queue") == 0
+    assert value(metrics, "memory_slots", memory="queue") is None
 
 
 def test_a_class_that_left_the_memory_goes_to_zero() -> None:
@@ -336,7 +337,7 @@ def test_classes_beyond_63_are_folded() -> None:
 
 
 class FixedBalance:
-    effective_classes = 3.5
+    effective_rank = 3.5
     class_entropy = 1.25
 
     def take_new(self) -> dict[int, int]:
@@ -346,10 +347,10 @@ class FixedBalance:
 def test_balance_drift_and_journal() -> None:
     metrics = learner()
     metrics.observe_balance(FixedBalance())
-    metrics.observe_drift(0.2, {"loss": 1, "embedding": 0})
+    metrics.observe_drift(0.2, 0.1, {"loss": 1, "embedding": 0})
     metrics.observe_journal(waiting=12, pending=9, corrupt=2)
     metrics.observe_journal(waiting=3, pending=7, corrupt=5)
-    assert value(metrics, "stream_effective_classes") == 3.5
+    assert value(metrics, "stream_effective_rank") == 3.5
     assert value(metrics, "stream_class_entropy_nats") == 1.25
     seen = {
         label: metrics.registry.get_sample_value(
@@ -359,11 +360,68 @@ def test_balance_drift_and_journal() -> None:
     }
     assert seen == {"0": 0, "2": 5, "other": 1}
     assert value(metrics, "embedding_shift") == 0.2
+    assert value(metrics, "image_shift") == 0.1
     assert value(metrics, "drift_detections_total", signal="loss") == 1
     assert value(metrics, "drift_detections_total", signal="collision") == 0
     assert value(metrics, "lag_records") == 3
     assert value(metrics, "pending_samples") == 7
     assert value(metrics, "journal_corrupt_records_total") == 5
+
+
+def test_collisions_that_cannot_be_told_are_absent() -> None:
+    metrics = learner()
+    metrics.observe_collisions(None, None)
+    assert value(metrics, "collision_probability", kind="calibrated") is None
+    assert value(metrics, "memory_near_copies_ratio") is None
+    metrics.observe_collisions(0.25, 0.5)
+    metrics.observe_collisions(None, None)  # the last one stands
+    assert value(metrics, "collision_probability", kind="calibrated") == 0.25
+    assert value(metrics, "memory_near_copies_ratio") == 0.5
+
+
+def test_a_loop_that_hangs_ages() -> None:
+    now = [10.0]
+    metrics = LearnerMetrics(CollectorRegistry(), clock=lambda: now[0])
+    assert value(metrics, "loop_age_seconds") is None
+    metrics.consume(Idle(0.0))
+    now[0] = 310.0
+    assert value(metrics, "loop_age_seconds") == 300
+
+
+def test_disk_restarts_and_damaged_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(catalogue.RESTARTS, "3")
+    (tmp_path / "damaged-step-000000007").mkdir()
+    folders = {"checkpoints": tmp_path, "images": tmp_path / "unmounted"}
+    metrics = LearnerMetrics(CollectorRegistry(), folders=folders)
+    assert value(metrics, "restarts_total") == 3
+    assert value(metrics, "checkpoints_damaged") == 1
+    free = value(metrics, "disk_free_bytes", folder="checkpoints")
+    assert free == pytest.approx(shutil.disk_usage(tmp_path).free, rel=0.1)
+    assert value(metrics, "disk_free_bytes", folder="images") is None
+    (tmp_path / "damaged-step-000000007").rmdir()
+    assert value(metrics, "checkpoints_damaged") == 0
+
+
+def test_producers_are_told_apart_up_to_a_bound_and_not_where_unwanted() -> None:
+    record = ReceiverRecord(
+        producer_samples={"robot": 5, "crawler": 2},
+        producer_bytes={"robot": 50},
+        producer_received={"robot": 12.5},
+    )
+    metrics, alike = receiver(), ReceiverMetrics(CollectorRegistry(), producers=False)
+    for each in (metrics, alike):
+        each.consume(record)
+    assert value(metrics, "producer_samples_total", producer="robot") == 5
+    assert value(metrics, "producer_last_received_timestamp_seconds", producer="robot") == 12.5
+    names = {family.name for family in alike.registry.collect()}
+    assert not any(name.startswith("stream_ssl_producer_") for name in names)
+    for number in range(1000):
+        metrics.consume(ReceiverRecord(producer_samples={f"new-{number}": 1}))
+    (family,) = (f for f in metrics.registry.collect() if f.name == "stream_ssl_producer_samples")
+    assert len(family.samples) == catalogue.PRODUCERS + 1
+    assert sum(one.value for one in family.samples) == 1007
 
 
 def test_labels_stay_bounded_whatever_comes() -> None:

@@ -115,14 +115,14 @@ def learner_figures(history: History) -> dict[str, float]:
         "samples_per_second": history.rate("stream_ssl_trained_samples_total"),
         "loss": history.last("stream_ssl_loss"),
         "lag_seconds": history.last("stream_ssl_lag_seconds"),
+        "pending_samples": history.last("stream_ssl_pending_samples"),
         "lag_records": history.last("stream_ssl_lag_records"),
         "memory_slots": history.last("stream_ssl_memory_slots", memory="working"),
         "memory_capacity_slots": history.last("stream_ssl_memory_capacity_slots", memory="working"),
-        "memory_effective_classes": history.last(
-            "stream_ssl_memory_effective_classes", memory="working"
-        ),
-        "stream_effective_classes": history.last("stream_ssl_stream_effective_classes"),
-        "collision_expected": history.last("stream_ssl_collision_probability", kind="expected"),
+        "memory_effective_rank": history.last("stream_ssl_memory_effective_rank", memory="working"),
+        "stream_effective_rank": history.last("stream_ssl_stream_effective_rank"),
+        "collision_similarity": history.last("stream_ssl_collision_similarity"),
+        "memory_near_copies_ratio": history.last("stream_ssl_memory_near_copies_ratio"),
         "checkpoint_step": history.last("stream_ssl_checkpoint_step"),
         "checkpoint_age_seconds": history.last("stream_ssl_checkpoint_age_seconds"),
         "checkpoint_failures": history.last("stream_ssl_checkpoint_failures_total"),
@@ -153,13 +153,16 @@ def table(run: Path, addresses: Mapping[str, str], figures: Mapping[str, Any]) -
             f"loss {learning['loss']:.3f}",
         )
         shown.add_row(
-            "lag", f"{learning['lag_seconds']:.1f} s, {learning['lag_records']:,.0f} packets"
+            "lag",
+            f"{learning['lag_seconds']:.1f} s, {learning['lag_records']:,.0f} packets; "
+            f"{learning['pending_samples']:,.0f} samples read and not yet trained on",
         )
         shown.add_row(
             "memory",
             f"{learning['memory_slots']:,.0f} of {learning['memory_capacity_slots']:,.0f} slots, "
-            f"{learning['memory_effective_classes']:.1f} effective directions "
-            f"(stream {learning['stream_effective_classes']:.1f})",
+            f"{learning['memory_near_copies_ratio']:.0%} near-copies, effective rank "
+            f"{learning['memory_effective_rank']:.1f} "
+            f"(stream {learning['stream_effective_rank']:.1f})",
         )
         shown.add_row("checkpoint", _checkpoint(learning))
     return shown

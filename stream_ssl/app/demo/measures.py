@@ -64,7 +64,7 @@ def true_collisions(history: History, holder: Holder) -> list[tuple[float, float
 
 def expected_collisions(history: History, holder: Holder) -> list[tuple[float, float]]:
     """(time, mean score between two slots of the memory); what can be seen without labels."""
-    points = history.series("stream_ssl_memory_expected_collisions", memory=holder)
+    points = history.series("stream_ssl_memory_similarity", memory=holder)
     return [point for point in points if point[1] > 0]  # 0 until the memory holds two slots
 
 

@@ -1,0 +1,185 @@
+"""Records what a real run's processes export, for the tests of the alerts.
+
+    PYTHONPATH=tests/app .venv/bin/python tests/observe/record.py pause
+
+starts the daemon on a synthetic stream, scrapes both processes each 15 s like Prometheus, and
+writes `recordings/pause.json.gz`: each series in promtool's notation. A scenario takes about 20
+minutes; the tests draw its quiet stretches out to hours.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import socket
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from stream_ssl.app.endpoints import load
+from stream_ssl.app.scrape import key
+
+FOLDER = Path(__file__).parent / "recordings"
+EVERY = 15.0
+"""Seconds between two scrapes, as in deploy/prometheus/prometheus.yml."""
+
+Point = dict[str, float]
+
+
+def scrape(run: Path) -> Point:
+    """All samples of one moment by key, with the labels that Prometheus adds."""
+    point: Point = {}
+    for role in ("receiver", "learner"):
+        to = {"job": "stream-ssl", "instance": role, "role": role}
+        try:
+            with urllib.request.urlopen(f"{load(run)[role]['http']}/metrics", timeout=5) as page:
+                text = page.read().decode()
+        except (OSError, KeyError):
+            point[key("up", to)] = 0.0
+            continue
+        point[key("up", to)] = 1.0
+        for family in text_string_to_metric_families(text):
+            if family.name.startswith("stream_ssl_") and family.type != "info":
+                point |= {key(s.name, {**s.labels, **to}): float(s.value) for s in family.samples}
+    return point
+
+
+def notation(values: Sequence[float | None]) -> str:
+    """promtool's: equal values in a row as `5x2` (three fives), `_` where there is none."""
+    words = []
+    for value, same in groupby(
+        None if value is None or not math.isfinite(value) else value for value in values
+    ):
+        shown, count = "_" if value is None else f"{value:.10g}", len(list(same))
+        words.append(shown if count == 1 else f"{shown}x{count - (value is not None)}")
+    return " ".join(words)
+
+
+def save(file: Path, points: Sequence[Point], marks: dict[str, int]) -> None:
+    """Write a recording; `marks` are numbers of scrapes."""
+    FOLDER.mkdir(exist_ok=True)
+    names = sorted({name for point in points for name in point})
+    series = {name: notation([point.get(name) for point in points]) for name in names}
+    told = {"every": EVERY, "scrapes": len(points), "marks": marks, "series": series}
+    file.write_bytes(gzip.compress(json.dumps(told, indent=0).encode(), mtime=0))
+
+
+class Recorder:
+    """Scrapes a run at intervals while a scenario goes on."""
+
+    def __init__(self, run: Path) -> None:
+        self.run, self.points, self.marks = run, list[Point](), dict[str, int]()
+        self._next = time.monotonic()
+
+    def watch(self, minutes: float) -> None:
+        """Scrape for so long."""
+        for _ in range(round(minutes * 60 / EVERY)):
+            self.points.append(scrape(self.run))
+            self._next = max(self._next + EVERY, time.monotonic())
+            time.sleep(max(0.0, self._next - time.monotonic()))
+
+    def mark(self, name: str) -> None:
+        """Name the next scrape."""
+        self.marks[name] = len(self.points)
+
+
+def pause(run: Any, recorder: Recorder) -> None:
+    """A stream that ends short of a batch, its producer connected still; twelve minutes on, the
+    daemon is restarted."""
+    import numpy as np
+    from harness import stop, until
+
+    from producers import Producer
+
+    daemon = run.start("run", str(run.config))
+    until(lambda: run.metric("steps_total") >= 0, lambda: run.log("run"))
+    draw = np.random.default_rng(0)
+    with Producer(run.address, name="robot") as producer:
+        for _ in range(12):  # three minutes
+            for _ in range(54):
+                producer.send(draw.integers(0, 256, (16, 16, 1), dtype=np.uint8))
+            recorder.watch(EVERY / 60)
+        recorder.mark("ended")
+        recorder.watch(12)
+        assert stop(daemon) == 0, run.log("run")
+        daemon = run.start("run", str(run.config))
+        recorder.mark("restarted")
+        recorder.watch(5)
+    assert stop(daemon) == 0, run.log("run")
+
+
+def covered(run: Any, recorder: Recorder) -> None:
+    """A camera that shows many things, four in five of one class, and is then covered: from then on
+    its frames are near-copies of one, and the memory is a queue."""
+    import numpy as np
+    from harness import stop, until
+
+    from producers import Producer
+
+    daemon = run.start("run", str(run.config))
+    until(lambda: run.metric("steps_total") >= 0, lambda: run.log("run"))
+    draw = np.random.default_rng(0)
+    with Producer(run.address, name="robot") as producer:
+        for scrape in range(28):  # seven minutes
+            for _ in range(1200):
+                coarse = draw.integers(0, 200, (4, 4, 1)) if scrape < 16 else np.full((4, 4, 1), 9)
+                coarse = coarse + (0 if scrape < 16 else np.arange(4).reshape(4, 1, 1))
+                noise = draw.integers(0, 3, (16, 16, 1))
+                frame = np.kron(coarse, np.ones((4, 4, 1))) + noise
+                producer.send(
+                    frame.astype(np.uint8), label=0 if draw.random() < 0.8 else 1 + scrape % 9
+                )
+            recorder.watch(EVERY / 60)
+            if scrape == 15:
+                recorder.mark("covered")
+    assert stop(daemon) == 0, run.log("run")
+
+
+QUEUE = {"memory": {"capacity": 64, "eviction": {"class_path": "oldest"}}}
+SCENARIOS: dict[str, tuple[Callable[[Any, Recorder], None], dict[str, Any]]] = {
+    "pause": (pause, {}),
+    "covered": (covered, QUEUE),
+}
+
+
+def main(name: str) -> None:
+    from harness import TINY, processes
+
+    scenario, other = SCENARIOS[name]
+
+    with socket.create_server(("127.0.0.1", 0)) as server:  # one that a restart binds again
+        port = server.getsockname()[1]
+    bind = {"receiver": {"bind": f"tcp://127.0.0.1:{port}"}}
+    settings = TINY | bind | {"checkpoints": {"every_seconds": 60.0}} | other
+    with TemporaryDirectory() as folder, processes(Path(folder) / "run", settings) as run:
+        recorder = Recorder(run.folder)
+        scenario(run, recorder)
+        save(FOLDER / f"{name}.json.gz", recorder.points, recorder.marks)
+
+
+def told(name: str) -> dict[str, Any]:
+    """A recording."""
+    found: dict[str, Any] = json.loads(gzip.decompress((FOLDER / f"{name}.json.gz").read_bytes()))
+    return found
+
+
+def plain(values: str) -> list[float | None]:
+    """The values that `notation` wrote."""
+    found: list[float | None] = []
+    for word in values.split():
+        shown, _, times = word.partition("x")
+        value = None if shown == "_" else float(shown)
+        found += [value] * (int(times or value is None) + (value is not None))
+    return found
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

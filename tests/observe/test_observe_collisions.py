@@ -1,0 +1,120 @@
+"""Cosines to probabilities, against the laws that made the pairs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from observe_records import step
+from torch.nn.functional import normalize
+
+from memory import WorkingMemory
+from memory.descriptors import Embedding, Thumbnail
+from memory.eviction import Oldest
+from stream_ssl.observe.collisions import (
+    BRIGHTNESS,
+    NOISE,
+    Calibration,
+    ClassCollisions,
+    jittered,
+    near_copies,
+)
+
+
+def draws(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def test_a_probability_that_rises_with_the_cosine_is_found() -> None:
+    calibration, generator = Calibration(half_life=1e9), draws()
+    for _ in range(20):
+        cosine = torch.rand(20_000, generator=generator) * 2 - 1
+        law = torch.sigmoid(6 * (cosine - 0.3))
+        calibration.take(cosine, torch.rand(20_000, generator=generator) < law)
+    at = torch.tensor([-0.9, -0.3, 0.0, 0.3, 0.6, 0.95])
+    found = [calibration.mean(one.reshape(1)) for one in at]
+    assert found == pytest.approx(torch.sigmoid(6 * (at - 0.3)).tolist(), abs=0.05)
+    assert found == sorted(found)  # type: ignore[type-var]
+
+
+def test_nothing_is_said_before_there_are_pairs_of_both_kinds() -> None:
+    calibration = Calibration()
+    calibration.take(torch.rand(10_000), torch.zeros(10_000, dtype=torch.bool))
+    assert calibration.mean(torch.ones(3)) is None
+    calibration.take(torch.rand(200), torch.ones(200, dtype=torch.bool))
+    assert calibration.mean(torch.ones(3)) is not None
+    assert calibration.mean(torch.ones(0)) is None
+
+
+def test_what_was_right_once_is_forgotten() -> None:
+    calibration, cosine = Calibration(half_life=2), torch.full((500,), 0.5)
+    for same in [True, False] * 2:  # first half the pairs, ...
+        calibration.take(cosine, torch.full((500,), same))
+    for _ in range(20):  # ... then one in ten
+        calibration.take(cosine, torch.arange(500) % 10 == 0)
+    assert calibration.mean(cosine) == pytest.approx(0.1, abs=0.01)
+
+
+def test_a_few_labels_tell_the_collisions_of_all() -> None:
+    """A class of 60 % and eight of 5 %, in one direction each; one label in five is known."""
+    generator, collisions = draws(1), ClassCollisions()
+    share = torch.tensor([0.6] + [0.05] * 8)
+    centre_CD = torch.eye(9, 16)
+    memory = WorkingMemory(1024, 16, eviction=Oldest())
+    found = None
+    for batch in range(60):
+        label_B = torch.multinomial(share, 128, replacement=True, generator=generator)
+        noise_BD = 0.3 * torch.randn(128, 16, generator=generator)
+        keys_BD = normalize(centre_CD[label_B] + noise_BD, dim=1)
+        known_B = torch.where(torch.rand(128, generator=generator) < 0.2, label_B, -1)
+        ids_B = torch.arange(128) + 128 * batch
+        admission = memory.add(ids_B, keys_BD, labels=known_B)
+        record = step(keys_BD=keys_BD, labels_B=known_B, ids_B=ids_B, admission=admission)
+        collisions.consume(record)
+        found = collisions.measure(memory)
+        assert collisions.measure(memory) is None, "no batch since"
+    assert found == pytest.approx(float(share @ share), abs=0.04)
+
+
+def test_without_labels_no_probability_is_claimed() -> None:
+    collisions, memory = ClassCollisions(), WorkingMemory(8, 3, eviction=Oldest())
+    record = step()
+    memory.add(record.ids_B, record.keys_BD)
+    collisions.consume(record)
+    assert collisions.measure(memory) is None
+
+
+def held(images: torch.Tensor, **settings: object) -> WorkingMemory:
+    """A memory of these images, embedded anyhow."""
+    memory = WorkingMemory(len(images), 4, eviction=Oldest(), image_shape=(3, 16, 16), **settings)  # type: ignore[arg-type]
+    z_BD = normalize(torch.randn(len(images), 4, generator=draws(5)), dim=1)
+    memory.add(torch.arange(len(images)), z_BD, images=images)
+    return memory
+
+
+@pytest.mark.parametrize("copied", [0, 64, 200])
+def test_near_copies_are_the_slots_that_show_the_same(copied: int) -> None:
+    """Of 256 slots so many show one of four scenes, jittered."""
+    generator = draws(1)
+    different = torch.nn.functional.interpolate(
+        torch.rand(260, 3, 4, 4, generator=generator), 16, mode="bicubic"
+    )
+    images = (different.clamp(0, 1) * 200 + 20).to(torch.uint8)
+    scenes = images[256:].repeat(50, 1, 1, 1)[:copied]
+    images = torch.cat([images[: 256 - copied], jittered(scenes, generator)])
+    found = near_copies(held(images, descriptor=Thumbnail(side=8)), draws(2))
+    assert found == pytest.approx(copied / 256, abs=0.06)
+
+
+def test_near_copies_are_told_by_nothing_that_training_moves() -> None:
+    images = torch.zeros(8, 3, 16, 16, dtype=torch.uint8)
+    assert near_copies(held(images, descriptor=Embedding()), draws()) is None
+    assert near_copies(WorkingMemory(8, 4), draws()) is None
+
+
+def test_jitter_moves_a_pixel_and_stays_within_its_levels() -> None:
+    images = torch.full((36, 3, 8, 8), 128, dtype=torch.uint8)
+    images[:, :, 4, 4] = 200
+    changed = jittered(images, draws()).int()
+    bright = (changed > 170).sum(dim=1).clamp(max=1).flatten(1).argmax(dim=1)
+    assert set(bright.tolist()) == {8 * y + x for y in (3, 4, 5) for x in (3, 4, 5)}
+    assert (changed.flatten(1).sort(dim=1).values[:, :-3] - 128).abs().max() <= NOISE + BRIGHTNESS
