@@ -10,7 +10,7 @@ DEMO_OUT     ?= demo-out
 GATES        ?=
 SOAK_MINUTES ?= 60
 
-.PHONY: demo test browser check chaos bench gpu servers servers-packages lint format docs setup clean
+.PHONY: demo test browser check chaos bench gpu servers servers-packages prometheus lint format docs setup clean
 
 setup: $(READY)
 
@@ -68,6 +68,10 @@ servers-packages:  ## what `make servers` needs of Debian's
 servers: $(READY)  ## cameras against a real RTSP server, where Debian's packages of it are installed
 	@/usr/bin/python3 -c 'import gi; gi.require_version("GstRtspServer", "1.0")' 2>/dev/null || { echo "make servers needs: apt-get install $(SERVERS)"; exit 1; }
 	$(VENV)/bin/python -m pytest -m servers
+
+prometheus: $(READY)  ## alerts on recorded runs, and the dashboard's questions, by a real Prometheus
+	@command -v promtool >/dev/null && command -v prometheus >/dev/null || { echo "make prometheus needs promtool and prometheus: apt install prometheus"; exit 1; }
+	$(VENV)/bin/python -m pytest tests/observe/test_observe_deploy.py tests/observe/test_observe_recordings.py tests/observe/test_observe_prometheus.py
 
 docs: $(READY)  ## regenerate the pages that are made from code
 	$(VENV)/bin/python -m stream_ssl.observe.page > docs/metrics.md

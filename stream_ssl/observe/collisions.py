@@ -26,6 +26,9 @@ LEAST = 100
 LOOKED_AT = 256
 """Slots of which the nearest other one is sought."""
 
+LEAST_COSINE = 0.9
+"""Below it slots are no near-copies, though jitter may move a tiny or a noisy image as far."""
+
 SHIFT, NOISE, BRIGHTNESS = 1, 4, 6
 """Pixels, and levels of 255, by which a near-copy may differ, as those of producers.shaping do."""
 
@@ -112,7 +115,7 @@ class ClassCollisions:
 
 def near_copies(memory: WorkingMemory, generator: torch.Generator) -> float | None:
     """Share of the slots that another slot nearly copies: one as near as 19 of 20 jittered copies
-    of an image are to it, on the memory's descriptor.
+    of an image are to it, on the memory's descriptor, and no further than `LEAST_COSINE`.
 
     None where that cannot be told: no images, or a descriptor that moves with the encoder, by which
     near-copies come to look like strangers.
@@ -132,7 +135,7 @@ def near_copies(memory: WorkingMemory, generator: torch.Generator) -> float | No
         return None
     row_SA, row_KA = memory.descriptors[slot_S], memory.descriptors
     copy_SA = descriptor(memory.embeddings[slot_S], jittered(image_SCHW, generator))
-    least = torch.quantile((row_SA * copy_SA).sum(dim=1).float(), 0.05)
+    least = torch.quantile((row_SA * copy_SA).sum(dim=1).float(), 0.05).clamp_min(LEAST_COSINE)
     cosine_SK = row_SA @ row_KA.T
     cosine_SK[torch.arange(len(slot_S), device=memory.device), slot_S] = -1.0
     return float((cosine_SK.amax(dim=1) >= least).float().mean())

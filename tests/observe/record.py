@@ -3,7 +3,7 @@
     PYTHONPATH=tests/app .venv/bin/python tests/observe/record.py pause
 
 starts the daemon on a synthetic stream, scrapes both processes each 15 s like Prometheus, and
-writes `recordings/pause.json.gz`: each series in promtool's notation. A scenario takes about 20
+writes `recordings/pause.json.gz`: each series in promtool's notation. A scenario takes about ten
 minutes; the tests draw its quiet stretches out to hours.
 """
 
@@ -92,7 +92,7 @@ class Recorder:
 
 
 def pause(run: Any, recorder: Recorder) -> None:
-    """A stream that ends short of a batch, its producer connected still; twelve minutes on, the
+    """A stream that ends short of a batch, its producer connected still; four minutes on, the
     daemon is restarted."""
     import numpy as np
     from harness import stop, until
@@ -108,11 +108,11 @@ def pause(run: Any, recorder: Recorder) -> None:
                 producer.send(draw.integers(0, 256, (16, 16, 1), dtype=np.uint8))
             recorder.watch(EVERY / 60)
         recorder.mark("ended")
-        recorder.watch(12)
+        recorder.watch(4)
         assert stop(daemon) == 0, run.log("run")
         daemon = run.start("run", str(run.config))
         recorder.mark("restarted")
-        recorder.watch(5)
+        recorder.watch(4)
     assert stop(daemon) == 0, run.log("run")
 
 

@@ -105,6 +105,11 @@ def test_near_copies_are_the_slots_that_show_the_same(copied: int) -> None:
     assert found == pytest.approx(copied / 256, abs=0.06)
 
 
+def test_noise_has_no_near_copies_though_jitter_moves_it_far() -> None:
+    images = torch.randint(0, 256, (256, 3, 16, 16), dtype=torch.uint8, generator=draws())
+    assert near_copies(held(images, descriptor=Thumbnail(side=8)), draws(1)) == 0
+
+
 def test_near_copies_are_told_by_nothing_that_training_moves() -> None:
     images = torch.zeros(8, 3, 16, 16, dtype=torch.uint8)
     assert near_copies(held(images, descriptor=Embedding()), draws()) is None

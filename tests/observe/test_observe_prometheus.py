@@ -1,0 +1,85 @@
+"""Every question of the dashboard, asked of a real Prometheus that holds a real run.
+
+Without Prometheus (Debian's package `prometheus`) there is nobody to ask; `make prometheus` then
+fails.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+from record import EVERY, plain, told
+from test_observe_deploy import expressions
+
+ABSENT = {"stream_ssl_gpu_memory_bytes", "process_"}
+"""What the recorded run, on a CPU, does not export, and what is not recorded."""
+
+START = 1_700_000_000
+
+pytestmark = pytest.mark.skipif(shutil.which("prometheus") is None, reason="no prometheus here")
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Of a Prometheus that holds the recording `covered`."""
+    folder = tmp_path_factory.mktemp("prometheus")
+    recording = told("covered")
+    lines = [
+        f"{name} {value} {START + EVERY * scrape}"
+        for name, values in recording["series"].items()
+        for scrape, value in enumerate(plain(values))
+        if value is not None
+    ]
+    (folder / "run.om").write_text("\n".join([*lines, "# EOF", ""]))
+    (folder / "prometheus.yml").write_text("{}")
+    made = subprocess.run(
+        ["promtool", "tsdb", "create-blocks-from", "openmetrics", "run.om", "data"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+    )
+    assert made.returncode == 0, made.stdout + made.stderr
+    server = subprocess.Popen(
+        [
+            "prometheus",
+            "--config.file=prometheus.yml",
+            "--storage.tsdb.path=data",
+            "--storage.tsdb.retention.time=100y",
+            "--web.listen-address=127.0.0.1:0",
+        ],
+        cwd=folder,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert server.stderr is not None
+        where, ready = None, False
+        for line in server.stderr:
+            where = re.search(r"address=(127\.0\.0\.1:[1-9]\d*)", line) or where
+            ready = ready or "ready to receive web requests" in line
+            if where and ready:
+                break
+        assert where is not None
+        yield f"http://{where[1]}"
+    finally:
+        server.terminate()
+        server.communicate(timeout=20)
+
+
+def test_every_question_is_answered(address: str) -> None:
+    end = START + EVERY * (told("covered")["scrapes"] - 1)
+    for title, expression in expressions():
+        asked = expression.replace("$__rate_interval", "2m").replace("$job", "stream-ssl")
+        query = urllib.parse.urlencode({"query": asked, "time": end})
+        with urllib.request.urlopen(f"{address}/api/v1/query?{query}", timeout=20) as answer:
+            found = json.load(answer)
+        assert found["status"] == "success", f"{title}: {asked}: {found}"
+        if title != "alert" and not any(name in asked for name in ABSENT):
+            assert found["data"]["result"], f"{title}: nothing for {asked}"
