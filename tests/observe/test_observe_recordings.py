@@ -15,7 +15,10 @@ from pathlib import Path
 import pytest
 from record import EVERY, notation, plain, told
 
+from stream_ssl.app.scrape import key
+
 RULES = Path(__file__).parents[2] / "deploy" / "prometheus" / "alerts.yml"
+LEARNER = {"job": "stream-ssl", "instance": "learner", "role": "learner"}
 HOUR = int(3600 / EVERY)
 """Scrapes."""
 
@@ -41,6 +44,57 @@ def firing(series: Series, folder: Path) -> set[str]:
     found = set(re.findall(r'alertname=\\?"(\w+)', done.stdout + done.stderr))
     assert (done.returncode == 0) == (not found), done.stdout + done.stderr
     return found
+
+
+def idle_night() -> Series:
+    """The recorded pause, its quiet drawn out by twelve hours; then its restart."""
+    recording = told("pause")
+    at = recording["marks"]["restarted"]
+    found: Series = {}
+    for name, values in recording["series"].items():
+        every = plain(values)
+        found[name] = [*every[:at], *[every[at - 1]] * (12 * HOUR), *every[at:]]
+    return found
+
+
+@needs_promtool
+def test_nothing_fires_when_a_stream_ends_nor_in_the_night_nor_at_a_restart(tmp_path: Path) -> None:
+    assert firing(idle_night(), tmp_path) == set()
+
+
+FAULTS = {
+    "StreamSslLearnerStuck": ("lag_records", [0.0] * 12 + [9.0] * (2 * HOUR)),
+    "StreamSslLag": ("lag_seconds", [EVERY * scrape for scrape in range(2 * HOUR)]),
+    "StreamSslCheckpointOld": (
+        "checkpoint_lag_seconds",
+        [EVERY * scrape for scrape in range(2 * HOUR)],
+    ),
+    "StreamSslDown": ("up", [1.0] * 12 + [0.0] * HOUR),
+}
+
+
+@needs_promtool
+@pytest.mark.parametrize("alert", sorted(FAULTS))
+def test_the_same_night_with_a_fault_fires(alert: str, tmp_path: Path) -> None:
+    """What the silence above is worth: one series as it would be, were something wrong."""
+    name, values = FAULTS[alert]
+    fault = key(name if name == "up" else f"stream_ssl_{name}", LEARNER)
+    series = {name: values[: 3 * HOUR] for name, values in idle_night().items()}
+    assert fault in series
+    assert firing(series | {fault: values}, tmp_path) == {alert}
+
+
+def test_the_recorded_pause_is_one() -> None:
+    recording = told("pause")
+    idle = recording["marks"]["restarted"] - 1
+    names = ("trained_samples_total", "pending_samples", "lag_records", "checkpoint_step")
+    at = {n: plain(recording["series"][key(f"stream_ssl_{n}", LEARNER)])[idle] for n in names}
+    assert at == {
+        "trained_samples_total": 640,
+        "pending_samples": 8,
+        "lag_records": 0,
+        "checkpoint_step": 40,
+    }
 
 
 @needs_promtool
