@@ -29,7 +29,9 @@ class Shaped:
     the `recent` last ones of its window.
 
     All randomness is a function of seed and window. A position holds where its window begins in
-    the source: going on reads that window again, so the source must still have it.
+    the source: going on reads that window again, so the source must still have it, in the same
+    order. Where only rate and limit are set a position is the source's own, and nothing is read
+    again.
 
     Args:
         source: what to shape.
@@ -150,6 +152,12 @@ class Shaped:
         skip: int,
         sent: int,
     ) -> Iterator[tuple[Sample, Position]]:
+        if self._bias == 1 and self._order == "keep" and not self._duplicates:
+            # No window is to be read again, of which a live source or a crawl has but one reading.
+            for sample, position in itertools.islice(taken, skip, None):
+                sent += 1
+                yield sample, {"at": [0, 0, sent], "inner": position, "of": self._facts}
+            return
         for number in itertools.count(window):
             after = [inner]  # where the next window begins, once this one has been taken
             outputs = self._shape(self._take(taken, after), number)

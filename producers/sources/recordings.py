@@ -110,7 +110,7 @@ class Recordings(ABC):
                     return
                 yield item
         except (DamagedError, OSError) as error:
-            self.skipped.note("damaged", f"{path} from there on", error)
+            self.skipped.note("damaged", f"{path}, or the rest of it", error)
 
     @abstractmethod
     def _recorded(self, path: Path, after: Where | None) -> Iterator[tuple[Sample, Where]]:

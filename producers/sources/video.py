@@ -97,7 +97,7 @@ class VideoFiles(Recordings):
                     if gate.takes(frame, frame.time):
                         yield frame
         except av.FFmpegError as error:
-            self.skipped.note("damaged", f"{path} from there on", error.strerror)
+            self.skipped.note("damaged", f"the rest of {path}", error.strerror)
 
     def _from(self, path: Path, after: int | None) -> Iterator[VideoFrame]:
         """Frames from the one at `after` or before it, for a seek may come down behind it."""

@@ -13,6 +13,7 @@ from pyarrow import parquet
 from source_files import encoded, pixels
 from web import web
 
+from producers.shaping import Shaped
 from producers.sources import Crawl
 
 PNG = [encoded(image) for image in pixels(12, 6, 5, 3)]
@@ -85,11 +86,11 @@ def test_going_on_fetches_what_is_not_done(served, tmp_path, concurrency):
         f"http://gone.test:PORT/{n}" for n in range(9)
     ]
     settings = {"concurrency": concurrency, "window": 24, "per_host": 16}
-    stream = list(crawl(served, tmp_path, urls, **settings).samples())
+    stream = list(Shaped(crawl(served, tmp_path, urls, **settings), rate=1e6).samples())
     assert len(stream) == 51
     for at in (0, 7, 20, 49, 50):
         position = json.loads(json.dumps(stream[at][1]))
-        again = crawl(served, tmp_path, urls, **settings).samples(position)
+        again = Shaped(crawl(served, tmp_path, urls, **settings)).samples(position)
         rest = [sample.id for sample, _ in again]
         before = [sample.id for sample, _ in stream[: at + 1]]
         assert sorted(before + rest) == sorted(sample.id for sample, _ in stream)
