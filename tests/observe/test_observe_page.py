@@ -17,6 +17,7 @@ from PIL import Image
 from prometheus_client import CollectorRegistry
 
 from stream_ssl.ingest.producer_table import ProducerTable
+from stream_ssl.observe import runbooks
 from stream_ssl.observe.api import Sources
 from stream_ssl.observe.history import SERIES, History, Track
 from stream_ssl.observe.memory_view import MemoryView
@@ -250,6 +251,18 @@ def test_each_process_answers_for_the_other(feed: Feed) -> None:
         status, error = refused(receiver, "learner/state")
         assert status == 502
         assert "the learner does not answer at http://127.0.0.1:1" in error
+
+
+def test_runbooks_of_all_checks_are_there() -> None:
+    with serving(None) as (server, _):
+        for check in runbooks.OF_CHECK:
+            where = runbooks.link(check)
+            assert where is not None, check
+            reply = httpx.get(f"{server.address}/{where}", trust_env=False)
+            assert reply.status_code == 200
+            assert "<h2>Act</h2>" in reply.text
+        reply = httpx.get(f"{server.address}/runbooks/..%2F..%2FREADME", trust_env=False)
+        assert reply.status_code == 404
 
 
 def test_checkpoints_are_listed_and_damage_is_named(tmp_path: Path) -> None:
