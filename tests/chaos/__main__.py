@@ -112,7 +112,7 @@ def silence(scratch: Path, minutes: float) -> Rows:
     stopped = silence.stopped(scratch / "stopped", 30.0)
     soon = max(stopped["receiver_back"], stopped["producer_back"]) < silence.RECOVERY_SECONDS
     held = soon and not (stopped["lost"] or stopped["twice"] or stopped["told_lost"])
-    relayed = silence.relayed(scratch / "relayed", 20_000)
+    relayed = silence.relayed(scratch / "relayed", 20_000, harms=60)
     return [
         {"gate": 9, **checked(stopped, "0 lost, back in 3 heartbeats", held)},
         {"gate": 9, **none_lost(relayed)},

@@ -58,11 +58,11 @@ def stopped(folder: Path, seconds: float) -> dict[str, float]:
     }
 
 
-def relayed(folder: Path, samples: int, seed: int = 0) -> dict[str, int]:
+def relayed(folder: Path, samples: int, harms: int, seed: int = 0) -> dict[str, int]:
     """A producer behind a line that is cut, held up and half-opened again and again."""
     with processes(folder, TINY) as run:
         receiver = run.role("receiver")
-        with Relay(run.address, seed) as relay, Producer(relay.address, "robot") as producer:
+        with Relay(run.address, harms, seed) as relay, Producer(relay.address, "robot") as producer:
             for number in range(samples):
                 producer.send(IMAGE, f"robot-{number}", timeout=120)
                 if number % 10 == 0:
@@ -88,12 +88,12 @@ class Relay:
     """A TCP relay to an address that harms its connections: each is cut after a while, stands still
     for a while, or hears nothing more while its other end goes on."""
 
-    def __init__(self, address: str, seed: int) -> None:
+    def __init__(self, address: str, most: int, seed: int) -> None:
         host, port = address.removeprefix("tcp://").split(":")
         self._to, self._draw = (host, int(port)), random.Random(seed)
         self._server = socket.create_server(("127.0.0.1", 0))
         self.address = f"tcp://127.0.0.1:{self._server.getsockname()[1]}"
-        self.harms = 0
+        self.harms, self._most = 0, most
         self._end = threading.Event()
         self._threads = [threading.Thread(target=self._accept)]
 
@@ -102,26 +102,27 @@ class Relay:
             with contextlib.suppress(OSError):
                 near, _ = self._server.accept()
                 far = socket.create_connection(self._to)
-                how, after = self._draw.choice(("cut", "delay", "half")), self._draw.uniform(0.2, 1)
+                seed = self._draw.getrandbits(32)  # both directions are harmed at one time
                 for ends in ((near, far), (far, near)):
-                    thread = threading.Thread(target=self._pump, args=(*ends, how, after))
+                    thread = threading.Thread(target=self._pump, args=(*ends, random.Random(seed)))
                     self._threads.append(thread)
                     thread.start()
 
-    def _pump(self, source: socket.socket, sink: socket.socket, how: str, after: float) -> None:
-        began, harmed = time.monotonic(), False
-        source.settimeout(0.1)
+    def _pump(self, source: socket.socket, sink: socket.socket, draw: random.Random) -> None:
+        harm_at = time.monotonic() + draw.uniform(0.2, 2.0)
+        source.settimeout(0.05)
         with contextlib.suppress(OSError), source, sink:
             while not self._end.is_set():
-                if not harmed and time.monotonic() - began > after:
-                    harmed, self.harms = True, self.harms + 1
+                if time.monotonic() > harm_at and self.harms < self._most:
+                    how, self.harms = draw.choice(("cut", "delay", "half")), self.harms + 1
                     if how == "cut":
                         sink.shutdown(socket.SHUT_RDWR)
                         return
                     if how == "half":
-                        while source.recv(1 << 16) or not self._end.is_set():
-                            pass  # taken, and never handed on
-                    self._end.wait(0.5)
+                        self._swallow(source, 4.0)  # beyond the heartbeats' time-out
+                        return
+                    self._end.wait(draw.uniform(0.1, 1.0))
+                    harm_at = time.monotonic() + draw.uniform(0.2, 2.0)
                 try:
                     data = source.recv(1 << 16)
                 except TimeoutError:
@@ -129,6 +130,14 @@ class Relay:
                 if not data:
                     return
                 sink.sendall(data)
+
+    def _swallow(self, source: socket.socket, seconds: float) -> None:
+        """Takes what comes, and hands nothing on."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and not self._end.is_set():
+            with contextlib.suppress(TimeoutError):
+                if not source.recv(1 << 16):
+                    return
 
     def __enter__(self) -> Relay:
         self._threads[0].start()

@@ -63,7 +63,7 @@ def test_damage_is_counted_and_costs_no_start(tmp_path: Path) -> None:
 
 
 def test_a_line_that_fails_again_and_again_loses_nothing(tmp_path: Path) -> None:
-    found = silence.relayed(tmp_path, 500)
+    found = silence.relayed(tmp_path, 400, harms=3)
     assert found["harms"] > 0
     assert (found["lost"], found["twice"]) == (0, 0)
 
