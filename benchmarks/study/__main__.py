@@ -142,7 +142,8 @@ def _report(results: Results, folder: Path, console: Console) -> None:
     for table in tables.tables(found):
         console.print(table)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "tables.md").write_text(tables.markdown(found))
+    text = f"{tables.summary(found)}\n\nIn brackets: seeds, where there are several.\n\n"
+    (folder / "tables.md").write_text(text + tables.markdown(found))
     plots.accuracies(found, folder / "accuracy.svg", NOVEL.name)
     console.print(f"{len(results.names())} runs; tables and plot: {folder}", soft_wrap=True)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from benchmarks.study.streams import STREAMS
@@ -135,6 +135,7 @@ DEFAULT = drawn("vmf0.1", "thumbnail")
 EPOCHS = drawn("vmf0.1", "thumbnail", draw="epochs")
 NOVEL = drawn("vmf0.1", "thumbnail", draw="epochs", novelty=0.9)
 FOLLOWING = drawn("vmf0.1", "thumbnail", draw="epochs", novelty=0.9, follow=4)
+FRESH = replace(NOVEL, freshness="reencoded")
 TITLES = {
     BASE: "queue, trained on the stream (MoCo)",
     drawn("reservoir"): "reservoir",
@@ -173,13 +174,18 @@ def _by_worth() -> Iterator[Run]:
     def runs(arms: Iterable[Arm], seed: int, streams: Iterable[str] = USERS) -> Iterator[Run]:
         return (Run(stream, arm, seed) for arm in arms for stream in streams)
 
-    for stream in USERS:
-        yield from runs((NOVEL, BASE), 0, (stream,))
+    def against_the_queue(seed: int) -> Iterator[Run]:
+        return (run for stream in USERS for run in runs((NOVEL, BASE), seed, (stream,)))
+
+    yield from against_the_queue(0)
     yield from runs((FOLLOWING,), 0, ("parked",))
+    yield from runs((FRESH,), 0, ("shuffled", "parked", "crawl"))
+    for seed in SEEDS[1:]:
+        yield from runs((NOVEL,), seed, ("parked",))
+    for seed in SEEDS[1:]:
+        yield from against_the_queue(seed)
     yield from runs((drawn("reservoir"), drawn("minred")), 0)
     yield from runs((EPOCHS, DEFAULT), 0)
-    for seed in SEEDS[1:]:
-        yield from runs((BASE, NOVEL), seed)
     for seed in SEEDS[1:]:
         yield from runs(TITLES, seed)
     yield from runs(TITLES, 0)

@@ -134,7 +134,6 @@ STREAMS: Mapping[str, Callable[[Images, int], Source]] = {
         f"x{bias}-{'iid' if block == 1 else f'blocks{block}'}": _drawn(bias, block)
         for bias in (27, 9, 1)
         for block in (1, 64)
-        if (bias, block) != (1, 1)
     },
 }
 """By name: images and a seed to a source without end."""
@@ -151,6 +150,7 @@ TITLES: Mapping[str, str] = {
     "x27-blocks64": "one class 27 times as frequent, blocks of 64 of a class",
     "x9-iid": "one class 9 times as frequent, shuffled",
     "x9-blocks64": "one class 9 times as frequent, blocks of 64 of a class",
+    "x1-iid": "balanced, each class drawn alike",
     "x1-blocks64": "balanced, blocks of 64 of a class",
 }
 """What a reader calls them."""

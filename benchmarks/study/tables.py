@@ -45,7 +45,8 @@ def rows(results: Results) -> list[Row]:
     done: dict[tuple[str, str], list[str]] = {}
     for name in results.names():
         stream, arm, seed = name.split(" ")
-        done.setdefault((stream, arm), []).append(seed)
+        if stream in STREAMS:
+            done.setdefault((stream, arm), []).append(seed)
     found = [_row(results, stream, arm, sorted(seeds)) for (stream, arm), seeds in done.items()]
     order = list(STREAMS)
     return sorted(found, key=lambda row: (order.index(row.stream), -row.values["knn"].mean))
@@ -120,6 +121,23 @@ def markdown(found: Sequence[Row]) -> str:
         lines.append(_line(["---", *["---:"] * (len(HEADINGS) - 1)]))
         lines += [*(_line(cells(row)) for row in those), ""]
     return "\n".join(lines)
+
+
+def summary(found: Sequence[Row]) -> str:
+    """One table of all streams: kNN / linear accuracy of the arms that have a title."""
+    shown = [name for name in NAMES if any(row.arm == name for row in found)]
+    lines = [_line(["kNN / linear, %", *(NAMES[name] for name in shown)])]
+    lines.append(_line(["---", *["---:"] * len(shown)]))
+    for stream, those in by_stream(found).items():
+        by_arm = {row.arm: row for row in those}
+        accuracies = [_both(by_arm[name]) if name in by_arm else "" for name in shown]
+        lines.append(_line([STREAM_TITLES[stream], *accuracies]))
+    return "\n".join(lines)
+
+
+def _both(row: Row) -> str:
+    knn, linear = (f"{100 * row.values[probe].mean:.1f}" for probe in PROBES)
+    return f"{knn} / {linear}" + (f" ({len(row.seeds)})" if len(row.seeds) > 1 else "")
 
 
 def tables(found: Sequence[Row]) -> list[Table]:

@@ -47,7 +47,7 @@ DESCRIPTOR: dict[str, Any] = {
     "init_args": {"side": 8},
 }
 """What a daemon counts duplicates on unless told otherwise. Training does not move it: near-copies
-are found whatever the encoder makes of them (docs/parked.md)."""
+are found whatever the encoder makes of them (docs/study.md)."""
 
 EVICTION: dict[str, Any] = {
     "class_path": "memory.eviction.MostDuplicated",
