@@ -10,22 +10,22 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
-from benchmarks.study.arms import BASE
+from benchmarks.study.arms import BASE, USERS
 from benchmarks.study.tables import CEILING, NAMES, Row, by_stream
 
 BASE_COLOUR, COLOUR, REST = "#c1662f", "#2a78d6", "#9aa5b1"
 
 
 def accuracies(found: Sequence[Row], path: Path, ours: str) -> None:
-    """A panel a stream: kNN accuracy of the arms that have a title, a dot a seed; dashed, the queue
-    on the shuffled stream.
+    """A panel a stream as users have it: kNN accuracy of the arms that have a title, a dot a seed;
+    dashed, the queue on the shuffled stream.
 
     Args:
         found: what `tables.rows` found.
         path: of the SVG.
         ours: name of the arm to highlight.
     """
-    shown = [row for row in found if row.arm in NAMES]
+    shown = [row for row in found if row.arm in NAMES and row.stream in USERS]
     parts = by_stream(shown)
     ceiling = [row for row in shown if (row.stream, row.arm) == (CEILING, BASE.name)]
     figure = Figure(figsize=(8, 0.5 + sum(0.5 + 0.24 * len(p) for p in parts.values())))

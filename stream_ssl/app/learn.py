@@ -19,6 +19,7 @@ from stream_ssl.app.config import flat, resolved, split_address
 from stream_ssl.app.endpoints import Announcement, hold_role
 from stream_ssl.app.failures import Misconfigured, configuring, listening
 from stream_ssl.app.logs import StepLog
+from stream_ssl.app.notify import Notifier
 from stream_ssl.app.page import announced, page_sources
 from stream_ssl.app.warm_start import warm_start
 from stream_ssl.batch import START
@@ -67,7 +68,8 @@ def learn(parser: ArgumentParser, settings: Namespace, stop: threading.Event) ->
         with configuring():
             stack.enter_context(hold_role(settings.run, "learner"))
             process = Process(parser, settings, stack)
-        process.run(stop)
+        with Notifier(process.health):
+            process.run(stop)
 
 
 class Process:
@@ -134,15 +136,15 @@ class Process:
             config=flat(self._config),
             folders=folders(settings),
         )
-        self._health = Health()
-        self._health.set("started", False, "starting")
+        self.health = Health()
+        self.health.set("started", False, "starting")
         with configuring():
             host, port = split_address(settings.http.learner)
             self._page = page_sources(settings)
         server = listening(
             lambda: Server(
                 self.metrics.registry,
-                self._health,
+                self.health,
                 "learner",
                 host,
                 port,
@@ -158,8 +160,8 @@ class Process:
 
     def run(self, stop: threading.Event) -> None:
         """The loop."""
-        self._health.expect("learner", PATIENCE)
-        self._health.set("started", True)
+        self.health.expect("learner", PATIENCE)
+        self.health.set("started", True)
         self._tell_receiver()
         try:
             for record in self.learner.run(stop):
@@ -169,7 +171,7 @@ class Process:
                 self._view.consume(record)
                 if isinstance(record, StepRecord):
                     self._verdicts.consume(record)
-                self._health.tick("learner")
+                self.health.tick("learner")
                 if time.monotonic() >= self._tell_at:
                     self._tell_receiver()
                 if self._checkpointer.due(record):
@@ -178,7 +180,7 @@ class Process:
                     self._checkpoint_to_free_space()  # the learner has all that there is
         except IncompatibleConfig as error:  # only the samples could tell
             raise Misconfigured(str(error)) from error
-        self._health.set("started", False, "stopping")
+        self.health.set("started", False, "stopping")
         self._observers.survey()
         if self.learner.step:
             self.save()
@@ -192,12 +194,12 @@ class Process:
         try:
             self._offsets.publish(read=read, checkpointed=self._checkpointed)
         except OSError as error:
-            self._health.set("cursor", False, str(error))
+            self.health.set("cursor", False, str(error))
             self._limited_log.warning(
                 "cursor", f"the receiver cannot be told how far this is, training goes on: {error}"
             )
         else:
-            self._health.set("cursor", True)
+            self.health.set("cursor", True)
         self._where.write()
         self._tell_at = time.monotonic() + TELL_SECONDS
 
@@ -234,10 +236,10 @@ class Process:
             record = self._checkpointer.save(self.learner, self._config)
         except OSError as error:
             self.metrics.checkpoint_failed()
-            self._health.set("checkpoint", False, str(error))
+            self.health.set("checkpoint", False, str(error))
             log.error("checkpoint not written, training goes on: %s", error)
             return
-        self._health.set("checkpoint", True)
+        self.health.set("checkpoint", True)
         self.metrics.consume(record)
         self._checkpointed = max(self._checkpointed, record.needed.record)
         self._tell_receiver()

@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 from stream_ssl.app.config import flat, split_address
 from stream_ssl.app.endpoints import Announcement, hold_role
 from stream_ssl.app.failures import configuring, listening
+from stream_ssl.app.notify import Notifier
 from stream_ssl.app.page import announced, page_sources
 from stream_ssl.ingest.access import Access
 from stream_ssl.ingest.consumer_offsets import ConsumerOffsets
@@ -89,6 +90,7 @@ def receive(settings: Namespace, resolved: Mapping[str, Any], stop: threading.Ev
             server.address,
             server.address,
         )
+        stack.enter_context(Notifier(health))
         for record in receiver.run(stop):
             where.write()
             metrics.consume(record)

@@ -163,7 +163,7 @@ def test_an_interrupted_study_reports_what_it_has(cifar, tmp_path, monkeypatch, 
     assert [line["run"] for line in lines(tmp_path)] == [begun[0].name]
     printed = capsys.readouterr().out
     assert "stopped" in printed
-    assert "near-copies turned away" in printed
+    assert "as shipped" in printed
 
 
 def test_what_cannot_work_is_refused(tmp_path: Path, capsys) -> None:

@@ -1,0 +1,78 @@
+"""Tells systemd that a process is ready, that it gets on, and that it stops (sd_notify(3))."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Self
+
+from stream_ssl.observe.health import Health
+
+log = logging.getLogger(__name__)
+
+EVERY = 5.0
+"""Seconds between two looks, without a watchdog; a third of its time with one."""
+
+
+class Notifier:
+    """Speaks for a process as long as it is entered; silent where systemd did not start it.
+
+    READY is told at the entry: enter it when the process serves. The watchdog is fed while every
+    loop ticks within its patience: systemd restarts a process whose loop hangs, and none that waits
+    for samples.
+
+    Args:
+        health: what the loops and checks say.
+        environment: where systemd names its socket (NOTIFY_SOCKET, WATCHDOG_USEC).
+    """
+
+    def __init__(self, health: Health, environment: Mapping[str, str] = os.environ) -> None:
+        self._health = health
+        self._address = environment.get("NOTIFY_SOCKET", "")
+        if self._address.startswith("@"):  # of Linux's abstract names
+            self._address = "\0" + self._address[1:]
+        watchdog = environment.get("WATCHDOG_USEC", "")
+        self._every = int(watchdog) / 3e6 if watchdog.isdigit() and int(watchdog) else EVERY
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="notify", daemon=True)
+
+    def __enter__(self) -> Self:
+        if self._address:
+            self._say("READY=1")
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self._over.set()
+        if self._address:
+            self._thread.join()
+            self._say("STOPPING=1")
+
+    def _run(self) -> None:
+        while True:
+            live, ready = self._health.live(), self._health.ready()
+            status = "; ".join(
+                f"{name}: {part.get('detail') or 'not ready'}"
+                for name, part in ready.parts.items()
+                if not part["ok"]
+            )
+            self._say(f"STATUS={status or 'ready'}" + ("\nWATCHDOG=1" if live.ok else ""))
+            if self._over.wait(self._every):
+                return
+
+    def _say(self, message: str) -> None:
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+                sender.settimeout(1.0)
+                sender.sendto(message.encode(), self._address)
+        except OSError as error:
+            log.warning("systemd cannot be told %r: %s", message.partition("\n")[0], error)
