@@ -90,8 +90,8 @@ class StepLog:
 
     def consume(self, record: StepRecord) -> None:
         """Take one step."""
-        self._steps += 1
-        self._samples += 0 if record.replay else record.batch
+        self._steps += record.skipped is None
+        self._samples += 0 if record.replay else record.batch + record.near_copies
         seconds = self._clock() - self._at
         if seconds < self._every or record.skipped is not None:
             return

@@ -325,7 +325,6 @@ class Learner:
             images_BCHW=batch.images_BCHW,
             duplicates_B=None if result.collisions is None else result.collisions.duplicates_B,
             origins_B=batch.origins_B,
-            drawn=result.drawn,
         )
 
 

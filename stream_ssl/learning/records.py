@@ -31,8 +31,7 @@ class StepRecord:
     `rejected` are samples left out, by reason, since the record before. `lag_seconds` is for how
     long the oldest batch has waited. `labels_B` lies on the CPU, the other columns where the
     learner computes. `images_BCHW` are the images as they came, not copied; None where a record is
-    made without a learner. `origins_B` is None on replays. `drawn` are the slots, and the ids that
-    they held, of the samples drawn from the memory for the update; None where none were.
+    made without a learner. `origins_B` is None on replays.
     """
 
     step: int  # steps so far, this one included
@@ -60,7 +59,6 @@ class StepRecord:
     images_BCHW: Tensor | None = None  # uint8
     duplicates_B: Tensor | None = None  # slots expected to show the same, before insertion
     origins_B: Sequence[Origin | None] | None = None
-    drawn: tuple[Tensor, Tensor] | None = None  # int64 [n] each, on the memory's device
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,6 @@ class StepResult(NamedTuple):
     collisions: CollisionStats | None
     admission: Admission | None  # None: nothing joined the memory
     cosines: Mapping[str, Tensor]  # of old and new embeddings of slots, 0-dimensional, on a device
-    drawn: tuple[Tensor, Tensor] | None = None  # slots and ids drawn from the memory; None: none
 
 
 class Step:
@@ -143,7 +142,7 @@ class Step:
         update, keys = self._update(drawn, number)
         collisions = self._measure(drawn, keys)
         cosines = self._refresh(drawn, keys)
-        result = StepResult(drawn, keys.keys_BD, update, collisions, None, cosines, slots_of(drawn))
+        result = StepResult(drawn, keys.keys_BD, update, collisions, None, cosines)
         return self._with_reencoding(result)
 
     @property
@@ -173,7 +172,7 @@ class Step:
         drawn = self._drawn(len(batch))
         update, drawn_keys = self._update(drawn, number)
         cosines = self._refresh(drawn, drawn_keys)
-        return StepResult(batch, keys.keys_BD, update, *admitted, cosines, slots_of(drawn))
+        return StepResult(batch, keys.keys_BD, update, *admitted, cosines)
 
     def _train_on_mixed(self, batch: Batch[Tensor], number: int) -> StepResult:
         """Update on a part of the batch and on samples drawn from the memory, then let the batch
@@ -182,12 +181,10 @@ class Step:
         keys = self._encode(images_of(batch)) if self._keys == "before" else None
         count = min(len(batch) - 1, max(1, round(self._share * len(batch))))
         cosines: Mapping[str, Tensor] = {}
-        from_memory = None
         if count and self.can_draw:
             chosen = torch.randperm(len(batch))[:count].sort().values
             drawn = self._drawn(len(batch) - count)
             update, mixed_keys = self._update(joined(batch, chosen, drawn), number)
-            from_memory = slots_of(drawn)
             drawn_keys = mixed_keys._replace(keys_BD=mixed_keys.keys_BD[count:])
             cosines = self._refresh(drawn, drawn_keys)
         else:
@@ -195,7 +192,7 @@ class Step:
         if keys is None:
             keys = self._encode(images_of(batch))
         admitted = self._admit(batch, keys)
-        return StepResult(batch, keys.keys_BD, update, *admitted, cosines, from_memory)
+        return StepResult(batch, keys.keys_BD, update, *admitted, cosines)
 
     # -- Weights
 
@@ -395,12 +392,6 @@ def images_of(batch: Batch[Tensor]) -> Tensor:
     """The images of a batch that is to be encoded."""
     assert batch.images_BCHW is not None, "only images can be encoded"
     return batch.images_BCHW
-
-
-def slots_of(drawn: Batch[Tensor]) -> tuple[Tensor, Tensor]:
-    """The slots that a batch was drawn from, and the ids that they held, on the slots' device."""
-    assert drawn.slots_B is not None, "what is drawn from the memory has slots"
-    return drawn.slots_B, drawn.ids_B.to(drawn.slots_B.device)
 
 
 def draw_batch(

@@ -284,22 +284,20 @@ class MemoryView:
     @torch.no_grad()
     def _copy(self) -> Snapshot:
         memory, k, began = self._memory, len(self._memory), time.perf_counter()
-        integers = torch.stack(
-            [memory.ids, memory.labels, memory.born, memory.encoded, memory.multiplicity]
-        )
-        column_5k = to_host(integers).numpy()
+        columns = ("ids", "labels", "born", "encoded", "multiplicity", "draws")
+        column_6k = to_host(torch.stack([getattr(memory, name) for name in columns])).numpy()
         count_k = self._counts()
         slots_S = np.arange(min(k, MAPPED)) * k // max(1, min(k, MAPPED))
         z_SD = to_host(memory.embeddings[torch.from_numpy(slots_S).to(memory.device)]).float()
         return Snapshot(
             at=self._clock(),
             added=memory.added,
-            ids_k=column_5k[0],
-            labels_k=column_5k[1],
-            born_k=column_5k[2],
-            encoded_k=column_5k[3],
-            multiplicity_k=column_5k[4],
-            drawn_k=self.slots.drawn(),
+            ids_k=column_6k[0],
+            labels_k=column_6k[1],
+            born_k=column_6k[2],
+            encoded_k=column_6k[3],
+            multiplicity_k=column_6k[4],
+            drawn_k=column_6k[5],
             origins_k=self.slots.origins(),
             duplicates_k=None if count_k is None else to_host(count_k).clone().numpy(),
             slots_S=slots_S,

@@ -1,10 +1,9 @@
-"""What the memory does not keep of its slots: where each sample came from, how often it was drawn,
-and who left lately.
+"""What the memory does not keep of its slots: where each sample came from, and who left lately.
 
 Kept beside the memory, not in it: it begins anew with the process, and nothing that is learned
 depends on it.
 
-Shapes: B samples of a step, K slots, n slots drawn.
+Shapes: B samples of a step, K slots.
 """
 
 from __future__ import annotations
@@ -15,11 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from memory import Admission, WorkingMemory
-from memory.compute import to_device, to_host
+from memory.compute import to_host
 from stream_ssl.batch import Origin
 from stream_ssl.learning.records import StepRecord
 
@@ -72,7 +70,6 @@ class SlotHistory:
     def __init__(self, memory: WorkingMemory, clock: Callable[[], float] = time.time) -> None:
         self._memory, self._clock = memory, clock
         self._origin_K: NDArray[np.object_] = np.full(memory.capacity, None, object)
-        self._drawn_K = torch.zeros(memory.capacity, dtype=torch.int64, device=memory.device)
         self.evictions: deque[Eviction] = deque(maxlen=EVICTIONS)
         self.latest: list[Eviction] = []  # of the last record
         self.fates: dict[str, Fate] = {}  # by producer; those beyond PRODUCERS under OTHERS
@@ -82,20 +79,10 @@ class SlotHistory:
         self.latest = []
         if record.admission is not None:
             self._admitted(record, record.admission)
-        if record.drawn is not None:
-            slots_n, ids_n = record.drawn
-            # A slot drawn from and then taken over in the same step begins anew.
-            held_n = self._memory.ids[slots_n] == ids_n.to(self._memory.device)
-            self._drawn_K.index_add_(0, slots_n, held_n.to(torch.int64))
 
     def origins(self) -> NDArray[np.object_]:
         """Where each occupied slot's sample came from, [k]; None where before this process."""
         return self._origin_K[: len(self._memory)].copy()
-
-    def drawn(self) -> NDArray[np.int64]:
-        """How often each occupied slot's sample was drawn to train on, int64 [k]."""
-        counts: NDArray[np.int64] = to_host(self._drawn_K[: len(self._memory)]).numpy().copy()
-        return counts
 
     def _admitted(self, record: StepRecord, admission: Admission) -> None:
         slot_B = admission.slots.numpy()
@@ -109,7 +96,6 @@ class SlotHistory:
         self._count_fates(ids, admission, origin_B)
         slots = slot_B[stays_B]
         self._origin_K[slots] = origin_B[stays_B]
-        self._drawn_K[to_device(torch.from_numpy(slots), self._memory.device)] = 0
 
     def _remember_evictions(
         self, ids: list[int], admission: Admission, origin_B: NDArray[np.object_]

@@ -54,7 +54,7 @@ class Feed:
         labels_B = ids_B % 4 if self.labelled else torch.full_like(ids_B, -1)
         admission = self.memory.add(ids_B, z_BD, images=image_BCHW, labels=labels_B)
         self.number += BATCH
-        draw = self.memory.sample(min(drawn, len(self.memory)), generator=self._draw)
+        self.memory.sample(min(drawn, len(self.memory)), generator=self._draw)
         origins = [Origin(self.producer, "lens", f"frame-{i}", 100.0) for i in ids_B.tolist()]
         return step(
             ids_B=ids_B,
@@ -62,7 +62,6 @@ class Feed:
             labels_B=labels_B,
             admission=admission,
             origins_B=origins,
-            drawn=(draw.slots, draw.ids),
         )
 
 

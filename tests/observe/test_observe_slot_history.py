@@ -17,23 +17,17 @@ def test_slots_are_followed_as_a_dictionary_would() -> None:
     feed = Feed(slots=20)
     history = SlotHistory(feed.memory)
     origin: dict[int, Origin | None] = {}  # by id, of all that ever came
-    drawn: dict[int, int] = {}  # by slot
     held: dict[int, int] = {}  # id by slot
     for _ in range(40):
         record = feed.step()
         history.consume(record)
         assert record.admission is not None
         assert record.origins_B is not None
-        assert record.drawn is not None
         gone = record.admission.evicted.tolist()
         for number, from_where in zip(record.ids_B.tolist(), record.origins_B, strict=True):
             origin[number] = from_where
         before, held = held, dict(enumerate(feed.memory.ids.tolist()))
-        drawn = {slot: drawn.get(slot, 0) * (before.get(slot) == held[slot]) for slot in held}
-        for slot in record.drawn[0].tolist():
-            drawn[slot] += 1
         assert history.origins().tolist() == [origin[number] for number in held.values()]
-        assert history.drawn().tolist() == list(drawn.values())
         lately = list(history.evictions)[-len(gone) :] if gone else []
         assert [one.id for one in lately] == gone
         for one in lately:
@@ -44,24 +38,6 @@ def test_slots_are_followed_as_a_dictionary_would() -> None:
             assert one.by.id in {f"frame-{number}" for number in record.ids_B.tolist()}
             assert one.id == before[one.slot] or one.id in record.ids_B  # this batch's own
     assert sum(one.slot is not None for one in history.evictions) > 200
-
-
-def test_what_is_drawn_and_taken_over_in_one_step_begins_anew() -> None:
-    """As with mixed anchors, where what is drawn was there before the batch joins."""
-    feed = Feed(slots=8)
-    history = SlotHistory(feed.memory)
-    history.consume(feed.step(drawn=8))
-    assert history.drawn().tolist() == [1] * 8
-    before = feed.memory.ids.clone()
-    record = feed.step(drawn=0)
-    taken = record.admission.slots[record.admission.slots >= 0].unique().tolist()
-    drawn = record.__class__(
-        **{name: getattr(record, name) for name in record.__slots__}
-        | {"drawn": (before.new_tensor(range(8)), before)}
-    )
-    history.consume(drawn)
-    assert taken
-    assert history.drawn().tolist() == [0 if slot in taken else 2 for slot in range(8)]
 
 
 class Clock:
