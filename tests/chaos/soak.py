@@ -5,7 +5,7 @@
 A daemon with a checkpoint each minute; producers that come, send, and go, one killed now and then.
 Each line of FOLDER/soak.csv is a look at one process; started again, it goes on with the same run
 and file. The slope is of memory that is the process's own (Anonymous in smaps_rollup): what is
-mapped of the journal's files comes and goes with their pages. Warm-up, a fifth of the time, is left
+mapped of the journal's files comes and goes with their pages. Warm-up, half of the time, is left
 out.
 """
 
@@ -33,7 +33,7 @@ SETTINGS = TINY | {
 }
 FIELDS = ("at", "role", "pid", "anonymous", "rss", "descriptors", "threads", "scrape", "samples")
 ROLES = ("receiver", "learner")
-WARM_UP = 0.2
+WARM_UP = 0.5
 
 
 def soak(folder: Path, seconds: float, every: float = 10.0, rate: float = 400.0) -> None:
