@@ -443,7 +443,10 @@ class AgainstDict(RuleBasedStateMachine):
 
 TestAgainstDict = AgainstDict.TestCase
 TestAgainstDict.settings = settings(
-    max_examples=40, stateful_step_count=20, deadline=None, derandomize=True
+    max_examples=int(os.environ.get("CHAOS_EXAMPLES", "40")),
+    stateful_step_count=20,
+    deadline=None,
+    derandomize=True,
 )
 
 
