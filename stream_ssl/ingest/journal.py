@@ -319,6 +319,8 @@ class Journal:
             following = self._sealed[1][0] if len(self._sealed) > 1 else self._active_first
             if following > before:
                 break
+            if len(self._sealed) == 1 and not self._active_bytes:
+                break  # nothing newer has the producers' states: a restart would forget them
             first, size = self._sealed[0]
             path = segment_path(self.path, first)
             try:

@@ -450,6 +450,16 @@ TestAgainstDict.settings = settings(
 )
 
 
+def test_trimming_all_after_a_restart_forgets_no_producer(tmp_path):
+    """Else what was acknowledged would be asked for again, and learned twice."""
+    with closing(Journal(tmp_path)) as journal:
+        journal.append([entry(1)])
+    for _ in range(2):
+        with closing(Journal(tmp_path)) as journal:
+            journal.trim(2)
+            assert journal.state("robot/1") == ProducerState(1, ["file", 1])
+
+
 def far(producer, sequence):
     """A small packet of a source with a large position."""
     return Entry(producer, sequence, "x" * 4000, 1.5, b"header", b"payload")
