@@ -29,9 +29,8 @@ def journal(scratch: Path, count: int, seed: int = 0) -> dict[str, int]:
     for sequence in range(1, RECORDS + 1):
         written.append([Entry("robot", sequence, None, 1.0, b"head", body(sequence))])
     written.close()
-    for _ in range(count):
-        folder = scratch / "harmed"
-        shutil.rmtree(folder, ignore_errors=True)
+    for number in range(count):
+        folder = scratch / f"harmed-{number}"  # what is set aside lies beside it
         shutil.copytree(whole, folder)
         harm(draw.choice(list_segments(folder))[1] / "data.mdb", draw)
         try:
