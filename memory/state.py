@@ -111,7 +111,7 @@ def upgraded(state: Mapping[str, Any]) -> State:
         for name, value in state.items()
         if name not in dropped and not name.endswith(".reach")
     }
-    ids = state["columns.ids"]
+    ids = state.get("columns.ids", torch.empty(0, dtype=torch.int64))
     if version < 3:
         none = torch.zeros_like(ids)
         state |= {"columns.draws": none, "columns.drawn_epoch": none}

@@ -21,7 +21,7 @@ DONE, FAILED, USAGE = 0, 1, 2
 EXTRAS = {
     **dict.fromkeys(("torch", "torchvision", "kornia", "safetensors", "lmdb"), "learner,cpu"),
     **dict.fromkeys(("prometheus_client", "river", "starlette", "uvicorn"), "learner,cpu"),
-    **dict.fromkeys(("rich", "matplotlib", "jinja2", "markdown_it"), "learner,cpu"),
+    **dict.fromkeys(("rich", "matplotlib", "jinja2", "markdown_it", "scipy"), "learner,cpu"),
     **dict.fromkeys(("onnx", "onnxscript", "onnxruntime"), "export"),
     "faiss": "cpu",
     "PIL": "images",

@@ -97,8 +97,9 @@ class UnfinishedMessages:
 
     def take_failures(self, now: float) -> Mapping[str, int]:
         """Connections that came to nothing since the call before, by reason: "no-key",
-        "server-key", any other "handshake" that failed, and "silent": no message within ten
-        seconds, as from one whose routing id is another's, which libzmq neither reads nor closes.
+        "server-key", any other "handshake" that failed (a plain peer's too, where it hung up
+        first), and "silent": no message within ten seconds, as from one whose routing id is
+        another's, which libzmq neither reads nor closes.
         """
         if now >= self._silent_at:
             self._silent_at = now + 1.0

@@ -98,7 +98,7 @@ WRONG = {
         "sharp",
         "no score 'sharp': choose one of gaussian, linear, quadratic",
     ),
-    "observe.held_out.source": ("mnist", "no source 'mnist': choose one of cifar, idx, images, "),
+    "observe.held_out.source": ("mnist", "no source 'mnist': choose one of camera, cifar, crawl, "),
 }
 
 
@@ -133,9 +133,13 @@ def test_print_config_shows_all_that_would_run(
     assert end.value.code == 0
     text = capsys.readouterr().out
     shown = yaml.safe_load(text)
-    sections = {*config.RECEIVER_SECTIONS, *config.LEARNER_SECTIONS, "run", "http"}
+    sections = {*config.RECEIVER_SECTIONS, *config.LEARNER_SECTIONS, "run", "http", "from"}
     assert set(shown) == sections
-    assert {name for name, value in shown.items() if value is None} == {"access", "schedule"}
+    assert {name for name, value in shown.items() if value is None} == {
+        "access",
+        "from",
+        "schedule",
+    }
     assert shown["method"]["init_args"]["momentum"] == 0.99
     assert shown["loss"]["class_path"] == "stream_ssl.losses.Decoupled"
     assert shown["memory"]["eviction"]["init_args"]["score"]["class_path"] == "memory.scores.Linear"

@@ -246,8 +246,8 @@ def test_the_runs_own_held_out_set_may_be_gone(tmp_path: Path) -> None:
     [
         ([], "data"),
         (["run"], "data"),
-        (["run", "--data", "lmdb:x"], "begins with none of cifar, idx"),
-        (["run", "--data", "watch:x"], "begins with none of cifar, idx"),
+        (["run", "--data", "lmdb:x"], "begins with none of camera, cifar, crawl"),
+        (["run", "--data", "watch:x"], "begins with none of camera, cifar, crawl"),
         (["run", "--data", "synthetic:x"], "say synthetic and --source.count"),
         (["run", "--data", "cifar"], "root"),
     ],

@@ -53,14 +53,20 @@ def test_the_readme_shows_no_other() -> None:
     assert all(block.strip() == snippet().strip() for block in shown)
 
 
-def test_the_pages_snippet_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", [0, 1])
+def test_the_pages_snippets_run(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     page = (README.parent / "docs" / "producers.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    code, sent = [
+        (block, block.count("producer.s"))
+        for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    ][number]
     monkeypatch.chdir(tmp_path)
     (tmp_path / "frame.jpg").write_bytes(b"\xff\xd8\xff and so on")
     with Peer() as peer, peer.serving() as journal:
         run(code.replace(ADDRESS, peer.address))
-    assert sum(len(data) for data in journal) == 2
+    assert sum(len(data) for data in journal) == sent
 
 
 def test_the_page_names_every_choice_and_reason() -> None:
