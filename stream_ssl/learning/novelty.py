@@ -6,7 +6,6 @@ Shapes: B samples of a batch, W that wait, A descriptor.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor
 from memory import Duplicates, WorkingMemory
 from memory.compute import to_device
 from stream_ssl.batch import Batch
+from stream_ssl.learning.step import joined
 
 
 class Novelty:
@@ -65,13 +65,11 @@ class Novelty:
             self.turned_away = size - int(found.let_in_B.sum())
             new = torch.from_numpy(found.let_in_B.nonzero()[0])
             batch = batch[to_device(new, batch.ids_B.device)]
-        joined = batch if waiting is None else _joined(waiting, batch)
-        full = len(joined) >= size
-        rest = joined[size if full else 0 :]
+        together = batch if waiting is None else joined(waiting, batch)
+        full = len(together) >= size
+        rest = together[size if full else 0 :]
         self._waiting = rest if len(rest) else None
-        if not full:
-            return None
-        return joined[:size]
+        return together[:size] if full else None
 
     def state(self) -> dict[str, Tensor]:
         """The samples that wait, by column; empty where there are none."""
@@ -93,12 +91,3 @@ class Novelty:
         if self._waiting is None:
             return held_kA
         return torch.cat([held_kA, self._describe(self._waiting).to(held_kA.dtype)])
-
-
-def _joined(first: Batch[Tensor], second: Batch[Tensor]) -> Batch[Tensor]:
-    others = second.columns()
-    columns: dict[str, Any] = {
-        name: torch.cat([column, others[name]]) for name, column in first.columns().items()
-    }
-    origins = [part.origins_B or [None] * len(part) for part in (first, second)]
-    return replace(second, **columns, origins_B=[*origins[0], *origins[1]])

@@ -182,9 +182,9 @@ class Step:
         count = min(len(batch) - 1, max(1, round(self._share * len(batch))))
         cosines: Mapping[str, Tensor] = {}
         if count and self.can_draw:
-            chosen = torch.randperm(len(batch))[:count].sort().values
+            chosen = to_device(torch.randperm(len(batch))[:count].sort().values, self._device)
             drawn = self._drawn(len(batch) - count)
-            update, mixed_keys = self._update(joined(batch, chosen, drawn), number)
+            update, mixed_keys = self._update(joined(batch[chosen], drawn), number)
             drawn_keys = mixed_keys._replace(keys_BD=mixed_keys.keys_BD[count:])
             cosines = self._refresh(drawn, drawn_keys)
         else:
@@ -424,13 +424,14 @@ def _repeats(memory: WorkingMemory, slots: Tensor) -> bool:
     return len(memory.stalest(len(slots))) < len(slots)
 
 
-def joined(batch: Batch[Tensor], rows: Tensor, drawn: Batch[Tensor]) -> Batch[Tensor]:
-    """These rows (int64, on the CPU) of a batch, and all samples drawn, without their slots."""
-    rows, others = to_device(rows, batch.ids_B.device), drawn.columns()
+def joined(first: Batch[Tensor], second: Batch[Tensor]) -> Batch[Tensor]:
+    """The samples of both, without slots; offset and rejected are the second's."""
+    others = second.columns()
     columns: dict[str, Any] = {
-        name: torch.cat([column[rows], others[name]]) for name, column in batch.columns().items()
+        name: torch.cat([column, others[name]]) for name, column in first.columns().items()
     }
-    return Batch(**columns)
+    origins = [part.origins_B or [None] * len(part) for part in (first, second)]
+    return replace(second, **columns, origins_B=[*origins[0], *origins[1]], slots_B=None)
 
 
 def is_usable(keys_BD: Tensor) -> Tensor:
