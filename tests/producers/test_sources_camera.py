@@ -112,14 +112,16 @@ def test_what_the_sender_cannot_take_is_dropped_from_the_oldest(tmp_path, caplog
     with http_camera(serve) as (_, url), caplog.at_level(logging.WARNING):
         source = Camera(url, retry_seconds=0.01, waiting=4, codec="raw")
         stream = source.samples()
-        next(stream)
+        first = number_of(next(stream)[0])
+        # All thirty may have come before the first is taken: then one more is late.
+        all_came_first = first == 26
         deadline = time.monotonic() + 20
-        while source.skipped.by_reason["late"] < 30 - 4 - 1:
+        while source.skipped.by_reason["late"] < 25 + all_came_first:
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        rest = [number_of(next(stream)[0]) for _ in range(4)]
+        rest = [number_of(next(stream)[0]) for _ in range(4 - all_came_first)]
         source.stop()
-    assert rest == [26, 27, 28, 29]
+    assert rest == [26, 27, 28, 29][all_came_first:]
     assert "the oldest frame that waits" in caplog.text
 
 
