@@ -53,7 +53,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         from stream_ssl.app.failures import USAGE, missing_extra
 
-        print(f"stream-ssl {chosen.command}: {missing_extra(error)}", file=sys.stderr)
+        print(
+            f"stream-ssl {chosen.command}: {missing_extra(error, chosen.command)}", file=sys.stderr
+        )
         return USAGE
     assert isinstance(status, int)
     return status

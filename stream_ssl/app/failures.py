@@ -19,9 +19,10 @@ log = logging.getLogger("stream_ssl")
 DONE, FAILED, USAGE = 0, 1, 2
 
 EXTRAS = {
-    **dict.fromkeys(("torch", "torchvision", "kornia", "safetensors", "lmdb"), "learner,cpu"),
-    **dict.fromkeys(("prometheus_client", "river", "starlette", "uvicorn"), "learner,cpu"),
-    **dict.fromkeys(("rich", "matplotlib", "jinja2", "markdown_it", "scipy"), "learner,cpu"),
+    **dict.fromkeys(("lmdb", "prometheus_client", "starlette", "uvicorn"), "receiver"),
+    **dict.fromkeys(("rich", "jinja2", "markdown_it"), "receiver"),
+    **dict.fromkeys(("torch", "torchvision", "kornia", "safetensors"), "learner,cpu"),
+    **dict.fromkeys(("river", "scipy", "matplotlib"), "learner,cpu"),
     **dict.fromkeys(("onnx", "onnxscript", "onnxruntime"), "export"),
     "faiss": "cpu",
     "PIL": "images",
@@ -31,6 +32,9 @@ EXTRAS = {
     **dict.fromkeys(("httpx", "httpcore", "sniffio", "protego", "pyarrow"), "crawl"),
 }
 """Which extra of the package brings a module."""
+
+SLIM = ("receiver", "status", "produce", "keys")
+"""Commands that need no torch. All others need the whole learner, whichever module they miss."""
 
 NO_MEMORY = re.compile("out of memory|can't allocate memory|not enough memory", re.IGNORECASE)
 
@@ -132,17 +136,16 @@ def reported(work: Callable[[], None]) -> int:
     except (OSError, Failure) as error:
         log.error("%s", error, exc_info=log.isEnabledFor(logging.DEBUG))
         return FAILED
-    except ModuleNotFoundError as error:
-        log.error("%s", missing_extra(error))
-        return USAGE
+    except ModuleNotFoundError:  # the console script knows what the command needs
+        raise
     except Exception:
         log.exception("stopped by an error that nobody foresaw")
         return FAILED
     return DONE
 
 
-def missing_extra(error: ModuleNotFoundError) -> str:
-    """What to install, for a module that an extra brings.
+def missing_extra(error: ModuleNotFoundError, command: str = "learner") -> str:
+    """What to install, for a module that an extra brings and a command needs.
 
     Raises:
         ModuleNotFoundError: the same, of a module that none brings: that is a bug.
@@ -151,4 +154,6 @@ def missing_extra(error: ModuleNotFoundError) -> str:
     extra = EXTRAS.get(module)
     if extra is None:
         raise error
+    if command not in SLIM and extra in ("receiver", "images"):
+        extra = "learner,cpu"
     return f"{module} is not installed, and this needs it: pip install 'stream-ssl[{extra}]'"
