@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from stream_ssl import __version__
 from stream_ssl.app import logs
+from stream_ssl.app.first_process import leave_first_process
 
 COMMANDS = {
     "demo": "the whole system at work on embedded real images, then a report",
@@ -41,6 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, line in COMMANDS.items():
         commands.add_parser(name, help=line, add_help=False)
     chosen, rest = parser.parse_known_args(argv)
+    if chosen.command == "learner":
+        leave_first_process()
     if chosen.command in DAEMONS:  # until they take the signal over there is nothing to drain
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:

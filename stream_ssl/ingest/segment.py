@@ -8,6 +8,8 @@ three databases: `meta` (format version, previous segment), `records` (position,
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import shutil
 import struct
 import threading
@@ -416,7 +418,7 @@ def _open(path: Path, write: bool) -> _Open:
             max_spare_txns=0,
         )
     except lmdb.Error as error:
-        raise Damaged(f"{path}: {error}") from error
+        raise _unusable(path, error) from error
     try:
         needed = (int(env.info()["last_pgno"]) + 1) * PAGE
         if needed > size:  # touching the missing pages would kill the process
@@ -426,6 +428,18 @@ def _open(path: Path, write: bool) -> _Open:
     except BaseException:
         env.close()
         raise
+
+
+def _unusable(path: Path, error: Exception) -> Exception:
+    """What it means that LMDB does not open a segment."""
+    if os.strerror(errno.EAGAIN) not in str(error):
+        return Damaged(f"{path}: {error}")
+    return OSError(  # a process's first reading transaction locks the byte of its id
+        errno.EAGAIN,
+        f"{path} is read by another process that has this one's id, {os.getpid()}, as containers' "
+        "processes may: LMDB cannot tell them apart. Let `stream-ssl learner` be its container's "
+        "first process (it then takes another id), or let containers share their PID namespace",
+    )
 
 
 def _open_databases(env: Any, path: Path) -> _Open:
@@ -438,7 +452,7 @@ def _open_databases(env: Any, path: Path) -> _Open:
         with env.begin(db=meta) as txn:
             version, follows = int(txn.get(b"format", b"0")), int(txn.get(b"follows", b"0"))
     except (lmdb.Error, ValueError) as error:
-        raise Damaged(f"{path}: {error}") from error
+        raise _unusable(path, error) from error
     if version > FORMAT:
         raise NewerFormat(
             f"{path} has journal format {version}; this version reads up to {FORMAT}: "

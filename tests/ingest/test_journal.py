@@ -1,5 +1,6 @@
 """The journal against a dict, its budget, and a reader beside it."""
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -211,6 +212,19 @@ def test_a_second_writer_is_refused(tmp_path):
         Journal(tmp_path)
     journal.close()
     Journal(tmp_path).close()
+
+
+def test_a_process_of_the_same_id_in_another_container_is_no_damage(tmp_path):
+    """LMDB's reader locks are bytes numbered by process id: here another holds every number."""
+    with closing(Journal(tmp_path)) as journal:
+        journal.append([entry(1)])
+    ((_, segment),) = list_segments(tmp_path)
+    code = f"from stream_ssl.ingest.journal import *; JournalReader({str(tmp_path)!r}).read(1)"
+    with (segment / "lock.mdb").open("r+b") as held:
+        fcntl.lockf(held, fcntl.LOCK_EX, 0, 1)
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
+        assert b"is read by another process that has this one's id" in done.stderr
+    assert len(JournalReader(tmp_path).read(1)) == 1
 
 
 def test_a_newer_format_is_refused_clearly(tmp_path):
