@@ -16,6 +16,7 @@ from torch import Tensor
 from memory.checks import check_number
 from memory.columns import REFUSED, Columns, Rows
 from memory.compute import columns_at_a_time, to_device, to_host
+from memory.process_group import SINGLE_PROCESS, SingleProcess
 from memory.scores import BLOCK_ELEMENTS
 
 if TYPE_CHECKING:
@@ -42,6 +43,11 @@ class Admission:
         duplicates: int64, ids of the newcomers found to be near-duplicates, let in or not.
         merged: int64, for each newcomer merged the slot of what it was merged into; -1 where that
             left in the course of the batch.
+        left: int64, for each evicted id the slot that it left.
+
+    On several ranks it is the part of one: slots, refused, inserted and duplicates are of its own
+    newcomers, evicted and ages of its shard, so that the numbers of all ranks add up. Slots are of
+    the shard, -1 for what stands in another one.
     """
 
     slots: Tensor
@@ -51,6 +57,7 @@ class Admission:
     inserted: int
     duplicates: Tensor = field(default_factory=_nobody)
     merged: Tensor = field(default_factory=_nobody)
+    left: Tensor = field(default_factory=_nobody)
 
     @classmethod
     def of_nobody(cls) -> Admission:
@@ -70,6 +77,7 @@ class Admission:
             ages=torch.cat([self.ages, later.ages]),
             refused=torch.cat([self.refused, later.refused]),
             inserted=self.inserted + later.inserted,
+            left=torch.cat([self.left, later.left]),
         )
 
 
@@ -100,11 +108,14 @@ def apply(plan: Tensor, rows: Rows, columns: Columns) -> Admission:
     """Write each newcomer to the slot that the plan gives it, in turn.
 
     Args:
-        plan: int64 [B] on the CPU; newcomer b goes to slot plan[b], or nowhere where it is -1.
-            A slot may occur often: each newcomer evicts the one before it. A slot not yet occupied
-            is filled and nobody is evicted.
+        plan: int64 [B] on the CPU; newcomer b goes to slot plan[b] of all, or nowhere where it is
+            -1. A slot may occur often: each newcomer evicts the one before it. A slot not yet
+            occupied is filled and nobody is evicted.
         rows: the newcomers.
-        columns: where to write; all but `occupied` is updated.
+        columns: where to write this shard's; all but `occupied` is updated.
+
+    Returns:
+        The same on every rank; slots are those of all.
     """
     # Numpy for the bookkeeping: at these sizes torch would spend its time in dispatch.
     plan_B = plan.numpy()
@@ -119,18 +130,19 @@ def apply(plan: Tensor, rows: Rows, columns: Columns) -> Admission:
     last[order[:-1][again]] = False
 
     where = to_device(torch.from_numpy(slot), columns.device)
-    known = torch.cat([rows.ids, rows.born, columns.ids[where], columns.born[where]])
+    known = torch.cat([rows.ids, rows.born, *columns.standing(where)])
     sizes = [len(rows), len(rows), len(slot), len(slot)]
     parts = torch.split(to_host(known), sizes)
     ids_B, born_B, held_ids, held_born = (part.numpy() for part in parts)
     was_held = previous < 0
     old_ids = np.where(was_held, held_ids, ids_B[turn[previous]])
     old_born = np.where(was_held, held_born, born_B[turn[previous]])
-    evicts = ~was_held | (slot < columns.occupied)
+    evicts = ~was_held | (slot < columns.occupied_of_all)
 
     survivor = turn[last]
-    written = to_device(torch.from_numpy(slot[last]), columns.device)
-    columns.write(written, rows[torch.from_numpy(survivor)])
+    group, mine = columns.group, columns.group.mine(slot[last])
+    written = to_device(torch.from_numpy(group.own(slot[last][mine])), columns.device)
+    columns.write(written, rows[torch.from_numpy(survivor[mine])])
     slots = np.full(len(plan_B), NOBODY)
     slots[survivor] = slot[last]
     return Admission(
@@ -139,6 +151,7 @@ def apply(plan: Tensor, rows: Rows, columns: Columns) -> Admission:
         ages=torch.from_numpy((born_B[turn] - old_born)[evicts]),
         refused=torch.from_numpy(ids_B[plan_B == REFUSED]),
         inserted=len(turn),
+        left=torch.from_numpy(slot[evicts]),
     )
 
 
@@ -182,7 +195,7 @@ class Entry:
         self._ids, self._let_in, self._columns, self._policy = rows.ids, rows, columns, policy
         self._found = None
         if duplicates is not None:
-            self._found = duplicates.find(rows.descriptors, columns.descriptor_kA)
+            self._found = duplicates.find(rows.descriptors, columns.descriptor_kA, columns.group)
             self._let_in = self._found.enter(rows, columns)
         self._written = Admission.of_nobody()
         self._plans = [torch.empty(0, dtype=torch.int64)]
@@ -194,15 +207,20 @@ class Entry:
             ValueError: what the policy chose is no plan.
         """
         columns, policy, rows = self._columns, self._policy, self._let_in
-        free = min(len(rows), columns.capacity - columns.occupied)
+        held = columns.occupied_of_all
+        free = min(len(rows), columns.capacity_of_all - held)
         if free:
-            self._write(torch.arange(columns.occupied, columns.occupied + free), rows[:free])
-            columns.occupied += free
-            policy.on_insert(rows[:free])
+            plan = torch.arange(held, held + free)
+            self._write(plan, rows[:free])
+            columns.occupied_of_all = held + free
+            came = rows[:free]
+            if columns.group.size > 1:
+                came = came[columns.group.mine(plan).nonzero()[:, 0]]
+            policy.on_insert(came)
         rows = rows[free:]
         while len(rows):
             plan = policy.choose(rows)
-            check_plan(plan, policy, len(rows), columns.capacity)
+            check_plan(plan, policy, len(rows), columns.capacity_of_all)
             self._write(plan, rows[: len(plan)])
             rows = rows[len(plan) :]
 
@@ -225,6 +243,31 @@ class Entry:
         if self._found is None:
             return admission
         return self._found.report(to_host(self._ids), admission, plan != REFUSED)
+
+    def part(self, admission: Admission, batch: slice) -> Admission:
+        """This rank's part of the admission, whose own newcomers are those of the batch."""
+        group, joined_B = self._columns.group, torch.ones(len(self._ids), dtype=torch.bool)
+        if self._found is not None:
+            joined_B = torch.from_numpy(self._found.let_in_B.copy())
+        joined_B[joined_B.clone()] = torch.cat(self._plans) != REFUSED
+        ids_B, slot_B, here = (
+            to_host(self._ids)[batch],
+            admission.slots[batch],
+            group.mine(admission.left),
+        )
+        near_B = joined_B.new_zeros(len(self._ids))
+        if self._found is not None:
+            near_B = torch.from_numpy(self._found.duplicate_B)
+        return replace(
+            admission,
+            slots=torch.where((slot_B >= 0) & group.mine(slot_B), group.own(slot_B), NOBODY),
+            evicted=admission.evicted[here],
+            ages=admission.ages[here],
+            left=group.own(admission.left[here]),
+            refused=ids_B[~joined_B[batch]],
+            inserted=int(joined_B[batch].sum()),
+            duplicates=ids_B[near_B[batch]],
+        )
 
 
 @dataclass(frozen=True)
@@ -259,11 +302,13 @@ class Duplicates:
         if self.action not in ("count", "refuse", "merge"):
             raise ValueError(f'action is {self.action!r}: choose "count", "refuse" or "merge"')
 
-    def find(self, x_BA: Tensor, row_kA: Tensor) -> Found:
-        """The duplicates among newcomers, decided in turn, against these held rows."""
+    def find(self, x_BA: Tensor, row_kA: Tensor, group: SingleProcess = SINGLE_PROCESS) -> Found:
+        """The duplicates among newcomers, decided in turn, against these rows held by each rank;
+        on several ranks the newcomers are the same, and nothing is merged."""
         count, k = len(x_BA), len(row_kA)
         unit = 1e-12 if x_BA.dtype == torch.float64 else 1e-6
         most_B, slot_B = closest(x_BA, row_kA, unit)
+        most_B = group.all_reduce_max(most_B)
         cosine_B = to_host(most_B).numpy()
         found = Found(k, cosine_B >= self.threshold - unit)
         if self.action == "merge":

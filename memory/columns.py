@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from memory.compute import to_device
+from memory.process_group import SINGLE_PROCESS, SingleProcess
 
 Image = tuple[int, int, int]
 
@@ -79,6 +80,9 @@ class Rows:
 class Columns:
     """Storage for K slots. Slots 0 .. occupied-1 hold a sample; a row is overwritten, never moved.
 
+    They are this process's shard of the slots of all ranks. What writes or reads its rows takes
+    slots of the shard; `standing` takes slots of all.
+
     Args:
         capacity: K, at least 1.
         dim: D, at least 1.
@@ -86,6 +90,7 @@ class Columns:
         device: where every column lies.
         dtype: of embeddings and descriptors.
         images: the images kept beside the embeddings, or None.
+        group: who holds the other shards, as many slots each.
     """
 
     ids: Tensor
@@ -105,9 +110,11 @@ class Columns:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
         images: Images | None = None,
+        group: SingleProcess = SINGLE_PROCESS,
     ) -> None:
         self.capacity, self.dim, self.device = capacity, dim, torch.device(device)
-        self.occupied = 0
+        self.group, self.occupied = group, 0
+        self._elsewhere = 0  # occupied slots of the other shards
         self.embeddings = torch.zeros(capacity, dim, dtype=dtype, device=device)
         self.shared = descriptor_dim is None
         self._apart = None  # descriptors, where they are not the embeddings
@@ -116,6 +123,32 @@ class Columns:
         for name in INTEGER_COLUMNS:
             setattr(self, name, torch.zeros(capacity, dtype=torch.int64, device=device))
         self.images = images
+
+    @property
+    def capacity_of_all(self) -> int:
+        """Slots of all shards."""
+        return self.capacity * self.group.size
+
+    @property
+    def occupied_of_all(self) -> int:
+        """Occupied slots of all shards."""
+        return self.occupied + self._elsewhere
+
+    @occupied_of_all.setter
+    def occupied_of_all(self, held: int) -> None:
+        self.occupied = self.group.share(held)
+        self._elsewhere = held - self.occupied
+
+    def standing(self, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """Ids and births of what stands in these slots of all; 0 in one never filled."""
+        if self.group.size == 1:
+            return self.ids[slots], self.born[slots]
+        mine = self.group.mine(slots)
+        at = self.group.own(slots[mine])
+        found_2R = slots.new_zeros(2, len(slots))
+        found_2R[:, mine] = torch.stack([self.ids[at], self.born[at]])
+        ids, born = self.group.all_reduce_sum(found_2R)
+        return ids, born
 
     @property
     def descriptors(self) -> Tensor:

@@ -34,13 +34,16 @@ from memory.descriptors import Descriptor, Embedding, check_descriptor
 from memory.draws import Draw, DrawOrder, Negatives, Strata
 from memory.eviction import Feedback, MostDuplicated, Policy
 from memory.eviction.base import check_free
+from memory.process_group import SINGLE_PROCESS, SingleProcess
 from memory.scores import Score, check_score
+from memory.shards import RANK_SEEDS, Meeting, check_shareable
 from memory.state import (
     State,
     check_fits,
     counters,
     describe,
     encode,
+    is_resharded,
     named,
     part,
     totals_of,
@@ -77,9 +80,15 @@ class WorkingMemory(nn.Module):
         descriptor: what duplicates are counted on (memory/descriptors.py); None for Embedding(),
             the embeddings themselves, as the paper does. One that reads images, such as
             Thumbnail(), needs image_shape.
+        group: the ranks that hold it together, `ProcessGroup()` under torch.distributed: this one
+            holds every W-th of the K slots. Each offers its own newcomers, and all evict what one
+            process would that holds all slots and is offered the batches joined, the first rank's
+            first. What is read is of this shard, and so are slots; `add`, `prior`, `check_valid`
+            and, where the descriptor is of embeddings, `refresh` must be called by all in turn.
 
     Raises:
-        ValueError: an argument outside its range, or of another kind.
+        ValueError: an argument outside its range, or of another kind, or one that several ranks
+            cannot hold together.
 
     >>> memory = WorkingMemory(capacity=3, dim=2)
     >>> z = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]])
@@ -102,6 +111,7 @@ class WorkingMemory(nn.Module):
         image_file: Path | None = None,
         measured_by: Score | None = None,
         descriptor: Descriptor | None = None,
+        group: SingleProcess = SINGLE_PROCESS,
     ) -> None:
         super().__init__()
         capacity, dim = check_count("capacity", capacity), check_count("dim", dim)
@@ -122,17 +132,22 @@ class WorkingMemory(nn.Module):
         check_free("eviction", self.eviction)
         self.descriptor: Descriptor = Embedding() if descriptor is None else descriptor
         check_descriptor(self.descriptor)
-        self.capacity, self.dim, self.duplicates = capacity, dim, duplicates
+        self.group, self.capacity_of_all = group, capacity
+        self.capacity, self.dim, self.duplicates = capacity // group.size, dim, duplicates
         self.image_shape = image_shape
+        if group.size > 1:
+            check_shareable(capacity, group, self.eviction, duplicates, image_file)
         self._fixed_dtype = dtype is not None
         where, self._seed = check_device(device), check_seed(seed)
         self.descriptor.to(where)
         apart = None
         if not isinstance(self.descriptor, Embedding):
             apart = self.descriptor.dim(dim, image_shape)
-        images = image_column(capacity, image_shape, where, images_on, image_file)
-        self._columns = Columns(capacity, dim, apart, where, dtype or torch.float32, images)
-        self._generator = torch.Generator().manual_seed(self._seed)
+        images = image_column(self.capacity, image_shape, where, images_on, image_file)
+        self._columns = Columns(
+            self.capacity, dim, apart, where, dtype or torch.float32, images, group
+        )
+        self._generator = torch.Generator().manual_seed(self._seed + RANK_SEEDS * group.rank)
         self._totals, self._strata = Totals(), Strata(self._seed + 2)
         self._drift = torch.ones(2, dtype=torch.float64)  # mean and least of the last refreshed
         self.eviction.bind(self._columns, self._seed + 1)
@@ -147,6 +162,11 @@ class WorkingMemory(nn.Module):
     def __bool__(self) -> bool:
         """A memory is there, empty or not."""
         return True
+
+    @property
+    def occupied_of_all(self) -> int:
+        """Slots that all ranks hold; k in a single process."""
+        return self._columns.occupied_of_all
 
     @property
     def device(self) -> torch.device:
@@ -229,6 +249,9 @@ class WorkingMemory(nn.Module):
         """Offer a batch, in order. As if each sample were offered alone, but for what
         `Duplicates` says of near-duplicates and what a policy learns between batches.
 
+        On several ranks all call, one without newcomers with empty batches; images travel only to
+        the rank that keeps them.
+
         Args:
             ids: int64 [B].
             z: unit rows [B, D], float32 or float64 (narrower ones are widened to float32).
@@ -240,12 +263,12 @@ class WorkingMemory(nn.Module):
             ValueError: an input breaks its rule; nothing was added. Or a policy from outside chose
                 no slot there is; then the rest of the batch counts as refused.
         """
-        entry = Entry(
-            self._rows(ids, z, images, labels, hashes),
-            self._columns,
-            self.eviction,
-            self.duplicates,
-        )
+        rows = self._rows(ids, z, images, labels, hashes)
+        meeting = None
+        if self.group.size > 1:
+            meeting = Meeting(rows, self._totals.added, self._columns)
+            rows = meeting.rows
+        entry = Entry(rows, self._columns, self.eviction, self.duplicates)
         try:
             entry.run()
         finally:
@@ -260,6 +283,9 @@ class WorkingMemory(nn.Module):
                 added=self._totals.added,
             )
         )
+        if meeting is not None:
+            meeting.send_images(admission.slots)
+            admission = entry.part(admission, meeting.batch)
         return admission
 
     def _rows(
@@ -507,6 +533,7 @@ class WorkingMemory(nn.Module):
 
         mean_k h(d_b . d_k) over descriptors (DUEL, Definition 2), with the score `measured_by`, or
         the policy's; 0 in an empty memory. O(B K A), O(B A) where a policy of linear h keeps a sum.
+        On several ranks over this shard alone, every W-th of the slots.
 
         Args:
             z: unit rows [B, D].
@@ -520,27 +547,29 @@ class WorkingMemory(nn.Module):
         if self.descriptor.needs_images:
             found = check_images(images, self.image_shape, len(z_BD), self.device)
         row_BA = self.descriptor(z_BD, found)
-        if self.measured_by is None:
+        if self.measured_by is None and self.group.size == 1:
             return self.eviction.total(row_BA) / max(1, len(self))
-        return self.measured_by.total(row_BA, self.descriptors) / max(1, len(self))
+        score = self.measured_by or self.eviction.score
+        return score.total(row_BA, self.descriptors) / max(1, len(self))
 
     @in_full_precision
     def prior(self, z: Array) -> Tensor:
         """tau+ of debiased losses, float64 [B]: the probability that a negative drawn from the
         memory shares an anchor's class, mean_k h(z_b . z_k), in the space in which a loss compares,
-        whatever the descriptor is.
+        whatever the descriptor is. On several ranks over all slots.
 
         Args:
-            z: unit rows [B, D].
+            z: unit rows [B, D]; on several ranks the same rows.
 
         Raises:
             ValueError: not unit rows of this dimension.
         """
         z_BD = check_embeddings(z, self.dim, self.device, "anchor").to(self.dtype)
         if self._columns.shared and self.measured_by is None:
-            return self.eviction.total(z_BD) / max(1, len(self))
+            return self.eviction.total(z_BD) / max(1, self.occupied_of_all)
         score = self.eviction.score if self.measured_by is None else self.measured_by
-        return score.total(z_BD, self.embeddings) / max(1, len(self))
+        total_B = self.group.all_reduce_sum(score.total(z_BD, self.embeddings))
+        return total_B / max(1, self.occupied_of_all)
 
     @in_full_precision
     def stats(self) -> MemoryStats:
@@ -557,7 +586,7 @@ class WorkingMemory(nn.Module):
     @in_full_precision
     def check_valid(self) -> tuple[bool, str]:
         """Recount everything. (True, "") or (False, what is wrong)."""
-        joined = self._totals.inserted - self._totals.evicted
+        joined = self.group.share(self._totals.inserted - self._totals.evicted)
         if joined != len(self):
             return False, f"{joined} samples should be held by the counters, {len(self)} slots are"
         ok, reason = self._columns.check(self._totals.added)
@@ -572,7 +601,9 @@ class WorkingMemory(nn.Module):
         del keep_vars
         state = named("columns", self._columns.state())
         state |= named("eviction", self.eviction.state()) | named("strata", self._strata.state())
-        state["counters"] = counters(self.capacity, self._totals)
+        state["counters"] = counters(self.capacity_of_all, self._totals)
+        if self.group.size > 1:
+            state["shard"] = torch.tensor([self.group.rank, self.group.size])
         state["description"] = encode(self._description)
         state["drift"] = self._drift.clone()
         state["generator"] = self._generator.get_state()
@@ -631,7 +662,11 @@ class WorkingMemory(nn.Module):
         self._columns.occupied = 0
         self.eviction.bind(self._columns, self._seed + 1)
         self._columns.load(columns)
-        self.eviction.load(part(state, "eviction"))
+        self._columns.occupied_of_all = self._totals.inserted - self._totals.evicted
+        if is_resharded(state):
+            self.eviction.bind(self._columns, self._seed + 1)
+        if not is_resharded(state) or part(state, "eviction"):
+            self.eviction.load(part(state, "eviction"))
         if columns["embeddings"].dtype != self.dtype:
             self._count_again()
 

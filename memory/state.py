@@ -123,15 +123,32 @@ def upgraded(state: Mapping[str, Any]) -> State:
     return state
 
 
+def shard_of(state: Mapping[str, Tensor]) -> tuple[int, int]:
+    """Of which rank a state is, of how many."""
+    rank, size = state["shard"].tolist() if "shard" in state else (0, 1)
+    return rank, size
+
+
+def is_resharded(state: Mapping[str, Tensor]) -> bool:
+    """Whether it was made for other ranks than it was saved by: then a policy counts anew."""
+    return "resharded" in state
+
+
 def check_fits(
     state: State, columns: Columns, policy: Policy, description: Mapping[str, Any]
 ) -> None:
     """ValueError unless a memory of these parts can go on from this state of this version."""
     capacity = int(state["counters"][1])
-    if capacity != columns.capacity:
+    if capacity != columns.capacity_of_all:
         raise ValueError(
-            f"the state is of capacity {capacity}, this memory of {columns.capacity}: "
+            f"the state is of capacity {capacity}, this memory of {columns.capacity_of_all}: "
             "build the memory with the state's capacity"
+        )
+    theirs, group = shard_of(state), columns.group
+    if theirs != (group.rank, group.size):
+        raise ValueError(
+            f"the state is that of rank {theirs[0]} of {theirs[1]}, this memory is of rank "
+            f"{group.rank} of {group.size}: make it one of these ranks with memory.shards.resharded"
         )
     found = decode(state)
     for name, here in description.items():
@@ -142,14 +159,14 @@ def check_fits(
                 f"the state was saved under {name} {found[name]}, this memory has {name} {here}: "
                 "build it with the state's"
             )
-    theirs, ours = part(state, "columns"), columns.shapes()
-    if set(theirs) != set(ours):
+    kept, ours = part(state, "columns"), columns.shapes()
+    if set(kept) != set(ours):
         raise ValueError(
-            f"the state has columns {sorted(theirs)}, this memory {sorted(ours)}: "
+            f"the state has columns {sorted(kept)}, this memory {sorted(ours)}: "
             "image_shape must be as when it was saved, and image_file given or not as then"
         )
     for name, shape in ours.items():
-        there = tuple(theirs[name].shape[1:])
+        there = tuple(kept[name].shape[1:])
         if shape != there:
             raise ValueError(
                 f"{name} of the state have shape {there} a slot, of this memory "
@@ -157,11 +174,11 @@ def check_fits(
             )
     check_whole(state, columns)
     # An earlier writer did not tell how a search stands, on which only ties depend.
-    kept, ours_kept = (
+    told, ours_told = (
         {name for name in names if "search." not in name}
         for names in (part(state, "eviction"), policy.state())
     )
-    if kept != ours_kept:
+    if told != ours_told and not is_resharded(state):
         raise ValueError(
             f"the state was saved under another eviction policy than {policy.name}, "
             "or by another version of it"
@@ -178,7 +195,7 @@ def check_whole(state: State, columns: Columns) -> None:
         wrong = f"its columns have {rows} rows, of {columns.capacity} slots"
     elif not 5 <= state["counters"].numel() <= most or bool((state["counters"] < 0).any()):
         wrong = f"its counters are {state['counters'].tolist()}"
-    elif totals_of(state).inserted - totals_of(state).evicted != held:
+    elif columns.group.share(totals_of(state).inserted - totals_of(state).evicted) != held:
         wrong = f"its counters tell of another number of samples than the {held} it holds"
     elif "drift" not in state or state["drift"].shape != (2,):
         wrong = "its drift at re-encoding is not two numbers"

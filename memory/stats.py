@@ -30,7 +30,8 @@ MOST_ROWS = 1 << 17
 
 @dataclass(frozen=True, slots=True)
 class MemoryStats:
-    """A memory at one moment. Ages and staleness are in samples offered since.
+    """A memory at one moment. Ages and staleness are in samples offered since. On several ranks
+    of one shard, but for what was added, inserted, evicted and refused, found and merged.
 
     Attributes:
         occupancy: occupied slots, of `capacity`.
@@ -103,7 +104,7 @@ def measure(columns: Columns, policy: Policy, totals: Totals, drift: Tensor) -> 
         inserted=totals.inserted,
         evicted=totals.evicted,
         refused=totals.refused,
-        expected_collisions=count_mean / max(1, k - 1),
+        expected_collisions=count_mean / max(1, columns.occupied_of_all - 1),
         effective_classes=effective_classes(columns.z_kD),
         age_p50=ages[0],
         age_p90=ages[1],
@@ -118,7 +119,7 @@ def measure(columns: Columns, policy: Policy, totals: Totals, drift: Tensor) -> 
         stale_p50=stale[0],
         stale_p90=stale[1],
         stale_max=stale[2],
-        turnover=int((age_k <= columns.capacity).sum()) / max(1, k),
+        turnover=int((age_k <= columns.capacity_of_all).sum()) / max(1, k),
         multiplicity_mean=float(columns.multiplicity[:k].sum()) / max(1, k),
         drift_mean=drift_mean,
         drift_min=drift_min,
@@ -128,7 +129,8 @@ def measure(columns: Columns, policy: Policy, totals: Totals, drift: Tensor) -> 
 
 def some_counts(columns: Columns, policy: Policy) -> Tensor:
     """N(j), float64: of all occupied slots where that is cheap, else of some spread over them."""
-    k, linear = columns.occupied, isinstance(policy.score, Linear)
+    # On several ranks no other is asked: all keep exact counts, of linear h too.
+    k, linear = columns.occupied, isinstance(policy.score, Linear) and columns.group.size == 1
     kept = policy.keeps_counts and not linear
     counted = MOST_ROWS if linear else MOST_PAIRS // max(1, k)
     if kept or k <= counted:

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from memory.columns import Columns
 from memory.compute import columns_at_a_time, to_device, to_host
-from memory.duel.process_group import SINGLE_PROCESS, SingleProcess
 from memory.duel.simulate import simulate, slots_taken
 from memory.scores import BLOCK_ELEMENTS, Score
 
@@ -43,24 +42,18 @@ RECOUNT_SHARE = 16
 
 
 class ExactCounts:
-    """N(j) of DUEL, eq. 5, over the slots of all shards.
+    """N(j) of DUEL, eq. 5, over the slots of all shards. All ranks must call alike, and find
+    the same.
 
     Args:
         columns: of this shard; descriptors are read from them.
         score: h.
         compete: Algorithm 1's form: a newcomer is counted with the others and may be refused.
-        group: who holds the other shards, as many slots each. All its ranks must call alike; all
-            find the same.
     """
 
-    def __init__(
-        self,
-        columns: Columns,
-        score: Score,
-        compete: bool = False,
-        group: SingleProcess = SINGLE_PROCESS,
-    ) -> None:
-        self._columns, self._score, self._compete, self._group = columns, score, compete, group
+    def __init__(self, columns: Columns, score: Score, compete: bool = False) -> None:
+        self._columns, self._score, self._compete = columns, score, compete
+        self._group = columns.group
         self.count_K = torch.zeros(columns.capacity, dtype=torch.float64, device=columns.device)
         self._next = 0  # slot to be counted again next
         self._owed = 0  # newcomers since the last were
@@ -69,7 +62,7 @@ class ExactCounts:
         self.recount()
 
     def choose(self, x_BA: Tensor) -> Tensor:
-        """Slots of the first newcomers, at least one; -1 refuses. Slot j of rank r is r K + j."""
+        """Slots of all for the first newcomers, at least one; -1 refuses."""
         row_KA = self._columns.descriptors
         if self._waiting_BK is None:
             self._recount_some()
@@ -82,7 +75,7 @@ class ExactCounts:
 
         slot_m = self._candidates(near_TK)
         count_c, row_cA, slot_c = self._group.all_gather(
-            self.count_K[slot_m], row_KA[slot_m], slot_m + self._group.rank * len(row_KA)
+            self.count_K[slot_m], row_KA[slot_m], self._group.of_all(slot_m)
         )
         level = count_c.max()  # counts are followed less this, so that float32 tells them apart
         row_WA = torch.cat([row_cA, x_TA])
@@ -177,16 +170,15 @@ class ExactCounts:
         return torch.tensor(plan, dtype=torch.int64)
 
     def _of_this_shard(self, stands: dict[int, int]) -> tuple[Tensor, Tensor]:
-        """Slots of this shard, from its first, and the turns of the newcomers that have them."""
-        start = self._group.rank * len(self.count_K)
-        mine = [(slot - start, turn) for slot, turn in stands.items()]
-        mine = [pair for pair in mine if 0 <= pair[0] < len(self.count_K)]
+        """Slots of this shard, and the turns of the newcomers that have them."""
+        group = self._group
+        mine = [(group.own(slot), turn) for slot, turn in stands.items() if group.mine(slot)]
         pairs = torch.tensor(mine, dtype=torch.int64).view(-1, 2)
         slot_R, turn_R = to_device(pairs, self.count_K.device).T
         return slot_R, turn_R
 
     def on_insert(self, descriptor_BA: Tensor) -> None:
-        """Newcomers fill the last of the occupied slots."""
+        """Newcomers fill the last of this shard's occupied slots."""
         row_kA = self._columns.descriptor_kA
         old = len(row_kA) - len(descriptor_BA)
         (row_NA,) = self._group.all_gather(descriptor_BA)

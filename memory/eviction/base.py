@@ -43,6 +43,9 @@ class Policy(ABC):
     name: ClassVar[str] = ""
     """What the policy is called in states and errors; of a subclass without one, its class's."""
 
+    across_ranks: ClassVar[bool] = False
+    """Whether it chooses among the slots of all ranks (process_group.py), alike on each."""
+
     score: Score = Linear()
     """By what the memory counts duplicates under this policy."""
 

@@ -39,6 +39,7 @@ class MostDuplicated(Policy):
     """
 
     name = "most-duplicated"
+    across_ranks = True
 
     def __init__(
         self,
@@ -69,10 +70,11 @@ class MostDuplicated(Policy):
     ) -> LinearCounts | ExactCounts | ApproximateCounts:
         index = self.index
         if index == "auto":
-            index = pick(columns.capacity, self.score, columns.device)
+            alone = columns.group.size == 1
+            index = pick(columns.capacity, self.score, columns.device) if alone else "exact"
         if index == "ivf":
             return ApproximateCounts(columns, self.score, compete=self.compete, seed=seed)
-        if isinstance(self.score, Linear):
+        if isinstance(self.score, Linear) and columns.group.size == 1:
             return LinearCounts(columns, self.compete)
         return ExactCounts(columns, self.score, self.compete)
 

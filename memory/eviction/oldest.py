@@ -20,14 +20,16 @@ class Oldest(Policy):
     """
 
     name = "oldest"
+    across_ranks = True
 
     def bind(self, columns: Columns, seed: int) -> None:
         super().bind(columns, seed)
         self._head = 0  # empty slots fill in order of arrival, so slot 0 is the oldest
 
     def choose(self, rows: Rows) -> Tensor:
-        plan = (self._head + torch.arange(len(rows))) % self.columns.capacity
-        self._head = (self._head + len(rows)) % self.columns.capacity
+        slots = self.columns.capacity_of_all
+        plan = (self._head + torch.arange(len(rows))) % slots
+        self._head = (self._head + len(rows)) % slots
         return plan
 
     def on_replace(self, slots: Tensor, rows: Rows, before_RA: Tensor) -> None:
@@ -48,7 +50,9 @@ class Oldest(Policy):
         self._head = int(state["head"])
 
     def check(self) -> tuple[bool, str]:
-        oldest = int(to_host(self.columns.born.argmin()))
-        if self.columns.occupied == self.columns.capacity and oldest != self._head:
-            return False, f"queue head is slot {self._head}, the oldest is slot {oldest}"
+        columns, group = self.columns, self.columns.group
+        oldest = int(to_host(columns.born.argmin()))
+        first = -(-(self._head - group.rank) // group.size) % columns.capacity
+        if columns.occupied == columns.capacity and oldest != first:
+            return False, f"queue head is slot {first}, the oldest is slot {oldest}"
         return True, ""

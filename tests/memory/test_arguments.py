@@ -15,10 +15,9 @@ import torch
 from memory_stream import equal
 
 from memory import Duplicates, WorkingMemory
-from memory.duel.process_group import SINGLE_PROCESS, ProcessGroup
 from memory.eviction import Hybrid, KappaBandit, MostDuplicated, Oldest, policy
+from memory.process_group import ProcessGroup
 from memory.scores import VonMisesFisher
-from memory.sharded import ShardedMemory
 from tests.naive import unit_rows
 
 NAN = torch.tensor([[1.0, 0, 0], [float("nan"), 0, 0]])
@@ -92,10 +91,9 @@ def test_whole_numbers_of_numpy_and_lists_for_shapes_are_fine() -> None:
             'index is .hnsw.: choose "exact", "ivf" or "auto"',
         ),
         (
-            lambda: ShardedMemory(4, 3, VonMisesFisher, group=SINGLE_PROCESS),
+            lambda: MostDuplicated(VonMisesFisher),
             r"score is <class .*build it with VonMisesFisher\(\)",
         ),
-        (lambda: ShardedMemory(2.5, 3, group=SINGLE_PROCESS), "capacity is 2.5"),
         (ProcessGroup, "no process group: call torch.distributed.init_process_group first"),
         (lambda: Hybrid("oldest"), r"policy is 'oldest': .*policy\('oldest'\)"),
         (lambda: Hybrid(front=-1), "front is -1: must be at least 0 slots"),
@@ -108,7 +106,7 @@ def test_whole_numbers_of_numpy_and_lists_for_shapes_are_fine() -> None:
         (lambda: policy(Oldest), "eviction policy <class .*must be a name"),
         (lambda: filled(eviction=(one := Hybrid(), WorkingMemory(3, 3, one))[0]), "serves another"),
     ],
-    ids=range(17),
+    ids=range(16),
 )
 def test_policies_and_what_they_are_built_with(build: Callable[[], Any], message: str) -> None:
     raises(build, message)

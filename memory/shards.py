@@ -1,0 +1,143 @@
+"""A memory that several ranks hold: newcomers meet, images travel, shards are dealt again.
+
+Shapes: B newcomers of all ranks, W ranks, C H W image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from memory.admission import Duplicates
+from memory.columns import Columns, Rows
+from memory.compute import to_device
+from memory.eviction.base import Policy
+from memory.process_group import SingleProcess
+from memory.state import State, part, shard_of, totals_of
+
+RANK_SEEDS = 1000
+"""Between the seeds of two ranks' draws; a memory's own are next to each other."""
+
+
+def check_shareable(
+    capacity: int,
+    group: SingleProcess,
+    policy: Policy,
+    duplicates: Duplicates | None,
+    image_file: Path | str | None,
+) -> None:
+    """ValueError unless several ranks can hold a memory of these parts together."""
+    if capacity % group.size:
+        lower = capacity - capacity % group.size
+        raise ValueError(
+            f"capacity {capacity} cannot be divided by {group.size} ranks: choose {lower} or "
+            f"{lower + group.size}, or other ranks"
+        )
+    if not policy.across_ranks or getattr(policy, "index", "exact") == "ivf":
+        index = ' with index="ivf"' if policy.across_ranks else ""
+        raise ValueError(
+            f"eviction {policy.name}{index} looks at the slots of one process, and {group.size} "
+            'ranks hold this memory: choose MostDuplicated with index="exact", or Oldest'
+        )
+    if duplicates is not None and duplicates.action == "merge":
+        raise ValueError(
+            f"duplicates are merged in one process alone, and {group.size} ranks hold this memory: "
+            'choose the action "count" or "refuse"'
+        )
+    if image_file is not None:
+        raise ValueError(
+            f"image_file is {image_file}, and {group.size} ranks hold this memory: a file of "
+            'images is for one process. Leave it out; images_on="host" keeps them off the GPU'
+        )
+
+
+class Meeting:
+    """The newcomers of all ranks, in order of rank, without their images.
+
+    Args:
+        own: this rank's newcomers.
+        added: samples offered to the memory before.
+        columns: of this shard.
+
+    Attributes:
+        rows: of all ranks.
+        batch: where this rank's are among them.
+    """
+
+    def __init__(self, own: Rows, added: int, columns: Columns) -> None:
+        self._columns, self._images, group = columns, own.images, columns.group
+        rank_B = torch.full_like(own.ids, group.rank)
+        number_B4 = torch.stack([own.ids, own.labels, own.hashes, rank_B], dim=1)
+        apart = own.descriptors is not own.embeddings
+        row_BX = torch.cat([own.embeddings, own.descriptors], 1) if apart else own.embeddings
+        number_B4, row_BX = group.all_gather(number_B4, row_BX)
+        ids, labels, hashes, rank_B = number_B4.unbind(1)
+        z_BD = row_BX[:, : own.embeddings.shape[1]].contiguous()
+        born = torch.arange(added, added + len(ids), device=ids.device)
+        descriptors = row_BX[:, z_BD.shape[1] :].contiguous() if apart else z_BD
+        self.rows = Rows(ids.contiguous(), z_BD, descriptors, labels, hashes, born)
+        self._rank_B = rank_B.cpu()
+        counts: list[int] = torch.bincount(self._rank_B, minlength=group.size).tolist()
+        first = sum(counts[: group.rank])
+        self.batch = slice(first, first + counts[group.rank])
+
+    def send_images(self, slot_B: Tensor) -> None:
+        """Bring the images of those who stay to the rank of their slot, and write them there.
+
+        Args:
+            slot_B: of all; -1 for a newcomer that did not join or has left again.
+        """
+        images, group, column = self._images, self._columns.group, self._columns.images
+        if images is None or column is None:
+            return
+        ranks = range(group.size)
+        to_B = torch.where(slot_B >= 0, slot_B % group.size, -1)
+        sent = [(to_B[self.batch] == rank).nonzero()[:, 0] for rank in ranks]
+        comes = [((to_B == group.rank) & (self._rank_B == rank)).nonzero()[:, 0] for rank in ranks]
+        chosen = images[torch.cat(sent).to(images.device)]
+        found_RCHW = group.send(
+            to_device(chosen, self._columns.device),
+            [len(rows) for rows in sent],
+            [len(rows) for rows in comes],
+        )
+        slots = to_device(group.own(slot_B[torch.cat(comes)]), self._columns.device)
+        column.write(slots, found_RCHW.to(column.data_KCHW.device))
+
+
+def resharded(states: Sequence[State], rank: int, size: int) -> State:
+    """The state of one rank of `size`, from those of all ranks that saved; every slot once.
+
+    What a policy has counted is counted again from the rows; draws go on from other seeds.
+
+    Args:
+        states: of `WorkingMemory.state_dict`, in any order.
+        rank, size: for which it is made.
+
+    Raises:
+        ValueError: a rank's state is missing, or they are not of one memory.
+    """
+    by_rank = {shard_of(state)[0]: state for state in states}
+    saved = shard_of(states[0])[1]
+    if sorted(by_rank) != list(range(saved)) or len(states) != saved:
+        raise ValueError(
+            f"states of ranks {sorted(shard_of(state)[0] for state in states)} of {saved}: give "
+            "that of each rank once"
+        )
+    first = by_rank[0]
+    if any(not torch.equal(state["counters"], first["counters"]) for state in states):
+        raise ValueError("the states are not of one moment: give those of one checkpoint")
+    totals = totals_of(first)
+    held = totals.inserted - totals.evicted
+    state = {name: first[name] for name in ("counters", "description", "drift")}
+    for name, column in part(first, "columns").items():
+        whole = column.new_empty(held, *column.shape[1:])
+        for old, saved_state in by_rank.items():
+            whole[old::saved] = saved_state[f"columns.{name}"]
+        state[f"columns.{name}"] = whole[rank::size].clone()
+    generator = torch.Generator().manual_seed(totals.added + RANK_SEEDS * rank)
+    state |= {"generator": generator.get_state(), "resharded": torch.ones(1)}
+    state |= {"eviction.head": first["eviction.head"]} if "eviction.head" in first else {}
+    return state | ({"shard": torch.tensor([rank, size])} if size > 1 else {})

@@ -1,0 +1,56 @@
+"""Ranks of torch.distributed by fork: torch is imported once for all of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from memory.process_group import ProcessGroup, SingleProcess
+
+SECONDS = 60
+"""After which a rank that waits for another gives up."""
+
+
+def together(ranks: int, work: Callable[[SingleProcess], Any]) -> list[Any]:
+    """What `work`, given its group, returned on each rank, as JSON.
+
+    Call it from a process that has computed nothing on several threads.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        children = [_fork(rank, ranks, Path(folder), work) for rank in range(ranks)]
+        statuses = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+        assert statuses == [0] * ranks, f"ranks ended with {statuses}"
+        return [json.loads((Path(folder) / f"{rank}").read_text()) for rank in range(ranks)]
+
+
+def _fork(rank: int, ranks: int, folder: Path, work: Callable[[SingleProcess], Any]) -> int:
+    child = os.fork()
+    if child:
+        return child
+    try:
+        torch.set_num_threads(1)
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        dist.init_process_group(
+            "gloo",
+            f"file://{folder}/store",
+            rank=rank,
+            world_size=ranks,
+            timeout=timedelta(seconds=SECONDS),
+        )
+        (folder / f"{rank}").write_text(json.dumps(work(ProcessGroup())))
+        dist.destroy_process_group()
+        os._exit(0)
+    except BaseException:
+        sys.stderr.write(f"rank {rank} of {ranks}: {traceback.format_exc()}")
+        sys.stderr.flush()
+        os._exit(1)

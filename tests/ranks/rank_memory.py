@@ -1,0 +1,198 @@
+"""A memory that ranks hold together, beside one process that holds it alone.
+
+Shapes: B newcomers of all ranks, D embedding, N samples, C H W image.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from rank_group import together
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from memory import Duplicates, WorkingMemory
+from memory.descriptors import Thumbnail
+from memory.duel import exact
+from memory.eviction import MostDuplicated, Oldest, Policy
+from memory.process_group import SINGLE_PROCESS, SingleProcess
+from memory.scores import Gaussian, Linear, Score, Threshold, VonMisesFisher
+from memory.shards import resharded
+from tests.naive import IncrementalDuel, unit_rows
+
+SLOTS, DIM, SIDE = 48, 6, 4
+BATCHES = (20, 0, 41, 1, 60, 7)
+
+
+class Case(NamedTuple):
+    score: Score
+    compete: bool
+    stream: str
+
+
+CASES = (
+    Case(Linear(), False, "clustered"),
+    Case(Linear(), True, "duplicates"),
+    Case(VonMisesFisher(0.1), False, "duplicates"),
+    Case(VonMisesFisher(0.1), True, "clustered"),
+    Case(Threshold(), True, "duplicates"),
+    Case(Gaussian(), False, "clustered"),
+)
+
+
+def rows_of(stream: str, seed: int) -> Tensor:
+    """Unit rows, float64 [N, DIM]."""
+    return unit_rows(np.random.default_rng(seed), stream, sum(BATCHES), DIM)
+
+
+def fed(memory: WorkingMemory, z_ND: Tensor, image_NCHW: Tensor | None = None) -> dict[str, Any]:
+    """Offers each batch, a part of it on each rank; what became of all, in slots of all."""
+    group, start = memory.group, 0
+    told: dict[str, list[int]] = {"evicted": [], "ages": [], "refused": [], "duplicates": []}
+    for count in BATCHES:
+        # The last rank has the most, the first may have none.
+        ends = [start + count * rank // group.size**2 for rank in range(group.size)]
+        ends = [*ends, start + count]
+        own = slice(ends[group.rank], ends[group.rank + 1])
+        images = None if image_NCHW is None else image_NCHW[own]
+        ids = torch.arange(own.start, own.stop)
+        admission = memory.add(ids, z_ND[own], images, labels=ids % 5, hashes=ids + 1)
+        for name in told:
+            told[name] += getattr(admission, name).tolist()
+        start += count
+    return {
+        **told,
+        "ids": memory.ids.tolist(),
+        "counts": memory.counts().tolist(),
+        "valid": memory.check_valid(),
+    }
+
+
+def joined(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """What all ranks found, as one process would tell it; what left in the order of its age."""
+    told: dict[str, Any] = {"valid": [part["valid"] for part in parts]}
+    for name in ("ids", "counts"):
+        told[name] = [None] * sum(len(part[name]) for part in parts)
+        for rank, part in enumerate(parts):
+            told[name][rank :: len(parts)] = part[name]
+    left = [pair for part in parts for pair in zip(part["ages"], part["evicted"], strict=True)]
+    told["left"] = sorted((age + number, number) for age, number in left)
+    for name in ("refused", "duplicates"):
+        told[name] = sorted(number for part in parts for number in part[name])
+    return told
+
+
+def judge(case: Case, z_ND: Tensor, found: dict[str, Any]) -> None:
+    """Every eviction was of the largest count, to rounding; AssertionError where one was not."""
+    twin, held = IncrementalDuel(case.score, z_ND[:SLOTS], case.compete), list(range(SLOTS))
+    left, refused = dict(found["left"]), set(found["refused"])
+    assert len(left) == len(found["left"])
+    for newcomer, x_D in enumerate(z_ND[SLOTS:], SLOTS):
+        slot = -1
+        if newcomer not in refused:
+            slot = held.index(left.pop(newcomer))
+            held[slot] = newcomer
+        assert twin.regret(slot, x_D) <= 1e-9
+        twin.step(x_D, slot)
+    assert not left
+    assert found["ids"] == held
+    np.testing.assert_allclose(found["counts"], twin.counts_anew(), atol=1e-9 * SLOTS)
+
+
+def check_evictions(ranks: int) -> None:
+    """Every policy that ranks share, every score and both algorithms."""
+    exact.CANDIDATES = 8  # of all, so that slots outside may overrule
+    streams = [rows_of(case.stream, seed) for seed, case in enumerate(CASES)]
+    queue_ND = rows_of("clustered", 7)
+
+    def memories(group: SingleProcess) -> list[dict[str, Any]]:
+        made = [MostDuplicated(case.score, case.compete) for case in CASES]
+        policies: list[tuple[Policy, Tensor]] = [*zip(made, streams, strict=True)]
+        policies.append((Oldest(), queue_ND))
+        return [fed(alike(group, policy), z_ND) for policy, z_ND in policies]
+
+    by_rank, alone = together(ranks, memories), memories(SINGLE_PROCESS)
+    for case, z_ND, parts, one in zip(
+        [*CASES, None], [*streams, queue_ND], zip(*by_rank, strict=True), alone, strict=True
+    ):
+        found = joined([*parts])
+        assert found["valid"] == [[True, ""]] * ranks, (case, found["valid"])
+        if case is not None:
+            judge(case, z_ND, found)
+        if case is None or case.stream != "duplicates":  # nothing ties
+            expected = joined([one])
+            for name in ("left", "refused", "ids"):
+                assert found[name] == expected[name], (case, name)
+
+
+def alike(group: SingleProcess, policy: Policy, **options: Any) -> WorkingMemory:
+    return WorkingMemory(SLOTS, DIM, policy, dtype=torch.float64, group=group, **options)
+
+
+def check_images(ranks: int) -> None:
+    """Images, labels and hashes lie with their samples; near-copies are found on all ranks; draws
+    are of one's own shard; a state goes on bit-equal, and is redealt to other ranks."""
+    rng = np.random.default_rng(3)
+    image_NCHW = torch.from_numpy(rng.integers(0, 256, (sum(BATCHES), 1, SIDE, SIDE), np.uint8))
+    image_NCHW[70:90] = image_NCHW[10:30]  # copies of what other ranks hold
+    z_ND = rows_of("clustered", 11)
+
+    def build(group: SingleProcess) -> WorkingMemory:
+        return alike(
+            group,
+            MostDuplicated(VonMisesFisher(0.1)),
+            image_shape=(1, SIDE, SIDE),
+            descriptor=Thumbnail(2),
+            duplicates=Duplicates(0.9999, "refuse"),
+        )
+
+    def work(group: SingleProcess) -> dict[str, Any]:
+        memory = build(group)
+        found = fed(memory, z_ND, image_NCHW)
+        assert memory.images is not None
+        assert torch.equal(memory.images, image_NCHW[memory.ids])
+        assert torch.equal(memory.labels, memory.ids % 5)
+        assert torch.equal(memory.hashes, memory.ids + 1)
+        assert torch.equal(memory.embeddings, z_ND[memory.ids])
+        draw = memory.sample(5, how="epochs")
+        assert torch.equal(draw.ids, memory.ids[draw.slots])
+        again = build(group)
+        again.load_state_dict(memory.state_dict())
+        assert again.sample(5).slots.tolist() == memory.sample(5).slots.tolist()
+        for one in (memory, again):  # both go on alike
+            one.add(torch.arange(900, 907), z_ND[20:27], image_NCHW[20:27])
+        for name, value in memory.state_dict().items():
+            assert torch.equal(value, again.state_dict()[name]), name
+        assert memory.stats().occupancy == SLOTS // group.size
+        save_file(memory.state_dict(), folder / f"{group.rank}-of-{group.size}")
+        return found
+
+    with tempfile.TemporaryDirectory() as path:
+        folder = Path(path)
+        by_rank, alone = together(ranks, work), work(SINGLE_PROCESS)
+        states = [load_file(folder / f"{rank}-of-{ranks}") for rank in range(ranks)]
+    whole = build(SINGLE_PROCESS)
+    whole.load_state_dict(resharded(states[::-1], 0, 1))
+    assert whole.check_valid() == (True, "")
+    assert torch.equal(
+        whole.images, image_NCHW[torch.where(whole.ids < 900, whole.ids, whole.ids - 880)]
+    )
+    for rank, state in enumerate(states):
+        dealt = resharded([whole.state_dict()], rank, ranks)
+        for name in (name for name in state if name.startswith("columns.")):
+            assert torch.equal(dealt[name], state[name]), (rank, name)
+    assert alone["duplicates"], "the stream has copies"
+    expected, found = joined([alone]), joined(by_rank)
+    for name in ("left", "refused", "duplicates", "ids"):
+        assert found[name] == expected[name], name
+
+
+CHECKS: dict[str, Callable[[int], None]] = {
+    "evictions": check_evictions,
+    "images": check_images,
+}
