@@ -4,7 +4,7 @@ VENV   := .venv
 READY  := $(VENV)/.ready
 FAISS  := $(if $(shell command -v nvidia-smi 2>/dev/null),gpu,cpu)
 UV     := $(shell command -v uv 2>/dev/null)
-SERVERS := python3-gi gir1.2-gst-rtsp-server-1.0 gstreamer1.0-plugins-base gstreamer1.0-plugins-good gstreamer1.0-plugins-ugly
+SERVERS := python3-gi gir1.2-gst-rtsp-server-1.0 gstreamer1.0-plugins-base gstreamer1.0-plugins-good gstreamer1.0-plugins-ugly nats-server
 DEMO_SECONDS ?= 120
 DEMO_OUT     ?= demo-out
 GATES        ?=
@@ -66,8 +66,8 @@ gpu: $(READY)  ## what needs a CUDA GPU: its tests, and its benchmarks with a da
 servers-packages:  ## what `make servers` needs of Debian's
 	@echo $(SERVERS)
 
-servers: $(READY)  ## cameras against a real RTSP server, where Debian's packages of it are installed
-	@/usr/bin/python3 -c 'import gi; gi.require_version("GstRtspServer", "1.0")' 2>/dev/null || { echo "make servers needs: apt-get install $(SERVERS)"; exit 1; }
+servers: $(READY)  ## cameras and brokers against real servers, where Debian's packages of them are installed
+	@/usr/bin/python3 -c 'import gi; gi.require_version("GstRtspServer", "1.0")' 2>/dev/null && command -v nats-server >/dev/null || { echo "make servers needs: apt-get install $(SERVERS)"; exit 1; }
 	$(VENV)/bin/python -m pytest -m servers
 
 prometheus: $(READY)  ## alerts on recorded runs, and the dashboard's questions, by a real Prometheus

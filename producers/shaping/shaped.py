@@ -91,6 +91,8 @@ class Shaped:
             RateLimit(rate)
         self._stopped = threading.Event()
         self.source = source
+        # The source's own samples, each once and in its order: only their pace is ours.
+        self.plain = bias == 1 and order == "keep" and not duplicates
         self.name = source.name
         self.rate, self.limit = rate, limit
         self._bias, self._dominant = bias, dominant
@@ -152,7 +154,7 @@ class Shaped:
         skip: int,
         sent: int,
     ) -> Iterator[tuple[Sample, Position]]:
-        if self._bias == 1 and self._order == "keep" and not self._duplicates:
+        if self.plain:
             # No window is to be read again, of which a live source or a crawl has but one reading.
             for sample, position in itertools.islice(taken, skip, None):
                 sent += 1

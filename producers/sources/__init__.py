@@ -6,7 +6,9 @@ from producers.sources.cifar import CifarBinary
 from producers.sources.crawl import Crawl
 from producers.sources.idx import IdxDataset
 from producers.sources.image_folder import ImageFolder
+from producers.sources.kafka import Kafka
 from producers.sources.mcap import McapFiles
+from producers.sources.nats import Nats
 from producers.sources.rosbag import RosBags
 from producers.sources.synthetic import Synthetic
 from producers.sources.video import VideoFiles
@@ -19,7 +21,9 @@ SOURCES: dict[str, type[Source]] = {
     "crawl": Crawl,
     "idx": IdxDataset,
     "images": ImageFolder,
+    "kafka": Kafka,
     "mcap": McapFiles,
+    "nats": Nats,
     "rosbag": RosBags,
     "synthetic": Synthetic,
     "video": VideoFiles,
@@ -34,7 +38,9 @@ __all__ = [
     "Crawl",
     "IdxDataset",
     "ImageFolder",
+    "Kafka",
     "McapFiles",
+    "Nats",
     "RosBags",
     "Source",
     "Synthetic",

@@ -29,6 +29,8 @@ EXTRAS = {
     "av": "video",
     **dict.fromkeys(("mcap", "mcap_ros2", "mcap_protobuf"), "mcap"),
     "rosbags": "rosbag",
+    **dict.fromkeys(("nats", "nkeys"), "nats"),
+    "confluent_kafka": "kafka",
     **dict.fromkeys(("httpx", "httpcore", "sniffio", "protego", "pyarrow"), "crawl"),
 }
 """Which extra of the package brings a module."""

@@ -116,7 +116,12 @@ SHAPES = {
     "blurred": {"order": "blurred", "blur": 3, "window": 24},
 }
 PARKED = {"share": 0.6, "scenes": 2, "stretch": 4.0}
-ELSEWHERE = {"camera", "crawl"}  # which need a network, and have these tests beside it
+ELSEWHERE = {
+    "camera",
+    "crawl",
+    "kafka",
+    "nats",
+}  # which need a network, and have these tests beside it
 UNLABELLED = {"mcap", "rosbag", "video", "watch"}
 CASES = [(kind, shape) for kind in BUILDERS for shape in (None, "parked")] + [
     (kind, shape)

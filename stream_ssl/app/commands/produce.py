@@ -23,6 +23,7 @@ from producers.errors import (
 )
 from producers.shaping import Continual, Parked, Popularity, Shaped, Shift, Stalls, Video
 from producers.sources import SOURCES, Source
+from producers.sources.acknowledged import Acknowledged, Deliveries, Expected
 from producers.sources.base import Skipped, SourceError
 from stream_ssl.app.config import check_files
 from stream_ssl.app.failures import Failure, configuring, reported
@@ -109,7 +110,11 @@ def source_parser(name: str) -> ArgumentParser:
 def produce(settings: Namespace, cls: Callable[..., Source], stop: threading.Event) -> None:
     """Send a source's samples until it ends or `stop` is set."""
     with configuring():
-        source = Shaped(stream(cls(**settings.source), settings), **settings.shape)
+        origin = cls(**settings.source)
+        broker = origin if isinstance(origin, Acknowledged) else None
+        source = Shaped(stream(origin, settings), **settings.shape)
+        if broker is not None:
+            _check_broker(settings, source, broker)
         producer = Producer(
             settings.to,
             settings.name,
@@ -121,11 +126,14 @@ def produce(settings: Namespace, cls: Callable[..., Source], stop: threading.Eve
         )
     try:
         with producer:
-            send_all(source, producer, settings.connect_seconds, stop)
+            send_all(source, producer, settings.connect_seconds, stop, broker)
     except ProducerError as error:
         raise Failure(f"producer {settings.name!r}: {error}") from error
     except SourceError as error:
         raise Failure(str(error)) from error
+    finally:
+        if broker is not None:  # once the producer's last callback has been called
+            broker.close()
 
 
 def stream(source: Source, settings: Namespace) -> Source:
@@ -156,24 +164,56 @@ def _refuse(settings: Namespace, section: str, cls: Callable[..., Source], switc
             raise ValueError(f"{option} has no effect without {switch}")
 
 
-def send_all(source: Shaped, producer: Producer, patience: float, stop: threading.Event) -> None:
+def _check_broker(settings: Namespace, source: Shaped, broker: Acknowledged) -> None:
+    """Refuse what would part a broker's messages from the acknowledgements of their samples.
+
+    Raises:
+        ValueError: a wrapper, or a buffer that gives samples away.
+    """
+    if source.source is not broker or not source.plain:
+        raise ValueError(
+            f"source {broker.name!r}: a broker's messages travel one by one, so that of the "
+            "shaping options only --shape.rate and --shape.limit apply"
+        )
+    if settings.producer.on_full != "block":
+        raise ValueError(
+            f"--producer.on_full {settings.producer.on_full}: the broker of source "
+            f"{broker.name!r} keeps what is not acknowledged; leave it at block"
+        )
+
+
+def send_all(
+    source: Shaped,
+    producer: Producer,
+    patience: float,
+    stop: threading.Event,
+    broker: Acknowledged | None = None,
+) -> None:
     """Send from where the receiver's journal ends; return when all is on its disk."""
     welcome = connect(producer, patience, stop)
     if welcome is None:
         return
     position = welcome.position
     log.info("connected to %s%s", producer.address, "; going on" if position is not None else "")
-    report = Report(producer)
+    report = Report(producer, broker)
     with configuring():
-        samples = source.samples(position)
+        try:
+            samples = source.samples(position)
+        except SourceError as error:  # a broker that is away: no fault of the settings
+            raise Failure(str(error)) from error
+    deliveries = None if broker is None else Deliveries(broker)
     threading.Thread(target=_stop_source, args=(source, stop), daemon=True).start()
     too_large = Skipped(source.name)
     for sample, after in samples:
+        # Shaped as it is here hands the broker's position on, as "inner".
+        expected = None if deliveries is None else deliveries.expect(after["inner"])
         try:
-            if not send(producer, sample, after, stop):
+            if not send(producer, sample, after, stop, expected):
                 break
         except SampleTooLargeError as error:
             too_large.note("too large", f"sample {short(sample.id)}", error)
+            if expected is not None:
+                expected.passed_over()
         report.now_and_then()
     if too_large.by_reason:
         log.warning("%s", too_large)
@@ -205,14 +245,20 @@ def _stop_source(source: Shaped, stop: threading.Event) -> None:
     source.stop()
 
 
-def send(producer: Producer, sample: Sample, after: Position, stop: threading.Event) -> bool:
+def send(
+    producer: Producer,
+    sample: Sample,
+    after: Position,
+    stop: threading.Event,
+    told: Expected | None = None,
+) -> bool:
     """Send or, as on_full says, drop one sample, however long that takes; False once asked to stop.
 
     Where samples are dropped the report counts them.
     """
     while not stop.is_set():
         try:
-            producer.send(sample, position=after, timeout=1.0)
+            producer.send(sample, position=after, timeout=1.0, on_delivery=told)
         except BufferFullError as error:
             raise Failure(str(error)) from error
         except DeadlineError:
@@ -249,8 +295,8 @@ def flush(producer: Producer, report: Report, stop: threading.Event) -> None:
 class Report:
     """A line of progress now and then."""
 
-    def __init__(self, producer: Producer) -> None:
-        self._producer = producer
+    def __init__(self, producer: Producer, broker: Acknowledged | None = None) -> None:
+        self._producer, self._broker = producer, broker
         self._last = time.monotonic()
         self._acked = 0
 
@@ -264,13 +310,15 @@ class Report:
         stats, now = self._producer.stats, time.monotonic()
         rate = (stats.acked.samples - self._acked) / max(now - self._last, 1e-9)
         self._last, self._acked = now, stats.acked.samples
+        lag = None if self._broker is None else self._broker.lag()
         log.info(
-            "%d samples on the receiver's disk (%.1f MB), %.0f samples/s, %d waiting%s",
+            "%d samples on the receiver's disk (%.1f MB), %.0f samples/s, %d waiting%s%s",
             stats.acked.samples,
             stats.acked.bytes / 1e6,
             rate,
             max(stats.buffered.samples, stats.spooled.samples),
             f", {stats.dropped.samples} dropped" if stats.dropped.samples else "",
+            "" if lag is None else f", {lag} behind at the broker",
         )
 
 

@@ -1,0 +1,53 @@
+"""What tests of brokers share: images, `produce` as a process, and what it sent."""
+
+import io
+import subprocess
+import sys
+import time
+
+import numpy as np
+from PIL import Image
+
+from stream_ssl.ingest.journal import JournalReader
+from stream_ssl.wire import Data
+
+
+def image_files(count):
+    """So many different PNG files."""
+    files = []
+    for number in range(count):
+        file = io.BytesIO()
+        pixels = np.random.default_rng(number).integers(0, 256, (4, 4, 3), np.uint8)
+        Image.fromarray(pixels).save(file, "png")
+        files.append(file.getvalue())
+    return files
+
+
+def start_producing(running, *arguments):
+    """`stream-ssl produce` to a running receiver."""
+    command = ("produce", arguments[0], "--to", running.endpoint, "--name", "robot")
+    return subprocess.Popen(
+        [sys.executable, "-m", "stream_ssl.app.cli", *command, *arguments[1:]],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def on_disk(running):
+    """All samples of the journal, in order."""
+    reader, position, found = JournalReader(running.journal.path), 1, []
+    while records := reader.read(position):
+        for record in records:
+            found += Data(record.sequence, record.header, record.payload).samples()
+        position = records[-1].position + 1
+    reader.close()
+    return found
+
+
+def wait_for(running, count, process):
+    """Until the journal holds so many samples."""
+    deadline = time.monotonic() + 60
+    while running.total("acked_samples") < count:
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline
+        time.sleep(0.005)

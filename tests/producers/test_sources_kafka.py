@@ -1,0 +1,177 @@
+"""Kafka topics, at librdkafka's mock cluster: a broker of its own over real TCP."""
+
+import signal
+import threading
+from contextlib import closing, contextmanager
+
+import confluent_kafka
+import pytest
+from broker_files import image_files, on_disk, start_producing, wait_for
+from confluent_kafka import TopicPartition
+from receiver_peer import Running
+
+from producers.sources import Kafka
+from producers.sources.base import SourceError
+
+
+@contextmanager
+def cluster():
+    """A mock cluster's publisher, and its address; a topic has four partitions."""
+    publisher = confluent_kafka.Producer(
+        {"test.mock.num.brokers": 1, "bootstrap.servers": "mock", "log_level": 2}
+    )
+    broker = next(iter(publisher.list_topics("frames", timeout=10).brokers.values()))
+    yield publisher, f"{broker.host}:{broker.port}"
+    publisher.flush(10)
+
+
+def publish(publisher, payloads, partition=0, **fields):
+    for payload in payloads:
+        publisher.produce("frames", payload, partition=partition, **fields)
+    assert publisher.flush(10) == 0
+
+
+def committed(address, partitions=2):
+    asking = confluent_kafka.Consumer({"bootstrap.servers": address, "group.id": "robots"})
+    with closing(asking):
+        asked = [TopicPartition("frames", number) for number in range(partitions)]
+        return [max(one.offset, 0) for one in asking.committed(asked, 10)]
+
+
+def taken(source, position=None, count=None):
+    stream = source.samples(position)
+    return [next(stream) for _ in range(count)] if count else list(stream)
+
+
+@pytest.fixture
+def config(tmp_path):
+    """Members that go are missed after six seconds."""
+    path = tmp_path / "kafka.properties"
+    path.write_text("# as ours\nsession.timeout.ms = 6000\nheartbeat.interval.ms = 200\n")
+    return path
+
+
+def source_of(address, config, **settings):
+    return Kafka("frames", "robots", address, config, **{"idle_seconds": 0.5, **settings})
+
+
+def test_messages_become_samples_and_what_is_none_is_counted_and_committed_past(config):
+    images = image_files(4)
+    with cluster() as (publisher, address):
+        headers = [("id", b"seven"), ("time", b"1700000000.5"), ("label", b"3"), ("gain", b"2")]
+        publish(publisher, images[:1], headers=headers, key=b"robot-1")
+        publish(publisher, [b"", b"no image", images[1]])
+        publish(publisher, images[1:2], headers=[("label", b"many")])
+        publish(publisher, images[2:], partition=1, timestamp=1_600_000_000_000)
+        with closing(source_of(address, config)) as source:
+            samples = taken(source)
+            by_id = {sample.id: sample for sample, _ in samples}
+            assert set(by_id) == {"seven", "frames-0-3", "frames-1-0", "frames-1-1"}
+            first = by_id["seven"]
+            assert (first.time, first.label, first.source) == (1700000000.5, 3, "kafka")
+            assert first.meta == {"key": "robot-1", "gain": "2"}
+            assert by_id["frames-1-0"].time == 1_600_000_000
+            assert [by_id[name].data for name in ("frames-1-0", "frames-1-1")] == images[2:]
+            assert source.skipped.by_reason == {"no image": 2, "bad header": 1}
+            assert source.lag() == 0
+            source.acknowledged(samples[-1][1])
+        assert committed(address) == [5, 2]
+
+
+def test_a_config_file_is_for_its_owner_and_may_not_undo_the_promise(config):
+    for text, why in (
+        ("enable.auto.offset.store=true", "line 1: enable.auto.offset.store is set by"),
+        ("# fine\nsecret", "line 2 is not KEY=VALUE"),
+        ("sasl.password=hidden", "chmod 600"),
+    ):
+        config.write_text(text)
+        config.chmod(0o644)
+        with pytest.raises(ValueError, match=why) as refused:
+            Kafka("frames", "robots", config=config)
+        assert "hidden" not in str(refused.value)
+    config.write_text("security.protocol=SASL_SSL\nno.such.setting=1")
+    with pytest.raises(ValueError, match=r"no\.such\.setting"):
+        Kafka("frames", "robots", config=config).samples()
+
+
+@pytest.mark.servers  # the mock cluster's groups take seconds
+def test_nothing_is_committed_before_it_is_acknowledged(config):
+    images = image_files(10)
+    with cluster() as (publisher, address):
+        publish(publisher, [*images[:6], b"no image", *images[6:]])
+        with closing(source_of(address, config)) as source:
+            samples = taken(source, count=7)
+            source.acknowledged(samples[3][1])
+        assert committed(address, 1) == [4]
+        with closing(source_of(address, config)) as source:  # a producer without a position
+            assert next(sample.id for sample, _ in taken(source)) == "frames-0-4"
+        # The position is ahead of the group: a crash came between the two acknowledgements.
+        with closing(source_of(address, config)) as source:
+            again = taken(source, samples[6][1])
+            assert [sample.data for sample, _ in again] == images[7:]
+            assert again[0][0].id == "frames-0-8"
+        assert committed(address, 1) == [8]
+
+
+@pytest.mark.servers  # the mock cluster's groups take seconds
+def test_a_partition_that_changes_hands_waits_for_what_is_under_way(config):
+    images = image_files(6)
+    with cluster() as (publisher, address):
+        for partition in (0, 1):
+            publish(publisher, images, partition=partition)
+        first = source_of(address, config, name="first")
+        with closing(first), closing(source_of(address, config, name="second")) as second:
+            stream = first.samples()
+            sent = [next(stream) for _ in range(12)]
+            first.acknowledged(sent[-1][1])
+            others = second.samples()
+            publish(publisher, images[:1], partition=0)
+            publish(publisher, images[:1], partition=1)
+            # Both poll until each has a partition; nothing that is committed comes again.
+            late = []
+            thread = threading.Thread(target=lambda: late.extend(stream))
+            thread.start()
+            late += list(others)
+            thread.join()
+            assert {sample.id for sample, _ in late} <= {"frames-0-6", "frames-1-6"}
+
+
+@pytest.mark.servers  # the mock cluster's groups take seconds
+def test_a_topic_made_anew_and_another_sources_position_are_refused(config):
+    with cluster() as (publisher, address):
+        publish(publisher, image_files(3))
+        with closing(source_of(address, config)) as source:
+            position = taken(source, count=3)[-1][1]
+        ahead = {**position, "at": [[0, 17]]}
+        with (
+            closing(source_of(address, config)) as source,
+            pytest.raises(SourceError, match="made anew"),
+        ):
+            taken(source, ahead)
+        other = source_of(address, config, name="other")
+        with closing(other), pytest.raises(ValueError, match="was 'kafka' and is 'other'"):
+            other.samples(position)
+
+
+@pytest.mark.servers  # the mock cluster's groups take seconds
+def test_a_produce_that_is_killed_loses_nothing_and_sends_nothing_twice(tmp_path, config):
+    images = image_files(400)
+    with cluster() as (publisher, address), Running(tmp_path) as running:
+        for number in range(0, 400, 40):
+            publish(publisher, images[number : number + 40], partition=number // 40 % 2)
+        arguments = (
+            *("kafka", "--source.topic", "frames", "--source.group", "robots"),
+            *("--source.servers", address, "--source.idle_seconds", "0.5", "--shape.rate", "400"),
+            *("--source.config", str(config)),
+        )
+        first = start_producing(running, *arguments)
+        wait_for(running, 60, first)
+        first.send_signal(signal.SIGKILL)
+        first.communicate()
+        assert sum(committed(address)) <= len(on_disk(running)) < 400
+        second = start_producing(running, *arguments)
+        _, said = second.communicate(timeout=60)
+        assert second.returncode == 0, said
+        assert "0 behind at the broker" in said
+        assert sorted(bytes(sample.data) for sample in on_disk(running)) == sorted(images)
+        assert committed(address) == [200, 200]
