@@ -100,15 +100,13 @@ class Found:
         return Spread(tuple(values))
 
     def error(self, claim: Claim, spread: Spread) -> float:
-        """Standard error of a claim's sum: that of its mean over seeds or that which the finite
-        test gives accuracies, the larger of the two; 0 where neither is known."""
-        of_seeds = (
-            statistics.stdev(spread.values) / math.sqrt(len(spread.values))
-            if len(spread.values) > 1
-            else 0.0
-        )
+        """Standard error of a claim's sum, paired: over seeds, each of which gives one sum from
+        runs with the same data and the same test images. With one seed that which the finite test
+        gives accuracies; 0 where neither is known."""
+        if len(spread.values) > 1:
+            return statistics.stdev(spread.values) / math.sqrt(len(spread.values))
         if not MEASURES[claim.measure].share:
-            return of_seeds
+            return 0.0
         variance = 0.0
         for weight, row, column in claim.terms:
             one = next(iter(self.results[row, column].values()))
@@ -116,7 +114,7 @@ class Found:
             assert p is not None
             assert queries is not None
             variance += weight**2 * p * (1 - p) / queries
-        return max(of_seeds, math.sqrt(variance))
+        return math.sqrt(variance)
 
 
 class Verdict(NamedTuple):

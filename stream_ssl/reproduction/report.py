@@ -13,9 +13,9 @@ from stream_ssl.reproduction.findings import Found, Verdict, verdicts
 
 RULE = """Verdicts are computed from the runs: *agrees* where the difference is above 0 by more
 than two standard errors, *disagrees* where it is below by as much, else *not settled*. The
-standard error is that of the mean over seeds, or that of the test images where that is larger or
-there is one seed. ± is the standard deviation over seeds; gains are paired by seed. A cell
-without a run is empty."""
+standard error is paired: that of the mean, over seeds, of the difference between runs that saw the
+same data and the same test images; with one seed it is that of the test images. ± is the standard
+deviation over seeds. A cell without a run is empty."""
 
 
 def write(
