@@ -64,10 +64,16 @@ def made_up_evaluation(slots: int = 640) -> Evaluation:
     rows = data.split(label_N).streamed[:slots]
     probes = {
         name: Probe(overall, tuple(overall + 0.02 * (c - 4.5) for c in range(10)))
-        for name, overall in (("trained", 0.78), ("untrained", 0.70), ("pixels", 0.79))
+        for name, overall in (
+            ("memory", 0.78),
+            ("queue", 0.66),
+            ("untrained", 0.70),
+            ("pixels", 0.79),
+        )
     }
     key_K = np.arange(slots)
-    return Evaluation(probes, image_NHW[rows], label_N[rows], key_K, step=720, samples=45_600)
+    done = {"step": 720, "samples": 45_600, "queue_step": 750, "queue_samples": 48_000}
+    return Evaluation(probes, image_NHW[rows], label_N[rows], key_K, **done)
 
 
 def made_up_replay(slots: int = 640) -> Replay:

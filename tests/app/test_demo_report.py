@@ -87,8 +87,10 @@ def test_page_carries_the_figures(read):
     assert "90 % of them show one of 16 scenes" in text
     assert "4 different pictures in 1,024 slots" in text
     assert "counted on thumbnails of 8 x 8 pixels that training cannot move, and holds 577." in text
-    assert "Training ended 8.0 points above the same encoder before training" in text
+    assert "the DUEL memory ended 12.0 points above training with a queue" in text
+    assert "It ended 8.0 points above the same encoder before training" in text
     assert "within the noise of the probe (-1.0 points) of raw pixels" in text
+    assert "720 updates and 45,600 samples with the DUEL memory, 750 and 48,000 with the" in text
     assert '- targets: ["127.0.0.1:4002"]' in text
     for name in CLASSES:
         assert name in text
@@ -136,7 +138,8 @@ def test_summary_has_every_figure_by_name(found, tmp_path):
     assert kept["memory_effective_classes"] > 9
     assert kept["journal_fsync_mean_seconds"] == pytest.approx(0.0015)
     assert kept["learner_largest_resident_bytes"] == 6e8
-    assert kept["knn_trained_accuracy"] == 0.78
+    assert (kept["knn_memory_accuracy"], kept["knn_queue_accuracy"]) == (0.78, 0.66)
+    assert (kept["queue_steps"], kept["queue_trained_samples"]) == (750, 48_000)
     assert kept["knn_pixels_t_shirt_top_accuracy"] == pytest.approx(0.70)
     assert all(re.fullmatch(r"[a-z][a-z0-9_]*", name) for name in kept)
     assert all(isinstance(value, float | int) for value in kept.values())
@@ -147,7 +150,7 @@ def test_summary_table_fits_a_terminal(found):
     Console(file=file, width=80).print(summary.table(found))
     lines = file.getvalue().splitlines()
     assert max(map(len, lines)) <= 80
-    assert "78.0% trained encoder" in file.getvalue()
+    assert "78.0% trained from the DUEL memory" in " ".join(file.getvalue().split())
 
 
 def test_a_run_without_steps_still_gives_figures():
@@ -163,5 +166,5 @@ def test_a_run_without_steps_still_gives_figures():
     [(0.8, 0.7, "ended 10.0 points above"), (0.6, 0.7, "ended 10.0 points below")],
 )
 def test_verdict_has_the_right_sign(found, ours, other, said):
-    figures = {**found, "knn_trained_accuracy": ours, "knn_untrained_accuracy": other}
-    assert said in report.verdict(figures)
+    figures = {**found, "knn_memory_accuracy": ours, "knn_queue_accuracy": other}
+    assert f"{said} training with a queue" in report.verdict(figures)

@@ -139,13 +139,12 @@ def flow_curves(received: Points, trained: Points, lag: Points, alt: str) -> Mar
         return _svg(figure, alt)
 
 
-def accuracy_bars(rows: Sequence[tuple[str, float, bool]], alt: str) -> Markup:
-    """(name, accuracy, whether it is the one in question), from top to bottom."""
+def accuracy_bars(rows: Sequence[tuple[str, float, str]], alt: str) -> Markup:
+    """(name, accuracy, colour), from top to bottom."""
     with mpl.rc_context(STYLE):
         figure, (axes,) = _figure(9.0, 0.5 + 0.42 * len(rows))
-        names = [name for name, _, _ in rows]
-        values = [100 * accuracy for _, accuracy, _ in rows]
-        colours = [DUEL if marked else PLAIN for _, _, marked in rows]
+        names, accuracies, colours = zip(*rows, strict=True)
+        values = [100 * accuracy for accuracy in accuracies]
         bars = axes.barh(names, values, 0.62, color=colours)
         axes.bar_label(bars, fmt="%.1f %%", padding=5, color=INK)
         axes.axvline(100 / len(CLASSES), color=MUTED, linewidth=1, linestyle=(0, (4, 3)))

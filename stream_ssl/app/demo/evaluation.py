@@ -9,7 +9,6 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,8 +19,8 @@ from torch import Tensor
 from stream_ssl.app.demo import data
 from stream_ssl.evaluation.neighbours import knn_accuracy
 
-if TYPE_CHECKING:
-    from stream_ssl.app.encoder import Encoder
+Extractor = Callable[[Tensor], Tensor]
+"""Gives features [B, F] of images."""
 
 BATCH = 250
 NEIGHBOURS = 20
@@ -42,15 +41,18 @@ class Probe:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a checkpoint holds and is worth.
+    """What the two learners' checkpoints are worth, and what the working memory holds.
 
     Args:
-        probes: by representation: the trained encoder, the same before training, raw pixels.
+        probes: by representation: the encoder trained from the working memory, the one trained
+            with a queue, the same before training, raw pixels.
         image_KHW: the memory's images.
         label_K: their classes.
         key_K: the keys of their samples.
         step: updates of the weights when the checkpoint was made.
-        samples: samples trained on until then.
+        samples: samples of the stream read until then.
+        queue_step: updates of the other learner's weights.
+        queue_samples: samples of the stream that it read.
     """
 
     probes: Mapping[str, Probe]
@@ -59,17 +61,25 @@ class Evaluation:
     key_K: NDArray[np.int64]
     step: int
     samples: int
+    queue_step: int
+    queue_samples: int
 
 
-def evaluate(checkpoint: Path) -> Evaluation:
-    """Evaluate a checkpoint folder; takes some seconds."""
+def evaluate(checkpoint: Path, of_queue: Path) -> Evaluation:
+    """Evaluate the checkpoint folders of both learners; takes some seconds."""
     from stream_ssl.app.encoder import fresh_encoder, load_encoder
 
-    state: dict[str, Any] = json.loads((checkpoint / "state.json").read_text())
-    image_KHW, label_K, key_K = memory_content(checkpoint)
-    probes = probe_all(load_encoder(checkpoint), fresh_encoder(state["config"]))
-    step, samples = int(state["step"]), int(state["samples"])
-    return Evaluation(probes, image_KHW, label_K, key_K, step, samples)
+    state, queue_state = (
+        json.loads((folder / "state.json").read_text()) for folder in (checkpoint, of_queue)
+    )
+    extractors: dict[str, Extractor] = {
+        "memory": load_encoder(checkpoint),
+        "queue": load_encoder(of_queue),
+        "untrained": fresh_encoder(state["config"]),
+        "pixels": pixels,
+    }
+    done = (int(one[what]) for one in (state, queue_state) for what in ("step", "samples"))
+    return Evaluation(probe_all(extractors), *memory_content(checkpoint), *done)
 
 
 def memory_content(
@@ -86,15 +96,10 @@ def memory_content(
     return tensors["columns.images"][:, 0], tensors["columns.labels"], tensors["columns.ids"]
 
 
-def probe_all(trained: Encoder, untrained: Encoder) -> dict[str, Probe]:
-    """Probe the three representations on the same held-out images."""
+def probe_all(extractors: Mapping[str, Extractor]) -> dict[str, Probe]:
+    """Probe each representation on the same held-out images."""
     image_NHW, label_N = data.load()
     parts = data.split(label_N)
-    extractors: dict[str, Callable[[Tensor], Tensor]] = {
-        "trained": trained,
-        "untrained": untrained,
-        "pixels": pixels,
-    }
     probes = {}
     for name, extract in extractors.items():
         result = knn_accuracy(
@@ -110,7 +115,7 @@ def probe_all(trained: Encoder, untrained: Encoder) -> dict[str, Probe]:
 
 
 @torch.inference_mode()
-def features(extract: Callable[[Tensor], Tensor], image_NHW: NDArray[np.uint8]) -> Tensor:
+def features(extract: Extractor, image_NHW: NDArray[np.uint8]) -> Tensor:
     """Features [N, F] of grey images, a batch at a time, in float32 on the CPU."""
     image_NCHW = torch.from_numpy(image_NHW[:, None].copy())
     return torch.cat(

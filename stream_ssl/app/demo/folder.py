@@ -8,6 +8,8 @@ from pathlib import Path
 from stream_ssl.app.failures import check_writable
 
 CONFIG = "demo.yaml"
+QUEUE_CONFIG = "queue.yaml"
+QUEUE = "queue"
 STREAM = "stream.json"
 IMAGES = "images"
 HISTORY = "history.jsonl"
@@ -15,7 +17,7 @@ SUMMARY = "summary.json"
 REPORT = "report.html"
 MARK = ".stream-ssl-demo"
 OURS = (
-    *(CONFIG, STREAM, IMAGES, HISTORY, SUMMARY, REPORT, "logs"),
+    *(CONFIG, QUEUE_CONFIG, QUEUE, STREAM, IMAGES, HISTORY, SUMMARY, REPORT, "logs"),
     *("journal", "checkpoints", "quarantine", "cursor.json", "endpoints.json"),
 )
 

@@ -32,6 +32,7 @@ FIRST_STEP_SECONDS = 90.0
 STOP_SECONDS = 60.0
 ENOUGH_STEPS = 200
 INTERRUPTED = 130
+LATEST = "checkpoints/latest"
 
 log = logging.getLogger("stream_ssl.demo")
 
@@ -96,6 +97,7 @@ class Demo:
         self._seen: dict[str, str] = {}
         self._commands: list[str] = []
         self._logs = out / "logs"
+        self._queue = out / folder.QUEUE
 
     def run(self) -> None:
         """Stream, stop, evaluate, write."""
@@ -116,24 +118,31 @@ class Demo:
             self._console.print(line, highlight=False, soft_wrap=True, markup=False)
 
     def _stream(self, stack: ExitStack) -> None:
-        settings = str(self._out / folder.CONFIG)
-        daemon = self._start(stack, "daemon", "run", settings, "--run", str(self._out))
-        self._wait(self._ready, START_SECONDS, [daemon], "starting receiver and learner")
-        receiver = load(self._out)["receiver"]["data"]
+        """Two daemons, each fed the same stream by a producer of its own, at its own pace."""
+        ours, theirs = (str(self._out / name) for name in (folder.CONFIG, folder.QUEUE_CONFIG))
+        runs = {"daemon": self._out, "queue-daemon": self._queue}
+        daemons = [
+            self._start(stack, name, "run", ours, *more, "--run", str(out))
+            for (name, out), more in zip(runs.items(), ((), ("--config", theirs)), strict=True)
+        ]
+        self._wait(self._ready, START_SECONDS, daemons, "starting two receivers and two learners")
         source = ("idx", "--config", str(self._out / folder.STREAM))
-        producer = self._start(
-            stack, "producer", "produce", *source, "--to", receiver, "--name", stream.NAME
-        )
+        producers = []
+        for name, out in (("producer", self._out), ("queue-producer", self._queue)):
+            to = ("--to", load(out)["receiver"]["data"], "--name", stream.NAME)
+            producers.append(self._start(stack, name, "produce", *source, *to))
         try:
-            self._watch([daemon, producer])
-            self._halt(producer, daemon)
+            self._watch([*daemons, *producers])
+            self._halt(producers, daemons)
         finally:
             self._history.save(self._out / folder.HISTORY)
 
     def _write_settings(self) -> None:
         self._logs.mkdir()
-        text = files("stream_ssl.app.demo").joinpath("demo.yaml").read_text()
-        (self._out / folder.CONFIG).write_text(text)
+        self._queue.mkdir()
+        for name in (folder.CONFIG, folder.QUEUE_CONFIG):
+            text = files("stream_ssl.app.demo").joinpath(name).read_text()
+            (self._out / name).write_text(text)
         stream.write_images(self._out / folder.IMAGES)
         source = stream.settings(self._out / folder.IMAGES)
         (self._out / folder.STREAM).write_text(json.dumps(source, indent=2) + "\n")
@@ -150,13 +159,16 @@ class Demo:
         return addresses
 
     def _ready(self) -> bool:
-        snapshot = self._scraper.scrape()
-        return {"receiver", "learner"} <= set(snapshot.up)
+        both = {"receiver", "learner"}
+        return both <= set(self._scraper.scrape().up) and both <= set(load(self._queue))
 
     def _watch(self, children: list[Child]) -> None:
         """Scrape and show until the time is over and something was learned."""
         self._scraper = Scraper(self._addresses)
-        detail = f"metrics: {', '.join(f'{url}/metrics' for url in self._seen.values())}"
+        detail = (
+            f"metrics: {', '.join(f'{url}/metrics' for url in self._seen.values())}; "
+            "beside it a second learner, with a queue"
+        )
         self._display.update("streaming", detail)
         start, trained = time.monotonic(), False
         while (elapsed := time.monotonic() - start) < self._progress.total or not trained:
@@ -169,16 +181,16 @@ class Demo:
             self._display.update("training" if trained else "streaming")
         self._progress.elapsed = self._progress.total
 
-    def _halt(self, producer: Child, daemon: Child) -> None:
-        """Stop producer, then learner and receiver; the learner writes its last checkpoint."""
-        self._display.update(
-            "checkpoint", "stopping the processes; the learner writes a checkpoint"
-        )
-        producer.end()  # what it has not delivered is no loss: the stream has no end
+    def _halt(self, producers: list[Child], daemons: list[Child]) -> None:
+        """Stop producers, then learners and receivers; each learner writes its last checkpoint."""
+        self._display.update("checkpoint", "stopping the processes; the learners write checkpoints")
+        for producer in producers:
+            producer.end()  # what it has not delivered is no loss: the stream has no end
         self._history.append(self._scraper.scrape())  # now that nothing more comes
-        daemon.stop(STOP_SECONDS)
-        if not (self._out / "checkpoints" / "latest").exists():
-            raise daemon.failed("wrote no checkpoint")
+        for daemon, out in zip(daemons, (self._out, self._queue), strict=True):
+            daemon.stop(STOP_SECONDS)
+            if not (out / LATEST).exists():
+                raise daemon.failed("wrote no checkpoint")
 
     def _finish(self) -> Table:
         """Evaluate and write everything; returns the summary."""
@@ -186,7 +198,7 @@ class Demo:
         # Only now: it brings torch, and the learner needed the cores.
         from stream_ssl.app.demo import evaluation, report, summary
 
-        found = evaluation.evaluate(self._out / "checkpoints" / "latest")
+        found = evaluation.evaluate(self._out / LATEST, self._queue / LATEST)
         sent = stream.replay(self._out / folder.IMAGES, found.samples, len(found.key_K))
         figures = summary.figures(self._history, found, sent)
         summary.write(self._out / folder.SUMMARY, figures)
@@ -236,10 +248,12 @@ class Demo:
             "report": folder.REPORT,
             "all figures": folder.SUMMARY,
             "metrics over time": folder.HISTORY,
-            "checkpoint": "checkpoints/latest",
+            "checkpoint": LATEST,
+            "the queue's run": folder.QUEUE,
             "journal": "journal",
             "logs": "logs",
             "daemon's settings": folder.CONFIG,
+            "the queue's changes": folder.QUEUE_CONFIG,
             "stream's settings": folder.STREAM,
         }
         return [(what, str(self._out / name)) for what, name in names.items()]

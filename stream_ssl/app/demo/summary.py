@@ -85,6 +85,8 @@ def _learning(history: History, evaluation: Evaluation) -> Figures:
     trained = history.series("stream_ssl_trained_samples_total")
     found: Figures = {
         "steps": float(evaluation.step),
+        "queue_steps": float(evaluation.queue_step),
+        "queue_trained_samples": float(evaluation.queue_samples),
         "trained_samples": float(evaluation.samples),
         "trained_samples_per_second": mean_rate(trained),
         "steps_per_second": mean_rate(history.series("stream_ssl_steps_total")),
@@ -189,6 +191,11 @@ def _rows(f: Figures) -> Sequence[tuple[str, str, str]]:
                 f"lag {f['lag_median_seconds']:.1f} s (median)"
             ),
         ),
+        (
+            "trained with a queue",
+            f"{f['queue_trained_samples']:,.0f} samples",
+            f"{f['queue_steps']:,.0f} steps, in the same time",
+        ),
         ("loss at the end", f"{f['loss_last_nats']:.3f} nats", ""),
         (
             "near-copies of another slot",
@@ -215,8 +222,12 @@ def _rows(f: Figures) -> Sequence[tuple[str, str, str]]:
         ),
         (
             "kNN accuracy, held-out images",
-            f"{f['knn_trained_accuracy']:.1%} trained encoder",
-            f"{f['knn_untrained_accuracy']:.1%} untrained, {f['knn_pixels_accuracy']:.1%} pixels",
+            f"{f['knn_memory_accuracy']:.1%} trained from the DUEL memory",
+            (
+                f"{f['knn_queue_accuracy']:.1%} trained with a queue, "
+                f"{f['knn_untrained_accuracy']:.1%} untrained, "
+                f"{f['knn_pixels_accuracy']:.1%} pixels"
+            ),
         ),
         (
             "memory of the processes",
