@@ -23,6 +23,7 @@ COMMANDS = {
     "export": "a run's encoder (safetensors, ONNX) and its memory (WebDataset), for use elsewhere",
     "reproduce": "the papers' experiments, run again at your machine's size, beside their figures",
     "keys": "make a CURVE key pair for a producer or a receiver",
+    "conform": "try a producer in any language against the rules of docs/wire.md",
     "check": "validate a config file without opening a socket",
     "status": "what a running daemon is doing: rates, lag, memory, last checkpoint",
 }
