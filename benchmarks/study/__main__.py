@@ -15,6 +15,7 @@ examples:
   python -m benchmarks.study --data ... --steps 20 --results /tmp/study     does it run at all
   python -m benchmarks.study --list                           the order, and what is done
   python -m benchmarks.study --report /tmp/study              tables and plot, no training
+  python -m benchmarks.study --data ... --streams streams.jpg what the streams look like
 
 A run is named "parked vmf0.1/memory/written/plain/thumbnail seed0": stream, policy / anchors /
 freshness / options, seed.
@@ -60,6 +61,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.report is None:
         if chosen.data is None:
             parser.error("--data FOLDER is due: where the CIFAR-10 binary batches lie")
+        if chosen.streams is not None:
+            plots.streams(load(chosen.data, "train"), chosen.streams)
+            return 0
         missing = [run for run in runs if run.name not in results][: chosen.runs]
         stopped = train(missing, results, settings, chosen.data, console)
     _report(results, chosen.report or chosen.results, console)
@@ -84,6 +88,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--list", action="store_true", help="name the runs and end")
     parser.add_argument(
         "--report", type=Path, metavar="FOLDER", help="write tables and plots there and end"
+    )
+    parser.add_argument(
+        "--streams", type=Path, metavar="PICTURE", help="draw the streams there and end"
     )
     group = parser.add_argument_group("settings; runs of other settings are kept apart")
     for field in fields(Settings):

@@ -1,19 +1,46 @@
-"""The study as a picture: for each stream what each memory reaches, of what is possible."""
+"""The study in pictures: its streams, and for each what each memory reaches of what is possible."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from benchmarks.study.arms import BASE, USERS
+from benchmarks.study.streams import STREAMS, TITLES
 from benchmarks.study.tables import CEILING, NAMES, Row, by_stream
+from stream_ssl.reproduction.data import Images
 
+PICTURED = ("shuffled", "parked", "stalls", "video", "crawl", "shift")
+COLUMNS, LINES, EVERY = 40, 2, 8  # of a stream's pictures; a frame of so many is shown
 BASE_COLOUR, COLOUR, REST = "#c1662f", "#2a78d6", "#9aa5b1"
+
+
+def streams(images: Images, path: Path, seed: int = 0) -> None:
+    """Two lines of frames of each stream, every eighth, in their order; as the path's ending says.
+
+    Args:
+        images: what the streams are made of.
+        path: of the picture.
+        seed: of the streams.
+    """
+    figure = Figure(figsize=(10, 0.75 * len(PICTURED)), layout="constrained")
+    for axes, name in zip(figure.subplots(len(PICTURED)), PICTURED, strict=True):
+        samples = itertools.islice(
+            STREAMS[name](images, seed).samples(), 0, COLUMNS * LINES * EVERY, EVERY
+        )
+        pixels = [np.frombuffer(sample.data, np.uint8).reshape(32, 32, 3) for sample, _ in samples]
+        tiled = np.stack(pixels).reshape(LINES, COLUMNS, 32, 32, 3).swapaxes(1, 2)
+        axes.imshow(tiled.reshape(LINES * 32, COLUMNS * 32, 3))
+        axes.set_title(TITLES[name], fontsize=8, loc="left", pad=2)
+        axes.set_axis_off()
+    figure.savefig(path, dpi=140)
 
 
 def accuracies(found: Sequence[Row], path: Path, ours: str) -> None:

@@ -24,7 +24,7 @@ def codec_of(data: bytes) -> str | None:
     return None
 
 
-def digest(parts: Iterable[bytes]) -> str:
+def digest(parts: Iterable[bytes | memoryview]) -> str:
     """64 bits of blake2b over the parts, as hexadecimal digits."""
     state = hashlib.blake2b(digest_size=DIGEST_CHARS // 2)
     for part in parts:
