@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from benchmarks.study import __main__ as study
 from benchmarks.study.arms import (
@@ -100,6 +101,13 @@ def test_a_killed_study_goes_on_where_it_was(cifar: Path, tmp_path: Path) -> Non
 
 def lines_of(text: list[str]) -> list[dict]:
     return [json.loads(line) for line in text if line.endswith("}")]
+
+
+def test_the_streams_are_drawn(cifar: Path, tmp_path: Path) -> None:
+    assert study.main(["--data", str(cifar), "--streams", str(tmp_path / "streams.png")]) == 0
+    pixels = np.asarray(Image.open(tmp_path / "streams.png").convert("L"), np.float64)
+    # Six streams of coloured noise: most of the picture is no paper.
+    assert np.mean(pixels < 250) > 0.5
 
 
 def test_a_repeated_run_gives_the_same_numbers(cifar: Path, tmp_path: Path) -> None:
