@@ -1,4 +1,7 @@
-"""A run's processes for the tests: the real commands, real TCP, everything ended afterwards."""
+"""A run's processes for the tests: the real commands, real TCP, everything ended afterwards.
+
+They are forked from one that has made their imports already, unless a test asks for whole ones.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from forked import Forked
+
+from stream_ssl.app import cli
 from stream_ssl.app.endpoints import load
 from stream_ssl.app.scrape import Scraper
 from stream_ssl.app.supervisor import command
@@ -40,32 +46,43 @@ def until(ask: Callable[[], Any], what: Callable[[], str], seconds: float = 90.0
     return answer
 
 
-class Processes:
-    """Starts commands in one run folder."""
+Process = subprocess.Popen[bytes] | Forked
 
-    def __init__(self, folder: Path, settings: dict[str, Any] | None = None) -> None:
-        self.folder = folder
+
+class Processes:
+    """Starts commands in one run folder; `whole`: from the interpreter's start on."""
+
+    def __init__(
+        self, folder: Path, settings: dict[str, Any] | None = None, whole: bool = False
+    ) -> None:
+        self.folder, self.whole = folder, whole
         folder.mkdir(parents=True, exist_ok=True)
         self.config = folder / "config.yaml"  # JSON is YAML
         self.config.write_text(json.dumps({**(settings or TINY), "run": str(folder)}))
         self.environment: dict[str, str] | None = None  # of what is started; None: this one's
-        self._started: list[subprocess.Popen[bytes]] = []
+        self._started: list[Process] = []
         self._scraper = Scraper(lambda: {r: e["http"] for r, e in load(folder).items()})
 
-    def start(self, *arguments: str, log: str | None = None) -> subprocess.Popen[bytes]:
+    def start(self, *arguments: str, log: str | None = None) -> Process:
         """One of our commands; its output goes to a log in the run folder."""
-        with (self.folder / f"{log or arguments[0]}.log").open("ab") as output:
-            process = subprocess.Popen(
-                command(*arguments),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=self.environment,
-            )
+        output = self.folder / f"{log or arguments[0]}.log"
+        process = self._process(arguments, output)
         self._started.append(process)
         return process
 
-    def role(self, name: str) -> subprocess.Popen[bytes]:
+    def _process(self, arguments: tuple[str, ...], output: Path) -> Process:
+        if not self.whole and self.environment is None:
+            return Forked(cli.main, arguments, output=output)
+        with output.open("ab") as file:
+            return subprocess.Popen(
+                command(*arguments),
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                env=self.environment,
+            )
+
+    def role(self, name: str) -> Process:
         """Start receiver or learner, and wait until it has published where it is."""
         process = self.start(name, str(self.config))
         until(lambda: self.published(name, process.pid), lambda: self.log(name))
@@ -74,7 +91,7 @@ class Processes:
     def published(self, name: str, pid: int) -> bool:
         return bool(load(self.folder).get(name, {}).get("pid") == pid)
 
-    def produce(self, samples: int, *extra: str, name: str = "robot") -> subprocess.Popen[bytes]:
+    def produce(self, samples: int, *extra: str, name: str = "robot") -> Process:
         """A synthetic stream, its end at `samples`."""
         return self.start(
             *("produce", "synthetic", "--to", self.address, "--name", name),
@@ -102,22 +119,24 @@ class Processes:
             process.wait()
 
 
-def stop(process: subprocess.Popen[bytes], seconds: float = 60.0) -> int:
+def stop(process: Process, seconds: float = 60.0) -> int:
     """SIGTERM; returns the exit status."""
     process.send_signal(signal.SIGTERM)
     return process.wait(seconds)
 
 
-def kill(process: subprocess.Popen[bytes]) -> None:
+def kill(process: Process) -> None:
     """SIGKILL, and wait until it is gone."""
     process.kill()
     process.wait()
 
 
 @contextmanager
-def processes(folder: Path, settings: dict[str, Any] | None = None) -> Iterator[Processes]:
+def processes(
+    folder: Path, settings: dict[str, Any] | None = None, whole: bool = False
+) -> Iterator[Processes]:
     """Processes that have all ended when the block is left."""
-    run = Processes(folder, settings)
+    run = Processes(folder, settings, whole)
     try:
         yield run
     finally:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
+import runpy
+import warnings
 from pathlib import Path
 
 import pytest
 import yaml
+from forked import Forked
 from harness import TINY
 
 from stream_ssl.app.commands import check
@@ -24,6 +25,14 @@ def snippets(page: str) -> list[str]:
     return [code for code in found if "from producers" not in code]
 
 
+def reads(script: Path, environment: dict[str, str]) -> None:
+    """Runs a script as a reader would, who takes warnings for errors."""
+    os.chdir(script.parent)
+    os.environ.update(environment)
+    warnings.simplefilter("error")
+    runpy.run_path(str(script), run_name="__main__")
+
+
 @pytest.mark.parametrize(
     ("page", "least"), [("README.md", 1), ("docs/memory.md", 8), ("docs/methods.md", 1)]
 )
@@ -35,15 +44,9 @@ def test_snippets_run_one_after_the_other(page: str, least: int, tmp_path: Path)
     script.write_text("\n".join(codes) + check)
     alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     quiet = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    result = subprocess.run(
-        [sys.executable, "-W", "error", str(script)],
-        cwd=tmp_path,
-        env=os.environ | alone | quiet,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert result.returncode == 0, result.stderr
+    output = tmp_path / "output.log"
+    reader = Forked(reads, script, alone | quiet, output=output)
+    assert reader.wait(120) == 0, output.read_text()
 
 
 def test_the_config_section_is_sound(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

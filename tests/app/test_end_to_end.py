@@ -59,6 +59,9 @@ def test_a_stream_becomes_an_encoder(tmp_path: Path) -> None:
         assert run.metric("acked_samples_total") == samples
         assert run.metric('memory_inserted_total{memory="working"}') == samples
         assert run.start("status", str(run.folder)).wait(30) == 0, run.log("status")
+        assert run.start("run", str(run.config), log="second").wait(60) == 1
+        assert "a supervisor already runs here" in run.log("second")
+        assert daemon.poll() is None
         assert stop(daemon) == 0, run.log("run")
         assert run.start("status", str(run.folder)).wait(30) == 1
         latest = run.folder / "checkpoints" / "latest"
@@ -115,45 +118,29 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
-@pytest.fixture(scope="module")
-def stream(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A journal of 120 batches, and beside it what an undisturbed learner makes of it."""
-    folder = tmp_path_factory.mktemp("stream") / "run"
-    with processes(folder) as run:
+def test_a_killed_learner_ends_bit_equal_to_one_that_was_not(tmp_path: Path) -> None:
+    """Also where the checkpoint that it would have gone on from is damaged."""
+    whole, steps = tmp_path / "whole", 40
+    with processes(whole) as run:
         receiver = run.role("receiver")
-        assert run.produce(120 * BATCH).wait(60) == 0, run.log("robot")
+        assert run.produce(steps * BATCH).wait(60) == 0, run.log("robot")
         assert stop(receiver) == 0
-        shutil.copytree(folder, folder.parent / "untouched")
-        learn(run, 120)
-    return folder
-
-
-def test_a_killed_learner_ends_bit_equal_to_one_that_was_not(stream: Path, tmp_path: Path) -> None:
-    shutil.copytree(stream.parent / "untouched", tmp_path / "run")
-    with processes(tmp_path / "run") as run:
-        for goal in (10, 35, 60, 75, 100):
+        shutil.copytree(whole, tmp_path / "killed")
+        learn(run, steps)
+    with processes(tmp_path / "killed") as run:
+        for goal in (10, 20):
             learner = run.role("learner")
             until(
                 lambda goal=goal: run.metric("checkpoint_step") >= goal, lambda: run.log("learner")
             )
             kill(learner)
-        learn(run, 120)
-        assert weights(run.folder, 120) == weights(stream, 120)
-
-
-def test_a_damaged_checkpoint_falls_back_to_the_one_before(stream: Path, tmp_path: Path) -> None:
-    shutil.copytree(stream.parent / "untouched", tmp_path / "run")
-    with processes(tmp_path / "run") as run:
-        learner = run.role("learner")
-        until(lambda: run.metric("checkpoint_step") >= 30, lambda: run.log("learner"))
-        kill(learner)
         newest = (run.folder / "checkpoints" / "latest").resolve() / "model.safetensors"
         damaged = bytearray(newest.read_bytes())
         damaged[len(damaged) // 2] ^= 1
         newest.write_bytes(damaged)
-        learn(run, 120)
+        learn(run, steps)
         assert "is damaged" in run.log("learner")
-        assert weights(run.folder, 120) == weights(stream, 120)
+        assert weights(run.folder, steps) == weights(whole, steps)
 
 
 def test_bad_samples_are_set_aside_and_the_stream_goes_on(tmp_path: Path) -> None:

@@ -6,23 +6,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import BATCH, TINY, processes, stop, until
+from harness import TINY, processes, stop, until
 
 pytestmark = pytest.mark.timeout(400)
 
+BATCH = 64
 SMALL: dict[str, Any] = {
     **TINY,
+    "batches": {"batch_size": BATCH},
     "journal": {"budget": 1 << 20},
     "receiver": {**TINY["receiver"], "max_packet": 1 << 16},
 }
-SAMPLES = 280 * BATCH  # twice what the journal holds
+SAMPLES = 70 * BATCH  # twice what the journal holds
 
 
 @pytest.mark.parametrize(
     "checkpoints",
     [
         {"every_steps": 10_000, "every_seconds": None, "keep": 1},  # the first would never come
-        {"every_steps": 40, "every_seconds": None, "keep": 9},  # the oldest would never go
+        {"every_steps": 10, "every_seconds": None, "keep": 9},  # the oldest would never go
     ],
     ids=["seldom", "many"],
 )
@@ -46,14 +48,3 @@ def test_a_stream_larger_than_the_journal_is_learned(
         # A counter begins anew with its process.
         until(lambda: run.metric("trained_samples_total") == 2 * BATCH, lambda: run.log("learner"))
         assert stop(again) == 0
-
-
-def test_one_folder_has_one_daemon(tmp_path: Path) -> None:
-    with processes(tmp_path / "run") as run:
-        first = run.start("run", str(run.config))
-        until(lambda: (run.folder / "supervisor.lock").exists(), lambda: run.log("run"))
-        second = run.start("run", str(run.config), log="second")
-        assert second.wait(60) == 1
-        assert "a supervisor already runs here" in run.log("second")
-        assert first.poll() is None
-        assert stop(first) == 0

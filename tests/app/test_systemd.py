@@ -11,14 +11,15 @@ import shutil
 import socket
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from forked import Forked
 from harness import TINY, stop, until
 
+from stream_ssl.app import cli
 from stream_ssl.app.notify import Notifier
-from stream_ssl.app.supervisor import command
 from stream_ssl.observe.health import Health
 
 UNITS = Path(__file__).parents[2] / "deploy" / "systemd"
@@ -103,6 +104,13 @@ def options(unit: str) -> dict[str, list[str]]:
     return found
 
 
+def at_root(words: Sequence[str], environment: dict[str, str]) -> int:
+    """A command as systemd starts it."""
+    os.chdir("/")
+    os.environ.update(environment)
+    return cli.main(words)
+
+
 class Machine:
     """Where the units find what deploy/README.md lays for them."""
 
@@ -119,7 +127,7 @@ class Machine:
             str(self.etc / "allow.json"),
         ]
         for words in (keys, front):
-            subprocess.run(command(*words), check=True, capture_output=True)
+            assert cli.main(words) == 0
         (self.etc / "config.yaml").write_text(json.dumps(TINY))
         producers = self.etc / "producers"
         producers.mkdir()
@@ -129,7 +137,7 @@ class Machine:
             json.dumps({"source": source, "shape": {"limit": 80}})
         )
 
-    def start(self, unit: str, listener: Listener, **variables: str) -> subprocess.Popen[bytes]:
+    def start(self, unit: str, listener: Listener, **variables: str) -> Forked:
         """A unit's command, with its credentials and what systemd says of itself."""
         found = options(unit)
         credentials = self.folder / unit
@@ -143,10 +151,7 @@ class Machine:
         program, *words = shlex.split(line)
         assert program == "/opt/stream-ssl/bin/stream-ssl"
         told = {"NOTIFY_SOCKET": listener.path, "WATCHDOG_USEC": "1500000"}
-        with (self.folder / f"{unit}.log").open("wb") as log:
-            return subprocess.Popen(
-                command(*words), env=os.environ | told, stdout=log, stderr=log, cwd="/"
-            )
+        return Forked(at_root, words, told, output=self.folder / f"{unit}.log")
 
     def _here(self, text: str) -> str:
         text = text.replace("/etc/stream-ssl", str(self.etc)).replace("%i", "front")

@@ -28,7 +28,7 @@ def run(scratch: Path, number: int, seconds: float = 3.0) -> dict[str, object]:
     folder, fault = scratch / "run", scratch / "fault"
     folder.mkdir(parents=True)
     library = powercut.compiled(scratch)
-    with processes(folder, TINY | {"journal": {"budget": 256 << 20}}) as run:
+    with processes(folder, TINY | {"journal": {"budget": 256 << 20}}, whole=True) as run:
         run.environment = powercut.environment(library, folder, fault=fault)
         receiver = run.role("receiver")
         ready = f"{load(folder)['receiver']['http']}/readyz"

@@ -34,7 +34,7 @@ def receiver(folder: Path, kills: int, samples: int, seed: int = 0) -> dict[str,
         "receiver": {"bind": f"tcp://127.0.0.1:{free_port()}"},
         "journal": {"budget": 1 << 30},
     }
-    with processes(folder, settings) as run:
+    with processes(folder, settings, whole=True) as run:
         names, each = ("left", "right"), samples // 2
         rate = ("--shape.rate", str(max(500, each // (2 * kills))))
         daemon = run.role("receiver")
@@ -84,7 +84,7 @@ def burst(folder: Path, kills: int = 20, seed: int = 0) -> dict[str, float]:
     """A daemon whose receiver and learner are killed in a row as soon as they live, and how long it
     then takes until both say that they are ready."""
     draw = random.Random(seed)
-    with processes(folder) as run:
+    with processes(folder, whole=True) as run:
         began = time.monotonic()
         roles = {role: run.role(role) for role in ("receiver", "learner")}
         alone = time.monotonic() - began

@@ -23,7 +23,7 @@ RECOVERY_SECONDS = 3 * HEARTBEAT_TIMEOUT_MS / 1000
 
 def stopped(folder: Path, seconds: float) -> dict[str, float]:
     """A receiver, then a producer, that are stopped for so long; how long they take to go on."""
-    with processes(folder) as run:
+    with processes(folder, whole=True) as run:
         receiver = run.role("receiver")
         with Producer(run.address, "watched", linger=0.0) as producer:
             sent = _send(producer, 20)
@@ -60,7 +60,7 @@ def stopped(folder: Path, seconds: float) -> dict[str, float]:
 
 def relayed(folder: Path, samples: int, harms: int, seed: int = 0) -> dict[str, int]:
     """A producer behind a line that is cut, held up and half-opened again and again."""
-    with processes(folder, TINY) as run:
+    with processes(folder, TINY, whole=True) as run:
         receiver = run.role("receiver")
         with Relay(run.address, harms, seed) as relay, Producer(relay.address, "robot") as producer:
             for number in range(samples):

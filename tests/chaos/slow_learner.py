@@ -36,7 +36,7 @@ def run(
     """
     settings = TINY | {"journal": {"budget": budget}}
     senders: list[subprocess.Popen[str]] = []
-    with processes(folder, settings) as run:
+    with processes(folder, settings, whole=True) as run:
         receiver = run.role("receiver")
         base = psutil.Process(receiver.pid).memory_info()
         done = threading.Event()

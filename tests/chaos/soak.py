@@ -46,7 +46,7 @@ def soak(folder: Path, seconds: float, every: float = 10.0, rate: float = 400.0)
         rate: samples a second of each of three producers.
     """
     draw = random.Random(0)
-    with processes(folder, SETTINGS) as run:
+    with processes(folder, SETTINGS, whole=True) as run:
         daemon = run.start("run", str(run.config))
         until(lambda: set(load(folder)) >= set(ROLES), lambda: run.log("run"), 300)
         names = itertools.cycle(f"robot-{n}" for n in range(12))

@@ -159,7 +159,10 @@ def main(name: str) -> None:
         port = server.getsockname()[1]
     bind = {"receiver": {"bind": f"tcp://127.0.0.1:{port}"}}
     settings = TINY | bind | {"checkpoints": {"every_seconds": 60.0}} | other
-    with TemporaryDirectory() as folder, processes(Path(folder) / "run", settings) as run:
+    with (
+        TemporaryDirectory() as folder,
+        processes(Path(folder) / "run", settings, whole=True) as run,
+    ):
         recorder = Recorder(run.folder)
         scenario(run, recorder)
         save(FOLDER / f"{name}.json.gz", recorder.points, recorder.marks)

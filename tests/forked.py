@@ -1,0 +1,77 @@
+"""Processes that begin where a program's imports end: forked from one that has made them.
+
+They are processes like any other, with their own memory, signals and exit status, and SIGKILL ends
+them as it ends a daemon; only the seconds that importing torch takes are spent once. What a test
+says of imports, of the environment or of the interpreter needs `subprocess` instead.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+MADE = (  # torch's compiler is what a first optimiser imports
+    *("stream_ssl.app.learn", "stream_ssl.app.receive", "stream_ssl.app.commands.produce"),
+    *("stream_ssl.app.commands.check", "stream_ssl.app.commands.run", "torch._dynamo"),
+)
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(list(MADE))
+
+
+class Forked:
+    """A process that calls `main` with its arguments and exits with what that returns.
+
+    As much of `subprocess.Popen` as tests use. What it prints goes to the end of `output`.
+    """
+
+    def __init__(self, main: Callable[..., Any], *arguments: Any, output: Path) -> None:
+        self.args = (main.__name__, *arguments)
+        whole = (main, arguments, str(output), dict(os.environ), str(Path.cwd()))
+        self._process = _context.Process(target=_begin, args=whole)
+        self._process.start()
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        if (status := self._process.exitcode) is None:
+            assert timeout is not None
+            raise subprocess.TimeoutExpired(self.args, timeout)
+        return status
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def _begin(
+    main: Callable[..., Any],
+    arguments: Sequence[Any],
+    output: str,
+    environment: dict[str, str],
+    folder: str,
+) -> None:
+    file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    os.close(file)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    sys.exit(main(*arguments))
