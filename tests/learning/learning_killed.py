@@ -1,6 +1,6 @@
 """A run that is killed again and again: `python learning_killed.py FOLDER STEPS SEED KILLS`.
 
-Each life is a process of its own, forked after the imports and before anything has computed. It
+Each life is a process of its own, forked before anything has computed. It
 goes on from the newest checkpoint, saves every third step, tells each step down a pipe, and is
 SIGKILLed in the midst of what it does next. The last life reaches STEPS and saves.
 """
@@ -51,12 +51,13 @@ def life(folder: Path, last: int, kill_after: int | None) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def main(folder: Path, last: int, seed: int, kills: int) -> None:
+def live_and_die(folder: Path, last: int, seed: int, kills: int) -> bool:
+    """Whether any life ended otherwise than it was to."""
     draw = random.Random(seed)
     statuses = [life(folder, last, draw.randint(3, 9)) for _ in range(kills)]
     statuses.append(life(folder, last, None))
-    sys.exit(statuses != [-signal.SIGKILL] * kills + [0])
+    return statuses != [-signal.SIGKILL] * kills + [0]
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))
+    sys.exit(live_and_die(Path(sys.argv[1]), *map(int, sys.argv[2:])))

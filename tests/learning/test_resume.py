@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 from itertools import cycle
 from pathlib import Path
 
 import pytest
+from forked import Forked
+from learning_killed import live_and_die
 from learning_world import SLOTS, build, differing, steps
 
 from memory.descriptors import Thumbnail
@@ -48,12 +48,12 @@ SETTINGS = {
 
 @pytest.mark.parametrize("name", sorted(SETTINGS))
 def test_bit_equal_after_kills_at_random_steps(tmp_path: Path, name: str) -> None:
-    make, last = SETTINGS[name], 30
+    make, last = SETTINGS[name], 20
     whole = build(**make())
     steps(whole, last)
     draw = random.Random(name)
     learner = build(**make())
-    for _ in range(5):
+    for _ in range(3):
         checkpointer = Checkpointer(tmp_path, every_seconds=None, every_steps=draw.randint(1, 4))
         found = checkpointer.newest()
         learner = build(found.offset if found else START, **make())
@@ -70,11 +70,10 @@ def test_bit_equal_after_kills_at_random_steps(tmp_path: Path, name: str) -> Non
 
 
 def test_bit_equal_after_sigkill(tmp_path: Path) -> None:
-    last, kills = 60, 6
-    script = Path(__file__).with_name("learning_killed.py")
-    command = [sys.executable, str(script), str(tmp_path), str(last), "0", str(kills)]
-    subprocess.run(command, check=True, timeout=150)
-    found = Checkpointer(tmp_path).newest()
+    last, kills, output = 40, 4, tmp_path / "lives.log"
+    lives = Forked(live_and_die, tmp_path / "saved", last, 0, kills, output=output)
+    assert lives.wait(150) == 0, output.read_text()
+    found = Checkpointer(tmp_path / "saved").newest()
     killed = build(found.offset, pace=Pace(0.2), reencode=2)
     found.restore(killed)
     whole = build(pace=Pace(0.2), reencode=2)

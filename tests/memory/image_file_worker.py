@@ -1,6 +1,4 @@
-"""A process that feeds a memory whose images lie in a file, until it is killed.
-
-    python image_file_worker.py FOLDER
+"""What a process does that feeds a memory whose images lie in a file, until it is killed.
 
 Every image and embedding follows from its id alone, so whoever comes after can tell what is true.
 
@@ -45,6 +43,7 @@ def built(folder: Path) -> WorkingMemory:
 
 def feed(folder: Path) -> None:
     """Add and re-encode, and save now and then; what was done is told on standard output."""
+    torch.set_num_threads(1)
     memory = built(folder)
     at = memory.stats().added
     while True:
@@ -62,8 +61,3 @@ def feed(folder: Path) -> None:
 def tell(what: str, at: int) -> None:
     sys.stdout.write(f"{what} {at}\n")
     sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    feed(Path(sys.argv[1]))

@@ -11,8 +11,6 @@ import itertools
 import os
 import signal
 import stat
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +18,8 @@ from typing import Any
 
 import pytest
 import torch
-from image_file_worker import CAPACITY, built, embedding_of, image_of
+from forked import Forked
+from image_file_worker import CAPACITY, built, embedding_of, feed, image_of
 from memory_stream import SHAPE, offer, stream
 
 from memory import WorkingMemory
@@ -167,9 +166,6 @@ def test_nobody_is_written_and_held(tmp_path: Path) -> None:
 
 # A process that is killed while it writes.
 
-WORKER = Path(__file__).parent / "image_file_worker.py"
-ROOT = Path(__file__).parent.parent.parent
-
 
 def run_and_kill(folder: Path, linger: float) -> int:
     """Let the worker save twice and add some more; what it last told to be saved when SIGKILL came.
@@ -178,26 +174,21 @@ def run_and_kill(folder: Path, linger: float) -> int:
         folder: of its files.
         linger: seconds after the second batch that follows the second save.
     """
-    worker = subprocess.Popen(
-        [sys.executable, str(WORKER), str(folder)],
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )
-    assert worker.stdout is not None
-    try:
-        told: list[str] = []
-        while told.count("saved") < 2 or told[-4::2] != ["added", "added"]:
-            line = worker.stdout.readline().split()
-            assert line, "the worker ended by itself"
-            told += line
-        time.sleep(linger)
-    finally:
-        worker.kill()
-        told += worker.stdout.read().split()
-        worker.stdout.close()
-        worker.wait(timeout=60)
+    pipe = folder / f"told-{linger}"
+    os.mkfifo(pipe)
+    worker = Forked(feed, folder, output=pipe)
+    with pipe.open() as telling:
+        try:
+            told: list[str] = []
+            while told.count("saved") < 2 or told[-4::2] != ["added", "added"]:
+                line = telling.readline().split()
+                assert line, "the worker ended by itself"
+                told += line
+            time.sleep(linger)
+        finally:
+            worker.kill()
+            told += telling.read().split()
+            worker.wait(timeout=60)
     assert worker.returncode == -signal.SIGKILL
     return max(int(at) for what, at in itertools.pairwise(told) if what == "saved")
 
