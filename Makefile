@@ -5,12 +5,14 @@ READY  := $(VENV)/.ready
 FAISS  := $(if $(shell command -v nvidia-smi 2>/dev/null),gpu,cpu)
 UV     := $(shell command -v uv 2>/dev/null)
 SERVERS := python3-gi gir1.2-gst-rtsp-server-1.0 gstreamer1.0-plugins-base gstreamer1.0-plugins-good gstreamer1.0-plugins-ugly nats-server
+IMAGES       ?= receiver learner
+BUILD_FLAGS  ?=
 DEMO_SECONDS ?= 120
 DEMO_OUT     ?= demo-out
 GATES        ?=
 SOAK_MINUTES ?= 60
 
-.PHONY: demo test browser check chaos bench gpu servers servers-packages prometheus lint format docs setup clean
+.PHONY: demo test browser check chaos bench gpu servers servers-packages prometheus containers manifests lint format docs setup clean
 
 setup: $(READY)
 
@@ -74,8 +76,23 @@ prometheus: $(READY)  ## alerts on recorded runs, and the dashboard's questions,
 	@command -v promtool >/dev/null && command -v prometheus >/dev/null || { echo "make prometheus needs promtool and prometheus: apt install prometheus"; exit 1; }
 	$(VENV)/bin/python -m pytest tests/observe/test_observe_deploy.py tests/observe/test_observe_recordings.py tests/observe/test_observe_prometheus.py
 
+containers: $(READY)  ## the receiver's and the learner's images: built by buildah, run by podman
+	@command -v buildah >/dev/null && command -v podman >/dev/null || { echo "make containers needs: apt-get install buildah podman"; exit 1; }
+	for role in $(IMAGES); do buildah build --format docker --layers $(BUILD_FLAGS) --target $$role -t stream-ssl-$$role -f deploy/containers/Containerfile . || exit 1; done
+	buildah images --filter reference=stream-ssl-*
+	$(VENV)/bin/python -m pytest -m containers tests/deploy
+
+manifests: $(READY)  ## compose, Kubernetes and the Containerfile, against schemas and linters
+ifneq ($(UV),)
+	$(UV) pip install --quiet --python $(VENV)/bin/python -c constraints.txt -e '.[manifests]'
+else
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[manifests]'
+endif
+	$(VENV)/bin/python -m pytest -m manifests tests/deploy
+
 docs: $(READY)  ## regenerate the pages that are made from code
 	$(VENV)/bin/python -m stream_ssl.observe.page > docs/metrics.md
+	{ printf '# From deploy/prometheus/alerts.yml, by `make docs`.\napiVersion: monitoring.coreos.com/v1\nkind: PrometheusRule\nmetadata: {name: stream-ssl}\nspec:\n'; grep -v '^#' deploy/prometheus/alerts.yml | sed 's/^\(.\)/  \1/'; } > deploy/kubernetes/components/monitoring/prometheus-rule.yaml
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

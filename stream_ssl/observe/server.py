@@ -74,7 +74,7 @@ class Server:
         check_public(host, public or self.sources.token is not None)
         self._history = History(registry, role)
         self._socket = _listen(host, port)
-        shown = f"[{host}]" if ":" in host else host
+        shown = reachable(host)
         self.address = f"http://{shown}:{self._socket.getsockname()[1]}"
         self._server = uvicorn.Server(
             uvicorn.Config(
@@ -238,6 +238,20 @@ def check_public(host: str, public: bool) -> None:
             f"port reads them, and sees the page. Use 127.0.0.1 behind a tunnel, set "
             f"http.token_file, or http.public to true if the network is trusted."
         )
+
+
+def reachable(host: str) -> str:
+    """How a URL names the host that is listened on. Of all of them, which no URL can name: the
+    address of this machine's, or this container's, own name, or loopback where it has none."""
+    if host not in ("0.0.0.0", "::", ""):
+        return f"[{host}]" if ":" in host else host
+    try:
+        address = socket.gethostbyname(socket.gethostname())
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.bind((address, 0))  # it is one of ours
+    except OSError:
+        return "127.0.0.1"
+    return address
 
 
 def _listen(host: str, port: int) -> socket.socket:

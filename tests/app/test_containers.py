@@ -1,15 +1,31 @@
-"""What containers rest on."""
+"""What containers rest on, and what their files say."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
+from prometheus_client import CollectorRegistry
 
+from stream_ssl.app import config
+from stream_ssl.app.commands import status
+from stream_ssl.app.endpoints import publish
+from stream_ssl.ingest.access import Access
+from stream_ssl.observe.health import Health
+from stream_ssl.observe.http_access import Token
+from stream_ssl.observe.server import Server
+
+ROOT = Path(__file__).parents[2]
+CONFIGS = ROOT / "deploy" / "configs"
 NAMESPACE = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child")
 FIRST = """
 import os, signal, sys
@@ -40,3 +56,185 @@ def test_a_learner_that_is_process_1_takes_another_id() -> None:
         assert waiting.wait(30) == 7
     killed = subprocess.run([*words, "die"], capture_output=True, timeout=30)
     assert killed.returncode == 128 + signal.SIGKILL
+
+
+def test_the_health_check_sees_a_loop_that_hangs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [str(tmp_path), "--health", "receiver"]
+    assert status.main(arguments) == 1
+    assert "the receiver has not started" in capsys.readouterr().out
+    now, health = 0.0, Health(lambda: now)
+    health.expect("receiver", 10.0)
+    with Server(CollectorRegistry(), health, "receiver", "0.0.0.0", 0, public=True) as server:
+        assert "0.0.0.0" not in server.address
+        publish(tmp_path, "receiver", http=server.address)
+        assert status.main(arguments) == 0
+        now = 11.0
+        assert status.main(arguments) == 1
+        assert '"failing":["receiver"]' in capsys.readouterr().out
+    assert status.main(arguments) == 1
+    assert "does not answer at" in capsys.readouterr().out
+
+
+NETWORK = ROOT / "deploy" / "containers" / "network.yaml"
+CONTAINERS = ROOT / "deploy" / "containers" / "Containerfile"
+
+
+def stages() -> dict[str, list[tuple[str, str]]]:
+    """The (instruction, arguments) of each stage by its name, those of what it is from in front."""
+    text = re.sub(r"^#.*\n", "", CONTAINERS.read_text(), flags=re.MULTILINE).replace("\\\n", " ")
+    found: dict[str, list[tuple[str, str]]] = {}
+    name = ""
+    for line in filter(None, text.splitlines()):
+        instruction, _, rest = line.partition(" ")
+        if instruction == "FROM":
+            parent, _, name = rest.partition(" AS ")
+            found[name] = list(found.get(parent, ()))
+        elif name:
+            found[name].append((instruction, rest.strip()))
+    return found
+
+
+@pytest.mark.parametrize("target", ["receiver", "learner", "learner-gpu"])
+def test_an_image_is_nobody_s_and_its_process_gets_the_signals(target: str) -> None:
+    last = dict(stages()[target])  # of an instruction that stands twice, the last holds
+    assert last["USER"] == "65532:65532"
+    assert last["STOPSIGNAL"] == "SIGTERM"
+    role = target.removesuffix("-gpu")
+    entry = [*json.loads(last["ENTRYPOINT"]), *json.loads(last["CMD"])]  # JSON: no shell between
+    program, command, *words = entry
+    assert (program, command) == ("/opt/stream-ssl/bin/stream-ssl", role)
+    parser = {"receiver": config.receiver_parser, "learner": config.learner_parser}[role]()
+    assert words[0] == "/etc/stream-ssl/config.yaml"
+    given = ["--config", str(CONFIGS / "laptop.yaml"), *words[1:]]
+    assert str(parser.parse_args(given).run) == "/var/lib/stream-ssl/run"
+    check = json.loads(last["HEALTHCHECK"].partition("CMD ")[2])
+    assert check == [program, "status", "/var/lib/stream-ssl/run", "--health", role]
+
+
+def test_the_images_are_built_from_what_is_there_and_not_ignored() -> None:
+    kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if "!" in line}
+    copied = {
+        source
+        for stage in stages().values()
+        for instruction, rest in stage
+        if instruction == "COPY" and not rest.startswith("--from")
+        for source in rest.split()[:-1]
+    }
+    assert copied == kept
+    assert all((ROOT / name).exists() for name in kept)
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = set(re.findall(r"--extra (\S+)", CONTAINERS.read_text()))
+    assert named == {"receiver", "learner", "cpu", "gpu"}
+    assert named <= extras["optional-dependencies"].keys()
+
+
+def test_compose_mounts_what_is_there_and_overrides_what_must_be() -> None:
+    folder = ROOT / "deploy" / "compose"
+    services = yaml.safe_load((folder / "compose.yaml").read_text())["services"]
+    mounted = {
+        re.sub(r"\$\{\w+:-(.*?)\}", r"\1", volume).split(":")[0]
+        for service in services.values()
+        for volume in service.get("volumes", ())
+    }
+    files = {name for name in mounted if name.startswith(".")}
+    assert len(files) == 7
+    assert all((folder / name).exists() for name in files)
+    for role in ("receiver", "learner"):
+        program, *words = services[role]["command"]
+        assert program == role
+        assert services[role]["read_only"]
+        assert services[role]["cap_drop"] == ["ALL"]
+        here = [
+            word.replace("/etc/stream-ssl/config.yaml", str(CONFIGS / "laptop.yaml")).replace(
+                "/etc/stream-ssl/network.yaml", str(NETWORK)
+            )
+            for word in words
+        ]
+        parser = {"receiver": config.receiver_parser, "learner": config.learner_parser}[role]()
+        settings = parser.parse_args(here)
+        assert settings.http[role].startswith("0.0.0.0:")
+        assert str(settings.http.token_file) == "/etc/stream-ssl/keys/http.token"
+    targets = yaml.safe_load((folder / "prometheus.yml").read_text())["scrape_configs"][0]
+    assert {t["targets"][0] for t in targets["static_configs"]} == {"receiver:9108", "learner:9109"}
+
+
+def test_the_setup_makes_keys_and_a_token_once(tmp_path: Path) -> None:
+    words = [sys.executable, str(ROOT / "deploy" / "compose" / "setup.py"), str(tmp_path)]
+    contents = []
+    for _ in range(2):
+        subprocess.run(words, check=True, timeout=60)
+        contents.append({file.name: file.read_bytes() for file in tmp_path.iterdir()})
+    assert contents[0] == contents[1]
+    assert len(Token.load(tmp_path / "http.token").secret) > 30
+    Access(tmp_path / "receiver.secret.json", tmp_path / "allow.json")
+
+
+def kubernetes(folder: str) -> dict[tuple[str, str], Any]:
+    """What the YAML files of a folder hold, by kind and name."""
+    files = sorted((ROOT / "deploy" / "kubernetes" / folder).glob("*.yaml"))
+    documents = [
+        document
+        for file in files
+        if file.name not in ("kustomization.yaml", "config.yaml", "network.yaml")
+        for document in yaml.safe_load_all(file.read_text())
+    ]
+    return {(one["kind"], one["metadata"]["name"]): one for one in documents}
+
+
+def test_kubernetes_copies_are_those_of_their_originals() -> None:
+    folder = ROOT / "deploy" / "kubernetes"
+    for copy, original in (
+        ("base/config.yaml", CONFIGS / "laptop.yaml"),
+        ("base/network.yaml", NETWORK),
+        ("overlays/gpu/config.yaml", CONFIGS / "gpu.yaml"),
+    ):
+        assert (folder / copy).read_text() == original.read_text(), f"cp {original}"
+    rule = kubernetes("components/monitoring")["PrometheusRule", "stream-ssl"]
+    alerts = yaml.safe_load((ROOT / "deploy" / "prometheus" / "alerts.yml").read_text())
+    assert rule["spec"] == alerts, "make docs"
+
+
+@pytest.mark.parametrize("role", ["receiver", "learner"])
+def test_a_pod_is_restricted_and_refers_to_what_is_there(role: str) -> None:
+    made = kubernetes("base")
+    spec = made["StatefulSet", f"stream-ssl-{role}"]["spec"]
+    assert ("Service", spec["serviceName"]) in made
+    labels = {"app.kubernetes.io/name": "stream-ssl", "app.kubernetes.io/component": role}
+    assert spec["selector"]["matchLabels"] == labels
+    pod = spec["template"]["spec"]
+    assert pod["securityContext"]["runAsNonRoot"]
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    (container,) = pod["containers"]
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    mounted = {mount["name"] for mount in container["volumeMounts"]}
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    assert mounted == volumes.keys()
+    claim = volumes["run"]["persistentVolumeClaim"]["claimName"]
+    assert ("PersistentVolumeClaim", claim) in made
+    kustomization = (ROOT / "deploy" / "kubernetes" / "base" / "kustomization.yaml").read_text()
+    (generated,) = yaml.safe_load(kustomization)["configMapGenerator"]
+    assert generated["name"] == volumes["config"]["configMap"]["name"]
+    assert {m["subPath"] for m in container["volumeMounts"] if "subPath" in m} == set(
+        generated["files"]
+    )
+    ports = {port["name"] for port in container["ports"]}
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        assert container[probe]["httpGet"]["port"] in ports
+    policy = made["NetworkPolicy", f"stream-ssl-{role}"]["spec"]
+    assert policy["podSelector"]["matchLabels"] == labels
+    asked = [port["port"] for rule in policy["ingress"] for port in rule["ports"]]
+    assert set(asked) <= ports
+    stopped, stuck = pod["terminationGracePeriodSeconds"], container["livenessProbe"]
+    least = {"receiver": 120, "learner": 600}[role]
+    assert stopped >= least
+    assert stuck["periodSeconds"] * stuck["failureThreshold"] >= least
+    assert [word.partition("=")[0] for word in container["args"]] == [
+        role,
+        *("--config", "--config", "--run"),
+    ]

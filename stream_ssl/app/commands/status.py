@@ -5,8 +5,11 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from jsonargparse import auto_cli
 from rich.console import Console
@@ -19,15 +22,23 @@ from stream_ssl.app.scrape import History, Scraper
 from stream_ssl.observe.http_access import Token
 
 ROLES = ("receiver", "learner")
+HEALTH_SECONDS = 3.0
 
 
-def status(run: Path, seconds: float = 2.0, json: bool = False) -> int:
+def status(
+    run: Path,
+    seconds: float = 2.0,
+    json: bool = False,
+    health: Literal["receiver", "learner"] | None = None,
+) -> int:
     """Show what the processes of a run folder are doing; exit status 1 when one does not answer.
 
     Args:
         run: the run's folder, as `run:` in the config file.
         seconds: how long to measure rates, above 0.
         json: print the figures as JSON.
+        health: only ask this process whether its loops get on, as a container's health check
+            does; exit status 1 when it does not answer, or when they do not.
     """
     if not seconds > 0:
         print(f"--seconds {seconds:g}: must be above 0; rates are over that time", file=sys.stderr)
@@ -37,6 +48,8 @@ def status(run: Path, seconds: float = 2.0, json: bool = False) -> int:
         return USAGE
     endpoints = load(run)
     addresses = {role: entry["http"] for role, entry in endpoints.items()}
+    if health is not None:
+        return check_health(health, addresses.get(health))
     try:
         token = token_of(endpoints)
     except ValueError as error:
@@ -59,6 +72,24 @@ def main(arguments: Sequence[str]) -> int:
     result = auto_cli(status, args=list(arguments), prog="stream-ssl status")
     assert isinstance(result, int)
     return result
+
+
+def check_health(role: str, address: str | None) -> int:
+    """Print what /healthz answers; the exit status."""
+    if address is None:
+        print(f"the {role} has not started")
+        return FAILED
+    connection = HTTPConnection(urlsplit(address).netloc, timeout=HEALTH_SECONDS)
+    try:
+        connection.request("GET", "/healthz")
+        reply = connection.getresponse()
+        print(reply.read().decode(errors="replace"))
+    except (OSError, HTTPException) as error:
+        print(f"the {role} does not answer at {address}: {error or type(error).__name__}")
+        return FAILED
+    finally:
+        connection.close()
+    return DONE if reply.status == HTTPStatus.OK else FAILED
 
 
 def token_of(endpoints: Mapping[str, Mapping[str, Any]]) -> str | None:

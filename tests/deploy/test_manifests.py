@@ -1,0 +1,62 @@
+"""What `make manifests` asks linters and schemas about deploy/."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.manifests
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+BIN = Path(sys.executable).parent
+KUBERNETES = ("1.28", "1.31", "1.34")
+MONITORING = "\ncomponents: [../../components/monitoring]\n"
+
+
+def run(*words: object, cwd: Path | None = None) -> str:
+    done = subprocess.run(
+        [str(word) for word in words], cwd=cwd, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_hadolint_takes_the_containerfile() -> None:
+    run(BIN / "hadolint", DEPLOY / "containers" / "Containerfile")
+
+
+def test_the_compose_files_are_of_the_schema() -> None:
+    files = [DEPLOY / "compose" / name for name in ("compose.yaml", "gpu.yaml")]
+    run(BIN / "check-jsonschema", "--builtin-schema", "vendor.compose-spec", *files)
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not here")
+def test_prometheus_takes_its_file(tmp_path: Path) -> None:
+    shutil.copy(DEPLOY / "prometheus" / "alerts.yml", tmp_path)
+    text = (DEPLOY / "compose" / "prometheus.yml").read_text()
+    token = tmp_path / "http.token"
+    token.write_text("x")
+    (tmp_path / "prometheus.yml").write_text(
+        text.replace("/etc/stream-ssl/keys/http.token", str(token))
+    )
+    run("promtool", "check", "config", tmp_path / "prometheus.yml")
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not here")
+@pytest.mark.parametrize("overlay", ["cpu", "gpu"])
+def test_what_kustomize_makes_is_of_kubernetes_schemas(overlay: str, tmp_path: Path) -> None:
+    shutil.copytree(DEPLOY / "kubernetes", tmp_path / "k")
+    folder = tmp_path / "k" / "overlays" / overlay
+    with (folder / "kustomization.yaml").open("a") as file:
+        file.write(MONITORING)
+    made = run("kubectl", "kustomize", folder)
+    assert made.count("\nkind: ") == 11
+    assert made.count("app.kubernetes.io/name: prometheus") == 2
+    (tmp_path / "made.yaml").write_text(made)
+    for version in KUBERNETES:
+        said = run(BIN / "kubernetes-validate", "--strict", "-k", version, tmp_path / "made.yaml")
+        assert said.count("WARN") == 2, "of the operator's kinds there is no schema"
