@@ -155,12 +155,17 @@ def _encode(
     lengths = [reader.length for reader in readers]
     known = [length for length in lengths if length is not None]
     total = sum(known) if len(known) == len(lengths) else None
-    bar = progress.add_task("encoding images", total=total)
+    bar = progress.add_task("reading and encoding", total=total)
 
     def tell(_images: int) -> None:
         progress.update(bar, completed=sum(reader.seen for reader in readers))
 
-    log.info("encoding %s images by %s", "all" if total is None else total, ", ".join(asked))
+    most = settings.references_per_class, settings.queries_per_class
+    log.info(
+        "reading %s images; by %s are encoded %s references and %s queries of each class",
+        *("all" if total is None else total, ", ".join(asked)),
+        *("all" if one is None else one for one in most),
+    )
     found = encode(readers, asked, settings.seed, tell)
     progress.update(bar, total=sum(reader.seen for reader in readers))
     check(found["trained"], settings.k)
