@@ -77,12 +77,12 @@ def test_a_short_demo_from_start_to_report(tmp_path):
 def test_an_interrupted_demo_leaves_nothing_running(tmp_path):
     out = tmp_path / "out"
     one = demo(300, out)
-    # The daemon, and its receiver and learner.
-    until(lambda: one.poll() is not None or len(below(one)) == 3, lambda: "no daemon", seconds=300)
+    # Two daemons, and the receiver and the learner of each.
+    until(lambda: one.poll() is not None or len(below(one)) == 6, lambda: "no daemons", seconds=300)
     started = below(one)
     one.send_signal(signal.SIGINT)
     printed, _ = one.communicate(timeout=200)
     assert one.returncode == 130, printed
     assert "Interrupted; all processes have ended." in printed
-    assert len(started) == 3
+    assert len(started) == 6
     assert not [pid for pid in started if alive(pid)]
