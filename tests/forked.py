@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import runpy
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -58,6 +60,14 @@ class Forked:
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
+
+
+def run_script(script: Path, environment: dict[str, str] | None = None) -> None:
+    """A main: runs a script in its folder as a reader would, who takes warnings for errors."""
+    os.chdir(script.parent)
+    os.environ.update(environment or {})
+    warnings.simplefilter("error")
+    runpy.run_path(str(script), run_name="__main__")
 
 
 def _begin(

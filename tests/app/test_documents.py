@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import runpy
-import warnings
 from pathlib import Path
 
 import pytest
 import yaml
-from forked import Forked
+from forked import Forked, run_script
 from harness import TINY
 
 from stream_ssl.app.commands import check
@@ -23,14 +20,6 @@ def snippets(page: str) -> list[str]:
     """The page's Python, without what needs a daemon that listens."""
     found = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
     return [code for code in found if "from producers" not in code]
-
-
-def reads(script: Path, environment: dict[str, str]) -> None:
-    """Runs a script as a reader would, who takes warnings for errors."""
-    os.chdir(script.parent)
-    os.environ.update(environment)
-    warnings.simplefilter("error")
-    runpy.run_path(str(script), run_name="__main__")
 
 
 @pytest.mark.parametrize(
@@ -45,7 +34,7 @@ def test_snippets_run_one_after_the_other(page: str, least: int, tmp_path: Path)
     alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     quiet = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     output = tmp_path / "output.log"
-    reader = Forked(reads, script, alone | quiet, output=output)
+    reader = Forked(run_script, script, alone | quiet, output=output)
     assert reader.wait(120) == 0, output.read_text()
 
 

@@ -7,13 +7,12 @@ import json
 import math
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from forked import Forked
 from PIL import Image
 
 from benchmarks.study import __main__ as study
@@ -68,19 +67,14 @@ def lines(folder: Path) -> list[dict]:
 
 def test_a_killed_study_goes_on_where_it_was(cifar: Path, tmp_path: Path) -> None:
     words = command(cifar, tmp_path, "--only", "x27-iid", "--only", "queue/stream/stale")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.study", *words],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith("x27-iid queue/stream/stale seed0: kNN"):
-            break
-    process.send_signal(signal.SIGKILL)
-    process.stdout.close()
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    process = Forked(study.main, words, output=pipe)
+    with pipe.open() as told:
+        for line in told:
+            if line.startswith("x27-iid queue/stream/stale seed0: kNN"):
+                break
+        process.kill()
     assert process.wait() == -signal.SIGKILL
     before = lines(tmp_path)
     assert 1 <= len(before) < 3

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 from evaluation_run import SETTINGS
+from forked import Forked, run_script
 
 from stream_ssl.app import config
 from stream_ssl.app.commands.evaluate import evaluate_parser
@@ -26,15 +24,8 @@ def test_the_snippet_runs(tmp_path: Path) -> None:
     (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     script = tmp_path / "page.py"
     script.write_text("import torch; torch.manual_seed(0)\n" + code + "assert knn.accuracy > 0.9\n")
-    result = subprocess.run(
-        [sys.executable, "-W", "error", str(script)],
-        cwd=tmp_path,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert result.returncode == 0, result.stderr
+    output = tmp_path / "output.log"
+    assert Forked(run_script, script, output=output).wait(120) == 0, output.read_text()
 
 
 def test_the_config_section_is_sound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ the device. How often the memory does is its own tests' affair; nobody may do it
 from __future__ import annotations
 
 from collections import Counter
+from itertools import cycle
 
 import numpy as np
 import pytest
@@ -61,8 +62,14 @@ def reads(gpu: SimulatedGpu) -> Counter[str]:
     return gpu.count("stream_ssl/")
 
 
-@pytest.mark.parametrize("anchors", ["stream", "memory", "mixed"])
-@pytest.mark.parametrize("kind", sorted(METHODS))
+# Every method, and every kind of anchors with each way of taking negatives from the memory.
+PAIRS = {
+    *zip(sorted(METHODS), cycle(READS), strict=False),
+    *((kind, anchors) for kind in ("moco", "d-simclr") for anchors in READS),
+}
+
+
+@pytest.mark.parametrize(("kind", "anchors"), sorted(PAIRS))
 def test_a_step_is_that_of_the_cpu_and_its_reads_are_few(kind: str, anchors: str) -> None:
     settings = {"kind": kind, "anchors": anchors}
     on_cpu = build(**settings)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from forked import Forked, run_script
 from jsonargparse import ArgumentParser
 
 import stream_ssl.app.names  # noqa: F401  (the short names of a config file)
@@ -23,15 +21,9 @@ def test_snippets_run_one_after_the_other(tmp_path: Path) -> None:
     assert len(codes) == 2
     script = tmp_path / "page.py"
     script.write_text("\n".join(codes))
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(script)],
-        capture_output=True,
-        text=True,
-        timeout=150,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
-    shape, prior, *losses = done.stdout.splitlines()
+    output = tmp_path / "output.log"
+    assert Forked(run_script, script, output=output).wait(150) == 0, output.read_text()
+    shape, prior, *losses = output.read_text().splitlines()
     assert shape.startswith("torch.Size([256])")
     assert float(prior) == pytest.approx(0.05)
     assert len(losses) == 3

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from forked import Forked
 from tiny_reproduction import TINY, write_cifar
 
 from stream_ssl.app import cli
@@ -81,12 +80,8 @@ def test_runs_are_made_once_and_reported_alike(
 
 
 def test_an_interrupted_study_leaves_no_worker_behind(cifar: Path, tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "stream_ssl.app.cli", *command(cifar, tmp_path)],
-        start_new_session=True,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    process = Forked(cli.main, command(cifar, tmp_path), output=tmp_path / "output.log")
+    children: list[int] = []
     try:
         deadline = time.monotonic() + 100
         while not _children(process.pid) and time.monotonic() < deadline:
@@ -101,9 +96,9 @@ def test_an_interrupted_study_leaves_no_worker_behind(cifar: Path, tmp_path: Pat
             time.sleep(0.1)
         assert not any(map(_runs, children))
     finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        for pid in filter(_runs, [*children, process.pid]):
+            os.kill(pid, signal.SIGKILL)
+        process.wait()
 
 
 def _children(parent: int) -> list[int]:
