@@ -87,7 +87,7 @@ def test_page_carries_the_figures(read):
     assert "90 % of them show one of 16 scenes" in text
     assert "4 different pictures in 1,024 slots" in text
     assert "counted on thumbnails of 8 x 8 pixels that training cannot move, and holds 577." in text
-    assert "the DUEL memory ended 12.0 points above training with a queue" in text
+    assert "the DUEL memory ended 12.0 points above the one trained with a queue" in text
     assert "It ended 8.0 points above the same encoder before training" in text
     assert "within the noise of the probe (-1.0 points) of raw pixels" in text
     assert "720 updates and 45,600 samples with the DUEL memory, 750 and 48,000 with the" in text
@@ -165,6 +165,6 @@ def test_a_run_without_steps_still_gives_figures():
     ("ours", "other", "said"),
     [(0.8, 0.7, "ended 10.0 points above"), (0.6, 0.7, "ended 10.0 points below")],
 )
-def test_verdict_has_the_right_sign(found, ours, other, said):
+def test_the_outcome_has_the_right_sign(found, ours, other, said):
     figures = {**found, "knn_memory_accuracy": ours, "knn_queue_accuracy": other}
-    assert f"{said} training with a queue" in report.verdict(figures)
+    assert f"{said} the one trained with a queue" in report.outcome(figures)

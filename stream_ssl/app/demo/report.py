@@ -86,7 +86,8 @@ def write(
         facts=facts,
         classes=CLASSES,
         headlines=headlines(found),
-        verdict=verdict(found),
+        outcome=outcome(found),
+        beside=beside(found),
         plots=plots(history, evaluation, facts),
         mosaics=mosaics(evaluation, sent),
         accuracy_rows=accuracy_rows(evaluation),
@@ -125,16 +126,24 @@ def headlines(f: Figures) -> list[tuple[str, str, str]]:
     ]
 
 
-def verdict(f: Figures) -> str:
-    """What the accuracies say, with their uncertainty."""
+def outcome(f: Figures) -> str:
+    """The demo in one sentence: what the two encoders are worth, with their uncertainty."""
+    return (
+        "In the same time, on the same stream, the encoder trained from the DUEL memory "
+        f"{_compare(f['knn_memory_accuracy'], f['knn_queue_accuracy'])} the one trained with a "
+        "queue."
+    )
+
+
+def beside(f: Figures) -> str:
+    """What else the accuracies say."""
     memory, queue, untrained, pixels = (
         f[f"knn_{name}_accuracy"] for name in ("memory", "queue", "untrained", "pixels")
     )
     return (
-        f"In the same time, on the same stream, training from the DUEL memory "
-        f"{_compare(memory, queue)} training with a queue. It {_compare(memory, untrained)} the "
-        f"same encoder before training, and {_compare(memory, pixels, 'stands')} raw pixels; the "
-        f"queue {_compare(queue, untrained)} the encoder before training."
+        f"It {_compare(memory, untrained)} the same encoder before training, and "
+        f"{_compare(memory, pixels, 'stands')} raw pixels; the queue's {_compare(queue, untrained)} "
+        "the encoder before training."
     )
 
 
