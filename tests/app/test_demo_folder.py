@@ -20,14 +20,14 @@ def child(code: str, tmp_path: Path) -> Child:
 
 
 def wait_for(text: str, log: Path) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while text not in log.read_text():
         assert time.monotonic() < deadline, f"{text!r} never came: {log.read_text()!r}"
         time.sleep(0.02)
 
 
 def wait_for_end(one: Child) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while one.status is None:
         assert time.monotonic() < deadline, "it never ended"
         time.sleep(0.02)

@@ -28,7 +28,7 @@ def python(code: str, *arguments: object) -> list[str]:
     return [sys.executable, "-c", code, *map(str, arguments)]
 
 
-def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "the condition never came true"
@@ -62,7 +62,7 @@ class Running:
     def join(self, ask: bool = True) -> int:
         if ask:
             self.stop.set()
-        self._thread.join(30)
+        self._thread.join(60)
         assert self.status is not None, "the supervisor did not stop"
         return self.status
 
@@ -117,7 +117,7 @@ def test_a_child_deaf_to_sigterm_is_killed_and_reported(tmp_path: Path) -> None:
 
 ORPHAN = (
     "import sys; from stream_ssl.app.signals import stop_on_signals; stop = stop_on_signals(); "
-    "print('up', flush=True); sys.exit(0 if stop.wait(30) else 9)"
+    "print('up', flush=True); sys.exit(0 if stop.wait(60) else 9)"
 )
 
 
@@ -127,7 +127,7 @@ def test_signals_set_the_stop_event(number: signal.Signals) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == b"up\n"
         process.send_signal(number)
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
 
 
 def test_an_orphan_stops(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def collect(batches: Batches, count: int) -> list[Batch]:
     return found
 
 
-def until(condition: Callable[[], object], seconds: float = 10) -> None:
+def until(condition: Callable[[], object], seconds: float = 60) -> None:
     """Polls until a condition holds."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -15,7 +15,7 @@ from stream_ssl.ingest.journal import Journal, JournalReader
 from stream_ssl.ingest.receiver import Receiver
 from stream_ssl.wire import Ack, Data, Hello, Nack, Sample, Welcome, decode, encode
 
-DEADLINE = 20.0
+DEADLINE = 60.0
 SCRIPT = Path(__file__).with_name("receiver_process.py")
 KIB = 1 << 10
 MIB = 1 << 20

@@ -99,7 +99,7 @@ def endless(endpoint, kilobytes, frames):
         peer.connect(rest)
     else:
         host, port = rest.split(":")
-        peer = socket.create_connection((host, int(port)), timeout=5.0)
+        peer = socket.create_connection((host, int(port)), timeout=60.0)
     greeting = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"NULL".ljust(20, b"\0") + bytes(32)
     ready = b"\x05READY\x0bSocket-Type" + (6).to_bytes(4, "big") + b"DEALER"
     peer.sendall(greeting + b"\x04" + bytes((len(ready),)) + ready)

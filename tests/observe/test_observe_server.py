@@ -161,14 +161,14 @@ def test_idle_connections_do_not_stop_scrapes(server: Server) -> None:
 
 
 def test_silent_connections_are_closed(monkeypatch: pytest.MonkeyPatch, health: Health) -> None:
-    monkeypatch.setattr(http, "REQUEST_SECONDS", 0.1)
+    monkeypatch.setattr(http, "REQUEST_SECONDS", 0.5)
     with Server(CollectorRegistry(), health, "learner") as server:
         port = int(server.address.rsplit(":", 1)[1])
         with socket.create_connection(("127.0.0.1", port), 10) as client:
             assert client.recv(1) == b""
         with httpx.Client(base_url=server.address, trust_env=False) as keep_alive:
             assert keep_alive.get("/healthz").status_code == 200
-            deadline = time.monotonic() + 0.3
+            deadline = time.monotonic() + 0.8
             while time.monotonic() < deadline:  # one that has asked is left to keep-alive
                 assert keep_alive.get("/healthz").status_code == 200
 

@@ -29,13 +29,20 @@ def guarded() -> Iterator[Peer]:
         yield peer
 
 
-def reason(address: str, timeout: float = 1.0, **keys: object) -> str:
-    with (
-        closing(Producer(address, name="camera", **keys)) as producer,  # type: ignore[arg-type]
-        pytest.raises(CannotConnectError) as caught,
-    ):
-        producer.connect(timeout)
-    return str(caught.value)
+def reason(expected: str, address: str, **keys: object) -> str:
+    """What a producer says that cannot connect; a busy machine is given time to find out why."""
+    text = ""
+    for timeout in (1.0, 3.0, 9.0):
+        with (
+            closing(Producer(address, name="camera", **keys)) as producer,  # type: ignore[arg-type]
+            pytest.raises(CannotConnectError) as caught,
+        ):
+            producer.connect(timeout)
+        text = str(caught.value)
+        if expected in text:
+            assert f"{timeout:g} s" in text
+            return text
+    raise AssertionError(f"{expected!r} is not in {text!r}")
 
 
 def test_a_known_key_is_let_in(guarded: Peer) -> None:
@@ -56,41 +63,39 @@ def test_keys_may_be_files(guarded: Peer, tmp_path: Path) -> None:
 
 
 def test_wrong_server_key(guarded: Peer) -> None:
-    text = reason(guarded.address, keys=CAMERA, server_key=STRANGER.public)
-    assert "server key is wrong" in text
-    assert "1 s" in text
+    reason("server key is wrong", guarded.address, keys=CAMERA, server_key=STRANGER.public)
 
 
 def test_not_on_the_allow_list(guarded: Peer) -> None:
-    text = reason(guarded.address, keys=STRANGER, server_key=SERVER.public)
-    assert "not on the receiver's allow-list" in text
+    told = "not on the receiver's allow-list"
+    text = reason(told, guarded.address, keys=STRANGER, server_key=SERVER.public)
     assert f"{guarded.address} refuses the key 'stranger' (public {STRANGER.public})" in text
 
 
 def test_plain_text_to_a_receiver_with_keys(guarded: Peer) -> None:
-    assert "requires keys" in reason(guarded.address)
+    reason("requires keys", guarded.address)
 
 
 def test_keys_to_a_receiver_in_plain_text() -> None:
     with Peer() as peer:
-        assert "in plain text" in reason(peer.address, keys=CAMERA, server_key=SERVER.public)
+        reason("in plain text", peer.address, keys=CAMERA, server_key=SERVER.public)
 
 
 def test_nobody_listens() -> None:
     with Peer() as peer:
         address = peer.address
-    assert f"nobody listens at {address}" in reason(address)
+    reason(f"nobody listens at {address}", address)
 
 
 def test_a_receiver_that_says_nothing() -> None:
     with Peer() as peer:
-        assert "not said WELCOME" in reason(peer.address)
+        reason("not said WELCOME", peer.address)
 
 
 def test_a_port_that_is_no_receiver() -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
         address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
-        assert "still connecting" in reason(address)
+        reason("still connecting", address)
 
 
 def test_a_peer_that_is_no_zeromq() -> None:
@@ -109,7 +114,7 @@ def test_a_peer_that_is_no_zeromq() -> None:
         thread = threading.Thread(target=greet)
         thread.start()
         address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
-        assert "answers b'SSH-2.0-OpenSSH_9.9" in reason(address, timeout=4.0)
+        reason("answers b'SSH-2.0-OpenSSH_9.9", address)
         server.shutdown(socket.SHUT_RDWR)
         thread.join()
         for peer in peers:
@@ -146,8 +151,8 @@ def test_a_host_that_cannot_be_resolved(monkeypatch: pytest.MonkeyPatch) -> None
         raise socket.gaierror(-2, "Name or service not known")
 
     monkeypatch.setattr(_connection.socket, "getaddrinfo", fail)
-    text = reason("tcp://recever.invalid:5557", 4.0, keys=CAMERA, server_key=SERVER.public)
-    assert "the host name 'recever.invalid' cannot be resolved (Name or service not known)" in text
+    told = "the host name 'recever.invalid' cannot be resolved (Name or service not known)"
+    reason(told, "tcp://recever.invalid:5557", keys=CAMERA, server_key=SERVER.public)
 
 
 def test_plain_text_beyond_loopback_is_refused() -> None:

@@ -94,7 +94,7 @@ def test_a_silent_stream_is_given_up_and_opened_anew(tmp_path):
         handler.server.ended.wait(20)
 
     with http_camera(serve) as (server, url):
-        source = Camera(url, timeout=0.3, retry_seconds=0.01, codec="raw", waiting=100)
+        source = Camera(url, timeout=2, retry_seconds=0.01, codec="raw", waiting=100)
         samples = taken(source, 20)
         assert [number_of(sample) for sample in samples] == list(range(20))
         assert len(server.asked) == 2

@@ -329,7 +329,7 @@ def test_a_slow_sender_holds_the_crawl_back(served, tmp_path):
     source = crawl(served, tmp_path, good(400), concurrency=8, per_host=8, robots=False)
     stream = source.samples()
     next(stream)
-    deadline, before = time.monotonic() + 10, -1
+    deadline, before = time.monotonic() + 60, -1
     while len(served.asked) != before:  # until nothing more is asked for
         before = len(served.asked)
         assert time.monotonic() < deadline

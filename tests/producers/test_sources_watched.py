@@ -234,12 +234,15 @@ def test_a_thread_that_writes_while_it_is_watched(tmp_path):
             part.write_bytes(data)
             part.rename(tmp_path / f"{number:02d}.png")
 
-    source = WatchedFolder(tmp_path, settle_seconds=0.05, poll_seconds=0.01, idle_seconds=0.5)
+    source = WatchedFolder(tmp_path, settle_seconds=0.05, poll_seconds=0.01)
     writer = threading.Thread(target=write)
     writer.start()
-    sent = [sample.data for sample, _ in source.samples()]
+    stream = source.samples()
+    sent = [next(stream)[0].data for _ in images]
     writer.join()
     assert sorted(sent) == sorted(images)
+    threading.Timer(0.3, source.stop).start()
+    assert list(stream) == []
 
 
 def test_a_folder_that_is_taken_away_is_logged_once(tmp_path, caplog):
