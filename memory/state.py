@@ -98,7 +98,12 @@ def upgraded(state: Mapping[str, Any]) -> State:
         ValueError: it is none, or of a later version.
     """
     version = int(state["counters"][0]) if "counters" in state else 0
-    if not 1 <= version <= VERSION or "generator" not in state:
+    if version > VERSION:
+        raise ValueError(
+            f"this memory state has version {version}, and this program reads up to {VERSION}: go "
+            "on with the newer stream-ssl that wrote it, or with a backup from before the upgrade"
+        )
+    if version < 1 or "generator" not in state:
         raise ValueError(f"this is no memory state of version 1 to {VERSION}")
     # Earlier writers kept how many steps were proposed at once, of MinRed's lists the largest, and
     # approximate counts of another kind.
