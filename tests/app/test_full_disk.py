@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 from chaos import powercut
-from harness import BATCH, Processes, processes, stop, until
+from harness import BATCH, Process, Processes, processes, stop, until
 
 from stream_ssl.app.endpoints import load
 from stream_ssl.ingest.consumer_offsets import ConsumerOffsets, Positions
@@ -70,15 +70,15 @@ class OnDisk:
         self.run, self.disk = run, disk.folder
         run.environment = disk.environment
 
-    def start(self, role: str, log: str) -> subprocess.Popen[bytes]:
+    def start(self, role: str, log: str) -> Process:
         return self.run.start(role, str(self.run.config), "--run", str(self.disk), log=log)
 
-    def role(self, role: str) -> subprocess.Popen[bytes]:
+    def role(self, role: str) -> Process:
         process = self.start(role, role)
         self.until_published(role, process)
         return process
 
-    def until_published(self, role: str, process: subprocess.Popen[bytes]) -> None:
+    def until_published(self, role: str, process: Process) -> None:
         until(
             lambda: load(self.disk).get(role, {}).get("pid") == process.pid,
             lambda: self.run.log(role),
