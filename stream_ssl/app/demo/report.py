@@ -142,8 +142,8 @@ def beside(f: Figures) -> str:
     )
     return (
         f"It {_compare(memory, untrained)} the same encoder before training, and "
-        f"{_compare(memory, pixels, 'stands')} raw pixels; the queue's {_compare(queue, untrained)} "
-        "the encoder before training."
+        f"{_compare(memory, pixels, 'stands')} raw pixels. The queue's "
+        f"{_compare(queue, untrained)} the encoder before training."
     )
 
 
