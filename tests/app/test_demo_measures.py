@@ -4,7 +4,13 @@ import numpy as np
 import pytest
 
 from stream_ssl.app.demo import mosaic
-from stream_ssl.app.demo.measures import entropy_classes, meeting, shares, true_collisions
+from stream_ssl.app.demo.measures import (
+    entropy_classes,
+    meeting,
+    shares,
+    side_by_side,
+    true_collisions,
+)
 from stream_ssl.app.demo.summary import mean_rate, tail_mean
 from stream_ssl.app.scrape import History, Snapshot, key
 
@@ -63,3 +69,14 @@ def test_mosaic_sample_is_sorted_and_repeatable():
     assert np.all(np.diff(chosen[:, 0, 0].astype(int)) >= 0)
     assert np.array_equal(chosen, mosaic.by_class(image_NHW, label_N, 40))
     assert len(mosaic.by_class(image_NHW, label_N, 500)) == 100
+
+
+def test_the_queue_is_the_other_daemons_memory():
+    slots, loss = "stream_ssl_memory_slots", "stream_ssl_loss"
+    seen = key("stream_ssl_stream_class_samples_total", {"class": "3"})
+    working, queue = (key(slots, {"memory": name}) for name in ("working", "queue"))
+    ours = Snapshot(4.0, {working: 10.0, seen: 2.0, loss: 5.0}, ("receiver", "learner"))
+    theirs = Snapshot(4.1, {working: 20.0, seen: 90.0, loss: 6.0}, ("learner",))
+    found = side_by_side(ours, theirs)
+    assert found.values == {working: 10.0, queue: 20.0, seen: 90.0, loss: 5.0}
+    assert (found.time, found.up) == (4.0, ("receiver", "learner"))

@@ -126,8 +126,8 @@ def test_summary_has_every_figure_by_name(found, tmp_path):
     assert kept["received_samples"] == 48_000
     assert kept["received_samples_per_second"] == pytest.approx(400)
     assert kept["received_megabytes_per_second"] == pytest.approx(0.3136)
-    assert kept["steps"] == 720
-    assert kept["trained_samples"] == 45_600
+    assert (kept["updates"], kept["turned_away_samples"]) == (720, 12_000)
+    assert kept["read_samples"] == 45_600
     assert kept["memory_slots"] == 1024
     assert kept["memory_near_copies"] == pytest.approx(63 / 640)
     assert kept["queue_near_copies"] == pytest.approx(636 / 640)
@@ -139,7 +139,7 @@ def test_summary_has_every_figure_by_name(found, tmp_path):
     assert kept["journal_fsync_mean_seconds"] == pytest.approx(0.0015)
     assert kept["learner_largest_resident_bytes"] == 6e8
     assert (kept["knn_memory_accuracy"], kept["knn_queue_accuracy"]) == (0.78, 0.66)
-    assert (kept["queue_steps"], kept["queue_trained_samples"]) == (750, 48_000)
+    assert (kept["queue_updates"], kept["queue_read_samples"]) == (750, 48_000)
     assert kept["knn_pixels_t_shirt_top_accuracy"] == pytest.approx(0.70)
     assert all(re.fullmatch(r"[a-z][a-z0-9_]*", name) for name in kept)
     assert all(isinstance(value, float | int) for value in kept.values())

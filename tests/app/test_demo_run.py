@@ -57,12 +57,12 @@ def test_a_short_demo_from_start_to_report(tmp_path):
     assert "kNN accuracy, held-out images" in printed
     assert str(out / folder.REPORT) in printed
     figures = json.loads((out / folder.SUMMARY).read_text())
-    assert figures["steps"] > 0
+    assert figures["updates"] > 0
     state = json.loads((out / "checkpoints" / "latest" / "state.json").read_text())
     batch = state["config"]["batches"]["batch_size"]
-    assert figures["trained_samples"] == batch * figures["steps"]
+    assert figures["read_samples"] == batch * figures["updates"]
     assert figures["acked_samples"] <= figures["received_samples"]
-    assert figures["trained_samples"] <= figures["received_samples"] + 1024
+    assert figures["read_samples"] <= figures["received_samples"] + 1024
     one_scene = figures["received_samples"] < 2000  # is all that a slow machine may have seen
     assert 0.1 < figures["stream_largest_class_share"] < (1.01 if one_scene else 0.9)
     assert figures["memory_slots"] > 0

@@ -49,9 +49,9 @@ class Evaluation:
         image_KHW: the memory's images.
         label_K: their classes.
         key_K: the keys of their samples.
-        step: updates of the weights when the checkpoint was made.
+        updates: of the weights when the checkpoint was made.
         samples: samples of the stream read until then.
-        queue_step: updates of the other learner's weights.
+        queue_updates: of the other learner's weights.
         queue_samples: samples of the stream that it read.
     """
 
@@ -59,9 +59,9 @@ class Evaluation:
     image_KHW: NDArray[np.uint8]
     label_K: NDArray[np.int64]
     key_K: NDArray[np.int64]
-    step: int
+    updates: int
     samples: int
-    queue_step: int
+    queue_updates: int
     queue_samples: int
 
 
@@ -78,7 +78,8 @@ def evaluate(checkpoint: Path, of_queue: Path) -> Evaluation:
         "untrained": fresh_encoder(state["config"]),
         "pixels": pixels,
     }
-    done = (int(one[what]) for one in (state, queue_state) for what in ("step", "samples"))
+    paces = (state["pace"], queue_state["pace"])
+    done = (int(pace[what]) for pace in paces for what in ("updates", "samples"))
     return Evaluation(probe_all(extractors), *memory_content(checkpoint), *done)
 
 

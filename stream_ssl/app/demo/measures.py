@@ -7,16 +7,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
 from stream_ssl.app.demo.data import CLASSES
-from stream_ssl.app.scrape import History, key
+from stream_ssl.app.scrape import History, Snapshot, key
 
 Holder = Literal["stream", "queue", "working"]
 HOLDERS: tuple[Holder, ...] = ("stream", "queue", "working")
 MEMORIES: tuple[Holder, ...] = ("queue", "working")
 TITLES: Mapping[Holder, str] = {"stream": "stream", "queue": "queue", "working": "DUEL memory"}
 """What a reader calls them; "working" is the label of the memory that trains the encoder."""
+
+
+def side_by_side(ours: Snapshot, theirs: Snapshot) -> Snapshot:
+    """Our daemon's values, with the other's memory as "queue", and the stream's classes as the
+    other counts them: ours turns most samples away uncounted."""
+    queue = {
+        name.replace('memory="working"', 'memory="queue"'): value
+        for name, value in theirs.values.items()
+        if 'memory="working"' in name or name.startswith("stream_ssl_stream_class_samples_total")
+    }
+    return replace(ours, values={**ours.values, **queue})
 
 
 def counts(values: Mapping[str, float], holder: Holder) -> list[float]:

@@ -121,7 +121,7 @@ def headlines(f: Figures) -> list[tuple[str, str, str]]:
         (
             f"{f['received_samples']:,.0f}",
             "samples received, all on disk before they were acknowledged",
-            f"{f['trained_samples']:,.0f} trained on in {f['steps']:,.0f} steps",
+            f"of {f['read_samples']:,.0f} read {f['turned_away_samples']:,.0f} were turned away",
         ),
     ]
 

@@ -6,7 +6,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from importlib.resources import files
@@ -19,9 +19,10 @@ from rich.table import Table
 from stream_ssl.app.demo import data, folder, machine, stream
 from stream_ssl.app.demo.children import Child, ChildFailed
 from stream_ssl.app.demo.display import Display, Progress
+from stream_ssl.app.demo.measures import side_by_side
 from stream_ssl.app.endpoints import hold_role, load
 from stream_ssl.app.failures import DONE, FAILED, USAGE, Failure, Misconfigured, configuring
-from stream_ssl.app.scrape import History, Scraper
+from stream_ssl.app.scrape import History, Scraper, Snapshot
 from stream_ssl.app.signals import stop_on_signals
 from stream_ssl.app.supervisor import command
 
@@ -30,7 +31,7 @@ POLL_SECONDS = 0.5
 START_SECONDS = 180.0
 FIRST_STEP_SECONDS = 90.0
 STOP_SECONDS = 60.0
-ENOUGH_STEPS = 200
+ENOUGH_UPDATES = 200
 INTERRUPTED = 130
 LATEST = "checkpoints/latest"
 
@@ -78,6 +79,11 @@ def run(seconds: float, out: Path) -> int:
     return DONE
 
 
+def addresses_of(run: Path) -> dict[str, str]:
+    """HTTP address by role."""
+    return {role: entry["http"] for role, entry in load(run).items()}
+
+
 class Demo:
     """One run.
 
@@ -98,6 +104,7 @@ class Demo:
         self._commands: list[str] = []
         self._logs = out / "logs"
         self._queue = out / folder.QUEUE
+        self._queue_scraper = Scraper(lambda: addresses_of(self._queue))
 
     def run(self) -> None:
         """Stream, stop, evaluate, write."""
@@ -105,12 +112,12 @@ class Demo:
         with self._display:
             with ExitStack() as stack:
                 self._stream(stack)
-            figures = self._finish()
-        self._console.print(figures)
-        if (steps := self._history.last("stream_ssl_steps_total")) < ENOUGH_STEPS:
+            figures, shown = self._finish()
+        self._console.print(shown)
+        if (updates := figures["updates"]) < ENOUGH_UPDATES:
             self._console.print(
-                f"  {steps:.0f} steps are too few to judge the encoder by: a network that has just "
-                "begun to learn is often worse than a random one. Give it more seconds.",
+                f"  {updates:.0f} updates are too few to judge the encoder by: a network that has "
+                "just begun to learn is often worse than a random one. Give it more seconds.",
                 style="yellow",
             )
         for what, where in self._places():
@@ -154,9 +161,12 @@ class Demo:
         return child
 
     def _addresses(self) -> dict[str, str]:
-        addresses = {role: entry["http"] for role, entry in load(self._out).items()}
+        addresses = addresses_of(self._out)
         self._seen |= addresses
         return addresses
+
+    def _scrape(self) -> Snapshot:
+        return side_by_side(self._scraper.scrape(), self._queue_scraper.scrape())
 
     def _ready(self) -> bool:
         both = {"receiver", "learner"}
@@ -175,7 +185,7 @@ class Demo:
             if not trained and elapsed > FIRST_STEP_SECONDS:
                 raise children[0].failed(f"trained nothing in {FIRST_STEP_SECONDS:.0f} s")
             self._pause(children)
-            self._history.append(self._scraper.scrape())
+            self._history.append(self._scrape())
             self._progress.elapsed = min(elapsed, self._progress.total)
             trained = self._history.last("stream_ssl_steps_total") > 0
             self._display.update("training" if trained else "streaming")
@@ -186,14 +196,14 @@ class Demo:
         self._display.update("checkpoint", "stopping the processes; the learners write checkpoints")
         for producer in producers:
             producer.end()  # what it has not delivered is no loss: the stream has no end
-        self._history.append(self._scraper.scrape())  # now that nothing more comes
+        self._history.append(self._scrape())  # now that nothing more comes
         for daemon, out in zip(daemons, (self._out, self._queue), strict=True):
             daemon.stop(STOP_SECONDS)
             if not (out / LATEST).exists():
                 raise daemon.failed("wrote no checkpoint")
 
-    def _finish(self) -> Table:
-        """Evaluate and write everything; returns the summary."""
+    def _finish(self) -> tuple[Mapping[str, float], Table]:
+        """Evaluate and write everything; returns the figures, and the main ones as a table."""
         self._display.update("evaluating", "asking the held-out images' neighbours")
         # Only now: it brings torch, and the learner needed the cores.
         from stream_ssl.app.demo import evaluation, report, summary
@@ -205,7 +215,7 @@ class Demo:
         self._display.update("report", "drawing the plots")
         page = self._out / folder.REPORT
         report.write(page, self._history, found, figures, sent, self._facts())
-        return summary.table(figures)
+        return figures, summary.table(figures)
 
     def _wait(
         self, ready: Callable[[], bool], seconds: float, children: list[Child], what: str

@@ -82,13 +82,12 @@ def _flow(history: History) -> Figures:
 
 
 def _learning(history: History, evaluation: Evaluation) -> Figures:
-    trained = history.series("stream_ssl_trained_samples_total")
     found: Figures = {
-        "steps": float(evaluation.step),
-        "queue_steps": float(evaluation.queue_step),
-        "queue_trained_samples": float(evaluation.queue_samples),
-        "trained_samples": float(evaluation.samples),
-        "trained_samples_per_second": mean_rate(trained),
+        "updates": float(evaluation.updates),
+        "read_samples": float(evaluation.samples),
+        "queue_updates": float(evaluation.queue_updates),
+        "queue_read_samples": float(evaluation.queue_samples),
+        "turned_away_samples": history.total("stream_ssl_near_copies_total"),
         "steps_per_second": mean_rate(history.series("stream_ssl_steps_total")),
         "skipped_updates": sum(
             history.total("stream_ssl_skipped_updates_total", reason=reason)
@@ -184,17 +183,17 @@ def _rows(f: Figures) -> Sequence[tuple[str, str, str]]:
             ),
         ),
         (
-            "trained",
-            f"{f['trained_samples']:,.0f} samples",
+            "the DUEL memory's learner",
+            f"{f['updates']:,.0f} updates",
             (
-                f"{f['trained_samples_per_second']:,.0f}/s, {f['steps']:,.0f} steps, "
-                f"lag {f['lag_median_seconds']:.1f} s (median)"
+                f"of {f['read_samples']:,.0f} samples read {f['turned_away_samples']:,.0f} were "
+                f"turned away as near-copies; lag {f['lag_median_seconds']:.1f} s (median)"
             ),
         ),
         (
-            "trained with a queue",
-            f"{f['queue_trained_samples']:,.0f} samples",
-            f"{f['queue_steps']:,.0f} steps, in the same time",
+            "the queue's learner",
+            f"{f['queue_updates']:,.0f} updates",
+            f"{f['queue_read_samples']:,.0f} samples read, in the same time",
         ),
         ("loss at the end", f"{f['loss_last_nats']:.3f} nats", ""),
         (
