@@ -14,6 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from stream_ssl.losses.group import Group
+
 
 class Diagnostics(Mapping[str, float]):
     """Numbers for the metrics, by name. They stay on their device until one is read, because
@@ -72,6 +74,7 @@ class LossInputs(NamedTuple):
     same_BN: Tensor | None = None
     prior_B: Tensor | None = None
     mix: Mix | None = None
+    group: Group | None = None
 
 
 class Loss(nn.Module, ABC):
@@ -90,6 +93,7 @@ class Loss(nn.Module, ABC):
         uses_negatives: False where it looks at positives alone.
         takes_mix: it can label mixed anchors (`mix`).
         batch_sized: True where N must be as small as a batch's.
+        across_ranks: it can compare with negatives that lie on several ranks (`group`).
     """
 
     needs_labels: bool = False
@@ -97,6 +101,7 @@ class Loss(nn.Module, ABC):
     uses_negatives: bool = True
     takes_mix: bool = False
     batch_sized: bool = False
+    across_ranks: bool = False
 
     def begin(self, step: int) -> None:
         """Called before each update with its number: schedules follow from it alone, so that a
@@ -112,6 +117,7 @@ class Loss(nn.Module, ABC):
         same_BN: Tensor | None = None,
         prior_B: Tensor | None = None,
         mix: Mix | None = None,
+        group: Group | None = None,
     ) -> LossOutput:
         """Losses of the anchors.
 
@@ -124,11 +130,15 @@ class Loss(nn.Module, ABC):
             prior_B: tau+ of each anchor, in [0, 1): the probability that a negative shares its
                 class. Values outside give losses that are not finite.
             mix: how the anchors' images were mixed, where they were.
+            group: the ranks, where each has a part of the negatives and as many anchors. Then
+                `mask_BN` and `same_BN` have a row for each anchor of all ranks, in order of rank,
+                and the mean over ranks of loss and gradients is that of one process that has all
+                anchors and all negatives.
 
         Raises:
             ValueError: a shape does not fit, or what the loss needs is missing.
         """
-        inputs = LossInputs(z_BD, positive_BMD, negative, mask_BN, same_BN, prior_B, mix)
+        inputs = LossInputs(z_BD, positive_BMD, negative, mask_BN, same_BN, prior_B, mix, group)
         self.check_inputs(inputs)
         with torch.autocast(z_BD.device.type, enabled=False):
             return self.compute(inputs)
@@ -153,6 +163,11 @@ class Loss(nn.Module, ABC):
             )
         if inputs.mix is not None and not self.takes_mix:
             raise ValueError(f"{name} cannot label mixed anchors: choose SelfLabeling, or no mix")
+        if inputs.group is not None and not self.across_ranks:
+            raise ValueError(
+                f"{name} compares with the negatives of one process: for several ranks choose "
+                "InfoNCE, Decoupled or a debiased loss"
+            )
 
 
 def check_temperature(temperature: float) -> float:
@@ -175,7 +190,7 @@ def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
 
 def check_shapes(inputs: LossInputs) -> None:
     """ValueError unless they fit together as `Loss` says."""
-    z_BD, positive_BMD, negative, mask_BN, same_BN, prior_B, mix = inputs
+    z_BD, positive_BMD, negative, mask_BN, same_BN, prior_B, mix, group = inputs
     if z_BD.ndim != 2 or z_BD.shape[0] == 0:
         raise ValueError(f"anchors have shape {tuple(z_BD.shape)}: expected [B, D] with B >= 1")
     batch, dim = z_BD.shape
@@ -194,10 +209,11 @@ def check_shapes(inputs: LossInputs) -> None:
     for name, flag_BN in (("mask", mask_BN), ("same_BN", same_BN)):
         if flag_BN is None:
             continue
-        if flag_BN.shape != (batch, negative.shape[-2]) or flag_BN.dtype != torch.bool:
+        anchors = batch * (1 if group is None else group.size)
+        if flag_BN.shape != (anchors, negative.shape[-2]) or flag_BN.dtype != torch.bool:
             raise ValueError(
                 f"{name} has shape {tuple(flag_BN.shape)} of {flag_BN.dtype}: expected bool "
-                f"[{batch}, {negative.shape[-2]}], one row an anchor, one column a negative"
+                f"[{anchors}, {negative.shape[-2]}], one row an anchor, one column a negative"
             )
     if prior_B is not None and prior_B.shape != (batch,):
         raise ValueError(f"prior_B has shape {tuple(prior_B.shape)}: expected [{batch}]")

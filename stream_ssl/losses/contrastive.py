@@ -90,6 +90,7 @@ class Contrastive(Loss):
         ValueError: an argument outside its range.
     """
 
+    across_ranks = True
     oracles: tuple[str, ...] = ("keep", "exclude")
     power: float = 1.0  # by which a loss multiplies s_i in its pass over the negatives
 
@@ -116,7 +117,8 @@ class Contrastive(Loss):
             mask_BN = inputs.same_BN if mask_BN is None else mask_BN | inputs.same_BN
         z_BD = promote(inputs.z_BD)
         positive_BMD = inputs.positive_BMD.to(z_BD.dtype)
-        sums = sum_negatives(z_BD, inputs.negative, mask_BN, self.temperature / self.power)
+        temperature = self.temperature / self.power
+        sums = sum_negatives(z_BD, inputs.negative, mask_BN, temperature, inputs.group)
         cosine_BM = torch.einsum("bd,bmd->bm", z_BD, positive_BMD)
         return Terms(
             inputs,

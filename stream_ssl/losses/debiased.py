@@ -21,6 +21,7 @@ from stream_ssl.losses.contrastive import (
     log_mean_exp,
     minus_log_share,
 )
+from stream_ssl.losses.group import summed
 from stream_ssl.losses.scan import count_negatives, count_same
 from stream_ssl.losses.schedules import OverSteps, bounds, value_at
 
@@ -157,7 +158,11 @@ def true_share(terms: Terms) -> Tensor:
     """Share of negatives of the anchor's class [B], also where an oracle then leaves them out."""
     same_BN, mask_BN = terms.inputs.same_BN, terms.inputs.mask_BN
     assert same_BN is not None
-    count_B = count_negatives(terms.z_BD, same_BN.shape[1], mask_BN).clamp_min(1)
-    same_B = count_same(terms.z_BD, same_BN, mask_BN)
+    # Of the anchors of all ranks, who each have a row here.
+    like_AD = terms.z_BD.detach().new_empty(len(same_BN), 0)
+    count_A = count_negatives(like_AD, same_BN.shape[1], mask_BN)
+    both_A2 = torch.stack([count_A, count_same(like_AD, same_BN, mask_BN)], dim=1)
+    count_B, same_B = summed(both_A2, terms.inputs.group).unbind(1)
+    count_B = count_B.clamp_min(1)
     least_B = 1 / (count_B + 1)
     return (same_B / count_B).clamp(least_B, 1 - least_B)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from stream_ssl.losses.contrastive import AnchorLoss, Contrastive, FalseNegatives, Terms
+from stream_ssl.losses.group import of_all
 
 
 class Decoupled(Contrastive):
@@ -47,8 +48,15 @@ class Decoupled(Contrastive):
     def per_anchor(self, terms: Terms) -> AnchorLoss:
         logit_BM = terms.logit_BM
         if self.sigma is not None:
-            logit_BM = von_mises_fisher_weight(terms.cosine_BM, self.sigma) * logit_BM
+            logit_BM = self._weight(terms) * logit_BM
         return AnchorLoss(terms.logsumexp_B - logit_BM.mean(1))
+
+    def _weight(self, terms: Terms) -> Tensor:
+        """w of each pair [B, M]; the mean is over the pairs of all ranks."""
+        assert self.sigma is not None
+        group, batch = terms.inputs.group, len(terms.z_BD)
+        weight_AM = von_mises_fisher_weight(of_all(terms.cosine_BM, group), self.sigma)
+        return weight_AM if group is None else weight_AM[group.rank * batch :][:batch]
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, sigma={self.sigma}"

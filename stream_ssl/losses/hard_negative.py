@@ -64,7 +64,7 @@ class HardNegative(Debiased):
     def _log_weights(self, terms: Terms) -> Tensor:
         """lse(beta s), the log of the weights' sum."""
         anchor_BD = terms.z_BD * (self.beta / self.temperature)
-        sum_B = logsumexp_only(anchor_BD, terms.negative, terms.mask_BN)
+        sum_B = logsumexp_only(anchor_BD, terms.negative, terms.mask_BN, terms.inputs.group)
         return sum_B.masked_fill(terms.sums.count_B == 0, 0.0)
 
     def extra_repr(self) -> str:

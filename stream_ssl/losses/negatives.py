@@ -18,8 +18,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from stream_ssl.losses.fused import can_fuse, fused_scan
+from stream_ssl.losses.group import Group, of_all
 from stream_ssl.losses.scan import (
+    Scan,
     logits,
+    merge,
     negative_chunks,
     promote,
     scan,
@@ -45,13 +48,24 @@ class NegativeSums(NamedTuple):
 
 
 def sum_negatives(
-    z_BD: Tensor, negative: Tensor, mask_BN: Tensor | None, temperature: float
+    z_BD: Tensor,
+    negative: Tensor,
+    mask_BN: Tensor | None,
+    temperature: float,
+    group: Group | None = None,
 ) -> NegativeSums:
     """`NegativeSums` of unit rows `z_BD` against `negative` [N, D] or [B, N, D].
 
     No [B, N] tensor outlives its chunk. Works in float64 if the anchors do, else in float32.
+
+    Args:
+        z_BD: anchors.
+        negative: on several ranks this one's part [N, D].
+        mask_BN: True: left out; on several ranks with a row for each anchor of all.
+        temperature: t.
+        group: the ranks; None: this process alone.
     """
-    return NegativeSums(*_NegativeSums.apply(z_BD, negative, mask_BN, temperature))
+    return NegativeSums(*_NegativeSums.apply(z_BD, negative, mask_BN, temperature, group))
 
 
 def sum_weighted(negative: Tensor, like_BD: Tensor, weight: Callable[[slice], Tensor]) -> Tensor:
@@ -66,22 +80,41 @@ def sum_weighted(negative: Tensor, like_BD: Tensor, weight: Callable[[slice], Te
     return found
 
 
+def merged(found: Scan, group: Group | None) -> Scan:
+    """Of the partial results that all ranks have for this one's anchors the whole."""
+    if group is None:
+        return found
+    largest_A = found.logsumexp_B if found.largest_B is None else found.largest_B
+    numbers = [found.logsumexp_B, found.count_B, found.total_B, largest_A]
+    part_WBX = group.exchange(torch.cat([torch.stack(numbers, 1), found.mean_BD], 1))
+    lse_WB, count_WB, total_WB, largest_WB = part_WBX[..., :4].unbind(-1)
+    logsumexp_B, mean_BD = merge(lse_WB, part_WBX[..., 4:])
+    largest_B = None if found.largest_B is None else largest_WB.amax(0)
+    return Scan(logsumexp_B, mean_BD, count_WB.sum(0), total_WB.sum(0), largest_B)
+
+
 class _NegativeSums(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, z_BD: Tensor, negative: Tensor, mask_BN: Tensor | None, temperature: float
+        ctx: Any,
+        z_BD: Tensor,
+        negative: Tensor,
+        mask_BN: Tensor | None,
+        temperature: float,
+        group: Group | None,
     ) -> tuple[Tensor | None, ...]:
         with torch.autocast(z_BD.device.type, enabled=False):
             anchor_BD = promote(z_BD) / temperature
             scan_by = fused_scan if can_fuse(anchor_BD, negative) else scan
-            found = scan_by(anchor_BD, negative, mask_BN)
+            asking_AD = of_all(anchor_BD, group)
+            found = merged(scan_by(asking_AD, negative, mask_BN), group)
             # H = lse - E[logit], and the expectation is the anchor times the weighted mean.
             entropy_B = found.logsumexp_B - (anchor_BD * found.mean_BD).sum(1)
             entropy_B.masked_fill_(found.logsumexp_B == -math.inf, 0.0)
         ctx.temperature = temperature
-        ctx.dtype = z_BD.dtype
+        ctx.dtype, ctx.group = z_BD.dtype, group
         if ctx.needs_input_grad[1]:
-            ctx.save_for_backward(found.mean_BD, z_BD, negative, mask_BN, found.logsumexp_B)
+            ctx.save_for_backward(found.mean_BD, asking_AD, negative, mask_BN, found.logsumexp_B)
         else:
             ctx.save_for_backward(found.mean_BD)
         constant = (found.count_B, found.total_B, entropy_B, found.mean_BD, found.largest_B)
@@ -98,20 +131,22 @@ class _NegativeSums(torch.autograd.Function):
             if ctx.needs_input_grad[0]:
                 grad_z = (grad_B.unsqueeze(1) * mean_BD / ctx.temperature).to(ctx.dtype)
             if ctx.needs_input_grad[1]:
-                grad_negative = _negative_gradient(grad_B, ctx.temperature, *rest)
-        return grad_z, grad_negative, None, None
+                grad_negative = _negative_gradient(grad_B, ctx.group, *rest)
+        return grad_z, grad_negative, None, None, None
 
 
 def _negative_gradient(
     grad_B: Tensor,
-    temperature: float,
-    z_BD: Tensor,
+    group: Group | None,
+    anchor_BD: Tensor,
     negative: Tensor,
     mask_BN: Tensor | None,
     logsumexp_B: Tensor,
 ) -> Tensor:
-    """d/dn: the softmax is computed again, chunk by chunk, so that nothing [B, N] is kept."""
-    anchor_BD = promote(z_BD) / temperature
+    """d/dn: the softmax is computed again, chunk by chunk, so that nothing [B, N] is kept. The
+    anchors, over t, are those of all ranks."""
+    if group is not None:
+        grad_B, logsumexp_B = group.gather_equal(torch.stack([grad_B, logsumexp_B], 1)).unbind(1)
     share = softmax_of(anchor_BD, negative, mask_BN, logsumexp_B)
     gradient = torch.empty_like(negative)
     for chunk in negative_chunks(anchor_BD, negative):

@@ -91,7 +91,7 @@ class PositiveDebiased(PriorCorrected):
 
     def check_inputs(self, inputs: LossInputs) -> None:
         super().check_inputs(inputs)
-        size = inputs.negative.shape[-2]
+        size = inputs.negative.shape[-2] * (1 if inputs.group is None else inputs.group.size)
         if size > self.most_negatives:
             raise ValueError(
                 f"{size} negatives for PositiveDebiased, at most {self.most_negatives}: the pair "
@@ -127,7 +127,13 @@ class PositiveDebiased(PriorCorrected):
         for view, anchor_BD in enumerate(view_BVD.unbind(1)):
             logsumexp_B = terms.logsumexp_B
             if view > 0:
-                sums = sum_negatives(anchor_BD, terms.negative, terms.mask_BN, self.temperature)
+                sums = sum_negatives(
+                    anchor_BD,
+                    terms.negative,
+                    terms.mask_BN,
+                    self.temperature,
+                    terms.inputs.group,
+                )
                 logsumexp_B = sums.logsumexp_or_0_B
             logit_BM = torch.cat([logit_BVV[:, view, :view], logit_BVV[:, view, view + 1 :]], 1)
             loss_BM, clamped_BM = self._pairs(terms, tau_B, anchor_BD, logit_BM, logsumexp_B)
@@ -175,7 +181,8 @@ class PositiveDebiased(PriorCorrected):
         other_BN = ~terms.inputs.same_BN
         if terms.inputs.mask_BN is not None:
             other_BN |= terms.inputs.mask_BN
-        sums = sum_negatives(anchor_BD, terms.negative, other_BN, self.temperature)
+        group = terms.inputs.group
+        sums = sum_negatives(anchor_BD, terms.negative, other_BN, self.temperature, group)
         return sums.logsumexp_B, sums.count_B
 
     def extra_repr(self) -> str:

@@ -11,6 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from stream_ssl.losses.group import Group, of_all
+
 # Logits computed at a time: few enough for a core's cache, enough to keep a GPU busy.
 CHUNK_LOGITS_CPU = 1 << 19
 CHUNK_LOGITS_GPU = 1 << 25
@@ -55,15 +57,18 @@ def scan(anchor_BD: Tensor, negative: Tensor, mask_BN: Tensor | None) -> Scan:
     return Scan(largest_B + weight_B.log(), mean_BD, count_B, total_B, largest_B)
 
 
-def logsumexp_only(anchor_BD: Tensor, negative: Tensor, mask_BN: Tensor | None) -> Tensor:
-    """The logsumexp alone [B], which costs half as much."""
+def logsumexp_only(
+    anchor_BD: Tensor, negative: Tensor, mask_BN: Tensor | None, group: Group | None = None
+) -> Tensor:
+    """The logsumexp alone [B], which costs half as much; over the negatives of all ranks."""
+    anchor_BD = of_all(anchor_BD, group)
     logsumexp_B = anchor_BD.new_full((len(anchor_BD),), -math.inf)
     for chunk in negative_chunks(anchor_BD, negative):
         logit_BC = logits(anchor_BD, negative[..., chunk, :].to(anchor_BD.dtype))
         if mask_BN is not None:
             logit_BC.masked_fill_(mask_BN[:, chunk], -math.inf)
         logsumexp_B = torch.logaddexp(logsumexp_B, logit_BC.logsumexp(1))
-    return logsumexp_B
+    return logsumexp_B if group is None else group.exchange(logsumexp_B).logsumexp(0)
 
 
 def merge(logsumexp_SB: Tensor, mean_SBD: Tensor) -> tuple[Tensor, Tensor]:

@@ -49,6 +49,8 @@ class SelfLabeling(Contrastive):
 
     takes_mix = True
 
+    across_ranks = False  # it goes over the negatives by itself
+
     def __init__(
         self,
         temperature: float = 0.2,

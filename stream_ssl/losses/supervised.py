@@ -28,6 +28,8 @@ class SupervisedContrastive(Contrastive):
         ValueError: t is not positive and finite; at a call, labels are missing.
     """
 
+    across_ranks = False  # it goes over the negatives by itself
+
     def __init__(self, temperature: float = 0.2) -> None:
         super().__init__(temperature)
         self.needs_labels = True

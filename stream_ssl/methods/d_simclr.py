@@ -65,9 +65,11 @@ class DSimCLR(SimCLR):
         super().__init__(encoder, projector, loss, **common)
         self.memory_negatives = MemoryNegatives(negatives, negatives_by)
 
-    def negatives(self, z_AD: Tensor, anchors: Batch[Tensor], memory: WorkingMemory) -> NegativeSet:
+    def negatives(
+        self, z_AD: Tensor, keys: Batch[Tensor], anchors: Batch[Tensor], memory: WorkingMemory
+    ) -> NegativeSet:
         """All views of the other samples, and the memory."""
-        of_batch = super().negatives(z_AD, anchors, memory)
+        of_batch = super().negatives(z_AD, keys, anchors, memory)
         return of_batch.concat(self.memory_negatives.draw(z_AD, anchors, memory))
 
     @torch.no_grad()
@@ -87,4 +89,4 @@ class DSimCLR(SimCLR):
 
     def check(self, memory: WorkingMemory, batch: int | None = None) -> None:
         super().check(memory, batch)
-        self.memory_negatives.check(self.loss, memory.capacity, batch, self.views)
+        self.memory_negatives.check(self.loss, memory, batch, self.views)

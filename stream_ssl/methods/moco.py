@@ -21,6 +21,7 @@ from stream_ssl.methods.negatives import (
     Sampling,
     batch_negatives,
     contrast,
+    of_all_ranks,
 )
 
 if TYPE_CHECKING:
@@ -77,9 +78,10 @@ class MoCo(Momentum):
         self, z_BD: Tensor, key_BD: Tensor, samples: Batch[Tensor], memory: WorkingMemory
     ) -> NegativeSet:
         """The keys of the batch and of the memory."""
-        of_batch = batch_negatives(key_BD, samples, samples)
-        return of_batch.concat(self.memory_negatives.draw(z_BD, samples, memory))
+        anchors = of_all_ranks(samples, memory)
+        of_batch = batch_negatives(key_BD, anchors, samples)
+        return of_batch.concat(self.memory_negatives.draw(z_BD, anchors, memory))
 
     def check(self, memory: WorkingMemory, batch: int | None = None) -> None:
         super().check(memory, batch)
-        self.memory_negatives.check(self.loss, memory.capacity, batch)
+        self.memory_negatives.check(self.loss, memory, batch)

@@ -7,7 +7,7 @@ positives.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,6 +38,7 @@ class NegativeSet(NamedTuple):
     negative: Tensor
     mask_BN: Tensor  # True: left out, being the anchor itself or a copy
     same_BN: Tensor | None  # True: known by its label to share the anchor's class
+    # On several ranks these are one's own negatives, with a row for each anchor of all ranks.
 
     def concat(self, other: NegativeSet) -> NegativeSet:
         """These, then the others."""
@@ -59,6 +60,17 @@ def batch_negatives(key_SD: Tensor, anchors: Batch[Tensor], keys: Batch[Tensor])
         hashes_B1 = anchors.hashes_B.unsqueeze(1)
         mask_BS |= (hashes_B1 == keys.hashes_B) & (hashes_B1 != 0)
     return NegativeSet(key_SD, mask_BS, same_class(anchors.labels_B, keys.labels_B))
+
+
+def of_all_ranks(anchors: Batch[Tensor], memory: WorkingMemory) -> Batch[Tensor]:
+    """Ids, hashes and labels of the anchors of all ranks that hold the memory, in order of rank."""
+    if memory.group.size == 1:
+        return anchors
+    known: dict[str, Any] = anchors.columns()
+    names = [name for name in ("ids_B", "hashes_B", "labels_B") if name in known]
+    columns = memory.group.gather_equal(torch.stack([known[name] for name in names], dim=1))
+    known = dict(zip(names, columns.unbind(1), strict=True))
+    return Batch(**known)
 
 
 class MemoryNegatives:
@@ -86,22 +98,34 @@ class MemoryNegatives:
         self.negatives, self.negatives_by = negatives, negatives_by
 
     def draw(self, z_BD: Tensor, anchors: Batch[Tensor], memory: WorkingMemory) -> NegativeSet:
-        """Negatives for these anchors; slots of their own ids or contents are masked."""
+        """Negatives for these anchors; slots of their own ids or contents are masked.
+
+        Args:
+            z_BD: this rank's anchors.
+            anchors: those of all ranks.
+            memory: where they are drawn from; this rank's part of them from its shard.
+        """
         drawn = self._draw(z_BD, anchors, memory)
         device = anchors.ids_B.device
         mask_Bn = memory.mask(anchors.ids_B, anchors.hashes_B, drawn).to(device)
         labels_n = None if anchors.labels_B is None else self._labels(drawn, memory).to(device)
         return NegativeSet(drawn.z_ND.to(device), mask_Bn, same_class(anchors.labels_B, labels_n))
 
-    def check(self, loss: Loss, capacity: int, batch: int | None, views: int = 1) -> None:
+    def check(self, loss: Loss, memory: WorkingMemory, batch: int | None, views: int = 1) -> None:
         """ValueError unless the memory has as many, and the loss works with as many.
 
         Args:
             loss: what they are for.
-            capacity: of the memory.
-            batch: samples of a batch, where known.
+            memory: where they are drawn from.
+            batch: samples of a batch on each rank, where known.
             views: of each sample that are negatives too.
         """
+        capacity, ranks = memory.capacity_of_all, memory.group.size
+        if ranks > 1 and self.negatives_by == "hardest":
+            raise ValueError(
+                f"negatives_by='hardest' chooses for each anchor in one process, and {ranks} ranks "
+                'hold the memory: choose "uniform" or "stratified"'
+            )
         if self.negatives is not None and self.negatives > capacity:
             raise ValueError(
                 f"negatives is {self.negatives} and the memory holds {capacity}: ask for at most "
@@ -109,7 +133,7 @@ class MemoryNegatives:
             )
         if batch is not None:
             drawn = capacity if self.negatives is None else self.negatives
-            check_size(loss, batch, views, drawn)
+            check_size(loss, batch * ranks, views, drawn)
 
     def _draw(self, z_BD: Tensor, anchors: Batch[Tensor], memory: WorkingMemory) -> Negatives:
         if self.negatives is None:
@@ -125,7 +149,9 @@ class MemoryNegatives:
             )
         # Not by the memory's own generator: a forward pass leaves the memory as it is.
         generator = torch.default_generator
-        return memory.negatives(self.negatives, generator, how=self.negatives_by)
+        return memory.negatives(
+            memory.group.share(self.negatives), generator, how=self.negatives_by
+        )
 
     def _labels(self, drawn: Negatives, memory: WorkingMemory) -> Tensor:
         """Labels of the negatives, by their ids: a draw does not tell its slots."""
@@ -174,6 +200,7 @@ def contrast(
         same_BN=negatives.same_BN if loss.needs_labels else None,
         prior_B=prior(z_BD, memory) if loss.needs_prior else None,
         mix=mix,
+        group=memory.group if memory.group.size > 1 else None,
     )
 
 
@@ -182,10 +209,12 @@ def prior(z_BD: Tensor, memory: WorkingMemory) -> Tensor:
     """tau+ of each anchor, float32 [B]: its expected collision probability with the memory's
     embeddings (DUEL, Definition 2), smoothed by `SMOOTHING` slots of the batch's mean and within
     [1 / capacity, 0.5]. A copy of the anchor in the memory counts as one slot."""
-    measured_B = memory.prior(z_BD.detach()).to(z_BD.device, torch.float32)
-    slots = len(memory)
-    prior_B = (slots * measured_B + SMOOTHING * measured_B.mean()) / (slots + SMOOTHING)
-    return prior_B.clamp(min(1 / memory.capacity, LARGEST_PRIOR), LARGEST_PRIOR)
+    group = memory.group
+    measured_A = memory.prior(group.gather_equal(z_BD.detach())).to(z_BD.device, torch.float32)
+    slots = memory.occupied_of_all
+    prior_A = (slots * measured_A + SMOOTHING * measured_A.mean()) / (slots + SMOOTHING)
+    prior_B = prior_A[group.rank * len(z_BD) :][: len(z_BD)]
+    return prior_B.clamp(min(1 / memory.capacity_of_all, LARGEST_PRIOR), LARGEST_PRIOR)
 
 
 def same_class(labels_B: Tensor | None, labels_N: Tensor | None) -> Tensor | None:

@@ -13,7 +13,13 @@ from torch import Tensor
 
 from stream_ssl.batch import Batch
 from stream_ssl.methods.base import Method, MethodOutput, others, repeated, unit
-from stream_ssl.methods.negatives import NegativeSet, batch_negatives, check_size, contrast
+from stream_ssl.methods.negatives import (
+    NegativeSet,
+    batch_negatives,
+    check_size,
+    contrast,
+    of_all_ranks,
+)
 
 if TYPE_CHECKING:
     from memory import WorkingMemory
@@ -41,16 +47,19 @@ class SimCLR(Method):
     ) -> MethodOutput:
         self.check_views(view_VBCHW)
         z_AD = unit(self.projector(self.encoder(torch.cat(list(view_VBCHW)))))
-        negatives = self.negatives(z_AD, repeated(samples, self.views), memory)
+        anchors = repeated(samples, self.views)
+        negatives = self.negatives(z_AD, anchors, of_all_ranks(anchors, memory), memory)
         loss = contrast(self.loss, z_AD, others(z_AD, self.views), negatives, memory)
         return MethodOutput(loss, z_AD.detach()[len(samples) : 2 * len(samples)])
 
-    def negatives(self, z_AD: Tensor, anchors: Batch[Tensor], memory: WorkingMemory) -> NegativeSet:
-        """All views of the other samples."""
+    def negatives(
+        self, z_AD: Tensor, keys: Batch[Tensor], anchors: Batch[Tensor], memory: WorkingMemory
+    ) -> NegativeSet:
+        """All views of the other samples. The keys are this rank's, the anchors those of all."""
         del memory
-        return batch_negatives(z_AD, anchors, anchors)
+        return batch_negatives(z_AD, anchors, keys)
 
     def check(self, memory: WorkingMemory, batch: int | None = None) -> None:
         super().check(memory, batch)
         if batch is not None:
-            check_size(self.loss, batch, self.views, drawn=0)
+            check_size(self.loss, batch * memory.group.size, self.views, drawn=0)
