@@ -21,7 +21,6 @@ import safetensors.torch
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from safetensors.torch import load_file
 from torch import Tensor
 
 from memory.columns import hashes_of
@@ -41,7 +40,14 @@ from stream_ssl.app.encoder import (
     stored_settings,
 )
 from stream_ssl.app.failures import Failure, check_writable, missing_extra
-from stream_ssl.learning.checkpoint import MANIFEST, discard, publish, seal, write_json
+from stream_ssl.learning.checkpoint import (
+    MANIFEST,
+    discard,
+    memory_of,
+    publish,
+    seal,
+    write_json,
+)
 
 ONNX = "encoder.onnx"
 MEMORY = "memory.json"
@@ -218,7 +224,7 @@ def export_memory(
         OSError: a file cannot be read or written.
     """
     stored = facts(checkpoint)
-    state = upgraded(load_file(checkpoint / "memory.safetensors"))
+    state = upgraded(memory_of(checkpoint))
     columns = part(state, "columns")
     embedding_KD = columns["embeddings"].numpy().astype(np.float32)
     descriptor_KA = columns.get("descriptors", columns["embeddings"]).numpy().astype(np.float32)

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from memory.state import part, upgraded
 from stream_ssl.app.encoder import facts, find
 from stream_ssl.app.export import images_of
+from stream_ssl.learning.checkpoint import memory_of
 from stream_ssl.learning.learner import Learner
 from stream_ssl.methods import Method
 from stream_ssl.methods.momentum import Momentum, move_towards
@@ -88,7 +89,7 @@ def take_memory(learner: Learner, checkpoint: Path) -> tuple[int, str]:
     """Offer the old memory's samples to the new one, oldest first, as the stream once did: a larger
     one keeps all, and of a smaller one the policy chooses. Returns how many, and why none."""
     memory, config = learner.memory, facts(checkpoint)["config"]
-    columns = part(upgraded(load_file(checkpoint / "memory.safetensors")), "columns")
+    columns = part(upgraded(memory_of(checkpoint)), "columns")
     decoder = config["decoder"]
     shape = (decoder["channels"], decoder["size"], decoder["size"])
     if columns["embeddings"].shape[1] != memory.dim:

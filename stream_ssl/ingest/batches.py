@@ -30,6 +30,7 @@ from stream_ssl.ingest.decode import (
     rejected_packet,
 )
 from stream_ssl.ingest.quarantine import Quarantine
+from stream_ssl.ingest.share import JournalShare
 from stream_ssl.wire import Data, WireError
 
 __all__ = ["Batch", "Batches", "Offset", "Reader"]
@@ -39,6 +40,7 @@ log = logging.getLogger(__name__)
 POLL = 0.02  # seconds between two reads of a journal that has nothing new
 REFRESH = 0.25  # seconds between two looks at where the journal ends
 READ = 4 << 20  # bytes of records taken from the journal at once
+PATIENCE = 5.0  # seconds that a rank whose journal has unread records keeps the others waiting
 CHUNK = 64  # samples decoded by one task, at most: bounds what is between journal and batch
 
 
@@ -72,6 +74,7 @@ class Batches:
         workers: threads that decode.
         prefetch: batches made ahead.
         clock: seconds since the Unix epoch.
+        share: which records are read, where several ranks share the journal.
 
     Raises:
         ValueError: batch_size, workers or prefetch below 1.
@@ -87,12 +90,14 @@ class Batches:
         workers: int = 2,
         prefetch: int = 2,
         clock: Callable[[], float] = time.time,
+        share: JournalShare | None = None,
     ) -> None:
         if min(batch_size, workers, prefetch) < 1:
             raise ValueError(f"{batch_size=}, {workers=}, {prefetch=}: each must be at least 1")
         self._reader, self._decoder, self._quarantine = reader, decoder, quarantine
         self._prefetch, self._workers, self._clock = prefetch, workers, clock
         self._batcher = Batcher(batch_size, decoder)
+        self._share = JournalShare() if share is None else share
         self._change = threading.Condition()  # guards what follows
         self._ready: deque[Batch[NDArray[Any]]] = deque()
         self._decoding: dict[int, float] = {}  # records read, not yet decoded: when received
@@ -112,11 +117,16 @@ class Batches:
     def next(self, timeout: float) -> Batch[NDArray[Any]] | None:
         """The next batch; None when there is none after `timeout` seconds, or after close().
 
+        One of several ranks has none once it has read what the journal holds, rather than while it
+        decodes: which batches meet in a step is then a function of the journal.
+
         Raises:
             RuntimeError: reading or decoding failed (not a bad sample); its cause says how.
         """
         with self._change:
             self._change.wait_for(lambda: self._ready or self._failure or self._closed, timeout)
+            if self._share.ranks > 1:
+                self._change.wait_for(self._ready_or_read, PATIENCE)
             if self._closed:
                 return None
             if not self._ready:
@@ -130,6 +140,12 @@ class Batches:
             self._offset = batch.offset
             self._change.notify_all()
             return batch
+
+    def _ready_or_read(self) -> bool:
+        """Whether there is a batch, or no whole one in what the journal has."""
+        if self._ready or self._failure or self._closed:
+            return True
+        return not self._decoding and self._read > self._last
 
     @property
     def offset(self) -> Offset:
@@ -256,6 +272,7 @@ class Batches:
                 self._rejected_until = offset_behind(chunk, chunk.end)
             if chunk.last:
                 self._decoding.pop(chunk.record.position, None)
+                self._change.notify_all()
 
     def _wait_for_room(self) -> bool:
         """Waits a while for the consumer; whether one more batch may be made ready."""
@@ -285,7 +302,10 @@ class Batches:
                 if record.position > position:
                     self._count_skipped(position, record.position)
                     sample = 0
-                yield from self._split(record, sample)
+                if (first := self._share.first(record.position)) is None:
+                    self._count_pending(record, 0)
+                else:
+                    yield from self._split(record, max(first, sample))
                 position, sample = record.position + 1, 0
             if not records:
                 yield None
@@ -349,6 +369,8 @@ class Batches:
             if samples > 0:
                 self._decoding[record.position] = record.received
                 self._pending += samples
+            else:
+                self._change.notify_all()
 
 
 class Batcher:

@@ -7,22 +7,28 @@ import json
 import logging
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
+from memory.process_group import SINGLE_PROCESS
+from memory.shards import resharded
 from stream_ssl.batch import Offset
 from stream_ssl.durable import make_folder, sync
 from stream_ssl.learning.learner import Capture
+from stream_ssl.learning.ranks import Ranks
 from stream_ssl.learning.records import Idle, StepRecord
 
 log = logging.getLogger(__name__)
 
-FORMAT = 1  # raised when an older reader could not read it; the manifest's form stays
+FORMAT = 2  # raised when an older reader could not read it; the manifest's form stays
+ALONE = 1  # the format of one process, which older readers read
 STATE = "state.json"
 MANIFEST = "manifest.json"
 BLOCK = 1 << 20
@@ -34,6 +40,10 @@ IDLE_SECONDS = 60.0
 """Without a checkpoint, after which one is due while the stream pauses."""
 PARTS = ("model", "optimiser", "memory", "rng")
 """Of `Learner.capture`: the tensors without which nothing can go on."""
+SHARED = ("model", "optimiser")
+"""Those that are alike on all ranks, ..."""
+OWN = ("memory", "rng", "waiting")
+"""... and those of which each rank has its own."""
 
 UNREADABLE = (
     *(OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError),
@@ -87,16 +97,74 @@ class Saved:
 
     @property
     def offset(self) -> Offset:
+        """The least from which any rank goes on."""
         return _offset(self.facts)
 
-    def restore(self, learner: Captured) -> None:
-        """Put the learner where the run was; ValueError if it is built otherwise."""
-        tensors = {path.stem: load_file(path) for path in sorted(self.path.glob("*.safetensors"))}
-        learner.restore(Capture(tensors, self.facts))
+    @property
+    def ranks(self) -> int:
+        """How many wrote it."""
+        return int(self.facts.get("ranks", 1))
+
+    def start(self, rank: int, ranks: int) -> Offset:
+        """Where a rank's stream goes on: where it was, or with other ranks where the least was."""
+        return self.divisions[-1][rank] if ranks == self.ranks else self.offset
+
+    def before(self, ranks: int) -> Sequence[Sequence[Offset]]:
+        """What `JournalShare` needs to know of how other numbers of ranks divided the journal."""
+        return self.divisions[:-1] if ranks == self.ranks else self.divisions
+
+    @property
+    def divisions(self) -> list[list[Offset]]:
+        """Offsets by rank, of each division of the journal that still matters; the last is that of
+        the ranks that wrote this."""
+        divisions = self.facts.get("divisions", [[self.facts["offset"]]])
+        return [[Offset(**offset) for offset in offsets] for offsets in divisions]
+
+    def restore(self, learner: Captured, rank: int = 0, ranks: int = 1) -> None:
+        """Put the learner where the run was; ValueError if it is built otherwise.
+
+        Other ranks than wrote it get the memory dealt anew, and the samples that waited; each views
+        and draws with other seeds then.
+        """
+        facts = dict(self.facts)
+        tensors = {name: load_file(self.path / f"{name}.safetensors") for name in SHARED}
+        if ranks == self.ranks:
+            for path in self.path.glob(f"*{_suffix(rank)}.safetensors"):
+                name = path.stem.removesuffix(_suffix(rank))
+                if name in OWN:
+                    tensors[name] = load_file(path)
+        else:
+            tensors["memory"] = resharded(self._parts("memory"), rank, ranks)
+            tensors["rng"] = {}
+            mine = self._parts("waiting")[rank::ranks]
+            if mine:
+                tensors["waiting"] = {n: torch.cat([state[n] for state in mine]) for n in mine[0]}
+            facts["batch_size"] = facts["batch_size"] * self.ranks // ranks
+        start = self.start(rank, ranks)
+        facts["offset"] = {"record": start.record, "sample": start.sample}
+        learner.restore(Capture(tensors, facts))
+
+    def _parts(self, name: str) -> list[dict[str, Tensor]]:
+        paths = [self.path / f"{name}{_suffix(rank)}.safetensors" for rank in range(self.ranks)]
+        return [load_file(path) for path in paths if path.exists()]
+
+
+def memory_of(checkpoint: Path) -> dict[str, Tensor]:
+    """The state of a checkpoint's memory, all ranks' shards together.
+
+    Raises:
+        OSError: there is no such file.
+    """
+    saved = Saved(checkpoint, json.loads((checkpoint / STATE).read_text()))
+    parts = saved._parts("memory")
+    return parts[0] if saved.ranks == 1 else resharded(parts, 0, 1)
 
 
 class Checkpointer:
-    """Saves into and loads from `folder`, which one process owns.
+    """Saves into and loads from `folder`, which one process owns, or the ranks of one run.
+
+    Of several ranks each writes its own part of memory, random state and waiting samples; the first
+    writes the rest, and the manifest when all parts are on the disk.
 
     Args:
         folder: where the checkpoints lie.
@@ -104,6 +172,7 @@ class Checkpointer:
         every_seconds: a checkpoint is due so long after the last; null: not by time, but for the
             one that is written once the stream has paused for a minute.
         every_steps: or so many steps after the last; null: not by steps.
+        ranks: of the run, who all call `newest` and `save` alike; None: one process.
 
     Attributes:
         damaged: checkpoints that `newest` found damaged and set aside.
@@ -118,6 +187,7 @@ class Checkpointer:
         keep: int = 3,
         every_seconds: float | None = 60.0,
         every_steps: int | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         if keep < 1:
             raise ValueError(
@@ -133,6 +203,10 @@ class Checkpointer:
         self.damaged = 0
         self._step = self._tried_step = 0
         self._tried = time.monotonic()
+        self._ranks = Ranks(SINGLE_PROCESS, torch.device("cpu")) if ranks is None else ranks
+        self._before: Sequence[Sequence[Offset]] = ()  # earlier divisions of the journal
+        if self._ranks.group.rank:
+            return
         make_folder(self.folder)
         for leftover in [*self.folder.glob(f"{INCOMPLETE}*"), *self.folder.glob(".discarded-*")]:
             shutil.rmtree(leftover, ignore_errors=True)
@@ -166,18 +240,37 @@ class Checkpointer:
         step, offset = int(captured.facts["step"]), _offset(captured.facts)
         self._step = self._tried_step = step
         target = self.folder / f"{PREFIX}{step:09d}"
-        size = self._write(target, captured, config)
-        point(self.folder / LATEST, target.name)
-        self._prune()
+        if self._ranks.alone:
+            size = self._finish(target, lambda: self._write(target, captured, config))
+        else:
+            size = self._write_together(target, captured, config)
         seconds = time.monotonic() - started
         needed = self.needed() or offset
         return CheckpointRecord(step, time.time(), seconds, size, target, offset, needed)
 
     def newest(self) -> Saved | None:
-        """The newest checkpoint that is whole, or None where there is none.
+        """The newest checkpoint that is whole, or None where there is none; the same on all ranks.
 
         Raises CheckpointError if it was written by a newer version of this program.
         """
+        found, refused = None, ""
+        if self._ranks.group.rank == 0:
+            try:
+                found = self._newest()
+            except CheckpointError as error:
+                refused = str(error)
+        told = self._ranks.tell([None if found is None else found.path.name, refused])[0]
+        if told[1]:
+            raise CheckpointError(told[1])
+        if told[0] is not None and found is None:
+            path = self.folder / told[0]
+            found = Saved(path, json.loads((path / STATE).read_text()))
+        if found is not None:
+            self._before = found.before(self._ranks.group.size)
+            self._step = self._tried_step = found.step
+        return found
+
+    def _newest(self) -> Saved | None:
         for path in reversed(self._paths()):
             reason = checkpoint_damage(path)
             if reason is not None:
@@ -189,7 +282,6 @@ class Checkpointer:
                     f"{path} has format {facts['version']}, this program reads up to {FORMAT}: "
                     "upgrade stream-ssl, or choose another run folder"
                 )
-            self._step = self._tried_step = int(facts["step"])
             return Saved(path, facts)
         if self.damaged:
             log.error("no checkpoint in %s is whole: the run starts from scratch", self.folder)
@@ -209,6 +301,76 @@ class Checkpointer:
                 continue  # damaged: `newest` will say so, and never replay from it
         return min((offset for offset in offsets if offset.record > beyond), default=None)
 
+    def _finish(self, target: Path, write: Callable[[], int]) -> int:
+        """Write the folder, and let it be the newest."""
+        size = write()
+        point(self.folder / LATEST, target.name)
+        self._prune()
+        return size
+
+    def _write_together(self, target: Path, captured: Capture, config: Mapping[str, Any]) -> int:
+        """As `_write`, by all ranks: each its part, then the first the manifest."""
+        rank, scratch = self._ranks.group.rank, self.folder / f"{INCOMPLETE}{target.name}"
+        try:
+            self._on_all(lambda: self._begin(target, scratch), only_first=True)
+            self._on_all(lambda: self._write_part(captured, scratch))
+            facts = {**captured.facts, **self._streams(captured.facts["offset"])}
+            write = lambda: _conclude(scratch, target, facts, config)  # noqa: E731
+            sizes = self._on_all(lambda: self._finish(target, write), only_first=True)
+        except BaseException:
+            if rank == 0:
+                shutil.rmtree(scratch, ignore_errors=True)
+            raise
+        return int(sizes[0])
+
+    def _on_all(self, work: Callable[[], Any], only_first: bool = False) -> list[Any]:
+        """Do this on all ranks or on the first; what it gave on each.
+
+        Raises OSError on every rank where it failed on one.
+        """
+        done, fault = None, ""
+        try:
+            if not only_first or self._ranks.group.rank == 0:
+                done = work()
+        except (OSError, SafetensorError) as error:
+            fault = f"{type(error).__name__}: {error}"
+        told = self._ranks.tell([done, fault])
+        faults = [f"rank {rank}: {fault}" for rank, (_, fault) in enumerate(told) if fault]
+        if faults:
+            raise OSError("; ".join(faults))
+        return [done for done, _ in told]
+
+    def _begin(self, target: Path, scratch: Path) -> None:
+        if target.exists():
+            self._set_aside(target, "it is written once more")
+        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.mkdir()
+
+    def _write_part(self, captured: Capture, scratch: Path) -> None:
+        """This rank's files, which are on the disk when this returns."""
+        rank = self._ranks.group.rank
+        for name, tensors in captured.tensors.items():
+            if name in SHARED and rank:
+                continue
+            path = scratch / f"{name}{_suffix(rank) if name in OWN else ''}.safetensors"
+            save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, path)
+            sync(path)
+
+    def _streams(self, offset: Mapping[str, int]) -> dict[str, Any]:
+        """Facts of where the streams of all ranks are."""
+        offsets = [Offset(**told) for told in self._ranks.tell(dict(offset))]
+        least = min(offsets)
+        self._before = [ended for ended in self._before if max(ended) > least]
+        divisions = [*self._before, offsets]
+        return {
+            "ranks": self._ranks.group.size,
+            "offset": {"record": least.record, "sample": least.sample},
+            "divisions": [
+                [{"record": one.record, "sample": one.sample} for one in offsets]
+                for offsets in divisions
+            ],
+        }
+
     def _write(self, target: Path, captured: Capture, config: Mapping[str, Any]) -> int:
         if target.exists():
             # A step names one state of a run, so what is there and whole is this one.
@@ -223,10 +385,10 @@ class Checkpointer:
             for name, tensors in captured.tensors.items():
                 flat = {key: tensor.contiguous() for key, tensor in tensors.items()}
                 save_file(flat, scratch / f"{name}.safetensors")
-            state = {**captured.facts, "version": FORMAT, "created": time.time(), "config": config}
-            write_json(scratch / STATE, state)
-            size = seal(scratch)
-            publish(scratch, target)
+            facts = dict(captured.facts)
+            if self._before:  # other ranks have read parts of the journal
+                facts |= self._streams(captured.facts["offset"])
+            size = _conclude(scratch, target, facts, config)
         except SafetensorError as error:  # how it tells of a full disk
             shutil.rmtree(scratch, ignore_errors=True)
             raise OSError(str(error)) from error
@@ -258,6 +420,23 @@ class Checkpointer:
 
 def _offset(facts: Mapping[str, Any]) -> Offset:
     return Offset(int(facts["offset"]["record"]), int(facts["offset"]["sample"]))
+
+
+def _conclude(
+    scratch: Path, target: Path, facts: Mapping[str, Any], config: Mapping[str, Any]
+) -> int:
+    """Write facts and manifest of a folder whose tensors are there, and give it its name."""
+    version = FORMAT if "divisions" in facts else ALONE
+    state = {**facts, "version": version, "created": time.time(), "config": config}
+    write_json(scratch / STATE, state)
+    size = seal(scratch)
+    publish(scratch, target)
+    return size
+
+
+def _suffix(rank: int) -> str:
+    """Of the names of a rank's files: the first's are called as those of one process."""
+    return f"-{rank}" if rank else ""
 
 
 # -- Folders that are whole or absent: a folder gets its name after it was synced
@@ -311,6 +490,12 @@ def checkpoint_damage(folder: Path) -> str | None:
         facts = json.loads((folder / STATE).read_text())
         if int(facts["version"]) > FORMAT:
             return None
+        others = range(1, int(facts.get("ranks", 1)))
+        due = {
+            f"{name}{_suffix(rank)}.safetensors" for name in ("memory", "rng") for rank in others
+        }
+        if missing := sorted(due - set(listed)):
+            return f"{MANIFEST} does not list {', '.join(missing)}"
         number = folder.name.removeprefix(PREFIX)
         if number.isdigit() and int(number) != int(facts["step"]):
             return f"{STATE} is of step {facts['step']}"

@@ -26,7 +26,8 @@ from stream_ssl.learning.novelty import Novelty
 from stream_ssl.learning.optimiser import OptimiserSettings, load_optimiser, optimiser_tensors
 from stream_ssl.learning.pace import Pace
 from stream_ssl.learning.randomness import OwnRandomness, set_threads
-from stream_ssl.learning.records import Idle, StepRecord
+from stream_ssl.learning.ranks import Ranks, Turn
+from stream_ssl.learning.records import CheckpointDue, Idle, StepRecord
 from stream_ssl.learning.schedule import Constant, Schedule
 from stream_ssl.learning.step import Step, StepResult, true_collisions
 from stream_ssl.learning.upload import Upload
@@ -34,6 +35,7 @@ from stream_ssl.learning.views import Views
 from stream_ssl.methods import Method
 
 POLL = 0.1  # seconds between looks at `stop` while no batch comes
+RANK_SEEDS = 1000  # between the seeds of two ranks' views and draws
 IDLE = 1.0  # seconds without a record after which an Idle is yielded
 
 
@@ -75,6 +77,10 @@ class Learner:
 
     On a CPU with fixed `threads`, a pace without band and a stream that repeats itself from an
     offset, a run that was captured, killed and restored ends bit-equal to one that was not.
+
+    Several ranks that hold a memory together (`WorkingMemory(group=...)`) learn together: each has
+    a stream of its own, all take every step at once, with the mean gradient, and so have the same
+    weights. One whose stream has nothing new updates on what its shard gives, see `step.py`.
 
     Args:
         method: what is trained.
@@ -150,6 +156,7 @@ class Learner:
         self.method = method.to(self.device)
         self.views = views.to(self.device)
         self.memory, self.batches = memory, batches
+        self.ranks = Ranks(memory.group, self.device)
         self.anchors = anchors
         self.schedule = Constant() if schedule is None else schedule
         self.step = 0
@@ -170,37 +177,49 @@ class Learner:
             draw=draw,
             write_back=write_back,
             reencode=reencode,
+            ranks=self.ranks,
         )
         self._upload = Upload(self.device)
         self._novelty = Novelty(memory, novelty)
-        self._randomness = OwnRandomness(seed, self.device)
+        self._randomness = OwnRandomness(seed + RANK_SEEDS * memory.group.rank, self.device)
         self._batch_size = 0
 
-    def run(self, stop: threading.Event) -> Iterator[StepRecord | Idle]:
-        """Learn until `stop` is set. Between two records the state is whole and can be captured.
+    def run(self, stop: threading.Event) -> Iterator[StepRecord | Idle | CheckpointDue]:
+        """Learn until `stop` is set, on any rank. Between two records the state is whole and can be
+        captured.
 
         An update that is due comes before the next batch: where a run was interrupted then makes
         no difference to the order of its updates.
         """
         self.method.train()
         last_record = time.monotonic()
-        while not stop.is_set():
+        while True:
             record: StepRecord | Idle
             self._step.timer.restart()
-            if self.pace.must_update() and self._can_replay():
-                record = self._replay()
-            else:
-                idle_update = self.pace.may_update() and self._can_replay()
+            stopping, batch = stop.is_set(), None
+            due = self.pace.must_update() and self._can_replay()
+            idle_update = self.pace.may_update() and self._can_replay()
+            if not stopping and not due:
+                # Nobody waits for a stream that pauses while others have samples.
+                busy = idle_update or (not self.ranks.alone and any(self.ranks.last.batches))
                 with self._step.timer("data"):
-                    batch = self.batches.next(0.0 if idle_update else POLL)
-                if batch is not None:
-                    record = self._train(batch)
-                elif idle_update:
-                    record = self._replay()
-                elif time.monotonic() - last_record >= IDLE:
-                    record = Idle(self.batches.lag())
-                else:
-                    continue
+                    batch = self.batches.next(0.0 if busy else POLL)
+            offset = self.offset if batch is None else batch.offset
+            with self._step.timer("data"):
+                came = 0 if batch is None else len(batch)
+                turn = self.ranks.agree(stopping, came, len(self._novelty), offset)
+            if turn.stop:
+                return
+            if turn.save:
+                yield CheckpointDue()
+            if due or (idle_update and not any(turn.batches)):
+                record = self._replay()
+            elif any(turn.batches):
+                record = self._train(batch, turn)
+            elif time.monotonic() - last_record >= IDLE:
+                record = Idle(self.batches.lag())
+            else:
+                continue
             yield record
             last_record = time.monotonic()
 
@@ -251,30 +270,47 @@ class Learner:
     def _can_replay(self) -> bool:
         return self._batch_size > 0 and self._step.can_draw
 
-    def _train(self, batch: Batch[NDArray[Any]]) -> StepRecord:
-        """A step on a batch of the stream, or on what of it and of those before is new."""
-        self._check(batch)
-        self._batch_size = len(batch)
-        self.samples += len(batch)
-        self.offset = batch.offset
+    def _train(self, batch: Batch[NDArray[Any]] | None, turn: Turn) -> StepRecord:
+        """A step on a batch of the stream, or on what of it and of those before is new; None on a
+        rank that has none while others do."""
+        if batch is not None:
+            self._check(batch)
+            self.offset = batch.offset
+        self._batch_size = max(turn.batches)
+        self.samples += sum(turn.batches)
         with self._randomness:
             with self._step.timer("data"):
-                uploaded = self._upload(batch)
-                new = self._novelty(uploaded)
-            if new is not None or self.pace.counts == "received":
-                self.pace.received(len(batch))
-            if new is None:
+                uploaded = self._nothing() if batch is None else self._upload(batch)
+                new = self._novelty(uploaded, turn)
+            fresh = self._novelty.fresh
+            if any(fresh) or self.pace.counts == "received":
+                self.pace.received(sum(turn.batches if self.pace.counts == "received" else fresh))
+            if not any(fresh):
                 result = self._step.skip(uploaded)
             else:
                 update_due = self.pace.may_update()
-                result = self._step.run(new, self.pace.updates, update_due)
+                result = self._step.run(
+                    uploaded[:0] if new is None else new,
+                    self.pace.updates,
+                    update_due,
+                    size=max(fresh),
+                    all_have=all(fresh),
+                )
                 if update_due:
                     self.pace.updated()
         labels_B = result.batch.labels_B
         assert labels_B is not None, "-1 where there are none"
-        if new is uploaded:  # on the host already
+        if new is uploaded and batch is not None:  # on the host already
             return self._record(result, torch.from_numpy(np.asarray(batch.labels_B)))
         return self._record(result, to_host(labels_B), self._novelty.turned_away)
+
+    def _nothing(self) -> Batch[Tensor]:
+        """A batch of no samples."""
+        none_B = torch.empty(0, dtype=torch.int64, device=self.device)
+        shape, images_BCHW = self.memory.image_shape, None
+        if shape is not None:
+            images_BCHW = torch.empty(0, *shape, dtype=torch.uint8, device=self.device)
+        return Batch(none_B, none_B, none_B, images_BCHW, offset=self.offset)
 
     def _check(self, batch: Batch[NDArray[Any]]) -> None:
         """ValueError if the learner's parts do not go with batches like this."""

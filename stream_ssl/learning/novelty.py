@@ -5,15 +5,17 @@ Shapes: B samples of a batch, W that wait, A descriptor.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from memory import Duplicates, WorkingMemory
 from memory.compute import to_device
 from stream_ssl.batch import Batch
+from stream_ssl.learning.ranks import Turn
 from stream_ssl.learning.step import joined
 
 
@@ -23,7 +25,8 @@ class Novelty:
     A sample is a near-copy if its descriptor has a cosine of `threshold` or more with a slot, with
     a sample that waits, or with an earlier one of its batch that was not turned away. So the
     learner trains as often as the stream brings something new. What waits is part of the learner's
-    state: it was read from the stream, and is trained on later.
+    state: it was read from the stream, and is trained on later. On several ranks a sample is
+    compared with what all hold and have waiting, and with the batches of all in order of rank.
 
     Args:
         memory: its descriptor must be one that training does not move, and read images.
@@ -35,6 +38,7 @@ class Novelty:
 
     Attributes:
         turned_away: near-copies of the last batch.
+        fresh: new samples that each rank got to train on, 0 or as many as its batch had.
     """
 
     def __init__(self, memory: WorkingMemory, threshold: float | None) -> None:
@@ -49,27 +53,49 @@ class Novelty:
             self._test = Duplicates(threshold, "refuse")
         self._waiting: Batch[Tensor] | None = None
         self.turned_away = 0
+        self.fresh: Sequence[int] = ()
 
     def __len__(self) -> int:
         """W"""
         return 0 if self._waiting is None else len(self._waiting)
 
-    def __call__(self, batch: Batch[Tensor]) -> Batch[Tensor] | None:
-        """As many new samples as the batch has, the oldest first; None while there are fewer."""
+    def __call__(self, batch: Batch[Tensor], turn: Turn | None = None) -> Batch[Tensor] | None:
+        """As many new samples as the batch has, the oldest first; None while there are fewer.
+
+        Args:
+            batch: of this rank; empty where it has none.
+            turn: what all ranks have; None: there is no other.
+        """
+        turn = turn or Turn(batches=(len(batch),), waiting=(len(self),))
         self.turned_away = 0
-        if self._test is None and self._waiting is None:
-            return batch
-        size, waiting = len(batch), self._waiting
+        size, waiting, let_in = len(batch), self._waiting, turn.batches
         if self._test is not None:
-            found = self._test.find(self._describe(batch), self._known())
-            self.turned_away = size - int(found.let_in_B.sum())
-            new = torch.from_numpy(found.let_in_B.nonzero()[0])
-            batch = batch[to_device(new, batch.ids_B.device)]
+            new_B, let_in = self._new(batch, turn.batches)
+            self.turned_away = size - len(new_B)
+            batch = batch[to_device(new_B, batch.ids_B.device)]
+        self.fresh = [
+            came if came and kept + new >= came else 0
+            for came, kept, new in zip(turn.batches, turn.waiting, let_in, strict=True)
+        ]
+        if waiting is None and self._test is None:
+            return batch if size else None
+        if not size:
+            return None
         together = batch if waiting is None else joined(waiting, batch)
         full = len(together) >= size
         rest = together[size if full else 0 :]
         self._waiting = rest if len(rest) else None
         return together[:size] if full else None
+
+    def _new(self, batch: Batch[Tensor], batches: Sequence[int]) -> tuple[Tensor, Sequence[int]]:
+        """Which samples of this rank's batch are new, and how many of each rank's are."""
+        assert self._test is not None
+        group = self._memory.group
+        (every_BA,) = group.all_gather(self._describe(batch).to(self._memory.dtype))
+        let_in_B = self._test.find(every_BA, self._known(), group).let_in_B
+        by_rank = np.split(let_in_B, np.cumsum(batches)[:-1])
+        own_B = torch.from_numpy(by_rank[group.rank].nonzero()[0])
+        return own_B, [int(of_rank.sum()) for of_rank in by_rank]
 
     def state(self) -> dict[str, Tensor]:
         """The samples that wait, by column; empty where there are none."""

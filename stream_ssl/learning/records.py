@@ -62,6 +62,11 @@ class StepRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointDue:
+    """On every rank between the same two steps, after `Ranks.save_asked` was set on one of them."""
+
+
+@dataclass(frozen=True, slots=True)
 class Idle:
     """About each second while no batch comes."""
 

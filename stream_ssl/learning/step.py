@@ -10,6 +10,9 @@ Where the loss, the keys or the gradient are not finite there is no update: weig
 BatchNorm's averages stay as they were, `StepRecord.skipped` says why, the learner goes on with the
 next batch, and this one joins the memory nevertheless if its keys are of unit norm.
 
+On several ranks all take the step together. A rank whose stream has nothing new has an empty batch:
+it updates on samples that its shard of the memory gives, and adds none.
+
 Shapes: B samples, R re-encoded slots, K slots, C channels, H height, W width, D embedding.
 """
 
@@ -30,6 +33,7 @@ from memory.compute import to_device, to_host
 from memory.draws import DrawOrder
 from stream_ssl.batch import Batch
 from stream_ssl.learning.optimiser import OptimiserSettings
+from stream_ssl.learning.ranks import Ranks
 from stream_ssl.learning.records import PHASES
 from stream_ssl.learning.schedule import Schedule
 from stream_ssl.learning.views import Views
@@ -100,8 +104,9 @@ class Step:
         draw: DrawOrder,
         write_back: bool,
         reencode: int,
+        ranks: Ranks,
     ) -> None:
-        self._method, self._memory, self._views = method, memory, views
+        self._method, self._memory, self._views, self._ranks = method, memory, views, ranks
         self._settings, self._schedule = optimiser, schedule
         self._device, self._precision = device, precision
         self._anchors, self._share = anchors, stream_share
@@ -110,23 +115,34 @@ class Step:
         self._draw, self._write_back, self._reencode = draw, write_back, reencode
         self._parameters = list(method.trained)
         self._buffers = Backup(list(method.buffers()))
+        self._averages = [one for one in method.buffers() if one.is_floating_point()]
+        # Counts on embeddings are those of all ranks: all must tell what they encoded again.
+        self._refresh_together = memory.descriptor.moves and not ranks.alone
         self.optimiser = optimiser.build(self._parameters)
         self.timer = PhaseTimer(device)
 
-    def run(self, batch: Batch[Tensor], number: int, update_due: bool) -> StepResult:
+    def run(
+        self, batch: Batch[Tensor], number: int, update_due: bool, size: int, all_have: bool = True
+    ) -> StepResult:
         """A step on a batch of the stream, without an update if none is due.
 
         Args:
-            batch: on the device.
+            batch: on the device; empty on a rank that has none.
             number: of updates before.
             update_due: False lets the batch join the memory and updates nothing.
+            size: samples of a batch that is not empty.
+            all_have: whether no rank's is empty.
         """
         if not update_due:
             result = self._join(batch)
+        elif self._anchors == "memory":
+            result = self._train_on_memory(batch, number, size)
+        elif not all_have and not self._shards_have(size):
+            result = self._join(batch)
+        elif not len(batch):
+            result = self._train_without(batch, number, size)
         elif self._anchors == "stream":
             result = self._train_on_stream(batch, number)
-        elif self._anchors == "memory":
-            result = self._train_on_memory(batch, number)
         else:
             result = self._train_on_mixed(batch, number)
         return self._with_reencoding(result)
@@ -148,28 +164,41 @@ class Step:
     @property
     def can_draw(self) -> bool:
         """Whether a slot has an image; one that lies in a file may have lost it in a crash."""
+        return self._shards_have(1) and len(self._memory.stalest(1)) > 0
+
+    def _shards_have(self, samples: int) -> bool:
+        """Whether each rank's shard has as many, with images."""
         memory = self._memory
-        return len(memory) > 0 and memory.images is not None and len(memory.stalest(1)) > 0
+        there = memory.occupied_of_all // memory.group.size
+        return there >= samples and memory.images is not None
 
     # -- Algorithm 2
 
     def _join(self, batch: Batch[Tensor]) -> StepResult:
-        keys = self._encode(images_of(batch))
+        keys = self._encode_batch(batch)
         return StepResult(batch, keys.keys_BD, Update("pace"), *self._admit(batch, keys), {})
 
     def _train_on_stream(self, batch: Batch[Tensor], number: int) -> StepResult:
         """Update on the batch, whose keys then join the memory."""
         update, keys = self._update(batch, number)
+        self._refresh_nothing()
         return StepResult(batch, keys.keys_BD, update, *self._admit(batch, keys), {})
 
-    def _train_on_memory(self, batch: Batch[Tensor], number: int) -> StepResult:
+    def _train_without(self, batch: Batch[Tensor], number: int, size: int) -> StepResult:
+        """Update on samples drawn from the memory, beside ranks that have a batch."""
+        drawn = self._drawn(size)
+        update, drawn_keys = self._update(drawn, number)
+        cosines, none = self._refresh(drawn, drawn_keys), self._encode_batch(batch)
+        return StepResult(batch, none.keys_BD, update, *self._admit(batch, none), cosines)
+
+    def _train_on_memory(self, batch: Batch[Tensor], number: int, size: int) -> StepResult:
         """Let the batch join the memory, then update on as many samples drawn from it (the paper's
         alternative: the memory first)."""
-        keys = self._encode(images_of(batch))
+        keys = self._encode_batch(batch)
         admitted = self._admit(batch, keys)
         if not self.can_draw:  # the very first keys were not usable
             return StepResult(batch, keys.keys_BD, Update("keys"), *admitted, {})
-        drawn = self._drawn(len(batch))
+        drawn = self._drawn(size)
         update, drawn_keys = self._update(drawn, number)
         cosines = self._refresh(drawn, drawn_keys)
         return StepResult(batch, keys.keys_BD, update, *admitted, cosines)
@@ -189,6 +218,7 @@ class Step:
             cosines = self._refresh(drawn, drawn_keys)
         else:
             update, _ = self._update(batch, number)
+            self._refresh_nothing()
         if keys is None:
             keys = self._encode(images_of(batch))
         admitted = self._admit(batch, keys)
@@ -213,9 +243,12 @@ class Step:
         with self.timer("backward"):
             self.optimiser.zero_grad(set_to_none=True)
             output.loss.loss.backward()
+            mean_loss, keys_usable = self._ranks.average(
+                [*self._gradients(), *self._averages], output.loss.loss, is_usable(output.keys_BD)
+            )
             norm = self._gradient_norm()
             loss, usable, grad_norm, diagnostics = _read(
-                output.loss.loss, is_usable(output.keys_BD), norm, output.loss.diagnostics
+                mean_loss, keys_usable, norm, output.loss.diagnostics
             )
             skipped = _reason_to_skip(loss, usable, grad_norm)
             if skipped is None:
@@ -230,8 +263,10 @@ class Step:
         return Update(skipped, loss, grad_norm, rate, diagnostics), keys
 
     def _gradient_norm(self) -> Tensor:
-        gradients = [p.grad for p in self._parameters if p.grad is not None]
-        return torch.nn.utils.get_total_norm(gradients).to(self._device)
+        return torch.nn.utils.get_total_norm(self._gradients()).to(self._device)
+
+    def _gradients(self) -> list[Tensor]:
+        return [p.grad for p in self._parameters if p.grad is not None]
 
     def _step_optimiser(self, norm: Tensor, rate: float) -> None:
         """One optimiser step along a gradient of this norm."""
@@ -241,6 +276,11 @@ class Step:
             group["lr"] = rate
         self.optimiser.step()
         self._method.after_update()
+
+    def _encode_batch(self, batch: Batch[Tensor]) -> Keys:
+        if len(batch):
+            return self._encode(images_of(batch))
+        return Keys(self._memory.embeddings.new_empty(0, self._memory.dim), True)
 
     def _encode(self, images_BCHW: Tensor) -> Keys:
         """Keys for the memory alone."""
@@ -261,12 +301,14 @@ class Step:
     # -- Memory
 
     def _drawn(self, count: int) -> Batch[Tensor]:
+        # As many on every rank, whose shards differ by one slot while they fill.
+        count = min(count, self._memory.occupied_of_all // self._memory.group.size)
         with self.timer("data"):
             return draw_batch(self._memory, count, self._device, self._draw)
 
     def _measure(self, batch: Batch[Tensor], keys: Keys) -> CollisionStats | None:
         """Collisions of a batch with the memory as it is."""
-        if not keys.usable:
+        if not keys.usable or not len(batch):
             return None
         with self.timer("memory"):
             each_B = self._memory.collisions(keys.keys_BD, batch.images_BCHW)
@@ -280,7 +322,10 @@ class Step:
     ) -> tuple[CollisionStats | None, Admission | None]:
         """Let a batch join the memory, once its collisions are measured."""
         collisions = self._measure(batch, keys)
-        if not keys.usable:
+        if not keys.usable and self._ranks.alone:
+            return None, None
+        if not keys.usable:  # the others add theirs all the same
+            self._admit(batch[:0], self._encode_batch(batch[:0]))
             return None, None
         with self.timer("memory"):
             admission = self._memory.add(
@@ -294,12 +339,26 @@ class Step:
 
     def _refresh(self, drawn: Batch[Tensor], keys: Keys) -> Mapping[str, Tensor]:
         """Give the fresh keys of drawn samples back to their slots."""
-        if not self._write_back or not keys.usable:
+        if not self._write_back:
             return {}
         assert drawn.slots_B is not None, "what is drawn from the memory has slots"
-        with self.timer("memory"):
-            drift = self._memory.refresh(drawn.slots_B, keys.keys_BD).mean()
-        return {"written_back_cosine": drift}
+        drift = self._replace(drawn.slots_B, keys)
+        return {} if drift is None else {"written_back_cosine": drift}
+
+    def _refresh_nothing(self) -> None:
+        """Take part in what other ranks may refresh."""
+        if self._refresh_together and self._write_back:
+            self._replace(torch.empty(0, dtype=torch.int64), Keys(torch.empty(0), False))
+
+    def _replace(self, slots_R: Tensor, keys: Keys) -> Tensor | None:
+        """Mean cosine of old and new embeddings of these slots; None where nothing was replaced."""
+        if keys.usable:
+            with self.timer("memory"):
+                return self._memory.refresh(slots_R, keys.keys_BD).mean()
+        if self._refresh_together:
+            none = self._memory.embeddings.new_empty(0, self._memory.dim)
+            self._memory.refresh(slots_R[:0], none)
+        return None
 
     def _with_reencoding(self, result: StepResult) -> StepResult:
         """The same after the stalest slots were re-encoded, if that is asked for."""
@@ -307,10 +366,8 @@ class Step:
             return result
         slots_R = self._memory.stalest(self._reencode)
         keys = self._encode(self._memory.images_of(slots_R).to(self._device))
-        if not keys.usable:
+        if (drift := self._replace(slots_R, keys)) is None:
             return result
-        with self.timer("memory"):
-            drift = self._memory.refresh(slots_R, keys.keys_BD).mean()
         return result._replace(cosines={**result.cosines, "drift_cosine": drift})
 
 

@@ -228,10 +228,10 @@ def test_all_damaged_is_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
 
 
 def test_a_newer_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint, "FORMAT", 2)
+    monkeypatch.setattr(checkpoint, "ALONE", 3)
     saved(tmp_path, count=1)
     monkeypatch.undo()
-    with pytest.raises(CheckpointError, match=r"has format 2, this program reads up to 1: upgrade"):
+    with pytest.raises(CheckpointError, match=r"has format 3, this program reads up to 2: upgrade"):
         Checkpointer(tmp_path).newest()
     assert (tmp_path / "step-000000001").exists()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import tempfile
 import traceback
@@ -21,14 +22,25 @@ SECONDS = 60
 """After which a rank that waits for another gives up."""
 
 
-def together(ranks: int, work: Callable[[SingleProcess], Any]) -> list[Any]:
+def together(
+    ranks: int, work: Callable[[SingleProcess], Any], dies: int | None = None
+) -> list[Any]:
     """What `work`, given its group, returned on each rank, as JSON.
 
     Call it from a process that has computed nothing on several threads.
+
+    Args:
+        ranks: how many.
+        work: what each does.
+        dies: a rank that is to be killed by a signal, whereupon the others must fail too.
     """
     with tempfile.TemporaryDirectory() as folder:
         children = [_fork(rank, ranks, Path(folder), work) for rank in range(ranks)]
         statuses = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+        if dies is not None:
+            assert statuses[dies] == -signal.SIGKILL, statuses
+            assert 0 not in statuses, statuses
+            return []
         assert statuses == [0] * ranks, f"ranks ended with {statuses}"
         return [json.loads((Path(folder) / f"{rank}").read_text()) for rank in range(ranks)]
 

@@ -6,7 +6,6 @@ Shapes: B newcomers of all ranks, D embedding, N samples, C H W image.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -190,9 +189,3 @@ def check_images(ranks: int) -> None:
     expected, found = joined([alone]), joined(by_rank)
     for name in ("left", "refused", "duplicates", "ids"):
         assert found[name] == expected[name], name
-
-
-CHECKS: dict[str, Callable[[int], None]] = {
-    "evictions": check_evictions,
-    "images": check_images,
-}

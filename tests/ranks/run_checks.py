@@ -1,4 +1,4 @@
-"""Runs every check on so many ranks: python run_checks.py RANKS ...; a line of JSON for each.
+"""Runs checks on ranks, and tells a line of JSON for each: python run_checks.py [NAME ...].
 
 A process of its own, which computes nothing on several threads before it forks.
 """
@@ -8,25 +8,40 @@ from __future__ import annotations
 import json
 import sys
 import traceback
+from collections.abc import Callable, Sequence
 
-import rank_memory
 import torch
+from rank_checkpoints import check_journal_shares, check_other_ranks, check_restarts
+from rank_learning import check_gradients, check_steps
+from rank_losses import check_losses
+from rank_memory import check_evictions, check_images
 
-CHECKS = {**rank_memory.CHECKS}
+CHECKS: dict[str, tuple[Callable[[int], None], Sequence[int]]] = {
+    "evictions": (check_evictions, (2, 4)),
+    "images": (check_images, (2, 4)),
+    "losses": (check_losses, (2, 4)),
+    "gradients": (check_gradients, (4,)),
+    "steps": (check_steps, (2, 4)),
+    "restarts": (check_restarts, (2,)),
+    "other ranks": (check_other_ranks, (4,)),
+    "journal shares": (check_journal_shares, (2, 4)),
+}
+"""By name: what is checked, and on how many ranks."""
 
 
-def main(ranks: list[int], names: list[str]) -> None:
+def main(names: Sequence[str]) -> None:
     torch.set_num_threads(1)
-    for count in ranks:
-        for name in names or CHECKS:
+    for name in names or CHECKS:
+        check, counts = CHECKS[name]
+        for ranks in counts:
             fault = ""
             try:
-                CHECKS[name](count)
+                check(ranks)
             except Exception:
                 fault = traceback.format_exc()
-            line = {"check": name, "ranks": count, "fault": fault}
-            sys.stdout.write(json.dumps(line) + "\n")
+            sys.stdout.write(json.dumps({"check": name, "ranks": ranks, "fault": fault}) + "\n")
+            sys.stdout.flush()
 
 
 if __name__ == "__main__":
-    main([int(n) for n in sys.argv[1].split(",")], sys.argv[2:])
+    main(sys.argv[1:])

@@ -1,0 +1,118 @@
+"""What the ranks of one run agree on: whether to stop, who has samples, and the gradient.
+
+A run of one process agrees with itself, at no cost.
+
+Shapes: W ranks.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memory.compute import to_host
+from memory.process_group import SingleProcess
+from stream_ssl.batch import START, Offset
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What all ranks know of a turn of the learner's loop; lists are by rank.
+
+    Attributes:
+        stop: some rank was asked to stop: all do, at this turn.
+        save: some rank wants a checkpoint: all write theirs before they go on.
+        batches: samples in the batch that came from each one's stream, 0 for none.
+        waiting: new samples that each has kept from earlier batches.
+        offsets: where each one's stream stands.
+    """
+
+    stop: bool = False
+    save: bool = False
+    batches: Sequence[int] = (0,)
+    waiting: Sequence[int] = (0,)
+    offsets: Sequence[Offset] = (START,)
+
+
+class Ranks:
+    """The ranks of one run, which take every step together.
+
+    Args:
+        group: who holds the memory.
+        device: where the learner computes.
+
+    Attributes:
+        last: the turn before.
+    """
+
+    def __init__(self, group: SingleProcess, device: torch.device) -> None:
+        self.group, self._device = group, device
+        self.save_asked = False
+        self.last = Turn()
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is one process."""
+        return self.group.size == 1
+
+    def agree(self, stop: bool, batch: int, waiting: int, offset: Offset) -> Turn:
+        """One turn, the same on every rank: a single exchange of six numbers.
+
+        Args:
+            stop: whether this rank was asked to.
+            batch: samples that came from its stream.
+            waiting: new samples that it has kept.
+            offset: of the stream behind its last batch.
+        """
+        if self.alone:
+            self.last = Turn(stop, False, (batch,), (waiting,), (offset,))
+            return self.last
+        numbers = [stop, self.save_asked, batch, waiting, offset.record, offset.sample]
+        row_16 = torch.tensor([numbers], dtype=torch.int64, device=self._device)
+        stops, saves, batches, kept, records, samples = to_host(
+            self.group.gather_equal(row_16)
+        ).T.tolist()
+        offsets = [Offset(*pair) for pair in zip(records, samples, strict=True)]
+        self.save_asked = False
+        self.last = Turn(any(stops), any(saves), batches, kept, offsets)
+        return self.last
+
+    def tell(self, value: Any) -> list[Any]:
+        """What each rank tells here, by rank. It is JSON: what others send is only parsed."""
+        if self.alone:
+            return [value]
+        told = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        lengths = self.group.gather_equal(torch.tensor([len(told)], device=self._device))
+        (texts,) = self.group.all_gather(told.to(self._device))
+        parts = torch.split(to_host(texts), to_host(lengths).tolist())
+        return [json.loads(bytes(part.numpy())) for part in parts]
+
+    @torch.no_grad()
+    def average(
+        self, tensors: Sequence[Tensor], loss: Tensor, usable: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Give all ranks the mean of these tensors, in one exchange.
+
+        Args:
+            tensors: of floats: gradients, and BatchNorm's averages; written in place.
+            loss: of this rank's anchors.
+            usable: bool, whether its keys are.
+
+        Returns:
+            The mean loss, and whether all keys are usable, 0-dimensional.
+        """
+        if self.alone:
+            return loss, usable
+        told = [loss.detach().reshape(1).float(), usable.reshape(1).float()]
+        flat = torch.cat([*[tensor.flatten().float() for tensor in tensors], *told])
+        flat = self.group.all_reduce_sum(flat) / self.group.size
+        sizes = [tensor.numel() for tensor in tensors]
+        *means, mean, share = torch.split(flat, [*sizes, 1, 1])
+        for tensor, new in zip(tensors, means, strict=True):
+            tensor.copy_(new.view_as(tensor))
+        return mean[0], share[0] == 1

@@ -1,0 +1,205 @@
+"""Learners on several ranks: one set of weights, one memory, every sample once.
+
+Shapes: B samples, C channels, H height, W width.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from learning_world import BATCH, DIM, SIZE, Repeatable, network, steps
+from rank_group import together
+from torch import Tensor, nn
+
+from memory import WorkingMemory
+from memory.descriptors import Thumbnail
+from memory.process_group import SINGLE_PROCESS, SingleProcess
+from stream_ssl.batch import START, Batch, Offset
+from stream_ssl.learning import learner as loop
+from stream_ssl.learning.encoder import ResNet
+from stream_ssl.learning.learner import Learner
+from stream_ssl.learning.optimiser import OptimiserSettings
+from stream_ssl.learning.pace import Pace
+from stream_ssl.learning.randomness import seed_everything
+from stream_ssl.learning.records import StepRecord
+from stream_ssl.learning.views import Views
+from stream_ssl.losses import Debiased
+
+SLOTS = 64
+
+
+class Part:
+    """Every W-th batch of a stream, from a turn on; ends after `count`."""
+
+    def __init__(
+        self, group: SingleProcess, start: Offset = START, count: int | None = None
+    ) -> None:
+        self.turn, self.count, self._group = start.record, count, group
+
+    def next(self, timeout: float) -> Batch | None:
+        if self.count is not None and self.turn > self.count:
+            return None
+        number = (self.turn - 1) * self._group.size + self._group.rank + 1
+        self.turn += 1
+        batch = Repeatable(Offset(number, 0)).next(timeout)
+        assert batch is not None
+        return replace(batch, offset=Offset(self.turn, 0), rejected={})
+
+    def lag(self) -> float:
+        return 0.0
+
+
+class Whole:
+    """The batches of all ranks of a turn as one."""
+
+    def __init__(self, ranks: int) -> None:
+        self._stream, self._ranks = Repeatable(), ranks
+
+    def next(self, timeout: float) -> Batch | None:
+        parts = [self._stream.next(timeout) for _ in range(self._ranks)]
+        columns = {
+            name: np.concatenate([part.columns()[name] for part in parts])
+            for name in parts[0].columns()
+        }
+        return Batch(**columns, offset=parts[-1].offset)
+
+    def lag(self) -> float:
+        return 0.0
+
+
+class Flat(nn.Module):
+    """Pixels as features, without BatchNorm: no sample knows of another."""
+
+    dim = SIZE * SIZE
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(self.dim))
+
+    def forward(self, image_BCHW: Tensor) -> Tensor:
+        return image_BCHW.flatten(1) * self.scale
+
+
+class Fixed(Views):
+    """No augmentation: ranks draw other views than one process."""
+
+    def forward(self, image_BCHW: Tensor) -> Tensor:
+        return self.plain(image_BCHW)
+
+
+def build(
+    group: SingleProcess,
+    stream: Any = None,
+    kind: str = "moco",
+    flat: bool = False,
+    descriptor: Any = None,
+    **settings: Any,
+) -> Learner:
+    seed_everything(seed=3, threads=1)
+    encoder = Flat() if flat else ResNet(width=4, depths=(1, 1, 0, 0), channels=1)
+    loss = Debiased(prior="memory") if flat else None
+    memory = WorkingMemory(
+        SLOTS, DIM, image_shape=(1, SIZE, SIZE), descriptor=descriptor, group=group
+    )
+    views = Fixed(SIZE, channels=1) if flat else Views(SIZE, channels=1)
+    stream = Part(group) if stream is None else stream
+    return Learner(network(kind, encoder, loss), memory, views, stream, threads=1, **settings)
+
+
+def check_gradients(ranks: int) -> None:
+    """After some updates the weights are those of one process that got the batches joined, and so
+    is what the memory holds."""
+    for kind in ("moco", "simclr"):
+        options: dict[str, Any] = {
+            "kind": kind,
+            "flat": True,
+            "optimiser": OptimiserSettings("sgd"),
+        }
+
+        def work(group: SingleProcess, options: dict[str, Any] = options) -> list[Any]:
+            learner = build(group, **options)
+            steps(learner, 6)
+            state = learner.method.state_dict()
+            return [learner.memory.ids.tolist(), {k: v.tolist() for k, v in state.items()}]
+
+        by_rank = together(ranks, work)
+        alone = build(SINGLE_PROCESS, stream=Whole(ranks), **options)
+        steps(alone, 6)
+        for _, state in by_rank:
+            assert state == by_rank[0][1]
+            for name, value in alone.method.state_dict().items():
+                torch.testing.assert_close(torch.tensor(state[name]), value, rtol=1e-4, atol=1e-5)
+        ids = torch.empty_like(alone.memory.ids)
+        for rank, (own, _) in enumerate(by_rank):
+            ids[rank::ranks] = torch.tensor(own)
+        assert torch.equal(ids, alone.memory.ids)
+
+
+def until_idle(learner: Learner) -> list[StepRecord]:
+    """All steps until a rank's stream is at its end; that rank then asks to stop, and all do."""
+    loop.IDLE, stop, records = 0.05, threading.Event(), []
+    for record in learner.run(stop):
+        if isinstance(record, StepRecord):
+            records.append(record)
+        elif not any(learner.ranks.last.batches):
+            stop.set()
+    return records
+
+
+SETTINGS: dict[str, Callable[[], dict[str, Any]]] = {
+    "as shipped": lambda: {
+        "anchors": "memory",
+        "draw": "epochs",
+        "novelty": 0.9,
+        "plain_keys": True,
+        "descriptor": Thumbnail(4),
+    },
+    "stream, counts on embeddings": lambda: {"reencode": 2, "pace": Pace(0.2)},
+    "mixed, keys after": lambda: {"anchors": "mixed", "keys": "after"},
+    "simsiam": lambda: {"kind": "simsiam"},
+}
+
+
+def check_steps(ranks: int) -> None:
+    """Every kind of anchors, with streams that end at different turns: nobody stalls, weights stay
+    alike, every sample is counted once, a step meets a bounded number of times."""
+
+    def work(group: SingleProcess) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for name in names:
+            make = SETTINGS[name]
+            learner = build(group, Part(group, count=4 + 3 * group.rank), **make())
+            before, records = group.collectives, until_idle(learner)
+            found[name] = {
+                "steps": learner.step,
+                "skipped": [record.skipped for record in records],
+                "samples": learner.samples,
+                "added": learner.memory.added,
+                "near": sum(record.near_copies for record in records),
+                "waiting": records[-1].waiting,
+                "valid": learner.memory.check_valid(),
+                "meetings": (group.collectives - before) / len(records),
+                "weights": [float(w.double().sum()) for w in learner.method.state_dict().values()],
+            }
+        return found
+
+    names = list(SETTINGS)[: 1 if ranks > 2 else None]
+    by_rank = together(ranks, work)
+    for name in names:
+        parts = [rank[name] for rank in by_rank]
+        first = parts[0]
+        assert all(part["weights"] == first["weights"] for part in parts), name
+        assert all(part["valid"] == [True, ""] for part in parts), (name, parts)
+        for same in ("added", "samples", "steps"):
+            assert all(part[same] == first[same] for part in parts), (name, same)
+        kept = sum(part["near"] + part["waiting"] for part in parts)
+        assert first["samples"] == first["added"] + kept, (name, parts)
+        assert first["samples"] == BATCH * sum(4 + 3 * rank for rank in range(ranks)), name
+        assert first["steps"] >= 4 + 3 * (ranks - 1), name
+        assert set(first["skipped"]) <= {None, "novelty"}, (name, first["skipped"])
+        assert first["meetings"] <= 40, (name, first["meetings"])
