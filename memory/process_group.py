@@ -10,6 +10,8 @@ Shapes: W ranks, R rows, B rows of each rank.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,6 +19,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from memory.compute import to_host
+
+
+class RankLost(RuntimeError):
+    """Another rank died, hangs, or went another way; this one cannot go on."""
 
 
 class SingleProcess:
@@ -130,21 +136,21 @@ class ProcessGroup(SingleProcess):
     def gather_equal(self, row_B: Tensor) -> Tensor:
         row_B = row_B.contiguous()
         gathered = row_B.new_empty(self.size * len(row_B), *row_B.shape[1:])
-        self._count(row_B, self.size - 1)
-        dist.all_gather_into_tensor(gathered, row_B, group=self._group)
+        with self._meeting(row_B, self.size - 1):
+            dist.all_gather_into_tensor(gathered, row_B, group=self._group)
         return gathered
 
     def exchange(self, row_R: Tensor) -> Tensor:
         row_R = row_R.contiguous()
         found = torch.empty_like(row_R)
-        self._count(row_R)
-        dist.all_to_all_single(found, row_R, group=self._group)
+        with self._meeting(row_R):
+            dist.all_to_all_single(found, row_R, group=self._group)
         return found.view(self.size, -1, *row_R.shape[1:])
 
     def send(self, row_R: Tensor, counts: list[int], come: list[int]) -> Tensor:
         found = row_R.new_empty(sum(come), *row_R.shape[1:])
-        self._count(row_R)
-        dist.all_to_all_single(found, row_R.contiguous(), come, counts, group=self._group)
+        with self._meeting(row_R):
+            dist.all_to_all_single(found, row_R.contiguous(), come, counts, group=self._group)
         return found
 
     def all_reduce_sum(self, value: Tensor) -> Tensor:
@@ -155,10 +161,17 @@ class ProcessGroup(SingleProcess):
 
     def _reduce(self, value: Tensor, operation: dist.ReduceOp.RedOpType) -> Tensor:
         reduced = value.clone()
-        self._count(reduced)
-        dist.all_reduce(reduced, op=operation, group=self._group)
+        with self._meeting(reduced):
+            dist.all_reduce(reduced, op=operation, group=self._group)
         return reduced
 
-    def _count(self, value: Tensor, times: int = 1) -> None:
+    @contextmanager
+    def _meeting(self, value: Tensor, times: int = 1) -> Iterator[None]:
+        """Counts what is given so many times; gloo and NCCL have no error of their own."""
         self.collectives += 1
         self.bytes += times * value.numel() * value.element_size()
+        try:
+            yield
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            raise RankLost(f"rank {self.rank} waited for another in vain: {reason}") from error

@@ -20,12 +20,14 @@ from torch import Tensor
 from memory import WorkingMemory
 from memory.descriptors import Embedding
 from memory.eviction import Policy
+from memory.process_group import SINGLE_PROCESS, SingleProcess
 from stream_ssl.app.failures import check_writable
 from stream_ssl.batch import START, Offset
 from stream_ssl.ingest.batches import Batches
 from stream_ssl.ingest.decode import Decoder
 from stream_ssl.ingest.journal import JournalReader
 from stream_ssl.ingest.quarantine import Quarantine
+from stream_ssl.ingest.share import JournalShare
 from stream_ssl.learning import randomness
 from stream_ssl.learning.checkpoint import Checkpointer
 from stream_ssl.learning.checks import check_batch, check_labels
@@ -60,12 +62,13 @@ def views(settings: Namespace) -> Views:
     return Views(settings.decoder.size, settings.decoder.channels, **settings.views)
 
 
-def memory(settings: Namespace, dim: int) -> WorkingMemory:
-    """The working memory, with the images it was made from."""
+def memory(settings: Namespace, dim: int, group: SingleProcess = SINGLE_PROCESS) -> WorkingMemory:
+    """The working memory, with the images it was made from; of several ranks this one's shard."""
     return WorkingMemory(
         dim=dim,
         image_shape=image_shape(settings),
         device=settings.learner.device,
+        group=group,
         **settings.memory,
     )
 
@@ -100,18 +103,37 @@ def shadows(settings: Namespace, dim: int) -> list[Shadow]:
     return [Shadow(name, beside(policy)) for name, policy in settings.shadows.items()]
 
 
-def batches(settings: Namespace, reader: JournalReader, start: Offset) -> Batches:
-    """The journal's samples as batches."""
+def batches(
+    settings: Namespace, reader: JournalReader, start: Offset, share: JournalShare | None = None
+) -> Batches:
+    """The journal's samples as batches; of several ranks this one's part of them.
+
+    Raises:
+        ValueError: a batch cannot be divided by the ranks.
+    """
+    share = JournalShare() if share is None else share
+    options, total = dict(settings.batches), settings.batches["batch_size"]
+    if total % share.ranks:
+        lower = max(1, total // share.ranks) * share.ranks
+        raise ValueError(
+            f"batches.batch_size {total} cannot be divided by {share.ranks} ranks: choose {lower} "
+            f"or {lower + share.ranks}, or other ranks"
+        )
+    options["batch_size"] = total // share.ranks
+    quarantine = f"quarantine-{share.rank}" if share.rank else "quarantine"
     return Batches(
         reader,
         Decoder(**settings.decoder),
-        Quarantine(settings.run / "quarantine", **settings.quarantine),
+        Quarantine(settings.run / quarantine, **settings.quarantine),
         start=start,
-        **settings.batches,
+        share=share,
+        **options,
     )
 
 
-def learner(settings: Namespace, stream: Stream, start: Offset) -> Learner:
+def learner(
+    settings: Namespace, stream: Stream, start: Offset, group: SingleProcess = SINGLE_PROCESS
+) -> Learner:
     """A learner that has seen nothing yet.
 
     Raises:
@@ -120,10 +142,11 @@ def learner(settings: Namespace, stream: Stream, start: Offset) -> Learner:
     check_device(settings.learner.device, "--learner.device")
     network = method(settings)
     check_memory(settings, network.dim)
-    working = memory(settings, network.dim)
+    working = memory(settings, network.dim, group)
     pace = Pace(**settings.pace)
     check_labels(network, settings.classes > 0)
-    check_batch(network, working, pace, settings.learner.anchors, settings.batches.batch_size)
+    batch = settings.batches.batch_size // group.size
+    check_batch(network, working, pace, settings.learner.anchors, batch)
     return Learner(
         network,
         working,

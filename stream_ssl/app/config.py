@@ -39,6 +39,7 @@ LEARNER_SECTIONS = (
     "checkpoints",
     "observe",
     "classes",
+    "ranks",
 )
 
 
@@ -99,6 +100,22 @@ class Http:
 
 
 @dataclass
+class RanksSettings:
+    """How the ranks that torchrun started meet; without effect on one process.
+
+    Args:
+        timeout: seconds after which a rank that waits for another gives up, so that torchrun starts
+            all again. Longer than a checkpoint takes.
+    """
+
+    timeout: float = 120.0
+
+    def __post_init__(self) -> None:
+        if not self.timeout > 0:
+            raise ValueError(f"ranks.timeout is {self.timeout}: seconds above 0")
+
+
+@dataclass
 class AccessFiles:
     """Who may send: without these the receiver speaks plain text, on loopback.
 
@@ -135,6 +152,11 @@ def receiver_parser(command: str = "receiver") -> ArgumentParser:
     parser = _parser(command)
     _add_receiver(parser)
     _carry(parser, LEARNER_SECTIONS, "learner")
+    if command == "run":
+        parser._option_string_actions["--ranks"].help = (
+            "how many processes of this host learn together, by torchrun (docs/scale.md); and the "
+            "section of this name"
+        )
     return parser
 
 
@@ -182,7 +204,12 @@ def _add_learner(parser: ArgumentParser) -> None:
 
     _section(parser, Decoder, "decoder")
     _section(parser, Quarantine, "quarantine", skip={"folder", "clock"})
-    _section(parser, Batches, "batches", skip={"reader", "decoder", "quarantine", "start", "clock"})
+    _section(
+        parser,
+        Batches,
+        "batches",
+        skip={"reader", "decoder", "quarantine", "start", "clock", "share"},
+    )
     _section(parser, ResNet, "encoder", skip={"channels"})
     _section(parser, Projector, "projector", skip={"features"})
     _section(parser, Views, "views", skip={"size", "channels"})
@@ -197,7 +224,9 @@ def _add_learner(parser: ArgumentParser) -> None:
         default={"class_path": "moco"},
         help=choices(Method),
     )
-    _section(parser, WorkingMemory, "memory", skip={"dim", "image_shape", "device", "dtype"})
+    _section(
+        parser, WorkingMemory, "memory", skip={"dim", "image_shape", "device", "dtype", "group"}
+    )
     parser.set_defaults({"memory.descriptor": DESCRIPTOR, "memory.eviction": EVICTION})
     parser.add_argument(
         "--shadows",
@@ -209,7 +238,8 @@ def _add_learner(parser: ArgumentParser) -> None:
     parser.add_argument("--schedule", type=Schedule, default=None, help="of the learning rate")
     _section(parser, Pace, "pace")
     _section(parser, Learner, "learner", skip=LEARNER_PARTS)
-    _section(parser, Checkpointer, "checkpoints", skip={"folder"})
+    _section(parser, Checkpointer, "checkpoints", skip={"folder", "ranks"})
+    parser.add_class_arguments(RanksSettings, "ranks")
     _section(parser, Prequential, "observe.prequential")
     parser.add_argument(
         "--observe.held_out",

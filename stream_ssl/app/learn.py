@@ -14,10 +14,11 @@ from jsonargparse import ArgumentParser, Namespace
 from prometheus_client import CollectorRegistry
 
 from memory import WorkingMemory
-from stream_ssl.app import build, restart
+from memory.process_group import RankLost
+from stream_ssl.app import build, ranks, restart
 from stream_ssl.app.config import flat, resolved, split_address
 from stream_ssl.app.endpoints import Announcement, hold_role
-from stream_ssl.app.failures import Misconfigured, configuring, listening
+from stream_ssl.app.failures import Failure, Misconfigured, configuring, listening
 from stream_ssl.app.logs import StepLog
 from stream_ssl.app.notify import Notifier
 from stream_ssl.app.page import announced, page_sources
@@ -27,10 +28,11 @@ from stream_ssl.ingest.batches import Batches
 from stream_ssl.ingest.consumer_offsets import ConsumerOffsets
 from stream_ssl.ingest.journal import JournalReader
 from stream_ssl.ingest.rate_limited_logger import RateLimitedLogger
+from stream_ssl.ingest.share import JournalShare
 from stream_ssl.ingest.verdicts import VerdictSender
 from stream_ssl.learning.checkpoint import Checkpointer, CheckpointError
 from stream_ssl.learning.checks import IncompatibleConfig
-from stream_ssl.learning.records import Idle, StepRecord
+from stream_ssl.learning.records import CheckpointDue, Idle, StepRecord
 from stream_ssl.observe.balance import Balance, class_counts
 from stream_ssl.observe.collisions import ClassCollisions, near_copies
 from stream_ssl.observe.drift import Drift
@@ -66,7 +68,7 @@ def learn(parser: ArgumentParser, settings: Namespace, stop: threading.Event) ->
     """
     with ExitStack() as stack:
         with configuring():
-            stack.enter_context(hold_role(settings.run, "learner"))
+            stack.enter_context(hold_role(settings.run, ranks.role()))
             process = Process(parser, settings, stack)
         with Notifier(process.health):
             process.run(stop)
@@ -81,7 +83,12 @@ class Process:
     """
 
     def __init__(self, parser: ArgumentParser, settings: Namespace, stack: ExitStack) -> None:
-        self._checkpointer = Checkpointer(settings.run / "checkpoints", **settings.checkpoints)
+        self._ranks = ranks.meet(settings, stack)
+        group = self._ranks.group
+        ranks.check_alike(self._ranks, resolved(parser, _for_all(settings)))
+        self._checkpointer = Checkpointer(
+            settings.run / "checkpoints", **settings.checkpoints, ranks=self._ranks
+        )
         try:
             saved = self._checkpointer.newest()
         except CheckpointError as error:  # of a newer version: starting again will not help
@@ -93,17 +100,31 @@ class Process:
             log.warning("%s", line)
         settings = parser.instantiate(settings)
         self._serve(settings, stack)
-        start = START if saved is None else saved.offset
+        start = START if saved is None else saved.start(group.rank, group.size)
+        before = () if saved is None else saved.before(group.size)
         reader = JournalReader(settings.run / "journal")
         stack.callback(reader.close)
-        batches = stack.enter_context(build.batches(settings, reader, start))
-        self.learner = build.learner(settings, batches, start)
+        share = JournalShare(group.rank, group.size, before)
+        batches = stack.enter_context(build.batches(settings, reader, start, share))
+        self.learner = build.learner(settings, batches, start, group)
         if saved is None and settings["from"] is not None:
+            if group.size > 1:
+                raise Misconfigured(
+                    "--from begins a run in one process: start it with one, and go on with "
+                    f"{group.size} ranks from its first checkpoint"
+                )
             warm_start(settings, self.learner)
         if saved is not None:
             if settings["from"] is not None:
                 log.info("--from %s has no effect: this run has begun", settings["from"])
-            saved.restore(self.learner)
+            if saved.ranks != group.size:
+                log.warning(
+                    "the checkpoint is of %d ranks, and %d go on: memory and journal are divided "
+                    "anew, and views and draws have other seeds",
+                    saved.ranks,
+                    group.size,
+                )
+            saved.restore(self.learner, group.rank, group.size)
             self.metrics.resumed(saved.step, float(saved.facts["created"]))
             log.info("going on at step %d from %s", saved.step, saved.path)
         self._offsets = ConsumerOffsets(settings.run)
@@ -129,17 +150,19 @@ class Process:
         )
 
     def _serve(self, settings: Namespace, stack: ExitStack) -> None:
+        group = self._ranks.group
         self.metrics = LearnerMetrics(
             CollectorRegistry(),
             memories=(WORKING, *settings.shadows),
             classes=settings.classes,
-            config=flat(self._config),
+            config=flat(self._config) | {"rank": group.rank, "ranks": group.size},
             folders=folders(settings),
         )
         self.health = Health()
         self.health.set("started", False, "starting")
         with configuring():
             host, port = split_address(settings.http.learner)
+            port += self._ranks.group.rank if port else 0  # each rank has its own
             self._page = page_sources(settings)
         server = listening(
             lambda: Server(
@@ -154,7 +177,7 @@ class Process:
         )
         stack.enter_context(server)
         self._where = Announcement(
-            settings.run, "learner", http=server.address, **announced(settings)
+            settings.run, ranks.role(), http=server.address, **announced(settings)
         )
         log.info("page at %s/, metrics at %s/metrics", server.address, server.address)
 
@@ -165,6 +188,9 @@ class Process:
         self._tell_receiver()
         try:
             for record in self.learner.run(stop):
+                if isinstance(record, CheckpointDue):
+                    self.save()
+                    continue
                 self._observers.consume(record)
                 if isinstance(record, StepRecord):
                     self._step_log.consume(record)
@@ -174,12 +200,16 @@ class Process:
                 self.health.tick("learner")
                 if time.monotonic() >= self._tell_at:
                     self._tell_receiver()
+                if self._ranks.group.rank:
+                    continue  # the first says when to save, and what the receiver may trim
                 if self._checkpointer.due(record):
-                    self.save()
+                    self._save_soon()
                 if isinstance(record, Idle) and self._offsets.journal_full:
                     self._checkpoint_to_free_space()  # the learner has all that there is
         except IncompatibleConfig as error:  # only the samples could tell
             raise Misconfigured(str(error)) from error
+        except RankLost as error:
+            raise Failure(f"{error}; all ranks go on from the last checkpoint") from error
         self.health.set("started", False, "stopping")
         self._observers.survey()
         if self.learner.step:
@@ -190,7 +220,12 @@ class Process:
 
         Training needs no disk: where it takes nothing, the receiver is told later.
         """
-        read = max(self.learner.offset.record, self._checkpointed)
+        if self._ranks.group.rank:
+            self._where.write()
+            self._tell_at = time.monotonic() + TELL_SECONDS
+            return
+        offsets = self.learner.ranks.last.offsets if self.learner.step else [self.learner.offset]
+        read = max(min(offsets).record, self._checkpointed)
         try:
             self._offsets.publish(read=read, checkpointed=self._checkpointed)
         except OSError as error:
@@ -211,7 +246,7 @@ class Process:
         self._free_space_at = time.monotonic() + FREE_SPACE_SECONDS
         if self._checkpointer.dirty:
             log.info("the journal is full: a checkpoint lets it be trimmed")
-            self.save()
+            self._save_soon()
             return
         needed = self._checkpointer.needed(beyond=self._checkpointed)
         if needed is None:
@@ -229,6 +264,13 @@ class Process:
         )
         self._checkpointed = needed.record
         self._tell_receiver()
+
+    def _save_soon(self) -> None:
+        """Now, or with all ranks before their next step."""
+        if self._ranks.alone:
+            self.save()
+        else:
+            self.learner.ranks.save_asked = True
 
     def save(self) -> None:
         """Write a checkpoint; what cannot be written now is tried again later, and counted."""
@@ -332,6 +374,13 @@ class Observers:
                     "free": torch.cuda.mem_get_info(self._device)[0],
                 }
             )
+
+
+def _for_all(settings: Namespace) -> Namespace:
+    """The settings that ranks must share: all but the device, of which each has its own."""
+    shared: Namespace = settings.clone()
+    shared.learner.device = torch.device(settings.learner.device).type
+    return shared
 
 
 def folders(settings: Namespace) -> dict[str, Path]:

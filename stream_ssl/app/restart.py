@@ -53,6 +53,7 @@ MAY_CHANGE = (
     "access",
     *("journal.budget", "journal.segment_bytes", "journal.forget_days", "journal.check"),
     *("receiver.bind", "receiver.max_packet", "receiver.max_samples", "receiver.credit"),
+    "ranks.timeout",
     *("receiver.total_credit", "receiver.max_lag_bytes", "receiver.group_packets"),
     *("receiver.group_seconds", "receiver.max_producers", "receiver.max_names"),
     "receiver.drain_seconds",

@@ -25,12 +25,13 @@ def stop_on_signals() -> threading.Event:
     signal.signal(signal.SIGTERM, handle)
     signal.signal(signal.SIGINT, handle)
     if parent := os.environ.get(PARENT):
-        threading.Thread(target=_watch, args=(int(parent), stop), daemon=True).start()
+        threading.Thread(target=watch_parent, args=(int(parent), stop), daemon=True).start()
     return stop
 
 
-def _watch(parent: int, stop: threading.Event) -> None:
-    """An orphan would hold its port and its lock against the supervisor's successor."""
+def watch_parent(parent: int, stop: threading.Event) -> None:
+    """Set `stop` once this is no more the parent: an orphan would hold its port and its lock
+    against the supervisor's successor."""
     while not stop.wait(1.0):
         if os.getppid() != parent:
             stop.set()

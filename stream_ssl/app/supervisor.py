@@ -145,3 +145,10 @@ class Supervisor:
 def command(*arguments: str) -> list[str]:
     """The command line of one of our own commands, in this interpreter."""
     return [sys.executable, "-m", "stream_ssl.app.cli", *arguments]
+
+
+def learner_command(ranks: int, arguments: Sequence[str]) -> list[str]:
+    """The command line of a learner of so many ranks on this host."""
+    if ranks == 1:
+        return command("learner", *arguments)
+    return [sys.executable, "-m", "stream_ssl.app.launch_ranks", str(ranks), *arguments]

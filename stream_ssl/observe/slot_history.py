@@ -70,6 +70,7 @@ class SlotHistory:
     def __init__(self, memory: WorkingMemory, clock: Callable[[], float] = time.time) -> None:
         self._memory, self._clock = memory, clock
         self._origin_K: NDArray[np.object_] = np.full(memory.capacity, None, object)
+        self._added = memory.added
         self.evictions: deque[Eviction] = deque(maxlen=EVICTIONS)
         self.latest: list[Eviction] = []  # of the last record
         self.fates: dict[str, Fate] = {}  # by producer; those beyond PRODUCERS under OTHERS
@@ -94,8 +95,17 @@ class SlotHistory:
         if len(admission.evicted):
             self._remember_evictions(ids, admission, origin_B)
         self._count_fates(ids, admission, origin_B)
+        self._forget_written_by_others()
         slots = slot_B[stays_B]
         self._origin_K[slots] = origin_B[stays_B]
+
+    def _forget_written_by_others(self) -> None:
+        """Where newcomers of other ranks came from is not known here."""
+        memory = self._memory
+        if memory.group.size > 1:
+            fresh_k = to_host(memory.born >= self._added).numpy()
+            self._origin_K[: len(fresh_k)][fresh_k] = None
+            self._added = memory.added
 
     def _remember_evictions(
         self, ids: list[int], admission: Admission, origin_B: NDArray[np.object_]
@@ -108,13 +118,15 @@ class SlotHistory:
         refused, now = set(admission.refused.tolist()), self._clock()
         joined = [b for b, number in enumerate(ids) if number not in refused]
         evicted, ages = admission.evicted.tolist(), admission.ages.tolist()
-        if len(joined) != len(evicted):  # the memory became full in this batch, or an id came twice
+        shared = self._memory.group.size > 1  # then others' newcomers evict here, and ours there
+        if shared or len(joined) != len(evicted):  # or it became full now, or an id came twice
             joined = []
         slot_of = {ids[b]: slot for b, slot in enumerate(admission.slots.tolist()) if slot >= 0}
         lately, origin_of = [], dict(zip(ids, origin_B, strict=True))
         for turn in range(len(evicted) - 1, max(-1, len(evicted) - 1 - EVICTIONS), -1):
             gone, by = evicted[turn], joined[turn] if joined else None
             slot = None if by is None else slot_of.get(ids[by])
+            slot = int(admission.left[turn]) if shared else slot
             origin = origin_of.get(gone)
             if slot is not None and gone in origin_of:
                 slot_of.setdefault(gone, slot)

@@ -55,6 +55,18 @@ def kills(scratch: Path, minutes: float) -> Rows:
     ]
 
 
+def ranks(scratch: Path, minutes: float) -> Rows:
+    from chaos import ranks
+
+    killed = ranks.kills(scratch / "kills", 20, 60_000)
+    hung = ranks.hangs(scratch / "hangs", 20_000)
+    soon = hung["gone"] < hung["timeout"] + 60
+    return [
+        {"gate": 15, **checked(killed, "bit-equal", killed["unequal"] == 0)},
+        {"gate": 16, **checked(hung, "gone in the time-out and torchrun's 30 s", soon)},
+    ]
+
+
 def power_cuts(scratch: Path, minutes: float) -> Rows:
     from chaos import power_cuts
 
@@ -166,6 +178,7 @@ def soak(scratch: Path, minutes: float) -> Rows:
 
 GATES: dict[str, Callable[[Path, float], Rows]] = {
     "kills": kills,
+    "ranks": ranks,
     "power-cuts": power_cuts,
     "damage": damage,
     "bad-disk": bad_disk,

@@ -1,0 +1,49 @@
+"""torchrun as `stream-ssl run --ranks` needs it: `python -m stream_ssl.app.launch_ranks N ...`.
+
+It starts N learners of this host with these arguments, ends with the status of the one that failed,
+with 0 after SIGTERM, and stops them should the supervisor die.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+
+from stream_ssl.app.failures import DONE, FAILED
+from stream_ssl.app.signals import PARENT, watch_parent
+from stream_ssl.app.threads import share_cores
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run until all have ended. The supervisor starts the group again, so torchrun does not."""
+    ranks, *rest = arguments
+    if parent := os.environ.pop(PARENT, None):  # that of the ranks is this process
+        stop = threading.Event()
+        threading.Thread(target=watch_parent, args=(int(parent), stop), daemon=True).start()
+        threading.Thread(target=_terminate_when, args=(stop,), daemon=True).start()
+    share_cores()
+    from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    command = ["--standalone", f"--nproc-per-node={ranks}", "--max-restarts=0", "-m", "--"]
+    try:
+        run.main([*command, "stream_ssl", "learner", *rest])
+    except ChildFailedError as error:
+        statuses = [failure.exitcode for failure in error.failures.values()]
+        return max((status for status in statuses if status > 0), default=FAILED)
+    except SignalException:
+        return DONE
+    return DONE
+
+
+def _terminate_when(stop: threading.Event) -> None:
+    stop.wait()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,173 @@
+"""Gates 15 and 16: ranks under torchrun, of which one is killed at random, or hangs."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+from harness import TINY, processes, stop, until
+from safetensors.torch import load_file
+
+BATCH, RANKS = 32, 2
+TIMEOUT = 10.0
+"""Seconds after which a rank gives up on one that hangs."""
+SETTINGS: dict[str, Any] = TINY | {
+    "batches": {"batch_size": BATCH},
+    "memory": {"capacity": 256},
+    "learner": {"threads": 1, "anchors": "memory", "draw": "epochs", "novelty": 0.9},
+    "checkpoints": {"every_steps": 20, "every_seconds": None},
+    "ranks": {"timeout": TIMEOUT},
+}
+
+
+def kills(folder: Path, count: int, samples: int, seed: int = 0) -> dict[str, int]:
+    """Ranks that are killed so often while they read a finite stream, beside ones that are not.
+
+    Returns:
+        samples, how many were counted by those that were killed, files of the last checkpoint, and
+        how many differ.
+    """
+    whole, killed = folder / "whole", folder / "killed"
+    _fill(whole, samples)
+    shutil.copytree(whole, killed)
+    (killed / "config.yaml").write_text(json.dumps({**SETTINGS, "run": str(killed)}))
+    draw = random.Random(seed)
+    _learn(whole, 0, draw)
+    _learn(killed, count, draw)
+    return {
+        "kills": count,
+        "samples": samples,
+        "counted": json.loads((killed / "checkpoints/latest/state.json").read_text())["samples"],
+        **_compared(whole, killed),
+    }
+
+
+def _learn(folder: Path, deaths: int, draw: random.Random) -> None:
+    """Read all of the journal, through so many deaths of a rank."""
+    with _ranks(folder, restarts=deaths) as torchrun:
+        before = 0
+        for _ in range(deaths):
+            # Not before a checkpoint is newer than the last death: else it might never end.
+            until(partial(_step_is_above, folder, before), partial(_log, folder), 240)
+            time.sleep(draw.uniform(0, 1))
+            before = _step(folder)
+            draw.choice(_workers(torchrun)).kill()
+        reading = _Reading(folder)
+        until(reading.has_ended, partial(_log, folder), 600)
+        stop(torchrun)
+
+
+class _Reading:
+    """Watches how far the ranks have read, which they tell twice a second."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file, self._seen, self._since = folder / "cursor.json", b"", 0.0
+
+    def has_ended(self) -> bool:
+        """Whether they live, and have read nothing new for some seconds."""
+        now, told = time.monotonic(), self._file.read_bytes() if self._file.exists() else b""
+        alive = told and time.time() - self._file.stat().st_mtime < 2
+        if told != self._seen or not alive:
+            self._seen, self._since = told, now
+        return now - self._since > 5
+
+
+def hangs(folder: Path, samples: int) -> dict[str, float]:
+    """A rank that is stopped (SIGSTOP): seconds until the group has started again and learns."""
+    _fill(folder, samples)
+    with _ranks(folder, restarts=1) as torchrun:
+        until(lambda: _step(folder) > 0, lambda: _log(folder), 240)
+        old, before = _workers(torchrun), _step(folder)
+        old[-1].suspend()
+        began = time.monotonic()
+        until(lambda: not any(one.is_running() for one in old), lambda: _log(folder), 240)
+        found = time.monotonic() - began
+        until(lambda: _step(folder) > before, lambda: _log(folder), 240)
+        back = time.monotonic() - began
+        stop(torchrun)
+    return {"timeout": TIMEOUT, "gone": round(found, 1), "learns": round(back, 1)}
+
+
+def _fill(folder: Path, samples: int) -> None:
+    with processes(folder, SETTINGS) as run:
+        receiver = run.role("receiver")
+        assert run.produce(samples).wait(240) == 0, run.log("robot")
+        assert stop(receiver) == 0
+
+
+@contextmanager
+def _ranks(folder: Path, restarts: int) -> Iterator[subprocess.Popen[bytes]]:
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+        *(f"--nproc-per-node={RANKS}", f"--max-restarts={restarts}", "--monitor-interval=0.2"),
+        *("-m", "stream_ssl", "learner", str(folder / "config.yaml")),
+    ]
+    with (folder / "torchrun.log").open("ab") as log:
+        torchrun = subprocess.Popen(
+            command, stdout=log, stderr=log, env=os.environ | {"GLOO_SOCKET_IFNAME": "lo"}
+        )
+    try:
+        yield torchrun
+    finally:
+        children = psutil.Process(torchrun.pid).children() if torchrun.poll() is None else []
+        torchrun.kill()
+        torchrun.wait()
+        for child in children:
+            child.kill()
+
+
+def _workers(torchrun: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    found: list[psutil.Process] = until(
+        lambda: (
+            len(psutil.Process(torchrun.pid).children()) == RANKS
+            and psutil.Process(torchrun.pid).children()
+        ),
+        lambda: "the ranks are not there",
+        240,
+    )
+    return found
+
+
+def _facts(folder: Path) -> dict[str, Any]:
+    try:
+        facts: dict[str, Any] = json.loads((folder / "checkpoints/latest/state.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return facts
+
+
+def _step(folder: Path) -> int:
+    return int(_facts(folder).get("step", 0))
+
+
+def _step_is_above(folder: Path, step: int) -> bool:
+    return _step(folder) > step
+
+
+def _compared(one: Path, other: Path) -> dict[str, int]:
+    folders = [path / "checkpoints/latest" for path in (one, other)]
+    names = [sorted(path.name for path in folder.glob("*.safetensors")) for folder in folders]
+    assert names[0] == names[1]
+    unequal = 0
+    for name in names[0]:
+        ours, theirs = (load_file(folder / name) for folder in folders)
+        unequal += ours.keys() != theirs.keys() or any(
+            not ours[key].equal(theirs[key]) for key in ours
+        )
+    steps = [_facts(path)["step"] for path in (one, other)]
+    return {"files": len(names[0]), "unequal": unequal + (steps[0] != steps[1])}
+
+
+def _log(folder: Path) -> str:
+    return (folder / "torchrun.log").read_text(errors="replace")[-4000:]
