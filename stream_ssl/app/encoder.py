@@ -10,7 +10,7 @@ import logging
 from argparse import ArgumentError
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from producers.client import Image
 
 log = logging.getLogger("stream_ssl.encoder")
+
+T = TypeVar("T")
 
 Of = Literal["features", "embeddings"]
 
@@ -139,12 +141,15 @@ def load_encoder(place: Path | str, of: Of | None = None, device: str = "cpu") -
     build.check_device(device, "device")
     if (place / ENCODER).is_file():
         return _exported(place, of).to(device)
-    checkpoint = find(place)
-    return run_encoder(
-        stored_settings(facts(checkpoint)["config"]),
-        of or "features",
-        lambda network: network.load_state_dict(load_file(checkpoint / "model.safetensors")),
-    ).to(device)
+
+    def load(checkpoint: Path) -> Encoder:
+        return run_encoder(
+            stored_settings(facts(checkpoint)["config"]),
+            of or "features",
+            lambda network: network.load_state_dict(load_file(checkpoint / "model.safetensors")),
+        )
+
+    return read_newest(place, load).to(device)
 
 
 def fresh_encoder(stored: Mapping[str, Any], of: Of = "features", device: str = "cpu") -> Encoder:
@@ -220,6 +225,25 @@ def _with_tuples(section: Mapping[str, Any]) -> dict[str, Any]:
     return {k: tuple(v) if isinstance(v, list) else v for k, v in section.items()}
 
 
+def read_newest(place: Path, read: Callable[[Path], T]) -> T:
+    """What `read` makes of the checkpoint that `find` gives.
+
+    A learner that runs may remove that while it is read, for it keeps a few (checkpoints.keep);
+    then the newest of now is read.
+
+    Raises:
+        FileNotFoundError: there is none, or it lacks a file.
+    """
+    checkpoint = find(place)
+    while True:
+        try:
+            return read(checkpoint)
+        except FileNotFoundError:
+            if (newer := find(place)) == checkpoint:
+                raise
+            checkpoint = newer
+
+
 def find(path: Path) -> Path:
     """The checkpoint folder that a path names: itself, or the newest whole one of a run's folder.
 
@@ -238,6 +262,8 @@ def find(path: Path) -> Path:
     for folder in found:
         if (reason := checkpoint_damage(folder)) is None:
             break
+        if not own and _checkpoints(path)[:1] != found[:1]:  # a learner has removed it since
+            return find(path)
         log.warning("checkpoint %s is damaged (%s)", folder, reason)
     else:
         raise ValueError(f"checkpoint {found[0]} is damaged ({reason}); name the one before")

@@ -402,6 +402,35 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(
     assert not (tmp_path / "e").exists()
 
 
+@pytest.mark.parametrize("meanwhile", ["load_file", "checkpoint_damage"])
+def test_a_checkpoint_that_the_learner_removes_gives_way_to_its_next(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, meanwhile: str
+) -> None:
+    """With checkpoints.keep at 1 the newest is gone as soon as there is another."""
+    shutil.copytree(run, tmp_path / "run", symlinks=True)
+    folder, done = tmp_path / "run" / "checkpoints", getattr(encoders, meanwhile)
+    first, second = sorted(folder.glob("step-*"))
+
+    def point_at(checkpoint: Path) -> None:
+        (folder / "latest").unlink()
+        (folder / "latest").symlink_to(checkpoint.name)
+
+    second.rename(folder / "next")
+    point_at(first)
+
+    def learner_goes_on(*arguments: Any) -> Any:
+        if first.exists():
+            (folder / "next").rename(second)
+            point_at(second)
+            shutil.rmtree(first)
+        return done(*arguments)
+
+    monkeypatch.setattr(encoders, meanwhile, learner_goes_on)
+    assert torch.equal(
+        stream_ssl.load_encoder(tmp_path / "run")(images()), stream_ssl.load_encoder(run)(images())
+    )
+
+
 def test_what_load_encoder_refuses(run: Path, exported: Path, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no checkpoint at .*nowhere"):
         stream_ssl.load_encoder(tmp_path / "nowhere")

@@ -59,18 +59,8 @@ def export_parser() -> ArgumentParser:
 
 def export(settings: Namespace) -> None:
     """Write what is asked for, and print where it lies."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    from stream_ssl.app.encoder import ENCODER, find
-    from stream_ssl.app.export import (
-        MEMORY,
-        ONNX_TOLERANCE,
-        check_onnx,
-        check_target,
-        export_encoder,
-        export_memory,
-    )
+    from stream_ssl.app.encoder import ENCODER, read_newest
+    from stream_ssl.app.export import MEMORY, check_onnx, check_target
 
     with configuring():
         check_settings(settings)
@@ -80,29 +70,38 @@ def export(settings: Namespace) -> None:
                 check_onnx()
         if settings.memory is not None:
             check_target("--memory", settings.memory, MEMORY)
-        checkpoint = find(settings.run)
-        print(f"checkpoint: {checkpoint}")
-        if settings.encoder is not None:
-            difference = export_encoder(checkpoint, settings.encoder, settings.of, settings.onnx)
-            print(f"encoder: {settings.encoder}")
-            if difference is not None:
-                print(
-                    f"ONNX differs from torch by at most {difference:.1e} of the largest value "
-                    f"({ONNX_TOLERANCE:.0e} is allowed)"
-                )
-        if settings.memory is not None:
-            with Progress(console=Console(stderr=True), transient=True) as progress:
-                bar = progress.add_task("writing the memory", total=None)
-                found = export_memory(
-                    checkpoint,
-                    settings.memory,
-                    lambda done, total: progress.update(bar, completed=done, total=total),
-                )
-            print(f"memory: {settings.memory}, {found.samples:,} samples in {found.shards} shards")
-            if found.lost:
-                print(f"{found.lost:,} samples left out: their images are overwritten by now")
-            if not found.indexed:
-                print("no index.faiss, for faiss is not installed: pip install 'stream-ssl[cpu]'")
+        read_newest(settings.run, lambda checkpoint: write(settings, checkpoint))
+
+
+def write(settings: Namespace, checkpoint: Path) -> None:
+    """Write encoder and memory of one checkpoint."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from stream_ssl.app.export import ONNX_TOLERANCE, export_encoder, export_memory
+
+    print(f"checkpoint: {checkpoint}")
+    if settings.encoder is not None:
+        difference = export_encoder(checkpoint, settings.encoder, settings.of, settings.onnx)
+        print(f"encoder: {settings.encoder}")
+        if difference is not None:
+            print(
+                f"ONNX differs from torch by at most {difference:.1e} of the largest value "
+                f"({ONNX_TOLERANCE:.0e} is allowed)"
+            )
+    if settings.memory is not None:
+        with Progress(console=Console(stderr=True), transient=True) as progress:
+            bar = progress.add_task("writing the memory", total=None)
+            found = export_memory(
+                checkpoint,
+                settings.memory,
+                lambda done, total: progress.update(bar, completed=done, total=total),
+            )
+        print(f"memory: {settings.memory}, {found.samples:,} samples in {found.shards} shards")
+        if found.lost:
+            print(f"{found.lost:,} samples left out: their images are overwritten by now")
+        if not found.indexed:
+            print("no index.faiss, for faiss is not installed: pip install 'stream-ssl[cpu]'")
 
 
 def check_settings(settings: Namespace) -> None:
