@@ -15,6 +15,7 @@ from rank_checkpoints import check_journal_shares, check_other_ranks, check_rest
 from rank_learning import check_gradients, check_steps
 from rank_losses import check_losses
 from rank_memory import check_evictions, check_images
+from rank_refusals import check_refusals
 
 CHECKS: dict[str, tuple[Callable[[int], None], Sequence[int]]] = {
     "evictions": (check_evictions, (2, 4)),
@@ -24,6 +25,7 @@ CHECKS: dict[str, tuple[Callable[[int], None], Sequence[int]]] = {
     "steps": (check_steps, (2, 4)),
     "restarts": (check_restarts, (2,)),
     "other ranks": (check_other_ranks, (4,)),
+    "refusals": (check_refusals, (2,)),
     "journal shares": (check_journal_shares, (2, 4)),
 }
 """By name: what is checked, and on how many ranks."""
