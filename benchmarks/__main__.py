@@ -19,6 +19,7 @@ NAMES = (
     "growth",
     "losses",
     "learner",
+    "page",
     "sources",
     "ingest",
 )  # the last leaves the disk busy
