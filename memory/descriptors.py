@@ -14,7 +14,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -121,6 +121,47 @@ class Thumbnail(Descriptor):
 
     def __repr__(self) -> str:
         return f"Thumbnail(side={self.side})"
+
+
+class Vector(Descriptor):
+    """The vector itself as it was sent, without its mean, of unit norm: for memories of vectors,
+    whose bytes stand where images have their pixels (uint8 [B, bytes, 1, 1]).
+
+    Args:
+        dtype: of the vectors that the memory keeps, "float32" or "float16".
+
+    >>> z_BD, sent_BD = torch.ones(2, 1), torch.tensor([[1.0, 2.0, 3.0], [10.0, 20.0, 30.0]])
+    >>> row_BA = Vector()(z_BD, sent_BD.view(torch.uint8)[:, :, None, None])
+    >>> round(float(row_BA[0] @ row_BA[1]), 4)
+    1.0
+    """
+
+    def __init__(self, dtype: Literal["float32", "float16"] = "float32") -> None:
+        self.dtype = dtype
+
+    def dim(self, embedding_dim: int, image_shape: Image | None) -> int:
+        del embedding_dim
+        channels, height, width = shape_of(self, image_shape)
+        size: int = getattr(torch, self.dtype).itemsize
+        if (height, width) != (1, 1) or channels % size:
+            raise ValueError(
+                f"{self!r} describes vectors, and this memory keeps images of shape {image_shape}"
+            )
+        return channels // size
+
+    def __call__(self, z_BD: Tensor, image_BCHW: Tensor | None) -> Tensor:
+        image_BCHW = images_of(self, image_BCHW).to(z_BD.device)
+        value_BA = vectors_of(image_BCHW, getattr(torch, self.dtype)).to(z_BD.dtype)
+        return normalize(value_BA - value_BA.mean(dim=1, keepdim=True), dim=1)
+
+    def __repr__(self) -> str:
+        return f"Vector(dtype={self.dtype!r})"
+
+
+def vectors_of(image_BCHW: Tensor, dtype: torch.dtype) -> Tensor:
+    """The numbers [B, D] of vectors whose bytes stand in place of pixels."""
+    flat_BN = image_BCHW.flatten(1).contiguous()
+    return flat_BN.view(dtype)
 
 
 class Frozen(Descriptor):

@@ -45,6 +45,8 @@ def as_sample(image: Any, id: str, codec: str | None = None, **fields: Any) -> S
             raise ValueError(
                 f"codec {codec!r}: an array is raw pixels; pass an encoded image as bytes"
             )
+        if image.dtype.kind == "f" and image.ndim == 1:
+            return Sample.from_vector(image, id, **fields)
         return Sample.from_array(image, id, **fields)
     data = _bytes_of(image)
     if codec is None:

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
     Image = (
         NDArray[np.uint8]
+        | NDArray[np.floating[Any]]
         | Sample
         | bytes
         | bytearray
@@ -214,7 +215,8 @@ class Producer:
         Args:
             image: uint8 pixels H x W or H x W x C, which are copied; an encoded file as bytes,
                 bytearray or memoryview, or the path of one, which is read; a PIL image, which
-                travels as its pixels; or a Sample, with nothing of the following.
+                travels as its pixels; a vector, float16 or float32 [D], which is copied; or a
+                Sample, with nothing of the following.
             id: names the image within its source; the same image keeps its id. None: a new one.
             label: class, where there is one.
             codec: "jpeg", "png", "webp" or "raw"; None: found from the bytes.

@@ -19,7 +19,7 @@ from producers.shaping.repeat import decode, encode, from_pixels, moved
 from producers.sources.base import Facts, Source, misfit, place
 from producers.sources.fields import digest, fitting_meta, short_id
 from producers.sources.finite import ENDLESS
-from stream_ssl.wire.sample import Position, Sample
+from stream_ssl.wire.sample import Position, Sample, short
 
 
 class Scene(NamedTuple):
@@ -204,6 +204,11 @@ def pixels_of(sample: Sample) -> NDArray[np.uint8]:
         ValueError: it cannot be.
         ImportError: Pillow is not installed.
     """
+    if sample.codec == "vector":
+        raise ValueError(
+            f"sample {short(sample.id)} is a vector, which no parked camera sends; repeat vectors "
+            "with --shape.duplicates"
+        )
     if sample.shape is not None:
         return np.frombuffer(sample.data, dtype=np.uint8).reshape(sample.shape)
     image = np.asarray(decode(sample))

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from producers.sources.fields import fitting_meta, short_id
-from stream_ssl.wire.sample import Sample, short
+from stream_ssl.wire.sample import DTYPES, Sample, short
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -37,7 +37,12 @@ def repeat(sample: Sample, number: str, near: NearBy | None, rng: np.random.Gene
     """
     payload = None
     if near is not None:
-        payload = repeat_raw(sample, near, rng) if sample.codec == "raw" else reencode(sample, rng)
+        if sample.codec == "vector":
+            payload = repeat_vector(sample, rng)
+        elif sample.codec == "raw":
+            payload = repeat_raw(sample, near, rng)
+        else:
+            payload = reencode(sample, rng)
     kind = "exact" if payload is None else "near"
     origin = {"duplicate_of": sample.id, "duplicate": kind}
     changes: dict[str, Any] = {} if payload is None else payload
@@ -58,6 +63,15 @@ def repeat_raw(sample: Sample, near: NearBy, rng: np.random.Generator) -> dict[s
         changed_HWC = changed_HWC.copy()
         changed_HWC[0, 0, 0] ^= 1
     return {"data": changed_HWC.tobytes()}
+
+
+def repeat_vector(sample: Sample, rng: np.random.Generator) -> dict[str, Any]:
+    """A vector noised by a twentieth of its own standard deviation."""
+    assert sample.dtype is not None
+    dtype = DTYPES[sample.dtype]
+    value_D = np.frombuffer(sample.data, dtype).astype(np.float64)
+    value_D += rng.normal(0, value_D.std() / 20 + 1e-6, value_D.shape)
+    return {"data": value_D.astype(dtype).tobytes()}
 
 
 def jitter(image_HWC: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint8]:

@@ -9,6 +9,7 @@ from producers.sources.image_folder import ImageFolder
 from producers.sources.kafka import Kafka
 from producers.sources.mcap import McapFiles
 from producers.sources.nats import Nats
+from producers.sources.npy import NpyVectors
 from producers.sources.rosbag import RosBags
 from producers.sources.synthetic import Synthetic
 from producers.sources.video import VideoFiles
@@ -24,6 +25,7 @@ SOURCES: dict[str, type[Source]] = {
     "kafka": Kafka,
     "mcap": McapFiles,
     "nats": Nats,
+    "npy": NpyVectors,
     "rosbag": RosBags,
     "synthetic": Synthetic,
     "video": VideoFiles,
@@ -41,6 +43,7 @@ __all__ = [
     "Kafka",
     "McapFiles",
     "Nats",
+    "NpyVectors",
     "RosBags",
     "Source",
     "Synthetic",

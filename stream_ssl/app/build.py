@@ -18,7 +18,7 @@ from jsonargparse import Namespace
 from torch import Tensor
 
 from memory import WorkingMemory
-from memory.descriptors import Embedding
+from memory.descriptors import Embedding, Vector
 from memory.eviction import Policy
 from memory.process_group import SINGLE_PROCESS, SingleProcess
 from stream_ssl.app.failures import check_writable
@@ -28,6 +28,7 @@ from stream_ssl.ingest.decode import Decoder
 from stream_ssl.ingest.journal import JournalReader
 from stream_ssl.ingest.quarantine import Quarantine
 from stream_ssl.ingest.share import JournalShare
+from stream_ssl.ingest.vectors import VectorDecoder
 from stream_ssl.learning import randomness
 from stream_ssl.learning.checkpoint import Checkpointer
 from stream_ssl.learning.checks import check_batch, check_labels
@@ -36,6 +37,7 @@ from stream_ssl.learning.learner import Learner, Stream
 from stream_ssl.learning.optimiser import OptimiserSettings
 from stream_ssl.learning.pace import Pace
 from stream_ssl.learning.projector import Projector
+from stream_ssl.learning.vectors import MLP, Vectors, VectorViews
 from stream_ssl.learning.views import Views
 from stream_ssl.losses import PositiveDebiased
 from stream_ssl.methods import Method
@@ -50,15 +52,36 @@ def method(settings: Namespace) -> Method:
     `settings` has been through `parser.instantiate`, as for all functions here.
     """
     randomness.seed_everything(settings.learner.seed)
-    encoder = ResNet(channels=settings.decoder.channels, **settings.encoder)
+    encoder: ResNet | MLP
+    if (found := vectors(settings)) is not None and found.dim is not None:
+        encoder = MLP(found.dim, found.widths)
+    else:
+        encoder = ResNet(channels=settings.decoder.channels, **settings.encoder)
     projector = Projector(encoder.dim, **settings.projector)
     module, _, name = settings.method.class_path.rpartition(".")
     chosen: type[Method] = getattr(importlib.import_module(module), name)
     return chosen(encoder, projector, settings.loss, **settings.method.init_args)
 
 
-def views(settings: Namespace) -> Views:
+def vectors(settings: Namespace) -> Vectors | None:
+    """What learns from vectors; None where the stream is of images."""
+    found = Vectors(**settings.vectors)
+    return None if found.dim is None else found
+
+
+def decoder(settings: Namespace) -> Decoder | VectorDecoder:
+    """Payloads to pixels, or to the bytes of vectors."""
+    found = vectors(settings)
+    if found is None:
+        return Decoder(**settings.decoder)
+    assert found.dim is not None
+    return VectorDecoder(found.dim, found.dtype)
+
+
+def views(settings: Namespace) -> Views | VectorViews:
     """The augmentation."""
+    if (found := vectors(settings)) is not None:
+        return VectorViews(found)
     return Views(settings.decoder.size, settings.decoder.channels, **settings.views)
 
 
@@ -74,7 +97,9 @@ def memory(settings: Namespace, dim: int, group: SingleProcess = SINGLE_PROCESS)
 
 
 def image_shape(settings: Namespace) -> tuple[int, int, int]:
-    """(C, H, W) of the images that the learner sees."""
+    """(C, H, W) of the images that the learner sees, or of the bytes of vectors."""
+    if (found := vectors(settings)) is not None:
+        return found.shape
     return settings.decoder.channels, settings.decoder.size, settings.decoder.size
 
 
@@ -123,7 +148,7 @@ def batches(
     quarantine = f"quarantine-{share.rank}" if share.rank else "quarantine"
     return Batches(
         reader,
-        Decoder(**settings.decoder),
+        decoder(settings),
         Quarantine(settings.run / quarantine, **settings.quarantine),
         start=start,
         share=share,
@@ -140,6 +165,7 @@ def learner(
         ValueError: the sections do not go together.
     """
     check_device(settings.learner.device, "--learner.device")
+    check_descriptor(settings)
     network = method(settings)
     check_memory(settings, network.dim)
     working = memory(settings, network.dim, group)
@@ -174,7 +200,7 @@ def held_out(settings: Namespace, learner: Learner) -> HeldOutProbe | None:
         plain_BCHW = learner.views.plain(image_BCHW.to(learner.device))
         return learner.method.features(plain_BCHW)
 
-    return HeldOutProbe(settings.observe.held_out, Decoder(**settings.decoder), features)
+    return HeldOutProbe(settings.observe.held_out, decoder(settings), features)
 
 
 def check_device(device: str, option: str = "--device") -> None:
@@ -188,6 +214,27 @@ def check_device(device: str, option: str = "--device") -> None:
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise ValueError(f"device {device!r} cannot be used ({reason}); try {option} cpu") from None
+
+
+def check_descriptor(settings: Namespace) -> None:
+    """Refuses a descriptor of pictures for vectors, and one of vectors for pictures.
+
+    Raises:
+        ValueError: the memory's is one.
+    """
+    found, descriptor = vectors(settings), settings.memory.descriptor or Embedding()
+    if found is not None and descriptor.needs_images and not isinstance(descriptor, Vector):
+        raise ValueError(
+            f"memory.descriptor {descriptor!r} describes pictures, and vectors.dim is {found.dim}: "
+            "choose memory.descriptor: Vector, or Embedding"
+        )
+    if not isinstance(descriptor, Vector):
+        return
+    if found is None or found.dtype != descriptor.dtype:
+        kept = "images" if found is None else f"vectors of {found.dtype}"
+        raise ValueError(
+            f"memory.descriptor {descriptor!r}: the memory keeps {kept}; see vectors.dim and dtype"
+        )
 
 
 def check_memory(settings: Namespace, dim: int) -> None:
@@ -287,7 +334,13 @@ def without_effect(config: Mapping[str, Any]) -> list[str]:
     optimiser = config["optimiser"]["name"]
     replays = Pace(**config["pace"]).replays(config["batches"]["batch_size"])
     mixed = (loss.get("init_args") or {}).get("aggregation") == "mixed"
+    vectors = (config.get("vectors") or {}).get("dim")
+    image_options = ("views", Views), ("encoder", ResNet)
     rules: list[tuple[Callable[..., Any], str, tuple[str, ...], bool, str]] = [
+        (Vectors, "vectors", ("dtype", "widths", "noise", "dropout", "mix"), vectors is None,
+         "vectors.dim is null, and the stream is of images"),
+        *((owner, path, tuple(inspect.signature(owner).parameters), vectors is not None,
+           f"vectors.dim is {vectors}, and it is of images") for path, owner in image_options),
         (Views, "views", ("saturation", "hue", "grey"), decoder["channels"] == 1,
          "images are grey (decoder.channels is 1)"),
         (OptimiserSettings, "optimiser", ("momentum",), optimiser != "sgd",

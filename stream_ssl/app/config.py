@@ -22,6 +22,7 @@ from stream_ssl.app.failures import readable
 
 RECEIVER_SECTIONS = ("receiver", "journal", "access")
 LEARNER_SECTIONS = (
+    "vectors",
     "decoder",
     "quarantine",
     "batches",
@@ -196,12 +197,14 @@ def _add_learner(parser: ArgumentParser) -> None:
     from stream_ssl.learning.pace import Pace
     from stream_ssl.learning.projector import Projector
     from stream_ssl.learning.schedule import Schedule
+    from stream_ssl.learning.vectors import Vectors
     from stream_ssl.learning.views import Views
     from stream_ssl.losses import Loss
     from stream_ssl.methods import Method
     from stream_ssl.observe.held_out import HeldOut
     from stream_ssl.observe.prequential import Prequential
 
+    _section(parser, Vectors, "vectors")
     _section(parser, Decoder, "decoder")
     _section(parser, Quarantine, "quarantine", skip={"folder", "clock"})
     _section(

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from producers._images import as_sample
 from stream_ssl.app import build, config
 from stream_ssl.ingest.decode import Decoder
+from stream_ssl.ingest.vectors import VectorDecoder
 from stream_ssl.learning.checkpoint import (
     FORMAT,
     LATEST,
@@ -32,6 +33,7 @@ from stream_ssl.learning.checkpoint import (
 from stream_ssl.learning.encoder import ResNet
 from stream_ssl.learning.projector import Projector
 from stream_ssl.learning.randomness import OwnRandomness
+from stream_ssl.learning.vectors import VectorViews
 from stream_ssl.learning.views import Views
 from stream_ssl.methods import Method
 from stream_ssl.methods.base import unit
@@ -50,12 +52,24 @@ ENCODER = "encoder.json"
 WEIGHTS = "encoder.safetensors"
 EXPORT_FORMAT = 1  # raised when an older reader could not read it
 
-SECTIONS = ("decoder", "batches", "encoder", "projector", "views", "loss", "method", "learner")
+SECTIONS = (
+    "vectors",
+    "decoder",
+    "batches",
+    "encoder",
+    "projector",
+    "views",
+    "loss",
+    "method",
+    "learner",
+)
 """Of a run's configuration what its encoder depends on. What else it names may be gone by now."""
 
 
 class Encoder(nn.Module):
     """uint8 images [B, C, H, W] to float32 features or embeddings [B, F].
+
+    Of a run on vectors it takes these, float [B, D], or their bytes.
 
     In evaluation mode and frozen; `encoder.requires_grad_().train()` makes it trainable. Where
     `statistics` is "batch", an embedding depends on the other images of its batch.
@@ -69,8 +83,8 @@ class Encoder(nn.Module):
 
     Attributes:
         dim: F.
-        size: H and W.
-        channels: C.
+        size: H and W; of vectors 1.
+        channels: C; of vectors their bytes.
         of: "features" or "embeddings".
     """
 
@@ -78,13 +92,13 @@ class Encoder(nn.Module):
         self,
         backbone: nn.Module,
         projector: nn.Module | None,
-        views: Views,
-        decoder: Decoder,
+        views: Views | VectorViews,
+        decoder: Decoder | VectorDecoder,
         statistics: Statistics = "average",
     ) -> None:
         super().__init__()
         self.backbone, self.projector, self.views = backbone, projector, views
-        self.size, self.channels, self.decoder = decoder.size, decoder.channels, decoder
+        (self.size, _, self.channels), self.decoder = decoder.shape_HWC, decoder
         self.of: Of = "features" if projector is None else "embeddings"
         self.dim = int((projector or backbone).dim)  # type: ignore[arg-type]
         self.statistics = statistics
@@ -93,6 +107,9 @@ class Encoder(nn.Module):
         self.requires_grad_(False).eval()
 
     def forward(self, image_BCHW: Tensor) -> Tensor:
+        if isinstance(self.decoder, VectorDecoder) and image_BCHW.is_floating_point():
+            kept_BD = image_BCHW.to(getattr(torch, self.decoder.dtype)).contiguous()
+            image_BCHW = kept_BD.view(torch.uint8)[:, :, None, None]
         # Of grey images two layouts are contiguous, and convolutions round in either differently.
         image_BCHW = image_BCHW.to(self.views.mean.device).clone(
             memory_format=torch.contiguous_format
@@ -113,9 +130,11 @@ class Encoder(nn.Module):
     def preprocess(self, image: Image) -> Tensor:
         """The uint8 pixels [C, H, W] that the learner trains on when this image is sent to it.
 
+        Of a vector, its bytes.
+
         Args:
-            image: a path, the bytes of a JPEG, PNG or WebP file, a PIL image, or a uint8 array
-                H x W or H x W x C.
+            image: a path, the bytes of a JPEG, PNG or WebP file, a PIL image, a uint8 array H x W
+                or H x W x C; or a vector, a float array [D].
 
         Raises:
             TypeError: it is no image.
@@ -171,7 +190,7 @@ def run_encoder(
         network = build.method(settings)
     if load is not None:
         load(network)
-    views, decoder = build.views(settings), Decoder(**settings.decoder)
+    views, decoder = build.views(settings), build.decoder(settings)
     if of == "features":
         return Encoder(network.encoder, None, views, decoder)
     return Encoder(*network.key_networks, views, decoder, network.key_statistics)

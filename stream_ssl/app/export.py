@@ -48,6 +48,7 @@ from stream_ssl.learning.checkpoint import (
     seal,
     write_json,
 )
+from stream_ssl.learning.vectors import Vectors
 
 ONNX = "encoder.onnx"
 MEMORY = "memory.json"
@@ -112,6 +113,7 @@ def export_encoder(checkpoint: Path, folder: Path, of: Of, onnx: bool) -> float 
         Failure: it differs by more than ONNX_TOLERANCE; then `folder` is as it was.
     """
     stored = facts(checkpoint)
+    check_images(checkpoint, stored["config"])
     encoder = load_encoder(checkpoint, of)
     difference = None
     with replacing(folder) as scratch:
@@ -129,6 +131,19 @@ def export_encoder(checkpoint: Path, folder: Path, of: Of, onnx: bool) -> float 
                     "--no-onnx, or try another version of onnxruntime"
                 )
     return difference
+
+
+def check_images(checkpoint: Path, config: Mapping[str, Any]) -> None:
+    """Refuse a run on vectors.
+
+    Raises:
+        ValueError: it is one.
+    """
+    if (config.get("vectors") or {}).get("dim") is not None:
+        raise ValueError(
+            f"{checkpoint} learned from vectors, and runs on images alone are exported: use its "
+            "encoder by stream_ssl.load_encoder(RUN)"
+        )
 
 
 def describe(encoder: Encoder, stored: Mapping[str, Any]) -> dict[str, Any]:
@@ -220,10 +235,11 @@ def export_memory(
         tell: hears how many slots were read, and of how many.
 
     Raises:
-        ValueError: a later version wrote the memory.
+        ValueError: a later version wrote the memory, or it holds vectors.
         OSError: a file cannot be read or written.
     """
     stored = facts(checkpoint)
+    check_images(checkpoint, stored["config"])
     state = upgraded(memory_of(checkpoint))
     columns = part(state, "columns")
     embedding_KD = columns["embeddings"].numpy().astype(np.float32)
@@ -277,6 +293,14 @@ def _rows(columns: Mapping[str, Tensor], config: Mapping[str, Any]) -> list[dict
     return [dict(zip(named, row, strict=True)) for row in values]
 
 
+def kept_shape(config: Mapping[str, Any]) -> tuple[int, int, int]:
+    """(C, H, W) of what the memory of a run of this configuration keeps."""
+    vectors, decoder = Vectors(**(config.get("vectors") or {})), config["decoder"]
+    if vectors.dim is not None:
+        return vectors.shape
+    return decoder["channels"], decoder["size"], decoder["size"]
+
+
 def images_of(
     columns: Mapping[str, Tensor], config: Mapping[str, Any], slots_B: NDArray[np.int64]
 ) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
@@ -286,8 +310,8 @@ def images_of(
     """
     if "images" in columns:
         return columns["images"][slots_B].numpy(), np.ones(len(slots_B), np.bool_)
-    file, decoder = Path(config["memory"]["image_file"]), config["decoder"]
-    shape = (config["memory"]["capacity"], decoder["channels"], decoder["size"], decoder["size"])
+    file = Path(config["memory"]["image_file"])
+    shape = (config["memory"]["capacity"], *kept_shape(config))
     image_BCHW = np.memmap(file, np.uint8, "r", shape=shape)[slots_B]
     same_B = hashes_of(torch.from_numpy(image_BCHW)) == columns["image_hashes"][slots_B]
     there_B = same_B & ~columns["image_lost"][slots_B].bool()

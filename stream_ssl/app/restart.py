@@ -22,6 +22,8 @@ log = logging.getLogger("stream_ssl.learner")
 FIXED = (
     # What the samples become, and in which batches.
     *("decoder.size", "decoder.channels", "decoder.fit", "batches.batch_size"),
+    *("vectors.dim", "vectors.dtype", "vectors.widths", "vectors.noise", "vectors.dropout"),
+    "vectors.mix",
     # The network; a checkpoint's tensors fit no other.
     *("encoder.width", "encoder.depths", "encoder.stem", "encoder.block"),
     *("projector.dim", "projector.hidden", "projector.batchnorm"),

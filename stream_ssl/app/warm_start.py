@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from memory.state import part, upgraded
 from stream_ssl.app.encoder import facts, find
-from stream_ssl.app.export import images_of
+from stream_ssl.app.export import images_of, kept_shape
 from stream_ssl.learning.checkpoint import memory_of
 from stream_ssl.learning.learner import Learner
 from stream_ssl.methods import Method
@@ -90,8 +90,7 @@ def take_memory(learner: Learner, checkpoint: Path) -> tuple[int, str]:
     one keeps all, and of a smaller one the policy chooses. Returns how many, and why none."""
     memory, config = learner.memory, facts(checkpoint)["config"]
     columns = part(upgraded(memory_of(checkpoint)), "columns")
-    decoder = config["decoder"]
-    shape = (decoder["channels"], decoder["size"], decoder["size"])
+    shape = kept_shape(config)
     if columns["embeddings"].shape[1] != memory.dim:
         return 0, f"embeddings of {columns['embeddings'].shape[1]}, here {memory.dim} (projector)"
     if shape != memory.image_shape:

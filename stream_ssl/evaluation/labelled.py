@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stream_ssl.ingest.decode import BadSample, Decoder, Pixels
+from stream_ssl.ingest.decode import BadSample, Payloads, Pixels
 from stream_ssl.wire.sample import Position, Sample
 
 Part = Literal["reference", "query"]
@@ -99,7 +99,7 @@ class Reader:
     def __init__(
         self,
         source: Labelled,
-        decoder: Decoder,
+        decoder: Payloads,
         division: Division,
         batch: int = 256,
         labels: bool = True,
@@ -162,16 +162,16 @@ class Reader:
 
     def _decoded(self, sample: Sample) -> Pixels | None:
         decoder = self._decoder
-        if sample.shape is not None:
-            self.scaled += tuple(sample.shape) != (decoder.size, decoder.size, decoder.channels)
+        if sample.codec == "raw":
+            self.scaled += sample.shape != decoder.shape_HWC
         try:
             return decoder.decode(sample)
         except BadSample as error:
             if error.reason == "shape":
                 raise ValueError(
                     f"source {self._source.name!r}, sample {sample.id!r}: {error}. The run was "
-                    f"configured to refuse other sizes (decoder.fit); give images of "
-                    f"{decoder.size} x {decoder.size} pixels"
+                    f"configured to refuse other sizes (decoder.fit, vectors.dim); give samples of "
+                    f"shape {decoder.shape_HWC}"
                 ) from error
             self.refused[error.reason] += 1
             return None

@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from stream_ssl.batch import START, Batch, Offset, Origin
 from stream_ssl.ingest.decode import (
     Chunk,
-    Decoder,
     DecodeTask,
     JournalRecord,
+    Payloads,
     decode_chunk,
     rejected_packet,
 )
@@ -67,7 +67,7 @@ class Batches:
 
     Args:
         reader: the journal; closed by whoever opened it, after this.
-        decoder: payloads to pixels.
+        decoder: payloads to pixels, or to the bytes of vectors.
         quarantine: takes the bad samples; not to be used elsewhere meanwhile.
         batch_size: samples in every batch.
         start: the first sample to read.
@@ -83,7 +83,7 @@ class Batches:
     def __init__(
         self,
         reader: Reader,
-        decoder: Decoder,
+        decoder: Payloads,
         quarantine: Quarantine,
         batch_size: int,
         start: Offset = START,
@@ -376,9 +376,9 @@ class Batches:
 class Batcher:
     """Joins the good samples of chunks, in order, to batches."""
 
-    def __init__(self, batch_size: int, decoder: Decoder) -> None:
+    def __init__(self, batch_size: int, decoder: Payloads) -> None:
         self._size = batch_size
-        self._shape_BHWC = (batch_size, decoder.size, decoder.size, decoder.channels)
+        self._shape_BHWC = (batch_size, *decoder.shape_HWC)
         self._begin()
 
     def _begin(self) -> None:

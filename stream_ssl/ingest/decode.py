@@ -112,7 +112,21 @@ class Chunk:
     rejected: Sequence[RejectedSample]
 
 
-def decode_chunk(decoder: Decoder, task: DecodeTask) -> Chunk:
+class Payloads(Protocol):
+    """Turns samples into uint8 arrays of one shape: pixels, or the bytes of vectors.
+
+    Attributes:
+        shape_HWC: of the arrays.
+    """
+
+    shape_HWC: tuple[int, int, int]
+
+    def __call__(self, row: Row, data: bytes | memoryview, source: str) -> Pixels: ...
+    def decode(self, sample: Sample) -> Pixels: ...
+    def block(self, rows: Sequence[Row], payload: bytes | memoryview) -> Pixels | None: ...
+
+
+def decode_chunk(decoder: Payloads, task: DecodeTask) -> Chunk:
     """Decodes a task's samples; a bad sample lands in `rejected` and the others go on."""
     block_BHWC = decoder.block(task.rows, task.payload) if _conforms(task.rows) else None
     if block_BHWC is not None:
@@ -129,8 +143,7 @@ def decode_chunk(decoder: Decoder, task: DecodeTask) -> Chunk:
             good.append(index)
         except BadSample as error:
             rejected.append(RejectedSample(task.begin + index, error, row, task.source, data))
-    shape = (0, decoder.size, decoder.size, decoder.channels)
-    image_BHWC = np.stack(images) if images else np.empty(shape, np.uint8)
+    image_BHWC = np.stack(images) if images else np.empty((0, *decoder.shape_HWC), np.uint8)
     return _chunk(task, image_BHWC, good, rejected)
 
 
@@ -210,6 +223,21 @@ def _conforms(rows: Sequence[Row]) -> bool:
     return True
 
 
+def checked(row: Row, data: bytes | memoryview, source: str) -> Sample:
+    """The sample of a row.
+
+    Raises:
+        BadSample: it breaks a rule of the wire.
+    """
+    if len(data) == 0:
+        raise BadSample("empty", "the payload is empty")
+    try:
+        return sample_of(source, dict(row), data)
+    except ValueError as error:
+        reason = "fields" if _fills_shape(row, data) else "shape"
+        raise BadSample(reason, str(error)) from None
+
+
 class Decoder:
     """Turns samples into uint8 [size, size, channels].
 
@@ -232,7 +260,7 @@ class Decoder:
 
     def __init__(
         self,
-        size: int,
+        size: int = 32,
         channels: Literal[1, 3] = 3,
         fit: Literal["resize", "refuse"] = "resize",
         max_pixels: int = 50_000_000,
@@ -244,6 +272,7 @@ class Decoder:
         if not 1 <= size * size <= max_pixels:
             raise ValueError(f"size {size}: must be at least 1, its square at most {max_pixels=}")
         self.size, self.channels, self.fit, self.max_pixels = size, channels, fit, int(max_pixels)
+        self.shape_HWC = (size, size, int(channels))
         # Pillow warns about each damaged file, and Python keeps every text that it has warned of:
         # a leak in the hands of a hostile producer. What matters is raised as BadSample.
         warnings.filterwarnings("ignore", module=r"PIL\.")
@@ -259,7 +288,7 @@ class Decoder:
         Raises:
             BadSample: it cannot be decoded; reason and message say why.
         """
-        return self.decode(self._checked(row, data, source))
+        return self.decode(checked(row, data, source))
 
     def decode(self, sample: Sample) -> Pixels:
         """The same of a sample that is checked already.
@@ -267,6 +296,10 @@ class Decoder:
         Raises:
             BadSample: it cannot be decoded; reason and message say why.
         """
+        if sample.codec == "vector":
+            raise BadSample(
+                "format", "a vector came, and this run learns from images; vectors need vectors.dim"
+            )
         return self._raw(sample) if sample.codec == "raw" else self._encoded(sample)
 
     def block(self, rows: Sequence[Row], payload: bytes | memoryview) -> Pixels | None:
@@ -278,15 +311,6 @@ class Decoder:
             if row["codec"] != "raw" or row.get("shape") != shape or row["size"] != count:
                 return None
         return np.frombuffer(payload, np.uint8).reshape(len(rows), *shape)
-
-    def _checked(self, row: Row, data: bytes | memoryview, source: str) -> Sample:
-        if len(data) == 0:
-            raise BadSample("empty", "the payload is empty")
-        try:
-            return sample_of(source, dict(row), data)
-        except ValueError as error:
-            reason = "fields" if _fills_shape(row, data) else "shape"
-            raise BadSample(reason, str(error)) from None
 
     def _check_size(self, width: int, height: int) -> None:
         if width * height > self.max_pixels:

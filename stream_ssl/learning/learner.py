@@ -31,6 +31,7 @@ from stream_ssl.learning.records import CheckpointDue, Idle, StepRecord
 from stream_ssl.learning.schedule import Constant, Schedule
 from stream_ssl.learning.step import Step, StepResult, true_collisions
 from stream_ssl.learning.upload import Upload
+from stream_ssl.learning.vectors import VectorViews
 from stream_ssl.learning.views import Views
 from stream_ssl.methods import Method
 
@@ -128,7 +129,7 @@ class Learner:
         self,
         method: Method,
         memory: WorkingMemory,
-        views: Views,
+        views: Views | VectorViews,
         batches: Stream,
         optimiser: OptimiserSettings | None = None,
         schedule: Schedule | None = None,

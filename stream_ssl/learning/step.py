@@ -36,6 +36,7 @@ from stream_ssl.learning.optimiser import OptimiserSettings
 from stream_ssl.learning.ranks import Ranks
 from stream_ssl.learning.records import PHASES
 from stream_ssl.learning.schedule import Schedule
+from stream_ssl.learning.vectors import VectorViews
 from stream_ssl.learning.views import Views
 from stream_ssl.losses import Diagnostics
 from stream_ssl.methods import Method
@@ -92,7 +93,7 @@ class Step:
         self,
         method: Method,
         memory: WorkingMemory,
-        views: Views,
+        views: Views | VectorViews,
         optimiser: OptimiserSettings,
         schedule: Schedule,
         device: torch.device,

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from scipy.optimize import isotonic_regression
 from torch import Tensor
 
+from memory.descriptors import Vector
+
 if TYPE_CHECKING:
     from memory import WorkingMemory
     from stream_ssl.learning.records import StepRecord
@@ -117,8 +119,8 @@ def near_copies(memory: WorkingMemory, generator: torch.Generator) -> float | No
     """Share of the slots that another slot nearly copies: one as near as 19 of 20 jittered copies
     of an image are to it, on the memory's descriptor, and no further than `LEAST_COSINE`.
 
-    None where that cannot be told: no images, or a descriptor that moves with the encoder, by which
-    near-copies come to look like strangers.
+    None where that cannot be told: no images, or vectors in their place, or a descriptor that moves
+    with the encoder, by which near-copies come to look like strangers.
 
     Args:
         memory: an even sample of its slots is looked at.
@@ -126,6 +128,8 @@ def near_copies(memory: WorkingMemory, generator: torch.Generator) -> float | No
     """
     count, descriptor = len(memory), memory.descriptor
     if count < 2 or memory.images is None or descriptor.moves or not descriptor.needs_images:
+        return None
+    if isinstance(descriptor, Vector):
         return None
     slot_S = torch.arange(min(count, LOOKED_AT), device=memory.device) * count
     slot_S = slot_S // min(count, LOOKED_AT)

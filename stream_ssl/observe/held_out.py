@@ -21,7 +21,7 @@ from stream_ssl.evaluation.neighbours import knn_accuracy
 from stream_ssl.evaluation.scores import ProbeResult
 
 if TYPE_CHECKING:
-    from stream_ssl.ingest.decode import Decoder
+    from stream_ssl.ingest.decode import Payloads
     from stream_ssl.learning.records import Idle, StepRecord
 
 log = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class HeldOutProbe:
     """
 
     def __init__(
-        self, settings: HeldOut, decoder: Decoder, features: Callable[[Tensor], Tensor]
+        self, settings: HeldOut, decoder: Payloads, features: Callable[[Tensor], Tensor]
     ) -> None:
         self.settings, self._features = settings, features
         share = settings.queries_per_class / (

@@ -315,7 +315,9 @@ class MemoryView:
     def most_pictures(self) -> int:
         """How many may be asked for at once; 0 where the memory keeps none."""
         shape = self._memory.image_shape
-        return 0 if shape is None else min(TILES, max(1, PIXELS // math.prod(shape)))
+        if shape is None or shape[0] not in (1, 3):  # these are the bytes of vectors
+            return 0
+        return min(TILES, max(1, PIXELS // math.prod(shape)))
 
     @property
     def _threshold(self) -> float:

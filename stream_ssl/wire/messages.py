@@ -148,7 +148,8 @@ class Data:
     """One packet of samples, numbered by its producer from 1 without gaps.
 
     The header is the map {"source", "position", "samples"}; a sample is the map {"id", "time",
-    "codec", "size"} with "shape" (raw), "label" and "meta" where it has them. Payload holds the
+    "codec", "size"} with "shape" (raw, vector), "dtype" (vector), "label" and "meta" where it has
+    them. Payload holds the
     samples' bytes one after the other, "size" each.
     """
 
@@ -416,20 +417,23 @@ def sample_of(source: str, row: dict[str, Any], data: bytes | memoryview) -> Sam
     """
     shape, meta = row.get("shape"), row.get("meta")
     if shape is not None and not (
-        isinstance(shape, list) and len(shape) == 3 and all(type(n) is int for n in shape)
+        isinstance(shape, list) and len(shape) in (1, 3) and all(type(n) is int for n in shape)
     ):
-        raise ValueError(f"sample {row['id']!r}: shape {reprlib.repr(shape)} is no [H, W, C]")
+        raise ValueError(
+            f"sample {row['id']!r}: shape {reprlib.repr(shape)} is no [H, W, C] or [D]"
+        )
     if meta is not None and not isinstance(meta, dict):
         raise ValueError(f"sample {row['id']!r}: meta {reprlib.repr(meta)} is no map")
     return Sample(
         id=row["id"],
         data=data,
         codec=row["codec"],
-        shape=None if shape is None else (shape[0], shape[1], shape[2]),
+        shape=None if shape is None else tuple(shape),
         time=float(row["time"]),
         source=source,
         label=row.get("label"),
         meta=meta,
+        dtype=row.get("dtype"),
     )
 
 
@@ -442,6 +446,8 @@ def _pack_row(sample: Sample) -> dict[str, Any]:
     }
     if sample.shape is not None:
         row["shape"] = sample.shape
+    if sample.dtype is not None:
+        row["dtype"] = sample.dtype
     if sample.label is not None:
         row["label"] = sample.label
     if sample.meta:

@@ -1,4 +1,4 @@
-"""One sample: an image, where it came from and when."""
+"""One sample: an image or a vector, where it came from and when."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
-CODECS = ("raw", "jpeg", "png", "webp")
+CODECS = ("raw", "jpeg", "png", "webp", "vector")
+DTYPES = {"float16": "<f2", "float32": "<f4"}
+"""Of vectors, and what NumPy calls them as they travel: little-endian."""
 MAX_ID_BYTES = 255
 MAX_SOURCE_BYTES = 64
 MAX_META_BYTES = 4096
 MAX_POSITION_BYTES = 4096
 MAX_POSITION_DEPTH = 16
 MAX_SIDE = 65_535
+MAX_DIM = 1_048_576
 
 Position = Any
 """A source's resume token: what it needs to go on from here. Any value that msgpack can carry, at
@@ -30,18 +33,20 @@ Scalar = str | int | float | bool
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One image on its way from a source to the learner.
+    """One image or vector on its way from a source to the learner.
 
     Args:
         id: names the image within its source, 1 to 255 bytes of UTF-8. The same image sent twice
             keeps its id: the learner never takes it for its own negative.
-        data: the payload. For codec "raw" uint8 pixels, row-major H x W x C; else an encoded file.
-        codec: "raw", "jpeg", "png" or "webp".
-        shape: (H, W, C) of a raw image, C in {1, 3, 4}; None for encoded ones.
+        data: the payload. For codec "raw" uint8 pixels, row-major H x W x C; for "vector" numbers,
+            little-endian; else an encoded file.
+        codec: "raw", "jpeg", "png", "webp" or "vector".
+        shape: (H, W, C) of a raw image, C in {1, 3, 4}; (D,) of a vector; None for encoded ones.
         time: capture time, seconds since the Unix epoch.
         source: names where the sample was captured, 1 to 64 bytes of UTF-8.
         label: class in [0, 2^31), where the stream carries one. Never used for learning.
         meta: text keys with values that are text, numbers or booleans; at most 4 KiB packed.
+        dtype: of a vector's numbers, "float16" or "float32"; None for images.
 
     Raises:
         ValueError: a field breaks its rule.
@@ -50,11 +55,12 @@ class Sample:
     id: str
     data: bytes | memoryview = field(repr=False)
     codec: str = "raw"
-    shape: tuple[int, int, int] | None = None
+    shape: tuple[int, ...] | None = None
     time: float = field(default_factory=time.time)
     source: str = "unnamed"
     label: int | None = None
     meta: Mapping[str, Scalar] | None = None
+    dtype: str | None = None
 
     def __post_init__(self) -> None:
         _check_text("sample id", self.id, MAX_ID_BYTES)
@@ -69,7 +75,11 @@ class Sample:
             object.__setattr__(self, "label", _label(self.id, self.label))
         if self.meta:
             _check_meta(self.id, self.meta)
-        if self.codec == "raw":
+        if self.codec == "vector":
+            self._check_vector()
+        elif self.dtype is not None:
+            raise ValueError(f"sample {short(self.id)}: dtype is a vector's; pass None")
+        elif self.codec == "raw":
             self._check_raw()
         elif self.shape is not None:
             raise ValueError(
@@ -95,6 +105,40 @@ class Sample:
                 f"sample {short(self.id)}: {len(self.data)} bytes do not fill shape {self.shape}, "
                 f"which needs {height * width * channels}"
             )
+
+    def _check_vector(self) -> None:
+        shape = self.shape
+        if self.dtype not in DTYPES:
+            raise ValueError(
+                f"sample {short(self.id)}: dtype {self.dtype!r} of a vector: must be one of "
+                f"{', '.join(DTYPES)}"
+            )
+        if type(shape) is not tuple or len(shape) != 1 or type(shape[0]) is not int:
+            raise ValueError(f"sample {short(self.id)}: a vector needs shape (D,), not {shape!r}")
+        needed = shape[0] * np.dtype(DTYPES[self.dtype]).itemsize
+        if not 1 <= shape[0] <= MAX_DIM or len(self.data) != needed:
+            raise ValueError(
+                f"sample {short(self.id)}: {len(self.data)} bytes do not fill {self.dtype} of "
+                f"shape {shape}, which needs {needed}; D lies in [1, {MAX_DIM}]"
+            )
+
+    @classmethod
+    def from_vector(cls, value_D: NDArray[Any], id: str, **fields: Any) -> Sample:  # noqa: A002
+        """A vector sample from a copy of float16 or float32 numbers, [D].
+
+        Raises:
+            ValueError: the array is of another type, not one-dimensional, or not finite.
+        """
+        name = value_D.dtype.name
+        if name not in DTYPES or value_D.ndim != 1:
+            raise ValueError(
+                f"sample {short(id)}: {name} of shape {value_D.shape}: a vector is float16 or "
+                "float32 of shape [D]; use .astype(np.float32).ravel()"
+            )
+        if not np.isfinite(value_D).all():
+            raise ValueError(f"sample {short(id)}: the vector holds numbers that are not finite")
+        data = value_D.astype(DTYPES[name]).tobytes()
+        return cls(id, data, "vector", value_D.shape, dtype=name, **fields)
 
     @classmethod
     def from_array(cls, image_HWC: NDArray[np.uint8], id: str, **fields: Any) -> Sample:  # noqa: A002

@@ -304,6 +304,7 @@ def test_the_help_of_wrappers_fits_their_defaults(capsys: pytest.CaptureFixture[
     ("arguments", "message"),
     [
         (("--parked.scenes", "4"), "--parked.scenes has no effect without --parked.share"),
+        (("--parked.scenes", "16"), "--parked.scenes has no effect without --parked.share"),
         (("--continual.tasks", "7"), "has no effect without --continual.kind or"),
     ],
 )

@@ -29,6 +29,7 @@ from producers.sources import (
     IdxDataset,
     ImageFolder,
     McapFiles,
+    NpyVectors,
     RosBags,
     Source,
     Synthetic,
@@ -98,11 +99,20 @@ def rosbag(folder: Path, **settings: object) -> Source:
     return RosBags(str(folder / "a.bag"), epochs=2, **settings)
 
 
+def npy(folder: Path, **settings: object) -> Source:
+    folder.mkdir(exist_ok=True)
+    np.save(folder / "train.npy", np.random.default_rng(0).normal(size=(12, 6)).astype(np.float16))
+    np.save(folder / "labels.npy", np.arange(12) % 3)
+    files = {"file": folder / "train.npy", "labels": folder / "labels.npy"}
+    return NpyVectors(**files, epochs=2, **settings)
+
+
 BUILDERS: dict[str, Callable[..., Source]] = {
     "cifar": cifar,
     "idx": idx,
     "images": images,
     "mcap": mcap,
+    "npy": npy,
     "rosbag": rosbag,
     "synthetic": synthetic,
     "video": video,
@@ -123,7 +133,13 @@ ELSEWHERE = {
     "nats",
 }  # which need a network, and have these tests beside it
 UNLABELLED = {"mcap", "rosbag", "video", "watch"}
-CASES = [(kind, shape) for kind in BUILDERS for shape in (None, "parked")] + [
+NO_PICTURES = {"npy"}
+CASES = [
+    (kind, shape)
+    for kind in BUILDERS
+    for shape in (None, "parked")
+    if not (kind in NO_PICTURES and shape == "parked")
+] + [
     (kind, shape)
     for kind, shape in itertools.product(BUILDERS, SHAPES)
     if not (kind in UNLABELLED and shape != "kept")

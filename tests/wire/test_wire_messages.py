@@ -65,6 +65,11 @@ def samples(draw: Any) -> Sample:
         ),
     }
     codec = draw(st.sampled_from(CODECS))
+    if codec == "vector":
+        dtype, size = draw(st.sampled_from([("float16", 2), ("float32", 4)]))
+        dim = draw(st.integers(1, 5))
+        data = draw(st.binary(min_size=dim * size, max_size=dim * size))
+        return Sample(data=data, codec=codec, shape=(dim,), dtype=dtype, **common)
     if codec != "raw":
         return Sample(data=draw(st.binary(min_size=1, max_size=50)), codec=codec, **common)
     shape = (draw(st.integers(1, 5)), draw(st.integers(1, 5)), draw(st.sampled_from([1, 3, 4])))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from stream_ssl.wire import Ack, Bye, Data, Hello, Message, Nack, Sample, Welcome
 from stream_ssl.wire.messages import Verdict, Verdicts
 
@@ -12,6 +14,11 @@ DATA = Data.pack(
         Sample("b", b"\xff\xd8\xff\xd9", "jpeg", None, 1700000001.0, "camera-1", meta={"gain": 2}),
     ],
     position=[2, 11],
+)
+
+VECTOR = Data.pack(
+    43,
+    [Sample.from_vector(np.array([1, -0.5], np.float32), "v", time=1700000002.0, source="robot-1")],
 )
 
 GOLDEN: dict[str, tuple[Message, tuple[str, ...]]] = {
@@ -56,6 +63,19 @@ GOLDEN: dict[str, tuple[Message, tuple[str, ...]]] = {
                 "6567a473697a6504a46d65746181a46761696e02"
             ),
             "00010203ffd8ffd9",
+        ),
+    ),
+    "VECTOR": (
+        VECTOR,
+        (
+            "53530103",
+            "000000000000002b0da3ac1c",
+            (
+                "83a6736f75726365a7726f626f742d31a8706f736974696f6ec0a773616d706c65739186a26964a1"
+                "76a474696d65cb41d954fc40800000a5636f646563a6766563746f72a473697a6508a57368617065"
+                "9102a56474797065a7666c6f61743332"
+            ),
+            "0000803f000000bf",
         ),
     ),
     "ACK": (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 
 from jsonargparse import ArgumentParser, Namespace
@@ -88,17 +89,19 @@ def summary(parser: ArgumentParser, settings: Namespace) -> str:
     network = build.method(built)
     counted = built.memory.descriptor or Embedding()
     encoder = sum(p.numel() for p in network.trained) / 1e6
-    decoder, memory = settings.decoder, settings.memory
-    image = decoder.size**2 * decoder.channels
+    decoder, memory, vectors = settings.decoder, settings.memory, build.vectors(built)
+    image = math.prod(build.image_shape(built))
+    samples = f"images       {decoder.size} x {decoder.size} x {decoder.channels}"
+    if vectors is not None:
+        samples = f"vectors      {vectors.dim} numbers, kept as {vectors.dtype}"
     rows = network.dim
     if not isinstance(counted, Embedding):
-        rows += counted.dim(network.dim, build.image_shape(settings))
+        rows += counted.dim(network.dim, build.image_shape(built))
     megabytes = memory.capacity * (image + 4 * rows) / 1e6
     return (
         f"the configuration is sound\n"
         f"  run folder   {settings.run}\n"
-        f"  images       {decoder.size} x {decoder.size} x {decoder.channels}, "
-        f"batches of {settings.batches.batch_size}\n"
+        f"  {samples}, batches of {settings.batches.batch_size}\n"
         f"  network      {encoder:.2f} M parameters, embeddings of {network.dim}\n"
         f"  memory       {memory.capacity} slots, {megabytes:.1f} MB\n"
         f"  duplicates   counted on {counted!r}"

@@ -69,7 +69,8 @@ def main(arguments: Sequence[str]) -> int:
     parser = source_parser(chosen.source)
     check_files(parser, arguments[1:])
     settings = parser.parse_args(list(arguments[1:]))
-    return reported(lambda: produce(settings, SOURCES[chosen.source], stop_on_signals()))
+    given = parser.parse_args(list(arguments[1:]), defaults=False)
+    return reported(lambda: produce(settings, SOURCES[chosen.source], stop_on_signals(), given))
 
 
 def source_parser(name: str) -> ArgumentParser:
@@ -107,12 +108,14 @@ def source_parser(name: str) -> ArgumentParser:
     return parser
 
 
-def produce(settings: Namespace, cls: Callable[..., Source], stop: threading.Event) -> None:
-    """Send a source's samples until it ends or `stop` is set."""
+def produce(
+    settings: Namespace, cls: Callable[..., Source], stop: threading.Event, given: Namespace
+) -> None:
+    """Send a source's samples until it ends or `stop` is set; `given` are the options asked for."""
     with configuring():
         origin = cls(**settings.source)
         broker = origin if isinstance(origin, Acknowledged) else None
-        source = Shaped(stream(origin, settings), **settings.shape)
+        source = Shaped(stream(origin, settings, given), **settings.shape)
         if broker is not None:
             _check_broker(settings, source, broker)
         producer = Producer(
@@ -136,8 +139,10 @@ def produce(settings: Namespace, cls: Callable[..., Source], stop: threading.Eve
             broker.close()
 
 
-def stream(source: Source, settings: Namespace) -> Source:
+def stream(source: Source, settings: Namespace, given: Namespace | None = None) -> Source:
     """The source in tasks, and inside the wrappers, each where it is asked for.
+
+    `given` are the options asked for; None: those that differ from their default.
 
     Raises:
         ValueError: an option of what is not asked for.
@@ -146,20 +151,28 @@ def stream(source: Source, settings: Namespace) -> Source:
         source = tasks = Continual(source, **settings.continual)
         log.info("%s, tasks of the classes %s", tasks.kind, tasks.tasks)
     else:
-        _refuse(settings, "continual", Continual, "--continual.kind or --continual.imbalance")
+        switches = "--continual.kind or --continual.imbalance"
+        _refuse(settings, given, "continual", Continual, switches)
     for section, (wrapper, switch) in WRAPPERS.items():
         if settings[section][switch]:
             source = wrapper(source, **settings[section])
         else:
-            _refuse(settings, section, wrapper, f"--{section}.{switch}")
+            _refuse(settings, given, section, wrapper, f"--{section}.{switch}")
     return source
 
 
-def _refuse(settings: Namespace, section: str, cls: Callable[..., Source], switch: str) -> None:
+def _refuse(
+    settings: Namespace,
+    given: Namespace | None,
+    section: str,
+    cls: Callable[..., Source],
+    switch: str,
+) -> None:
     """Refuse options of a section that `switch` has not turned on."""
     for name, parameter in inspect.signature(cls).parameters.items():
         option = f"--{section}.{name}"
         asked = name in settings[section] and settings[section][name] != parameter.default
+        asked = asked if given is None else f"{section}.{name}" in given
         if asked and option not in switch:
             raise ValueError(f"{option} has no effect without {switch}")
 

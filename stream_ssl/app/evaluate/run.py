@@ -27,7 +27,7 @@ from stream_ssl.evaluation.linear import PROBES
 from stream_ssl.evaluation.measures import Measures, check, measure, task_accuracies
 from stream_ssl.evaluation.neighbours import knn_accuracy
 from stream_ssl.evaluation.report import Continual, Evaluation, table, write
-from stream_ssl.ingest.decode import Decoder
+from stream_ssl.ingest.decode import Payloads
 
 log = logging.getLogger("stream_ssl.evaluate")
 
@@ -46,7 +46,8 @@ def evaluate(settings: Namespace, name: str) -> Evaluation:
         checkpoint = encoder.find(settings.checkpoint)
         asked = _encoders(settings, checkpoint)
         stored = encoder.facts(checkpoint)
-        readers = _readers(settings, name, stored["config"]["decoder"])
+        decoder = build.decoder(encoder.stored_settings(stored["config"]))
+        readers = _readers(settings, name, decoder)
     with Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -130,7 +131,7 @@ def _alike(checkpoint: Path, other: Path) -> Path:
     return other
 
 
-def _readers(settings: Namespace, name: str, decoder: Mapping[str, Any]) -> list[Reader]:
+def _readers(settings: Namespace, name: str, decoder: Payloads) -> list[Reader]:
     division = Division(
         settings.query_share, settings.references_per_class, settings.queries_per_class
     )
@@ -139,7 +140,7 @@ def _readers(settings: Namespace, name: str, decoder: Mapping[str, Any]) -> list
         name,
         options,
         settings.references,
-        Decoder(**decoder),
+        decoder,
         division,
         settings.batch,
         settings.seed,

@@ -11,7 +11,7 @@ from jsonargparse import ArgumentParser
 
 from producers.sources import SOURCES
 from stream_ssl.evaluation.labelled import Division, Reader
-from stream_ssl.ingest.decode import Decoder
+from stream_ssl.ingest.decode import Payloads
 
 LABELLED = tuple(name for name in SOURCES if name != "watch")
 """Sources that may carry labels and that end."""
@@ -97,7 +97,7 @@ def readers(
     name: str,
     options: Mapping[str, Any],
     references: str | None,
-    decoder: Decoder,
+    decoder: Payloads,
     division: Division,
     batch: int,
     seed: int,

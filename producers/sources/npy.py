@@ -1,0 +1,86 @@
+"""Vectors of NumPy files.
+
+Shapes: N vectors, D numbers each.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from producers.sources.base import Skipped
+from producers.sources.fields import digest
+from producers.sources.finite import Finite
+from stream_ssl.wire.sample import DTYPES, Sample
+
+
+class NpyVectors(Finite):
+    """Vectors of a NumPy file: the embeddings of another model, or sensors' readings.
+
+    The file is mapped, not read at once. Sample ids are "FILE/INDEX".
+
+    Args:
+        file: .npy of float16 or float32 [N, D]; float64 is sent as float32.
+        labels: .npy of whole numbers [N]; null: the samples carry none.
+        name: the source's name; null: that of the file.
+
+    Raises:
+        ValueError: a file is none of NumPy, or of another shape or type.
+        FileNotFoundError: no such file.
+    """
+
+    def __init__(
+        self, file: Path, labels: Path | None = None, name: str | None = None, **passes: Any
+    ) -> None:
+        file = Path(file)
+        self._value_ND = mapped(file)
+        if self._value_ND.dtype.kind != "f" or self._value_ND.ndim != 2:
+            raise ValueError(
+                f"{file}: {self._value_ND.dtype} of shape {self._value_ND.shape}: vectors are "
+                "floats of shape [N, D]"
+            )
+        kept = self._value_ND.dtype.name
+        self._dtype = kept if kept in DTYPES else "float32"
+        self._label_N = None if labels is None else mapped(Path(labels))
+        if self._label_N is not None and (
+            self._label_N.dtype.kind not in "iu" or self._label_N.shape != self._value_ND.shape[:1]
+        ):
+            raise ValueError(
+                f"{labels}: {self._label_N.dtype} of shape {self._label_N.shape}: the labels of "
+                f"{file} are {len(self._value_ND)} whole numbers"
+            )
+        self._prefix = file.stem
+        self.skipped = Skipped(name or file.stem)
+        ends = [self._value_ND[:1].tobytes(), self._value_ND[-1:].tobytes()]
+        label = b"" if self._label_N is None else self._label_N.tobytes()
+        content = digest([str(self._value_ND.shape).encode(), *ends, label])
+        super().__init__(name or file.stem, len(self._value_ND), content, **passes)
+
+    def _sample(self, index: int) -> Sample | None:
+        name = f"{self._prefix}/{index}"
+        label = None if self._label_N is None else int(self._label_N[index])
+        try:
+            return Sample.from_vector(
+                self._value_ND[index].astype(self._dtype), name, source=self.name, label=label
+            )
+        except ValueError as error:
+            self.skipped.note("bad vector", name, error)
+            return None
+
+
+def mapped(file: Path) -> NDArray[Any]:
+    """The array of a .npy file, from disk as it is used.
+
+    Raises:
+        ValueError: it is none, or its objects would have to be unpickled.
+    """
+    try:
+        found: NDArray[Any] = np.load(file, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise ValueError(f"{file}: no array of NumPy (.npy): {error}") from None
+    if not isinstance(found, np.ndarray):
+        raise ValueError(f"{file}: an archive (.npz); save one array as .npy")
+    return found

@@ -1,0 +1,126 @@
+"""What learns from vectors in place of images: views of them, and an encoder.
+
+Vectors travel through batches and memory as their bytes, uint8 [B, D * itemsize, 1, 1].
+
+Shapes: B samples, D numbers of a vector, F features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from memory.compute import to_device
+from memory.descriptors import vectors_of
+from stream_ssl.methods.norm import BatchNorm1d
+
+Dtype = Literal["float16", "float32"]
+
+
+@dataclass
+class Vectors:
+    """Learn from vectors: sensor readings, or the embeddings of any other model.
+
+    Args:
+        dim: numbers in each vector, which turns this on; null: the stream is of images, and what
+            follows has no effect. With it the sections decoder, encoder and views have none.
+        dtype: of what the memory keeps, float16 or float32. Either may be sent.
+        widths: of the encoder's layers (linear, batch norm, ReLU), at least one.
+        noise: standard deviation of the noise in a view, in units of the vector's own.
+        dropout: chance of each number of a view to be replaced by the vector's mean.
+        mix: most weight of another vector of the batch that is mixed into a view.
+
+    Raises:
+        ValueError: an argument outside its range.
+    """
+
+    dim: int | None = None
+    dtype: Dtype = "float32"
+    widths: Sequence[int] = (512, 512)
+    noise: float = 0.3
+    dropout: float = 0.3
+    mix: float = 0.1
+
+    def __post_init__(self) -> None:
+        self.widths = tuple(self.widths)
+        if self.dim is not None and self.dim < 2:
+            raise ValueError(f"vectors.dim is {self.dim}: a vector has at least 2 numbers")
+        if not self.widths or min(self.widths) < 1:
+            raise ValueError(f"vectors.widths is {self.widths}: give at least one width above 0")
+        if self.noise < 0 or not 0 <= self.dropout < 1 or not 0 <= self.mix < 0.5:
+            raise ValueError(
+                f"vectors: noise {self.noise} must not be negative, dropout {self.dropout} lie in "
+                f"[0, 1), mix {self.mix} in [0, 0.5)"
+            )
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(C, H, W) of the bytes of one vector, as the memory keeps them."""
+        assert self.dim is not None
+        return self.dim * (2 if self.dtype == "float16" else 4), 1, 1
+
+
+class MLP(nn.Module):
+    """Vectors [B, D] to features [B, F], F = `dim`: linear layers with batch norm and ReLU.
+
+    Args:
+        features: D.
+        widths: of the layers; the last is F.
+    """
+
+    def __init__(self, features: int, widths: Sequence[int]) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for width in widths:
+            layers += [nn.Linear(features, width, bias=False), BatchNorm1d(width), nn.ReLU()]
+            features = width
+        self.layers = nn.Sequential(*layers)
+        self.dim = features
+
+    def forward(self, value_BD: Tensor) -> Tensor:
+        feature_BF: Tensor = self.layers(value_BD)
+        return feature_BF
+
+
+class VectorViews(nn.Module):
+    """The bytes of vectors to one changed float32 view [B, D] of each: mixed, dropped, noised.
+
+    Each vector is first brought to mean 0 and standard deviation 1, so that what is added is the
+    same for every sensor and model. Draws from torch's global generator of the CPU only.
+
+    Args:
+        settings: see there.
+    """
+
+    mean: Tensor
+
+    def __init__(self, settings: Vectors) -> None:
+        super().__init__()
+        self._dtype = getattr(torch, settings.dtype)
+        self._noise, self._dropout, self._mix = settings.noise, settings.dropout, settings.mix
+        self.register_buffer("mean", torch.zeros(1), persistent=False)  # names the device
+
+    @torch.no_grad()
+    def forward(self, image_BCHW: Tensor) -> Tensor:
+        value_BD = self.plain(image_BCHW)
+        device, count = value_BD.device, len(value_BD)
+        if self._mix and count > 1:
+            weight_B1 = to_device(torch.rand(count, 1) * self._mix, device)
+            other_B = to_device(torch.randperm(count), device)
+            value_BD = torch.lerp(value_BD, value_BD[other_B], weight_B1)
+        if self._dropout:
+            value_BD = value_BD * to_device(torch.rand(value_BD.shape) >= self._dropout, device)
+        if self._noise:
+            value_BD = value_BD + self._noise * to_device(torch.randn(value_BD.shape), device)
+        return value_BD
+
+    @torch.no_grad()
+    def plain(self, image_BCHW: Tensor) -> Tensor:
+        """The vectors standardised and not changed, as evaluation wants them."""
+        value_BD = vectors_of(image_BCHW, self._dtype).float()
+        value_BD = value_BD - value_BD.mean(dim=1, keepdim=True)
+        return value_BD / value_BD.std(dim=1, keepdim=True).clamp_min(1e-6)

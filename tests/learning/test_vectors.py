@@ -1,0 +1,217 @@
+"""Streams of vectors: from the wire through journal, batches and memory to an encoder."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from harness import TINY
+from learning_world import steps
+from torch import Tensor
+
+from memory.descriptors import Vector
+from producers import Producer
+from stream_ssl.app import build, config
+from stream_ssl.batch import START
+from stream_ssl.ingest.decode import BadSample, Decoder
+from stream_ssl.ingest.journal import Entry, Journal, JournalReader
+from stream_ssl.ingest.vectors import VectorDecoder
+from stream_ssl.learning.vectors import Vectors, VectorViews
+from stream_ssl.wire import Data, Sample, sample_of
+
+DIM = 24
+
+
+def bytes_of(value_BD: Tensor) -> Tensor:
+    """As batches carry them, uint8 [B, bytes, 1, 1]."""
+    return value_BD.view(torch.uint8)[:, :, None, None]
+
+
+def row_of(sample: Sample) -> dict[str, object]:
+    return Data.pack(1, [sample]).fields["samples"][0]
+
+
+def clustered(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Vectors [N, DIM] of four classes, a sign pattern each behind much noise, and labels [N]."""
+    rng = np.random.default_rng(seed)
+    centre_CD = np.sign(np.random.default_rng(9).normal(size=(4, DIM)))
+    label_N = rng.integers(0, 4, count)
+    value_ND = centre_CD[label_N] + 2.5 * rng.normal(size=(count, DIM))
+    return value_ND.astype(np.float32), label_N
+
+
+def test_samples_are_vectors_where_they_say_so_and_nothing_else() -> None:
+    value_D = np.linspace(-1, 1, DIM, dtype=np.float16)
+    sample = Sample.from_vector(value_D, "v", source="s", time=1.0)
+    again = sample_of("s", row_of(sample), sample.data)
+    assert (again.codec, again.dtype, again.shape) == ("vector", "float16", (DIM,))
+    assert np.array_equal(np.frombuffer(again.data, "<f2"), value_D)
+    for wrong, why in (
+        (np.ones(3), "float64 of shape"),
+        (np.ones((2, 2), np.float32), "of shape \\(2, 2\\)"),
+        (np.array([1, np.nan], np.float32), "not finite"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            Sample.from_vector(wrong, "v")
+    for fields, why in (
+        ({"shape": (3,), "dtype": "float32"}, "8 bytes do not fill float32 of shape \\(3,\\)"),
+        ({"shape": (1, 2, 1), "dtype": "float32"}, "needs shape \\(D,\\)"),
+        ({"shape": (2,), "dtype": "int8"}, "one of float16, float32"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            Sample("v", bytes(8), "vector", **fields)
+    with pytest.raises(ValueError, match="dtype is a vector's"):
+        Sample("i", bytes(4), "raw", (2, 2, 1), dtype="float32")
+
+
+def test_a_decoder_keeps_one_dtype_and_refuses_by_reason() -> None:
+    value_D = np.linspace(-1, 1, DIM, dtype=np.float32)
+    sample = Sample.from_vector(value_D, "v")
+    for dtype in ("float32", "float16"):
+        decoder = VectorDecoder(DIM, dtype)
+        kept = decoder(row_of(sample), sample.data, "s")
+        assert kept.shape == decoder.shape_HWC
+        assert np.array_equal(kept.ravel().view(dtype), value_D.astype(dtype))
+        whole = decoder.block([row_of(sample)] * 2, sample.data * 2)
+        assert (whole is None) == (dtype == "float16")
+        assert whole is None or np.array_equal(whole[1], kept)
+    image = Sample("i", bytes(12), "raw", (2, 2, 3))
+    short = Sample.from_vector(value_D[1:], "v")
+    large = Sample.from_vector(1e6 * value_D, "v")
+    lost = np.full(DIM, np.nan, np.float32).tobytes()
+    for decoder, of, data, reason in (
+        (VectorDecoder(DIM), image, image.data, "format"),
+        (VectorDecoder(DIM), short, short.data, "shape"),
+        (VectorDecoder(DIM), sample, lost, "damaged"),
+        (VectorDecoder(DIM, "float16"), large, large.data, "damaged"),
+        (Decoder(8), sample, sample.data, "format"),
+    ):
+        with pytest.raises(BadSample) as refused:
+            decoder(row_of(of), data, "s")
+        assert refused.value.reason == reason
+    assert VectorDecoder(DIM).block([row_of(sample)], lost) is None
+
+
+def test_views_change_vectors_by_as_much_as_they_say() -> None:
+    value_BD = 7 * torch.randn(400, 300, generator=torch.Generator().manual_seed(0)) + 3
+    plain_BD = VectorViews(Vectors(300)).plain(bytes_of(value_BD))
+    assert torch.allclose(plain_BD.mean(1), torch.zeros(400), atol=1e-5)
+    assert torch.allclose(plain_BD.std(1), torch.ones(400), atol=1e-5)
+    torch.manual_seed(0)
+
+    def views(**settings: float) -> Tensor:
+        quiet = {"noise": 0.0, "dropout": 0.0, "mix": 0.0} | settings
+        return VectorViews(Vectors(300, **quiet))(bytes_of(value_BD))
+
+    assert torch.equal(views(), plain_BD)
+    assert float((views(noise=0.3) - plain_BD).std()) == pytest.approx(0.3, rel=0.01)
+    dropped_BD = views(dropout=0.25)
+    assert float((dropped_BD == 0).float().mean()) == pytest.approx(0.25, abs=0.01)
+    assert torch.equal(dropped_BD[dropped_BD != 0], plain_BD[dropped_BD != 0])
+    own_B = (views(mix=0.4) * plain_BD).mean(1)  # 1 - weight, as others are unlike
+    assert float(own_B.mean()) == pytest.approx(1 - 0.2, abs=0.02)
+    assert float(own_B.min()) > 1 - 0.4 - 0.2
+
+
+def test_settings_that_do_not_go_together_are_refused() -> None:
+    for wrong, why in (
+        ({"dim": 1}, "at least 2"),
+        ({"widths": ()}, "at least one width"),
+        ({"mix": 0.7}, "mix 0.7 in"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            Vectors(**{"dim": DIM, **wrong})
+    with pytest.raises(ValueError, match="keeps images of shape"):
+        Vector().dim(8, (3, 32, 32))
+
+
+def settings_in(folder: Path, **sections: object) -> object:
+    file = folder / "config.yaml"  # JSON is YAML
+    file.write_text(json.dumps({**TINY, "run": str(folder), **sections}))
+    parser = config.learner_parser()
+    return parser.instantiate(config.read(parser, [str(file)]))
+
+
+def test_descriptors_of_pictures_and_of_vectors_are_kept_apart(tmp_path: Path) -> None:
+    pictures = settings_in(tmp_path, vectors={"dim": DIM})
+    with pytest.raises(ValueError, match=r"describes pictures, and vectors\.dim is 24: choose"):
+        build.dry_run(pictures)
+    descriptor = {"class_path": "Vector"}
+    for vectors, why in (({}, "keeps images"), ({"dim": DIM, "dtype": "float16"}, "of float16")):
+        memory = {"capacity": 64, "descriptor": descriptor}
+        wrong = settings_in(tmp_path, vectors=vectors, memory=memory)
+        with pytest.raises(ValueError, match=why):
+            build.dry_run(wrong)
+
+
+def knn(encode: object, rows: tuple, queries: tuple) -> float:
+    """Accuracy of 15 nearest neighbours by cosine."""
+    with torch.no_grad():
+        row_ND, query_QD = (
+            torch.nn.functional.normalize(encode(torch.from_numpy(part[0])), dim=1)
+            for part in (rows, queries)
+        )
+    near_QK = (query_QD @ row_ND.T).topk(15, dim=1).indices
+    guess_Q = torch.from_numpy(rows[1])[near_QK].mode(dim=1).values
+    return float((guess_Q == torch.from_numpy(queries[1])).float().mean())
+
+
+def test_a_stream_of_vectors_becomes_an_encoder(tmp_path: Path) -> None:
+    """From a journal, in batches, with a memory that counts duplicates on the vectors."""
+    stream, queries = clustered(6400, 1), clustered(1000, 2)
+    journal = Journal(tmp_path / "journal", budget=64 << 20)
+    for number in range(100):
+        rows = slice(64 * number, 64 * number + 64)
+        samples = [
+            Sample.from_vector(value_D, str(n), label=int(label))
+            for n, (value_D, label) in enumerate(zip(stream[0][rows], stream[1][rows], strict=True))
+        ]
+        data = Data.pack(number + 1, samples)
+        entry = Entry("robot", number + 1, header=data.header, payload=data.payload)
+        journal.append([entry])
+    journal.close()
+    settings = settings_in(
+        tmp_path,
+        vectors={"dim": DIM, "widths": [64, 64]},
+        batches={"batch_size": 64},
+        memory={"capacity": 256, "descriptor": {"class_path": "Vector"}},
+    )
+    reader = JournalReader(tmp_path / "journal")
+    with closing(reader), build.batches(settings, reader, START) as batches:
+        learner = build.learner(settings, batches, START)
+
+        def encode(value_BD: Tensor) -> Tensor:
+            learner.method.eval()
+            feature_BF = learner.method.features(learner.views.plain(bytes_of(value_BD)))
+            learner.method.train()
+            return feature_BF
+
+        rows = (stream[0][:2000], stream[1][:2000])
+        before = knn(encode, rows, queries)
+        record = steps(learner, 100)[-1]
+        after = knn(encode, rows, queries)
+    assert record.samples == 6400
+    assert len(learner.memory) == 256
+    kept_BD = learner.memory.images_of(torch.arange(4)).flatten(1).contiguous()
+    sent = {value_D.tobytes() for value_D in stream[0]}
+    assert {bytes(row.numpy()) for row in kept_BD} <= sent
+    assert after > before + 0.05, (before, after)
+
+
+def test_the_producer_takes_arrays_of_floats(tmp_path: Path) -> None:
+    from receiver_peer import Running
+
+    value_D = np.linspace(-1, 1, DIM, dtype=np.float32)
+    with Running(tmp_path) as running, Producer(running.endpoint, "robot") as producer:
+        assert producer.send(value_D, id="v")
+        producer.flush()
+        reader = JournalReader(tmp_path / "journal")
+        (record,) = reader.read(1)
+        reader.close()
+        (sample,) = Data(1, record.header, record.payload).samples()
+    assert (sample.id, sample.dtype, sample.shape) == ("v", "float32", (DIM,))
+    assert bytes(sample.data) == value_D.tobytes()

@@ -1,0 +1,35 @@
+"""A sample that no packet can hold does not stop `produce`."""
+
+import logging
+import threading
+
+from client_peer import Peer
+
+from producers import Producer, Sample
+from producers.shaping import Shaped
+from stream_ssl.app.commands import produce
+
+
+class Listed:
+    """Grey squares of these sides."""
+
+    name = "listed"
+
+    def __init__(self, *sides):
+        self._sides = sides
+
+    def samples(self, position=None):
+        for number, side in enumerate(self._sides[position or 0 :], start=(position or 0) + 1):
+            pixels, shape = bytes(side * side), (side, side, 1)
+            yield Sample(str(number), pixels, shape=shape, source=self.name), number
+
+
+def test_a_sample_that_is_too_large_is_counted_and_the_rest_is_sent(caplog):
+    caplog.set_level(logging.WARNING)
+    source = Shaped(Listed(4, 500, 5, 600, 6))
+    with Peer() as peer, peer.serving(max_packet=65_536) as journal:
+        with Producer(peer.address, "robot") as producer:
+            produce.send_all(source, producer, 10.0, threading.Event())
+        assert [sample.id for data in journal for sample in data.samples()] == ["1", "3", "5"]
+    assert "left out sample '2'" in caplog.text
+    assert "left out: 2 too large" in caplog.text
