@@ -25,7 +25,7 @@ from memory.shards import resharded
 from tests.naive import IncrementalDuel, unit_rows
 
 SLOTS, DIM, SIDE = 48, 6, 4
-BATCHES = (20, 0, 41, 1, 60, 7)
+BATCHES = (21, 0, 40, 1, 60, 7)
 
 
 class Case(NamedTuple):
