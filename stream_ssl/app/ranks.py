@@ -20,8 +20,9 @@ from torch.distributed.rendezvous import rendezvous
 import memory
 import stream_ssl
 from memory.process_group import SINGLE_PROCESS, ProcessGroup
+from stream_ssl.app.build import check_device
 from stream_ssl.app.config import flat
-from stream_ssl.app.failures import Failure, Misconfigured
+from stream_ssl.app.failures import Failure, Misconfigured, configuring
 from stream_ssl.learning.ranks import Ranks
 
 log = logging.getLogger("stream_ssl.ranks")
@@ -43,9 +44,12 @@ def meet(settings: Namespace, stack: ExitStack) -> Ranks:
     On GPUs each rank of a host takes one, and they talk by NCCL; else by gloo.
 
     Raises:
-        Misconfigured: this rank has no GPU.
+        Misconfigured: the device is none, or this rank has no GPU.
         Failure: the others cannot be reached within `ranks.timeout`.
     """
+    if not settings.learner.device.startswith("cuda"):
+        with configuring():
+            check_device(settings.learner.device, "--learner.device")
     device = torch.device(settings.learner.device)
     if int(os.environ.get("WORLD_SIZE", 1)) == 1:
         return Ranks(SINGLE_PROCESS, device)
