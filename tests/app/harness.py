@@ -119,7 +119,7 @@ class Processes:
             process.wait()
 
 
-def stop(process: Process, seconds: float = 60.0) -> int:
+def stop(process: Process, seconds: float = 150.0) -> int:
     """SIGTERM; returns the exit status."""
     process.send_signal(signal.SIGTERM)
     return process.wait(seconds)
