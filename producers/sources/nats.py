@@ -235,7 +235,8 @@ class Nats:
         last: list[Exception] = []
 
         async def failed(error: Exception) -> None:
-            last[:] = [error]
+            if not (last and isinstance(error, OSError)):  # what the server said tells more
+                last[:] = [error]
             log.warning("source %s: %s", self.name, error or type(error).__name__)
 
         async def reconnected() -> None:
@@ -269,7 +270,7 @@ class Nats:
                     ),
                 )
         except Exception as error:  # nats-py raises many kinds
-            cause = last[0] if last and isinstance(error, TimeoutError) else error
+            cause = last[0] if last and isinstance(error, OSError) else error
             why = str(cause) or type(cause).__name__
             raise SourceError(f"source {self.name!r}: stream {self._stream!r}: {why}") from None
         config = consumer.config
