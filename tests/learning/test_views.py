@@ -83,3 +83,50 @@ def test_wrong_settings_are_refused() -> None:
         Views(12, 1, std=(0.0,))
     with pytest.raises(ValueError, match=r"images are torch\.float32"):
         Views(12, 1)(images(1).float())
+
+
+STILL = {"crop": None, "flip": 0.0, "brightness": 0.0, "contrast": 0.0, "hue": 0.0, "grey": 0.0}
+
+
+def seen(image_CHW: Tensor, samples: int = 400, **changed: float) -> Tensor:
+    """So many views of one image, in [0, 1], with all off but what is given."""
+    torch.manual_seed(0)
+    settings = {**STILL, "saturation": 0.0, "mean": (0.0,), "std": (1.0,), **changed}
+    views = Views(12, image_CHW.shape[0], **settings)
+    return views(image_CHW.expand(samples, -1, -1, -1))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_jitter_is_the_share_of_samples_that_are_changed(channels: int) -> None:
+    image_CHW = images(channels, batch=1)[0]
+    view_BCHW = seen(image_CHW, brightness=0.4, jitter=0.3)
+    changed = (view_BCHW - image_CHW / 255).abs().amax((1, 2, 3)) > 1e-3
+    assert 0.22 < changed.float().mean() < 0.38  # 3.5 standard errors
+
+
+def test_saturation_and_hue_are_told_apart() -> None:
+    red_CHW = torch.zeros(3, 12, 12, dtype=torch.uint8)
+    red_CHW[0] = 200
+    red_CHW[1:] = 80
+    for saturation, hue in ((0.6, 0.0), (0.0, 0.3)):
+        red, green, blue = seen(red_CHW, jitter=1.0, saturation=saturation, hue=hue).unbind(1)
+        assert (red - 200 / 255).abs().max() > 0.05 or (green - 80 / 255).abs().max() > 0.05
+        # More or less of its colour leaves red red; another hue does not.
+        assert ((green - blue).abs().max() > 0.1) == (hue > 0)
+
+
+def test_grey_contrast_goes_both_ways() -> None:
+    ramp_CHW = torch.arange(144).view(1, 12, 12).add(50).to(torch.uint8)
+    spread_B = seen(ramp_CHW, contrast=0.5, jitter=1.0).std((1, 2, 3))
+    share_B = spread_B / (ramp_CHW / 255).std()
+    assert 0.4 < share_B.min() < 0.6
+    assert share_B.max() > 1.2
+
+
+def test_blur_is_of_two_pixels_at_most() -> None:
+    point_CHW = torch.zeros(1, 12, 12, dtype=torch.uint8)
+    point_CHW[0, 6, 6] = 255
+    peak_B = seen(point_CHW, blur=1.0)[:, 0, 6, 6]
+    # A Gaussian over 3 pixels with sigma 2 has 0.362 in the middle, squared 0.131; a wide one 1/9.
+    assert 0.1305 < peak_B.min() < 0.15
+    assert peak_B.max() > 0.9
