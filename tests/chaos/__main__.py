@@ -102,11 +102,13 @@ def damage(scratch: Path, minutes: float) -> Rows:
 def bad_disk(scratch: Path, minutes: float) -> Rows:
     from chaos import bad_disk
 
-    numbers = (errno.ENOSPC, errno.EROFS)
-    return [
-        {"gate": 7, **none_lost(bad_disk.run(scratch / str(number), number, 20.0))}
-        for number in numbers
+    found = [
+        bad_disk.run(scratch / str(number), number, 20.0) for number in (errno.ENOSPC, errno.EROFS)
     ]
+    if os.geteuid() == 0:  # who may mount a file system
+        found.append(bad_disk.real_full(scratch / "full", 20.0))
+        found.append(bad_disk.real_read_only(scratch / "read-only", 20.0))
+    return [{"gate": 7, **none_lost(figures)} for figures in found]
 
 
 def slow_learner(scratch: Path, minutes: float) -> Rows:

@@ -1,21 +1,91 @@
-"""Gate 7: a disk that is full, or read-only from one moment to the next, and mends later."""
+"""Gate 7: a disk that is full, or read-only from one moment to the next, and mends later.
+
+`run` makes one by a shim, anywhere; `real` has a file system of its own, for which it must be root.
+"""
 
 from __future__ import annotations
 
 import errno
+import os
+import subprocess
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import numpy as np
-from harness import TINY, processes, stop, until
+from harness import BATCH, TINY, Processes, processes, stop, until
+from test_end_to_end import free_port
 
 from chaos import powercut
 from chaos.samples import held
 from producers import Producer
 from stream_ssl.app.endpoints import load
 
+SMALL = TINY | {
+    "receiver": {"bind": f"tcp://127.0.0.1:{free_port()}"},
+    "journal": {"budget": 64 << 20},
+}
 IMAGE = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
+
+
+class Sender:
+    """A producer beside a run: what it sent, and what is there in the end."""
+
+    def __init__(self, run: Processes, producer: Producer) -> None:
+        self.run, self.producer, self.sent = run, producer, 0
+        self.ready = f"{load(run.folder)['receiver']['http']}/readyz"
+
+    def send(self, count: int) -> None:
+        for _ in range(count):
+            self.producer.send(IMAGE, f"robot-{self.sent}")
+            self.sent += 1
+
+    def until_ready(self, status: int) -> None:
+        answers = lambda: httpx.get(self.ready, timeout=30).status_code == status  # noqa: E731
+        until(answers, lambda: self.run.log("receiver"))
+
+    def meanwhile(self, breaks: Callable[[], object], seconds: float) -> int:
+        """Samples acknowledged from where the broken disk is known until so many seconds later."""
+        self.send(50)
+        self.producer.flush(60)
+        breaks()
+        self.send(1)
+        self.until_ready(503)
+        until(lambda: self.run.metric("credit_bytes") == 0, lambda: self.run.log("receiver"))
+        before = self.producer.stats.acked.samples
+        time.sleep(seconds)
+        return self.producer.stats.acked.samples - before
+
+    def journalled(self, disk: str, meanwhile: int) -> dict[str, object]:
+        ids = held(self.run.folder)
+        lost, twice = self.sent - len(set(ids)), len(ids) - len(set(ids))
+        return self.found(disk, meanwhile, lost, twice)
+
+    def trained(self, disk: str, meanwhile: int) -> dict[str, object]:
+        """The same where the learner reads, and the journal lets go."""
+        whole = self.sent // BATCH * BATCH
+        trained = lambda: int(self.run.metric("trained_samples_total"))  # noqa: E731
+        until(lambda: trained() >= whole, lambda: self.run.log("learner")[-2000:])
+        return self.found(disk, meanwhile, 0, trained() - whole)
+
+    def found(self, disk: str, meanwhile: int, lost: int, twice: int) -> dict[str, object]:
+        return {
+            "disk": disk,
+            "ready_503": True,
+            "credit_0": True,
+            "acked_meanwhile": meanwhile,
+            "samples": self.sent,
+            "lost": lost,
+            "twice": twice,
+        }
+
+
+@contextmanager
+def sender(run: Processes) -> Iterator[Sender]:
+    with Producer(run.address, "robot", linger=0.0, on_full="drop_newest") as producer:
+        yield Sender(run, producer)
 
 
 def run(scratch: Path, number: int, seconds: float = 3.0) -> dict[str, object]:
@@ -31,35 +101,94 @@ def run(scratch: Path, number: int, seconds: float = 3.0) -> dict[str, object]:
     with processes(folder, TINY | {"journal": {"budget": 256 << 20}}, whole=True) as run:
         run.environment = powercut.environment(library, folder, fault=fault)
         receiver = run.role("receiver")
-        ready = f"{load(folder)['receiver']['http']}/readyz"
-        sent = 0
-        with Producer(run.address, "robot", linger=0.0, on_full="drop_newest") as producer:
-            for _ in range(50):
-                producer.send(IMAGE, f"robot-{sent}")
-                sent += 1
-            producer.flush(60)
-            fault.write_text(str(number))
-            producer.send(IMAGE, f"robot-{sent}")
-            sent += 1
-            until(lambda: httpx.get(ready).status_code == 503, lambda: run.log("receiver"))
-            until(lambda: run.metric("credit_bytes") == 0, lambda: run.log("receiver"))
-            before = producer.stats.acked.samples
-            time.sleep(seconds)
-            meanwhile = producer.stats.acked.samples - before
+        with sender(run) as robot:
+            meanwhile = robot.meanwhile(lambda: fault.write_text(str(number)), seconds)
             fault.unlink()
-            for _ in range(50):
-                producer.send(IMAGE, f"robot-{sent}")
-                sent += 1
-            producer.flush(60)
-            until(lambda: httpx.get(ready).status_code == 200, lambda: run.log("receiver"))
+            robot.send(50)
+            robot.producer.flush(60)
+            robot.until_ready(200)
         assert stop(receiver) == 0
-        ids = held(folder)
-    return {
-        "disk": errno.errorcode[number],
-        "ready_503": True,
-        "credit_0": True,
-        "acked_meanwhile": meanwhile,
-        "samples": sent,
-        "lost": sent - len(set(ids)),
-        "twice": len(ids) - len(set(ids)),
-    }
+        return robot.journalled(errno.errorcode[number], meanwhile)
+
+
+def real_full(scratch: Path, seconds: float) -> dict[str, object]:
+    """Receiver and learner on a file system that somebody fills to the last byte, and clears."""
+    with mounted(scratch) as disk, processes(disk / "run", SMALL, whole=True) as run:
+        receiver, learner = run.role("receiver"), run.role("learner")
+        with sender(run) as robot:
+            meanwhile = robot.meanwhile(lambda: fill(disk / "filler"), seconds)
+            assert learner.poll() is None, run.log("learner")
+            (disk / "filler").unlink()
+            robot.send(50)
+            robot.producer.flush(60)
+            robot.until_ready(200)
+            found = robot.trained("ext4 filled", meanwhile)
+        assert (stop(learner), stop(receiver)) == (0, 0)
+        return found
+
+
+def real_read_only(scratch: Path, seconds: float) -> dict[str, object]:
+    """A receiver whose file system the kernel makes read-only, as it does after a disk's fault.
+
+    The kernel keeps such a one read-only until it is mounted anew, for which nobody may use it: so
+    the receiver is stopped, and started on the repaired file system.
+    """
+    with mounted(scratch) as disk, processes(disk / "run", SMALL, whole=True) as run:
+        os.sync()  # the configuration; what comes later must be durable without
+        receiver = run.role("receiver")
+        with sender(run) as robot:
+            abort = ("mount", "-o", "remount,abort", str(disk))
+            meanwhile = robot.meanwhile(lambda: tool(*abort), seconds)
+            assert stop(receiver) == 0
+            repair(scratch, disk)
+            receiver = run.role("receiver")
+            robot.send(50)
+            robot.producer.flush(60)
+        assert stop(receiver) == 0
+        return robot.journalled("ext4 read-only", meanwhile)
+
+
+def tool(*command: str, allowed: tuple[int, ...] = (0,)) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode not in allowed:
+        raise OSError(f"{' '.join(command)}: {done.stderr.strip()}")
+
+
+@contextmanager
+def mounted(scratch: Path, size: int = 256 << 20) -> Iterator[Path]:
+    """An ext4 file system in a file, mounted as long as the block lasts."""
+    disk = scratch / "disk"
+    disk.mkdir(parents=True)
+    with (scratch / "image").open("wb") as image:
+        image.truncate(size)
+    tool("mkfs.ext4", "-q", "-F", str(scratch / "image"))
+    mount(scratch, disk)
+    try:
+        yield disk
+    finally:
+        tool("umount", str(disk))
+
+
+def mount(scratch: Path, disk: Path) -> None:
+    tool("mount", "-o", "loop,errors=remount-ro", str(scratch / "image"), str(disk))
+
+
+def repair(scratch: Path, disk: Path) -> None:
+    """What an operator does: unmount, check, mount."""
+    tool("umount", str(disk))
+    tool("fsck.ext4", "-f", "-y", str(scratch / "image"), allowed=(0, 1))
+    mount(scratch, disk)
+
+
+def fill(path: Path) -> None:
+    """Leave no free block."""
+    with path.open("wb") as file:
+        for size in (1 << 20, 1 << 12):
+            try:
+                while True:
+                    file.write(bytes(size))
+                    file.flush()
+                    os.fsync(file.fileno())
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
