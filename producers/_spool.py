@@ -86,7 +86,7 @@ class Spool:
         self._retry_at = 0.0
         import fcntl  # not on Windows, where only the spool is missing
 
-        folder.mkdir(parents=True, exist_ok=True)
+        durable.make_folder(folder)
         self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -93,6 +93,7 @@ class Contrastive(Loss):
     across_ranks = True
     oracles: tuple[str, ...] = ("keep", "exclude")
     power: float = 1.0  # by which a loss multiplies s_i in its pass over the negatives
+    beside: float | None = None  # by which, from there, for a second logsumexp: `sums.beside_B`
 
     def __init__(self, temperature: float = 0.2, false_negatives: str = "keep") -> None:
         super().__init__()
@@ -118,7 +119,7 @@ class Contrastive(Loss):
         z_BD = promote(inputs.z_BD)
         positive_BMD = inputs.positive_BMD.to(z_BD.dtype)
         temperature = self.temperature / self.power
-        sums = sum_negatives(z_BD, inputs.negative, mask_BN, temperature, inputs.group)
+        sums = sum_negatives(z_BD, inputs.negative, mask_BN, temperature, inputs.group, self.beside)
         cosine_BM = torch.einsum("bd,bmd->bm", z_BD, positive_BMD)
         return Terms(
             inputs,

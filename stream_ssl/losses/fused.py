@@ -62,8 +62,10 @@ def sound(device: torch.device) -> bool:
     return False
 
 
-def fused_scan(anchor_BD: Tensor, negative_ND: Tensor, mask_BN: Tensor | None) -> Scan:
-    """As `scan`, but without the largest logit."""
+def fused_scan(
+    anchor_BD: Tensor, negative_ND: Tensor, mask_BN: Tensor | None, beside: float | None = None
+) -> Scan:
+    """As `scan`, but without the largest logit; `beside` costs a second pass."""
     lse = [anchor_BD.new_full((1, len(anchor_BD)), -math.inf)]  # of no negatives
     means = [anchor_BD.new_zeros(1, *anchor_BD.shape)]
     total_B = anchor_BD.new_zeros(len(anchor_BD))
@@ -78,7 +80,10 @@ def fused_scan(anchor_BD: Tensor, negative_ND: Tensor, mask_BN: Tensor | None) -
             total_B += total_part_B
     logsumexp_B, mean_BD = merge(torch.cat(lse), torch.cat(means))
     count_B = count_negatives(anchor_BD, len(negative_ND), mask_BN)
-    return Scan(logsumexp_B, mean_BD, count_B, total_B, None)
+    beside_B = None
+    if beside is not None:
+        beside_B = fused_scan(beside * anchor_BD, negative_ND, mask_BN).logsumexp_B
+    return Scan(logsumexp_B, mean_BD, count_B, total_B, None, beside_B)
 
 
 def _split(size: int) -> list[tuple[slice, int]]:

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from stream_ssl.losses.contrastive import FalseNegatives, Terms
 from stream_ssl.losses.debiased import Debiased, Floor, Prior
-from stream_ssl.losses.scan import logsumexp_only
 
 
 class HardNegative(Debiased):
@@ -21,8 +20,8 @@ class HardNegative(Debiased):
     Contrastive Learning with Hard Negative Samples (Robinson et al. 2021), eq. 4. The weights are
     importance weights of a sampling distribution and carry no gradient; in the authors' code they
     do, which multiplies the gradient of the weighted mean by about 1 + beta. With beta = 0 it is
-    `Debiased`; half a pass more over the negatives otherwise. `effective_negatives` is of the
-    softmax of (1 + beta) s, by which the negatives pull.
+    `Debiased`. `effective_negatives` is of the softmax of (1 + beta) s, by which the negatives
+    pull.
 
     Args:
         temperature: t; cosines are divided by it.
@@ -48,6 +47,7 @@ class HardNegative(Debiased):
             raise ValueError(f"beta is {beta}: it is 0 (all alike) or more, and finite")
         self.beta = float(beta)
         self.power = 1 + self.beta
+        self.beside = self.beta / self.power if self.beta else None
 
     def log_mean(self, terms: Terms) -> Tensor:
         """log of the weighted mean: lse((1 + beta) s) - lse(beta s).
@@ -58,14 +58,10 @@ class HardNegative(Debiased):
         if self.beta == 0:
             return terms.log_mean_B
         sharp_B, share = terms.logsumexp_B, 1 / self.power
-        return sharp_B * share + (sharp_B.detach() * (1 - share) - self._log_weights(terms))
-
-    @torch.no_grad()
-    def _log_weights(self, terms: Terms) -> Tensor:
-        """lse(beta s), the log of the weights' sum."""
-        anchor_BD = terms.z_BD * (self.beta / self.temperature)
-        sum_B = logsumexp_only(anchor_BD, terms.negative, terms.mask_BN, terms.inputs.group)
-        return sum_B.masked_fill(terms.sums.count_B == 0, 0.0)
+        beside_B = terms.sums.beside_B
+        assert beside_B is not None
+        log_weights_B = beside_B.masked_fill(terms.sums.count_B == 0, 0.0)
+        return sharp_B * share + (sharp_B.detach() * (1 - share) - log_weights_B)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, beta={self.beta}"

@@ -40,6 +40,7 @@ class NegativeSums(NamedTuple):
     entropy_B: Tensor  # nats of the softmax over the negatives; 0 when there is none
     mean_BD: Tensor  # of the negatives, weighted by that softmax; 0 when there is none
     largest_B: Tensor | None  # largest logit, -inf when there is none; None: not known (GPU)
+    beside_B: Tensor | None  # logsumexp of `beside` times the logits, where asked for
 
     @property
     def logsumexp_or_0_B(self) -> Tensor:
@@ -53,6 +54,7 @@ def sum_negatives(
     mask_BN: Tensor | None,
     temperature: float,
     group: Group | None = None,
+    beside: float | None = None,
 ) -> NegativeSums:
     """`NegativeSums` of unit rows `z_BD` against `negative` [N, D] or [B, N, D].
 
@@ -64,8 +66,9 @@ def sum_negatives(
         mask_BN: True: left out; on several ranks with a row for each anchor of all.
         temperature: t.
         group: the ranks; None: this process alone.
+        beside: a positive factor of the logits for a second logsumexp, found in the same pass.
     """
-    return NegativeSums(*_NegativeSums.apply(z_BD, negative, mask_BN, temperature, group))
+    return NegativeSums(*_NegativeSums.apply(z_BD, negative, mask_BN, temperature, group, beside))
 
 
 def sum_weighted(negative: Tensor, like_BD: Tensor, weight: Callable[[slice], Tensor]) -> Tensor:
@@ -85,12 +88,14 @@ def merged(found: Scan, group: Group | None) -> Scan:
     if group is None:
         return found
     largest_A = found.logsumexp_B if found.largest_B is None else found.largest_B
-    numbers = [found.logsumexp_B, found.count_B, found.total_B, largest_A]
+    beside_A = found.logsumexp_B if found.beside_B is None else found.beside_B
+    numbers = [found.logsumexp_B, found.count_B, found.total_B, largest_A, beside_A]
     part_WBX = group.exchange(torch.cat([torch.stack(numbers, 1), found.mean_BD], 1))
-    lse_WB, count_WB, total_WB, largest_WB = part_WBX[..., :4].unbind(-1)
-    logsumexp_B, mean_BD = merge(lse_WB, part_WBX[..., 4:])
+    lse_WB, count_WB, total_WB, largest_WB, beside_WB = part_WBX[..., :5].unbind(-1)
+    logsumexp_B, mean_BD = merge(lse_WB, part_WBX[..., 5:])
     largest_B = None if found.largest_B is None else largest_WB.amax(0)
-    return Scan(logsumexp_B, mean_BD, count_WB.sum(0), total_WB.sum(0), largest_B)
+    beside_B = None if found.beside_B is None else beside_WB.logsumexp(0)
+    return Scan(logsumexp_B, mean_BD, count_WB.sum(0), total_WB.sum(0), largest_B, beside_B)
 
 
 class _NegativeSums(torch.autograd.Function):
@@ -102,12 +107,13 @@ class _NegativeSums(torch.autograd.Function):
         mask_BN: Tensor | None,
         temperature: float,
         group: Group | None,
+        beside: float | None,
     ) -> tuple[Tensor | None, ...]:
         with torch.autocast(z_BD.device.type, enabled=False):
             anchor_BD = promote(z_BD) / temperature
             scan_by = fused_scan if can_fuse(anchor_BD, negative) else scan
             asking_AD = of_all(anchor_BD, group)
-            found = merged(scan_by(asking_AD, negative, mask_BN), group)
+            found = merged(scan_by(asking_AD, negative, mask_BN, beside), group)
             # H = lse - E[logit], and the expectation is the anchor times the weighted mean.
             entropy_B = found.logsumexp_B - (anchor_BD * found.mean_BD).sum(1)
             entropy_B.masked_fill_(found.logsumexp_B == -math.inf, 0.0)
@@ -117,7 +123,14 @@ class _NegativeSums(torch.autograd.Function):
             ctx.save_for_backward(found.mean_BD, asking_AD, negative, mask_BN, found.logsumexp_B)
         else:
             ctx.save_for_backward(found.mean_BD)
-        constant = (found.count_B, found.total_B, entropy_B, found.mean_BD, found.largest_B)
+        constant = (
+            found.count_B,
+            found.total_B,
+            entropy_B,
+            found.mean_BD,
+            found.largest_B,
+            found.beside_B,
+        )
         ctx.mark_non_differentiable(*[tensor for tensor in constant if tensor is not None])
         return found.logsumexp_B, *constant
 
@@ -132,7 +145,7 @@ class _NegativeSums(torch.autograd.Function):
                 grad_z = (grad_B.unsqueeze(1) * mean_BD / ctx.temperature).to(ctx.dtype)
             if ctx.needs_input_grad[1]:
                 grad_negative = _negative_gradient(grad_B, ctx.group, *rest)
-        return grad_z, grad_negative, None, None, None
+        return grad_z, grad_negative, None, None, None, None
 
 
 def _negative_gradient(

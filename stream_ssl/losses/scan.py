@@ -26,13 +26,16 @@ class Scan(NamedTuple):
     count_B: Tensor  # negatives counted
     total_B: Tensor  # sum of the logits
     largest_B: Tensor | None  # largest logit; None where the pass cannot tell
+    beside_B: Tensor | None = None  # logsumexp of `beside` times the logits, where asked for
 
 
-def scan(anchor_BD: Tensor, negative: Tensor, mask_BN: Tensor | None) -> Scan:
+def scan(
+    anchor_BD: Tensor, negative: Tensor, mask_BN: Tensor | None, beside: float | None = None
+) -> Scan:
     """Running maximum, sum and weighted mean; the logits are anchor . negative."""
     batch, size = len(anchor_BD), negative.shape[-2]
     largest_B = anchor_BD.new_full((batch,), -math.inf)
-    weight_B = anchor_BD.new_zeros(batch)
+    weight_B, beside_weight_B = anchor_BD.new_zeros(2, batch)
     total_B = anchor_BD.new_zeros(batch)
     mean_BD = torch.zeros_like(anchor_BD)
     for chunk in negative_chunks(anchor_BD, negative):
@@ -47,28 +50,19 @@ def scan(anchor_BD: Tensor, negative: Tensor, mask_BN: Tensor | None) -> Scan:
         new_B = torch.maximum(largest_B, logit_BC.amax(1))
         # A row without any negative so far has -inf as its maximum, and -inf - -inf is NaN.
         shift_B = new_B.masked_fill(new_B == -math.inf, 0.0)
-        weight_BC = logit_BC.sub_(shift_B.unsqueeze(1)).exp_()
+        logit_BC.sub_(shift_B.unsqueeze(1))
         rescale_B = torch.exp(largest_B - shift_B)
+        if beside is not None:
+            beside_sum_B = (beside * logit_BC).exp_().sum(1)
+            beside_weight_B = beside_weight_B * rescale_B**beside + beside_sum_B
+        weight_BC = logit_BC.exp_()
         weight_B = weight_B * rescale_B + weight_BC.sum(1)
         mean_BD = mean_BD * rescale_B.unsqueeze(1) + weighted_sum(weight_BC, negative_CD)
         largest_B = new_B
     mean_BD = (mean_BD / weight_B.unsqueeze(1)).masked_fill_((weight_B == 0).unsqueeze(1), 0.0)
     count_B = count_negatives(anchor_BD, size, mask_BN)
-    return Scan(largest_B + weight_B.log(), mean_BD, count_B, total_B, largest_B)
-
-
-def logsumexp_only(
-    anchor_BD: Tensor, negative: Tensor, mask_BN: Tensor | None, group: Group | None = None
-) -> Tensor:
-    """The logsumexp alone [B], which costs half as much; over the negatives of all ranks."""
-    anchor_BD = of_all(anchor_BD, group)
-    logsumexp_B = anchor_BD.new_full((len(anchor_BD),), -math.inf)
-    for chunk in negative_chunks(anchor_BD, negative):
-        logit_BC = logits(anchor_BD, negative[..., chunk, :].to(anchor_BD.dtype))
-        if mask_BN is not None:
-            logit_BC.masked_fill_(mask_BN[:, chunk], -math.inf)
-        logsumexp_B = torch.logaddexp(logsumexp_B, logit_BC.logsumexp(1))
-    return logsumexp_B if group is None else group.exchange(logsumexp_B).logsumexp(0)
+    beside_B = None if beside is None else beside * largest_B + beside_weight_B.log()
+    return Scan(largest_B + weight_B.log(), mean_BD, count_B, total_B, largest_B, beside_B)
 
 
 def merge(logsumexp_SB: Tensor, mean_SBD: Tensor) -> tuple[Tensor, Tensor]:
