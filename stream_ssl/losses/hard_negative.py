@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 
-import torch
 from torch import Tensor
 
 from stream_ssl.losses.contrastive import FalseNegatives, Terms

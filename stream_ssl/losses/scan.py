@@ -11,8 +11,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from stream_ssl.losses.group import Group, of_all
-
 # Logits computed at a time: few enough for a core's cache, enough to keep a GPU busy.
 CHUNK_LOGITS_CPU = 1 << 19
 CHUNK_LOGITS_GPU = 1 << 25

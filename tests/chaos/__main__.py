@@ -144,7 +144,7 @@ def hostile(scratch: Path, minutes: float) -> Rows:
 def tests(scratch: Path, minutes: float) -> Rows:
     """Gates whose whole form is in the test suite."""
     gates = {
-        6: ("ingest/test_journal.py",),
+        6: ("ingest/test_journal.py", "ingest/test_protocol_state.py"),
         10: ("ingest/test_access.py", "ingest/test_hostile.py", "ingest/test_receiver.py"),
         11: ("app/test_stopping.py",),
         14: ("ingest/test_batches.py", "app/test_end_to_end.py"),

@@ -1,15 +1,21 @@
 """The protocol without a socket: above all, a packet is acknowledged once it is durable."""
 
+import os
+import tempfile
 from contextlib import closing
+from pathlib import Path
 
 import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from receiver_peer import MIB, packet
 
 from stream_ssl.ingest.credit import CreditPolicy
 from stream_ssl.ingest.group_commit import GroupCommit
-from stream_ssl.ingest.journal import Journal, JournalError
+from stream_ssl.ingest.journal import Journal, JournalError, JournalReader
 from stream_ssl.ingest.protocol_state import ProtocolState, Sessions
-from stream_ssl.wire import Ack, Data, Hello, Nack, Welcome, encode
+from stream_ssl.wire import Ack, Bye, Data, Hello, Nack, Welcome, encode
 
 ROUTE, OTHER = b"connection", b"another connection"
 
@@ -160,3 +166,128 @@ def test_a_hello_is_answered_though_the_journal_fails(protocol):
     protocol.say(Hello("robot", epoch=2, first=1))
     protocol.commit(100.0)
     assert protocol.events == ["append", "WELCOME 0"]
+
+
+IN_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
+PRODUCERS = st.sampled_from(["left", "right"])
+
+
+def refused(producer, sequence):
+    """Whether a packet is one that no receiver takes; of this sequence it always is."""
+    return (sequence + len(producer)) % 5 == 0
+
+
+class Delivery(RuleBasedStateMachine):
+    """Producers that send anything, again and out of order, on connections that come and go, to a
+    receiver whose disk fails and which is killed, against what they were told."""
+
+    def __init__(self):
+        super().__init__()
+        self.folder = tempfile.TemporaryDirectory(dir=IN_MEMORY)
+        self.acked = {"left": 0, "right": 0}
+        self.next = {"left": 1, "right": 1}
+        self.welcome = {}  # routes by producer
+        self.epoch = 0
+        self.start()
+
+    def start(self):
+        self.journal = WatchedJournal(self.folder.name, [])
+        group = GroupCommit(self.journal, max_packets=4, max_bytes=MIB, seconds=10.0)
+        policy = CreditPolicy(each=MIB, total=MIB, max_packet=MIB // 16)
+        self.protocol = ProtocolState(group, policy, None, Sessions(3), 16, 4, self.note)
+        self.now = 100.0
+
+    def note(self, route, message):
+        """What a producer hears is true already on the disk."""
+        producer = route.decode().partition("/")[0]
+        if isinstance(message, Ack | Welcome):
+            told = message.through if isinstance(message, Ack) else message.resume
+            assert told <= self.journal.state(producer).sequence
+            self.acked[producer] = max(self.acked[producer], told)
+        if isinstance(message, Welcome):
+            self.welcome[producer] = route
+            self.next[producer] = told + 1
+        elif isinstance(message, Nack):
+            if message.reason == "malformed":
+                assert refused(producer, message.sequence)
+                assert message.sequence <= self.journal.state(producer).sequence
+            elif message.reason == "gap":
+                self.next[producer] = message.sequence
+            elif self.welcome.get(producer) == route:
+                del self.welcome[producer]
+        return True
+
+    def say(self, route, message):
+        self.now += 0.3
+        self.protocol.handle(route, None, [memoryview(f) for f in encode(message)], self.now)
+
+    @rule(producer=PRODUCERS, connection=st.integers(0, 1), newer=st.booleans())
+    def hello(self, producer, connection, newer):
+        self.epoch += newer
+        self.say(f"{producer}/{connection}".encode(), Hello(producer, epoch=self.epoch, first=1))
+
+    @rule(
+        producer=PRODUCERS,
+        count=st.integers(1, 6),
+        offset=st.sampled_from([0, 0, 0, -1, -3, 1, 2]),
+        order=st.sampled_from([1, 1, 1, -1]),
+        commit=st.booleans(),
+    )
+    def send(self, producer, count, offset, order, commit):
+        if producer not in self.welcome:
+            self.hello(producer, 0, True)
+        route = self.welcome.get(producer, f"{producer}/0".encode())
+        start = max(1, self.next[producer] + offset)
+        for sequence in range(start, start + count)[::order]:
+            data = Data(sequence, b"?", b"") if refused(producer, sequence) else packet(sequence)
+            self.say(route, data)
+        self.next[producer] = max(self.next[producer], start + count)
+        if commit:
+            self.commit(None)
+
+    @rule(producer=PRODUCERS)
+    def bye(self, producer):
+        self.say(self.welcome.pop(producer, b"left/0"), Bye())
+
+    @rule(error=st.sampled_from([None, None, JournalError("disk on fire")]))
+    def commit(self, error):
+        self.now += 1.0
+        self.journal.error = error
+        self.protocol.flush(self.now)
+        self.protocol.commit(self.now)
+
+    @rule()
+    def kill(self):
+        self.journal.close()  # writes nothing: what was not appended is gone
+        self.start()
+
+    @invariant()
+    def what_was_acknowledged_is_there_once(self):
+        held = {"left": [], "right": []}
+        with closing(JournalReader(self.folder.name)) as reader:
+            position = 1
+            while records := reader.read(position):
+                position = records[-1].position + 1
+                for record in records:
+                    held[record.producer].append(record.sequence)
+                    assert (record.header, record.payload) == (
+                        packet(record.sequence).header,
+                        packet(record.sequence).payload,
+                    )
+        for producer, sequences in held.items():
+            due = range(1, self.journal.state(producer).sequence + 1)
+            assert sequences == [number for number in due if not refused(producer, number)]
+            assert self.acked[producer] <= len(due)
+
+    def teardown(self):
+        self.journal.close()
+        self.folder.cleanup()
+
+
+TestDelivery = Delivery.TestCase
+TestDelivery.settings = settings(
+    max_examples=int(os.environ.get("CHAOS_EXAMPLES", "60")),
+    stateful_step_count=25,
+    deadline=None,
+    derandomize=True,
+)
