@@ -129,7 +129,11 @@ def shadows(settings: Namespace, dim: int) -> list[Shadow]:
 
 
 def batches(
-    settings: Namespace, reader: JournalReader, start: Offset, share: JournalShare | None = None
+    settings: Namespace,
+    reader: JournalReader,
+    start: Offset,
+    share: JournalShare | None = None,
+    journal: str | None = None,
 ) -> Batches:
     """The journal's samples as batches; of several ranks this one's part of them.
 
@@ -151,6 +155,7 @@ def batches(
         decoder(settings),
         Quarantine(settings.run / quarantine, **settings.quarantine),
         start=start,
+        journal=journal,
         share=share,
         **options,
     )

@@ -211,7 +211,7 @@ def _add_learner(parser: ArgumentParser) -> None:
         parser,
         Batches,
         "batches",
-        skip={"reader", "decoder", "quarantine", "start", "clock", "share"},
+        skip={"reader", "decoder", "quarantine", "start", "clock", "share", "journal"},
     )
     _section(parser, ResNet, "encoder", skip={"channels"})
     _section(parser, Projector, "projector", skip={"features"})

@@ -105,7 +105,10 @@ class Process:
         reader = JournalReader(settings.run / "journal")
         stack.callback(reader.close)
         share = JournalShare(group.rank, group.size, before)
-        batches = stack.enter_context(build.batches(settings, reader, start, share))
+        batches = stack.enter_context(
+            build.batches(settings, reader, start, share, self._checkpointer.journal)
+        )
+        self._batches = batches
         self.learner = build.learner(settings, batches, start, group)
         if saved is None and settings["from"] is not None:
             if group.size > 1:
@@ -195,6 +198,8 @@ class Process:
                 if isinstance(record, StepRecord):
                     self._step_log.consume(record)
                 self._view.consume(record)
+                if isinstance(record, StepRecord) and record.batch:
+                    self._follow_journal()
                 if isinstance(record, StepRecord):
                     self._verdicts.consume(record)
                 self.health.tick("learner")
@@ -215,6 +220,11 @@ class Process:
         if self.learner.step:
             self.save()
 
+    def _follow_journal(self) -> None:
+        """Older checkpoints say nothing of what another journal's receiver may trim."""
+        if self._checkpointer.follow(self._batches.journal):
+            self._checkpointed = START.record
+
     def _tell_receiver(self) -> None:
         """How far we have read (its credit) and what we still need (its trimming).
 
@@ -227,7 +237,7 @@ class Process:
         offsets = self.learner.ranks.last.offsets if self.learner.step else [self.learner.offset]
         read = max(min(offsets).record, self._checkpointed)
         try:
-            self._offsets.publish(read=read, checkpointed=self._checkpointed)
+            self._offsets.publish(read, self._checkpointed, self._checkpointer.journal)
         except OSError as error:
             self.health.set("cursor", False, str(error))
             self._limited_log.warning(

@@ -51,6 +51,8 @@ class Reader(Protocol):
     def first(self) -> int: ...
     @property
     def last(self) -> int: ...
+    @property
+    def id(self) -> str | None: ...
     def read(self, position: int, max_bytes: int = ...) -> Sequence[JournalRecord]: ...
 
 
@@ -75,6 +77,10 @@ class Batches:
         prefetch: batches made ahead.
         clock: seconds since the Unix epoch.
         share: which records are read, where several ranks share the journal.
+        journal: the id of that which `start` is a place in; None: not known.
+
+    Attributes:
+        journal: the id of that which is read, once it is known.
 
     Raises:
         ValueError: batch_size, workers or prefetch below 1.
@@ -91,6 +97,7 @@ class Batches:
         prefetch: int = 2,
         clock: Callable[[], float] = time.time,
         share: JournalShare | None = None,
+        journal: str | None = None,
     ) -> None:
         if min(batch_size, workers, prefetch) < 1:
             raise ValueError(f"{batch_size=}, {workers=}, {prefetch=}: each must be at least 1")
@@ -98,6 +105,7 @@ class Batches:
         self._prefetch, self._workers, self._clock = prefetch, workers, clock
         self._batcher = Batcher(batch_size, decoder)
         self._share = JournalShare() if share is None else share
+        self.journal = journal
         self._change = threading.Condition()  # guards what follows
         self._ready: deque[Batch[NDArray[Any]]] = deque()
         self._decoding: dict[int, float] = {}  # records read, not yet decoded: when received
@@ -311,11 +319,22 @@ class Batches:
                 yield None
 
     def _first_to_read(self, start: Offset) -> Generator[None, None, Offset]:
-        """`start`, unless the journal ends before it and then grows, still before it: such a
-        journal is a new one, and all of it is unread.
+        """`start`, unless this is another journal than it is a place in: all of that is unread.
 
-        One that ends before `start` and does not grow may have a damaged end, and go on behind it.
+        Ids tell. Where there are none, a journal is another one that ends before `start` and then
+        grows, still before it; one that does not grow may have a damaged end, and go on behind it.
         """
+        while (found := self._reader.id) is None and self._journal_end() < 1:
+            yield None  # not there yet
+        expected, self.journal = self.journal, found or self.journal
+        if expected not in (None, self.journal):
+            log.error(
+                "the checkpoint goes on in journal %s, and this is journal %s: reading all that it "
+                "has. To go on where the checkpoint was, stop, and put its own journal back",
+                expected,
+                self.journal,
+            )
+            return self._from_the_beginning()
         seen = self._journal_end()
         if start.record <= seen + 1:
             return start
@@ -329,11 +348,15 @@ class Batches:
             yield None
         if start.record <= last + 1:
             return start
-        first = max(self._reader.first, 1)
-        log.error("the journal is a new one: reading all that it has, from record %d", first)
+        log.error("the journal is a new one: reading all that it has")
+        return self._from_the_beginning()
+
+    def _from_the_beginning(self) -> Offset:
+        self._share = replace(self._share, before=())  # of the other journal
+        first = Offset(max(self._reader.first, 1), 0)
         with self._change:
-            self._offset = self._rejected_until = Offset(first, 0)
-        return self._offset
+            self._read, self._offset, self._rejected_until = first.record, first, first
+        return first
 
     def _count_skipped(self, expected: int, found: int) -> None:
         log.error(

@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 FILE_NAME = "cursor.json"
 FULL_NAME = "journal.full"
-_FILE_BYTES = 64  # of cursor.json, padded: more than any two positions take
+_FILE_BYTES = 128  # of cursor.json, padded: more than two positions and an id take
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,7 @@ class Positions:
 
     read: int = 1  # the next record to read
     checkpointed: int = 1  # the first record that a restart from a checkpoint would read again
+    journal: str | None = None  # whose positions they are; None: of a release without ids
 
 
 class ConsumerOffsets:
@@ -44,7 +45,7 @@ class ConsumerOffsets:
         self._positions = Positions()
         self._limited_log = RateLimitedLogger(log)
 
-    def publish(self, read: int, checkpointed: int) -> None:
+    def publish(self, read: int, checkpointed: int, journal: str | None = None) -> None:
         """Replaces the positions atomically; for the learner.
 
         Called twice a second, so without fsync: a power cut that loses the newest file only delays
@@ -60,7 +61,10 @@ class ConsumerOffsets:
                 "1 <= checkpointed <= read; a checkpoint holds nothing that was not read"
             )
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        fields = {"read": read, "durable": checkpointed}  # keys of the file since its first version
+        fields: dict[str, int | str]  # keys of the file since its first version
+        fields = {"read": read, "durable": checkpointed}
+        if journal is not None:
+            fields["journal"] = journal
         content = json.dumps(fields).ljust(_FILE_BYTES).encode()
         try:
             write(self.path, content, wait=False)
@@ -83,6 +87,9 @@ class ConsumerOffsets:
             read, checkpointed = int(fields["read"]), int(fields["durable"])
             if not 1 <= checkpointed <= read:
                 raise ValueError(f"read={read}, durable={checkpointed}")
+            journal = fields.get("journal")
+            if not isinstance(journal, str | None):
+                raise ValueError(f"journal={journal!r}")
         except FileNotFoundError:
             return self._positions
         except OSError as error:  # descriptors ran out, say: the next call tries again
@@ -93,7 +100,7 @@ class ConsumerOffsets:
         except (ValueError, KeyError, TypeError) as error:
             log.warning("%s cannot be read (%r): keeping %s", self.path, error, self._positions)
             return self._positions
-        self._positions = Positions(read, checkpointed)
+        self._positions = Positions(read, checkpointed, journal)
         return self._positions
 
     @property

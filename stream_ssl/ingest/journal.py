@@ -14,6 +14,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import secrets
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +24,7 @@ from typing import Any
 
 import lmdb
 
-from stream_ssl.durable import make_folder
+from stream_ssl.durable import make_folder, write
 from stream_ssl.ingest.rate_limited_logger import RateLimitedLogger
 from stream_ssl.ingest.recovery import (
     BackgroundCheck,
@@ -74,6 +75,7 @@ log = logging.getLogger(__name__)
 
 MIN_SEGMENT = 256 << 10
 MAX_SEGMENT = 64 << 20
+ID_FILE = "id"
 _TREE = 8 * PAGE  # what a transaction may take beside its values
 
 
@@ -110,6 +112,9 @@ class Journal:
         forget_days: when a segment begins, the state of a producer that has sent nothing for so
             long is dropped, and takes no more bytes in each segment.
         check: whether segments are searched for damage, the old ones in the background.
+
+    Attributes:
+        id: of this journal alone, as `identify` found or gave it; positions are of one journal.
 
     Raises:
         ValueError: budget or segment_bytes are too small.
@@ -151,6 +156,7 @@ class Journal:
         except BaseException:
             self.close()
             raise
+        self.id = journal_id(self.path)
         self.damaged = found.damaged
         self._sealed = found.segments  # (first position, bytes) of all segments but the active one
         now = time.time()  # for states of format 1, which have no time of writing
@@ -335,6 +341,23 @@ class Journal:
         """Frees the active segment's slots of dead readers; returns how many there were."""
         return int(self._active.env.reader_check()) if self._active is not None else 0
 
+    def identify(self, known: str | None = None) -> None:
+        """Gives the journal an id, durably, if it has none: a new journal, one of an earlier
+        release, or one whose id is damaged.
+
+        Args:
+            known: what its consumer calls the journal; taken where there are records.
+        """
+        if self.id is not None:
+            return
+        fresh = known if known and list_segments(self.path) else secrets.token_hex(8)
+        try:
+            write(self.path / ID_FILE, f"{fresh}\n{fresh}\n", mode=0o600)
+        except OSError as error:  # the disk is full, say: it must be emptied first
+            log.warning("journal %s has no id until the next start: %s", self.path, error)
+        else:
+            self.id = fresh
+
     def skip_to(self, position: int) -> None:
         """Gives the next record at least this position.
 
@@ -458,6 +481,15 @@ class Journal:
             segment.close()
 
 
+def journal_id(path: Path) -> str | None:
+    """The id of the journal in a folder; None if it has none, or a damaged one."""
+    try:
+        first, second = (path / ID_FILE).read_text().split()
+    except (OSError, ValueError):
+        return None
+    return first if first == second else None  # it stands there twice: a flipped bit is seen
+
+
 def _lock_for_writing(path: Path) -> int:
     """A descriptor whose closing frees the journal for another writer.
 
@@ -509,6 +541,11 @@ class JournalReader:
         self._open: Segment | None = None
         self._reported: set[int] = set()
         self._salvaged: tuple[Path | None, dict[int, bytes]] = (None, {})
+
+    @property
+    def id(self) -> str | None:
+        """Of the journal; None if it is not there yet, or has none."""
+        return journal_id(self.path)
 
     @property
     def first(self) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 import zmq
 
 from stream_ssl.ingest.access import Access
-from stream_ssl.ingest.consumer_offsets import ConsumerOffsets
+from stream_ssl.ingest.consumer_offsets import ConsumerOffsets, Positions
 from stream_ssl.ingest.credit import CreditPolicy
 from stream_ssl.ingest.group_commit import GroupCommit
 from stream_ssl.ingest.journal import Journal, JournalError
@@ -171,7 +171,8 @@ class Receiver:
             max_names,
             self._send,
         )
-        journal.skip_to(offsets.load().read)
+        journal.identify(offsets.load().journal)
+        journal.skip_to(self._consumed().read)
         self._context: zmq.Context[Any] = zmq.Context()
         self._poller = zmq.Poller()
         self._zap: zmq.Socket[Any] | None = None
@@ -301,7 +302,7 @@ class Receiver:
         """What is due at intervals: trim, measure the room, share credit."""
         protocol = self._protocol
         self._tick_at = now + _TICK_SECONDS
-        positions = self.offsets.load()
+        positions = self._consumed()
         refused = protocol.counters.refused
         if self._access is not None:
             self._access.allow.reload()
@@ -334,6 +335,11 @@ class Receiver:
             protocol.probe(now)
             self.journal.clear_readers()
             self.journal.take_checked()
+
+    def _consumed(self) -> Positions:
+        """How far the learner is; at the beginning where it tells of another journal."""
+        positions = self.offsets.load()
+        return positions if positions.journal in (None, self.journal.id) else Positions()
 
     def _drain(self) -> Iterator[ReceiverRecord]:
         protocol = self._protocol

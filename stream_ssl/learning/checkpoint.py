@@ -8,7 +8,7 @@ import logging
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from memory.process_group import SINGLE_PROCESS
 from memory.shards import resharded
-from stream_ssl.batch import Offset
+from stream_ssl.batch import START, Offset
 from stream_ssl.durable import make_folder, sync
 from stream_ssl.learning.learner import Capture
 from stream_ssl.learning.ranks import Ranks
@@ -101,6 +101,11 @@ class Saved:
         return _offset(self.facts)
 
     @property
+    def journal(self) -> str | None:
+        """The id of the journal that `offset` is a place in; None: of a release without ids."""
+        return self.facts.get("journal")
+
+    @property
     def ranks(self) -> int:
         """How many wrote it."""
         return int(self.facts.get("ranks", 1))
@@ -176,6 +181,7 @@ class Checkpointer:
 
     Attributes:
         damaged: checkpoints that `newest` found damaged and set aside.
+        journal: id of the journal that offsets are places in.
 
     Raises:
         ValueError: an argument outside its range.
@@ -205,6 +211,7 @@ class Checkpointer:
         self._tried = time.monotonic()
         self._ranks = Ranks(SINGLE_PROCESS, torch.device("cpu")) if ranks is None else ranks
         self._before: Sequence[Sequence[Offset]] = ()  # earlier divisions of the journal
+        self.journal: str | None = None
         if self._ranks.group.rank:
             return
         make_folder(self.folder)
@@ -237,6 +244,7 @@ class Checkpointer:
         """
         started = self._tried = time.monotonic()
         captured = learner.capture()
+        captured = replace(captured, facts={**captured.facts, "journal": self.journal})
         step, offset = int(captured.facts["step"]), _offset(captured.facts)
         self._step = self._tried_step = step
         target = self.folder / f"{PREFIX}{step:09d}"
@@ -267,6 +275,7 @@ class Checkpointer:
             found = Saved(path, json.loads((path / STATE).read_text()))
         if found is not None:
             self._before = found.before(self._ranks.group.size)
+            self.journal = found.journal
             self._step = self._tried_step = found.step
         return found
 
@@ -287,6 +296,14 @@ class Checkpointer:
             log.error("no checkpoint in %s is whole: the run starts from scratch", self.folder)
         return None
 
+    def follow(self, journal: str | None) -> bool:
+        """What is trained from now on comes from this journal; whether it is another one."""
+        before, self.journal = self.journal, journal or self.journal
+        changed = before not in (None, self.journal)
+        if changed:
+            self._before = ()
+        return changed
+
     def needed(self, beyond: int = 0) -> Offset | None:
         """The least offset that any checkpoint kept replays from; None without checkpoints.
 
@@ -296,7 +313,9 @@ class Checkpointer:
         offsets = []
         for path in self._paths():
             try:
-                offsets.append(_offset(json.loads((path / STATE).read_text())))
+                facts = json.loads((path / STATE).read_text())
+                same = facts.get("journal") in (None, self.journal)
+                offsets.append(_offset(facts) if same else START)
             except (OSError, ValueError, KeyError, TypeError):
                 continue  # damaged: `newest` will say so, and never replay from it
         return min((offset for offset in offsets if offset.record > beyond), default=None)

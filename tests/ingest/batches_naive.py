@@ -44,6 +44,7 @@ class FakeReader:
     chunk: int = 3
     error: Exception | None = None
     asked: list[int] = field(default_factory=list)
+    id: str | None = None
 
     @property
     def first(self) -> int:

@@ -34,6 +34,7 @@ from stream_ssl.ingest.batches import Batches
 from stream_ssl.ingest.decode import REASONS, Decoder, decode_chunk
 from stream_ssl.ingest.journal import JournalReader
 from stream_ssl.ingest.quarantine import Quarantine
+from stream_ssl.ingest.share import JournalShare
 
 BAD = ({"codec": "png"}, b"no image")
 
@@ -180,6 +181,22 @@ def test_believes_in_a_gap_only_when_seen_twice(quarantine: Quarantine) -> None:
     with Batches(Blinking(records), Decoder(SIZE), quarantine, 4) as batches:
         collect(batches, 4)
         assert batches.skipped_records == 0
+
+
+def test_another_journal_is_read_whole_however_far_it_has_grown(
+    quarantine: Quarantine, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader = FakeReader(plain(9, 4), id="b" * 16)
+    behind = Offset(5, 2)
+    with Batches(reader, Decoder(SIZE), quarantine, 4, behind, journal="b" * 16) as batches:
+        assert collect(batches, 1)[0].offset == Offset(6, 2)
+    ended = JournalShare(before=[[behind]])  # by other ranks, in the other journal
+    with Batches(
+        reader, Decoder(SIZE), quarantine, 4, behind, share=ended, journal="a" * 16
+    ) as batches:
+        assert [batch.offset.record for batch in collect(batches, 9)] == [*range(2, 11)]
+        assert batches.journal == "b" * 16
+    assert f"goes on in journal {'a' * 16}, and this is journal {'b' * 16}" in caplog.text
 
 
 def test_a_new_journal_is_read_from_its_beginning(

@@ -206,6 +206,28 @@ def test_positions_can_be_made_to_go_on_further_up(tmp_path):
     journal.close()
 
 
+def test_a_journal_keeps_an_id_of_its_own(tmp_path):
+    def identified(path, known=None):
+        with closing(Journal(path)) as journal:
+            journal.identify(known)
+            return journal.id
+
+    path, told = tmp_path / "journal", "0123456789abcdef"
+    first = identified(path, told)
+    assert first not in (None, told)  # a new one is not the one that the learner has read
+    assert identified(tmp_path / "other") != first
+    with closing(Journal(path)) as journal:
+        journal.append([entry(1)])
+    assert first == identified(path) == JournalReader(path).id
+    for damage in (first.replace(first[0], "x") + f"\n{first}\n", ""):
+        (path / "id").write_text(damage)
+        assert JournalReader(path).id is None
+        assert identified(path, first) == first  # its records are there: the learner knows it
+    (path / "id").unlink()
+    (path / "id.part").mkdir()  # stands for a disk that takes nothing
+    assert identified(path) is None
+
+
 def test_a_second_writer_is_refused(tmp_path):
     journal = Journal(tmp_path)
     with pytest.raises(JournalError, match="another process"):

@@ -8,6 +8,7 @@ import pytest
 import zmq
 from receiver_peer import KIB, MIB, Peer, Running, packet, until
 
+from stream_ssl.ingest.consumer_offsets import ConsumerOffsets
 from stream_ssl.ingest.journal import JournalFull, ProducerState
 from stream_ssl.wire import Ack, Bye, Data, Hello, Nack, Sample, Welcome, encode
 
@@ -66,6 +67,21 @@ def test_a_restarted_receiver_goes_on_where_its_journal_ends(tmp_path):
         peer.say(packet(2))
         peer.acked(2)
         assert running.journalled() == [("robot", 1), ("robot", 2)]
+
+
+def test_what_a_learner_tells_of_another_journal_moves_and_trims_nothing(tmp_path):
+    offsets = ConsumerOffsets(tmp_path)
+    offsets.publish(900, 900, "another-journal")
+    with Running(
+        tmp_path, budget=32 * MIB, credit=MIB, total_credit=MIB, max_packet=MIB
+    ) as running:
+        journal = running.journal
+        assert (journal.first, journal.last) == (1, 0)
+        offsets.publish(900, 900, journal.id)  # as a learner with other checkpoints would
+    with Running(
+        tmp_path, budget=32 * MIB, credit=MIB, total_credit=MIB, max_packet=MIB
+    ) as running:
+        assert running.journal.first == 900
 
 
 def test_duplicates_are_acknowledged_again_and_journalled_once(running):

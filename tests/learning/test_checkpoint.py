@@ -287,6 +287,23 @@ def test_saving_a_step_again_writes_nothing(tmp_path: Path) -> None:
     assert Checkpointer(tmp_path).newest().step == 1
 
 
+def test_a_checkpoint_knows_the_journal_that_its_place_is_in(tmp_path: Path) -> None:
+    checkpointer, learner, _ = saved(tmp_path, 1, keep=2)  # without an id, of an earlier release
+    assert not checkpointer.follow("first")
+    assert checkpointer.needed() == Offset(2, 0)
+    steps(learner, 1)
+    checkpointer.save(learner, CONFIG)
+    checkpointer = Checkpointer(tmp_path, keep=2)
+    found = checkpointer.newest()
+    assert (found.journal, checkpointer.journal) == ("first", "first")
+    assert not checkpointer.follow(None)  # that of a receiver of an earlier release
+    assert checkpointer.follow("second")
+    for needed in (Offset(1, 0), Offset(4, 0)):  # of the second all, as long as one is of the first
+        steps(learner, 1)
+        assert checkpointer.save(learner, CONFIG).needed == needed
+    assert Checkpointer(tmp_path).newest().journal == "second"
+
+
 def test_due_by_steps_and_by_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     learner, now = build(), 100.0
     monkeypatch.setattr(checkpoint.time, "monotonic", lambda: now)
