@@ -19,6 +19,7 @@ NAMES = (
     "growth",
     "losses",
     "learner",
+    "ranks",
     "page",
     "sources",
     "ingest",

@@ -260,10 +260,11 @@ class Columns:
         shapes = {name: tuple(column.shape[1:]) for name, column in self._named().items()}
         return shapes | ({} if self.images is None else self.images.shapes())
 
-    def state(self) -> dict[str, Tensor]:
-        """Copies of the occupied rows of every column."""
-        state = {name: column[: self.occupied].clone() for name, column in self._named().items()}
-        return state | ({} if self.images is None else self.images.state(self.occupied))
+    def state(self, live: bool = False) -> dict[str, Tensor]:
+        """The occupied rows of every column; `live`: the rows themselves, not copies."""
+        state = {name: column[: self.occupied] for name, column in self._named().items()}
+        state |= {} if self.images is None else self.images.state(self.occupied)
+        return state if live else {name: rows.clone() for name, rows in state.items()}
 
     def load(self, state: dict[str, Tensor]) -> None:
         """Take over rows that `state` made. Slots beyond them are cleared."""
@@ -329,8 +330,8 @@ class Images:
         return {"images": self.shape}
 
     def state(self, occupied: int) -> dict[str, Tensor]:
-        """What `load` needs to have the images of the first `occupied` slots again."""
-        return {"images": self.data_KCHW[:occupied].clone()}
+        """What `load` needs to have the images of the first `occupied` slots again; not copied."""
+        return {"images": self.data_KCHW[:occupied]}
 
     def load(self, state: dict[str, Tensor]) -> None:
         """Take over what `state` gave. Slots beyond are cleared."""
@@ -406,7 +407,7 @@ class ImageFile(Images):
     def state(self, occupied: int) -> dict[str, Tensor]:
         os.fsync(self._handle)  # the file must reach the disk before a state that speaks of it
         return {
-            "image_hashes": self._hash_K[:occupied].clone(),
+            "image_hashes": self._hash_K[:occupied],
             "image_lost": self._lost_K[:occupied].to(torch.uint8),
         }
 

@@ -597,9 +597,9 @@ class WorkingMemory(nn.Module):
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
     ) -> None:
-        """Everything needed to go on bit-equal: copies, which safetensors takes."""
-        del keep_vars
-        state = named("columns", self._columns.state())
+        """Everything needed to go on bit-equal: copies, which safetensors takes; with `keep_vars`
+        rows and images are the memory's own, which go on changing."""
+        state = named("columns", self._columns.state(live=keep_vars))
         state |= named("eviction", self.eviction.state()) | named("strata", self._strata.state())
         state["counters"] = counters(self.capacity_of_all, self._totals)
         if self.group.size > 1:

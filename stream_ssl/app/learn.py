@@ -30,7 +30,7 @@ from stream_ssl.ingest.journal import JournalReader
 from stream_ssl.ingest.rate_limited_logger import RateLimitedLogger
 from stream_ssl.ingest.share import JournalShare
 from stream_ssl.ingest.verdicts import VerdictSender
-from stream_ssl.learning.checkpoint import Checkpointer, CheckpointError
+from stream_ssl.learning.checkpoint import Checkpointer, CheckpointError, CheckpointRecord
 from stream_ssl.learning.checks import IncompatibleConfig
 from stream_ssl.learning.records import CheckpointDue, Idle, StepRecord
 from stream_ssl.observe.balance import Balance, class_counts
@@ -192,8 +192,9 @@ class Process:
         try:
             for record in self.learner.run(stop):
                 if isinstance(record, CheckpointDue):
-                    self.save()
+                    self._save_behind()
                     continue
+                self._conclude_save()
                 self._observers.consume(record)
                 if isinstance(record, StepRecord):
                     self._step_log.consume(record)
@@ -217,8 +218,9 @@ class Process:
             raise Failure(f"{error}; all ranks go on from the last checkpoint") from error
         self.health.set("started", False, "stopping")
         self._observers.survey()
+        self._conclude_save(wait=True)
         if self.learner.step:
-            self.save()
+            self._save(lambda: self._checkpointer.save(self.learner, self._config))
 
     def _follow_journal(self) -> None:
         """Older checkpoints say nothing of what another journal's receiver may trim."""
@@ -254,6 +256,8 @@ class Process:
         if time.monotonic() < self._free_space_at:
             return  # the receiver has not trimmed yet
         self._free_space_at = time.monotonic() + FREE_SPACE_SECONDS
+        if self._checkpointer.busy:
+            return  # what it frees is not known yet
         if self._checkpointer.dirty:
             log.info("the journal is full: a checkpoint lets it be trimmed")
             self._save_soon()
@@ -278,28 +282,40 @@ class Process:
     def _save_soon(self) -> None:
         """Now, or with all ranks before their next step."""
         if self._ranks.alone:
-            self.save()
+            self._save_behind()
         else:
             self.learner.ranks.save_asked = True
 
-    def save(self) -> None:
-        """Write a checkpoint; what cannot be written now is tried again later, and counted."""
+    def _save_behind(self) -> None:
+        """Begin a checkpoint, which is written while training goes on."""
+        self._conclude_save(wait=True)  # on all ranks before they meet for the next
+        self._save(lambda: self._checkpointer.begin(self.learner, self._config))
+
+    def _conclude_save(self, wait: bool = False) -> None:
+        """Tell of a checkpoint that has become durable."""
+        self._save(lambda: self._checkpointer.finished(wait))
+
+    def _save(self, work: Callable[[], CheckpointRecord | None]) -> None:
+        """What cannot be written now is tried again later, and counted."""
         try:
-            record = self._checkpointer.save(self.learner, self._config)
+            record = work()
         except OSError as error:
             self.metrics.checkpoint_failed()
             self.health.set("checkpoint", False, str(error))
             log.error("checkpoint not written, training goes on: %s", error)
+            return
+        if record is None:
             return
         self.health.set("checkpoint", True)
         self.metrics.consume(record)
         self._checkpointed = max(self._checkpointed, record.needed.record)
         self._tell_receiver()
         log.info(
-            "checkpoint at step %d: %.1f MB in %.2f s",
+            "checkpoint at step %d: %.1f MB in %.2f s, for %.2f s of which training waited",
             record.step,
             record.bytes / 1e6,
             record.seconds,
+            record.stalled,
         )
 
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import shutil
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ from torch import Tensor
 from memory.process_group import SINGLE_PROCESS
 from memory.shards import resharded
 from stream_ssl.batch import START, Offset
-from stream_ssl.durable import make_folder, sync
+from stream_ssl.durable import make_folder, sync, write
 from stream_ssl.learning.learner import Capture
 from stream_ssl.learning.ranks import Ranks
 from stream_ssl.learning.records import Idle, StepRecord
@@ -36,6 +37,9 @@ LATEST = "latest"
 PREFIX = "step-"
 DAMAGED = "damaged-"
 INCOMPLETE = ".incomplete-"
+TOLD = "told-"
+PART_SECONDS = 600.0
+"""After which a rank's part of a checkpoint, written behind, is given up."""
 IDLE_SECONDS = 60.0
 """Without a checkpoint, after which one is due while the stream pauses."""
 PARTS = ("model", "optimiser", "memory", "rng")
@@ -59,7 +63,7 @@ class CheckpointError(RuntimeError):
 class Captured(Protocol):
     """What is checkpointed: a learner."""
 
-    def capture(self) -> Capture: ...
+    def capture(self, live: bool = False) -> Capture: ...
 
     def restore(self, capture: Capture) -> None: ...
 
@@ -72,6 +76,7 @@ class CheckpointRecord:
     step: int
     created: float  # seconds since the Unix epoch
     seconds: float
+    stalled: float  # of these, the seconds for which nothing else was done
     bytes: int
     path: Path
     offset: Offset
@@ -177,7 +182,9 @@ class Checkpointer:
         every_seconds: a checkpoint is due so long after the last; null: not by time, but for the
             one that is written once the stream has paused for a minute.
         every_steps: or so many steps after the last; null: not by steps.
-        ranks: of the run, who all call `newest` and `save` alike; None: one process.
+        behind: write while training goes on, which waits for a copy of the state alone; that takes
+            as much main memory again as the state. false: training waits for the disk.
+        ranks: of the run, who all call `newest`, `begin` and `save` alike; None: one process.
 
     Attributes:
         damaged: checkpoints that `newest` found damaged and set aside.
@@ -193,6 +200,7 @@ class Checkpointer:
         keep: int = 3,
         every_seconds: float | None = 60.0,
         every_steps: int | None = None,
+        behind: bool = True,
         ranks: Ranks | None = None,
     ) -> None:
         if keep < 1:
@@ -207,6 +215,8 @@ class Checkpointer:
         self.folder, self.keep = Path(folder), keep
         self.every_seconds, self.every_steps = every_seconds, every_steps
         self.damaged = 0
+        self._copies = Copies() if behind else None
+        self._writing: Writing | None = None
         self._step = self._tried_step = 0
         self._tried = time.monotonic()
         self._ranks = Ranks(SINGLE_PROCESS, torch.device("cpu")) if ranks is None else ranks
@@ -223,7 +233,7 @@ class Checkpointer:
         if isinstance(record, StepRecord):
             self._step = record.step
         steps = self._step - self._tried_step
-        if steps == 0:
+        if steps == 0 or self.busy:
             return False
         if self.every_steps is not None and steps >= self.every_steps:
             return True
@@ -237,24 +247,83 @@ class Checkpointer:
         """Whether there are steps that no attempt to save has covered."""
         return self._step != self._tried_step
 
+    @property
+    def busy(self) -> bool:
+        """Whether a checkpoint is being written that `finished` has not told of."""
+        return self._writing is not None
+
     def save(self, learner: Captured, config: Mapping[str, Any]) -> CheckpointRecord:
-        """Write a checkpoint; when this returns it survives a power cut.
+        """Write a checkpoint; when this returns it survives a power cut. None may be under way.
 
         Raises OSError if the disk does not take it: what was there before stays untouched.
         """
-        started = self._tried = time.monotonic()
-        captured = learner.capture()
-        captured = replace(captured, facts={**captured.facts, "journal": self.journal})
-        step, offset = int(captured.facts["step"]), _offset(captured.facts)
-        self._step = self._tried_step = step
-        target = self.folder / f"{PREFIX}{step:09d}"
+        started = time.monotonic()
+        captured, target = self._captured(learner)
         if self._ranks.alone:
             size = self._finish(target, lambda: self._write(target, captured, config))
         else:
             size = self._write_together(target, captured, config)
-        seconds = time.monotonic() - started
-        needed = self.needed() or offset
-        return CheckpointRecord(step, time.time(), seconds, size, target, offset, needed)
+        return self._record(captured, target, size, started, stalled=None)
+
+    def begin(self, learner: Captured, config: Mapping[str, Any]) -> None:
+        """Write a checkpoint behind whoever goes on to change the state; `finished` tells when it
+        is durable. None may be under way.
+
+        Raises OSError as `save` does, as far as it is known by now.
+        """
+        assert not self.busy, "one at a time"
+        if self._copies is None:
+            record = self.save(learner, config)
+            self._writing = Writing(lambda: record)
+            return
+        started = time.monotonic()
+        found, target = self._captured(learner, live=True)
+        captured = Capture(self._copies.take(found.tensors), found.facts)
+        work: Callable[[], int]
+        if self._ranks.alone:
+            work = lambda: self._finish(target, lambda: self._write(target, captured, config))  # noqa: E731
+        else:
+            scratch = self.folder / f"{INCOMPLETE}{target.name}"
+            self._on_all(lambda: self._begin(target, scratch), only_first=True)
+            facts = {**captured.facts, **self._streams(captured.facts["offset"])}
+            work = lambda: self._write_apart(target, scratch, captured, facts, config)  # noqa: E731
+        stalled = time.monotonic() - started
+        self._writing = Writing(lambda: self._record(captured, target, work(), started, stalled))
+
+    def finished(self, wait: bool = False) -> CheckpointRecord | None:
+        """The checkpoint that was begun, once, when it is durable; None before.
+
+        Args:
+            wait: until then, where one was begun.
+
+        Raises OSError if the disk did not take it.
+        """
+        if self._writing is None or not (wait or self._writing.done):
+            return None
+        writing, self._writing = self._writing, None
+        # Of the journal that is read by now, which may be another one than that it is of.
+        return replace(writing.result(), needed=self.needed() or START)
+
+    def _captured(self, learner: Captured, live: bool = False) -> tuple[Capture, Path]:
+        self._tried, captured = time.monotonic(), learner.capture(live)
+        captured = replace(captured, facts={**captured.facts, "journal": self.journal})
+        self._step = self._tried_step = int(captured.facts["step"])
+        return captured, self.folder / f"{PREFIX}{self._step:09d}"
+
+    def _record(
+        self, captured: Capture, target: Path, size: int, started: float, stalled: float | None
+    ) -> CheckpointRecord:
+        seconds, offset = time.monotonic() - started, _offset(captured.facts)
+        return CheckpointRecord(
+            step=int(captured.facts["step"]),
+            created=time.time(),
+            seconds=seconds,
+            stalled=seconds if stalled is None else stalled,
+            bytes=size,
+            path=target,
+            offset=offset,
+            needed=self.needed() or offset,
+        )
 
     def newest(self) -> Saved | None:
         """The newest checkpoint that is whole, or None where there is none; the same on all ranks.
@@ -341,6 +410,42 @@ class Checkpointer:
                 shutil.rmtree(scratch, ignore_errors=True)
             raise
         return int(sizes[0])
+
+    def _write_apart(
+        self,
+        target: Path,
+        scratch: Path,
+        captured: Capture,
+        facts: Mapping[str, Any],
+        config: Mapping[str, Any],
+    ) -> int:
+        """As `_write_together`, in a thread: ranks train in the meantime, so they meet by files."""
+        rank, fault = self._ranks.group.rank, ""
+        try:
+            self._write_part(captured, scratch)
+        except (OSError, SafetensorError) as error:
+            fault = f"rank {rank}: {type(error).__name__}: {error}"
+        if rank:
+            write(scratch / f"{TOLD}{rank}", json.dumps(fault))
+            _wait_until(
+                lambda: target.exists() or not scratch.exists(), "the first rank's manifest"
+            )
+            if fault or not target.exists():
+                raise OSError(
+                    fault or f"{scratch} was not concluded; the first rank's log says why"
+                )
+            return sum(path.stat().st_size for path in target.iterdir())
+        try:
+            told = [scratch / f"{TOLD}{other}" for other in range(1, self._ranks.group.size)]
+            _wait_until(lambda: all(path.exists() for path in told), "the parts of all ranks")
+            if faults := [f for f in (fault, *(json.loads(p.read_text()) for p in told)) if f]:
+                raise OSError("; ".join(faults))
+            for path in told:
+                path.unlink()
+            return self._finish(target, lambda: _conclude(scratch, target, facts, config))
+        except BaseException:
+            shutil.rmtree(scratch, ignore_errors=True)
+            raise
 
     def _on_all(self, work: Callable[[], Any], only_first: bool = False) -> list[Any]:
         """Do this on all ranks or on the first; what it gave on each.
@@ -435,6 +540,66 @@ class Checkpointer:
         found = (path for path in self.folder.glob(f"{PREFIX}*") if path.is_dir())
         numbered = (path for path in found if path.name[len(PREFIX) :].isdigit())
         return sorted(numbered, key=lambda path: int(path.name[len(PREFIX) :]))
+
+
+class Copies:
+    """The state of one moment, in main memory.
+
+    It is copied to the same place each time: new pages take longer than what is written to them.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[str, str], Tensor] = {}
+
+    def take(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
+        """A copy, which holds until the next one is taken."""
+        live = {(file, name): tensor for file in tensors for name, tensor in tensors[file].items()}
+        self._kept = {key: self._copied(key, tensor) for key, tensor in live.items()}
+        if any(tensor.is_cuda for tensor in live.values()):
+            torch.cuda.synchronize()
+        return {file: {name: self._kept[file, name] for name in tensors[file]} for file in tensors}
+
+    def _copied(self, key: tuple[str, str], tensor: Tensor) -> Tensor:
+        room = self._kept.get(key)
+        if room is None or (room.shape, room.dtype) != (tensor.shape, tensor.dtype):
+            room = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+        return room.copy_(tensor.detach(), non_blocking=True)
+
+
+class Writing:
+    """A checkpoint that a thread writes; one that the process's end cuts off was never there."""
+
+    def __init__(self, work: Callable[[], CheckpointRecord]) -> None:
+        self._work = work
+        self._found: CheckpointRecord | BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="checkpoint", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._found = self._work()
+        except BaseException as error:
+            self._found = error
+
+    @property
+    def done(self) -> bool:
+        return not self._thread.is_alive()
+
+    def result(self) -> CheckpointRecord:
+        """What the thread's work gave or raised, when it has ended."""
+        self._thread.join()
+        if isinstance(self._found, BaseException):
+            raise self._found
+        assert self._found is not None
+        return self._found
+
+
+def _wait_until(there: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + PART_SECONDS
+    while not there():
+        if time.monotonic() > deadline:
+            raise OSError(f"{what} did not come within {PART_SECONDS:.0f} s")
+        time.sleep(0.02)
 
 
 def _offset(facts: Mapping[str, Any]) -> Offset:

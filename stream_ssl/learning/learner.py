@@ -224,12 +224,16 @@ class Learner:
             yield record
             last_record = time.monotonic()
 
-    def capture(self) -> Capture:
-        """The state after the last record; the tensors are the live ones, so save them now."""
+    def capture(self, live: bool = False) -> Capture:
+        """The state after the last record; the tensors are the live ones, so save them now.
+
+        Args:
+            live: those of the memory too, which are copies otherwise.
+        """
         tensors = {
             "model": self.method.state_dict(),
             "optimiser": optimiser_tensors(self._step.optimiser),
-            "memory": self.memory.state_dict(),
+            "memory": self.memory.state_dict(keep_vars=live),
             "rng": self._randomness.state_dict(),
         }
         if len(self._novelty):

@@ -530,6 +530,11 @@ CATALOGUE: tuple[Spec, ...] = (
         "Time to make a checkpoint durable.", "Against the interval.", buckets=CHECKPOINT_BUCKETS,
     ),
     Spec(
+        "learner", "histogram", "checkpoint_stall_seconds", "seconds",
+        "Time for which training waited for a checkpoint: for the copy of its state, where it is "
+        "written behind.", "A tenth of checkpoint_seconds or less.", buckets=CHECKPOINT_BUCKETS,
+    ),
+    Spec(
         "learner", "gauge", "checkpoints_damaged", "checkpoints",
         "Checkpoints that were found damaged and set aside as damaged-*, until they are removed.",
         "Above 0: the disk is failing, or somebody wrote there.",

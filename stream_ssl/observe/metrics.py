@@ -352,7 +352,7 @@ class LearnerMetrics:
         self._corrupt = 0
         self._classes_held: dict[str, set[str]] = {}
         self._unsaved_since = math.inf  # when the first step was made that no checkpoint holds
-        self._ticked = math.nan
+        self._step_number, self._ticked = 0, math.nan
         compute = self._families.compute
         compute("checkpoint_age_seconds", lambda: self._since(self._checkpoint_time))
         compute("checkpoint_lag_seconds", lambda: self._since(self._unsaved_since))
@@ -374,8 +374,12 @@ class LearnerMetrics:
         elif isinstance(record, Idle):
             self._waiting(record)
         else:
+            unsaved = self._unsaved_since
             self.resumed(record.step, record.created)
+            if record.step < self._step_number:  # steps made while it was written
+                self._unsaved_since = max(unsaved, record.created - record.seconds)
             self._families.observe("checkpoint_seconds", record.seconds)
+            self._families.observe("checkpoint_stall_seconds", record.stalled)
             self._families.set("checkpoint_bytes", record.bytes)
 
     def admitted(self, memory: str, admission: Admission) -> None:
@@ -488,6 +492,7 @@ class LearnerMetrics:
     def _step(self, record: StepRecord) -> None:
         add = self._families.add
         self._unsaved_since = min(self._unsaved_since, self._clock())
+        self._step_number = record.step
         if record.skipped is None:
             add("steps_total")
         else:

@@ -1,8 +1,8 @@
 """A run that is killed again and again: `python learning_killed.py FOLDER STEPS SEED KILLS`.
 
 Each life is a process of its own, forked before anything has computed. It
-goes on from the newest checkpoint, saves every third step, tells each step down a pipe, and is
-SIGKILLed in the midst of what it does next. The last life reaches STEPS and saves.
+goes on from the newest checkpoint, begins to save behind every third step, tells each step down a
+pipe, and is SIGKILLed in the midst of what it does next. The last life reaches STEPS and saves.
 """
 
 from __future__ import annotations
@@ -29,8 +29,11 @@ def live(folder: Path, last: int, pipe: int) -> None:
     while learner.step < last:
         record = steps(learner, 1)[0]
         os.write(pipe, b".")
-        if checkpointer.due(record) or learner.step == last:
-            checkpointer.save(learner, {})
+        checkpointer.finished()
+        if checkpointer.due(record):
+            checkpointer.begin(learner, {})
+    checkpointer.finished(wait=True)
+    checkpointer.save(learner, {})
 
 
 def life(folder: Path, last: int, kill_after: int | None) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -251,6 +252,63 @@ def test_a_full_disk_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.M
     assert not list(tmp_path.glob(".*"))
     assert not checkpointer.due(record), "the next attempt waits its turn"
     assert Checkpointer(tmp_path).newest().step == 3
+
+
+def test_what_is_written_behind_is_the_state_of_one_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training goes on while the files are written, and the checkpoint is of before."""
+    begun, go_on = threading.Event(), threading.Event()
+    plain = checkpoint.save_file
+
+    def slow(*arguments: object) -> None:
+        begun.set()
+        assert go_on.wait(60)
+        plain(*arguments)
+
+    monkeypatch.setattr(checkpoint, "save_file", slow)
+    checkpointer, learner, then = Checkpointer(tmp_path, every_steps=1), build(), build()
+    assert checkpointer.finished(wait=True) is None
+    for _ in range(2):  # the second is copied to where the first was
+        go_on.clear()
+        steps(learner, 2)
+        steps(then, 2)
+        checkpointer.begin(learner, CONFIG)
+        assert begun.wait(60)
+        (record,) = steps(learner, 1)
+        assert checkpointer.finished() is None
+        assert checkpointer.busy
+        assert not checkpointer.due(record), "one at a time"
+        go_on.set()
+        done = checkpointer.finished(wait=True)
+        assert (done.step, done.stalled < done.seconds) == (learner.step - 1, True)
+        assert checkpointer.due(record), "a step was made since"
+        found = Checkpointer(tmp_path).newest()
+        restored = build(found.offset)
+        found.restore(restored)
+        assert differing(then, restored) == []
+        steps(then, 1)
+        steps(restored, 1)
+        assert differing(learner, restored) == []
+
+
+def test_what_cannot_be_written_behind_is_told_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpointer, learner, _ = saved(tmp_path, count=1)
+
+    def refuse(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    steps(learner, 1)
+    monkeypatch.setattr(checkpoint, "seal", refuse)
+    checkpointer.begin(learner, CONFIG)
+    with pytest.raises(OSError, match="No space left"):
+        checkpointer.finished(wait=True)
+    monkeypatch.undo()
+    assert not list(tmp_path.glob(".*"))
+    checkpointer.begin(learner, CONFIG)
+    assert checkpointer.finished(wait=True).step == 2
 
 
 def test_an_unfinished_one_is_cleared_away(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ def saved(step: int, created: float) -> CheckpointRecord:
         step=step,
         created=created,
         seconds=0.4,
+        stalled=0.02,
         bytes=5000,
         path=Path("step-7"),
         offset=Offset(9, 0),

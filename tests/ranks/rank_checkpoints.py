@@ -39,41 +39,45 @@ def resumed(group: SingleProcess, folder: Path, name: str) -> tuple[Learner, Che
     return learner, checkpointer
 
 
-def lived(learner: Learner, checkpointer: Checkpointer, last: int) -> None:
+def lived(learner: Learner, checkpointer: Checkpointer, last: int, behind: bool) -> None:
     """Steps to the last, with a checkpoint after every third."""
     while learner.step < last:
         steps(learner, 1)
-        if learner.step % 3 == 0:
+        if learner.step % 3 == 0 and behind:
+            checkpointer.finished(wait=True)
+            checkpointer.begin(learner, {"a": 1})
+        elif learner.step % 3 == 0:
             checkpointer.save(learner, {"a": 1})
+    checkpointer.finished(wait=True)
 
 
 def check_restarts(ranks: int) -> None:
     """Ranks that stop between checkpoints, one by SIGKILL in the midst of writing one, and go on
     from the last that is whole, end bit-equal to those that never stopped."""
-    for name in ("as shipped", "stream, counts on embeddings"):
+    for name, behind in (("as shipped", True), ("stream, counts on embeddings", False)):
         with tempfile.TemporaryDirectory() as folder:
-            restarted(ranks, name, Path(folder))
+            restarted(ranks, name, Path(folder), behind)
 
 
-def restarted(ranks: int, name: str, folder: Path) -> None:
+def restarted(ranks: int, name: str, folder: Path, behind: bool) -> None:
     def whole(group: SingleProcess) -> str:
         learner = build(group, Part(group), **SETTINGS[name]())
         steps(learner, 11)
         return told(learner)
 
     def first(group: SingleProcess) -> None:
-        lived(*resumed(group, folder, name), last=8)
+        lived(*resumed(group, folder, name), last=8, behind=behind)
 
     def killed(group: SingleProcess) -> None:
         learner, checkpointer = resumed(group, folder, name)
         if group.rank == ranks - 1:
             Checkpointer._write_part = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign,assign,misc]
-        lived(learner, checkpointer, last=11)
+        lived(learner, checkpointer, last=11, behind=behind)
 
     def last(group: SingleProcess) -> str:
         learner, checkpointer = resumed(group, folder, name)
         assert learner.step == 6
-        lived(learner, checkpointer, last=11)
+        lived(learner, checkpointer, last=11, behind=behind)
         return told(learner)
 
     expected = together(ranks, whole)
@@ -82,6 +86,37 @@ def restarted(ranks: int, name: str, folder: Path) -> None:
     whole_ones = sorted(path.name for path in folder.glob("step-*"))
     assert whole_ones == ["step-000000003", "step-000000006"]
     assert together(ranks, last) == expected, name
+
+
+def check_part_refused(ranks: int) -> None:
+    """A rank whose disk is full: no rank takes the checkpoint for written, and the next one is."""
+    with tempfile.TemporaryDirectory() as path:
+        folder = Path(path)
+
+        def work(group: SingleProcess) -> list[str]:
+            learner, checkpointer = resumed(group, folder, "as shipped")
+            steps(learner, 1)
+            plain, found = checkpointer._write_part, []
+
+            def refuse(*_: object) -> None:
+                raise OSError(28, "No space left on device")
+
+            if group.rank == ranks - 1:
+                checkpointer._write_part = refuse  # type: ignore[method-assign]
+            for _ in range(2):
+                try:
+                    checkpointer.begin(learner, {})
+                    steps(learner, 1)
+                    found.append(str(checkpointer.finished(wait=True).step))
+                except OSError as error:
+                    found.append(str(error))
+                checkpointer._write_part = plain  # type: ignore[method-assign]
+            return found
+
+        for refused, written in together(ranks, work):
+            assert "No space left" in refused or "was not concluded" in refused
+            assert written == "2"
+        assert [path.name for path in folder.glob("step-*")] == ["step-000000002"]
 
 
 def told(learner: Learner) -> str:

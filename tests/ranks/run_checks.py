@@ -11,7 +11,12 @@ import traceback
 from collections.abc import Callable, Sequence
 
 import torch
-from rank_checkpoints import check_journal_shares, check_other_ranks, check_restarts
+from rank_checkpoints import (
+    check_journal_shares,
+    check_other_ranks,
+    check_part_refused,
+    check_restarts,
+)
 from rank_learning import check_gradients, check_steps
 from rank_losses import check_losses
 from rank_memory import check_evictions, check_images
@@ -24,6 +29,7 @@ CHECKS: dict[str, tuple[Callable[[int], None], Sequence[int]]] = {
     "gradients": (check_gradients, (4,)),
     "steps": (check_steps, (2, 4)),
     "restarts": (check_restarts, (2,)),
+    "part refused": (check_part_refused, (2,)),
     "other ranks": (check_other_ranks, (4,)),
     "refusals": (check_refusals, (2,)),
     "journal shares": (check_journal_shares, (2, 4)),

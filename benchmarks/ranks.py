@@ -1,0 +1,157 @@
+"""Ranks and checkpoints: steps of one and of two ranks, and training that waits for a checkpoint.
+
+`python -m benchmarks.ranks`. Ranks are processes of this machine that talk by gloo, each on one
+thread, started by torchrun as a run's are; torchrun runs this file again as each of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from benchmarks.learner import BATCH, DIM, SIZE, SLOTS, Ram, steps_of
+from memory import WorkingMemory
+from memory.descriptors import Thumbnail
+from memory.process_group import SINGLE_PROCESS, ProcessGroup, SingleProcess
+from stream_ssl.learning.checkpoint import Checkpointer
+from stream_ssl.learning.encoder import ResNet
+from stream_ssl.learning.learner import Learner
+from stream_ssl.learning.projector import Projector
+from stream_ssl.learning.randomness import seed_everything
+from stream_ssl.learning.views import Views
+from stream_ssl.losses import InfoNCE
+from stream_ssl.methods import MoCo
+
+WARM_UP, STEPS, ROUNDS = 20, 30, 2
+LARGE = 640_000
+"""Slots with images of 28 x 28 whose state takes 1 GB."""
+SAVES = 2
+MOST_SHARE = 0.1
+"""Of a synchronous save that training may wait for one that is written behind."""
+
+
+def run() -> list[dict[str, Any]]:
+    """Rows of: samples/s and traffic of one and two ranks; seconds of a checkpoint."""
+    return [*rank_rows(), *checkpoint_rows()]
+
+
+def rank_rows() -> Iterator[dict[str, Any]]:
+    """A batch of as many samples on each rank: twice the ranks read twice the stream."""
+    found = [{ranks: _torchrun(ranks) for ranks in (1, 2)} for _ in range(ROUNDS)]
+    for ranks in (1, 2):
+        row = found[0][ranks]
+        yield {
+            "what": f"samples/s of {ranks} rank{'s' * (ranks > 1)}, batch {BATCH} each",
+            "value": statistics.median(run[ranks]["rate"] for run in found),
+            "KB a step": row["bytes"] / 1e3,
+            "collectives a step": row["collectives"],
+            "of it gradient KB": row["gradient"] / 1e3,
+        }
+    ratio = statistics.median(run[2]["rate"] / run[1]["rate"] for run in found)
+    yield {"what": "samples/s of 2 ranks / of 1, neighbouring runs", "value": ratio}
+
+
+def _torchrun(ranks: int) -> dict[str, float]:
+    with tempfile.TemporaryDirectory() as folder:
+        told = Path(folder) / "told"
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        command += [f"--nproc-per-node={ranks}", "-m", "benchmarks.ranks", str(told)]
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+        subprocess.run(command, env=environment, check=True, capture_output=True, timeout=600)
+        found: dict[str, float] = json.loads(told.read_text())
+        return found
+
+
+def as_rank(told: Path) -> None:
+    """What torchrun starts: steps beside the others, of which the first writes what it took."""
+    torch.set_num_threads(1)
+    group: SingleProcess = SINGLE_PROCESS
+    if int(os.environ["WORLD_SIZE"]) > 1:
+        dist.init_process_group("gloo", timeout=timedelta(seconds=120))
+        group = ProcessGroup()
+    subject = learner(SLOTS, group)
+    records = steps_of(subject)
+    for _ in islice(records, WARM_UP):
+        pass
+    bytes_before, met_before, started = group.bytes, group.collectives, time.perf_counter()
+    for _ in islice(records, STEPS):
+        pass
+    seconds = time.perf_counter() - started
+    gradient = sum(4 * p.numel() for p in subject.method.trained)
+    if group.rank == 0:
+        row = {
+            "rate": group.size * BATCH * STEPS / seconds,
+            "bytes": (group.bytes - bytes_before) / STEPS,
+            "collectives": (group.collectives - met_before) / STEPS,
+            "gradient": gradient if group.size > 1 else 0,
+        }
+        told.write_text(json.dumps(row))
+    if group.size > 1:
+        dist.destroy_process_group()
+
+
+def checkpoint_rows() -> Iterator[dict[str, Any]]:
+    """Seconds that training waits for a checkpoint, saved at once and behind, in turn."""
+    subject = learner(LARGE, SINGLE_PROCESS)
+    draw = torch.Generator().manual_seed(0)
+    for start in range(0, LARGE, 16_384):
+        count = min(16_384, LARGE - start)
+        z_BD = torch.nn.functional.normalize(torch.randn(count, DIM, generator=draw), dim=1)
+        image_BCHW = torch.randint(256, (count, 1, SIZE, SIZE), dtype=torch.uint8, generator=draw)
+        subject.memory.add(torch.arange(start, start + count), z_BD, images=image_BCHW)
+    waited: dict[bool, list[float]] = {False: [], True: []}
+    with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
+        by_kind = {
+            behind: Checkpointer(Path(folder) / str(behind), keep=1, behind=behind)
+            for behind in (False, True)
+        }
+        for _ in range(SAVES + 1):
+            for behind, checkpointer in by_kind.items():
+                subject.step += 1  # a checkpoint of a step that is there is not written again
+                checkpointer.begin(subject, {})
+                record = checkpointer.finished(wait=True)
+                assert record is not None
+                waited[behind].append(record.stalled)
+    size = record.bytes / 1e9
+    first, *later = waited[True]
+    plain, stall = statistics.median(waited[False][1:]), statistics.median(later)
+    yield {
+        "what": f"s of a checkpoint of {size:.2f} GB, training waits for all of it",
+        "value": plain,
+    }
+    yield {"what": "s that training waits for one behind, the first", "value": first}
+    yield {"what": "s that training waits for one behind, later ones", "value": stall}
+    yield {
+        "what": "behind / at once",
+        "value": stall / plain,
+        "target": f"<= {MOST_SHARE}",
+        "met": stall <= MOST_SHARE * plain,
+    }
+
+
+def learner(slots: int, group: SingleProcess) -> Learner:
+    """The daemon's as far as ranks matter: descriptors that stay, counted exactly."""
+    seed_everything(0)
+    encoder = ResNet(width=16, depths=(1, 1, 1, 1), channels=1)
+    method = MoCo(encoder, Projector(encoder.dim, DIM), InfoNCE(0.2))
+    memory = WorkingMemory(
+        slots, DIM, image_shape=(1, SIZE, SIZE), descriptor=Thumbnail(side=8), group=group
+    )
+    return Learner(method, memory, Views(SIZE, channels=1), Ram())
+
+
+if __name__ == "__main__":
+    as_rank(Path(sys.argv[1]))
