@@ -80,11 +80,11 @@ def learner(folder: Path, kills: int, last: int) -> dict[str, int]:
     return {"kills": kills, "steps": last, "unequal": len(differing(whole, killed))}
 
 
-def burst(folder: Path, kills: int = 20, seed: int = 0) -> dict[str, float]:
+def burst(folder: Path, kills: int = 20, seed: int = 0, whole: bool = True) -> dict[str, float]:
     """A daemon whose receiver and learner are killed in a row as soon as they live, and how long it
     then takes until both say that they are ready."""
     draw = random.Random(seed)
-    with processes(folder, whole=True) as run:
+    with processes(folder, whole=whole) as run:
         began = time.monotonic()
         roles = {role: run.role(role) for role in ("receiver", "learner")}
         alone = time.monotonic() - began

@@ -9,9 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chaos import bad_disk, damage, fuzz, power_cuts, powercut, silence, soak
+from chaos import bad_disk, damage, fuzz, kills, power_cuts, powercut, silence, soak
 
 pytestmark = pytest.mark.timeout(400)
+
+
+def test_a_burst_of_kills_is_over_when_it_ends(tmp_path: Path) -> None:
+    found = kills.burst(tmp_path, 6, whole=False)
+    assert (found["kills"], found["seconds"] < kills.HEALTHY_SECONDS) == (6, True)
 
 
 def test_a_power_cut_loses_nothing_acknowledged(tmp_path: Path) -> None:
