@@ -27,6 +27,7 @@ class Arm:
         raw: the memory is the small one of raw images (D-SimCLR).
         prior_by: the score by which the memory measures tau+; null: that of its policy.
         batch: samples an update; null: the preset's.
+        capacity: slots of the memory; null: the preset's.
         share: of the preset's samples that are learned from; 0 leaves the network untrained.
         bias: how many times as frequent as any other class 0 is in the stream.
         crop, blur: of the views.
@@ -46,6 +47,7 @@ class Arm:
     raw: bool = False
     prior_by: str | None = None
     batch: int | None = None
+    capacity: int | None = None
     share: float = 1.0
     bias: int = 1
     crop: bool = True
@@ -64,6 +66,8 @@ class Arm:
         told = asdict(self)
         for name in ("against", "key"):
             del told[name]
+        if self.capacity is None:  # as results were written before there was a choice
+            del told["capacity"]
         return told
 
 
@@ -115,7 +119,7 @@ class Experiment:
         measures: of the tables, the first ones with gains and the paper's figures.
         paper: the papers' figures by measure and cell, in the unit of the tables.
         curves: measures drawn over the columns.
-        traces: what is drawn over the steps.
+        traces: what is drawn over the steps; "accuracy" is measured for it alone.
         probe: linear probe of the gpu preset, of `stream_ssl.evaluation.linear.PROBES`.
     """
 

@@ -42,6 +42,9 @@ MEASURES: Mapping[str, Measure] = {
     "prior_error": Measure("mean error of tau+ used", 1, 3),
     "prior_correlation": Measure("correlation of tau+ measured with the truth", 1, 2),
     "label_error": Measure("label error, mean norm of y - y*", 1, 3),
+    "even_error": Measure("label error of even smoothing", 1, 3),
+    "nearer_than_even": Measure("label error of even smoothing - that of y", 1, 3),
+    "accuracy": Measure("kNN of 1,000 test images, %", 100, 1),
     "mixed_error": Measure("label error after mixup", 1, 3),
     "label_mass": Measure("share of y on the anchor's class, %", 100, 1),
 }

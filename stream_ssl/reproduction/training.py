@@ -9,6 +9,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -36,6 +37,7 @@ from stream_ssl.reproduction.presets import Preset
 from stream_ssl.reproduction.watch import Watch
 
 CHUNK = 500  # images encoded at once
+SOME = 100  # images of each class for the accuracy while a run learns
 NEIGHBOURS = 20
 MOMENTUM_METHODS = ("moco", "self-labeling", "byol")
 
@@ -58,7 +60,11 @@ def run_once(
     learner = build(run, settings, data, views)
     batch = run.arm.batch or settings["batch"]
     steps = round(run.arm.share * settings["samples"] / batch)
-    watch = Watch(learner.method, learner.memory, data.classes, steps)
+    accuracy = None
+    if "accuracy" in experiment.traces:
+        some = first_of_each(data.train, SOME), first_of_each(data.test, SOME)
+        accuracy = partial(quick_accuracy, learner.method, views, *some, settings["device"])
+    watch = Watch(learner.method, learner.memory, data.classes, steps, accuracy)
     took = train(learner, watch, steps) if steps else []
     trained = time.monotonic() - started
     probe = CONVEX if settings["probe"] == "convex" else PROBES[experiment.probe]
@@ -77,8 +83,8 @@ def run_once(
 
 
 def views_of(arm: Arm, settings: Mapping[str, Any]) -> Views:
-    """The augmentation: SimCLR's, for DUEL without crops."""
-    crop = (0.2, 1.0) if arm.crop else None
+    """The augmentation: SimCLR's, for DUEL without crops unless the preset has them."""
+    crop = (0.2, 1.0) if arm.crop or settings.get("crop") else None
     return Views(32, crop=crop, hue=settings["hue"], blur=arm.blur)
 
 
@@ -91,7 +97,7 @@ def build(run: Run, settings: Mapping[str, Any], data: Data, views: Views) -> Le
     steps = max(1, round(arm.share * settings["samples"] / batch))
     method = method_of(arm, settings, steps)
     memory = WorkingMemory(
-        settings["raw_capacity"] if arm.raw else settings["capacity"],
+        settings["raw_capacity"] if arm.raw else arm.capacity or settings["capacity"],
         settings["dim"],
         eviction=policy_of(arm.memory),
         image_shape=(3, 32, 32) if arm.raw or arm.anchors == "memory" else None,
@@ -172,6 +178,15 @@ def evaluate(
         "inter": similar.inter,
         "queries": len(label_Q),
     }
+
+
+def quick_accuracy(
+    method: Method, views: Views, reference: Images, test: Images, device: str
+) -> float:
+    """kNN accuracy on few images."""
+    feature_NF, feature_QF = (features(method, views, part, device) for part in (reference, test))
+    label_N, label_Q = (torch.from_numpy(part.label_N).to(device) for part in (reference, test))
+    return knn_accuracy(feature_QF, label_Q, feature_NF, label_N, NEIGHBOURS).accuracy
 
 
 def features(method: Method, views: Views, images: Images, device: str) -> Tensor:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -29,12 +30,22 @@ class Watch:
     Numbers: `entropy` of the memory's classes as a share of the greatest; `clamp_rate`; `prior`
     (mean tau+ that the loss used), `prior_true` (the anchor's class's share of the memory),
     `prior_error` (mean distance of the two) and `prior_correlation` (of what the memory measures
-    with the truth, over anchors); for soft labels `label_error` (mean |y - y*|), `mixed_error`
-    (the same after mixup) and `label_mass` (share of y on keys of the anchor's class).
+    with the truth, over anchors); for soft labels `label_error` (mean |y - y*|), `even_error` (that
+    of the sample's own label smoothed evenly over all keys, with as much mass), `nearer_than_even`
+    (their difference), `mixed_error` (after mixup) and `label_mass` (share of y on keys of the
+    anchor's class); `accuracy`, if it is given.
     """
 
-    def __init__(self, method: Method, memory: WorkingMemory, classes: int, steps: int) -> None:
+    def __init__(
+        self,
+        method: Method,
+        memory: WorkingMemory,
+        classes: int,
+        steps: int,
+        accuracy: Callable[[], float] | None = None,
+    ) -> None:
         self._method, self._memory, self._classes = method, memory, classes
+        self._accuracy = accuracy
         self._steps, self._every = steps, max(1, steps // LOOKS)
         self.traces: dict[str, list[tuple[int, float]]] = {}
 
@@ -45,6 +56,8 @@ class Watch:
         found = {"loss": record.loss, "entropy": self._entropy()}
         if "clamp_rate" in record.diagnostics:
             found["clamp_rate"] = record.diagnostics["clamp_rate"]
+        if self._accuracy is not None:
+            found["accuracy"] = self._accuracy()
         loss = self._method.loss
         if isinstance(loss, PriorCorrected):
             found |= priors(record, self._memory, loss)
@@ -107,8 +120,16 @@ def soft_labels(
     same_BK = (labels_B[:, None] == memory.labels).double()
     wrong_BK = _labels(key_BD, memory, loss, own_BK, record.step)
     mass = float((wrong_BK * same_BK).sum(dim=1).mean())
-    wrong_BK -= same_BK / same_BK.sum(dim=1, keepdim=True)
-    found = {"label_error": float(wrong_BK.norm(dim=1).mean()), "label_mass": mass}
+    true_BK = same_BK / same_BK.sum(dim=1, keepdim=True)
+    wrong_BK -= true_BK
+    soft = value_at(loss.alpha, record.step) + value_at(loss.beta, record.step)
+    even_BK = (1 - soft) * own_BK + soft / len(memory) - true_BK
+    found = {
+        "label_error": float(wrong_BK.norm(dim=1).mean()),
+        "even_error": float(even_BK.norm(dim=1).mean()),
+        "label_mass": mass,
+    }
+    found["nearer_than_even"] = found["even_error"] - found["label_error"]
     if mixup:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(record.step)

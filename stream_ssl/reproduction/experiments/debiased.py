@@ -114,4 +114,5 @@ DEBIASED = Experiment(
     ],
     measures=("linear", "knn", "clamp_rate", "loss"),
     curves=("linear", "knn"),
+    traces=("accuracy",),
 )

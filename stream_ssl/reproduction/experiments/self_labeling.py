@@ -13,7 +13,8 @@ labels soft, alpha and beta rising to {WEIGHT} each over the first half of the s
 shows mixed images; *both* does both. Label error is the mean norm of y - y*, where y* gives each
 key of the anchor's class the same share; the poster says that this bounds the error. It is told
 of a sample's own label, and after mixup as well, where two labels are averaged, which by itself
-makes the norm smaller. The poster gives no figures."""
+makes the norm smaller. The control is *even smoothing*: the one-hot label with as much mass
+spread over all keys alike, which knows nothing. The poster gives no figures."""
 
 
 def _arm(row: str) -> Arm:
@@ -54,13 +55,22 @@ SELF_LABELING = Experiment(
             "label_error",
         ),
         Claim(
+            "refined labels are nearer the true ones than even smoothing of the same mass",
+            "ours",
+            ((1.0, REFINED, COLUMN),),
+            "nearer_than_even",
+        ),
+        Claim(
             "the labels of both are nearer the true ones than one-hot labels",
             SOURCE,
             ((1.0, ONE_HOT, COLUMN), (-1.0, BOTH, COLUMN)),
             "label_error",
         ),
     ],
-    measures=("linear", "knn", "label_error", "mixed_error", "label_mass", "loss"),
+    measures=(
+        *("linear", "knn", "label_error", "even_error", "nearer_than_even"),
+        *("mixed_error", "label_mass", "loss"),
+    ),
     curves=(),
     traces=("label_error", "label_mass"),
 )
