@@ -30,9 +30,8 @@ from stream_ssl.losses import InfoNCE
 from stream_ssl.methods import Method, MoCo
 from stream_ssl.reproduction.data import Images
 from stream_ssl.reproduction.network import ConvNet
+from stream_ssl.reproduction.training import NEIGHBOURS, features
 
-CHUNK = 500  # images encoded at a time
-NEIGHBOURS = 20
 EVERY = 20  # steps between two looks at the memory, in the second half of a run
 
 
@@ -178,7 +177,7 @@ def distinct(memory: WorkingMemory) -> int:
 
 def evaluate(method: Method, views: Views, reference: Images, test: Images) -> dict[str, float]:
     """Accuracy in [0, 1] of each probe, with the labels of `reference`."""
-    feature_NF, feature_QF = (features(method, views, part) for part in (reference, test))
+    feature_NF, feature_QF = (features(method, views, part, "cpu") for part in (reference, test))
     label_N, label_Q = (torch.from_numpy(part.label_N) for part in (reference, test))
     return {
         "knn": evaluation.knn_accuracy(
@@ -186,14 +185,6 @@ def evaluate(method: Method, views: Views, reference: Images, test: Images) -> d
         ).accuracy,
         "linear": linear_probe(feature_NF, label_N, feature_QF, label_Q),
     }
-
-
-def features(method: Method, views: Views, images: Images) -> Tensor:
-    """The encoder's features [N, F] of images as they are."""
-    image_NCHW = torch.from_numpy(images.image_NHWC).permute(0, 3, 1, 2)
-    return torch.cat(
-        [method.features(views.plain(part)) for part in torch.split(image_NCHW, CHUNK)]
-    )
 
 
 def linear_probe(feature_NF: Tensor, label_N: Tensor, test_QF: Tensor, label_Q: Tensor) -> float:

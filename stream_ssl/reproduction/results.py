@@ -11,8 +11,6 @@ from typing import Any
 
 from stream_ssl.reproduction.arms import Experiment, Run
 
-KEYS = ("run", "settings", "numbers", "made")
-
 
 @dataclass(frozen=True)
 class Result:
@@ -59,13 +57,12 @@ class Results:
         self._settings, self.data = dict(settings), data
         self._found: dict[str, Result] = {}
         names: set[str] = set()
-        for line in self.path.read_text().splitlines() if self.path.exists() else ():
-            entry = _parse(line)
-            if entry is None or not self._fits(entry["settings"]):
+        for entry in entries(self.path):
+            if not {"data", "arm"} <= set(entry["settings"]) or not self._fits(entry["settings"]):
                 continue
             names.add(entry["settings"]["data"])
             self._found[self._key(entry["run"], entry["settings"]["arm"])] = Result(
-                entry["numbers"], entry["made"]
+                entry["numbers"], entry.get("made", {})
             )
         if len(names) > 1:
             raise ValueError(
@@ -85,14 +82,7 @@ class Results:
         arm = _plain(run.arm.facts())
         settings = {"data": self.data, **self._settings, "arm": arm}
         entry = {"run": run.name, "settings": settings, "numbers": numbers, "made": dict(made)}
-        line = json.dumps(entry, allow_nan=False)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a+b") as file:
-            if file.tell() and _last_byte(self.path) != b"\n":
-                file.write(b"\n")  # behind what a kill tore
-            file.write(line.encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
+        append(self.path, entry)
         self._found[self._key(run.name, arm)] = Result(_plain(numbers), dict(made))
 
     def _fits(self, settings: Mapping[str, Any]) -> bool:
@@ -109,14 +99,30 @@ def _plain(value: Any) -> Any:
     return json.loads(json.dumps(value))
 
 
-def _parse(line: str) -> dict[str, Any] | None:
-    try:
-        entry = json.loads(line)
-        found = {key: entry[key] for key in KEYS}
-        found["settings"]["data"], found["settings"]["arm"]
-    except (ValueError, KeyError, TypeError):
-        return None
+def entries(path: Path) -> list[dict[str, Any]]:
+    """The lines of a file of runs, each with its "run", "settings" and "numbers"; those that a kill
+    tore are left out."""
+    found = []
+    for line in path.read_text().splitlines() if path.exists() else ():
+        try:
+            entry = json.loads(line)
+            entry["run"], entry["settings"], entry["numbers"]
+        except (ValueError, KeyError, TypeError):
+            continue
+        found.append(entry)
     return found
+
+
+def append(path: Path, entry: Mapping[str, Any]) -> None:
+    """Add a line; durable when this returns."""
+    line = json.dumps(entry, allow_nan=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+b") as file:
+        if file.tell() and _last_byte(path) != b"\n":
+            file.write(b"\n")  # behind what a kill tore
+        file.write(line.encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _last_byte(path: Path) -> bytes:
