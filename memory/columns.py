@@ -9,6 +9,7 @@ import errno
 import hashlib
 import os
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -123,6 +124,7 @@ class Columns:
         for name in INTEGER_COLUMNS:
             setattr(self, name, torch.zeros(capacity, dtype=torch.int64, device=device))
         self.images = images
+        self.on_overwrite: Callable[[Tensor], None] | None = None
 
     @property
     def capacity_of_all(self) -> int:
@@ -182,6 +184,8 @@ class Columns:
 
     def write(self, slots: Tensor, rows: Rows) -> None:
         """Overwrite these slots, all distinct, with these rows."""
+        if self.on_overwrite is not None:
+            self.on_overwrite(slots)
         self.embeddings[slots] = rows.embeddings
         if self._apart is not None:
             self._apart[slots] = rows.descriptors

@@ -342,6 +342,11 @@ class WorkingMemory(nn.Module):
             return torch.argsort(self.encoded, stable=True)[:n]
         return there[torch.argsort(self.encoded[there], stable=True)[:n]]
 
+    def on_overwrite(self, watch: Callable[[Tensor], None] | None) -> None:
+        """Call `watch` with the slots that a batch is about to overwrite, int64 on the memory's
+        device, while they still hold what leaves; those from `len(self)` on hold nothing."""
+        self._columns.on_overwrite = watch
+
     def images_of(self, slots: Array) -> Tensor:
         """Copies of the images of these slots, uint8 [R, C, H, W], on the memory's device;
         ValueError where the memory keeps no images, or one is lost (see ImageFile)."""

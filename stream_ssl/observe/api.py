@@ -207,7 +207,7 @@ class Api:
     def _evictions(self, query: Query) -> object:
         limit = query.integer("limit", 50, 1, 256)
         query.end()
-        return {"evictions": self._view.evictions(limit)}
+        return self._view.evictions(limit)
 
     def _fates(self, query: Query) -> object:
         limit = query.integer("limit", 1000, 1, 1000)

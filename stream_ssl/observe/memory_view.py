@@ -29,7 +29,7 @@ from memory.scores import Linear
 from memory.stats import MOST_PAIRS
 from stream_ssl.batch import Origin
 from stream_ssl.learning.records import StepRecord
-from stream_ssl.observe.slot_history import SlotHistory
+from stream_ssl.observe.slot_history import EvictedPictures, Eviction, SlotHistory
 from stream_ssl.observe.step_jobs import Busy, StepJobs
 
 FRESH = 3.0
@@ -104,6 +104,7 @@ class MemoryView:
     ) -> None:
         self.jobs = StepJobs() if jobs is None else jobs
         self.slots = SlotHistory(memory, clock)
+        self._left = EvictedPictures(memory)
         self._memory, self._clock = memory, clock
         self._lock = threading.Lock()  # one thread makes what others wait for
         self._snapshot: Snapshot | None = None
@@ -204,14 +205,9 @@ class MemoryView:
         """
         if self._memory.image_shape is None:
             raise LookupError("this memory keeps no images")
-        ids, image_nCHW = self.jobs.ask(lambda: self._images(slots))
-        columns = max(1, math.ceil(math.sqrt(len(slots))))
-        return {
-            "tile": image_nCHW.shape[-1],
-            "columns": columns,
-            "ids": ids,
-            "sheet": sheet(image_nCHW, columns),
-        }
+        found = _pictures(*self.jobs.ask(lambda: self._images(slots)))
+        assert found is not None, "at least one slot was asked for"
+        return found
 
     def map(self) -> dict[str, Any]:
         """Slots on the plane of the embeddings' two principal axes, each coordinate -1 to 1.
@@ -225,22 +221,24 @@ class MemoryView:
                 self._map = (snapshot, self._project(snapshot))
             return self._map[1]
 
-    def evictions(self, limit: int) -> list[dict[str, Any]]:
-        """Who left lately, the last first.
+    def evictions(self, limit: int) -> dict[str, Any]:
+        """Who left lately, the last first, and `pictures` of them, as `pictures` gives them; None
+        where there are none.
 
         Raises:
             Busy: the learner has no time.
         """
-        lately = self.jobs.ask(lambda: list(self.slots.evictions))
-        return [
+        lately, ids, image_nCHW = self.jobs.ask(lambda: self._evicted(limit))
+        told = [
             {
                 **asdict(eviction),
                 "id": str(eviction.id),
                 "origin": _origin(eviction.origin),
                 "by": _origin(eviction.by),
             }
-            for eviction in lately[::-1][:limit]
+            for eviction in lately
         ]
+        return {"evictions": told, "pictures": _pictures(list(map(str, ids)), image_nCHW)}
 
     def producers(self, limit: int) -> dict[str, Any]:
         """What each producer has in the memory, against what it sent: news, or repetition.
@@ -280,6 +278,10 @@ class MemoryView:
             return self._snapshot
 
     # On the learner's thread.
+
+    def _evicted(self, limit: int) -> tuple[list[Eviction], list[int], Tensor]:
+        lately = list(self.slots.evictions)[: -limit - 1 : -1]
+        return lately, *self._left.of([eviction.id for eviction in lately])
 
     @torch.no_grad()
     def _copy(self) -> Snapshot:
@@ -438,6 +440,14 @@ def balance(snapshot: Snapshot) -> dict[str, Any]:
     shares /= max(1.0, shares.sum())
     entropy = float(-(shares[shares > 0] * np.log(shares[shares > 0])).sum())
     return {"kind": kind, "slots": named[:64], "effective": round(math.exp(entropy), 2)}
+
+
+def _pictures(ids: Sequence[str | None], image_nCHW: Tensor) -> dict[str, Any] | None:
+    if not ids:
+        return None
+    columns = math.ceil(math.sqrt(len(ids)))
+    tile = image_nCHW.shape[-1]
+    return {"tile": tile, "columns": columns, "ids": ids, "sheet": sheet(image_nCHW, columns)}
 
 
 def sheet(image_nCHW: Tensor, columns: int) -> str:

@@ -1,23 +1,27 @@
-"""What the memory does not keep of its slots: where each sample came from, and who left lately.
+"""What the memory does not keep of its slots: where each sample came from, who left lately, and
+small pictures of those.
 
 Kept beside the memory, not in it: it begins anew with the process, and nothing that is learned
 depends on it.
 
-Shapes: B samples of a step, K slots.
+Shapes: B samples of a step, K slots; n pictures, R kept, C S S small.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from memory import Admission, WorkingMemory
-from memory.compute import to_host
+from memory.compute import to_device, to_host
 from stream_ssl.batch import Origin
 from stream_ssl.learning.records import StepRecord
 
@@ -26,6 +30,12 @@ EVICTIONS = 256
 PRODUCERS = 4096
 """Producers whose samples are counted apart; OTHERS has those of the rest."""
 OTHERS = "others"
+PICTURED = 64
+"""Pictures kept of those that leave at once, at most: of the last of them."""
+SIDE = 48
+"""Of these pictures, pixels, at most."""
+SHARE = 0.001
+"""Of the time, that keeping pictures may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,3 +159,68 @@ class SlotHistory:
             fate.offered += 1
             fate.refused += number in refused
             fate.near_duplicates += number in near
+
+
+class EvictedPictures:
+    """Small pictures of those that left lately, the last `EVICTIONS` of them.
+
+    They are taken just before their slots are overwritten, on the learner's thread, and lie where
+    the memory's images do, so that a GPU is not waited for. Some are passed over where taking all
+    would exceed `SHARE` of the time.
+
+    Args:
+        memory: the working memory; one without images has none.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self, memory: WorkingMemory, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._memory, self._clock = memory, clock
+        self._next, self._count = -math.inf, 0
+        shape, images = memory.image_shape, memory.images
+        if shape is None or images is None or shape[0] not in (1, 3):  # or the bytes of vectors
+            return
+        side = min(SIDE, shape[1])
+        self._id_R = torch.zeros(EVICTIONS, dtype=torch.int64, device=images.device)
+        self._small_RCSS = torch.zeros(
+            EVICTIONS, shape[0], side, side, dtype=torch.uint8, device=images.device
+        )
+        memory.on_overwrite(self.keep)
+
+    def keep(self, slots: Tensor) -> None:
+        """Take pictures of what these slots hold."""
+        images, began = self._memory.images, self._clock()
+        if images is None or began < self._next or len(images) < self._memory.capacity:
+            return  # nobody leaves before the memory is full
+        slots = slots[-PICTURED:]
+        id_n = self._memory.ids[slots].to(images.device)
+        image_nCHW = images[slots.to(images.device)]
+        side = self._small_RCSS.shape[-1]
+        if image_nCHW.shape[-1] > side:
+            small = torch.nn.functional.adaptive_avg_pool2d(image_nCHW.float(), side)
+            image_nCHW = small.round().to(torch.uint8)
+        for start, stop, first in _around(self._count % EVICTIONS, len(slots)):
+            self._id_R[start:stop] = id_n[first : first + stop - start]
+            self._small_RCSS[start:stop] = image_nCHW[first : first + stop - start]
+        self._count += len(slots)
+        now = self._clock()
+        self._next = now + (now - began) / SHARE
+
+    def of(self, ids: Sequence[int]) -> tuple[list[int], Tensor]:
+        """Those of these ids that have a picture, and the pictures, uint8 [n, C, S, S], on the
+        host. On the learner's thread."""
+        if not self._count:
+            return [], torch.zeros(0, 3, 1, 1, dtype=torch.uint8)
+        newest = range(max(0, self._count - EVICTIONS), self._count)
+        id_R = to_host(self._id_R).tolist()
+        place = {id_R[turn % EVICTIONS]: turn % EVICTIONS for turn in newest}
+        found = [number for number in ids if number in place]
+        rows = torch.tensor([place[number] for number in found], dtype=torch.int64)
+        return found, to_host(self._small_RCSS[to_device(rows, self._small_RCSS.device)])
+
+
+def _around(begin: int, count: int) -> list[tuple[int, int, int]]:
+    """(start, stop, of which the first) in a ring of `EVICTIONS`, in one part or two."""
+    first = min(count, EVICTIONS - begin)
+    return [(begin, begin + first, 0), (0, count - first, first)][: 2 if count > first else 1]

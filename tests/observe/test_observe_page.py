@@ -147,6 +147,9 @@ def test_evictions_come_last_first(feed: Feed) -> None:
         assert [one["id"] for one in told] == [
             str(one.id) for one in list(view.slots.evictions)[:-4:-1]
         ]
+        pictures = ask(server, "learner/memory/evictions", limit=256)["pictures"]
+        assert set(pictures["ids"]) <= {str(one.id) for one in view.slots.evictions}
+        assert pictures["tile"] == SIDE
 
 
 @pytest.mark.parametrize(

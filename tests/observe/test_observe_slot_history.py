@@ -6,10 +6,12 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch
 from page_world import Feed
+from torch import Tensor
 
 from stream_ssl.batch import Origin
-from stream_ssl.observe.slot_history import SlotHistory
+from stream_ssl.observe.slot_history import EvictedPictures, SlotHistory
 from stream_ssl.observe.step_jobs import MOST_WAITING, Busy, StepJobs
 
 
@@ -38,6 +40,33 @@ def test_slots_are_followed_as_a_dictionary_would() -> None:
             assert one.by.id in {f"frame-{number}" for number in record.ids_B.tolist()}
             assert one.id == before[one.slot] or one.id in record.ids_B  # this batch's own
     assert sum(one.slot is not None for one in history.evictions) > 200
+
+
+def test_pictures_of_those_that_left_are_theirs() -> None:
+    feed = Feed(slots=20)
+    pictures, history = EvictedPictures(feed.memory, clock=lambda: 0.0), SlotHistory(feed.memory)
+    image: dict[int, Tensor] = {}
+    for _ in range(60):
+        record = feed.step()
+        history.consume(record)
+        for number, shown in zip(feed.memory.ids.tolist(), feed.memory.images, strict=True):
+            image[number] = shown.clone()
+    gone = [one.id for one in history.evictions if one.id in image]  # not the batches' own
+    assert len(gone) > 20
+    found, shown_nCHW = pictures.of([*gone, -1])
+    assert found == gone
+    for number, shown in zip(found, shown_nCHW, strict=True):
+        assert torch.equal(shown, image[number])
+
+
+def test_pictures_are_kept_in_a_small_share_of_the_time() -> None:
+    feed, clock = Feed(slots=8), iter(range(1000))
+    pictures = EvictedPictures(feed.memory, clock=lambda: float(next(clock)))
+    for _ in range(3):
+        feed.step()  # the first fills the memory
+    left, found = list(range(16)), pictures.of(range(24))[0]
+    assert found  # from one second to the next the first were taken,
+    assert set(found) <= set(left[:8])  # and then none in a thousand
 
 
 class Clock:

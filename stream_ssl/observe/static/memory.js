@@ -13,17 +13,21 @@ export class Pictures {
     const wanted = slots.filter((slot) => !this.byId.has(slot.id));
     for (let start = 0; start < wanted.length && this.most; start += this.most) {
       const part = wanted.slice(start, start + this.most);
-      const got = await ask("learner", "memory/pictures", { slots: part.map((s) => s.slot).join() });
-      const url = URL.createObjectURL(blob(got.sheet));
-      const rows = Math.ceil(part.length / got.columns);
-      let uses = 0;
-      got.ids.forEach((id, at) => {
-        if (id === null || this.byId.has(id)) return;
-        uses += 1;
-        this.byId.set(id, { url, columns: got.columns, rows, x: at % got.columns, y: Math.floor(at / got.columns), tile: got.tile, sheet: () => uses, drop: () => { uses -= 1; if (!uses) URL.revokeObjectURL(url); } });
-      });
-      if (!uses) URL.revokeObjectURL(url);
+      this.add(await ask("learner", "memory/pictures", { slots: part.map((s) => s.slot).join() }));
     }
+  }
+
+  /** Keep those of a sheet that are not here yet. */
+  add(got) {
+    const url = URL.createObjectURL(blob(got.sheet));
+    const rows = Math.ceil(got.ids.length / got.columns);
+    let uses = 0;
+    got.ids.forEach((id, at) => {
+      if (id === null || this.byId.has(id)) return;
+      uses += 1;
+      this.byId.set(id, { url, columns: got.columns, rows, x: at % got.columns, y: Math.floor(at / got.columns), tile: got.tile, sheet: () => uses, drop: () => { uses -= 1; if (!uses) URL.revokeObjectURL(url); } });
+    });
+    if (!uses) URL.revokeObjectURL(url);
     while (this.byId.size > HELD) {
       const [id, picture] = this.byId.entries().next().value;
       this.byId.delete(id);
@@ -191,19 +195,27 @@ export class MemorySection {
     ]));
   }
 
+  /** A cell with the picture of one that left. */
+  gone(id) {
+    const tile = element("span", { class: "tile small" });
+    this.pictures.paint(tile, id);
+    return element("td", {}, tile);
+  }
+
   async showEvicted() {
     if (!$("#evicted").open) return;
     const body = $("#evicted tbody");
     try {
-      const { evictions } = await ask("learner", "memory/evictions", { limit: 50 });
+      const { evictions, pictures } = await ask("learner", "memory/evictions", { limit: 50 });
+      if (pictures) this.pictures.add(pictures);
       const now = Date.now() / 1000;
-      body.replaceChildren(...(evictions.length ? evictions.map((one) => element("tr", {},
+      body.replaceChildren(...(evictions.length ? evictions.map((one) => element("tr", {}, this.gone(one.id),
         element("td", {}, `${duration(Math.max(0, now - one.at)).join(" ")} ago`),
         element("td", { class: "name" }, element("bdi", {}, who(one.origin) ?? "from before this process")),
         element("td", { class: "n" }, number(one.age)),
         element("td", { class: "name" }, element("bdi", {}, who(one.by) ?? "–")),
         element("td", { class: "n" }, one.slot == null ? "–" : element("button", { onclick: () => this.open(one.slot) }, one.slot))))
-        : [element("tr", {}, element("td", { colspan: 5, class: "empty" }, "nobody yet"))]));
-    } catch (error) { body.replaceChildren(element("tr", {}, element("td", { colspan: 5, class: "empty" }, error.message))); }
+        : [element("tr", {}, element("td", { colspan: 6, class: "empty" }, "nobody yet"))]));
+    } catch (error) { body.replaceChildren(element("tr", {}, element("td", { colspan: 6, class: "empty" }, error.message))); }
   }
 }
