@@ -197,7 +197,8 @@ class Receiver:
         self._socket = socket
         for option, value in (
             (zmq.LINGER, 0),
-            (zmq.MAXMSGSIZE, self._policy.max_packet + _FRAME_SLACK),
+            # No MAXMSGSIZE: libzmq would hang up without telling anybody. A frame that comes whole
+            # is refused and counted like any packet, a larger one cut off as many small ones are.
             (zmq.RCVHWM, 16),  # messages of a connection that ignores its credit
             # Sending to a connection that is gone must say so: it is how a session ends.
             (zmq.ROUTER_MANDATORY, 1),

@@ -1,5 +1,5 @@
-"""Connections from which no message comes: libzmq bounds a frame, but hands over no message before
-it is whole, and tells of a failed handshake to a socket's monitor alone."""
+"""Connections from which no message comes: libzmq hands over no message before it is whole, and
+tells of a failed handshake to a socket's monitor alone."""
 
 from __future__ import annotations
 

@@ -203,18 +203,24 @@ def test_what_no_receiver_will_take_is_refused_for_good(tmp_path):
         until(lambda: dict(running.counted("rejected")) == counts)
 
 
-def test_a_frame_beyond_all_limits_ends_the_connection_and_nothing_else(tmp_path):
+def test_frames_that_are_too_large_are_counted_and_harm_nobody_else(tmp_path):
     with (
         Running(tmp_path, max_packet=64 * KIB, credit=MIB, total_credit=MIB) as running,
         Peer(running.endpoint) as good,
         Peer(running.endpoint) as bad,
+        Peer(running.endpoint) as worse,
     ):
         good.hello()
         bad.hello("bad")
-        bad.say(Data(1, b"", bytes(4 * MIB)))
+        worse.hello("worse")
+        bad.say(packet(1, samples=1, side=800))  # one frame, ten times what WELCOME allows
+        assert bad.nacked() == ("oversize", 1, True)
+        worse.say(Data(1, b"", bytes(256 * MIB)))  # cut off long before it is whole
         good.say(packet(1))
         good.acked(1)
-        assert ("bad", 1) not in running.journalled()
+        until(lambda: running.counted("refused")["oversize"] == 1)
+        assert running.counted("rejected") == {"oversize": 1}
+        assert running.journalled() == [("robot", 1)]
 
 
 def test_a_newer_incarnation_takes_over(running):
