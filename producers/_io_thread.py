@@ -54,11 +54,13 @@ class IoThread:
         protocol: ProtocolState,
         reporter: Reporter,
         exit_timeout: float,
+        ask_first: str | None = None,
     ) -> None:
         self.changed = threading.Condition()
         self.full = False
         self.room_waiters: list[Callable[[], None]] = []
         self._address, self._curve = address, curve
+        self._ask_first = ask_first  # the receiver before, until it has told what it has
         self._protocol, self._reporter = protocol, reporter
         self._exit_timeout = exit_timeout
         self._deadline = math.inf  # of an end that waits for acknowledgements
@@ -174,7 +176,7 @@ class IoThread:
 
     def _serve(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         """One connection from beginning to end."""
-        connection = Connection(context, self._address, self._curve)
+        connection = Connection(context, self._ask_first or self._address, self._curve)
         opened = time.monotonic()
         try:
             while not self._should_stop() and not connection.lost:
@@ -207,6 +209,10 @@ class IoThread:
     def _disconnected(self, reason: str) -> None:
         """There is no connection, for a reason: the diagnosis knows it better where there is one"""
         reason = self._diagnosis or reason
+        if self._ask_first is not None:
+            reason += (
+                f" ({self._ask_first} is asked first what it has of this producer: see abandon)"
+            )
         self._protocol.disconnected(reason)
         if not reason.startswith("still connecting"):
             self._protocol.stats.last_error = self._protocol.reason
@@ -218,7 +224,7 @@ class IoThread:
         self._diagnose_at = time.monotonic() + DIAGNOSE_SECONDS[1]
 
         def look() -> None:
-            self._diagnosis = diagnose(self._address)
+            self._diagnosis = diagnose(self._ask_first or self._address)
             if self._diagnosis is not None:
                 with self.changed:
                     if self._protocol.state == "offline":
@@ -334,9 +340,20 @@ class IoThread:
                 self._protocol.received(message, time.monotonic())
                 if self._protocol.state == "active":
                     self._backoff = BACKOFF[0]
+                    if self._ask_first is not None:
+                        self._move(connection)
+                        return
         if received:
             with self.changed:
                 self.changed.notify_all()
+
+    def _move(self, connection: Connection) -> None:
+        """Leaves the receiver before, which has said what it has. Called with `changed` held."""
+        self._ask_first, self._diagnosis = None, None
+        self._protocol.moved()
+        connection.send(encode(Bye("moved")))
+        connection.lost, connection.reason = True, self._protocol.reason
+        self.changed.notify_all()
 
     def _tell(self) -> None:
         """Calls the user back, without the lock: what he does may take time."""

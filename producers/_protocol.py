@@ -24,7 +24,7 @@ from producers.errors import (
     VersionRefusedError,
 )
 from producers.stats import Delivery, Outcome, Rejection, State, Stats
-from stream_ssl.wire import VERSION, Ack, Bye, Hello, Message, Nack, Welcome, WireError
+from stream_ssl.wire import VERSION, Ack, Bye, Hello, Message, Nack, Position, Welcome, WireError
 from stream_ssl.wire.messages import Verdict, Verdicts
 
 HELLO_SECONDS = 1.0  # between two HELLOs that were not answered
@@ -240,6 +240,7 @@ class ProtocolState:
         self.stats = Stats()
         self.state = "offline"
         self.welcome: Welcome | None = None
+        self.told_before: Welcome | None = None  # by the receiver that this producer has left
         self.fatal: ProducerError | None = None
         self.reason = reason  # why the state is not active
         self.rejections: list[Rejection] = []  # to be told to on_rejected
@@ -253,7 +254,7 @@ class ProtocolState:
         self.staged: deque[Packet] = deque()  # on their way into the spool
         self.buffer_bytes = buffer_bytes
         self._staged_bytes = 0
-        self._key = key
+        self._key, self._takeover = key, takeover
         self._owner = takeover  # whether a running producer of this name would have been found
         self._announce = False  # say HELLO again, with the true epoch
         self._mark_due = False  # note the sequences of spooled packets before they are sent
@@ -301,6 +302,26 @@ class ProtocolState:
         """The transport is down, or was never up."""
         if self.state != "refused":
             self.state, self.reason = "offline", reason
+
+    def moved(self) -> None:
+        """The receiver before has told what it has, and nothing was sent to it since: go on at
+        another one, where sequences begin anew."""
+        assert self.window.unacked == 0
+        self.told_before, self.welcome = self.welcome, None
+        self.window.first, self.window.sent_through = None, 0
+        self._owner, self._announce, self._mark_due = self._takeover, False, False
+        if self.spool is not None:
+            self.spool.forget_mark()
+        self.disconnected("moving to another receiver")
+
+    @property
+    def position(self) -> Position:
+        """Where the source goes on: of this receiver and the one before, by who heard last."""
+        here, before = self.welcome, self.told_before
+        assert here is not None
+        if before is not None and (not here.resume or before.written > here.written):
+            return before.position
+        return here.position
 
     def greeting_timed_out(self, now: float) -> bool:
         """Whether WELCOME has not come for too long."""

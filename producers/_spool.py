@@ -77,6 +77,8 @@ class Spool:
         self.cuts: deque[Part] = deque()  # how the next packets were cut when they were last sent
         self.full = False  # or the disk refuses to write
         self.lost = 0  # samples that became unreadable
+        self.receiver = ""  # the address that marks are written for
+        self.marked_for: str | None = None  # that of an earlier run's mark, while it counts
         self._marked = False  # an earlier run's mark tells the sequence of the first cut
         self._sequence = 1
         self._records: deque[Record] = deque()
@@ -123,7 +125,7 @@ class Spool:
         """
         if time.monotonic() < self._retry_at:
             return 0
-        blobs = [] if mark is None else [_mark_record(*mark)]
+        blobs = [] if mark is None else [_mark_record(*mark, self.receiver)]
         size, number = sum(map(len, blobs)), self.end
         places = list[tuple[int, int, int]]()
         for packet in packets:
@@ -148,10 +150,14 @@ class Spool:
 
     def mark(self, sequence: int, parts: list[Part]) -> bool:
         """Notes on disk which sequences packets have; False: the disk does not take it."""
-        return self._write(_mark_record(sequence, parts), [])
+        return self._write(_mark_record(sequence, parts, self.receiver), [])
+
+    def forget_mark(self) -> None:
+        """Sequences begin anew, at another receiver; packets stay cut as they were."""
+        self._marked, self.marked_for = False, None
 
     def resume(self, durable_through: int) -> int:
-        """Forgets what the receiver has, as its first WELCOME tells.
+        """Forgets what the receiver that the mark is for has, as its first WELCOME tells.
 
         Returns how many samples need not be sent: those, and what was rejected in earlier runs.
         """
@@ -248,6 +254,7 @@ class Spool:
                 good = offset + size
                 if kind == _MARK:
                     mark = (info["sequence"], [(number, count) for number, count in info["parts"]])
+                    self.marked_for = info.get("receiver")
                     continue
                 self._records.append(Record(self.end, info["count"], size, path, offset))
                 self.end += info["count"]
@@ -264,6 +271,7 @@ class Spool:
             self.ack(min(parts[0][0], self.end))
         self.cuts = deque((number, count) for number, count in parts if number + count <= self.end)
         self._marked = bool(self.cuts)
+        self.marked_for = self.receiver = (self.marked_for if self._marked else None) or ""
         if len(self.cuts) < len(parts) and self._records:
             # The numbers of those that were torn off will be given to others.
             self.mark(self._sequence, list(self.cuts))
@@ -325,8 +333,9 @@ def _packet_record(packet: Packet) -> bytes:
     return _record(_PACKET, info, packet.data.header, packet.data.payload)
 
 
-def _mark_record(sequence: int, parts: list[Part]) -> bytes:
-    return _record(_MARK, msgpack.packb({"sequence": sequence, "parts": parts}), b"", b"")
+def _mark_record(sequence: int, parts: list[Part], receiver: str) -> bytes:
+    info = {"sequence": sequence, "parts": parts, "receiver": receiver}
+    return _record(_MARK, msgpack.packb(info), b"", b"")
 
 
 def _record(kind: int, info: bytes, header: Any, payload: Any) -> bytes:

@@ -11,7 +11,7 @@ import os
 import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import replace
 from datetime import datetime
@@ -40,7 +40,7 @@ from producers.errors import (
 )
 from producers.stats import Delivery, Rejection, StateChange, Stats
 from stream_ssl.wire import Hello, Keys, Sample, Welcome, check_name
-from stream_ssl.wire.address import check_address
+from stream_ssl.wire.address import check_address, receiver_of
 from stream_ssl.wire.messages import Verdict
 from stream_ssl.wire.sample import MAX_SOURCE_BYTES, Position, Scalar, check_position, short
 
@@ -72,7 +72,8 @@ class Producer:
     uses it. Callbacks run in the producer's thread, and must not wait for the producer.
 
     Args:
-        address: of the receiver, as "tcp://HOST:PORT". In plain text only on loopback.
+        address: of the receiver, as "tcp://HOST:PORT". In plain text only on loopback. Of several
+            the producer stays with one, which its name decides; with keys they have the same.
         name: of this producer, unique at the receiver, and the same after a restart. 1 to 128
             characters of letters, digits and `._/-`; with keys the key's name on the allow-list,
             or that + "/...".
@@ -90,6 +91,11 @@ class Producer:
             slower than the source, over restarts and power cuts.
         spool: the folder to spool in, of this producer alone.
         spool_bytes: of the spool; the newest samples are dropped when it is full.
+        before: the addresses as they were before the list was changed. Where the name had another
+            receiver then, that one is asked first what it has, and its position counts; the spool
+            remembers its receiver by itself.
+        abandon: do not ask it, for it is gone for good. What it took and did not acknowledge is
+            sent again, and counts twice should its journal ever be read.
         takeover: displace a running producer of the same name; otherwise this one is refused.
         exit_timeout: seconds that the interpreter's end, or the garbage collection of a producer
             that nobody closed, still waits for acknowledgements.
@@ -107,7 +113,7 @@ class Producer:
 
     def __init__(
         self,
-        address: str,
+        address: str | Sequence[str],
         name: str,
         keys: Keys | str | Path | None = None,
         server_key: Keys | str | Path | None = None,
@@ -126,6 +132,8 @@ class Producer:
         on_stats: Callable[[Stats], None] | None = None,
         stats_seconds: float = 10.0,
         on_verdict: Callable[[Verdict], None] | None = None,
+        before: str | Sequence[str] = (),
+        abandon: bool = False,
     ) -> None:
         if on_full not in get_args(OnFull):
             raise ValueError(f"on_full {on_full!r}: must be one of {', '.join(get_args(OnFull))}")
@@ -142,11 +150,21 @@ class Producer:
                 raise ValueError(f"{what} {value}: must be above 0")
         if not (linger >= 0 and exit_timeout >= 0):
             raise ValueError(f"linger {linger}, exit_timeout {exit_timeout}: must be 0 or more")
-        self.address, self.name = check_address(address), check_name(name)
+        self.name = check_name(name)
+        home, last = _chosen(address, name, "address"), _chosen(before, name, "before")
+        if home is None:
+            raise ValueError("address: an empty list; give at least one receiver")
+        self.address = home
         self.source = source or name[:MAX_SOURCE_BYTES]
-        curve = curve_of(address, keys, server_key)
+        curve = curve_of(home, keys, server_key)
         self._buffer_bytes, self._on_full = buffer_bytes, on_full
         disk = None if spool is None else Spool(Path(spool), name, spool_bytes)
+        if disk is not None:
+            last = disk.marked_for or last
+            disk.receiver = home
+            if abandon:
+                disk.forget_mark()
+        ask_first = None if abandon or last == home else last
         self._spooled_position = disk.position if disk is not None and disk.samples else None
         self._epoch = time.time_ns() if disk is None else disk.epoch
         self._numbers = itertools.count(1)
@@ -158,15 +176,15 @@ class Producer:
             Hello(name, self._epoch, 1, agent=AGENT, verdicts=on_verdict is not None),
             self._packer,
             linger,
-            f"still connecting to {address}",
+            f"still connecting to {home}",
             key="this plain-text connection" if curve is None else str(curve),
             takeover=takeover,
             spool=disk,
             buffer_bytes=buffer_bytes,
         )
-        label = f"producer {name!r} to {address}"
+        label = f"producer {name!r} to {home}"
         reporter = Reporter(label, on_state, on_stats, on_rejected, stats_seconds, on_verdict)
-        self._io = IoThread(address, curve, self._protocol, reporter, exit_timeout)
+        self._io = IoThread(home, curve, self._protocol, reporter, exit_timeout, ask_first)
         self._changed = self._io.changed
         self._io.start()
 
@@ -189,11 +207,11 @@ class Producer:
                     raise CannotConnectError(
                         f"no connection within {timeout:g} s: {self._protocol.why()}"
                     )
-            welcome = self._protocol.welcome
+            welcome, position = self._protocol.welcome, self._protocol.position
         assert welcome is not None
         if self._spooled_position is not None:
-            welcome = replace(welcome, position=self._spooled_position)
-        return welcome
+            position = self._spooled_position
+        return replace(welcome, position=position)
 
     def send(
         self,
@@ -510,6 +528,16 @@ class Producer:
         fatal = self._protocol.fatal
         if fatal is not None:
             raise type(fatal)(*fatal.args)  # a new one: each caller's has its own traceback
+
+
+def _chosen(addresses: str | Sequence[str], name: str, what: str) -> str | None:
+    """The receiver of this name; None of an empty list."""
+    listed = [addresses] if isinstance(addresses, str) else list(addresses)
+    for one in listed:
+        check_address(one)
+    if len(set(listed)) < len(listed):
+        raise ValueError(f"{what} {', '.join(listed)}: a receiver stands in it twice; remove one")
+    return receiver_of(name, listed) if listed else None
 
 
 def _deadline(timeout: float | None) -> float:

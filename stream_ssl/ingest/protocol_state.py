@@ -290,6 +290,7 @@ class ProtocolState:
             self._max_samples,
             CODECS,
             self._epoch,
+            durable.written,
         )
         self._hello_log.log(
             logging.INFO,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
+from collections.abc import Sequence
 
 
 def is_loopback(address: str) -> bool:
@@ -46,6 +48,18 @@ def check_address(address: str) -> str:
     raise ValueError(
         f"address {address!r}: must be tcp://HOST:PORT, port 1 to 65535, or ipc://PATH"
     )
+
+
+def receiver_of(name: str, addresses: Sequence[str]) -> str:
+    """The address that a producer of this name stays with, by rendezvous hashing.
+
+    One that joins the list takes over its share of the names, and moves no other; one that leaves
+    it gives its own away.
+
+    >>> receiver_of("robot", ["tcp://a:1", "tcp://b:1", "tcp://c:1"])
+    'tcp://c:1'
+    """
+    return max(addresses, key=lambda one: hashlib.sha256(f"{name} {one}".encode()).digest())
 
 
 def check_bind(address: str) -> str:

@@ -85,6 +85,7 @@ class Welcome:
     max_samples: int  # samples in one DATA
     codecs: tuple[str, ...]
     epoch: int  # grows with each start of the receiver
+    written: float = 0.0  # when `resume` came, seconds since the Unix epoch; left out where unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,8 +271,9 @@ def encode(message: Message) -> Frames:
     if isinstance(message, Data):
         return message.encode()
     values = {name: getattr(message, name) for name in _FIELDS[type(message)]}
-    if values.get("verdicts") is False:  # as HELLO was before there were any
-        del values["verdicts"]
+    for name, unsaid in (("verdicts", False), ("written", 0.0)):  # as before there were any
+        if values.get(name, ...) == unsaid:
+            del values[name]
     return [prefix(message.kind), msgpack.packb(values)]
 
 
@@ -337,6 +339,8 @@ def _fits(kind: Any, value: Any) -> bool:
     match kind:
         case "int":
             return type(value) is int and value >= 0
+        case "float":
+            return type(value) in (int, float) and value >= 0
         case "str":
             return isinstance(value, str) and len(value) <= MAX_TEXT
         case "bool":

@@ -39,7 +39,7 @@ STOP_SECONDS = 20.0
 STALL_SECONDS = 1.0
 """... while something is acknowledged at least so often."""
 OWN = {
-    *("address", "name", "keys", "server_key", "source", "takeover"),
+    *("address", "name", "keys", "server_key", "source", "takeover", "before", "abandon"),
     *("on_rejected", "on_state", "on_stats", "stats_seconds", "exit_timeout"),
 }
 """Arguments of Producer that are options of another name here, or not the command line's."""
@@ -80,7 +80,19 @@ def source_parser(name: str) -> ArgumentParser:
         description=first_line(SOURCES[name]),
     )
     parser.add_argument("--config", action="config", help="file with these options (YAML)")
-    parser.add_argument("--to", required=True, help="the receiver, as tcp://HOST:PORT")
+    parser.add_argument(
+        "--to",
+        required=True,
+        help="the receiver, as tcp://HOST:PORT; of several with commas between, the one that the "
+        "name decides",
+    )
+    parser.add_argument(
+        "--before",
+        default="",
+        help="what --to was before the list was changed: where the name had another receiver then, "
+        "that one is asked first what it has (docs/producers.md)",
+    )
+    parser.add_argument("--abandon", action="store_true", help="do not ask it: it is gone for good")
     parser.add_argument(
         "--name", required=True, help="of this producer; the same after a restart, unlike others'"
     )
@@ -119,8 +131,10 @@ def produce(
         if broker is not None:
             _check_broker(settings, source, broker)
         producer = Producer(
-            settings.to,
+            settings.to.split(","),
             settings.name,
+            before=[one for one in settings.before.split(",") if one],
+            abandon=settings.abandon,
             keys=settings.key,
             server_key=settings.server_key,
             takeover=settings.takeover,

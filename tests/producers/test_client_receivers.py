@@ -1,0 +1,140 @@
+"""Several receivers: a producer stays with one by its name, and is moved by the list alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from client_peer import MANY, Peer, image, until
+from receiver_peer import receiver
+from test_receiver_kills import held
+
+from producers import CannotConnectError, Producer
+from stream_ssl.wire import Ack, Bye, Data, Hello
+from stream_ssl.wire.address import receiver_of
+
+NAMES = [f"robot-{number}" for number in range(1000)]
+FOUR = [f"tcp://host-{number}:5555" for number in range(4)]
+
+
+def test_a_receiver_that_joins_takes_its_share_and_moves_nobody_else() -> None:
+    before = {name: receiver_of(name, FOUR[:3]) for name in NAMES}
+    after = {name: receiver_of(name, list(reversed(FOUR))) for name in NAMES}
+    moved = [name for name in NAMES if before[name] != after[name]]
+    assert {after[name] for name in moved} == {FOUR[3]}
+    assert 200 < len(moved) < 300
+    assert min(Counter(before.values()).values()) > 270
+
+
+class Fleet:
+    """Producers that send numbered samples with their positions, to whom the list says."""
+
+    def __init__(self) -> None:
+        self.sent: Counter[str] = Counter()
+
+    def open(self, name: str, to: list[str], before: list[str] | None = None) -> Producer:
+        """One that goes on where the receivers say, which must be where it ended."""
+        producer = Producer(to, name, linger=0.01, packet_samples=4, before=before or [])
+        position = producer.connect(60).position
+        assert (position or 0) == self.sent[name], name
+        return producer
+
+    def send(self, producer: Producer, count: int) -> None:
+        for _ in range(count):
+            self.sent[producer.name] += 1
+            number = self.sent[producer.name]
+            producer.send(image(side=4), f"{producer.name}-{number}", position=number)
+
+
+def test_one_of_three_receivers_is_killed_and_a_fourth_comes_and_goes(tmp_path: Path) -> None:
+    """The others go on; nothing acknowledged is lost, nothing is counted twice."""
+    names, fleet, folders = NAMES[:12], Fleet(), [tmp_path / str(number) for number in range(4)]
+    with ExitStack() as stack:
+        started = [stack.enter_context(receiver(folder)) for folder in folders]
+        processes, addresses = zip(*started, strict=True)
+        three, four = list(addresses[:3]), list(addresses)
+        homes = {name: receiver_of(name, three) for name in names}
+        lost = homes[names[0]]
+        producers = [fleet.open(name, three) for name in names]
+        for producer in producers:
+            fleet.send(producer, 20)
+        processes[four.index(lost)].kill()
+        processes[four.index(lost)].wait()
+        for producer in producers:
+            fleet.send(producer, 20)
+        for producer in producers:
+            if producer.address != lost:
+                producer.flush(60)
+        waiting = [producer for producer in producers if producer.address == lost]
+        assert all(producer.stats.acked.samples <= 20 for producer in waiting)
+        stack.enter_context(receiver(folders[four.index(lost)], lost))
+        for producer in producers:
+            producer.close(60)
+
+        for to, before in ((four, three), (four, three), (three, four)):
+            for name in names:
+                with fleet.open(name, to, before) as producer:
+                    assert producer.address == receiver_of(name, to)
+                    fleet.send(producer, 10)
+    ids = [one for folder in folders for one in held(folder)]
+    assert Counter(ids) == Counter(f"{name}-{n + 1}" for name in names for n in range(70))
+    assert held(folders[3]), "nobody moved"
+
+
+def test_what_the_receiver_before_took_and_did_not_acknowledge_is_not_sent_again(
+    tmp_path: Path,
+) -> None:
+    """It says how far its disk is; the rest of the spool goes to the new one."""
+    settings = {"on_full": "spool", "spool": tmp_path, "linger": 0.0, "packet_samples": 1}
+    with Peer() as old, Peer() as new:
+        producer = Producer(old.address, "robot", **settings)  # type: ignore[arg-type]
+        old.welcome()
+        for number in range(4):
+            producer.send(image(number), f"{number}", position=number)
+        taken = [next(old.expect(Data).samples()).id for _ in range(4)]
+        assert taken == ["0", "1", "2", "3"]
+        old.drop()  # two of them are on its disk, and no acknowledgement says so
+        producer.close(0.1)
+
+        old.open()
+        moved = Producer([new.address], "robot", **settings)  # type: ignore[arg-type]
+        old.welcome(resume=2)
+        old.expect(Bye)
+        new.welcome(resume=7)  # its own sequences, of an earlier time
+        for number in (2, 3):
+            data = new.expect(Data)
+            assert (data.sequence, next(data.samples()).id) == (6 + number, f"{number}")
+        assert old.quiet(0.1)
+        new.drop()
+        moved.close(0.1)
+
+        new.open()  # a restart asks nobody else: what is in the spool was numbered here
+        again = Producer([new.address], "robot", before=[old.address], **settings)  # type: ignore[arg-type]
+        new.welcome(resume=8)
+        assert next(new.expect(Data).samples()).id == "3"
+        new.say(Ack(9, MANY))
+        again.close(10)
+
+
+def test_a_receiver_that_is_gone_is_waited_for_unless_it_is_abandoned() -> None:
+    with Peer() as old, Peer() as new:
+        old.drop()
+        producer = Producer(new.address, "robot", before=[old.address])
+        until(lambda: "nobody listens" in producer.stats.last_error)
+        with pytest.raises(CannotConnectError, match=r"asked first what it has .* see abandon"):
+            producer.connect(0.0)
+        producer.close(0.0)
+        producer = Producer(new.address, "robot", before=[old.address], abandon=True)
+        assert new.expect(Hello).producer == "robot"
+        producer.close(0.0)
+
+
+@pytest.mark.parametrize(
+    ("addresses", "message"),
+    [([], "an empty list"), (FOUR[:1] * 2, "stands in it twice"), (["host:1"], "must be tcp://")],
+)
+def test_a_list_that_cannot_be_is_refused(addresses: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Producer(addresses, "robot")
