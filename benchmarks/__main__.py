@@ -21,6 +21,7 @@ NAMES = (
     "learner",
     "ranks",
     "page",
+    "decode",
     "sources",
     "ingest",
 )  # the last leaves the disk busy

@@ -65,6 +65,7 @@ LIBRARIES = {
     "uvicorn": {"stream_ssl.observe"},
     "torch": {
         "memory",
+        "stream_ssl.ingest",  # to scale pixels; the receiver loads none of it, see below
         "stream_ssl.losses",
         "stream_ssl.methods",
         "stream_ssl.learning",

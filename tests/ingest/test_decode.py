@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 import threading
+from io import BytesIO
 from typing import Any
 
 import numpy as np
 import pytest
+import simplejpeg
 from batches_naive import encoded, picture, png_bomb, raw
 from PIL import Image
 
@@ -204,6 +206,51 @@ def test_a_large_jpeg_is_decoded_small_and_looks_the_same() -> None:
     expected = image.resize((48, 48), Image.Resampling.BILINEAR, box=(80, 0, 560, 480))
     found = decode(encoded(image, "JPEG", quality=95), "jpeg", size=48)
     assert np.abs(found.astype(int) - np.asarray(expected)).mean() < 3
+
+
+@pytest.mark.parametrize(
+    ("sides", "size", "decoded"),
+    [((640, 480), 224, (240, 320)), ((480, 320), 200, (200, 300)), ((104, 120), 60, (75, 65))],
+)
+def test_a_jpeg_is_decoded_at_the_least_eighth_that_suffices(
+    sides: tuple[int, int], size: int, decoded: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[tuple[int, int]] = []
+    real = simplejpeg.decode_jpeg
+
+    def decode_jpeg(*arguments: Any, **options: Any) -> Any:
+        image_HWC = real(*arguments, **options)
+        found.append(image_HWC.shape[:2])
+        return image_HWC
+
+    monkeypatch.setattr("simplejpeg.decode_jpeg", decode_jpeg)
+    image = picture(RNG, 12, 16).resize(sides, Image.Resampling.BICUBIC)
+    for channels, mode in ((3, "RGB"), (1, "L")):
+        expected_HWC = decode(encoded(image.convert(mode), "PNG"), size=size, channels=channels)
+        image_HWC = decode(encoded(image, "JPEG", quality=95), "jpeg", size=size, channels=channels)
+        assert np.abs(image_HWC.astype(int) - expected_HWC).mean() < 3
+    assert found == [decoded, decoded]
+
+
+@pytest.mark.parametrize("sides", [(32, 32), (56, 32), (20, 20)])
+def test_a_jpeg_that_is_not_shrunk_has_pillow_s_pixels(sides: tuple[int, int]) -> None:
+    image = picture(RNG, 12, 16).resize(sides, Image.Resampling.BICUBIC)
+    data = encoded(image, "JPEG", quality=90)
+    with Image.open(BytesIO(data)) as decoded:
+        expected_HWC = decode(encoded(decoded, "PNG"), size=32)
+    worst = np.abs(decode(data, "jpeg", size=32).astype(int) - expected_HWC).max()
+    assert worst <= (0 if min(sides) == 32 else 2)  # what is drawn larger is rounded
+
+
+@pytest.mark.parametrize("size", [16, 80])
+def test_what_libjpeg_but_warns_of_is_decoded(size: int) -> None:
+    data = encoded(picture(RNG, 6, 8).resize((160, 120), Image.Resampling.BICUBIC), "JPEG")
+    table = data.index(b"\xff\xdb")
+    odd = data[:table] + bytes(7) + data[table:]
+    with pytest.raises(ValueError, match=r"(?i)extraneous"):
+        simplejpeg.decode_jpeg(odd)
+    difference = decode(odd, "jpeg", size=size).astype(int) - decode(data, "jpeg", size=size)
+    assert np.abs(difference).mean() < 3
 
 
 @pytest.mark.parametrize("height_width", [(7, 8), (8, 9), (16, 16)])

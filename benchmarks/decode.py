@@ -1,0 +1,142 @@
+"""What the learner decodes: JPEG of cameras to squares of 224 x 224, beside plain Pillow.
+
+Ratios are of processor time on one core, both ways by turns; the peak is of a process of its own.
+"""
+
+from __future__ import annotations
+
+import io
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from benchmarks.ingest import peak_rss
+from stream_ssl.ingest.decode import Decoder
+from stream_ssl.wire import Sample
+
+SIZE = 224
+ROUNDS = 31
+CALLS = 4
+MIN_RATIO = 2.5
+MAX_PEAK_MB = 16.0  # beside the file; all pixels of 3840 x 2160 are 25 MB
+
+
+def run(rounds: int = ROUNDS) -> list[dict[str, Any]]:
+    """Rows of speed for 640 x 480, of Pillow's and libjpeg's own quality and of a finer one; of
+    speed and peak for 4K in either form of JPEG."""
+    return [
+        row("640x480 JPEG, quality 75", photograph(640, 480), rounds, MIN_RATIO),
+        row("640x480 JPEG, quality 90", photograph(640, 480, quality=90), rounds, None),
+        *(
+            row(f"3840x2160 JPEG, {kind}", photograph(3840, 2160, kind), rounds // 8, None, limit)
+            for kind, limit in (("baseline", MAX_PEAK_MB), ("progressive", None))
+        ),
+    ]
+
+
+def row(
+    what: str, data: bytes, rounds: int, least: float | None, most: float | None = None
+) -> dict[str, Any]:
+    """`least`: ratio wanted; `most`: peak allowed, MB."""
+    decoder, sample = Decoder(SIZE), Sample("a", data, "jpeg")
+    ours, plain = by_turns(lambda: decoder.decode(sample), lambda: plainly(data), rounds)
+    ratio = statistics.median(p / o for p, o in zip(plain, ours, strict=True))
+    peaks = [peak_of(way, data) if "3840" in what else None for way in ("ours", "plain")]
+    met = None
+    if least is not None:
+        met = ratio >= least
+    elif most is not None:
+        met = peaks[0] is not None and peaks[0] <= most
+    wanted = {least: f">= {least} x Pillow", most: f"<= {most} MB"}
+    return {
+        "image": what,
+        "KB": round(len(data) / 1e3),
+        "ms": round(statistics.median(ours) * 1e3, 2),
+        "Pillow ms": round(statistics.median(plain) * 1e3, 2),
+        "Pillow / ours": round(ratio, 2),
+        "peak MB": peaks[0],
+        "Pillow's peak MB": peaks[1],
+        "target": "" if met is None else wanted[least or most],
+        "met": met,
+    }
+
+
+def by_turns(
+    ours: Callable[[], Any], plain: Callable[[], Any], rounds: int
+) -> tuple[list[float], list[float]]:
+    """Processor seconds of a call in each round, of either."""
+    taken: tuple[list[float], list[float]] = [], []
+    for _ in range(rounds):
+        for call, seconds in zip((ours, plain), taken, strict=True):
+            begun = time.process_time()
+            for _ in range(CALLS):
+                call()
+            seconds.append((time.process_time() - begun) / CALLS)
+    return taken
+
+
+def plainly(data: bytes) -> np.ndarray[Any, Any]:
+    """All pixels, then the middle square by the same filter."""
+    image = Image.open(io.BytesIO(data)).convert("RGB")
+    width, height = image.size
+    left, top, side = (width - height) / 2, 0.0, height
+    box = (left, top, left + side, top + side)
+    return np.asarray(image.resize((SIZE, SIZE), Image.Resampling.BILINEAR, box=box))
+
+
+def photograph(width: int, height: int, kind: str = "baseline", quality: int = 75) -> bytes:
+    """A JPEG with a photograph's spectrum, 1/f^1.4, and a sensor's noise."""
+    rng = np.random.default_rng(0)
+    frequency_HW = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None])
+    frequency_HW[0, 0] = 1.0
+    noise_CHW = np.fft.rfft2(rng.normal(size=(3, height, width)))
+    image_CHW = np.fft.irfft2(noise_CHW / frequency_HW**1.4, s=(height, width))
+    image_CHW = image_CHW.mean(0) + 0.3 * image_CHW  # colours mostly go along with brightness
+    image_CHW = 128 + 45 * image_CHW / image_CHW.std() + rng.normal(0, 1, image_CHW.shape)
+    pixels_HWC = image_CHW.clip(0, 255).astype(np.uint8).transpose(1, 2, 0)
+    out = io.BytesIO()
+    Image.fromarray(pixels_HWC).save(
+        out, "JPEG", quality=quality, progressive=kind == "progressive"
+    )
+    return out.getvalue()
+
+
+def peak_of(way: str, data: bytes) -> float:
+    """MB by which decoding this raises the peak of a fresh process."""
+    command, here = [sys.executable, "-m", "benchmarks.decode", way], Path(__file__).parent.parent
+    done = subprocess.run(command, input=data, capture_output=True, check=True, cwd=here)
+    return round(float(done.stdout) / 1e6, 1)
+
+
+def peak(way: str) -> int:
+    """The fresh process: bytes by which its peak grows over that of a small image."""
+    decoder, data = Decoder(SIZE), sys.stdin.buffer.read()
+    decode = {
+        "ours": lambda data: decoder.decode(Sample("a", data, "jpeg")),
+        "plain": plainly,
+    }[way]
+    small = io.BytesIO()
+    Image.new("RGB", (2 * SIZE, 2 * SIZE)).save(small, "JPEG")
+    decode(small.getvalue())
+    before = peak_rss()
+    decode(data)
+    return peak_rss() - before
+
+
+if __name__ == "__main__":
+    if sys.argv[1:]:
+        print(peak(sys.argv[1]))
+    else:
+        from rich.console import Console
+
+        from benchmarks.report import Result, table
+
+        begun = time.monotonic()
+        Console(width=160).print(table(Result("decode", run(), time.monotonic() - begun)))
