@@ -137,7 +137,7 @@ class Process:
         self._step_log = StepLog(log)
         shadows = build.shadows(settings, self.learner.method.dim)
         self._view = self._page.memory = MemoryView(self.learner.memory)
-        stack.callback(self._view.jobs.close)  # before the server, which would wait for it
+        stack.callback(self._view.close)  # before the server, which would wait for it
         sender = VerdictSender(settings.run)
         stack.callback(sender.close)
         self._verdicts = VerdictFeed(self._view.slots, sender)

@@ -201,8 +201,9 @@ class Api:
         return self._view.pictures(slots)
 
     def _map(self, query: Query) -> object:
+        by = query.choice("by", ("pca", "umap"))
         query.end()
-        return self._view.map()
+        return self._view.map(by)
 
     def _evictions(self, query: Query) -> object:
         limit = query.integer("limit", 50, 1, 256)

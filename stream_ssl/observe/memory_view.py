@@ -31,6 +31,7 @@ from stream_ssl.batch import Origin
 from stream_ssl.learning.records import StepRecord
 from stream_ssl.observe.slot_history import EvictedPictures, Eviction, SlotHistory
 from stream_ssl.observe.step_jobs import Busy, StepJobs
+from stream_ssl.observe.umap_plane import UmapPlane
 
 FRESH = 3.0
 """Seconds for which a snapshot serves, at least; longer where it took longer to make than
@@ -105,6 +106,7 @@ class MemoryView:
         self.jobs = StepJobs() if jobs is None else jobs
         self.slots = SlotHistory(memory, clock)
         self._left = EvictedPictures(memory)
+        self._umap: UmapPlane[Snapshot] = UmapPlane()
         self._memory, self._clock = memory, clock
         self._lock = threading.Lock()  # one thread makes what others wait for
         self._snapshot: Snapshot | None = None
@@ -146,6 +148,7 @@ class MemoryView:
             "descriptor": repr(self._memory.descriptor),
             "pictures": self.most_pictures,
             "learner_share": round(self.jobs.used, 5),
+            "umap": self._umap.installed(),
             "near": self._threshold,
             "near_copies": _number(snapshot.near_copies),
             "turnover": _number(float((ages_k <= self._memory.capacity).mean()))
@@ -209,17 +212,37 @@ class MemoryView:
         assert found is not None, "at least one slot was asked for"
         return found
 
-    def map(self) -> dict[str, Any]:
-        """Slots on the plane of the embeddings' two principal axes, each coordinate -1 to 1.
+    def map(self, by: str = "pca") -> dict[str, Any]:
+        """Slots on a plane, each coordinate -1 to 1.
+
+        Args:
+            by: "pca", the embeddings' two principal axes, or "umap". As long as that is being made
+                for the first time, or has failed, the axes stand in, and `note` says so.
 
         Raises:
+            LookupError: UMAP is not installed.
             Busy: the learner has no time.
         """
+        if by == "umap" and not self._umap.installed():
+            raise LookupError("UMAP is not installed here: pip install 'stream-ssl[umap]'")
         snapshot = self.snapshot()
         with self._lock:
             if self._map is None or self._map[0] is not snapshot:
                 self._map = (snapshot, self._project(snapshot))
-            return self._map[1]
+            axes = self._map[1]
+        if by == "pca":
+            return axes
+        begin_S2 = np.array([axes["x"], axes["y"]], np.float32).T
+        made = self._umap.newest(snapshot, snapshot.z_SD.numpy(), begin_S2)
+        if made is None:
+            failed = f"UMAP failed: {self._umap.failure}"
+            return {**axes, "note": failed if self._umap.failure else "UMAP is being made"}
+        return _placed(*made, by="umap")
+
+    def close(self) -> None:
+        """Whoever waits, or asks later, is told that the learner stops."""
+        self.jobs.close()
+        self._umap.close()
 
     def evictions(self, limit: int) -> dict[str, Any]:
         """Who left lately, the last first, and `pictures` of them, as `pictures` gives them; None
@@ -389,37 +412,36 @@ class MemoryView:
     def _project(self, snapshot: Snapshot) -> dict[str, Any]:
         z_SD = snapshot.z_SD.numpy()
         if len(z_SD) < 3:
-            return {
-                "at": snapshot.at,
-                "slots": [],
-                "ids": [],
-                "x": [],
-                "y": [],
-                "share": [0.0, 0.0],
-            }
+            return {**_placed(snapshot, np.zeros((len(z_SD), 2), np.float32)), "share": [0.0, 0.0]}
         centred_SD = z_SD - z_SD.mean(axis=0)
         variance_D, axes_DD = np.linalg.eigh(centred_SD.T @ centred_SD / len(z_SD))
         axes_2D = axes_DD[:, [-1, -2]].T.astype(np.float32)
         if self._axes_2D is not None:  # an axis has no sign of its own: keep that of before
             axes_2D *= np.where((axes_2D * self._axes_2D).sum(axis=1, keepdims=True) < 0, -1, 1)
         self._axes_2D = axes_2D
-        point_S2 = centred_SD @ axes_2D.T
-        point_S2 /= max(1e-9, float(np.quantile(np.abs(point_S2), 0.995)))
-        point_S2 = point_S2.clip(-1, 1).round(3)
-        counts_k, labels_S = snapshot.duplicates_k, snapshot.labels_k[snapshot.slots_S]
         total = max(1e-12, float(variance_D.sum()))
-        return {
-            "at": snapshot.at,
-            "share": [round(float(variance_D[-n]) / total, 4) for n in (1, 2)],
-            "slots": snapshot.slots_S.tolist(),
-            "ids": [str(number) for number in snapshot.ids_k[snapshot.slots_S]],
-            "x": point_S2[:, 0].tolist(),
-            "y": point_S2[:, 1].tolist(),
-            "labels": labels_S.tolist() if (labels_S >= 0).any() else None,
-            "duplicates": None
-            if counts_k is None
-            else counts_k[snapshot.slots_S].round(3).tolist(),
-        }
+        share = [round(float(variance_D[-n]) / total, 4) for n in (1, 2)]
+        return {**_placed(snapshot, centred_SD @ axes_2D.T), "share": share}
+
+
+def _placed(snapshot: Snapshot, point_S2: NDArray[np.float32], by: str = "pca") -> dict[str, Any]:
+    """A map of the snapshot's slots at these points."""
+    slots_S, counts_k = snapshot.slots_S, snapshot.duplicates_k
+    labels_S = snapshot.labels_k[slots_S]
+    if len(point_S2):
+        point_S2 = point_S2 - (point_S2.max(axis=0) + point_S2.min(axis=0)) / 2 * (by != "pca")
+        point_S2 = point_S2 / max(1e-9, float(np.quantile(np.abs(point_S2), 0.995)))
+    point_S2 = point_S2.clip(-1, 1).round(3)
+    return {
+        "at": snapshot.at,
+        "by": by,
+        "slots": slots_S.tolist(),
+        "ids": [str(number) for number in snapshot.ids_k[slots_S]],
+        "x": point_S2[:, 0].tolist(),
+        "y": point_S2[:, 1].tolist(),
+        "labels": labels_S.tolist() if (labels_S >= 0).any() else None,
+        "duplicates": None if counts_k is None else counts_k[slots_S].round(3).tolist(),
+    }
 
 
 def balance(snapshot: Snapshot) -> dict[str, Any]:

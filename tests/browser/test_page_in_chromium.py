@@ -189,6 +189,26 @@ def test_the_keyboard_is_enough(chromium: Any) -> None:
         page.wait_for_selector("#slot[open]")
 
 
+def test_the_map_by_umap_and_who_left_with_pictures(chromium: Any) -> None:
+    with run(slots=600) as (url, _, _r), Visit(chromium, url) as visit:
+        page = visit.page
+        page.wait_for_selector("#verdict.ok")
+        page.locator("#evicted").scroll_into_view_if_needed()
+        page.click("#evicted summary")
+        tiles = "[...document.querySelectorAll('#evicted .tile')]"
+        until(page, f"{tiles}.some(tile => tile.style.backgroundImage)")
+        visit.picture("evicted")
+        page.locator("#map").scroll_into_view_if_needed()
+        until(page, "!document.querySelector('#map-by option[value=umap]').disabled")
+        page.wait_for_selector("#map-note >> text=of the variance")
+        page.select_option("#map-by", "umap")
+        page.wait_for_selector("#map-note >> text=UMAP is being made: meanwhile the axes")
+        page.wait_for_selector("#map-note >> text=by UMAP,", timeout=120_000)
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme)
+            visit.picture(f"umap-{scheme}")
+
+
 def test_red_lights_say_why_and_what_to_do(chromium: Any) -> None:
     with run() as (url, learner, receiver), Visit(chromium, url) as visit:
         page = visit.page

@@ -1,6 +1,6 @@
-// Slots on the plane of the two principal axes: points for all that were sent, pictures where there
+// Slots on the plane of the two principal axes, or of UMAP: points for all that were sent, pictures where there
 // is room for one.
-import { ask, colour, element, number, onTheme } from "./lib.js";
+import { ask, colour, duration, element, number, onTheme } from "./lib.js";
 
 const CELL = 58; // pixels of a picture's place
 const HUES = 12;
@@ -13,6 +13,7 @@ export class MapSection {
     new ResizeObserver(redraw).observe(this.canvas);
     onTheme(redraw);
     document.querySelector("#map-colour").addEventListener("change", redraw);
+    document.querySelector("#map-by").addEventListener("change", () => this.refresh());
     this.canvas.addEventListener("pointermove", (event) => this.choose(this.at(event)));
     this.canvas.addEventListener("pointerleave", () => this.choose(-1));
     this.canvas.addEventListener("click", (event) => { const at = this.at(event); if (at >= 0) this.open(this.data.slots[at]); });
@@ -23,13 +24,18 @@ export class MapSection {
   async refresh() {
     const note = document.querySelector("#map-note");
     try {
-      this.data = await ask("learner", "memory/map");
-      const [first, second] = this.data.share.map((share) => `${(100 * share).toFixed(0)} %`);
-      note.textContent = this.data.slots.length ? `${number(this.data.slots.length)} slots; the axes tell ${first} and ${second} of the variance` : "too few slots";
+      this.data = await ask("learner", "memory/map", { by: document.querySelector("#map-by").value });
+      note.textContent = this.data.slots.length ? `${number(this.data.slots.length)} slots; ${this.tells()}` : "too few slots";
       document.querySelector("#map-colour option[value=labels]").disabled = !this.data.labels;
       this.draw();
       await this.fetchPictures();
     } catch (error) { note.textContent = error.message; }
+  }
+
+  tells() {
+    if (this.data.by === "umap") return `by UMAP, ${duration(Math.max(0, Date.now() / 1000 - this.data.at)).join(" ")} ago`;
+    const [first, second] = this.data.share.map((share) => `${(100 * share).toFixed(0)} %`);
+    return `${this.data.note ? `${this.data.note}: meanwhile ` : ""}the axes tell ${first} and ${second} of the variance`;
   }
 
   place(at) {

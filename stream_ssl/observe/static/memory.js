@@ -82,6 +82,7 @@ export class MemorySection {
     try {
       const summary = await ask("learner", "memory");
       this.pictures.most = summary.pictures;
+      $("#map-by option[value=umap]").disabled = !summary.umap;
       this.showSummary(summary);
       await this.showMosaic();
       if ($("#evicted").open) await this.showEvicted();
@@ -195,8 +196,9 @@ export class MemorySection {
     ]));
   }
 
-  /** A cell with the picture of one that left. */
+  /** A cell with the picture of one that left; empty where none was taken. */
   gone(id) {
+    if (!this.pictures.byId.has(id)) return element("td");
     const tile = element("span", { class: "tile small" });
     this.pictures.paint(tile, id);
     return element("td", {}, tile);

@@ -1,0 +1,125 @@
+"""A plane by UMAP, made in a process of its own: it takes seconds, and compiles itself.
+
+Run as a module it is that process: embeddings float32 [n, D] and where to begin, float32 [n, 2], on
+its standard input, the plane on its output, as .npy.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+import threading
+import time
+from importlib.util import find_spec
+from typing import Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+T = TypeVar("T")
+
+SHARE = 0.05
+"""Of one processor, that planes may take, at the lowest priority, while somebody looks at them."""
+LEAST = 4
+"""Rows without which there is no neighbourhood."""
+
+
+class UmapPlane(Generic[T]):
+    """The newest plane, and another one in the making when that is due. From any thread.
+
+    Attributes:
+        failure: why the last attempt failed; empty if it did not.
+    """
+
+    def __init__(self) -> None:
+        self.failure = ""
+        self._lock = threading.Lock()
+        self._made: tuple[T, NDArray[np.float32]] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._due = 0.0
+
+    @staticmethod
+    def installed() -> bool:
+        """Whether there is UMAP."""
+        return find_spec("umap") is not None
+
+    def newest(
+        self, key: T, z_nD: NDArray[np.float32], begin_n2: NDArray[np.float32]
+    ) -> tuple[T, NDArray[np.float32]] | None:
+        """The newest plane, float32 [n, 2], and the key that it was asked with; None as long as
+        there is none.
+
+        Args:
+            key: what the rows are of.
+            z_nD: embeddings.
+            begin_n2: a plane to begin with, so that the new one is turned alike.
+        """
+        with self._lock:
+            if self._process is None and time.monotonic() >= self._due and len(z_nD) >= LEAST:
+                self._process = _start()
+                arguments = (self._process, key, z_nD, begin_n2)
+                threading.Thread(target=self._make, args=arguments, daemon=True).start()
+            return self._made
+
+    def close(self) -> None:
+        """End the process, if there is one."""
+        with self._lock:
+            self._due = float("inf")
+            if self._process is not None:
+                self._process.kill()
+
+    def _make(
+        self,
+        process: subprocess.Popen[bytes],
+        key: T,
+        z_nD: NDArray[np.float32],
+        begin_n2: NDArray[np.float32],
+    ) -> None:
+        began = time.monotonic()
+        out, said = process.communicate(_packed(z_nD, begin_n2))
+        with self._lock:
+            self._process = None
+            self._due = max(self._due, time.monotonic() + (time.monotonic() - began) / SHARE)
+            if process.returncode == 0:
+                self.failure, self._made = "", (key, np.load(io.BytesIO(out)))
+            else:
+                lines = said.decode(errors="replace").strip().splitlines()
+                self.failure = lines[-1] if lines else f"it ended with {process.returncode}"
+
+
+def _start() -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", __name__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "NUMBA_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+    )
+
+
+def _packed(*arrays: NDArray[np.float32]) -> bytes:
+    file = io.BytesIO()
+    for array in arrays:
+        np.save(file, array, allow_pickle=False)
+    return file.getvalue()
+
+
+def main() -> None:
+    """The process."""
+    os.nice(19)
+    import umap
+
+    file = io.BytesIO(sys.stdin.buffer.read())
+    z_nD, begin_n2 = np.load(file), np.load(file)
+    neighbours = min(15, len(z_nD) - 1)
+    shaped = umap.UMAP(
+        n_neighbors=neighbours, metric="cosine", init=10 * begin_n2, random_state=0, n_jobs=1
+    )
+    plane_n2 = np.asarray(shaped.fit_transform(z_nD), np.float32)
+    sys.stdout.buffer.write(_packed(plane_n2))
+
+
+if __name__ == "__main__":
+    main()
