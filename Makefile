@@ -34,8 +34,9 @@ demo: $(READY)  ## the whole system on embedded real images, then a report
 test: $(READY)  ## all tests, a process a core; each computes on one thread
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n auto --dist worksteal
 
-browser: $(READY)  ## the page in a real Chromium, which must be installed
+browser: $(READY)  ## the page in a real Chromium, behind a real nginx, which must be installed
 	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || { echo "make browser needs Chromium: apt-get install chromium"; exit 1; }
+	@command -v nginx >/dev/null || test -x /usr/sbin/nginx || { echo "make browser needs nginx: apt-get install nginx-light"; exit 1; }
 ifneq ($(UV),)
 	$(UV) pip install --quiet --python $(VENV)/bin/python -c constraints.txt -e '.[browser]'
 else
@@ -92,6 +93,7 @@ endif
 
 docs: $(READY)  ## regenerate the pages that are made from code
 	$(VENV)/bin/python -m stream_ssl.observe.page > docs/metrics.md
+	$(VENV)/bin/python deploy/grafana/dashboard.py > deploy/grafana/stream-ssl.json
 	{ printf '# From deploy/prometheus/alerts.yml, by `make docs`.\napiVersion: monitoring.coreos.com/v1\nkind: PrometheusRule\nmetadata: {name: stream-ssl}\nspec:\n'; grep -v '^#' deploy/prometheus/alerts.yml | sed 's/^\(.\)/  \1/'; } > deploy/kubernetes/components/monitoring/prometheus-rule.yaml
 
 clean:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import http.client
 import os
 import shutil
-import threading
+import socket
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import httpx
 import pytest
 from page_world import Feed, receiving, serving
 
@@ -28,6 +27,8 @@ pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
 
 SECRET = "0123456789abcdef-secret"
 PREFIX = "/robots/one"
+DOCUMENTED = Path(__file__).parents[2] / "docs" / "page.md"
+TEMPORARY = ("proxy", "fastcgi", "uwsgi", "scgi")
 HOSTILE = '<img src=x onerror="document.title=1">\u202ecam'
 
 
@@ -75,42 +76,38 @@ class Visit:
 
 
 @contextmanager
-def proxied(address: str) -> Iterator[str]:
-    """A reverse proxy that serves `address` under PREFIX, and nothing beside it."""
+def proxied(address: str, folder: Path) -> Iterator[str]:
+    """A real nginx that serves `address` below PREFIX as docs/page.md says, and a 404 beside it."""
+    nginx = shutil.which("nginx") or "/usr/sbin/nginx"
+    assert os.access(nginx, os.X_OK), "no nginx: apt-get install nginx-light"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    locations = DOCUMENTED.read_text().partition("```nginx\n")[2].partition("```")[0]
+    assert PREFIX in locations
+    temporary = (f"{kind}_temp_path {folder};" for kind in ("client_body", *TEMPORARY))
+    config = folder / "nginx.conf"
+    config.write_text(
+        f"daemon off; master_process off; pid {folder}/pid; error_log stderr; events {{}}\n"
+        f"http {{ access_log off; {' '.join(temporary)}\n"
+        f"server {{ listen 127.0.0.1:{port};\n"
+        f"{locations.replace('http://127.0.0.1:9109', address)} }} }}\n"
+    )
+    with subprocess.Popen([nginx, "-p", folder, "-c", config, "-e", "stderr"]) as process:
+        try:
+            deadline = time.monotonic() + 30
+            while not listens(port):
+                assert process.poll() is None, "nginx ended"
+                assert time.monotonic() < deadline, "nginx does not listen"
+                time.sleep(0.05)
+            yield f"http://localhost:{port}{PREFIX}/"
+        finally:
+            process.terminate()
 
-    class Proxy(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            if not self.path.startswith(PREFIX + "/"):
-                self.send_error(404)
-                return
-            body = self.rfile.read(int(self.headers.get("content-length", 0)))
-            connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=30)
-            path, headers = self.path.removeprefix(PREFIX), dict(self.headers)
-            connection.request(self.command, path, body, headers)
-            reply = connection.getresponse()
-            self.send_response(reply.status)
-            for name, value in reply.getheaders():
-                if name.lower() not in ("transfer-encoding", "connection", "date"):
-                    self.send_header(name, value)
-            self.end_headers()
-            with contextlib.suppress(BrokenPipeError):  # the browser wants it no more
-                self.wfile.write(reply.read())
-            connection.close()
 
-        do_POST = do_GET
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Proxy)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://localhost:{server.server_port}{PREFIX}/"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+def listens(port: int) -> bool:
+    with socket.socket() as asking:
+        return asking.connect_ex(("127.0.0.1", port)) == 0
 
 
 @contextmanager
@@ -133,8 +130,16 @@ def run(
         yield learner.address + "/", learner, receiver
 
 
-def test_a_person_logs_in_behind_a_proxy_and_finds_a_picture(chromium: Any) -> None:
-    with run(token=Token(SECRET)) as (address, _, _r), proxied(address.rstrip("/")) as url:  # noqa: SIM117
+def test_a_person_logs_in_behind_a_proxy_and_finds_a_picture(chromium: Any, tmp_path: Path) -> None:
+    with run(token=Token(SECRET)) as (address, _, _r), proxied(address[:-1], tmp_path) as url:
+        bearer = {"authorization": f"Bearer {SECRET}"}
+        with httpx.Client(base_url=url, trust_env=False) as prometheus:
+            assert prometheus.get("metrics").status_code == 401
+            assert "stream_ssl_build_info" in prometheus.get("metrics", headers=bearer).text
+            assert (
+                prometheus.get(url.replace(PREFIX, "") + "metrics", headers=bearer).status_code
+                == 404
+            )
         with Visit(chromium, url) as visit:
             page = visit.page
             page.fill("#token", "not the token")

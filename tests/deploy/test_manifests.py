@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,6 +34,26 @@ def test_hadolint_takes_the_containerfile() -> None:
 def test_the_compose_files_are_of_the_schema() -> None:
     files = [DEPLOY / "compose" / name for name in ("compose.yaml", "gpu.yaml")]
     run(BIN / "check-jsonschema", "--builtin-schema", "vendor.compose-spec", *files)
+
+
+def test_the_dashboard_is_of_grafana_s_own_types() -> None:
+    """What they do not know they drop: the dashboard comes back as it was."""
+    from grafana_foundation_sdk.cog.encoder import JSONEncoder
+    from grafana_foundation_sdk.models.dashboard import Dashboard
+
+    made = json.loads((DEPLOY / "grafana" / "stream-ssl.json").read_text())
+    back = json.loads(JSONEncoder().encode(Dashboard.from_json(made)))
+    assert missing(made, back) == []
+
+
+def missing(given: Any, found: Any, path: str = "") -> list[str]:
+    """Where `found` has not what was given; what it has beside is by default."""
+    if isinstance(given, dict) and isinstance(found, dict):
+        return [w for k, v in given.items() for w in missing(v, found.get(k), f"{path}/{k}")]
+    if isinstance(given, list) and isinstance(found, list) and len(given) == len(found):
+        pairs = enumerate(zip(given, found, strict=True))
+        return [w for n, (one, other) in pairs for w in missing(one, other, f"{path}/{n}")]
+    return [] if given == found else [f"{path}: {given!r} became {found!r}"]
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not here")

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,11 @@ def test_every_metric_exists() -> None:
         asked = set(re.findall(r"\b(?:stream_ssl|process)_[a-z_]+", expression))
         assert asked <= known, f"{title}: {asked - known}"
         assert asked or "up{" in expression, title
+
+
+def test_the_dashboard_is_what_its_source_makes() -> None:
+    made = [sys.executable, str(DASHBOARD.with_name("dashboard.py"))]
+    assert subprocess.check_output(made, text=True) == DASHBOARD.read_text(), "run `make docs`"
 
 
 def test_panels_name_what_they_show() -> None:
