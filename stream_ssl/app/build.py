@@ -296,8 +296,16 @@ class EmptyStream:
         return 0.0
 
 
-def dry_run(settings: Namespace) -> Learner:
-    """Build what a learner's process builds, in a folder that is then removed.
+class Planned(SingleProcess):
+    """The first of so many ranks, which never meet: to build what one of them would."""
+
+    def __init__(self, ranks: int) -> None:
+        self.size = ranks
+
+
+def dry_run(settings: Namespace, ranks: int = 1) -> Learner:
+    """Build what a learner's process builds, or the first of so many ranks, in a folder that is
+    then removed.
 
     So does the memory's image file: the one that is named may be another run's, and locked.
 
@@ -309,7 +317,7 @@ def dry_run(settings: Namespace) -> Learner:
         settings.run = Path(stack.enter_context(TemporaryDirectory()))
         Checkpointer(settings.run / "checkpoints", **settings.checkpoints)
         reader = stack.enter_context(closing(JournalReader(settings.run / "journal")))
-        stack.enter_context(batches(settings, reader, START))
+        stack.enter_context(batches(settings, reader, START, JournalShare(0, ranks)))
         if (file := settings.memory.image_file) is not None:
             _check_image_file(file)
             size = settings.memory.capacity * math.prod(image_shape(settings))
@@ -322,7 +330,7 @@ def dry_run(settings: Namespace) -> Learner:
             settings.memory.image_file = settings.run / "images"
             with settings.memory.image_file.open("wb") as sparse:
                 sparse.truncate(size)
-        built = learner(settings, EmptyStream(), START)
+        built = learner(settings, EmptyStream(), START, Planned(ranks))
         shadows(settings, built.method.dim)
         prequential(settings)
         held_out(settings, built)

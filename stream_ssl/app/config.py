@@ -10,7 +10,7 @@ import difflib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
@@ -107,9 +107,13 @@ class RanksSettings:
     Args:
         timeout: seconds after which a rank that waits for another gives up, so that torchrun starts
             all again. Longer than a checkpoint takes.
+        receivers: the run folders of this host's receivers, where each host or rank has one with a
+            journal of its own: of n folders, the host's rank l reads that of number l modulo n.
+            Hosts may have others. Empty: all ranks read the journal of the run.
     """
 
     timeout: float = 120.0
+    receivers: list[Path] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if not self.timeout > 0:
@@ -155,8 +159,9 @@ def receiver_parser(command: str = "receiver") -> ArgumentParser:
     _carry(parser, LEARNER_SECTIONS, "learner")
     if command == "run":
         parser._option_string_actions["--ranks"].help = (
-            "how many processes of this host learn together, by torchrun (docs/scale.md); and the "
-            "section of this name"
+            "how many processes of this host learn together, by torchrun (docs/scale.md), and the "
+            "section of this name; --receivers N lets N of them have a receiver and journal each, "
+            "or several share one, in the run's folders receiver-0, receiver-1, ..."
         )
     return parser
 

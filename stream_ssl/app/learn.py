@@ -30,7 +30,7 @@ from stream_ssl.ingest.journal import JournalReader
 from stream_ssl.ingest.rate_limited_logger import RateLimitedLogger
 from stream_ssl.ingest.share import JournalShare
 from stream_ssl.ingest.verdicts import VerdictSender
-from stream_ssl.learning.checkpoint import Checkpointer, CheckpointError, CheckpointRecord
+from stream_ssl.learning.checkpoint import Checkpointer, CheckpointError, CheckpointRecord, Saved
 from stream_ssl.learning.checks import IncompatibleConfig
 from stream_ssl.learning.records import CheckpointDue, Idle, StepRecord
 from stream_ssl.observe.balance import Balance, class_counts
@@ -86,6 +86,7 @@ class Process:
         self._ranks = ranks.meet(settings, stack)
         group = self._ranks.group
         ranks.check_alike(self._ranks, resolved(parser, _for_all(settings)))
+        ranks.check_shared(self._ranks, settings.run)
         self._checkpointer = Checkpointer(
             settings.run / "checkpoints", **settings.checkpoints, ranks=self._ranks
         )
@@ -100,11 +101,17 @@ class Process:
             log.warning("%s", line)
         settings = parser.instantiate(settings)
         self._serve(settings, stack)
-        start = START if saved is None else saved.start(group.rank, group.size)
-        before = () if saved is None else saved.before(group.size)
-        reader = JournalReader(settings.run / "journal")
+        apart = saved is not None and saved.journals is not None
+        part = self._part = ranks.part_of(settings, self._ranks, apart)
+        if part.journal is not None:
+            self._checkpointer.read_apart(part.journal, saved)
+            self._tell_of_parked(saved)
+        place = part.number, len(part.readers)
+        start = START if saved is None else saved.start(*place, part.journal)
+        before = () if saved is None else saved.before(len(part.readers), part.journal)
+        reader = JournalReader(part.folder / "journal")
         stack.callback(reader.close)
-        share = JournalShare(group.rank, group.size, before)
+        share = JournalShare(*place, before)
         batches = stack.enter_context(
             build.batches(settings, reader, start, share, self._checkpointer.journal)
         )
@@ -127,10 +134,10 @@ class Process:
                     saved.ranks,
                     group.size,
                 )
-            saved.restore(self.learner, group.rank, group.size)
+            saved.restore(self.learner, group.rank, group.size, start)
             self.metrics.resumed(saved.step, float(saved.facts["created"]))
             log.info("going on at step %d from %s", saved.step, saved.path)
-        self._offsets = ConsumerOffsets(settings.run)
+        self._offsets = ConsumerOffsets(part.folder)
         self._checkpointed = (self._checkpointer.needed() or START).record
         self._free_space_at = 0.0
         self._limited_log = RateLimitedLogger(log, seconds=60.0)
@@ -138,7 +145,7 @@ class Process:
         shadows = build.shadows(settings, self.learner.method.dim)
         self._view = self._page.memory = MemoryView(self.learner.memory)
         stack.callback(self._view.close)  # before the server, which would wait for it
-        sender = VerdictSender(settings.run)
+        sender = VerdictSender(part.folder)
         stack.callback(sender.close)
         self._verdicts = VerdictFeed(self._view.slots, sender)
         self._observers = Observers(
@@ -206,11 +213,10 @@ class Process:
                 self.health.tick("learner")
                 if time.monotonic() >= self._tell_at:
                     self._tell_receiver()
-                if self._ranks.group.rank:
-                    continue  # the first says when to save, and what the receiver may trim
-                if self._checkpointer.due(record):
-                    self._save_soon()
-                if isinstance(record, Idle) and self._offsets.journal_full:
+                if self._checkpointer.due(record) and not self._ranks.group.rank:
+                    self._save_soon()  # the first says when
+                first = self._part.number == 0  # of those that read this journal
+                if first and isinstance(record, Idle) and self._offsets.journal_full:
                     self._checkpoint_to_free_space()  # the learner has all that there is
         except IncompatibleConfig as error:  # only the samples could tell
             raise Misconfigured(str(error)) from error
@@ -222,6 +228,18 @@ class Process:
         if self.learner.step:
             self._save(lambda: self._checkpointer.save(self.learner, self._config))
 
+    def _tell_of_parked(self, saved: Saved | None) -> None:
+        """Journals of the run that no rank reads now: their hosts are not there."""
+        read = set(self._ranks.tell(self._part.journal))
+        known = saved.journals if saved is not None and saved.journals is not None else {}
+        self.metrics.parked(len(parked := sorted(set(known) - read)))
+        if parked and not self._ranks.group.rank:
+            log.warning(
+                "parked: %s. No rank reads the journals of these ids, which checkpoints go on to "
+                "remember; start the group with their hosts and it goes on in them",
+                ", ".join(parked),
+            )
+
     def _follow_journal(self) -> None:
         """Older checkpoints say nothing of what another journal's receiver may trim."""
         if self._checkpointer.follow(self._batches.journal):
@@ -232,11 +250,14 @@ class Process:
 
         Training needs no disk: where it takes nothing, the receiver is told later.
         """
-        if self._ranks.group.rank:
+        if self._part.number:
             self._where.write()
             self._tell_at = time.monotonic() + TELL_SECONDS
             return
-        offsets = self.learner.ranks.last.offsets if self.learner.step else [self.learner.offset]
+        told = self.learner.ranks.last.offsets
+        offsets = [self.learner.offset]
+        if self.learner.step and len(told) == self._ranks.group.size:  # they have met
+            offsets = [told[rank] for rank in self._part.readers]
         read = max(min(offsets).record, self._checkpointed)
         try:
             self._offsets.publish(read, self._checkpointed, self._checkpointer.journal)
@@ -403,8 +424,9 @@ class Observers:
 
 
 def _for_all(settings: Namespace) -> Namespace:
-    """The settings that ranks must share: all but the device, of which each has its own."""
+    """The settings that ranks must share: all but device and receivers, which are each host's."""
     shared: Namespace = settings.clone()
+    shared.ranks.receivers = []
     shared.learner.device = torch.device(settings.learner.device).type
     return shared
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Mapping
+import secrets
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,8 @@ from memory.process_group import SINGLE_PROCESS, ProcessGroup
 from stream_ssl.app.build import check_device
 from stream_ssl.app.config import flat
 from stream_ssl.app.failures import Failure, Misconfigured, configuring
+from stream_ssl.durable import make_folder
+from stream_ssl.ingest.journal import journal_id
 from stream_ssl.learning.ranks import Ranks
 
 log = logging.getLogger("stream_ssl.ranks")
@@ -85,6 +89,106 @@ def meet(settings: Namespace, stack: ExitStack) -> Ranks:
     ranks = Ranks(ProcessGroup(), device)
     log.info("rank %d of %d, met at %s", ranks.group.rank, ranks.group.size, where)
     return ranks
+
+
+@dataclass(frozen=True)
+class Part:
+    """Which journal this rank reads, and as which of those that read it.
+
+    Attributes:
+        folder: of the receiver.
+        rank, readers: which rank of the run this is, and which ones read the same journal.
+        journal: its id, where ranks have journals of their own; else None.
+    """
+
+    folder: Path
+    rank: int
+    readers: Sequence[int]
+    journal: str | None = None
+
+    @property
+    def number(self) -> int:
+        """Of this rank among the readers; the first tells the receiver how far all are."""
+        return self.readers.index(self.rank)
+
+
+def part_of(settings: Namespace, ranks: Ranks, apart: bool) -> Part:
+    """Which journal this rank reads.
+
+    Args:
+        apart: whether a checkpoint tells of several journals, though the settings name no folders.
+
+    Raises:
+        Misconfigured: a host has fewer ranks than receivers.
+        Failure: a receiver has made no journal yet.
+    """
+    rank, size = ranks.group.rank, ranks.group.size
+    folders = [Path(folder) for folder in settings.ranks.receivers]
+    if not any(ranks.tell(bool(folders) or apart)):
+        _check_one_journal(ranks, settings.run)
+        return Part(settings.run, rank, range(size))
+    local, here = (int(os.environ.get(f"LOCAL_{name}", 0)) for name in ("RANK", "WORLD_SIZE"))
+    if len(folders) > max(1, here):
+        raise Misconfigured(
+            f"ranks.receivers names {len(folders)} folders, and {max(1, here)} ranks of this host "
+            "would read them: start as many ranks, or leave out a receiver (producers first)"
+        )
+    folder = folders[local % len(folders)] if folders else settings.run
+    journal = journal_id(folder / "journal")
+    told = ranks.tell(journal)
+    if None in told:
+        raise Failure(
+            f"rank {told.index(None)} finds no journal in its receiver's folder "
+            + (f"{folder}: " if journal is None else "on its host: ")
+            + "start that receiver first, and name its run folder in ranks.receivers"
+        )
+    readers = [other for other, read in enumerate(told) if read == journal]
+    return Part(folder, rank, readers, journal)
+
+
+def _check_one_journal(ranks: Ranks, run: Path) -> None:
+    if ranks.alone:
+        return
+    told = {rank: one for rank, one in enumerate(ranks.tell(journal_id(run / "journal"))) if one}
+    for rank, one in told.items():
+        if one != (first := min(told.items()))[1]:
+            raise Misconfigured(
+                f"{run}/journal is {first[1]} on rank {first[0]} and {one} on rank {rank}: where "
+                "each host has a receiver and journal of its own, name its run folder in "
+                "ranks.receivers; else put the run's folder where all ranks see the same"
+            )
+
+
+def check_shared(ranks: Ranks, run: Path) -> None:
+    """Refuse a run folder that is not the same on all ranks, which write checkpoints together.
+
+    Raises:
+        Misconfigured: some do not see what the first writes there.
+    """
+    if ranks.alone:
+        return
+    first, fault = ranks.group.rank == 0, ""
+    token = ranks.tell(secrets.token_hex(8) if first else "")[0]
+    file = run / "checkpoints" / f".shared-{token}"
+    if first:
+        try:
+            make_folder(file.parent)
+            file.touch()
+        except OSError as error:
+            fault = f"{file.parent} cannot be written ({error.strerror})"
+    try:
+        faults = ranks.tell(fault)
+        blind = [rank for rank, seen in enumerate(ranks.tell(file.exists())) if not seen]
+    finally:
+        if first:
+            file.unlink(missing_ok=True)
+    if faults[0]:
+        raise Failure(faults[0])
+    if blind:
+        raise Misconfigured(
+            f"{run} is another folder on rank {', '.join(map(str, blind))} than on rank 0: all "
+            "ranks write checkpoints there, so put it on a file system that the hosts share"
+        )
 
 
 def check_alike(ranks: Ranks, config: Mapping[str, Any]) -> None:

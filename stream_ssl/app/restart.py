@@ -57,6 +57,7 @@ MAY_CHANGE = (
     *("journal.budget", "journal.segment_bytes", "journal.forget_days", "journal.check"),
     *("receiver.bind", "receiver.max_packet", "receiver.max_samples", "receiver.credit"),
     "ranks.timeout",
+    "ranks.receivers",
     *("receiver.total_credit", "receiver.max_lag_bytes", "receiver.group_packets"),
     *("receiver.group_seconds", "receiver.max_producers", "receiver.max_names"),
     "receiver.drain_seconds",

@@ -28,8 +28,8 @@ from stream_ssl.learning.records import Idle, StepRecord
 
 log = logging.getLogger(__name__)
 
-FORMAT = 2  # raised when an older reader could not read it; the manifest's form stays
-ALONE = 1  # the format of one process, which older readers read
+FORMAT = 3  # raised when an older reader could not read it; the manifest's form stays
+ALONE, TOGETHER = 1, 2  # formats of one process and of ranks with one journal, as of old
 STATE = "state.json"
 MANIFEST = "manifest.json"
 BLOCK = 1 << 20
@@ -54,6 +54,10 @@ UNREADABLE = (
     SafetensorError,
 )
 """What files raise that anybody may have written."""
+
+
+Divisions = Mapping[str, Sequence[Sequence[Mapping[str, int]]]]
+"""Places by rank, of each division of a journal, by its id; see `Saved.divisions`."""
 
 
 class CheckpointError(RuntimeError):
@@ -115,26 +119,46 @@ class Saved:
         """How many wrote it."""
         return int(self.facts.get("ranks", 1))
 
-    def start(self, rank: int, ranks: int) -> Offset:
-        """Where a rank's stream goes on: where it was, or with other ranks where the least was."""
-        return self.divisions[-1][rank] if ranks == self.ranks else self.offset
+    def start(self, rank: int, ranks: int, journal: str | None = None) -> Offset:
+        """Where a rank's stream goes on: where it was, or with other ranks where the least was.
 
-    def before(self, ranks: int) -> Sequence[Sequence[Offset]]:
+        Args:
+            rank, ranks: of those that read this journal.
+            journal: its id, where there may be several; None: there is one.
+        """
+        if not (divisions := self.divisions(journal)):
+            return START  # of a receiver that is new
+        ended = divisions[-1]
+        return ended[rank] if ranks == len(ended) else min(ended)
+
+    def before(self, ranks: int, journal: str | None = None) -> Sequence[Sequence[Offset]]:
         """What `JournalShare` needs to know of how other numbers of ranks divided the journal."""
-        return self.divisions[:-1] if ranks == self.ranks else self.divisions
+        divisions = self.divisions(journal)
+        return divisions[:-1] if divisions and ranks == len(divisions[-1]) else divisions
 
     @property
-    def divisions(self) -> list[list[Offset]]:
-        """Offsets by rank, of each division of the journal that still matters; the last is that of
-        the ranks that wrote this."""
-        divisions = self.facts.get("divisions", [[self.facts["offset"]]])
-        return [[Offset(**offset) for offset in offsets] for offsets in divisions]
+    def journals(self) -> Divisions | None:
+        """By id, the divisions of each journal of a run that has several; None: it has one."""
+        found: Divisions | None = self.facts.get("journals")
+        return found
 
-    def restore(self, learner: Captured, rank: int = 0, ranks: int = 1) -> None:
+    def divisions(self, journal: str | None = None) -> list[list[Offset]]:
+        """Offsets by rank, of each division of a journal that still matters; the last is that of
+        the ranks that wrote this, or that read it last. Empty for one that nobody has read."""
+        told = self.facts.get("divisions", [[self.facts["offset"]]])
+        if self.journals is not None:
+            told = self.journals.get(journal or "", [])
+        elif journal is not None and self.journal not in (None, journal):
+            told = []
+        return [[Offset(**offset) for offset in offsets] for offsets in told]
+
+    def restore(
+        self, learner: Captured, rank: int = 0, ranks: int = 1, start: Offset | None = None
+    ) -> None:
         """Put the learner where the run was; ValueError if it is built otherwise.
 
         Other ranks than wrote it get the memory dealt anew, and the samples that waited; each views
-        and draws with other seeds then.
+        and draws with other seeds then. `start` is of the rank's own journal, where it has one.
         """
         facts = dict(self.facts)
         tensors = {name: load_file(self.path / f"{name}.safetensors") for name in SHARED}
@@ -150,7 +174,7 @@ class Saved:
             if mine:
                 tensors["waiting"] = {n: torch.cat([state[n] for state in mine]) for n in mine[0]}
             facts["batch_size"] = facts["batch_size"] * self.ranks // ranks
-        start = self.start(rank, ranks)
+        start = self.start(rank, ranks) if start is None else start
         facts["offset"] = {"record": start.record, "sample": start.sample}
         learner.restore(Capture(tensors, facts))
 
@@ -222,6 +246,7 @@ class Checkpointer:
         self._ranks = Ranks(SINGLE_PROCESS, torch.device("cpu")) if ranks is None else ranks
         self._before: Sequence[Sequence[Offset]] = ()  # earlier divisions of the journal
         self.journal: str | None = None
+        self._journals: dict[str, Any] | None = None  # divisions by id, where there are several
         if self._ranks.group.rank:
             return
         make_folder(self.folder)
@@ -365,6 +390,20 @@ class Checkpointer:
             log.error("no checkpoint in %s is whole: the run starts from scratch", self.folder)
         return None
 
+    def read_apart(self, journal: str, saved: Saved | None) -> None:
+        """Ranks have journals of their own: this one's is `journal`. All call this alike.
+
+        Those of the checkpoint that no rank has are parked: their places are kept.
+        """
+        self.journal, self._before = journal, ()
+        self._journals = {}
+        if saved is not None and saved.journals is not None:
+            self._journals |= saved.journals
+        elif saved is not None and saved.journal is not None:
+            self._journals[saved.journal] = [
+                [_place(one) for one in offsets] for offsets in saved.divisions()
+            ]
+
     def follow(self, journal: str | None) -> bool:
         """What is trained from now on comes from this journal; whether it is another one."""
         before, self.journal = self.journal, journal or self.journal
@@ -383,8 +422,12 @@ class Checkpointer:
         for path in self._paths():
             try:
                 facts = json.loads((path / STATE).read_text())
-                same = facts.get("journal") in (None, self.journal)
-                offsets.append(_offset(facts) if same else START)
+                if self._journals is None:
+                    same = facts.get("journal") in (None, self.journal)
+                    offsets.append(_offset(facts) if same else START)
+                else:
+                    ended = Saved(path, facts).divisions(self.journal)
+                    offsets.append(min(ended[-1]) if ended else START)
             except (OSError, ValueError, KeyError, TypeError):
                 continue  # damaged: `newest` will say so, and never replay from it
         return min((offset for offset in offsets if offset.record > beyond), default=None)
@@ -482,17 +525,36 @@ class Checkpointer:
 
     def _streams(self, offset: Mapping[str, int]) -> dict[str, Any]:
         """Facts of where the streams of all ranks are."""
+        if self._journals is not None:
+            return self._streams_apart(offset)
         offsets = [Offset(**told) for told in self._ranks.tell(dict(offset))]
         least = min(offsets)
         self._before = [ended for ended in self._before if max(ended) > least]
         divisions = [*self._before, offsets]
         return {
             "ranks": self._ranks.group.size,
-            "offset": {"record": least.record, "sample": least.sample},
-            "divisions": [
-                [{"record": one.record, "sample": one.sample} for one in offsets]
-                for offsets in divisions
-            ],
+            "offset": _place(least),
+            "divisions": [[_place(one) for one in offsets] for offsets in divisions],
+        }
+
+    def _streams_apart(self, offset: Mapping[str, int]) -> dict[str, Any]:
+        """The same of ranks with journals of their own; what nobody reads stays where it was."""
+        assert self._journals is not None
+        read: dict[str, list[Offset]] = {}
+        for journal, told in self._ranks.tell([self.journal, dict(offset)]):
+            read.setdefault(journal, []).append(Offset(**told))
+        for journal, offsets in read.items():
+            before = [[Offset(**one) for one in told] for told in self._journals.get(journal, ())]
+            if before and len(before[-1]) == len(offsets):
+                before.pop()  # where the same ranks were
+            before = [ended for ended in before if max(ended) > min(offsets)]
+            self._journals[journal] = [
+                [_place(one) for one in ended] for ended in (*before, offsets)
+            ]
+        return {
+            "ranks": self._ranks.group.size,
+            "offset": dict(offset),
+            "journals": dict(self._journals),
         }
 
     def _write(self, target: Path, captured: Capture, config: Mapping[str, Any]) -> int:
@@ -510,7 +572,9 @@ class Checkpointer:
                 flat = {key: tensor.contiguous() for key, tensor in tensors.items()}
                 save_file(flat, scratch / f"{name}.safetensors")
             facts = dict(captured.facts)
-            if self._before:  # other ranks have read parts of the journal
+            if (
+                self._before or self._journals is not None
+            ):  # other ranks have read parts of the journal
                 facts |= self._streams(captured.facts["offset"])
             size = _conclude(scratch, target, facts, config)
         except SafetensorError as error:  # how it tells of a full disk
@@ -602,6 +666,10 @@ def _wait_until(there: Callable[[], bool], what: str) -> None:
         time.sleep(0.02)
 
 
+def _place(offset: Offset) -> dict[str, int]:
+    return {"record": offset.record, "sample": offset.sample}
+
+
 def _offset(facts: Mapping[str, Any]) -> Offset:
     return Offset(int(facts["offset"]["record"]), int(facts["offset"]["sample"]))
 
@@ -610,7 +678,8 @@ def _conclude(
     scratch: Path, target: Path, facts: Mapping[str, Any], config: Mapping[str, Any]
 ) -> int:
     """Write facts and manifest of a folder whose tensors are there, and give it its name."""
-    version = FORMAT if "divisions" in facts else ALONE
+    version = TOGETHER if "divisions" in facts else ALONE
+    version = FORMAT if "journals" in facts else version
     state = {**facts, "version": version, "created": time.time(), "config": config}
     write_json(scratch / STATE, state)
     size = seal(scratch)

@@ -501,6 +501,11 @@ CATALOGUE: tuple[Spec, ...] = (
         "Entropy of the class labels of a memory; log(classes) when balanced.",
         "Higher than that of a queue beside it.", ("memory",),
     ),
+    Spec(
+        "learner", "gauge", "parked_journals", "journals",
+        "Journals of this run that no rank reads, for their hosts are not there.",
+        "Above 0: what they hold is learned when their hosts are back.",
+    ),
     # -- learner: checkpoints
     Spec(
         "learner", "gauge", "checkpoint_timestamp_seconds", "seconds",

@@ -485,6 +485,10 @@ class LearnerMetrics:
         self._families.set("checkpoint_timestamp_seconds", created)
         self._families.set("checkpoint_step", step)
 
+    def parked(self, journals: int) -> None:
+        """So many journals of the run are read by no rank."""
+        self._families.set("parked_journals", journals)
+
     def checkpoint_failed(self) -> None:
         """A checkpoint could not be written."""
         self._families.add("checkpoint_failures_total")

@@ -303,6 +303,20 @@ def test_the_examples_are_sound(
     assert not (tmp_path / "run").exists()
 
 
+def test_it_says_what_each_rank_would_do(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(json.dumps(TINY | {"run": str(tmp_path / "run")}))
+    status, said = outcome(capfd, caplog, str(file), "--ranks", "4")
+    assert status == 0, said
+    assert f"rank r reads the records r, r + 4, ... of {tmp_path}/run/journal" in said
+    assert f"{BATCH // 4} samples of a batch, 16 slots" in said
+    status, said = outcome(capfd, caplog, str(file), "--ranks", "3")
+    assert status == USAGE
+    assert "batches.batch_size 16 cannot be divided by 3 ranks: choose 15 or 18" in said
+
+
 def test_what_a_checkpoint_stores_builds_the_same_memory(tmp_path: Path) -> None:
     file = configured(
         tmp_path,

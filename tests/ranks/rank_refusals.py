@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from jsonargparse import Namespace
 from rank_group import together
 
 from memory import Duplicates, WorkingMemory
 from memory.eviction import MostDuplicated, Reservoir
 from memory.process_group import SingleProcess
-from stream_ssl.app.failures import Misconfigured
-from stream_ssl.app.ranks import check_alike
+from stream_ssl.app.failures import Failure, Misconfigured
+from stream_ssl.app.ranks import check_alike, check_shared, part_of
+from stream_ssl.ingest.journal import ID_FILE
 from stream_ssl.learning.ranks import Ranks
 from stream_ssl.losses import SelfLabeling
 from stream_ssl.methods.negatives import MemoryNegatives
@@ -69,5 +72,32 @@ def check_refusals(ranks: int) -> None:
             Misconfigured, match=rf"memory.capacity is '8' on rank 0 and '9' on rank {ranks - 1}"
         ):
             check_alike(joint, {"memory": {"capacity": other}})
+        check_folders(joint, Path(folder))
 
-    together(ranks, work)
+    with tempfile.TemporaryDirectory() as folder:
+        together(ranks, work)
+
+
+def check_folders(joint: Ranks, folder: Path) -> None:
+    """A path that is another folder on each host, and a journal that is."""
+    rank, last = joint.group.rank, joint.group.size - 1
+    check_shared(joint, folder / "shared")
+    joint.tell("the first has removed its file")
+    assert list((folder / "shared/checkpoints").iterdir()) == []
+    with pytest.raises(Misconfigured, match=f"is another folder on rank {last} than on rank 0"):
+        check_shared(joint, folder / ("elsewhere" if rank == last else "shared"))
+    own = folder / str(rank)
+    (own / "journal").mkdir(parents=True)
+    settings = Namespace(run=own, ranks=Namespace(receivers=[]))
+    if rank == 0:
+        (own / "journal" / ID_FILE).write_text("a\na\n")
+    assert part_of(settings, joint, apart=False).journal is None, "one has none yet"
+    with pytest.raises(Failure, match="start that receiver first"):
+        part_of(settings, joint, apart=True)
+    (own / "journal" / ID_FILE).write_text(f"{rank}\n{rank}\n")
+    with pytest.raises(Misconfigured, match="journal is 0 on rank 0 and 1 on rank 1"):
+        part_of(settings, joint, apart=False)
+    assert part_of(settings, joint, apart=True).readers == [rank]
+    settings.ranks.receivers = [own, own]
+    with pytest.raises(Misconfigured, match="names 2 folders, and 1 ranks of this host"):
+        part_of(settings, joint, apart=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import logging
 import math
 from collections.abc import Sequence
@@ -19,6 +20,11 @@ log = logging.getLogger("stream_ssl.check")
 
 def main(arguments: Sequence[str]) -> int:
     """Parse with both roles' parsers and build what can be built without touching the run."""
+    count = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    count.add_argument("--ranks", type=int, default=1)
+    given, arguments = count.parse_known_args(arguments)
+    if given.ranks < 1:
+        count.error(f"--ranks is {given.ranks}: at least 1 process has to learn")
     # First what is quickly known: a missing file, an unknown section, the receiver's own settings.
     receiver_settings = config.read(config.receiver_parser("check"), arguments)
 
@@ -32,8 +38,8 @@ def main(arguments: Sequence[str]) -> int:
             log.info("%s has a checkpoint: a restart is checked", learner_settings.run)
             learner_settings = restart.resume(learner, learner_settings, run)
         with configuring():
-            check_learner(learner, learner_settings)
-        print(summary(learner, learner_settings))
+            check_learner(learner, learner_settings, given.ranks)
+        print(summary(learner, learner_settings, given.ranks))
 
     return reported(work)
 
@@ -57,8 +63,9 @@ def check_receiver(settings: Namespace) -> None:
     receive.dry_run(settings)
 
 
-def check_learner(parser: ArgumentParser, settings: Namespace) -> None:
-    """The learner's settings: everything that a run would build is built and thrown away.
+def check_learner(parser: ArgumentParser, settings: Namespace, ranks: int = 1) -> None:
+    """The learner's settings: everything that one of the ranks would build is built and thrown
+    away.
 
     Raises:
         ValueError: they cannot work.
@@ -75,12 +82,12 @@ def check_learner(parser: ArgumentParser, settings: Namespace) -> None:
         settings.learner.device = "cpu"
     for line in build.without_effect(config.resolved(parser, settings)):
         log.warning("%s", line)
-    learner = build.dry_run(parser.instantiate(settings))
+    learner = build.dry_run(parser.instantiate(settings), ranks)
     if settings["from"] is not None and restart.stored(settings.run) is None:
         warm_start(settings, learner)
 
 
-def summary(parser: ArgumentParser, settings: Namespace) -> str:
+def summary(parser: ArgumentParser, settings: Namespace, ranks: int = 1) -> str:
     """What the configuration would run, in a few lines."""
     from memory.descriptors import Embedding
     from stream_ssl.app import build
@@ -105,4 +112,19 @@ def summary(parser: ArgumentParser, settings: Namespace) -> str:
         f"  network      {encoder:.2f} M parameters, embeddings of {network.dim}\n"
         f"  memory       {memory.capacity} slots, {megabytes:.1f} MB\n"
         f"  duplicates   counted on {counted!r}"
+        + (rank_lines(settings, ranks, megabytes) if ranks > 1 else "")
+    )
+
+
+def rank_lines(settings: Namespace, ranks: int, megabytes: float) -> str:
+    """What each of several ranks would do, `megabytes` being those of all slots."""
+    folders = [str(folder) for folder in settings.ranks.receivers]
+    reads = f"the records r, r + {ranks}, ... of {settings.run}/journal"
+    if folders:
+        reads = f"of its host's receivers that of number r mod {len(folders)}: {', '.join(folders)}"
+    backend = "NCCL" if settings.learner.device.startswith("cuda") else "gloo"
+    return (
+        f"\n  ranks        {ranks}, which talk by {backend}; rank r reads {reads}"
+        f"\n  each rank    {settings.batches.batch_size // ranks} samples of a batch, "
+        f"{settings.memory.capacity // ranks} slots, {megabytes / ranks:.1f} MB"
     )

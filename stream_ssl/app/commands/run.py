@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Sequence
 from contextlib import ExitStack
+
+from jsonargparse import Namespace
 
 from stream_ssl.app import config
 from stream_ssl.app.endpoints import hold_role
@@ -19,14 +22,23 @@ def main(arguments: Sequence[str]) -> int:
     The receiver's settings are parsed here, for they cost nothing; the learner's by itself, so
     that this process never loads torch. One that finds its settings wrong stops the whole.
     """
-    settings = config.read(config.receiver_parser("run"), arguments)
     count = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     count.add_argument("--ranks", type=int, default=1)
+    count.add_argument("--receivers", type=int, default=1)
     given, rest = count.parse_known_args(arguments)
+    settings = config.read(config.receiver_parser("run"), rest)
     if given.ranks < 1:
         count.error(f"--ranks is {given.ranks}: at least 1 process has to learn")
-    learner = learner_command(given.ranks, rest)
-    supervisor = Supervisor({"receiver": command("receiver", *rest), "learner": learner})
+    if not 1 <= given.receivers <= given.ranks:
+        count.error(
+            f"--receivers is {given.receivers}: 1 to {given.ranks}, a rank or more for each"
+        )
+    commands = receivers(settings, given.receivers, rest)
+    if given.receivers > 1:
+        folders = [str(settings.run / name) for name in commands]
+        rest = [*rest, "--ranks.receivers", json.dumps(folders)]
+    commands["learner"] = learner_command(given.ranks, rest)
+    supervisor = Supervisor(commands)
     status = DONE
 
     def work() -> None:
@@ -37,3 +49,33 @@ def main(arguments: Sequence[str]) -> int:
             status = supervisor.run(stop_on_signals())
 
     return reported(work) or status
+
+
+def receivers(
+    settings: Namespace, count: int, arguments: Sequence[str]
+) -> dict[str, Sequence[str]]:
+    """The receivers' command lines by name; of several each has a folder in the run's, and ports
+    that follow on those of the first."""
+    if count == 1:
+        return {"receiver": command("receiver", *arguments)}
+    found: dict[str, Sequence[str]] = {}
+    for number in range(count):
+        name = f"receiver-{number}"
+        options = {
+            "run": str(settings.run / name),
+            "receiver.bind": _port_after(settings.receiver.bind, number),
+            "http.receiver": _port_after(settings.http.receiver, number),
+        }
+        given = [part for option, value in options.items() for part in (f"--{option}", value)]
+        found[name] = command("receiver", *arguments, *given)
+    return found
+
+
+def _port_after(address: str, number: int) -> str:
+    """The address with a port so much higher; port 0 is any."""
+    host, _, port = address.rpartition(":")
+    return (
+        f"{host}:{int(port) + number if int(port) else 0}"
+        if port.isdecimal()
+        else f"{address}-{number}"
+    )

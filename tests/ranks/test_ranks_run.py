@@ -1,0 +1,205 @@
+"""The ranks of a run as processes: what they read, park and refuse, and `run --ranks`."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from forked import Forked
+from harness import TINY, Processes, processes, stop, until
+
+from producers import Producer
+from stream_ssl.app import cli
+from stream_ssl.app.endpoints import load
+from stream_ssl.ingest.journal import Entry, Journal
+from stream_ssl.wire import Data, Sample
+
+SETTINGS: dict[str, Any] = TINY | {
+    "checkpoints": {"every_steps": 1000, "every_seconds": None},
+    "ranks": {"timeout": 30.0},
+}
+PACKET = 8
+
+
+def fill(folder: Path, packets: int) -> str:
+    """Append to the journal of a receiver's folder; its id."""
+    journal = Journal(folder / "journal", budget=64 << 20)
+    journal.identify()
+    draw = np.random.default_rng(len(folder.name))
+    first = journal.state("robot").sequence
+    for sequence in range(first + 1, first + 1 + packets):
+        samples = [
+            Sample.from_array(
+                draw.integers(0, 256, (16, 16, 1), dtype=np.uint8), f"{sequence}-{n}", source="x"
+            )
+            for n in range(PACKET)
+        ]
+        data = Data.pack(sequence, samples)
+        journal.append([Entry("robot", sequence, None, time.time(), data.header, data.payload)])
+    found = journal.id
+    journal.close()
+    assert found is not None
+    return found
+
+
+class Group:
+    """Learners that meet as torchrun's would; each with a config file of its own."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._folder, self._patch = folder, monkeypatch
+        self.ranks: list[Forked] = []
+
+    def start(self, *settings: dict[str, Any], port: int | None = None) -> None:
+        """A rank with each of these settings, all on this host."""
+        self._folder.mkdir(exist_ok=True)
+        if port is None:
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                port = free.getsockname()[1]
+        count = str(len(settings))
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": count}
+        meeting |= {"GLOO_SOCKET_IFNAME": "lo", "LOCAL_WORLD_SIZE": count}
+        self.ranks = []
+        for rank, own in enumerate(settings):
+            config = self._folder / f"config-{rank}.yaml"
+            config.write_text(json.dumps({"run": str(self._folder)} | SETTINGS | own))
+            for name, value in {**meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)}.items():
+                self._patch.setenv(name, value)
+            log = self._folder / f"rank-{rank}.log"
+            log.unlink(missing_ok=True)
+            self.ranks.append(Forked(cli.main, ("learner", str(config)), output=log))
+
+    def log(self, rank: int = 0) -> str:
+        path = self._folder / f"rank-{rank}.log"
+        return path.read_text() if path.exists() else ""
+
+    def until_read(self, reads: dict[Path, int]) -> None:
+        """Wait until each receiver was told so."""
+
+        def read(folder: Path) -> int:
+            path = folder / "cursor.json"
+            return int(json.loads(path.read_text())["read"]) if path.exists() else 0
+
+        until(
+            lambda: all(read(folder) == last for folder, last in reads.items()),
+            lambda: f"{[read(folder) for folder in reads]} of {reads}\n{self.log()}{self.log(1)}",
+        )
+
+    def stop(self) -> dict[str, Any]:
+        """SIGTERM to one of them ends all; what the checkpoint says then."""
+        self.ranks[-1].send_signal(15)
+        statuses = [rank.wait(90) for rank in self.ranks]
+        assert statuses == [0] * len(self.ranks), self.log()
+        facts: dict[str, Any] = json.loads(
+            (self._folder / "checkpoints/latest/state.json").read_text()
+        )
+        return facts
+
+    def refused(self) -> list[str]:
+        """The last line of each one's log, when all have ended with a failure."""
+        statuses = [rank.wait(90) for rank in self.ranks]
+        assert all(statuses), statuses
+        return [self.log(rank).splitlines()[-1] for rank in range(len(self.ranks))]
+
+    def end(self) -> None:
+        for rank in self.ranks:
+            rank.kill()
+
+
+@pytest.fixture
+def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    group = Group(tmp_path / "run", monkeypatch)
+    yield group
+    group.end()
+
+
+def test_ranks_read_journals_of_their_own_and_park_those_of_hosts_that_are_gone(
+    tmp_path: Path, group: Group
+) -> None:
+    """Two hosts, then one, then both, then one that reads both in turn: each sample once."""
+    folders = [tmp_path / "a", tmp_path / "b"]
+    ids = [fill(folder, 4) for folder in folders]
+    apart = [{"ranks": {"timeout": 30.0, "receivers": [str(folder)]}} for folder in folders]
+    group.start(*apart)
+    group.until_read({folders[0]: 5, folders[1]: 5})
+    facts = group.stop()
+    assert (facts["samples"], facts["version"]) == (8 * PACKET, 3)
+    places = {
+        journal: divisions[-1][0]["record"] for journal, divisions in facts["journals"].items()
+    }
+    assert places == dict.fromkeys(ids, 5)
+
+    fill(folders[0], 4)  # b's host is gone, and what it has taken since is parked
+    fill(folders[1], 2)
+    group.start(apart[0])
+    group.until_read({folders[0]: 9, folders[1]: 5})
+    facts = group.stop()
+    assert f"parked: {ids[1]}" in group.log()
+    assert facts["samples"] == 12 * PACKET
+    assert facts["journals"][ids[1]] == [[{"record": 5, "sample": 0}]]
+
+    fill(folders[0], 2)  # back, and in another order
+    group.start(*reversed(apart))
+    group.until_read({folders[0]: 11, folders[1]: 7})
+    facts = group.stop()
+    assert facts["samples"] == 16 * PACKET
+    assert "parked" not in group.log()
+    assert facts["journals"][ids[0]][-1] == [{"record": 11, "sample": 0}]
+
+
+def test_ranks_of_other_configurations_are_refused_with_both_values(group: Group) -> None:
+    other = {"memory": {"capacity": 128}}
+    group.start({}, other)
+    for line in group.refused():
+        assert "memory.capacity is '64' on rank 0 and '128' on rank 1" in line
+
+
+def test_a_batch_that_ranks_cannot_divide_is_refused(group: Group) -> None:
+    odd = {"batches": {"batch_size": 15}}
+    group.start(odd, odd)
+    for line in group.refused():
+        assert "batches.batch_size 15 cannot be divided by 2 ranks: choose 14 or 16" in line
+
+
+def test_a_port_that_nobody_answers_is_told_with_the_remedy(group: Group) -> None:
+    """The first rank is missing; within `ranks.timeout` the others give up."""
+    with socket.socket() as taken:  # and nobody listens
+        taken.bind(("127.0.0.1", 0))
+        soon = {"ranks": {"timeout": 2.0}}
+        group.start(soon, soon, port=taken.getsockname()[1])
+        for line in group.refused():
+            assert "cannot meet the others at 127.0.0.1:" in line
+            assert "GLOO_SOCKET_IFNAME" in line
+
+
+@pytest.mark.timeout(300)
+def test_run_starts_ranks_with_receivers_of_their_own(tmp_path: Path) -> None:
+    """The real thing: a supervisor, two receivers, torchrun and two ranks; SIGTERM ends all."""
+    with processes(tmp_path / "run", SETTINGS) as run:
+        daemon = run.start("run", str(run.config), "--ranks", "2", "--receivers", "2")
+        folders = [run.folder / f"receiver-{number}" for number in range(2)]
+        addresses = [_address(run, folder) for folder in folders]
+        names = {0: "robot", 1: "robot"}
+        for number, address in enumerate(addresses):
+            with Producer(address, names[number]) as producer:
+                for sample in range(64):
+                    producer.send(np.full((16, 16), sample, np.uint8), f"{number}-{sample}")
+        cursors = [folder / "cursor.json" for folder in folders]
+        until(
+            lambda: all(c.exists() and json.loads(c.read_text())["read"] == 2 for c in cursors),
+            lambda: run.log("run"),
+            240,
+        )
+        assert stop(daemon) == 0
+    facts = json.loads((run.folder / "checkpoints/latest/state.json").read_text())
+    assert (facts["ranks"], facts["samples"], len(facts["journals"])) == (2, 128, 2)
+
+
+def _address(run: Processes, folder: Path) -> str:
+    endpoint = until(lambda: load(folder).get("receiver"), lambda: run.log("run"))
+    return str(endpoint["data"])
