@@ -29,7 +29,7 @@ from memory.scores import Linear
 from memory.stats import MOST_PAIRS
 from stream_ssl.batch import Origin
 from stream_ssl.learning.records import StepRecord
-from stream_ssl.observe.slot_history import EvictedPictures, Eviction, SlotHistory
+from stream_ssl.observe.slot_history import Eviction, SlotHistory
 from stream_ssl.observe.step_jobs import Busy, StepJobs
 from stream_ssl.observe.umap_plane import UmapPlane
 
@@ -105,7 +105,6 @@ class MemoryView:
     ) -> None:
         self.jobs = StepJobs() if jobs is None else jobs
         self.slots = SlotHistory(memory, clock)
-        self._left = EvictedPictures(memory)
         self._umap: UmapPlane[Snapshot] = UmapPlane()
         self._memory, self._clock = memory, clock
         self._lock = threading.Lock()  # one thread makes what others wait for
@@ -304,7 +303,7 @@ class MemoryView:
 
     def _evicted(self, limit: int) -> tuple[list[Eviction], list[int], Tensor]:
         lately = list(self.slots.evictions)[: -limit - 1 : -1]
-        return lately, *self._left.of([eviction.id for eviction in lately])
+        return lately, *self.slots.pictures.of([eviction.id for eviction in lately])
 
     @torch.no_grad()
     def _copy(self) -> Snapshot:

@@ -75,15 +75,27 @@ class SlotHistory:
     Args:
         memory: the working memory.
         clock: seconds since the Unix epoch.
+        pictures: of those that leave; they are taken from here on.
+
+    Attributes:
+        evictions: those that left lately; where pictures are taken, those that have one.
+        latest: all of the last record.
+        fates: by producer; those beyond PRODUCERS under OTHERS.
     """
 
-    def __init__(self, memory: WorkingMemory, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        memory: WorkingMemory,
+        clock: Callable[[], float] = time.time,
+        pictures: EvictedPictures | None = None,
+    ) -> None:
         self._memory, self._clock = memory, clock
+        self.pictures = EvictedPictures(memory) if pictures is None else pictures
         self._origin_K: NDArray[np.object_] = np.full(memory.capacity, None, object)
         self._added = memory.added
         self.evictions: deque[Eviction] = deque(maxlen=EVICTIONS)
-        self.latest: list[Eviction] = []  # of the last record
-        self.fates: dict[str, Fate] = {}  # by producer; those beyond PRODUCERS under OTHERS
+        self.latest: list[Eviction] = []
+        self.fates: dict[str, Fate] = {}
 
     def consume(self, record: StepRecord) -> None:
         """Take one record, when its step is done."""
@@ -145,7 +157,8 @@ class SlotHistory:
             who = None if by is None else origin_B[by]
             lately.append(Eviction(now, gone, ages[turn], origin, who, slot))
         self.latest = lately[::-1]
-        self.evictions.extend(self.latest)
+        taken = self.pictures.take_new()
+        self.evictions.extend(one for one in self.latest if taken is None or one.id in taken)
 
     def _count_fates(
         self, ids: list[int], admission: Admission, origin_B: NDArray[np.object_]
@@ -178,8 +191,10 @@ class EvictedPictures:
     ) -> None:
         self._memory, self._clock = memory, clock
         self._next, self._count = -math.inf, 0
+        self._new: Tensor | None = None
         shape, images = memory.image_shape, memory.images
-        if shape is None or images is None or shape[0] not in (1, 3):  # or the bytes of vectors
+        self._taken = shape is not None and shape[0] in (1, 3)  # else the bytes of vectors
+        if shape is None or images is None or not self._taken:
             return
         side = min(SIDE, shape[1])
         self._id_R = torch.zeros(EVICTIONS, dtype=torch.int64, device=images.device)
@@ -203,9 +218,17 @@ class EvictedPictures:
         for start, stop, first in _around(self._count % EVICTIONS, len(slots)):
             self._id_R[start:stop] = id_n[first : first + stop - start]
             self._small_RCSS[start:stop] = image_nCHW[first : first + stop - start]
+        self._new = id_n if self._new is None else torch.cat([self._new, id_n])
         self._count += len(slots)
         now = self._clock()
         self._next = now + (now - began) / SHARE
+
+    def take_new(self) -> set[int] | None:
+        """The ids whose pictures were taken since the call before; None where none ever are."""
+        new, self._new = self._new, None
+        if not self._taken:
+            return None
+        return set() if new is None else set(to_host(new).tolist())
 
     def of(self, ids: Sequence[int]) -> tuple[list[int], Tensor]:
         """Those of these ids that have a picture, and the pictures, uint8 [n, C, S, S], on the

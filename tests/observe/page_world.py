@@ -62,6 +62,7 @@ class Feed:
             labels_B=labels_B,
             admission=admission,
             origins_B=origins,
+            images_BCHW=image_BCHW,
         )
 
 

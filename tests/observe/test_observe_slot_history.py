@@ -20,6 +20,7 @@ def test_slots_are_followed_as_a_dictionary_would() -> None:
     history = SlotHistory(feed.memory)
     origin: dict[int, Origin | None] = {}  # by id, of all that ever came
     held: dict[int, int] = {}  # id by slot
+    followed = 0
     for _ in range(40):
         record = feed.step()
         history.consume(record)
@@ -30,7 +31,7 @@ def test_slots_are_followed_as_a_dictionary_would() -> None:
             origin[number] = from_where
         before, held = held, dict(enumerate(feed.memory.ids.tolist()))
         assert history.origins().tolist() == [origin[number] for number in held.values()]
-        lately = list(history.evictions)[-len(gone) :] if gone else []
+        lately = history.latest
         assert [one.id for one in lately] == gone
         for one in lately:
             if one.slot is None:
@@ -39,20 +40,22 @@ def test_slots_are_followed_as_a_dictionary_would() -> None:
             assert one.by is not None
             assert one.by.id in {f"frame-{number}" for number in record.ids_B.tolist()}
             assert one.id == before[one.slot] or one.id in record.ids_B  # this batch's own
-    assert sum(one.slot is not None for one in history.evictions) > 200
+        followed += sum(one.slot is not None for one in lately)
+    assert followed > 200
 
 
 def test_pictures_of_those_that_left_are_theirs() -> None:
     feed = Feed(slots=20)
-    pictures, history = EvictedPictures(feed.memory, clock=lambda: 0.0), SlotHistory(feed.memory)
+    pictures = EvictedPictures(feed.memory, clock=lambda: 0.0)
+    history = SlotHistory(feed.memory, pictures=pictures)
     image: dict[int, Tensor] = {}
     for _ in range(60):
         record = feed.step()
         history.consume(record)
-        for number, shown in zip(feed.memory.ids.tolist(), feed.memory.images, strict=True):
-            image[number] = shown.clone()
-    gone = [one.id for one in history.evictions if one.id in image]  # not the batches' own
-    assert len(gone) > 20
+        assert record.images_BCHW is not None
+        image |= dict(zip(record.ids_B.tolist(), record.images_BCHW, strict=True))
+    gone = [one.id for one in history.evictions]
+    assert len(gone) > 50
     found, shown_nCHW = pictures.of([*gone, -1])
     assert found == gone
     for number, shown in zip(found, shown_nCHW, strict=True):
@@ -62,11 +65,13 @@ def test_pictures_of_those_that_left_are_theirs() -> None:
 def test_pictures_are_kept_in_a_small_share_of_the_time() -> None:
     feed, clock = Feed(slots=8), iter(range(1000))
     pictures = EvictedPictures(feed.memory, clock=lambda: float(next(clock)))
+    history = SlotHistory(feed.memory, pictures=pictures)
     for _ in range(3):
-        feed.step()  # the first fills the memory
-    left, found = list(range(16)), pictures.of(range(24))[0]
+        history.consume(feed.step())  # the first fills the memory
+    found = pictures.of(range(24))[0]
     assert found  # from one second to the next the first were taken,
-    assert set(found) <= set(left[:8])  # and then none in a thousand
+    assert set(found) <= set(range(8))  # and then none in a thousand
+    assert {one.id for one in history.evictions} == set(found)
 
 
 class Clock:
