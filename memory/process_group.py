@@ -10,6 +10,7 @@ Shapes: W ranks, R rows, B rows of each rank.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -32,10 +33,12 @@ class SingleProcess:
         rank, size: of this process, and how many there are.
         collectives: how often this rank met the others.
         bytes: that this rank gave to them.
+        waited: seconds that its host spent there, most of them for the slowest.
     """
 
     rank, size = 0, 1
     collectives = bytes = 0
+    waited = 0.0
 
     def __deepcopy__(self, memo: object) -> SingleProcess:
         return self  # a copy of a memory is held by the same ranks
@@ -170,8 +173,10 @@ class ProcessGroup(SingleProcess):
         """Counts what is given so many times; gloo and NCCL have no error of their own."""
         self.collectives += 1
         self.bytes += times * value.numel() * value.element_size()
+        began = time.perf_counter()
         try:
             yield
+            self.waited += time.perf_counter() - began
         except RuntimeError as error:
             reason = str(error).splitlines()[0]
             raise RankLost(f"rank {self.rank} waited for another in vain: {reason}") from error

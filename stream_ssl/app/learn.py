@@ -213,6 +213,7 @@ class Process:
                 self.health.tick("learner")
                 if time.monotonic() >= self._tell_at:
                     self._tell_receiver()
+                    self._tell_ranks()
                 if self._checkpointer.due(record) and not self._ranks.group.rank:
                     self._save_soon()  # the first says when
                 first = self._part.number == 0  # of those that read this journal
@@ -270,6 +271,18 @@ class Process:
             self.health.set("cursor", True)
         self._where.write()
         self._tell_at = time.monotonic() + TELL_SECONDS
+
+    def _tell_ranks(self) -> None:
+        """Readiness is the group's; and what the others took."""
+        if self._ranks.alone:
+            return
+        told, group = self.learner.ranks, self._ranks.group
+        parts = self.health.ready().parts.items()
+        told.ready = all(bool(part["ok"]) for name, part in parts if name != "ranks")
+        unready = [str(rank) for rank, ready in enumerate(told.last.ready) if not ready]
+        why = f"not ready: rank {', '.join(unready)}" if unready else ""
+        self.health.set("ranks", not unready, why)
+        self.metrics.observe_ranks(told.busy, self.learner.memory.occupied_of_all, group)
 
     def _checkpoint_to_free_space(self) -> None:
         """Make room in a journal that is full of what checkpoints would replay: without another

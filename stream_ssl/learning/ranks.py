@@ -8,6 +8,7 @@ Shapes: W ranks.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,7 @@ class Turn:
         batches: samples in the batch that came from each one's stream, 0 for none.
         waiting: new samples that each has kept from earlier batches.
         offsets: where each one's stream stands.
+        ready: whether each one's process is.
     """
 
     stop: bool = False
@@ -37,6 +39,7 @@ class Turn:
     batches: Sequence[int] = (0,)
     waiting: Sequence[int] = (0,)
     offsets: Sequence[Offset] = (START,)
+    ready: Sequence[bool] = (True,)
 
 
 class Ranks:
@@ -48,12 +51,17 @@ class Ranks:
 
     Attributes:
         last: the turn before.
+        ready: of this process, told to the others at the next turn.
+        busy: seconds by rank, of all turns, that each spent on its own, not in an exchange. What a
+            device waits for within a step counts here too.
     """
 
     def __init__(self, group: SingleProcess, device: torch.device) -> None:
         self.group, self._device = group, device
         self.save_asked = False
-        self.last = Turn()
+        self.last, self.ready = Turn(), True
+        self.busy = [0.0] * group.size
+        self._since = time.perf_counter(), group.waited
 
     @property
     def alone(self) -> bool:
@@ -61,7 +69,7 @@ class Ranks:
         return self.group.size == 1
 
     def agree(self, stop: bool, batch: int, waiting: int, offset: Offset) -> Turn:
-        """One turn, the same on every rank: a single exchange of six numbers.
+        """One turn, the same on every rank: a single exchange of eight numbers.
 
         Args:
             stop: whether this rank was asked to.
@@ -72,14 +80,20 @@ class Ranks:
         if self.alone:
             self.last = Turn(stop, False, (batch,), (waiting,), (offset,))
             return self.last
+        began, waited = self._since
+        busy = time.perf_counter() - began - (self.group.waited - waited)
         numbers = [stop, self.save_asked, batch, waiting, offset.record, offset.sample]
-        row_16 = torch.tensor([numbers], dtype=torch.int64, device=self._device)
-        stops, saves, batches, kept, records, samples = to_host(
-            self.group.gather_equal(row_16)
+        numbers += [self.ready, int(1e6 * busy)]
+        row_18 = torch.tensor([numbers], dtype=torch.int64, device=self._device)
+        stops, saves, batches, kept, records, samples, ready, micros = to_host(
+            self.group.gather_equal(row_18)
         ).T.tolist()
+        self._since = time.perf_counter(), self.group.waited
+        self.busy = [before + micro / 1e6 for before, micro in zip(self.busy, micros, strict=True)]
         offsets = [Offset(*pair) for pair in zip(records, samples, strict=True)]
         self.save_asked = False
-        self.last = Turn(any(stops), any(saves), batches, kept, offsets)
+        all_ready = [bool(one) for one in ready]
+        self.last = Turn(any(stops), any(saves), batches, kept, offsets, all_ready)
         return self.last
 
     def tell(self, value: Any) -> list[Any]:

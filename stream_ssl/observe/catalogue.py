@@ -506,6 +506,29 @@ CATALOGUE: tuple[Spec, ...] = (
         "Journals of this run that no rank reads, for their hosts are not there.",
         "Above 0: what they hold is learned when their hosts are back.",
     ),
+    # -- learner: several ranks; not there on one process
+    Spec(
+        "learner", "counter", "rank_busy_seconds_total", "seconds",
+        "Seconds that each rank of the group spent on its own, as all ranks know it.",
+        "One that rises faster than the others: the slowest rank, for which they wait.", ("rank",),
+    ),
+    Spec(
+        "learner", "counter", "rank_waited_seconds_total", "seconds",
+        "Seconds that this rank spent in exchanges with the others.",
+        "A large part of the time: its work is less than that of the slowest.",
+    ),
+    Spec(
+        "learner", "counter", "rank_sent_bytes_total", "bytes",
+        "Bytes that this rank gave to the others.", "Against what the network carries.",
+    ),
+    Spec(
+        "learner", "counter", "rank_collectives_total", "exchanges",
+        "Exchanges of this rank with the others.", "Some dozens for each step.",
+    ),
+    Spec(
+        "learner", "gauge", "rank_shard_slots", "slots",
+        "Slots of the memory that each rank's shard holds.", "Alike, to one slot.", ("rank",),
+    ),
     # -- learner: checkpoints
     Spec(
         "learner", "gauge", "checkpoint_timestamp_seconds", "seconds",

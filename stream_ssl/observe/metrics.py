@@ -50,6 +50,7 @@ from stream_ssl.wire.messages import REASONS
 
 if TYPE_CHECKING:
     from memory import Admission, MemoryStats
+    from memory.process_group import SingleProcess
     from stream_ssl.ingest.receiver import ReceiverRecord
     from stream_ssl.learning.checkpoint import CheckpointRecord
     from stream_ssl.learning.records import Idle, StepRecord
@@ -353,6 +354,7 @@ class LearnerMetrics:
         self._classes_held: dict[str, set[str]] = {}
         self._unsaved_since = math.inf  # when the first step was made that no checkpoint holds
         self._step_number, self._ticked = 0, math.nan
+        self._totals: dict[tuple[str, ...], float] = {}  # as last told
         compute = self._families.compute
         compute("checkpoint_age_seconds", lambda: self._since(self._checkpoint_time))
         compute("checkpoint_lag_seconds", lambda: self._since(self._unsaved_since))
@@ -484,6 +486,27 @@ class LearnerMetrics:
         self._checkpoint_time, self._unsaved_since = created, math.inf
         self._families.set("checkpoint_timestamp_seconds", created)
         self._families.set("checkpoint_step", step)
+
+    def observe_ranks(self, busy: Sequence[float], slots: int, group: SingleProcess) -> None:
+        """What the ranks of a run have done so far.
+
+        Args:
+            busy: of `stream_ssl.learning.ranks.Ranks`.
+            slots: that all shards hold.
+            group: the ranks, as this one has met them.
+        """
+        for rank, seconds in enumerate(busy):
+            self._raise_to("rank_busy_seconds_total", seconds, rank=str(rank))
+            held = -(-(slots - rank) // group.size)
+            self._families.set("rank_shard_slots", held, rank=str(rank))
+        self._raise_to("rank_waited_seconds_total", group.waited)
+        self._raise_to("rank_sent_bytes_total", group.bytes)
+        self._raise_to("rank_collectives_total", group.collectives)
+
+    def _raise_to(self, name: str, total: float, /, **labels: str) -> None:
+        key = (name, *labels.values())
+        self._families.add(name, max(0.0, total - self._totals.get(key, 0.0)), **labels)
+        self._totals[key] = total
 
     def parked(self, journals: int) -> None:
         """So many journals of the run are read by no rank."""

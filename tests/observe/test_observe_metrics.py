@@ -14,6 +14,7 @@ from observe_records import admission, step
 from prometheus_client import CollectorRegistry
 
 from memory import MemoryStats
+from memory.process_group import SingleProcess
 from stream_ssl import __version__
 from stream_ssl.batch import Offset
 from stream_ssl.ingest import decode
@@ -205,6 +206,20 @@ def test_idle_tells_lag_and_rejected() -> None:
     assert value(metrics, "lag_seconds") == 3.5
     assert value(metrics, "quarantined_samples_total", reason="empty") == 2
     assert value(metrics, "steps_total") == 0
+
+
+def test_ranks_are_told_by_their_totals() -> None:
+    metrics, group = learner(), SingleProcess()
+    group.size, group.waited, group.bytes, group.collectives = 2, 1.5, 1000, 40
+    metrics.observe_ranks([3.0, 5.0], slots=7, group=group)
+    group.waited = 2.0
+    metrics.observe_ranks([4.0, 9.0], slots=8, group=group)
+    busy = [value(metrics, "rank_busy_seconds_total", rank=rank) for rank in ("0", "1")]
+    assert busy == [4.0, 9.0]
+    assert value(metrics, "rank_waited_seconds_total") == 2.0
+    assert value(metrics, "rank_sent_bytes_total") == 1000
+    assert value(metrics, "rank_collectives_total") == 40
+    assert [value(metrics, "rank_shard_slots", rank=rank) for rank in ("0", "1")] == [4, 4]
 
 
 def test_checkpoint_age_is_computed_when_it_is_read() -> None:

@@ -6,6 +6,7 @@ Shapes: B samples, C channels, H height, W width.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -26,6 +27,7 @@ from stream_ssl.learning.learner import Learner
 from stream_ssl.learning.optimiser import OptimiserSettings
 from stream_ssl.learning.pace import Pace
 from stream_ssl.learning.randomness import seed_everything
+from stream_ssl.learning.ranks import Ranks
 from stream_ssl.learning.records import StepRecord
 from stream_ssl.learning.views import Views
 from stream_ssl.losses import Debiased
@@ -163,6 +165,27 @@ SETTINGS: dict[str, Callable[[], dict[str, Any]]] = {
     "mixed, keys after": lambda: {"anchors": "mixed", "keys": "after"},
     "simsiam": lambda: {"kind": "simsiam"},
 }
+
+
+def check_turns(ranks: int) -> None:
+    """Each knows who is ready, and whose own work takes longest: an exchange waits for that one."""
+
+    def work(group: SingleProcess) -> list[Any]:
+        joint = Ranks(group, torch.device("cpu"))
+        joint.agree(False, 0, 0, START)
+        joint.ready = group.rank > 0
+        if group.rank == 1:
+            time.sleep(0.3)
+        turn = joint.agree(False, 0, 0, START)
+        return [list(turn.ready), joint.busy, group.waited]
+
+    by_rank = together(ranks, work)
+    for ready, busy, _ in by_rank:
+        assert ready == [False] + [True] * (ranks - 1)
+        assert busy == by_rank[0][1]
+        assert busy.index(max(busy)) == 1
+        assert busy[1] >= 0.3
+    assert by_rank[0][2] >= 0.2, "the others wait"
 
 
 def check_steps(ranks: int) -> None:

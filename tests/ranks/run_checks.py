@@ -17,7 +17,7 @@ from rank_checkpoints import (
     check_part_refused,
     check_restarts,
 )
-from rank_learning import check_gradients, check_steps
+from rank_learning import check_gradients, check_steps, check_turns
 from rank_losses import check_losses
 from rank_memory import check_evictions, check_images
 from rank_refusals import check_refusals
@@ -27,6 +27,7 @@ CHECKS: dict[str, tuple[Callable[[int], None], Sequence[int]]] = {
     "images": (check_images, (2, 4)),
     "losses": (check_losses, (2, 4)),
     "gradients": (check_gradients, (4,)),
+    "turns": (check_turns, (2,)),
     "steps": (check_steps, (2, 4)),
     "restarts": (check_restarts, (2,)),
     "part refused": (check_part_refused, (2,)),
