@@ -289,6 +289,8 @@ def _rows(columns: Mapping[str, Tensor], config: Mapping[str, Any]) -> list[dict
         "multiplicity": columns["multiplicity"],
         "duplicates": counts_K,
     }
+    if "draws" in columns:  # since version 3 of the memory's state
+        named["drawn"] = columns["draws"]
     values = zip(*(column.tolist() for column in named.values()), strict=True)
     return [dict(zip(named, row, strict=True)) for row in values]
 

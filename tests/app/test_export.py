@@ -216,7 +216,7 @@ def test_the_memory_is_written_as_the_checkpoint_holds_it(
     assert len(list(folder.glob("*.tar"))) == 3
     assert len(rows) == 16 == json.loads((folder / "memory.json").read_text())["count"]
     named = {"id": "ids", "hash": "hashes", "label": "labels"}
-    named |= {name: name for name in ("born", "encoded", "multiplicity")}
+    named |= {name: name for name in ("born", "encoded", "multiplicity")} | {"drawn": "draws"}
     for name, column in named.items():
         assert [row[name] for row in rows] == state[f"columns.{column}"].tolist()
     assert np.array_equal(image_KHW, state["columns.images"][:, 0].numpy())
@@ -488,6 +488,8 @@ def test_what_the_page_shows_runs(
     for command in commands:
         assert cli.main(command.split()) == 0
     codes = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    assert len(codes) == 5
+    assert len(codes) == 6
     exec("\n".join(codes), {})
-    assert capsys.readouterr().out.count("is most like") == 24
+    said = capsys.readouterr().out
+    assert said.count("is most like") == 24
+    assert "accuracy 1.00" in said  # dark cats, bright dogs
