@@ -60,9 +60,11 @@ def ranks(scratch: Path, minutes: float) -> Rows:
 
     killed = ranks.kills(scratch / "kills", 20, 60_000)
     hung = ranks.hangs(scratch / "hangs", 20_000)
+    alike = ranks.evictions()
     soon = hung["gone"] < hung["timeout"] + 60
     return [
         {"gate": 15, **checked(killed, "bit-equal", killed["unequal"] == 0)},
+        {"gate": "evictions", **checked(alike, "as one process", not alike["failed"])},
         {"gate": 16, **checked(hung, "gone in the time-out and torchrun's 30 s", soon)},
     ]
 

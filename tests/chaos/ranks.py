@@ -53,6 +53,22 @@ def kills(folder: Path, count: int, samples: int, seed: int = 0) -> dict[str, in
     }
 
 
+def evictions() -> dict[str, int]:
+    """Streams on which 2 and 4 ranks evict what one process does, and how many of both failed."""
+    script = Path(__file__).parents[1] / "ranks" / "run_checks.py"
+    paths = os.pathsep.join(
+        [str(script.parents[2]), str(script.parents[1] / "learning"), *sys.path]
+    )
+    found = subprocess.run(
+        [sys.executable, str(script), "many evictions"],
+        env=os.environ | {"PYTHONPATH": paths},
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    faults = [json.loads(line)["fault"] for line in found.stdout.splitlines()]
+    return {"streams": 210, "ranks": 2 + 4, "failed": sum(map(bool, faults))}
+
+
 def _learn(folder: Path, deaths: int, draw: random.Random) -> None:
     """Read all of the journal, through so many deaths of a rank."""
     with _ranks(folder, restarts=deaths) as torchrun:

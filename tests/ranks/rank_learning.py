@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
 from learning_world import BATCH, DIM, SIZE, Repeatable, network, steps
 from rank_group import together
+from simulated_gpu import OnGpu, SimulatedGpu
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from memory import WorkingMemory
 from memory.descriptors import Thumbnail
@@ -100,17 +104,25 @@ def build(
     kind: str = "moco",
     flat: bool = False,
     descriptor: Any = None,
+    device: str = "cpu",
     **settings: Any,
 ) -> Learner:
     seed_everything(seed=3, threads=1)
     encoder = Flat() if flat else ResNet(width=4, depths=(1, 1, 0, 0), channels=1)
     loss = Debiased(prior="memory") if flat else None
     memory = WorkingMemory(
-        SLOTS, DIM, image_shape=(1, SIZE, SIZE), descriptor=descriptor, group=group
+        SLOTS,
+        DIM,
+        image_shape=(1, SIZE, SIZE),
+        descriptor=descriptor,
+        device=device,
+        group=group,
     )
     views = Fixed(SIZE, channels=1) if flat else Views(SIZE, channels=1)
     stream = Part(group) if stream is None else stream
-    return Learner(network(kind, encoder, loss), memory, views, stream, threads=1, **settings)
+    return Learner(
+        network(kind, encoder, loss), memory, views, stream, threads=1, device=device, **settings
+    )
 
 
 def check_gradients(ranks: int) -> None:
@@ -186,6 +198,54 @@ def check_turns(ranks: int) -> None:
         assert busy.index(max(busy)) == 1
         assert busy[1] >= 0.3
     assert by_rank[0][2] >= 0.2, "the others wait"
+
+
+def check_devices(ranks: int) -> None:
+    """Where ranks compute on GPUs nothing they exchange lies on the CPU, as NCCL wants it; and what
+    they learn is what they learn on CPUs. The GPU is simulated, the exchange is real."""
+
+    def work(group: SingleProcess) -> list[Any]:
+        found = []
+        for name in ("as shipped", "stream, counts on embeddings"):
+            on_cpu = build(group, **SETTINGS[name]())
+            steps(on_cpu, 5)
+            with SimulatedGpu(), of_device_tensors() as exchanged:
+                on_gpu = build(group, device="cuda:0", **SETTINGS[name]())
+                steps(on_gpu, 5)
+                assert on_gpu.ranks.tell(group.rank) == list(range(ranks))
+                ids = on_gpu.memory.ids
+                weights = [w.double().sum() for w in on_gpu.method.state_dict().values()]
+                weights = [w.value if isinstance(w, OnGpu) else w for w in weights]
+                found.append([ids.value.tolist(), [float(w) for w in weights], len(exchanged)])
+            theirs = [float(w.double().sum()) for w in on_cpu.method.state_dict().values()]
+            assert found[-1][:2] == [on_cpu.memory.ids.tolist(), theirs], name
+        return found
+
+    for parts in zip(*together(ranks, work), strict=True):
+        assert all(count > 5 for _, _, count in parts)
+
+
+@contextmanager
+def of_device_tensors() -> Iterator[list[str]]:
+    """Exchanges of simulated tensors, by name; AssertionError for one of a tensor on the CPU."""
+    exchanged: list[str] = []
+
+    def stand_in(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def exchange(*arguments: Any, **options: Any) -> Any:
+            tensors = [one for one in arguments if isinstance(one, Tensor)]
+            assert all(isinstance(one, OnGpu) for one in tensors), f"{name} of a CPU's tensor"
+            exchanged.append(name)
+            plain = [one.value if isinstance(one, OnGpu) else one for one in arguments]
+            with _disable_current_modes():
+                return real(*plain, **options)
+
+        return exchange
+
+    with ExitStack() as stack:
+        for name in ("all_gather_into_tensor", "all_to_all_single", "all_reduce"):
+            real = getattr(torch.distributed, name)
+            stack.enter_context(mock.patch.object(torch.distributed, name, stand_in(name, real)))
+        yield exchanged
 
 
 def check_steps(ranks: int) -> None:

@@ -44,6 +44,10 @@ CASES = (
 )
 
 
+def stream_of(seed: int) -> str:
+    return ("clustered", "duplicates")[seed // 100 % 2]
+
+
 def rows_of(stream: str, seed: int) -> Tensor:
     """Unit rows, float64 [N, DIM]."""
     return unit_rows(np.random.default_rng(seed), stream, sum(BATCHES), DIM)
@@ -103,21 +107,22 @@ def judge(case: Case, z_ND: Tensor, found: dict[str, Any]) -> None:
     np.testing.assert_allclose(found["counts"], twin.counts_anew(), atol=1e-9 * SLOTS)
 
 
-def check_evictions(ranks: int) -> None:
+def check_evictions(ranks: int, seed: int = 0) -> None:
     """Every policy that ranks share, every score and both algorithms."""
     exact.CANDIDATES = 8  # of all, so that slots outside may overrule
-    streams = [rows_of(case.stream, seed) for seed, case in enumerate(CASES)]
-    queue_ND = rows_of("clustered", 7)
+    cases = CASES if seed == 0 else [case._replace(stream=stream_of(seed)) for case in CASES]
+    streams = [rows_of(case.stream, seed + number) for number, case in enumerate(cases)]
+    queue_ND = rows_of("clustered", seed + 7)
 
     def memories(group: SingleProcess) -> list[dict[str, Any]]:
-        made = [MostDuplicated(case.score, case.compete) for case in CASES]
+        made = [MostDuplicated(case.score, case.compete) for case in cases]
         policies: list[tuple[Policy, Tensor]] = [*zip(made, streams, strict=True)]
         policies.append((Oldest(), queue_ND))
         return [fed(alike(group, policy), z_ND) for policy, z_ND in policies]
 
     by_rank, alone = together(ranks, memories), memories(SINGLE_PROCESS)
     for case, z_ND, parts, one in zip(
-        [*CASES, None], [*streams, queue_ND], zip(*by_rank, strict=True), alone, strict=True
+        [*cases, None], [*streams, queue_ND], zip(*by_rank, strict=True), alone, strict=True
     ):
         found = joined([*parts])
         assert found["valid"] == [[True, ""]] * ranks, (case, found["valid"])
@@ -127,6 +132,12 @@ def check_evictions(ranks: int) -> None:
             expected = joined([one])
             for name in ("left", "refused", "ids"):
                 assert found[name] == expected[name], (case, name)
+
+
+def check_many_evictions(ranks: int) -> None:
+    """The same of 210 streams, 30 for each policy, score and algorithm."""
+    for number in range(30):
+        check_evictions(ranks, 100 * number)
 
 
 def alike(group: SingleProcess, policy: Policy, **options: Any) -> WorkingMemory:

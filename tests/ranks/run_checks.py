@@ -17,9 +17,9 @@ from rank_checkpoints import (
     check_part_refused,
     check_restarts,
 )
-from rank_learning import check_gradients, check_steps, check_turns
+from rank_learning import check_devices, check_gradients, check_steps, check_turns
 from rank_losses import check_losses
-from rank_memory import check_evictions, check_images
+from rank_memory import check_evictions, check_images, check_many_evictions
 from rank_refusals import check_refusals
 
 CHECKS: dict[str, tuple[Callable[[int], None], Sequence[int]]] = {
@@ -27,6 +27,7 @@ CHECKS: dict[str, tuple[Callable[[int], None], Sequence[int]]] = {
     "images": (check_images, (2, 4)),
     "losses": (check_losses, (2, 4)),
     "gradients": (check_gradients, (4,)),
+    "devices": (check_devices, (2,)),
     "turns": (check_turns, (2,)),
     "steps": (check_steps, (2, 4)),
     "restarts": (check_restarts, (2,)),
@@ -36,12 +37,16 @@ CHECKS: dict[str, tuple[Callable[[int], None], Sequence[int]]] = {
     "journal shares": (check_journal_shares, (2, 4)),
 }
 """By name: what is checked, and on how many ranks."""
+LONG: dict[str, tuple[Callable[[int], None], Sequence[int]]] = {
+    "many evictions": (check_many_evictions, (2, 4)),
+}
+"""Those that are asked for by name alone, as by `make chaos`."""
 
 
 def main(names: Sequence[str]) -> None:
     torch.set_num_threads(1)
     for name in names or CHECKS:
-        check, counts = CHECKS[name]
+        check, counts = (CHECKS | LONG)[name]
         for ranks in counts:
             fault = ""
             try:
