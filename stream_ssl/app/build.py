@@ -34,6 +34,7 @@ from stream_ssl.learning.checkpoint import Checkpointer
 from stream_ssl.learning.checks import check_batch, check_labels
 from stream_ssl.learning.encoder import ResNet
 from stream_ssl.learning.learner import Learner, Stream
+from stream_ssl.learning.models import Model, called, freeze_stages, load_weights
 from stream_ssl.learning.optimiser import OptimiserSettings
 from stream_ssl.learning.pace import Pace
 from stream_ssl.learning.projector import Projector
@@ -52,15 +53,34 @@ def method(settings: Namespace) -> Method:
     `settings` has been through `parser.instantiate`, as for all functions here.
     """
     randomness.seed_everything(settings.learner.seed)
-    encoder: ResNet | MLP
-    if (found := vectors(settings)) is not None and found.dim is not None:
-        encoder = MLP(found.dim, found.widths)
-    else:
-        encoder = ResNet(channels=settings.decoder.channels, **settings.encoder)
+    encoder = backbone(settings)
     projector = Projector(encoder.dim, **settings.projector)
     module, _, name = settings.method.class_path.rpartition(".")
     chosen: type[Method] = getattr(importlib.import_module(module), name)
     return chosen(encoder, projector, settings.loss, **settings.method.init_args)
+
+
+def backbone(settings: Namespace) -> ResNet | MLP | Model:
+    """The encoder: with the weights of its file, where one is named, and its stages frozen.
+
+    Raises:
+        ValueError: the network does not fit the images, or the weights the network.
+    """
+    if (found := vectors(settings)) is not None and found.dim is not None:
+        return MLP(found.dim, found.widths)
+    own = settings.encoder.as_dict()
+    model, head, weights, frozen = (own.pop(n) for n in ("model", "head", "weights", "frozen"))
+    encoder: ResNet | Model
+    if model is None:
+        if head is not None:
+            raise ValueError(f"encoder.head {head!r} is a layer of encoder.model, which is null")
+        encoder = ResNet(channels=settings.decoder.channels, **own)
+    else:
+        encoder = Model(called(model), image_shape(settings), head)
+    if weights is not None:
+        load_weights(encoder, weights, head)
+    freeze_stages(encoder, frozen)
+    return encoder
 
 
 def vectors(settings: Namespace) -> Vectors | None:
@@ -73,7 +93,9 @@ def decoder(settings: Namespace) -> Decoder | VectorDecoder:
     """Payloads to pixels, or to the bytes of vectors."""
     found = vectors(settings)
     if found is None:
-        return Decoder(**settings.decoder)
+        options = settings.decoder.as_dict()
+        own = options.pop("subclass")
+        return Decoder(**options) if own is None else called(own, **options)
     assert found.dim is not None
     return VectorDecoder(found.dim, found.dtype)
 
@@ -349,11 +371,18 @@ def without_effect(config: Mapping[str, Any]) -> list[str]:
     mixed = (loss.get("init_args") or {}).get("aggregation") == "mixed"
     vectors = (config.get("vectors") or {}).get("dim")
     image_options = ("views", Views), ("encoder", ResNet)
+    model = (config["encoder"].get("model") or {}).get("class_path")
+    transform = (config["views"].get("transform") or {}).get("class_path")
     rules: list[tuple[Callable[..., Any], str, tuple[str, ...], bool, str]] = [
         (Vectors, "vectors", ("dtype", "widths", "noise", "dropout", "mix"), vectors is None,
          "vectors.dim is null, and the stream is of images"),
         *((owner, path, tuple(inspect.signature(owner).parameters), vectors is not None,
            f"vectors.dim is {vectors}, and it is of images") for path, owner in image_options),
+        (ResNet, "encoder", ("width", "depths", "stem", "block"), model is not None,
+         f"encoder.model is {model}"),
+        (Views, "views", ("crop", "flip", "brightness", "contrast", "saturation", "hue", "jitter",
+                          "grey", "blur"), transform is not None,
+         f"views.transform is {transform}"),
         (Views, "views", ("saturation", "hue", "grey"), decoder["channels"] == 1,
          "images are grey (decoder.channels is 1)"),
         (OptimiserSettings, "optimiser", ("momentum",), optimiser != "sgd",

@@ -211,6 +211,15 @@ def _add_learner(parser: ArgumentParser) -> None:
 
     _section(parser, Vectors, "vectors")
     _section(parser, Decoder, "decoder")
+    parser.add_subclass_arguments(
+        Decoder,
+        "decoder.subclass",
+        skip={"size", "channels", "fit", "max_pixels"},
+        instantiate=False,
+        required=False,
+        default=None,
+        help="class path of a Decoder of your own, made with the options above and its init_args",
+    )
     _section(parser, Quarantine, "quarantine", skip={"folder", "clock"})
     _section(
         parser,
@@ -219,6 +228,7 @@ def _add_learner(parser: ArgumentParser) -> None:
         skip={"reader", "decoder", "quarantine", "start", "clock", "share", "journal"},
     )
     _section(parser, ResNet, "encoder", skip={"channels"})
+    _add_model(parser)
     _section(parser, Projector, "projector", skip={"features"})
     _section(parser, Views, "views", skip={"size", "channels"})
     parser.add_subclass_arguments(
@@ -258,6 +268,41 @@ def _add_learner(parser: ArgumentParser) -> None:
     )
     parser.add_argument(
         "--classes", type=int, default=0, help="number of classes, where labels are known"
+    )
+
+
+def _add_model(parser: ArgumentParser) -> None:
+    from torch.nn import Module
+
+    add = parser.add_argument
+    parser.add_subclass_arguments(
+        Module,
+        "encoder.model",
+        instantiate=False,
+        required=False,
+        default=None,
+        help="class path of another network, such as torchvision.models.resnet18, with its "
+        "init_args; null: the ResNet of width, depths, stem and block",
+    )
+    add(
+        "--encoder.head",
+        type=str | None,
+        default=None,
+        help="layer of encoder.model that is taken off, so that it gives features: fc of "
+        "torchvision's ResNets",
+    )
+    add(
+        "--encoder.weights",
+        type=Path | None,
+        default=None,
+        help="safetensors file that a new run's encoder begins with",
+    )
+    add(
+        "--encoder.frozen",
+        type=list[str],
+        default=[],
+        help="stages that are not trained, such as [conv1, bn1, layer1]; their BatchNorm uses its "
+        "averages",
     )
 
 

@@ -30,7 +30,6 @@ from stream_ssl.learning.checkpoint import (
     checkpoint_damage,
     damage,
 )
-from stream_ssl.learning.encoder import ResNet
 from stream_ssl.learning.projector import Projector
 from stream_ssl.learning.randomness import OwnRandomness
 from stream_ssl.learning.vectors import VectorViews
@@ -50,7 +49,7 @@ Of = Literal["features", "embeddings"]
 
 ENCODER = "encoder.json"
 WEIGHTS = "encoder.safetensors"
-EXPORT_FORMAT = 1  # raised when an older reader could not read it
+EXPORT_FORMAT = 2  # raised when an older reader could not read it
 
 SECTIONS = (
     "vectors",
@@ -63,7 +62,11 @@ SECTIONS = (
     "method",
     "learner",
 )
-"""Of a run's configuration what its encoder depends on. What else it names may be gone by now."""
+"""Of a run's configuration what its network depends on. What else it names may be gone by now."""
+
+
+PARTS = ("vectors", "decoder", "encoder", "projector", "views")
+"""Of these what an exported encoder depends on."""
 
 
 class Encoder(nn.Module):
@@ -107,9 +110,8 @@ class Encoder(nn.Module):
         self.requires_grad_(False).eval()
 
     def forward(self, image_BCHW: Tensor) -> Tensor:
-        if isinstance(self.decoder, VectorDecoder) and image_BCHW.is_floating_point():
-            kept_BD = image_BCHW.to(getattr(torch, self.decoder.dtype)).contiguous()
-            image_BCHW = kept_BD.view(torch.uint8)[:, :, None, None]
+        if isinstance(self.views, VectorViews) and image_BCHW.is_floating_point():
+            return self._encode(self.views.standardised(image_BCHW.to(self.views.mean.device)))
         # Of grey images two layouts are contiguous, and convolutions round in either differently.
         image_BCHW = image_BCHW.to(self.views.mean.device).clone(
             memory_format=torch.contiguous_format
@@ -186,6 +188,8 @@ def run_encoder(
         of: features are those of the trained encoder, embeddings those of the keys.
         load: puts weights into the network; None leaves those of before the first update.
     """
+    if load is not None:
+        settings.encoder.weights = None  # the file may be gone by now
     with OwnRandomness(0, torch.device("cpu")):  # the caller's generators stay as they are
         network = build.method(settings)
     if load is not None:
@@ -203,14 +207,19 @@ def stored_settings(stored: Mapping[str, Any], *of_memory: str) -> Namespace:
     Raises:
         ValueError: another version of this program wrote it.
     """
-    parser: ArgumentParser = config.learner_parser()
-    parser.exit_on_error = False
     kept = {section: stored[section] for section in SECTIONS if section in stored}
     memory = {name: stored["memory"].get(name) for name in ("capacity", *of_memory)}
+    return _settings(kept | {"memory": memory}, "the checkpoint's")
+
+
+def _settings(sections: Mapping[str, Any], whose: str) -> Namespace:
+    parser: ArgumentParser = config.learner_parser()
+    parser.exit_on_error = False
+    needed = {"batches": {"batch_size": 1}, "memory": {"capacity": 1}}  # have no defaults
     try:
-        settings: Namespace = parser.instantiate(parser.parse_object(kept | {"memory": memory}))
+        settings: Namespace = parser.instantiate(parser.parse_object(needed | dict(sections)))
     except ArgumentError as error:
-        raise ValueError(f"the checkpoint's configuration cannot be read: {error}") from error
+        raise ValueError(f"{whose} configuration cannot be read: {error}") from error
     return settings
 
 
@@ -228,20 +237,16 @@ def _exported(folder: Path, of: Of | None) -> Encoder:
             f"of is {of!r}, and {folder} was exported with --of {found['of']}: export the run "
             f"with --of {of}, or leave `of` out"
         )
-    part = {name: _with_tuples(found[name] or {}) for name in ("encoder", "projector", "views")}
-    decoder = Decoder(**found["decoder"])
+    sections = {name: found[name] for name in PARTS if found.get(name)}
+    sections["views"] = found["views"] | found["normalisation"]
+    settings = _settings(sections, f"{folder}: its")
     with torch.random.fork_rng(devices=[]):
-        backbone = ResNet(channels=decoder.channels, **part["encoder"])
-        projector = Projector(backbone.dim, **part["projector"]) if found["projector"] else None
-    views = Views(decoder.size, decoder.channels, **part["views"], **found["normalisation"])
+        backbone = build.backbone(settings)
+        projector = Projector(backbone.dim, **settings.projector) if found["projector"] else None
+    views, decoder = build.views(settings), build.decoder(settings)
     encoder = Encoder(backbone, projector, views, decoder, found["statistics"])
     encoder.networks.load_state_dict(load_file(folder / WEIGHTS))
     return encoder
-
-
-def _with_tuples(section: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON has no tuples: one that was stored comes back as a list."""
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in section.items()}
 
 
 def read_newest(place: Path, read: Callable[[Path], T]) -> T:

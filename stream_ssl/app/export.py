@@ -32,6 +32,7 @@ from stream_ssl import __version__
 from stream_ssl.app.encoder import (
     ENCODER,
     EXPORT_FORMAT,
+    PARTS,
     WEIGHTS,
     Encoder,
     Of,
@@ -40,6 +41,7 @@ from stream_ssl.app.encoder import (
     stored_settings,
 )
 from stream_ssl.app.failures import Failure, check_writable, missing_extra
+from stream_ssl.ingest.vectors import VectorDecoder
 from stream_ssl.learning.checkpoint import (
     MANIFEST,
     discard,
@@ -113,7 +115,6 @@ def export_encoder(checkpoint: Path, folder: Path, of: Of, onnx: bool) -> float 
         Failure: it differs by more than ONNX_TOLERANCE; then `folder` is as it was.
     """
     stored = facts(checkpoint)
-    check_images(checkpoint, stored["config"])
     encoder = load_encoder(checkpoint, of)
     difference = None
     with replacing(folder) as scratch:
@@ -133,26 +134,17 @@ def export_encoder(checkpoint: Path, folder: Path, of: Of, onnx: bool) -> float 
     return difference
 
 
-def check_images(checkpoint: Path, config: Mapping[str, Any]) -> None:
-    """Refuse a run on vectors.
-
-    Raises:
-        ValueError: it is one.
-    """
-    if (config.get("vectors") or {}).get("dim") is not None:
-        raise ValueError(
-            f"{checkpoint} learned from vectors, and runs on images alone are exported: use its "
-            "encoder by stream_ssl.load_encoder(RUN)"
-        )
-
-
 def describe(encoder: Encoder, stored: Mapping[str, Any]) -> dict[str, Any]:
     """What encoder.json holds: all that `load_encoder` needs beside the weights."""
-    settings = stored_settings(stored["config"])
-    sections = {
-        name: settings[name].as_dict() for name in ("decoder", "encoder", "projector", "views")
-    }
+    config = stored["config"]
+    settings = stored_settings(config)
+    sections = {name: settings[name].as_dict() for name in PARTS}
     views = sections.pop("views")
+    # As plain values: of a class its path. The weights that it began with are not asked for again.
+    views["transform"] = (config.get("views") or {}).get("transform")
+    sections["decoder"]["subclass"] = (config.get("decoder") or {}).get("subclass")
+    model = (config.get("encoder") or {}).get("model")
+    sections["encoder"] |= {"model": model, "weights": None}
     return sections | {
         "format": EXPORT_FORMAT,
         "version": __version__,
@@ -180,22 +172,20 @@ def check_onnx() -> None:
 
 
 def write_onnx(encoder: Encoder, path: Path) -> float:
-    """Write the encoder as ONNX, uint8 [batch, C, H, W] to float32 [batch, F], and compare it with
-    torch on batches of 1, 2 and 16; returns the largest difference, relative to the largest value.
+    """Write the encoder as ONNX, uint8 images [batch, C, H, W] or float32 vectors [batch, D] to
+    float32 [batch, F], and compare it with torch on batches of 1, 2 and 16; returns the largest
+    difference, relative to the largest value.
     """
     import onnxruntime
 
-    source = Synthetic(count=16, size=encoder.size, channels=encoder.channels, shift=0)
-    images = [
-        encoder.preprocess(np.frombuffer(sample.data, np.uint8).reshape(sample.shape or ()))
-        for sample, _ in source.samples()
-    ]
-    image_BCHW = torch.stack(images)
+    name, image_BCHW = "images", examples(encoder, 16)
+    if image_BCHW.is_floating_point():
+        name = "vectors"
     torch.onnx.export(
         encoder,
         (image_BCHW,),
         path,
-        input_names=["images"],
+        input_names=[name],
         output_names=[encoder.of],
         dynamic_shapes=({0: torch.export.Dim("batch")},),
         dynamo=True,
@@ -205,9 +195,21 @@ def write_onnx(encoder: Encoder, path: Path) -> float:
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     parts = [image_BCHW[:count] for count in (1, 2, 16)]
     expected = torch.cat([encoder(part_bCHW) for part_bCHW in parts])
-    answers = [session.run(None, {"images": part_bCHW.numpy()})[0] for part_bCHW in parts]
+    answers = [session.run(None, {name: part_bCHW.numpy()})[0] for part_bCHW in parts]
     difference = torch.from_numpy(np.concatenate(answers)) - expected
     return float(difference.abs().max() / expected.abs().max())
+
+
+def examples(encoder: Encoder, count: int) -> Tensor:
+    """What the encoder takes: synthetic images, or random vectors."""
+    if isinstance(encoder.decoder, VectorDecoder):
+        return torch.randn(count, encoder.decoder.dim, generator=torch.Generator().manual_seed(0))
+    source = Synthetic(count=count, size=encoder.size, channels=encoder.channels, shift=0)
+    images = [
+        encoder.preprocess(np.frombuffer(sample.data, np.uint8).reshape(sample.shape or ()))
+        for sample, _ in source.samples()
+    ]
+    return torch.stack(images)
 
 
 # -- The memory
@@ -235,11 +237,11 @@ def export_memory(
         tell: hears how many slots were read, and of how many.
 
     Raises:
-        ValueError: a later version wrote the memory, or it holds vectors.
+        ValueError: a later version wrote the memory.
         OSError: a file cannot be read or written.
     """
     stored = facts(checkpoint)
-    check_images(checkpoint, stored["config"])
+    dtype = Vectors(**(stored["config"].get("vectors") or {})).kept
     state = upgraded(memory_of(checkpoint))
     columns = part(state, "columns")
     embedding_KD = columns["embeddings"].numpy().astype(np.float32)
@@ -254,7 +256,8 @@ def export_memory(
             written = sum(len(part_B) for part_B in kept)
             with tarfile.open(scratch / f"memory-{shard:06d}.tar", "w") as tar:
                 for number, at in enumerate(np.flatnonzero(there_B), start=written):
-                    _add(tar, f"{number:09d}", image_BCHW[at], rows[start + at])
+                    member = encoded(image_BCHW[at], dtype)
+                    _add(tar, f"{number:09d}", member, rows[start + at])
             kept.append(start + np.flatnonzero(there_B))
             tell(stop, len(rows))
         slot_k = np.concatenate([np.empty(0, np.int64), *kept])
@@ -320,11 +323,20 @@ def images_of(
     return image_BCHW, there_B.numpy()
 
 
-def _add(tar: tarfile.TarFile, key: str, image_CHW: NDArray[np.uint8], row: dict[str, Any]) -> None:
+def encoded(image_CHW: NDArray[np.uint8], dtype: str | None) -> tuple[str, bytes]:
+    """A shard's member: of an image a PNG, of the bytes of a vector, whose dtype is given, a file
+    of NumPy's."""
+    out = io.BytesIO()
+    if dtype is not None:
+        np.save(out, np.frombuffer(image_CHW.tobytes(), dtype))
+        return "npy", out.getvalue()
     image_HWC = image_CHW.transpose(1, 2, 0)
-    png = io.BytesIO()
-    Image.fromarray(image_HWC[:, :, 0] if image_HWC.shape[2] == 1 else image_HWC).save(png, "PNG")
-    members = {"png": png.getvalue(), "json": json.dumps(row).encode()}
+    Image.fromarray(image_HWC[:, :, 0] if image_HWC.shape[2] == 1 else image_HWC).save(out, "PNG")
+    return "png", out.getvalue()
+
+
+def _add(tar: tarfile.TarFile, key: str, member: tuple[str, bytes], row: dict[str, Any]) -> None:
+    members = dict([member]) | {"json": json.dumps(row).encode()}
     if row["label"] >= 0:
         members["cls"] = str(row["label"]).encode()
     for suffix, data in members.items():

@@ -100,6 +100,8 @@ class Process:
         for line in build.without_effect(self._config):
             log.warning("%s", line)
         settings = parser.instantiate(settings)
+        if saved is not None:
+            settings.encoder.weights = None  # the checkpoint holds all of them
         self._serve(settings, stack)
         apart = saved is not None and saved.journals is not None
         part = self._part = ranks.part_of(settings, self._ranks, apart)

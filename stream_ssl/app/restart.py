@@ -21,15 +21,18 @@ log = logging.getLogger("stream_ssl.learner")
 
 FIXED = (
     # What the samples become, and in which batches.
-    *("decoder.size", "decoder.channels", "decoder.fit", "batches.batch_size"),
+    *("decoder.size", "decoder.channels", "decoder.fit", "decoder.subclass"),
+    "batches.batch_size",
     *("vectors.dim", "vectors.dtype", "vectors.widths", "vectors.noise", "vectors.dropout"),
     "vectors.mix",
     # The network; a checkpoint's tensors fit no other.
     *("encoder.width", "encoder.depths", "encoder.stem", "encoder.block"),
+    *("encoder.model", "encoder.head", "encoder.weights", "encoder.frozen"),
     *("projector.dim", "projector.hidden", "projector.batchnorm"),
     # What is learned.
     *("views.crop", "views.flip", "views.brightness", "views.contrast", "views.saturation"),
     *("views.hue", "views.jitter", "views.grey", "views.blur", "views.mean", "views.std"),
+    "views.transform",
     *("loss", "method", "optimiser.name", "learner.seed", "learner.anchors"),
     *("learner.stream_share", "learner.write_back", "learner.plain_keys", "learner.keys"),
     "learner.draw",
@@ -90,7 +93,7 @@ def merge(asked: Mapping[str, Any], run: Mapping[str, Any]) -> Restart:
         run: the one stored in the checkpoint. Options that it lacks, being older than they are, are
             taken from `asked`.
     """
-    run = _with_memory_defaults(_with_named_method(run))
+    run = _with_memory_defaults(_with_own_parts(_with_named_method(run)))
     config = {name: dict(v) if isinstance(v, Mapping) else v for name, v in asked.items()}
     kept, changed = [], []
     for path in FIXED:
@@ -172,6 +175,16 @@ def _with_named_method(run: Mapping[str, Any]) -> Mapping[str, Any]:
     if method is None or "class_path" in method:
         return run
     return {**run, "method": {"class_path": "stream_ssl.methods.MoCo", "init_args": method}}
+
+
+def _with_own_parts(run: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A run from before there was a choice of networks, transforms and decoders had ours."""
+    own: dict[str, dict[str, Any]] = {
+        "encoder": {"model": None, "head": None, "weights": None, "frozen": []},
+        "views": {"transform": None},
+        "decoder": {"subclass": None},
+    }
+    return {**run, **{name: own[name] | run[name] for name in own if run.get(name)}}
 
 
 def _with_memory_defaults(run: Mapping[str, Any]) -> Mapping[str, Any]:

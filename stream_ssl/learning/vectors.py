@@ -58,6 +58,11 @@ class Vectors:
             )
 
     @property
+    def kept(self) -> Dtype | None:
+        """dtype, of a run on vectors."""
+        return None if self.dim is None else self.dtype
+
+    @property
     def shape(self) -> tuple[int, int, int]:
         """(C, H, W) of the bytes of one vector, as the memory keeps them."""
         assert self.dim is not None
@@ -121,6 +126,10 @@ class VectorViews(nn.Module):
     @torch.no_grad()
     def plain(self, image_BCHW: Tensor) -> Tensor:
         """The vectors standardised and not changed, as evaluation wants them."""
-        value_BD = vectors_of(image_BCHW, self._dtype).float()
+        return self.standardised(vectors_of(image_BCHW, self._dtype))
+
+    def standardised(self, value_BD: Tensor) -> Tensor:
+        """The same of vectors [B, D], rounded to what the memory keeps."""
+        value_BD = value_BD.to(self._dtype).float()
         value_BD = value_BD - value_BD.mean(dim=1, keepdim=True)
         return value_BD / value_BD.std(dim=1, keepdim=True).clamp_min(1e-6)

@@ -37,6 +37,8 @@ class Views(nn.Module):
         blur: probability of a Gaussian blur, sigma 0.1 to 2 pixels.
         mean: subtracted at the end, one number a channel or one for all.
         std: divided by at the end, likewise.
+        transform: class path of a module from float32 images [B, C, H, W] in [0, 1] to such, in
+            place of all but mean and std.
 
     Raises:
         ValueError: an argument outside its range.
@@ -60,6 +62,7 @@ class Views(nn.Module):
         blur: float = 0.0,
         mean: Sequence[float] = (0.5,),
         std: Sequence[float] = (0.25,),
+        transform: nn.Module | None = None,
     ) -> None:
         super().__init__()
         _check(channels, crop, {"flip": flip, "jitter": jitter, "grey": grey, "blur": blur})
@@ -80,6 +83,9 @@ class Views(nn.Module):
                 steps.append(K.RandomContrast((1 - contrast, 1 + contrast), p=jitter))
         if blur:
             steps.append(K.RandomGaussianBlur((_odd(size), _odd(size)), (0.1, 2.0), p=blur))
+        if transform is not None:
+            steps = [transform]
+            _check_transform(transform, (channels, size, size))
         self.steps = nn.ModuleList(steps)
         self.register_buffer("mean", _per_channel(mean, channels, "mean"), persistent=False)
         self.register_buffer("std", _per_channel(std, channels, "std"), persistent=False)
@@ -99,7 +105,8 @@ class Views(nn.Module):
         # are read back half a dozen times a view.
         step: Any
         for step in self.steps:
-            step.set_rng_device_and_dtype(torch.device("cpu"), torch.float32)
+            if hasattr(step, "set_rng_device_and_dtype"):  # kornia's
+                step.set_rng_device_and_dtype(torch.device("cpu"), torch.float32)
         return self
 
     @torch.no_grad()
@@ -130,6 +137,27 @@ def _per_channel(values: Sequence[float], channels: int, name: str) -> Tensor:
     if name == "std" and min(values) <= 0:
         raise ValueError(f"std is {tuple(values)}: views are divided by it, so it must be positive")
     return torch.tensor(list(values), dtype=torch.float32).view(1, -1, 1, 1)
+
+
+def _check_transform(transform: nn.Module, shape: tuple[int, int, int]) -> None:
+    image_BCHW = torch.rand(2, *shape, generator=torch.Generator().manual_seed(0))
+    name = type(transform).__name__
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            view_BCHW = transform(image_BCHW)
+    except Exception as error:  # whatever a stranger's module raises
+        raise ValueError(
+            f"views.transform {name} takes no images [B, {shape[0]}, {shape[1]}, {shape[2]}]: "
+            f"{error}"
+        ) from error
+    if not isinstance(view_BCHW, Tensor) or view_BCHW.shape != image_BCHW.shape:
+        found = getattr(view_BCHW, "shape", type(view_BCHW).__name__)
+        raise ValueError(
+            f"views.transform {name} makes {found} of {tuple(image_BCHW.shape)}: a view has the "
+            "shape of its image"
+        )
+    if not view_BCHW.is_floating_point():
+        raise ValueError(f"views.transform {name} gives {view_BCHW.dtype}: views are floats")
 
 
 def _check(channels: int, crop: Range | None, chances: dict[str, float]) -> None:

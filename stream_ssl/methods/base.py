@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from stream_ssl.batch import Batch
 from stream_ssl.losses import Loss, LossOutput
 from stream_ssl.losses.base import check_choice
-from stream_ssl.methods.norm import Statistics, normalising_by
+from stream_ssl.methods.norm import Statistics, keep_frozen, normalising_by
 
 if TYPE_CHECKING:
     from memory import WorkingMemory
@@ -85,7 +85,7 @@ class Method(nn.Module, ABC):
         self.views, self.key_statistics = views, key_statistics
         self.dim = dim
         """D, which the memory must share."""
-        super().train()
+        Method.train(self)
 
     @abstractmethod
     def forward(
@@ -114,7 +114,14 @@ class Method(nn.Module, ABC):
             feature_BF: Tensor = self.encoder(image_BCHW)
         finally:
             self.encoder.train(was_training)
+            keep_frozen(self.encoder)
         return feature_BF.float()
+
+    def train(self, mode: bool = True) -> Self:
+        """As for any module, but frozen stages stay in evaluation mode."""
+        super().train(mode)
+        keep_frozen(self)
+        return self
 
     @property
     def trained(self) -> Iterable[nn.Parameter]:

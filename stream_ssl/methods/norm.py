@@ -67,5 +67,21 @@ def normalising_by(statistics: Statistics, *modules: nn.Module) -> Iterator[None
 
 
 def batchnorms(module: nn.Module) -> list[_BatchNorm]:
-    """Every BatchNorm of a network."""
-    return [layer for layer in module.modules() if isinstance(layer, _BatchNorm)]
+    """Every BatchNorm of a network that is not frozen."""
+    layers = (layer for layer in module.modules() if isinstance(layer, _BatchNorm))
+    return [layer for layer in layers if not getattr(layer, "frozen", False)]
+
+
+def freeze(stage: nn.Module) -> None:
+    """No gradient from here on, and evaluation mode, which `Method.train` leaves: BatchNorm uses
+    its averages and does not change them."""
+    stage.requires_grad_(False).eval()
+    for module in stage.modules():
+        module.frozen = True  # type: ignore[assignment]
+
+
+def keep_frozen(module: nn.Module) -> None:
+    """Evaluation mode for what is frozen, after `train()` has reached it."""
+    for part in module.modules():
+        if getattr(part, "frozen", False):
+            part.training = False

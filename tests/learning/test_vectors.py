@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import io
 import json
+import tarfile
 from contextlib import closing
 from pathlib import Path
 
 import numpy as np
+import onnxruntime
 import pytest
 import torch
+from evaluation_run import write_run
 from harness import TINY
 from learning_world import steps
 from torch import Tensor
 
 from memory.descriptors import Vector
+from memory.state import part
 from producers import Producer
-from stream_ssl.app import build, config
+from stream_ssl import load_encoder
+from stream_ssl.app import build, cli, config
 from stream_ssl.batch import START
 from stream_ssl.ingest.decode import BadSample, Decoder
 from stream_ssl.ingest.journal import Entry, Journal, JournalReader
 from stream_ssl.ingest.vectors import VectorDecoder
+from stream_ssl.learning.checkpoint import memory_of
 from stream_ssl.learning.vectors import Vectors, VectorViews
 from stream_ssl.wire import Data, Sample, sample_of
 
@@ -200,6 +207,34 @@ def test_a_stream_of_vectors_becomes_an_encoder(tmp_path: Path) -> None:
     sent = {value_D.tobytes() for value_D in stream[0]}
     assert {bytes(row.numpy()) for row in kept_BD} <= sent
     assert after > before + 0.05, (before, after)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_a_run_on_vectors_is_exported(dtype: str, tmp_path: Path) -> None:
+    vectors, memory = {"dim": DIM, "widths": [16, 8], "dtype": dtype}, {"capacity": 32}
+    memory |= {"descriptor": {"class_path": "Vector", "init_args": {"dtype": dtype}}}
+    (checkpoint,) = write_run(tmp_path / "run", vectors=vectors, memory=memory, held=20)
+    arguments = ["--encoder", str(tmp_path / "encoder"), "--memory", str(tmp_path / "memory")]
+    assert cli.main(["export", str(tmp_path / "run"), *arguments]) == 0
+    run, exported = (load_encoder(place) for place in (tmp_path / "run", tmp_path / "encoder"))
+    value_BD = torch.randn(5, DIM)
+    feature_BF = run(value_BD)
+    assert feature_BF.shape == (5, 8)
+    assert torch.equal(exported(value_BD), feature_BF)
+    kept_BD = value_BD.to(getattr(torch, dtype))
+    assert torch.equal(run(kept_BD.view(torch.uint8)[:, :, None, None]), feature_BF)
+    session = onnxruntime.InferenceSession(tmp_path / "encoder" / "encoder.onnx")
+    (answer_BF,) = session.run(None, {"vectors": value_BD.numpy()})
+    assert np.abs(answer_BF - feature_BF.numpy()).max() <= 1e-4 * feature_BF.abs().max()
+
+    image_KCHW = part(memory_of(checkpoint), "columns")["images"]
+    with tarfile.open(tmp_path / "memory" / "memory-000000.tar") as tar:
+        members = {name: tar.extractfile(name).read() for name in tar.getnames()}
+    assert len(members) >= 2 * 20
+    for number in range(20):
+        found_D = np.load(io.BytesIO(members[f"{number:09d}.npy"]))
+        assert (found_D.dtype, found_D.shape) == (np.dtype(dtype), (DIM,))
+        assert found_D.tobytes() == bytes(image_KCHW[number].flatten().numpy())
 
 
 def test_the_producer_takes_arrays_of_floats(tmp_path: Path) -> None:
