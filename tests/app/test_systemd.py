@@ -145,13 +145,21 @@ class Machine:
         for entry in found.get("LoadCredential", []):
             name, _, source = self._here(entry).partition(":")
             shutil.copy(source, credentials / name)
-        line = self._here(found["ExecStart"][0])
-        for name, value in {**variables, "CREDENTIALS_DIRECTORY": str(credentials)}.items():
-            line = line.replace(f"${{{name}}}", value).replace(f"${name}", value)
-        program, *words = shlex.split(line)
-        assert program == "/opt/stream-ssl/bin/stream-ssl"
+        words = self.words(unit, CREDENTIALS_DIRECTORY=str(credentials), **variables)
         told = {"NOTIFY_SOCKET": listener.path, "WATCHDOG_USEC": "1500000"}
         return Forked(at_root, words, told, output=self.folder / f"{unit}.log")
+
+    def words(self, unit: str, **variables: str) -> list[str]:
+        """A unit's command; of its environment the file's variables win."""
+        found = options(unit)
+        pairs = [pair for entry in found["Environment"] for pair in shlex.split(entry)]
+        own = dict(pair.split("=", 1) for pair in pairs)
+        line = found["ExecStart"][0]
+        for name, value in {**own, **variables}.items():
+            line = line.replace(f"${{{name}}}", value).replace(f"${name}", value)
+        program, *words = shlex.split(self._here(line))
+        assert program == "/opt/stream-ssl/bin/stream-ssl"
+        return words
 
     def _here(self, text: str) -> str:
         text = text.replace("/etc/stream-ssl", str(self.etc)).replace("%i", "front")
@@ -182,6 +190,17 @@ def test_the_units_take_samples_train_and_stop(tmp_path: Path) -> None:
             heard[name].wait_for("STOPPING=1")
 
 
+def test_the_unit_of_a_broker_spools_nothing(tmp_path: Path) -> None:
+    machine, unit = Machine(tmp_path), "stream-ssl-producer@.service"
+    camera = machine.words(unit, SOURCE="camera", TO="tcp://base:5557")
+    spool = str(tmp_path / "stream-ssl-producer" / "front" / "spool")
+    assert camera[-4:] == ["--producer.on_full", "spool", "--producer.spool", spool]
+    assert machine.words(unit, SOURCE="kafka", TO="tcp://base:5557", OPTIONS="") == [
+        *("produce", "kafka"),
+        *camera[2:-4],
+    ]
+
+
 def test_each_unit_is_locked_down_and_waits_longer_than_a_stop_takes() -> None:
     assert len(SERVICES) == 3
     for path in SERVICES:
@@ -193,7 +212,7 @@ def test_each_unit_is_locked_down_and_waits_longer_than_a_stop_takes() -> None:
             ("RestartPreventExitStatus", "2"),
         ):
             assert found[name] == [value], f"{path.name}: {name}"
-        assert "MALLOC_ARENA_MAX=2" in found["Environment"][0]
+        assert "MALLOC_ARENA_MAX=2" in " ".join(found["Environment"])
     assert options("stream-ssl-learner.service")["TimeoutStopSec"] == ["10min"]
 
 
