@@ -7,6 +7,7 @@ from producers.sources.crawl import Crawl
 from producers.sources.idx import IdxDataset
 from producers.sources.image_folder import ImageFolder
 from producers.sources.kafka import Kafka
+from producers.sources.lerobot import LeRobot
 from producers.sources.mcap import McapFiles
 from producers.sources.nats import Nats
 from producers.sources.npy import NpyVectors
@@ -23,6 +24,7 @@ SOURCES: dict[str, type[Source]] = {
     "idx": IdxDataset,
     "images": ImageFolder,
     "kafka": Kafka,
+    "lerobot": LeRobot,
     "mcap": McapFiles,
     "nats": Nats,
     "npy": NpyVectors,
@@ -41,6 +43,7 @@ __all__ = [
     "IdxDataset",
     "ImageFolder",
     "Kafka",
+    "LeRobot",
     "McapFiles",
     "Nats",
     "NpyVectors",

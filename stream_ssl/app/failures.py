@@ -31,7 +31,8 @@ EXTRAS = {
     "rosbags": "rosbag",
     **dict.fromkeys(("nats", "nkeys"), "nats"),
     "confluent_kafka": "kafka",
-    **dict.fromkeys(("httpx", "httpcore", "sniffio", "protego", "pyarrow"), "crawl"),
+    **dict.fromkeys(("httpx", "httpcore", "sniffio", "protego"), "crawl"),
+    "pyarrow": "lerobot",  # crawl has it as well, and misses httpx first
 }
 """Which extra of the package brings a module."""
 

@@ -10,6 +10,7 @@ import jsonargparse
 import msgpack
 import numpy as np
 import pytest
+from lerobot_files import write_lerobot
 from robot_files import ROS1, ROS2, drive, write_bag, write_mcap
 from source_files import (
     age,
@@ -28,6 +29,7 @@ from producers.sources import (
     CifarBinary,
     IdxDataset,
     ImageFolder,
+    LeRobot,
     McapFiles,
     NpyVectors,
     RosBags,
@@ -99,6 +101,12 @@ def rosbag(folder: Path, **settings: object) -> Source:
     return RosBags(str(folder / "a.bag"), epochs=2, **settings)
 
 
+def lerobot(folder: Path, **settings: object) -> Source:
+    if not folder.is_dir() or not (folder / "meta").exists():
+        write_lerobot(folder, "v3.0")
+    return LeRobot(folder, episodes="1:", epochs=2, **settings)
+
+
 def npy(folder: Path, **settings: object) -> Source:
     folder.mkdir(exist_ok=True)
     np.save(folder / "train.npy", np.random.default_rng(0).normal(size=(12, 6)).astype(np.float16))
@@ -111,6 +119,7 @@ BUILDERS: dict[str, Callable[..., Source]] = {
     "cifar": cifar,
     "idx": idx,
     "images": images,
+    "lerobot": lerobot,
     "mcap": mcap,
     "npy": npy,
     "rosbag": rosbag,

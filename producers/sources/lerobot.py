@@ -1,0 +1,267 @@
+"""LeRobot data sets: episodes of robots as Parquet and MP4, formats v2.1 and v3.0."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from producers.sources.fields import digest, fitting_meta, short_id
+from producers.sources.finite import select
+from producers.sources.frames import Frames
+from producers.sources.recordings import DamagedError, Recordings, Where
+from producers.sources.video import VideoFiles, ahead, creation_time, opened, time_base
+from stream_ssl.wire.sample import Sample
+
+if TYPE_CHECKING:
+    from av import VideoFrame
+
+VERSIONS = ("v2.1", "v3.0")
+COLUMNS = ["frame_index", "timestamp", "task_index"]
+
+
+@dataclass(frozen=True)
+class Clip:
+    """One camera's film of one episode."""
+
+    episode: int
+    camera: str
+    length: int  # frames
+    table: Path
+    video: Path
+    begins: float  # seconds into the video
+
+
+class LeRobot(VideoFiles):
+    """Frames of a LeRobot data set on disk, episode after episode and in each camera after camera.
+
+    Sample ids are CAMERA/EPISODE#FRAME, labels the index of the task. Capture time is the creation
+    time of the video file (that of its last change, less its duration, where it does not tell) plus
+    the frame's place in it: the format keeps times within an episode alone, which meta has as
+    `seconds`. What cannot be read is logged, counted in `skipped` and left out.
+
+    Args:
+        root: the data set's folder, with meta/info.json in it.
+        episodes: which to send: "start:stop:step" as Python slices, or a list of indices.
+        cameras: names of features, such as observation.images.top; null: all of dtype video.
+        epochs: passes to make; null: endless.
+        name: the source's name.
+
+    Raises:
+        FileNotFoundError: there is no such data set.
+        ValueError: it is of another format, or an argument breaks its rule.
+        ModuleNotFoundError: PyArrow, PyAV or Pillow is not installed.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        episodes: list[int] | str | None = None,
+        cameras: list[str] | None = None,
+        epochs: int | None = 1,
+        name: str = "lerobot",
+        **frames: Any,
+    ) -> None:
+        import av  # noqa: F401
+        import pyarrow  # noqa: F401  # a machine without them is to say so at once
+
+        self._frames, self._root = Frames(**frames), Path(root)
+        self._info = described(self._root)
+        videos = [n for n, f in self._info["features"].items() if f.get("dtype") == "video"]
+        self._cameras = videos if cameras is None else list(cameras)
+        wrong = [camera for camera in self._cameras if camera not in videos]
+        if wrong or not self._cameras:
+            raise ValueError(
+                f"{root}: {wrong[0] if wrong else 'no camera'!r} is none of its videos, which are: "
+                f"{', '.join(videos) or 'none (images in Parquet are not read)'}"
+            )
+        index_E = select(int(self._info["total_episodes"]), episodes)
+        if not len(index_E):
+            raise ValueError(
+                f"{root}: episodes {episodes!r} of {self._info['total_episodes']}: none"
+            )
+        self._episodes: list[int] = index_E.tolist()
+        chosen = digest([json.dumps([self._episodes, self._cameras]).encode()])
+        facts = {**self._frames.facts, "chosen": chosen}
+        Recordings.__init__(
+            self, str(self._root / "meta" / "info.json"), epochs, name, "LeRobot data set", facts
+        )
+        self._tasks = dict(tasks(self._root))
+
+    def _recorded(self, path: Path, after: Where | None) -> Iterator[tuple[Sample, Where]]:
+        """A place is [clip, frame]."""
+        del path  # meta/info.json, which names all others
+        rows = {row["episode_index"]: row for row in episode_rows(self._root)}
+        clips = [(e, camera) for e in self._episodes for camera in self._cameras]
+        first, last = (0, -1) if after is None else after
+        for number, (episode, camera) in enumerate(clips[first:], start=first):
+            try:
+                if episode not in rows:
+                    raise DamagedError("meta/episodes does not have it")
+                clip = clip_of(self._root, self._info, rows[episode], camera)
+                for sample, frame in self._filmed(clip, last if number == first else -1):
+                    yield sample, (number, frame)
+            except (DamagedError, OSError, KeyError, ValueError) as error:
+                self.skipped.note("damaged", f"{camera} of episode {episode}", error)
+            if self._stopped.is_set():
+                return
+
+    def _filmed(self, clip: Clip, last: int) -> Iterator[tuple[Sample, int]]:
+        """A clip's frames behind frame `last`, with their numbers."""
+        begun, row_N = creation_time(clip.video), frame_rows(clip)
+        chosen = self._in_clip(clip, last)
+        for (frame, number), payload in ahead(lambda each: self._frames.payload(each[0]), chosen):
+            row = row_N[number]
+            task = int(row["task_index"])
+            facts = {"episode": clip.episode, "frame": number, "camera": clip.camera}
+            facts |= {"seconds": round(float(row["timestamp"]), 6)}
+            yield (
+                Sample(
+                    id=short_id(f"{clip.camera}/{clip.episode}#{number}"),
+                    time=begun + frame.time,
+                    source=self.name,
+                    label=task if task >= 0 else None,
+                    meta=fitting_meta(facts, {"task": self._tasks.get(task)}),
+                    **payload,
+                ),
+                number,
+            )
+
+    def _in_clip(self, clip: Clip, last: int) -> Iterator[tuple[VideoFrame, int]]:
+        import av
+
+        fps, gate = float(self._info["fps"]), self._frames.gate()
+        with opened(clip.video, key_frames=False) as (_, stream):
+            unit = time_base(stream)
+        seconds = clip.begins + max(last, 0) / fps
+        sought, sent = round(seconds / unit) if seconds else None, last
+        why = "the film ends"
+        try:
+            for frame in self._from(clip.video, sought):
+                number = round((frame.time - clip.begins) * fps)
+                if number >= clip.length or self._stopped.is_set():
+                    return
+                if number == last >= 0:
+                    gate.takes(frame, number / fps)  # as when it was sent
+                elif number > sent:
+                    sent = number
+                    if gate.takes(frame, number / fps):
+                        yield frame, number
+        except av.FFmpegError as error:
+            why = str(error.strerror)
+        if sent + 1 < clip.length and not self._frames.key_frames:
+            rest = f"frames {sent + 1} to {clip.length - 1} of {clip.video}"
+            self.skipped.note("damaged", rest, why)
+
+
+def described(root: Path) -> dict[str, Any]:
+    """What meta/info.json says.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ValueError: it is none of a LeRobot data set, or of another version.
+    """
+    file = root / "meta" / "info.json"
+    if not file.is_file():
+        raise FileNotFoundError(f"{root} is no LeRobot data set: there is no meta/info.json in it")
+    try:
+        found: dict[str, Any] = json.loads(file.read_bytes())
+        version, features = found["codebase_version"], found["features"]
+        whole = float(found["fps"]) > 0 and int(found["total_episodes"]) >= 0
+        paths = isinstance(found["data_path"], str) and "video_path" in found
+        if not (isinstance(features, Mapping) and whole and paths):
+            raise ValueError("fps, features or paths are none")
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{file}: not what LeRobot writes: {error!r}") from None
+    if version not in VERSIONS:
+        raise ValueError(
+            f"{file}: format {version!r}; {' and '.join(VERSIONS)} are read. LeRobot's scripts "
+            "convert older ones"
+        )
+    return found
+
+
+def tables(folder: Path) -> Iterator[dict[str, Any]]:
+    """The rows of all Parquet files below a folder, but for the statistics."""
+    from pyarrow import parquet
+
+    for file in sorted(folder.rglob("*.parquet")):
+        names = parquet.read_schema(file).names
+        wanted = [name for name in names if not name.startswith("stats/")]
+        yield from parquet.read_table(file, columns=wanted).to_pylist()
+
+
+def lines(file: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a file of JSON lines."""
+    with file.open("rb") as text:
+        yield from (json.loads(line) for line in text if line.strip())
+
+
+def episode_rows(root: Path) -> Iterable[dict[str, Any]]:
+    """What meta says of each episode.
+
+    Raises:
+        DamagedError: it cannot be read.
+    """
+    jsonl = root / "meta" / "episodes.jsonl"
+    try:
+        return list(lines(jsonl) if jsonl.is_file() else tables(root / "meta" / "episodes"))
+    except (OSError, ValueError) as error:
+        raise DamagedError(f"what meta says of the episodes cannot be read: {error}") from error
+
+
+def tasks(root: Path) -> Iterator[tuple[int, str]]:
+    """The sentence of each task, as far as they are told."""
+    meta, jsonl = root / "meta", root / "meta" / "tasks.jsonl"
+    try:
+        if jsonl.is_file():
+            yield from ((row["task_index"], row["task"]) for row in lines(jsonl))
+        elif (meta / "tasks.parquet").is_file():
+            from pyarrow import parquet
+
+            for row in parquet.read_table(meta / "tasks.parquet").to_pylist():
+                index = row.pop("task_index")
+                yield from ((index, text) for text in row.values() if isinstance(text, str))
+    except (OSError, ValueError, KeyError):
+        return  # samples go without them
+
+
+def clip_of(root: Path, info: Mapping[str, Any], row: Mapping[str, Any], camera: str) -> Clip:
+    """Where an episode's film of a camera lies."""
+    episode = int(row["episode_index"])
+    if info["codebase_version"] == "v3.0":
+        at = {"chunk_index": row["data/chunk_index"], "file_index": row["data/file_index"]}
+        of_video = {k: row[f"videos/{camera}/{k}"] for k in ("chunk_index", "file_index")}
+        begins = float(row[f"videos/{camera}/from_timestamp"])
+    else:
+        chunk = episode // int(info.get("chunks_size", 1000))
+        at = of_video = {"episode_chunk": chunk, "episode_index": episode}
+        begins = 0.0
+    table = root / info["data_path"].format(**at)
+    video = root / info["video_path"].format(video_key=camera, **of_video)
+    for path in (table, video):
+        if not path.resolve().is_relative_to(root.resolve()):
+            raise ValueError(f"{path} lies outside the data set")
+    return Clip(episode, camera, int(row["length"]), table, video, begins)
+
+
+def frame_rows(clip: Clip) -> dict[int, dict[str, Any]]:
+    """Of each frame of an episode its row of the data.
+
+    Raises:
+        DamagedError: the file cannot be read, or lacks frames.
+    """
+    from pyarrow import parquet
+
+    try:
+        rows = parquet.read_table(
+            clip.table, columns=COLUMNS, filters=[("episode_index", "==", clip.episode)]
+        ).to_pylist()
+    except (OSError, ValueError) as error:
+        raise DamagedError(f"{clip.table} cannot be read: {error}") from error
+    found = {int(row["frame_index"]): row for row in rows}
+    if set(found) < set(range(clip.length)):
+        raise DamagedError(f"{clip.table} has {len(found)} of {clip.length} frames")
+    return found

@@ -1,0 +1,104 @@
+"""Small LeRobot data sets, written by PyArrow and PyAV in the layout of formats v2.1 and v3.0."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import parquet
+from video_files import RATE, write_video
+
+CAMERAS = ("observation.images.top", "observation.images.wrist")
+TASKS = ("pick the cube", "place the cube")
+LENGTHS = (6, 12, 9)
+V2 = "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet"
+V2_VIDEO = "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4"
+V3 = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
+V3_VIDEO = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
+
+
+def write_lerobot(root: Path, version: str) -> Path:
+    """Three episodes of two cameras; v2.1 has a film of each, v3.0 one of all of them."""
+    three = version == "v3.0"
+    image = {"dtype": "video", "shape": [48, 64, 3], "names": ["height", "width", "channels"]}
+    features: dict[str, Any] = {"observation.state": {"dtype": "float32", "shape": [2]}}
+    info = {
+        "codebase_version": version,
+        "fps": RATE,
+        "total_episodes": len(LENGTHS),
+        "total_frames": sum(LENGTHS),
+        "chunks_size": 2 if not three else 1000,
+        "data_path": V3 if three else V2,
+        "video_path": V3_VIDEO if three else V2_VIDEO,
+        "features": features | dict.fromkeys(CAMERAS, image),
+    }
+    (root / "meta").mkdir(parents=True)
+    (root / "meta" / "info.json").write_text(json.dumps(info))
+    data = [rows_of(episode) for episode in range(len(LENGTHS))]
+    if three:
+        write_v3(root, data)
+    else:
+        write_v2(root, data)
+    return root
+
+
+def rows_of(episode: int) -> list[dict[str, Any]]:
+    begins = sum(LENGTHS[:episode])
+    return [
+        {
+            "observation.state": [0.0, float(n)],
+            "timestamp": n / RATE,
+            "frame_index": n,
+            "episode_index": episode,
+            "index": begins + n,
+            "task_index": episode % 2,
+        }
+        for n in range(LENGTHS[episode])
+    ]
+
+
+def table(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    parquet.write_table(pa.Table.from_pylist(rows), path)
+
+
+def film(path: Path, frames: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_video(path, frames)
+
+
+def write_v2(root: Path, data: list[list[dict[str, Any]]]) -> None:
+    for episode, rows in enumerate(data):
+        at = {"episode_chunk": episode // 2, "episode_index": episode}
+        table(root / V2.format(**at), rows)
+        for camera in CAMERAS:
+            film(root / V2_VIDEO.format(video_key=camera, **at), len(rows))
+    episodes = [
+        {"episode_index": n, "tasks": [TASKS[n % 2]], "length": length}
+        for n, length in enumerate(LENGTHS)
+    ]
+    tasks = [{"task_index": n, "task": task} for n, task in enumerate(TASKS)]
+    for name, rows in (("episodes", episodes), ("tasks", tasks)):
+        (root / "meta" / f"{name}.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+
+
+def write_v3(root: Path, data: list[list[dict[str, Any]]]) -> None:
+    at = {"chunk_index": 0, "file_index": 0}
+    table(root / V3.format(**at), [row for rows in data for row in rows])
+    episodes = []
+    for camera in CAMERAS:
+        film(root / V3_VIDEO.format(video_key=camera, **at), sum(LENGTHS))
+    for n, length in enumerate(LENGTHS):
+        row: dict[str, Any] = {"episode_index": n, "length": length, "tasks": [TASKS[n % 2]]}
+        row |= {"data/chunk_index": 0, "data/file_index": 0, "stats/timestamp/max": [1.0]}
+        for camera in CAMERAS:
+            row[f"videos/{camera}/chunk_index"] = row[f"videos/{camera}/file_index"] = 0
+            row[f"videos/{camera}/from_timestamp"] = sum(LENGTHS[:n]) / RATE
+            row[f"videos/{camera}/to_timestamp"] = sum(LENGTHS[: n + 1]) / RATE
+        episodes.append(row)
+    table(root / "meta/episodes/chunk-000/file-000.parquet", episodes)
+    # As pandas writes it: the sentences are the index.
+    columns = {"task_index": [0, 1], "__index_level_0__": list(TASKS)}
+    parquet.write_table(pa.table(columns), root / "meta" / "tasks.parquet")
