@@ -69,15 +69,17 @@ def test_prometheus_takes_its_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not here")
-@pytest.mark.parametrize("overlay", ["cpu", "gpu"])
-def test_what_kustomize_makes_is_of_kubernetes_schemas(overlay: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("overlay", "kinds"), [("cpu", 11), ("gpu", 11), ("ranks", 8)])
+def test_what_kustomize_makes_is_of_kubernetes_schemas(
+    overlay: str, kinds: int, tmp_path: Path
+) -> None:
     shutil.copytree(DEPLOY / "kubernetes", tmp_path / "k")
     folder = tmp_path / "k" / "overlays" / overlay
     with (folder / "kustomization.yaml").open("a") as file:
         file.write(MONITORING)
     made = run("kubectl", "kustomize", folder)
-    assert made.count("\nkind: ") == 11
-    assert made.count("app.kubernetes.io/name: prometheus") == 2
+    assert made.count("\nkind: ") == kinds
+    assert made.count("app.kubernetes.io/name: prometheus") == (1 if overlay == "ranks" else 2)
     (tmp_path / "made.yaml").write_text(made)
     for version in KUBERNETES:
         said = run(BIN / "kubernetes-validate", "--strict", "-k", version, tmp_path / "made.yaml")
