@@ -52,7 +52,8 @@ def soak(folder: Path, seconds: float, every: float = 10.0, rate: float = 400.0)
         names = itertools.cycle(f"robot-{n}" for n in range(12))
         sending: dict[str, subprocess.Popen[bytes]] = {}
         end, totals = time.monotonic() + seconds, dict[str, int]()
-        with (folder / "soak.csv").open("a", newline="") as file:
+        # One client, as Prometheus keeps its connection: to make one takes longer than a scrape.
+        with (folder / "soak.csv").open("a", newline="") as file, httpx.Client(timeout=30.0) as web:
             table = csv.DictWriter(file, FIELDS)
             if not file.tell():
                 table.writeheader()
@@ -60,7 +61,7 @@ def soak(folder: Path, seconds: float, every: float = 10.0, rate: float = 400.0)
                 assert daemon.poll() is None, run.log("run")[-2000:]
                 tend(run, sending, names, totals, rate, draw)
                 for role in ROLES:
-                    table.writerow(look(run, folder, role))
+                    table.writerow(look(run, web, folder, role))
                 file.flush()
                 time.sleep(every)
         for producer in sending.values():
@@ -92,12 +93,12 @@ def tend(
         sending[name] = run.produce(totals[name], "--shape.rate", str(rate), name=name)
 
 
-def look(run: Processes, folder: Path, role: str) -> dict[str, float | str]:
+def look(run: Processes, web: httpx.Client, folder: Path, role: str) -> dict[str, float | str]:
     """One line of the table."""
     entry = load(folder)[role]
     pid = int(entry["pid"])
     began = time.monotonic()
-    httpx.get(f"{entry['http']}/metrics", timeout=30.0)
+    web.get(f"{entry['http']}/metrics").raise_for_status()
     scrape = time.monotonic() - began
     process = Path(f"/proc/{pid}")
     rollup = dict(
@@ -128,7 +129,7 @@ def findings(folder: Path) -> list[dict[str, Any]]:
         at = np.array([float(line["at"]) for line in looks])
         warm = at >= at[0] + WARM_UP * (at[-1] - at[0])
         columns = {
-            name: np.array([float(line[name]) for line in looks])[warm]
+            name: np.array([float(line[name] or "nan") for line in looks])[warm]
             for name in FIELDS
             if name != "role"
         }
@@ -146,7 +147,7 @@ def findings(folder: Path) -> list[dict[str, Any]]:
                     name: f"{columns[name].min():.0f}..{columns[name].max():.0f}"
                     for name in ("descriptors", "threads")
                 },
-                "scrape_ms": 1000 * float(np.median(columns["scrape"])),
+                "scrape_ms": 1000 * float(np.nanmedian(columns["scrape"])),
                 "restarts": len(set(columns["pid"])) - 1,
             }
         )
