@@ -63,14 +63,12 @@ class Ram:
     def next(self, timeout: float) -> Batch:  # noqa: ARG002
         self._next += 1
         ids_B = np.arange(BATCH, dtype=np.int64) + BATCH * self._next
-        zeros_B = np.zeros(BATCH)
         return Batch(
             images_BCHW=self._images[self._next % len(self._images)].transpose(0, 3, 1, 2),
             ids_B=ids_B,
             hashes_B=ids_B,
             labels_B=ids_B % 10,
-            times_B=zeros_B,
-            received_B=zeros_B,
+            received_B=np.zeros(BATCH),
             offset=Offset(self._next + 1, 0),
             rejected={},
         )

@@ -10,7 +10,7 @@ import hashlib
 import os
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -72,10 +72,6 @@ class Rows:
             images=images,
             multiplicity=None if self.multiplicity is None else self.multiplicity[at],
         )
-
-    def with_multiplicity(self, multiplicity: Tensor) -> Rows:
-        """The same rows, each standing for so many samples."""
-        return replace(self, multiplicity=multiplicity)
 
 
 class Columns:
@@ -142,7 +138,7 @@ class Columns:
         self._elsewhere = held - self.occupied
 
     def standing(self, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """Ids and births of what stands in these slots of all; 0 in one never filled."""
+        """Id and insertion time of what these slots of all shards hold; 0 in an empty one."""
         if self.group.size == 1:
             return self.ids[slots], self.born[slots]
         mine = self.group.mine(slots)

@@ -23,7 +23,7 @@ from memory.compute import to_host
 
 
 class RankLost(RuntimeError):
-    """Another rank died, hangs, or went another way; this one cannot go on."""
+    """Another rank died, hangs, or called another collective; this one cannot go on."""
 
 
 class SingleProcess:

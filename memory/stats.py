@@ -40,7 +40,7 @@ class MemoryStats:
         evicted: samples that left.
         refused: samples that never joined, refused duplicates and those merged included.
         expected_collisions: mean h over pairs of distinct slots (DUEL, Definition 2); 0 below two.
-        effective_classes: exponential of the entropy of the spectrum of Z^T Z / k, from 1 to D.
+        effective_rank: exponential of the entropy of the spectrum of Z^T Z / k, from 1 to D.
         age_p50, age_p90, age_max: since the samples of the occupied slots arrived.
         duplicates: samples found near-duplicates at admission, let in or not.
         merged: samples merged into another's multiplicity.
@@ -65,7 +65,7 @@ class MemoryStats:
     evicted: int
     refused: int
     expected_collisions: float
-    effective_classes: float
+    effective_rank: float
     age_p50: float
     age_p90: float
     age_max: float
@@ -105,7 +105,7 @@ def measure(columns: Columns, policy: Policy, totals: Totals, drift: Tensor) -> 
         evicted=totals.evicted,
         refused=totals.refused,
         expected_collisions=count_mean / max(1, columns.occupied_of_all - 1),
-        effective_classes=effective_classes(columns.z_kD),
+        effective_rank=effective_rank(columns.z_kD),
         age_p50=ages[0],
         age_p90=ages[1],
         age_max=ages[2],
@@ -140,12 +140,12 @@ def some_counts(columns: Columns, policy: Policy) -> Tensor:
     return policy.total(row_SA) - policy.score.apply_((row_SA * row_SA).sum(dim=1))
 
 
-def effective_classes(z_kD: Tensor) -> float:
+def effective_rank(z_kD: Tensor) -> float:
     """exp of the entropy of the eigenvalues of Z^T Z / k, which sum to 1; 0 for no rows.
 
     Orthogonal classes of equal size give their number: c classes, c equal eigenvalues.
 
-    >>> round(effective_classes(torch.eye(4).repeat(3, 1)), 6)
+    >>> round(effective_rank(torch.eye(4).repeat(3, 1)), 6)
     4.0
     """
     if len(z_kD) == 0:

@@ -169,7 +169,7 @@ class Producer:
         self._epoch = time.time_ns() if disk is None else disk.epoch
         self._numbers = itertools.count(1)
         self._pid, self._closed = os.getpid(), False
-        if on_full == "drop_oldest":  # whole packets go, so that they must be small
+        if on_full == "drop_oldest":  # whole packets are dropped, so keep them small
             packet_bytes = min(packet_bytes, max(1, buffer_bytes // 8))
         self._packer = Packer(packet_bytes, packet_samples)
         self._protocol = ProtocolState(

@@ -11,7 +11,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 Array = TypeVar("Array")
 
-COLUMNS = ("ids_B", "hashes_B", "labels_B", "images_BCHW", "times_B", "received_B")
+COLUMNS = ("ids_B", "hashes_B", "labels_B", "images_BCHW", "received_B")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -57,8 +57,7 @@ class Batch(Generic[Array]):
         hashes_B: int64, a 63-bit number of the pixels, > 0: equal for equal pixels; 0: unknown.
         labels_B: int64, the class; -1 where the stream carries none.
         images_BCHW: uint8 pixels.
-        times_B: float64, capture time, seconds since the Unix epoch.
-        received_B: float64, when the receiver took it, likewise.
+        received_B: float64, when the receiver took it, seconds since the Unix epoch.
         origins_B: where each came from; None for samples that the memory gave, and for those that
             waited in a checkpoint.
         slots_B: int64, the slots of the memory that the samples were drawn from; None: none were.
@@ -70,7 +69,6 @@ class Batch(Generic[Array]):
     hashes_B: Array | None = field(default=None, repr=False)
     labels_B: Array | None = field(default=None, repr=False)
     images_BCHW: Array | None = field(default=None, repr=False)
-    times_B: Array | None = field(default=None, repr=False)
     received_B: Array | None = field(default=None, repr=False)
     origins_B: Sequence[Origin | None] | None = field(default=None, repr=False)
     slots_B: Array | None = field(default=None, repr=False)

@@ -161,7 +161,7 @@ class Watch:
             **means,
             "age_p50": stats.age_p50,
             "age_p90": stats.age_p90,
-            "effective_classes": stats.effective_classes,
+            "effective_classes": stats.effective_rank,
             "distinct": distinct(self._memory),
         }
 

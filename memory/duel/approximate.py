@@ -28,7 +28,7 @@ POOL_ROWS = 2048
 """P, at most. A pool serves no more changes than it has slots."""
 
 FOLDED_SHARE = 16
-"""Of K: as many changes are taken up at once in the counts of all slots."""
+"""After K / 16 changes the counts of all slots are brought up to date, all at once."""
 
 POOL_SHARE = 8
 """Of K, where that is less."""

@@ -23,13 +23,13 @@ from memory.duel.simulate import simulate, slots_taken
 from memory.scores import BLOCK_ELEMENTS, Score
 
 CANDIDATES = 256
-"""Of all shards, for each proposal."""
+"""Slots of all shards among which the steps of a proposal are simulated."""
 
 STEPS = 128
 """Most newcomers of a proposal."""
 
 FEWEST_STEPS = 4
-"""More newcomers than held last time, where not all did."""
+"""By how much a proposal is longer than the part of the one before that held, at least."""
 
 NEWCOMERS = 256
 """Most newcomers whose similarities to all slots are held."""

@@ -19,7 +19,7 @@ from memory.compute import to_host
 from memory.eviction.base import Feedback, PolicyWrapper
 from memory.eviction.most_duplicated import MostDuplicated
 from memory.scores import VonMisesFisher
-from memory.stats import effective_classes
+from memory.stats import effective_rank
 
 NOT_YET = -1.0
 
@@ -138,12 +138,12 @@ class KappaBandit(PolicyWrapper):
         if columns.occupied < columns.capacity:
             return
         if self._before == NOT_YET:
-            self._before = effective_classes(columns.descriptors)
+            self._before = effective_rank(columns.descriptors)
             return
         self._batches += 1
         self._joined += feedback.inserted
         if self._batches >= self._interval and self._joined >= columns.capacity:
-            now = effective_classes(columns.descriptors)
+            now = effective_rank(columns.descriptors)
             self.arms.reward(self._arm, now - self._before)
             self._batches, self._joined, self._before = 0, 0, now
             arm = self.arms.choose()

@@ -47,7 +47,7 @@ class Policy(ABC):
     """Whether it chooses among the slots of all ranks (process_group.py), alike on each."""
 
     score: Score = Linear()
-    """By what the memory counts duplicates under this policy."""
+    """The similarity score h by which duplicates are counted under this policy."""
 
     columns: Columns
 

@@ -10,7 +10,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from producers.sources.base import Facts, Source, checked, misfit
+from producers.sources.base import Facts, Source, checked, misfit, stop_source
+from producers.sources.fields import check_ranges
 from stream_ssl.wire.sample import Position, Sample
 
 Kind = Literal["keep", "incremental", "blurred", "blocks", "concurrent"]
@@ -74,7 +75,7 @@ class Continual:
         seed: int = 0,
     ) -> None:
         tasks = classes if tasks is None else tasks
-        for what, value, low, high in (
+        check_ranges(
             ("classes", classes, 1, 2**20),
             ("tasks", tasks, 1, classes),
             ("per_task", 1 if per_task is None else per_task, 1, 2**62),
@@ -83,9 +84,7 @@ class Continual:
             ("concurrent", concurrent, 1, tasks if kind == "concurrent" else 2**31),
             ("imbalance", imbalance, 1.0, 1e9),
             ("seed", seed, 0, 2**62),
-        ):
-            if not low <= value <= high:
-                raise ValueError(f"{what} {value}: must lie in [{low:g}, {high:g}]")
+        )
         if kind not in ORDERS:
             raise ValueError(f"kind {kind!r}: choose one of {', '.join(ORDERS)}")
         if profile not in ("one", "tail"):
@@ -132,9 +131,7 @@ class Continual:
 
     def stop(self) -> None:
         """From any thread, as the source has it."""
-        stop = getattr(self.source, "stop", None)
-        if stop is not None:
-            stop()
+        stop_source(self.source)
 
     def _marked(self) -> Iterator[tuple[Sample, Position]]:
         for number, (sample, inner) in enumerate(ORDERS[self.kind](self), start=1):

@@ -6,7 +6,6 @@ Shapes: H x W pixels, C channels; a crop is h x w.
 from __future__ import annotations
 
 import itertools
-import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -16,8 +15,8 @@ from numpy.typing import NDArray
 
 from producers.shaping.parked import pixels_of
 from producers.shaping.repeat import encode, from_pixels
-from producers.sources.base import Facts, Source, place
-from producers.sources.fields import fitting_meta, short_id
+from producers.sources.base import Facts, Source, place, stop_source
+from producers.sources.fields import check_ranges, fitting_meta, short_id
 from producers.sources.finite import ENDLESS
 from stream_ssl.wire.sample import Position, Sample
 
@@ -184,24 +183,6 @@ def crop_resized(
         )
         level_HWC = below + weight * (above - below)
     return level_HWC
-
-
-def check_ranges(*rules: tuple[str, float, float, float]) -> None:
-    """Refuses a value outside its range; each rule is name, value, lowest, highest.
-
-    Raises:
-        ValueError: names the first that is.
-    """
-    for what, value, low, high in rules:
-        if not low <= value <= high or math.isnan(value):
-            raise ValueError(f"{what} {value}: must lie in [{low:g}, {high:g}]")
-
-
-def stop_source(source: Source) -> None:
-    """Ends a source that waits for something, where it can be ended."""
-    stop = getattr(source, "stop", None)
-    if stop is not None:
-        stop()
 
 
 def _episodes(

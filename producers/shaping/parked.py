@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from producers.shaping.repeat import decode, encode, from_pixels, moved
-from producers.sources.base import Facts, Source, misfit, place
-from producers.sources.fields import digest, fitting_meta, short_id
+from producers.sources.base import Facts, Source, misfit, place, stop_source
+from producers.sources.fields import check_ranges, digest, fitting_meta, short_id
 from producers.sources.finite import ENDLESS
 from stream_ssl.wire.sample import Position, Sample, short
 
@@ -36,7 +36,7 @@ class Parked:
     scene as a camera sees it again: moved by some pixels, with the edge drawn out, brighter or
     darker, and noised. A frame of a drive is the source's next image, as it is; where there is none
     left the stream ends. Parked stretches and drives alternate, their lengths geometric; each round
-    of stretches is parked before every scene once, in a new order.
+    of stretches visits every scene once, in a new order.
 
     A parked frame has the id SCENE~N, of the scene's own id and the frame's number, its label, and
     meta "duplicate_of" (the scene's id), "duplicate" ("near", or "exact" where nothing differs) and
@@ -72,7 +72,7 @@ class Parked:
         noise: int = 8,
         seed: int = 0,
     ) -> None:
-        for what, value, low, high in (
+        check_ranges(
             ("share", share, 0.001, 0.999),
             ("scenes", scenes, 1, 2**20),
             ("stretch", stretch, 1.0, 2.0**31),
@@ -80,9 +80,7 @@ class Parked:
             ("brightness", brightness, 0.0, 1.0),
             ("noise", noise, 0, 255),
             ("seed", seed, 0, ENDLESS),
-        ):
-            if not low <= value <= high:
-                raise ValueError(f"{what} {value}: must lie in [{low:g}, {high:g}]")
+        )
         self._drive = stretch * (1 - share) / share
         if self._drive < 1:
             raise ValueError(
@@ -113,9 +111,7 @@ class Parked:
 
     def stop(self) -> None:
         """From any thread, as the source has it."""
-        stop = getattr(self.source, "stop", None)
-        if stop is not None:
-            stop()
+        stop_source(self.source)
 
     def _run(
         self,

@@ -9,11 +9,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from producers.shaping.episodes import check_ranges, stop_source
 from producers.shaping.parked import pixels_of, seen_again
 from producers.shaping.repeat import encode, from_pixels
-from producers.sources.base import Facts, Source, misfit, place
-from producers.sources.fields import digest, fitting_meta, short_id
+from producers.sources.base import Facts, Source, misfit, place, stop_source
+from producers.sources.fields import check_ranges, digest, fitting_meta, short_id
 from producers.sources.finite import ENDLESS
 from stream_ssl.wire.sample import Position, Sample
 

@@ -12,6 +12,7 @@ import numpy as np
 from producers.shaping.rate import RateLimit
 from producers.shaping.repeat import NearBy, repeat
 from producers.sources.base import Facts, Source, checked, misfit
+from producers.sources.fields import check_ranges
 from stream_ssl.wire.sample import Position, Sample
 
 Order = Literal["keep", "iid", "sequential", "blurred"]
@@ -75,7 +76,7 @@ class Shaped:
         limit: int | None = None,
         seed: int = 0,
     ) -> None:
-        for what, value, low, high in (
+        check_ranges(
             ("bias", bias, 1.0, 1e9),
             ("duplicates", duplicates, 0.0, 0.95),
             ("near", near, 0.0, 1.0),
@@ -84,9 +85,7 @@ class Shaped:
             ("blur", blur, 1, 2**31),
             ("limit", limit or 0, 0, 2**62),
             ("seed", seed, 0, 2**62),
-        ):
-            if not low <= value <= high:
-                raise ValueError(f"{what} {value}: must lie in [{low:g}, {high:g}]")
+        )
         if rate is not None:
             RateLimit(rate)
         self._stopped = threading.Event()

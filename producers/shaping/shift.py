@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from producers.shaping.episodes import check_ranges, stop_source
-from producers.sources.base import Facts, Source, place
+from producers.sources.base import Facts, Source, place, stop_source
+from producers.sources.fields import check_ranges
 from producers.sources.finite import ENDLESS
 from stream_ssl.wire.sample import Position, Sample
 

@@ -113,3 +113,10 @@ def misfit(name: str, what: str) -> ValueError:
         f"source {name!r}: the position does not fit: {what}. "
         "Give the source the settings and files it had, or start anew with position None"
     )
+
+
+def stop_source(source: Source) -> None:
+    """Ends a source that waits for something, where it can be ended."""
+    stop = getattr(source, "stop", None)
+    if stop is not None:
+        stop()

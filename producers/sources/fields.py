@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Mapping
 
 import msgpack
@@ -57,3 +58,14 @@ def fitting_meta(*facts: Mapping[str, object]) -> dict[str, Scalar] | None:
             room -= size
             meta[key] = value
     return meta or None
+
+
+def check_ranges(*rules: tuple[str, float, float, float]) -> None:
+    """Refuses a value outside its range; each rule is name, value, lowest, highest.
+
+    Raises:
+        ValueError: names the first that is.
+    """
+    for what, value, low, high in rules:
+        if not low <= value <= high or math.isnan(value):
+            raise ValueError(f"{what} {value}: must lie in [{low:g}, {high:g}]")

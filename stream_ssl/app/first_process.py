@@ -1,7 +1,7 @@
 """The learner as the first process of a container.
 
 LMDB tells the processes that read a journal apart by their ids: each locks the byte of that number.
-A receiver in a container of its own is process 1 there, so the learner must not be one as well.
+A receiver in a container of its own is process 1 there, so the learner must not have that id too.
 """
 
 from __future__ import annotations

@@ -63,9 +63,9 @@ class Batches:
     batch ends with its last good sample: bad ones right behind it belong to the next batch, as they
     do when one starts from `offset`. Records that the journal no longer has are skipped.
 
-    What is short of a batch when the stream pauses waits in the journal for more, and is `pending`,
-    not lag. No clock ends a batch early: it would be cut elsewhere when it is replayed after a
-    kill, and BatchNorm and in-batch negatives would see a handful of samples.
+    Samples that do not fill a batch when the stream pauses stay in the journal until more arrive;
+    they are `pending`, not lag. No clock ends a batch early: it would be cut elsewhere when it is
+    replayed after a kill, and BatchNorm and in-batch negatives would see a handful of samples.
 
     Args:
         reader: the journal; closed by whoever opened it, after this.
@@ -409,11 +409,9 @@ class Batcher:
         self._rejected: Counter[str] = Counter()
         self._origins: list[Origin | None] = []
         ids_B, hashes_B, labels_B = np.empty((3, self._size), np.int64)
-        times_B, received_B = np.empty((2, self._size), np.float64)
+        received_B = np.empty(self._size, np.float64)
         images_BCHW = np.empty(self._shape_BHWC, np.uint8).transpose(0, 3, 1, 2)
-        self._batch: Batch[NDArray[Any]] = Batch(
-            ids_B, hashes_B, labels_B, images_BCHW, times_B, received_B
-        )
+        self._batch: Batch[NDArray[Any]] = Batch(ids_B, hashes_B, labels_B, images_BCHW, received_B)
 
     @property
     def empty(self) -> bool:

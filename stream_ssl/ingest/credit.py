@@ -15,7 +15,7 @@ TURN_SECONDS = 0.25  # a turn of a producer that sends
 QUIET_SECONDS = 0.05  # a turn of a producer that does not
 DRAIN_SECONDS = 0.1  # without a message, after which an expired turn has nothing left in flight
 IDLE_SECONDS = 0.5  # with credit and without a message, after which a producer wants no more
-_PACKETS = 4  # that a turn's credit holds at least, of the producer's largest
+_PACKETS = 4  # least grant of a turn, in packets of the producer's largest size
 _LEAST = 256 << 10  # bytes of a turn's credit, where a packet may have so many
 
 

@@ -187,7 +187,6 @@ def _chunk(
         hashes_B=content_hashes(image_BHWC),
         labels_B=np.array(labels, np.int64),
         images_BCHW=image_BHWC.transpose(0, 3, 1, 2),
-        times_B=np.array([row["time"] for row in rows], np.float64),
         received_B=np.full(len(rows), task.record.received),
         origins_B=[
             Origin(task.record.producer, task.source, row["id"], row["time"]) for row in rows

@@ -25,7 +25,7 @@ _GAP_SECONDS = 1.0  # before the same gap is reported again: packets in flight a
 _PROBE_SECONDS = 10.0  # without a message, after which a session is probed with an ACK
 
 Send = Callable[[bytes, Message], bool | None]
-"""Sends to a connection: True sent, False cannot be now, None the connection is gone."""
+"""Sends to a connection. True: sent; False: it would block; None: the connection is gone."""
 
 
 @dataclass(slots=True)
@@ -40,8 +40,8 @@ class Session:
         credit: bytes granted, as last sent.
         credit_changed: when credit last began or ended.
         largest: bytes of its largest packet; 0: not known, or it may wait to send a larger one.
-        served: bytes accepted from it; one that is not greedy counts as no worse served than those
-            that are.
+        served: bytes accepted from it, by which turns are shared out; an idle producer is raised to
+            the least-served busy one, so that it saves up no claim.
         greedy: whether it has been sending whenever it had credit.
         revoked: bytes of credit that were taken back and may still be in flight.
         last_received: when a message last came.

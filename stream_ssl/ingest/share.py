@@ -14,8 +14,8 @@ class JournalShare:
 
     Args:
         rank, ranks: which, of how many.
-        before: of earlier divisions, between other numbers of ranks, the offset by rank at which
-            each ended: what was read then is read no more.
+        before: for each earlier number of ranks, the offset that each rank had reached: what was
+            read then is not read again.
     """
 
     rank: int = 0

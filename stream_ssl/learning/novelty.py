@@ -38,7 +38,8 @@ class Novelty:
 
     Attributes:
         turned_away: near-copies of the last batch.
-        fresh: new samples that each rank got to train on, 0 or as many as its batch had.
+        fresh: samples that each rank's step has: as many as came in its batch, or 0 while too few
+            of them were new.
     """
 
     def __init__(self, memory: WorkingMemory, threshold: float | None) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from memory.compute import to_device
 from stream_ssl.batch import Batch
 
-ON_HOST = ("times_B", "received_B")
+ON_HOST = ("received_B",)
 """Columns that nothing on the device reads: they are not copied."""
 
 

@@ -29,7 +29,7 @@ LARGEST_PRIOR = 0.5
 
 SMOOTHING = 32
 """An anchor's prior is measured as if this many further slots had the batch's mean score with it.
-That changes little with a full memory; with a handful of slots an anchor's own mean is chance."""
+That changes little with a full memory; with a handful of slots an anchor's own mean is noise."""
 
 
 class NegativeSet(NamedTuple):
@@ -38,7 +38,7 @@ class NegativeSet(NamedTuple):
     negative: Tensor
     mask_BN: Tensor  # True: left out, being the anchor itself or a copy
     same_BN: Tensor | None  # True: known by its label to share the anchor's class
-    # On several ranks these are one's own negatives, with a row for each anchor of all ranks.
+    # On several ranks: columns are this rank's negatives, rows the anchors of all ranks.
 
     def concat(self, other: NegativeSet) -> NegativeSet:
         """These, then the others."""
@@ -154,7 +154,7 @@ class MemoryNegatives:
         )
 
     def _labels(self, drawn: Negatives, memory: WorkingMemory) -> Tensor:
-        """Labels of the negatives, by their ids: a draw does not tell its slots."""
+        """Labels of the negatives, found by id: `Negatives` has no slot numbers."""
         if self.negatives is None:
             return memory.labels
         ordered = torch.sort(memory.ids)

@@ -47,8 +47,9 @@ class Spec:
         look: what an operator should look for.
         labels: label names.
         buckets: upper bounds, of a histogram.
-        field: what fills it: an attribute of ReceiverRecord in the receiver, of MemoryStats in the
-            learner. A mapping gives one value for each value of the label.
+        field: what fills it, "StepRecord.near_copies": an attribute of ReceiverRecord in the
+            receiver; of StepRecord, CheckpointRecord or MemoryStats in the learner. A mapping gives
+            one value for each value of the label.
     """
 
     role: Role
@@ -97,105 +98,109 @@ CATALOGUE: tuple[Spec, ...] = (
         "receiver", "counter", "received_packets_total", "packets",
         "Packets taken from producers for the first time.",
         "The rate; zero while producers are connected means that they wait for credit.",
-        field="packets",
+        field="ReceiverRecord.packets",
     ),
     Spec(
         "receiver", "counter", "received_samples_total", "samples",
         "Samples taken from producers for the first time.",
         "The rate of the stream. Less rejected, it must be what is trained plus what waits.",
-        field="samples",
+        field="ReceiverRecord.samples",
     ),
     Spec(
         "receiver", "counter", "received_bytes_total", "bytes",
         "Bytes of headers and payloads taken from producers for the first time.",
-        "The rate against what disk and wire can carry.", field="bytes",
+        "The rate against what disk and wire can carry.", field="ReceiverRecord.bytes",
     ),
     Spec(
         "receiver", "counter", "acked_samples_total", "samples",
         "Samples that are durable in the journal and that their producers may forget.",
-        "Follows received_samples_total within a second.", field="acked_samples",
+        "Follows received_samples_total within a second.", field="ReceiverRecord.acked_samples",
     ),
     Spec(
         "receiver", "counter", "duplicate_samples_total", "samples",
         "Samples sent again after a lost acknowledgement, and left out.",
         "Grows at restarts only; steady growth means that acknowledgements are lost.",
-        field="duplicates",
+        field="ReceiverRecord.duplicates",
     ),
     Spec(
         "receiver", "counter", "rejected_samples_total", "samples",
         "Samples refused at the wire, by reason.",
         "Any growth: a producer sends what this receiver will never take.", ("reason",),
-        field="rejected",
+        field="ReceiverRecord.rejected",
     ),
     Spec(
         "receiver", "counter", "missing_packets_total", "packets",
         "Packets that a producer says it sent and had acknowledged, but the journal lacks.",
-        "Must stay 0 unless a journal was lost or replaced.", field="missing",
+        "Must stay 0 unless a journal was lost or replaced.", field="ReceiverRecord.missing",
     ),
     Spec(
         "receiver", "counter", "refused_connections_total", "connections",
         "Connections and frames refused before any sample was read, by reason.",
-        "Growth: a wrong or revoked key, or somebody trying.", ("reason",), field="refused",
+        "Growth: a wrong or revoked key, or somebody trying.", ("reason",),
+        field="ReceiverRecord.refused",
     ),
     Spec(
         "receiver", "counter", "producer_samples_total", "samples",
         "Samples taken for the first time, by producer: by its key's name on the allow-list; in "
         "plain text, by the name that it gives itself.",
-        "Who sends how much; one that stopped.", ("producer",), field="producer_samples",
+        "Who sends how much; one that stopped.", ("producer",),
+        field="ReceiverRecord.producer_samples",
     ),
     Spec(
         "receiver", "counter", "producer_bytes_total", "bytes",
         "Bytes taken for the first time, by producer.", "As producer_samples_total.",
-        ("producer",), field="producer_bytes",
+        ("producer",), field="ReceiverRecord.producer_bytes",
     ),
     Spec(
         "receiver", "gauge", "producer_last_received_timestamp_seconds", "seconds",
         "Unix time at which the latest packet of a producer came.",
-        "time() less this: silent for so long.", ("producer",), field="producer_received",
+        "time() less this: silent for so long.", ("producer",),
+        field="ReceiverRecord.producer_received",
     ),
     Spec(
         "receiver", "gauge", "producers_connected", "producers",
         "Producers heard of within the heartbeat's time-out.",
-        "Against the number that ought to send.", field="producers",
+        "Against the number that ought to send.", field="ReceiverRecord.producers",
     ),
     Spec(
         "receiver", "gauge", "credit_bytes", "bytes",
         "Credit granted to all producers together.",
-        "0 for minutes: the learner is too slow, or the disk is full.", field="credit",
+        "0 for minutes: the learner is too slow, or the disk is full.",
+        field="ReceiverRecord.credit",
     ),
     # -- receiver: the journal
     Spec(
         "receiver", "gauge", "journal_bytes", "bytes",
         "Bytes that the journal holds.", "Growth without end: the learner does not keep up.",
-        field="journal_bytes",
+        field="ReceiverRecord.journal_bytes",
     ),
     Spec(
         "receiver", "gauge", "journal_room_bytes", "bytes",
         "Bytes that the journal can still take within its budget.",
-        "Towards 0 the producers are held back.", field="room",
+        "Towards 0 the producers are held back.", field="ReceiverRecord.room",
     ),
     Spec(
         "receiver", "gauge", "journal_first_record", "position",
         "Position of the oldest record kept.",
         "Rises with each checkpoint; flat while the last rises: nothing is trimmed.",
-        field="journal_first",
+        field="ReceiverRecord.journal_first",
     ),
     Spec(
         "receiver", "gauge", "journal_last_record", "position",
         "Position of the newest durable record.", "Rises while anything comes in.",
-        field="journal_last",
+        field="ReceiverRecord.journal_last",
     ),
     Spec(
         "receiver", "histogram", "journal_fsync_seconds", "seconds",
         "Time of a group commit to the journal, until it is on disk.",
         "The 99th percentile above 0.25 s: a slow or failing disk.", buckets=FSYNC_BUCKETS,
-        field="fsync_seconds",
+        field="ReceiverRecord.fsync_seconds",
     ),
     Spec(
         "receiver", "counter", "journal_failures_total", "commits",
         "Group commits that found no room or a failing disk.",
         "Any growth: nothing is acknowledged until it is mended, and nothing is lost.",
-        field="journal_failures",
+        field="ReceiverRecord.journal_failures",
     ),
     Spec(
         "receiver", "counter", "journal_damaged_segments_total", "segments",
@@ -204,17 +209,20 @@ CATALOGUE: tuple[Spec, ...] = (
     Spec(
         "receiver", "gauge", "lag_bytes", "bytes",
         "Bytes journalled and not yet read by the learner.",
-        "Steady growth: the learner does not keep up, or does not run.", field="lag_bytes",
+        "Steady growth: the learner does not keep up, or does not run.",
+        field="ReceiverRecord.lag_bytes",
     ),
     Spec(
         "receiver", "gauge", "last_received_timestamp_seconds", "seconds",
         "Unix time at which the latest packet came.",
-        "Standing still while producers are connected: the stream dried up.", field="received",
+        "Standing still while producers are connected: the stream dried up.",
+        field="ReceiverRecord.received",
     ),
     Spec(
         "receiver", "gauge", "last_captured_timestamp_seconds", "seconds",
         "Latest capture time of a sample, by its producer's clock.",
-        "Behind last_received: producers lag, or their clocks are wrong.", field="captured",
+        "Behind last_received: producers lag; ahead of it, or years off: their clocks are wrong.",
+        field="ReceiverRecord.captured",
     ),
     # -- learner: the loop
     Spec(
@@ -230,6 +238,7 @@ CATALOGUE: tuple[Spec, ...] = (
         "learner", "counter", "near_copies_total", "samples",
         "Samples of the journal turned away as near-copies, before they were encoded.",
         "Its share of the stream: encodings and updates that novelty saves.",
+        field="StepRecord.near_copies",
     ),
     Spec(
         "learner", "counter", "replayed_samples_total", "samples",
@@ -387,11 +396,12 @@ CATALOGUE: tuple[Spec, ...] = (
     # -- learner: memories, the working one and its shadows, told apart by a label
     Spec(
         "learner", "gauge", "memory_slots", "slots", "Slots that are filled.",
-        "Reaches the capacity after as many samples, and stays.", ("memory",), field="occupancy",
+        "Reaches the capacity after as many samples, and stays.", ("memory",),
+        field="MemoryStats.occupancy",
     ),
     Spec(
         "learner", "gauge", "memory_capacity_slots", "slots", "Slots that the memory has.",
-        "Constant.", ("memory",), field="capacity",
+        "Constant.", ("memory",), field="MemoryStats.capacity",
     ),
     Spec(
         "learner", "counter", "memory_inserted_total", "samples",
@@ -443,7 +453,7 @@ CATALOGUE: tuple[Spec, ...] = (
         "Share of the slots whose sample is among the last offered, as many as the memory has "
         "slots; 1 for a queue.",
         "Towards 0: the memory is frozen, newcomers are refused or evict each other.", ("memory",),
-        field="turnover",
+        field="MemoryStats.turnover",
     ),
     Spec(
         "learner", "gauge", "memory_slot_duplicates", "samples",
@@ -454,37 +464,38 @@ CATALOGUE: tuple[Spec, ...] = (
     Spec(
         "learner", "gauge", "memory_slot_duplicates_mean", "samples",
         "Mean expected number of duplicates of a slot in its memory.",
-        "Falls below that of a queue beside it.", ("memory",), field="count_mean",
+        "Falls below that of a queue beside it.", ("memory",), field="MemoryStats.count_mean",
     ),
     Spec(
         "learner", "gauge", "memory_counted_slots", "slots",
         "Slots that memory_slot_duplicates and memory_similarity are taken over.",
         "Less than memory_slots: the memory is too large to count, they are an even sample.",
-        ("memory",), field="counted",
+        ("memory",), field="MemoryStats.counted",
     ),
     Spec(
         "learner", "gauge", "memory_multiplicity_mean", "samples",
         "Mean number of samples that a slot stands for: itself and those merged into it.",
         "1 unless near-duplicates are merged; growth: the stream repeats itself.", ("memory",),
-        field="multiplicity_mean",
+        field="MemoryStats.multiplicity_mean",
     ),
     Spec(
         "learner", "gauge", "memory_lost_images", "slots",
         "Slots whose image the memory's image file no longer has.",
         "Above 0 only after a crash, and falling as newcomers take the slots over.", ("memory",),
-        field="images_lost",
+        field="MemoryStats.images_lost",
     ),
     Spec(
         "learner", "gauge", "memory_similarity", "",
         "Mean score h over the pairs of slots, on the working memory's descriptor, by the score of "
         "the memory's policy; by the working memory's where a shadow's policy has none.",
-        "Falls below that of a queue beside it.", ("memory",), field="expected_collisions",
+        "Falls below that of a queue beside it.", ("memory",),
+        field="MemoryStats.expected_collisions",
     ),
     Spec(
         "learner", "gauge", "memory_effective_rank", "directions",
         "Effective rank of a memory's embeddings: exponential of the entropy of their spectrum.",
         "Falls as near-copies fill the memory; it does not follow the balance of classes, see "
-        "docs/numbers.md.", ("memory",), field="effective_classes",
+        "docs/numbers.md.", ("memory",), field="MemoryStats.effective_rank",
     ),
     Spec(
         "learner", "gauge", "memory_near_copies_ratio", "ratio",
@@ -552,15 +563,18 @@ CATALOGUE: tuple[Spec, ...] = (
         "learner", "gauge", "checkpoint_bytes", "bytes",
         "Size of the newest checkpoint that this process wrote.",
         "Times the checkpoints kept: the disk that a run needs beside its journal.",
+        field="CheckpointRecord.bytes",
     ),
     Spec(
         "learner", "histogram", "checkpoint_seconds", "seconds",
         "Time to make a checkpoint durable.", "Against the interval.", buckets=CHECKPOINT_BUCKETS,
+        field="CheckpointRecord.seconds",
     ),
     Spec(
         "learner", "histogram", "checkpoint_stall_seconds", "seconds",
         "Time for which training waited for a checkpoint: for the copy of its state, where it is "
         "written behind.", "A tenth of checkpoint_seconds or less.", buckets=CHECKPOINT_BUCKETS,
+        field="CheckpointRecord.stalled",
     ),
     Spec(
         "learner", "gauge", "checkpoints_damaged", "checkpoints",

@@ -29,7 +29,7 @@ LOOKED_AT = 256
 """Slots of which the nearest other one is sought."""
 
 LEAST_COSINE = 0.9
-"""Below it slots are no near-copies, though jitter may move a tiny or a noisy image as far."""
+"""Least cosine of near-copies; jitter may move a tiny or a noisy image further than that."""
 
 SHIFT, NOISE, BRIGHTNESS = 1, 4, 6
 """Pixels, and levels of 255, by which a near-copy may differ, as those of producers.shaping do."""

@@ -162,7 +162,8 @@ class Families:
         """Take the metrics that name a field of the record; one that is None leaves its metric."""
         put = {"counter": self.add, "gauge": self.set, "histogram": self.observe}
         for spec in self._specs:
-            value = getattr(record, spec.field) if spec.field else None
+            owner, _, name = spec.field.partition(".")
+            value = getattr(record, name) if owner == type(record).__name__ else None
             if isinstance(value, Mapping):
                 for label, part in value.items():
                     put[spec.kind](spec.name, part, **labels, **{spec.labels[0]: label})
@@ -380,9 +381,7 @@ class LearnerMetrics:
             self.resumed(record.step, record.created)
             if record.step < self._step_number:  # steps made while it was written
                 self._unsaved_since = max(unsaved, record.created - record.seconds)
-            self._families.observe("checkpoint_seconds", record.seconds)
-            self._families.observe("checkpoint_stall_seconds", record.stalled)
-            self._families.set("checkpoint_bytes", record.bytes)
+            self._families.fill(record)
 
     def admitted(self, memory: str, admission: Admission) -> None:
         """Count what a shadow's `consume` returns; the working memory's comes with its step."""
@@ -518,6 +517,7 @@ class LearnerMetrics:
 
     def _step(self, record: StepRecord) -> None:
         add = self._families.add
+        self._families.fill(record)
         self._unsaved_since = min(self._unsaved_since, self._clock())
         self._step_number = record.step
         if record.skipped is None:
@@ -525,7 +525,6 @@ class LearnerMetrics:
         else:
             add("skipped_updates_total", 1, reason=record.skipped)
         add("replayed_samples_total" if record.replay else "trained_samples_total", record.batch)
-        add("near_copies_total", record.near_copies)
         # A step without update has no loss: the last one stays, a gap would look like a stop.
         if record.skipped is None:
             self._set_finite("loss", record.loss)

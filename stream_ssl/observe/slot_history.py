@@ -31,7 +31,7 @@ PRODUCERS = 4096
 """Producers whose samples are counted apart; OTHERS has those of the rest."""
 OTHERS = "others"
 PICTURED = 64
-"""Pictures kept of those that leave at once, at most: of the last of them."""
+"""Evicted images of which a step keeps pictures, at most: the last ones."""
 SIDE = 48
 """Of these pictures, pixels, at most."""
 SHARE = 0.001

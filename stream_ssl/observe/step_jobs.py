@@ -22,8 +22,8 @@ MOST_CREDIT = 0.05
 """Seconds of unused time that are saved up for a burst of jobs, at most."""
 
 MOST_DEBT = 0.1
-"""Seconds that one long job leaves to be waited for, at most: else one in which the machine stood
-still would keep the page blind for minutes."""
+"""Longest pause after one long job, in seconds: else a job during which the machine stood still
+would keep the page blind for minutes."""
 
 
 class Busy(Exception):

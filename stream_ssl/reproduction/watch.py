@@ -25,15 +25,22 @@ LOOKS = 20  # at a run
 
 
 class Watch:
-    """Looks at a run some twenty times; means are of its second half.
+    """Looks at a run about twenty times; means are of its second half.
 
-    Numbers: `entropy` of the memory's classes as a share of the greatest; `clamp_rate`; `prior`
-    (mean tau+ that the loss used), `prior_true` (the anchor's class's share of the memory),
-    `prior_error` (mean distance of the two) and `prior_correlation` (of what the memory measures
-    with the truth, over anchors); for soft labels `label_error` (mean |y - y*|), `even_error` (that
-    of the sample's own label smoothed evenly over all keys, with as much mass), `nearer_than_even`
-    (their difference), `mixed_error` (after mixup) and `label_mass` (share of y on keys of the
-    anchor's class); `accuracy`, if it is given.
+    Attributes of `numbers`, where the run has them:
+        entropy: of the memory's classes, as a share of the greatest.
+        clamp_rate: share of anchors whose estimate fell to the loss's floor.
+        prior: mean tau+ that the loss used.
+        prior_true: mean share of the anchor's class in the memory.
+        prior_error: mean distance of these two.
+        prior_measured, prior_correlation: what the memory measures, and its correlation with the
+            truth over anchors.
+        label_error: mean |y - y*| of soft labels.
+        even_error: that of the one-hot label with as much mass spread evenly over all keys.
+        nearer_than_even: even_error - label_error.
+        mixed_error: label_error after mixup.
+        label_mass: share of y on keys of the anchor's class.
+        accuracy: what the callable given gives.
     """
 
     def __init__(

@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, dataclass, fields
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, get_args
 
 import msgpack
 
@@ -244,9 +244,7 @@ class Data:
 
 MapMessage = Hello | Welcome | Ack | Nack | Bye | Verdicts
 Message = MapMessage | Data
-_MAPS: dict[int, type[MapMessage]] = {
-    cls.kind: cls for cls in (Hello, Welcome, Ack, Nack, Bye, Verdicts)
-}
+_MAPS: dict[int, type[MapMessage]] = {cls.kind: cls for cls in get_args(MapMessage)}
 _FIELDS: dict[type[MapMessage], dict[str, Any]] = {
     cls: {field.name: field.type for field in fields(cls)} for cls in _MAPS.values()
 }

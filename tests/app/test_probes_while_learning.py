@@ -45,7 +45,6 @@ class Repeated:
             ids_B=ids,
             hashes_B=ids,
             labels_B=rng.integers(0, 3, BATCH),
-            times_B=np.zeros(BATCH),
             received_B=np.zeros(BATCH),
             offset=Offset(self.number, 0),
             rejected={},

@@ -87,7 +87,7 @@ def naive_batches(
             label = row.get("label")
             content = max(1, number(image.tobytes())), -1 if label is None else label
             image_CHW = image.transpose(2, 0, 1).copy()
-            taken.append((identity, *content, image_CHW, row["time"], record.received))
+            taken.append((identity, *content, image_CHW, record.received))
             if len(taken) == batch_size:
                 whole = index + 1 == len(rows)
                 after = (record.position + 1, 0) if whole else (record.position, index + 1)

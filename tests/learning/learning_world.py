@@ -50,7 +50,6 @@ class Repeatable:
             hashes_B=ids + 1,
             labels_B=labels.astype(np.int64),
             images_BCHW=image_BHWC.transpose(0, 3, 1, 2),
-            times_B=np.zeros(BATCH),
             received_B=np.zeros(BATCH),
             offset=Offset(self.record, 0),
             rejected={"image": 1} if self.record % 5 == 0 else {},

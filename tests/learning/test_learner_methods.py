@@ -32,7 +32,6 @@ class Few(Repeatable):
             hashes_B=batch.hashes_B[: self.size],
             labels_B=batch.labels_B[rows],
             images_BCHW=batch.images_BCHW[rows],
-            times_B=batch.times_B[: self.size],
             received_B=batch.received_B[: self.size],
             offset=batch.offset,
             rejected={},

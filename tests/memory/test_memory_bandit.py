@@ -18,7 +18,7 @@ from memory import WorkingMemory
 from memory.eviction import POLICIES, Feedback, KappaBandit, MostDuplicated, Policy, policy
 from memory.eviction.bandit import NOT_YET, Arms
 from memory.scores import VonMisesFisher
-from memory.stats import effective_classes
+from memory.stats import effective_rank
 from tests.naive import unit_rows
 
 
@@ -74,7 +74,7 @@ def test_the_bandit_is_most_duplicated_with_the_arm_of_the_moment() -> None:
         assert memory.check_valid() == (True, "")
         if len(memory) < 40:
             continue
-        now = effective_classes(memory.embeddings)
+        now = effective_rank(memory.embeddings)
         before, batches = (now, 0) if before is None else (before, batches + 1)
         if batches == 3:
             arms.reward(arm, now - before)

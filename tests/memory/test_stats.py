@@ -17,7 +17,7 @@ from memory import Duplicates, WorkingMemory
 from memory import stats as module
 from memory.eviction import POLICIES, MostDuplicated, Oldest, Policy, Reservoir
 from memory.scores import Linear, Quadratic, Score, VonMisesFisher
-from memory.stats import effective_cells, effective_classes
+from memory.stats import effective_cells, effective_rank
 from tests.naive import unit_rows
 from tests.naive_memory import nearest_rank
 
@@ -85,7 +85,7 @@ def test_an_empty_memory_has_numbers() -> None:
     stats = WorkingMemory(3, 2).stats()
     assert (stats.occupancy, stats.count_mean, stats.expected_collisions) == (0, 0, 0)
     assert (stats.turnover, stats.stale_max, stats.multiplicity_mean, stats.counted) == (0, 0, 0, 0)
-    assert stats.effective_classes == WorkingMemory(3, 2).effective_cells() == 0
+    assert stats.effective_rank == WorkingMemory(3, 2).effective_cells() == 0
 
 
 class Sharp(Oldest):
@@ -149,7 +149,7 @@ def test_cells_are_the_exponential_of_an_entropy() -> None:
     z_kD = torch.eye(4)[torch.from_numpy(rows)]
     expected = math.exp(-float((share_C * np.log(share_C)).sum()))
     assert effective_cells(z_kD, 4, seed=0) == pytest.approx(expected)
-    assert effective_classes(z_kD) == pytest.approx(expected, rel=1e-6)
+    assert effective_rank(z_kD) == pytest.approx(expected, rel=1e-6)
     memory = WorkingMemory(40, 4, Oldest())
     memory.add(torch.arange(40), z_kD)
     assert memory.effective_cells(4) == pytest.approx(expected)
@@ -158,8 +158,8 @@ def test_cells_are_the_exponential_of_an_entropy() -> None:
 
 def test_the_spectrum_of_float32_rows_is_that_of_float64() -> None:
     z_kD = unit_rows(np.random.default_rng(2), "clustered", 3000, 32)
-    wide = effective_classes(z_kD)
-    assert effective_classes(z_kD.to(torch.float32)) == pytest.approx(wide, rel=1e-5)
+    wide = effective_rank(z_kD)
+    assert effective_rank(z_kD.to(torch.float32)) == pytest.approx(wide, rel=1e-5)
     share_D = torch.linalg.svdvals(z_kD).square() / 3000
     assert wide == pytest.approx(math.exp(float(torch.special.entr(share_D).sum())), rel=1e-9)
 

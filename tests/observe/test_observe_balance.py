@@ -9,7 +9,7 @@ import pytest
 import torch
 from observe_records import step
 
-from memory.stats import effective_classes as of_rows
+from memory.stats import effective_rank as of_rows
 from stream_ssl.observe.balance import Balance, class_counts, effective_rank, entropy
 
 NONE = torch.tensor([-1])
