@@ -76,6 +76,10 @@ def test_episodes_cameras_and_frames_are_chosen(version: str, tmp_path: Path) ->
     assert [(n, frame) for n, _, frame, _ in slow] == [
         (n, frame) for n in range(3) for frame in range(0, LENGTHS[n], 3)
     ]
+    thin = {"cameras": [TOP], "fps": RATE / 3}
+    stream = list(LeRobot(root, **thin).samples())
+    for at in (0, 2, 4):
+        assert list(LeRobot(root, **thin).samples(stream[at][1])) == stream[at + 1 :]
     _, position = next(chosen.samples())
     with pytest.raises(ValueError, match="chosen was"):
         next(LeRobot(root).samples(position))
@@ -138,7 +142,9 @@ def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
 def test_paths_cannot_leave_the_data_set(tmp_path: Path) -> None:
     root = write_lerobot(tmp_path / "set", "v2.1")
     info = root / "meta" / "info.json"
-    said = json.loads(info.read_text()) | {"video_path": "../{video_key}{episode_index}"}
+    said = json.loads(info.read_text()) | {"video_path": "../film.mp4"}
     info.write_text(json.dumps(said))
+    inside = root / V2_VIDEO.format(episode_chunk=0, episode_index=1, video_key=TOP)
+    (tmp_path / "film.mp4").write_bytes(inside.read_bytes())
     with pytest.raises(ValueError, match="not one sample"):
         list(LeRobot(root).samples())
