@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 T = TypeVar("T")
 
 SHARE = 0.05
-"""Of one processor, that planes may take, at the lowest priority, while somebody looks at them."""
+"""Of one processor, that planes may take, at a low priority, while somebody looks at them."""
 LEAST = 4
 """Rows without which there is no neighbourhood."""
 
@@ -108,7 +108,7 @@ def _packed(*arrays: NDArray[np.float32]) -> bytes:
 
 def main() -> None:
     """The process."""
-    os.nice(19)
+    os.nice(10)
     import umap
 
     file = io.BytesIO(sys.stdin.buffer.read())
