@@ -208,7 +208,7 @@ class Process:
                 if isinstance(record, StepRecord):
                     self._step_log.consume(record)
                 self._view.consume(record)
-                if isinstance(record, StepRecord) and record.batch:
+                if isinstance(record, StepRecord) and not record.replay:
                     self._follow_journal()
                 if isinstance(record, StepRecord):
                     self._verdicts.consume(record)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -20,7 +20,7 @@ from torch import Tensor
 from memory import WorkingMemory
 from memory.compute import to_host
 from memory.draws import DrawOrder
-from stream_ssl.batch import START, Batch, Offset
+from stream_ssl.batch import START, Batch, Offset, Origin
 from stream_ssl.learning.checks import check_batch, check_labels, check_parts
 from stream_ssl.learning.novelty import Novelty
 from stream_ssl.learning.optimiser import OptimiserSettings, load_optimiser, optimiser_tensors
@@ -334,7 +334,9 @@ class Learner:
         assert result.batch.labels_B is not None, "the memory has a label for each slot"
         return self._record(result, to_host(result.batch.labels_B))
 
-    def _record(self, result: StepResult, labels_B: Tensor, near_copies: int = 0) -> StepRecord:
+    def _record(
+        self, result: StepResult, labels_B: Tensor, turned_away: Sequence[Origin | None] = ()
+    ) -> StepRecord:
         """What happened, with the labels on the CPU."""
         batch, update = result.batch, result.update
         assert batch.hashes_B is not None, "0 where there are none"
@@ -361,7 +363,8 @@ class Learner:
             lag_seconds=self.batches.lag(),
             offset=self.offset,
             rejected=batch.rejected,
-            near_copies=near_copies,
+            near_copies=len(turned_away),
+            turned_away=turned_away,
             waiting=len(self._novelty),
             images_BCHW=batch.images_BCHW,
             duplicates_B=None if result.collisions is None else result.collisions.duplicates_B,

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from memory import Duplicates, WorkingMemory
 from memory.compute import to_device
-from stream_ssl.batch import Batch
+from stream_ssl.batch import Batch, Origin
 from stream_ssl.learning.ranks import Turn
 from stream_ssl.learning.step import joined
 
@@ -37,7 +37,8 @@ class Novelty:
             embeddings.
 
     Attributes:
-        turned_away: near-copies of the last batch.
+        turned_away: where the near-copies of the last batch came from, each None where that is not
+            known.
         fresh: samples that each rank's step has: as many as came in its batch, or 0 while too few
             of them were new.
     """
@@ -53,7 +54,7 @@ class Novelty:
                 )
             self._test = Duplicates(threshold, "refuse")
         self._waiting: Batch[Tensor] | None = None
-        self.turned_away = 0
+        self.turned_away: Sequence[Origin | None] = ()
         self.fresh: Sequence[int] = ()
 
     def __len__(self) -> int:
@@ -68,11 +69,12 @@ class Novelty:
             turn: what all ranks have; None: there is no other.
         """
         turn = turn or Turn(batches=(len(batch),), waiting=(len(self),))
-        self.turned_away = 0
+        self.turned_away = ()
         size, waiting, let_in = len(batch), self._waiting, turn.batches
         if self._test is not None:
             new_B, let_in = self._new(batch, turn.batches)
-            self.turned_away = size - len(new_B)
+            new, origins = set(new_B.tolist()), batch.origins_B or [None] * size
+            self.turned_away = [origins[b] for b in range(size) if b not in new]
             batch = batch[to_device(new_B, batch.ids_B.device)]
         self.fresh = [
             came if came and kept + new >= came else 0

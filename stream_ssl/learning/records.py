@@ -26,12 +26,13 @@ class StepRecord:
     `skipped` says why no update was made: "loss" or "gradient" (not finite), "keys" (not of unit
     norm), "pace" (none due), "novelty" (what was new in the stream's batch waits for more, and this
     step has no samples); None if one was. `admission` is None where nothing was inserted: on
-    replays, with keys that are not of unit norm, and without samples. `near_copies` are the samples
-    of the stream's batch that were turned away. `seconds` has the phases of `PHASES`.
-    `rejected` are samples left out, by reason, since the record before. `lag_seconds` is for how
-    long the oldest batch has waited. `labels_B` lies on the CPU, the other columns where the
-    learner computes. `images_BCHW` are the images as they came, not copied; None where a record is
-    made without a learner. `origins_B` is None on replays.
+    replays, with keys that are not of unit norm, and without samples. `near_copies` are the
+    samples of the stream's batch that were turned away, and `turned_away` tells where each came
+    from. `seconds` has the phases of `PHASES`. `rejected` are samples left out, by reason,
+    since the record before. `lag_seconds` is for how long the oldest batch has waited.
+    `labels_B` lies on the CPU, the other columns where the learner computes. `images_BCHW` are
+    the images as they came, not copied; None where a record is made without a learner.
+    `origins_B` is None on replays.
     """
 
     step: int  # steps so far, this one included
@@ -55,6 +56,7 @@ class StepRecord:
     offset: Offset
     rejected: Mapping[str, int] = field(default_factory=dict)
     near_copies: int = 0
+    turned_away: Sequence[Origin | None] = ()
     waiting: int = 0  # new samples that do not fill a batch yet
     images_BCHW: Tensor | None = None  # uint8
     duplicates_B: Tensor | None = None  # slots expected to show the same, before insertion

@@ -64,7 +64,9 @@ class Fate:
 
     offered: int = 0
     refused: int = 0
-    near_duplicates: int = 0  # found where the memory's `duplicates` is set, let in or not
+    near_duplicates: int = (
+        0  # by the learner's `novelty` or the memory's `duplicates`, let in or not
+    )
 
 
 class SlotHistory:
@@ -100,6 +102,8 @@ class SlotHistory:
     def consume(self, record: StepRecord) -> None:
         """Take one record, when its step is done."""
         self.latest = []
+        for origin in record.turned_away:  # before the memory was asked
+            self._count_fate(origin, refused=True, near=True)
         if record.admission is not None:
             self._admitted(record, record.admission)
 
@@ -165,13 +169,16 @@ class SlotHistory:
     ) -> None:
         refused, near = set(admission.refused.tolist()), set(admission.duplicates.tolist())
         for number, origin in zip(ids, origin_B, strict=True):
-            if origin is None:
-                continue
-            known = origin.producer in self.fates or len(self.fates) < PRODUCERS
-            fate = self.fates.setdefault(origin.producer if known else OTHERS, Fate())
-            fate.offered += 1
-            fate.refused += number in refused
-            fate.near_duplicates += number in near
+            self._count_fate(origin, number in refused, number in near)
+
+    def _count_fate(self, origin: Origin | None, refused: bool, near: bool) -> None:
+        if origin is None:
+            return
+        known = origin.producer in self.fates or len(self.fates) < PRODUCERS
+        fate = self.fates.setdefault(origin.producer if known else OTHERS, Fate())
+        fate.offered += 1
+        fate.refused += refused
+        fate.near_duplicates += near
 
 
 class EvictedPictures:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import msgpack
 import pytest
+from observe_records import step
 from page_world import Feed
 
+from stream_ssl.batch import Origin
 from stream_ssl.ingest.verdicts import READ, VerdictInbox, VerdictSender
 from stream_ssl.observe.slot_history import SlotHistory
 from stream_ssl.observe.verdict_feed import VerdictFeed
@@ -106,6 +109,15 @@ def test_each_sample_is_told_of_once_when_it_comes_and_once_when_it_goes() -> No
     assert len(told) > 0.8 * len(gone)
     near = [row.id for row in rows if row.near]
     assert near == [f"frame-{number}" for number in range(15, feed.number, 8)]  # the copies
+    before = replace(history.fates["camera"])
+    away = [Origin("camera", "lens", "again", 0.0), None]  # near-copies of which nothing is new
+    record = step(admission=None, batch=0, near_copies=2, turned_away=away)
+    history.consume(record)
+    verdicts.consume(record)
+    assert heap.rows["camera"][-1] == Verdict("lens", "again", "refused", near=True)
+    after = history.fates["camera"]
+    assert (after.offered, after.refused) == (before.offered + 1, before.refused + 1)
+    assert after.near_duplicates == before.near_duplicates + 1
 
 
 @pytest.mark.parametrize(

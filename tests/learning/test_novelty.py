@@ -5,6 +5,7 @@ Shapes: B samples.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from torch import Tensor
 from memory import WorkingMemory
 from memory.descriptors import Embedding, Thumbnail, Weighted
 from memory.eviction import Oldest
-from stream_ssl.batch import Batch
+from stream_ssl.batch import Batch, Origin
 from stream_ssl.learning.novelty import Novelty
 from stream_ssl.learning.pace import Pace
 
@@ -37,7 +38,8 @@ class Parked(Repeatable):
         image_BCHW = np.clip(scene_SCHW[np.arange(BATCH) % 2] + noise, 0, 255).astype(np.uint8)
         image_BCHW[::4] = batch.images_BCHW[::4]
         batch.images_BCHW[:] = image_BCHW
-        return batch
+        origins = [Origin("camera", "lens", str(number), 0.0) for number in batch.ids_B.tolist()]
+        return replace(batch, origins_B=origins)
 
 
 def tensors(batch: Batch[Any]) -> Batch[Tensor]:
@@ -65,7 +67,7 @@ def test_what_is_let_through_is_what_a_loop_lets_through() -> None:
         batch = tensors(stream.next(0.0))
         seen.append(batch)
         new = novelty(batch)
-        turned_away += novelty.turned_away
+        turned_away += len(novelty.turned_away)
         if new is not None:
             assert len(new) == BATCH
             let_through += new.ids_B.tolist()
@@ -117,6 +119,10 @@ def test_copies_cost_no_encoding_and_updates_follow_the_pace() -> None:
         found = steps(learner, 90)
         new = sum(r.batch for r in found if not r.replay)
         away = sum(r.near_copies for r in found)
+        told = [origin.id for r in found for origin in r.turned_away if origin is not None]
+        trained = [str(number) for r in found if not r.replay for number in r.ids_B.tolist()]
+        assert len(told) == away
+        assert len({*told, *trained}) == away + new  # each is told of once, and not in both
         assert new + away <= found[-1].samples < new + away + BATCH
         assert away > 0.6 * found[-1].samples
         updates = sum(r.skipped is None for r in found)
