@@ -124,7 +124,7 @@ class Verdict(NamedTuple):
     id: str
     what: str  # one of VERDICTS
     duplicates: float | None = None  # slots expected to show the same when it came
-    near: bool = False  # found a near-copy of a slot, where the memory tests for that
+    near: bool = False  # found a near-copy of a slot, where memory or learner test for that
     age: int | None = None  # of an evicted one: samples offered since it came
 
     def row(self) -> tuple[object, ...]:
