@@ -229,10 +229,13 @@ def test_all_damaged_is_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
 
 
 def test_a_newer_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint, "ALONE", 3)
+    newer = checkpoint.FORMAT + 1
+    monkeypatch.setattr(checkpoint, "ALONE", newer)
     saved(tmp_path, count=1)
     monkeypatch.undo()
-    with pytest.raises(CheckpointError, match=r"has format 3, this program reads up to 2: upgrade"):
+    with pytest.raises(
+        CheckpointError, match=f"has format {newer}, this program reads up to {newer - 1}: upgrade"
+    ):
         Checkpointer(tmp_path).newest()
     assert (tmp_path / "step-000000001").exists()
 
