@@ -532,7 +532,7 @@ class Producer:
 
 def _chosen(addresses: str | Sequence[str], name: str, what: str) -> str | None:
     """The receiver of this name; None of an empty list."""
-    listed = [addresses] if isinstance(addresses, str) else list(addresses)
+    listed: Sequence[Any] = addresses if isinstance(addresses, list | tuple) else [addresses]
     for one in listed:
         check_address(one)
     if len(set(listed)) < len(listed):

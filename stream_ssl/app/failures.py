@@ -22,7 +22,7 @@ EXTRAS = {
     **dict.fromkeys(("lmdb", "prometheus_client", "starlette", "uvicorn"), "receiver"),
     **dict.fromkeys(("rich", "jinja2", "markdown_it"), "receiver"),
     **dict.fromkeys(("torch", "torchvision", "kornia", "safetensors"), "learner,cpu"),
-    **dict.fromkeys(("river", "scipy", "matplotlib"), "learner,cpu"),
+    **dict.fromkeys(("river", "scipy", "matplotlib", "simplejpeg"), "learner,cpu"),
     **dict.fromkeys(("onnx", "onnxscript", "onnxruntime"), "export"),
     "faiss": "cpu",
     "PIL": "images",
@@ -32,6 +32,7 @@ EXTRAS = {
     **dict.fromkeys(("nats", "nkeys"), "nats"),
     "confluent_kafka": "kafka",
     **dict.fromkeys(("httpx", "httpcore", "sniffio", "protego"), "crawl"),
+    "umap": "umap",
     "pyarrow": "lerobot",  # crawl has it as well, and misses httpx first
 }
 """Which extra of the package brings a module."""

@@ -209,7 +209,7 @@ def test_every_extra_is_known() -> None:
     packages = {"PIL": "pillow", "faiss": "faiss-cpu", "prometheus_client": "prometheus-client"}
     packages |= {"mcap_ros2": "mcap-ros2-support", "mcap_protobuf": "mcap-protobuf-support"}
     packages |= {"markdown_it": "markdown-it-py", "confluent_kafka": "confluent-kafka"}
-    packages |= dict.fromkeys(("nats", "nkeys"), "nats-py")
+    packages |= dict.fromkeys(("nats", "nkeys"), "nats-py") | {"umap": "umap-learn"}
     assert {packages.get(module, module) for module in EXTRAS} == {
         name.partition("[")[0] for name in names
     } - {"stream-ssl"}

@@ -15,6 +15,8 @@ from prometheus_client.metrics_core import Metric
 
 from memory import MemoryStats
 from stream_ssl.ingest.receiver import ReceiverRecord
+from stream_ssl.learning.checkpoint import CheckpointRecord
+from stream_ssl.learning.records import StepRecord
 from stream_ssl.observe.catalogue import CATALOGUE, Spec
 from stream_ssl.observe.metrics import LearnerMetrics, ReceiverMetrics
 from stream_ssl.observe.page import exported, page
@@ -22,6 +24,11 @@ from stream_ssl.observe.page import exported, page
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "metrics.md"
 FILLING = (ROOT / "stream_ssl" / "observe" / "metrics.py").read_text()
+RECORDS = {
+    "receiver": (ReceiverRecord,),
+    "learner": (StepRecord, CheckpointRecord, MemoryStats),
+    "both": (),
+}
 
 # -- the rules of `promtool check metrics`, for machines that have no promtool
 
@@ -131,9 +138,12 @@ def wrong(spec: Spec) -> Iterable[str]:
         yield "a histogram has buckets, from small to large"
     if spec.full_name not in exported():
         yield "no process exports it"
-    record = ReceiverRecord if spec.role == "receiver" else MemoryStats
-    if spec.field and spec.field not in {field.name for field in fields(record)}:
-        yield f"{record.__name__} has no field {spec.field!r}"
+    owner, _, name = spec.field.partition(".")
+    records = {record.__name__: record for record in RECORDS[spec.role]}
+    if spec.field and owner not in records:
+        yield f"no record of the {spec.role} is {owner!r}"
+    elif spec.field and name not in {field.name for field in fields(records[owner])}:
+        yield f"{owner} has no field {name!r}"
     if not (spec.field or f'"{spec.name}"' in FILLING):
         yield "neither a field nor a line of metrics.py fills it"
 
@@ -151,7 +161,7 @@ def test_a_wrong_entry_is_found() -> None:
         "counters, and no others, end in _total",
         "a histogram has buckets, from small to large",
         "no process exports it",
-        "ReceiverRecord has no field 'a'",
+        "no record of the receiver is 'a'",
     ]
     assert "neither a field nor a line of metrics.py fills it" in list(
         wrong(Spec("learner", "gauge", "age_seconds", "seconds", "Age.", "Rises."))
