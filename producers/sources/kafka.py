@@ -23,7 +23,7 @@ POLL_SECONDS = 0.2
 ASK_SECONDS = 10.0  # for the broker's answer to a question about offsets
 PARTITIONS = MAX_POSITION_BYTES // 16  # whose offsets fit into a position
 OURS: dict[str, Any] = {
-    # What `acknowledged` stores is committed each second, at a rebalance and at the end.
+    # What `acknowledged` stores is committed each second and at the end; see also `_revoke`.
     "enable.auto.commit": True,
     "enable.auto.offset.store": False,
     "auto.commit.interval.ms": 1000,
@@ -100,6 +100,7 @@ class Kafka:
         self._next: dict[int, int] = {}
         self._sent: dict[int, int] = {}
         self._safe: dict[int, int] = {}
+        self._lag: int | None = None
         self._came = math.inf  # when the last message did, or partitions
         self._changed = threading.Condition()
         self._stopped = threading.Event()
@@ -124,24 +125,15 @@ class Kafka:
         return self._consumed(self._consumer)
 
     def acknowledged(self, position: Position) -> None:
-        """Store the offsets, which are committed within a second."""
+        """Have the offsets committed within a second or two."""
         with self._changed:
             for partition, at in self._offsets(position).items():
                 self._safe[partition] = max(at, self._safe.get(partition, at))
             self._changed.notify_all()
-        self._store()
 
     def lag(self) -> int | None:
         """Messages of our partitions that were not sent; None: not known yet."""
-        if self._consumer is None:
-            return None
-        behind = 0
-        for one in self._consumer.assignment():
-            _, high = self._consumer.get_watermark_offsets(one, cached=True)
-            if high < 0 or one.partition not in self._next:
-                return None
-            behind += max(0, high - self._next[one.partition])
-        return behind
+        return self._lag
 
     def stop(self) -> None:
         """From any thread: `samples` ends at once."""
@@ -151,14 +143,22 @@ class Kafka:
         """Commit what is stored, and leave the group."""
         self.stop()
         if self._consumer is not None:
+            self._store(self._consumer)
             self._consumer.close()
             self._consumer = None
 
     def _consumed(self, consumer: Consumer) -> Iterator[tuple[Sample, Position]]:
+        """The only thread that calls the consumer: another would wait for `poll`, for ever when
+        polls follow each other."""
+        told = -math.inf
         while not self._stopped.is_set():
             message = consumer.poll(POLL_SECONDS)
             if self._error is not None:
                 raise self._error
+            if time.monotonic() - told >= POLL_SECONDS:
+                self._store(consumer)
+                self._lag = self._behind(consumer)
+                told = time.monotonic()
             if message is None:
                 if self._idle is not None and time.monotonic() - self._came >= self._idle:
                     return
@@ -168,13 +168,13 @@ class Kafka:
                 self._failed(error)
                 continue
             sample = self._sample(message)
-            if (position := self._take(message, sample is not None)) is not None:
-                assert sample is not None
+            position = self._take(message, sample is not None)
+            if sample is not None:
                 yield sample, position
         log.info("source %s was stopped; %s", self.name, self.skipped)
 
     def _take(self, message: Message, readable: bool) -> Position:
-        """The position after a message that is to be sent; None: it is passed over."""
+        """The position after a message; None: it is passed over."""
         partition, offset = message.partition(), message.offset()
         assert partition is not None
         assert offset is not None
@@ -183,7 +183,6 @@ class Kafka:
             if readable:
                 self._sent = dict(self._next)
                 return mark([list(one) for one in sorted(self._sent.items())], self._facts)
-        self._store()
         return None
 
     def _sample(self, message: Message) -> Sample | None:
@@ -220,7 +219,7 @@ class Kafka:
             self._error = SourceError(f"source {self.name!r}: {error}")
             return
         consumer.assign(self._placed(partitions))
-        self._store()
+        self._store(consumer)
         self._came = time.monotonic()
         log.info("source %s: partitions %s", self.name, [one.partition for one in partitions])
 
@@ -249,10 +248,18 @@ class Kafka:
         if len(self._next) > PARTITIONS:
             raise SourceError(f"source {self.name!r}: more than {PARTITIONS} partitions")
 
-    def _revoke(self, _: Consumer, partitions: list[TopicPartition]) -> None:
+    def _revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Others take these over at the committed offsets: wait for what is under way."""
+        from confluent_kafka import KafkaException
+
         with self._changed:
             self._changed.wait_for(lambda: self._stopped.is_set() or self._settled(), ASK_SECONDS)
+        if (safe := self._storable()) and not self._stopped.is_set():
+            try:  # at once: the next member may ask before the second of auto-commit is over
+                consumer.commit(offsets=safe, asynchronous=False)
+            except KafkaException as error:  # the group went on without us: sent twice, one id
+                log.warning("source %s: offsets not committed: %s", self.name, error)
+        with self._changed:
             for one in partitions:
                 for offsets in (self._next, self._sent, self._safe):
                     offsets.pop(one.partition, None)
@@ -267,24 +274,38 @@ class Kafka:
             TopicPartition(self.topic, p.partition, self._next[p.partition]) for p in partitions
         ]
 
-    def _store(self) -> None:
-        """Have committed what is safe, and what was passed over behind it."""
-        from confluent_kafka import KafkaException, TopicPartition
+    def _behind(self, consumer: Consumer) -> int | None:
+        behind = 0
+        for one in consumer.assignment():
+            _, high = consumer.get_watermark_offsets(one, cached=True)
+            if high < 0 or one.partition not in self._next:
+                return None
+            behind += max(0, high - self._next[one.partition])
+        return behind
+
+    def _store(self, consumer: Consumer) -> None:
+        """Have what is safe committed."""
+        from confluent_kafka import KafkaException
+
+        for one in self._storable():
+            try:
+                consumer.store_offsets(offsets=[one])
+            except KafkaException:  # it belongs to another member of the group by now
+                log.debug("source %s: partition %d is no longer ours", self.name, one.partition)
+
+    def _storable(self) -> list[TopicPartition]:
+        """Offsets after what is safe, and after what was passed over behind it."""
+        from confluent_kafka import TopicPartition
 
         with self._changed:
-            offsets = {
-                partition: self._next[partition]
-                if self._safe[partition] >= sent
-                else self._safe[partition]
+            return [
+                TopicPartition(
+                    self.topic,
+                    partition,
+                    (self._next if self._safe[partition] >= sent else self._safe)[partition],
+                )
                 for partition, sent in self._sent.items()
-            }
-        consumer = self._consumer
-        for partition, at in offsets.items():
-            try:
-                if consumer is not None:
-                    consumer.store_offsets(offsets=[TopicPartition(self.topic, partition, at)])
-            except KafkaException:  # it belongs to another member of the group by now
-                log.debug("source %s: partition %d is no longer ours", self.name, partition)
+            ]
 
     def _failed(self, error: KafkaError) -> None:
         """A broker's or librdkafka's error; it goes on trying, so what is hopeless is ended."""

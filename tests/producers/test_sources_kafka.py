@@ -8,7 +8,7 @@ import confluent_kafka
 import pytest
 from broker_files import image_files, on_disk, start_producing, wait_for
 from confluent_kafka import TopicPartition
-from receiver_peer import Running
+from receiver_peer import Running, until
 
 from producers.sources import Kafka
 from producers.sources.base import SourceError
@@ -114,26 +114,60 @@ def test_nothing_is_committed_before_it_is_acknowledged(config):
 
 
 @pytest.mark.servers  # the mock cluster's groups take seconds
-def test_a_partition_that_changes_hands_waits_for_what_is_under_way(config):
-    images = image_files(6)
+def test_a_partition_that_changes_hands_waits_for_what_is_under_way(config, monkeypatch):
+    """Acknowledged by another thread while `samples` waits for a silent topic, as a client does."""
+    image, events, came, acknowledging = image_files(1), [], [], threading.Event()
+
+    def noting(method, begin, end):
+        def noted(source, *arguments):
+            events.append(f"{source.name} {begin}")
+            method(source, *arguments)
+            events.append(f"{source.name} {end}")
+
+        monkeypatch.setattr(Kafka, method.__name__, noted)
+
+    def consume(source):
+        for sample, position in source.samples():
+            came.append((sample.id, position))
+            if acknowledging.is_set():
+                source.acknowledged(position)
+
+    noting(Kafka._revoke, "is asked", "lets go")
+    noting(Kafka._assign, "is given", "has partitions")
     with cluster() as (publisher, address):
         for partition in (0, 1):
-            publish(publisher, images, partition=partition)
-        first = source_of(address, config, name="first")
-        with closing(first), closing(source_of(address, config, name="second")) as second:
-            stream = first.samples()
-            sent = [next(stream) for _ in range(12)]
-            first.acknowledged(sent[-1][1])
-            others = second.samples()
-            publish(publisher, images[:1], partition=0)
-            publish(publisher, images[:1], partition=1)
-            # Both poll until each has a partition; nothing that is committed comes again.
-            late = []
-            thread = threading.Thread(target=lambda: late.extend(stream))
-            thread.start()
-            late += list(others)
-            thread.join()
-            assert {sample.id for sample, _ in late} <= {"frames-0-6", "frames-1-6"}
+            publish(publisher, image * 6, partition=partition)
+        sources = [source_of(address, config, name=n, idle_seconds=None) for n in ("one", "two")]
+        members = [threading.Thread(target=consume, args=(source,)) for source in sources]
+        try:
+            members[0].start()
+            until(lambda: len(came) == 12)
+            sources[0].acknowledged(came[-1][1])
+            until(lambda: committed(address) == [6, 6])
+            for partition in (0, 1):
+                publish(publisher, image, partition=partition)
+            until(lambda: len(came) == 14)
+            members[1].start()
+            until(lambda: "one is asked" in events)
+            events.append("the receiver has all")
+            sources[0].acknowledged(came[13][1])
+            acknowledging.set()
+            until(lambda: "two has partitions" in events and events.count("one has partitions") > 1)
+            for partition in (0, 1):
+                publish(publisher, image, partition=partition)
+            until(lambda: {"frames-0-7", "frames-1-7"} <= {name for name, _ in came[14:]})
+            until(lambda: committed(address) == [8, 8])
+        finally:
+            for source, member in zip(sources, members, strict=True):
+                source.stop()
+                if member.is_alive():
+                    member.join()
+                source.close()
+        asked = events.index("one is asked")
+        assert events[asked : asked + 3] == ["one is asked", "the receiver has all", "one lets go"]
+        # The mock cluster, unlike a real one, commits nothing while a group changes: 6 may return.
+        again = {f"frames-{partition}-{at}" for partition in (0, 1) for at in (6, 7)}
+        assert {name for name, _ in came[14:]} <= again
 
 
 @pytest.mark.servers  # the mock cluster's groups take seconds
