@@ -58,8 +58,7 @@ class Batch(Generic[Array]):
         labels_B: int64, the class; -1 where the stream carries none.
         images_BCHW: uint8 pixels.
         received_B: float64, when the receiver took it, seconds since the Unix epoch.
-        origins_B: where each came from; None for samples that the memory gave, and for those that
-            waited in a checkpoint.
+        origins_B: where each came from; None for samples that the memory gave.
         slots_B: int64, the slots of the memory that the samples were drawn from; None: none were.
         offset: the first sample after this batch; Batches(start=offset) goes on from there.
         rejected: samples left out since the batch before, by reason.

@@ -46,10 +46,12 @@ from stream_ssl.learning.checkpoint import (
     MANIFEST,
     discard,
     memory_of,
+    origins_of,
     publish,
     seal,
     write_json,
 )
+from stream_ssl.learning.origins import Origins
 from stream_ssl.learning.vectors import Vectors
 
 ONNX = "encoder.onnx"
@@ -246,7 +248,9 @@ def export_memory(
     columns = part(state, "columns")
     embedding_KD = columns["embeddings"].numpy().astype(np.float32)
     descriptor_KA = columns.get("descriptors", columns["embeddings"]).numpy().astype(np.float32)
-    rows = _rows(columns, stored["config"])
+    origins = Origins()
+    origins.load(origins_of(checkpoint), columns["ids"].tolist())
+    rows = _rows(columns, origins, stored["config"])
     kept: list[NDArray[np.int64]] = []
     with replacing(folder) as scratch:
         for shard, start in enumerate(range(0, len(rows), SHARD)):
@@ -278,8 +282,10 @@ def export_memory(
     return MemoryExport(len(slot_k), len(kept), lost, indexed)
 
 
-def _rows(columns: Mapping[str, Tensor], config: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What the memory knows of each sample, beside image and embedding."""
+def _rows(
+    columns: Mapping[str, Tensor], origins: Origins, config: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """What is known of each sample, beside image and embedding."""
     policy = stored_settings(config, "eviction").memory.eviction
     score = Linear() if policy is None else policy.score
     counts_K = score.counts(columns.get("descriptors", columns["embeddings"]))
@@ -295,7 +301,10 @@ def _rows(columns: Mapping[str, Tensor], config: Mapping[str, Any]) -> list[dict
     if "draws" in columns:  # since version 3 of the memory's state
         named["drawn"] = columns["draws"]
     values = zip(*(column.tolist() for column in named.values()), strict=True)
-    return [dict(zip(named, row, strict=True)) for row in values]
+    rows = [dict(zip(named, row, strict=True)) for row in values]
+    for row, origin in zip(rows, origins.of(named["id"].tolist()), strict=True):
+        row["origin"] = origin and origin._asdict()
+    return rows
 
 
 def kept_shape(config: Mapping[str, Any]) -> tuple[int, int, int]:

@@ -145,7 +145,7 @@ class Process:
         self._limited_log = RateLimitedLogger(log, seconds=60.0)
         self._step_log = StepLog(log)
         shadows = build.shadows(settings, self.learner.method.dim)
-        self._view = self._page.memory = MemoryView(self.learner.memory)
+        self._view = self._page.memory = MemoryView(self.learner.memory, self.learner.origins)
         stack.callback(self._view.close)  # before the server, which would wait for it
         sender = VerdictSender(part.folder)
         stack.callback(sender.close)

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from memory.state import part, upgraded
 from stream_ssl.app.encoder import facts, find
 from stream_ssl.app.export import images_of, kept_shape
-from stream_ssl.learning.checkpoint import memory_of
+from stream_ssl.learning.checkpoint import memory_of, origins_of
 from stream_ssl.learning.learner import Learner
 from stream_ssl.methods import Method
 from stream_ssl.methods.momentum import Momentum, move_towards
@@ -109,4 +109,6 @@ def take_memory(learner: Learner, checkpoint: Path) -> tuple[int, str]:
             offered += len(slots_B)
     except OSError as error:
         return offered, f"the file of its images cannot be read: {error}"
+    finally:
+        learner.origins.load(origins_of(checkpoint), memory.ids.tolist())
     return offered, ""

@@ -46,7 +46,7 @@ PARTS = ("model", "optimiser", "memory", "rng")
 """Of `Learner.capture`: the tensors without which nothing can go on."""
 SHARED = ("model", "optimiser")
 """Those that are alike on all ranks, ..."""
-OWN = ("memory", "rng", "waiting")
+OWN = ("memory", "rng", "waiting", "origins")
 """... and those of which each rank has its own."""
 
 UNREADABLE = (
@@ -172,7 +172,8 @@ class Saved:
             tensors["rng"] = {}
             mine = self._parts("waiting")[rank::ranks]
             if mine:
-                tensors["waiting"] = {n: torch.cat([state[n] for state in mine]) for n in mine[0]}
+                tensors["waiting"] = _joined(mine)
+            tensors["origins"] = _joined(self._parts("origins"))  # each takes those that it holds
             facts["batch_size"] = facts["batch_size"] * self.ranks // ranks
         start = self.start(rank, ranks) if start is None else start
         facts["offset"] = {"record": start.record, "sample": start.sample}
@@ -181,6 +182,11 @@ class Saved:
     def _parts(self, name: str) -> list[dict[str, Tensor]]:
         paths = [self.path / f"{name}{_suffix(rank)}.safetensors" for rank in range(self.ranks)]
         return [load_file(path) for path in paths if path.exists()]
+
+
+def _joined(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    names = states[0] if states else ()
+    return {name: torch.cat([state[name] for state in states]) for name in names}
 
 
 def memory_of(checkpoint: Path) -> dict[str, Tensor]:
@@ -192,6 +198,17 @@ def memory_of(checkpoint: Path) -> dict[str, Tensor]:
     saved = Saved(checkpoint, json.loads((checkpoint / STATE).read_text()))
     parts = saved._parts("memory")
     return parts[0] if saved.ranks == 1 else resharded(parts, 0, 1)
+
+
+def origins_of(checkpoint: Path) -> dict[str, Tensor]:
+    """The state of `Origins` of a checkpoint, of all ranks together; empty in one of old.
+
+    Raises:
+        OSError: there is no such file.
+    """
+    return _joined(
+        Saved(checkpoint, json.loads((checkpoint / STATE).read_text()))._parts("origins")
+    )
 
 
 class Checkpointer:

@@ -24,6 +24,7 @@ from stream_ssl.batch import START, Batch, Offset, Origin
 from stream_ssl.learning.checks import check_batch, check_labels, check_parts
 from stream_ssl.learning.novelty import Novelty
 from stream_ssl.learning.optimiser import OptimiserSettings, load_optimiser, optimiser_tensors
+from stream_ssl.learning.origins import Origins
 from stream_ssl.learning.pace import Pace
 from stream_ssl.learning.randomness import OwnRandomness, set_threads
 from stream_ssl.learning.ranks import Ranks, Turn
@@ -182,6 +183,7 @@ class Learner:
         )
         self._upload = Upload(self.device)
         self._novelty = Novelty(memory, novelty)
+        self.origins = Origins()
         self._randomness = OwnRandomness(seed + RANK_SEEDS * memory.group.rank, self.device)
         self._batch_size = 0
 
@@ -235,6 +237,7 @@ class Learner:
             "optimiser": optimiser_tensors(self._step.optimiser),
             "memory": self.memory.state_dict(keep_vars=live),
             "rng": self._randomness.state_dict(),
+            "origins": self.origins.state(),
         }
         if len(self._novelty):
             tensors["waiting"] = self._novelty.state()
@@ -265,6 +268,7 @@ class Learner:
             ) from error
         load_optimiser(self._step.optimiser, tensors["optimiser"])
         self.memory.load_state_dict(dict(tensors["memory"]))
+        self.origins.load(tensors.get("origins", {}), to_host(self.memory.ids).tolist())
         self._randomness.load_state_dict(tensors["rng"])
         self._novelty.load(tensors.get("waiting", {}), self.device)
         self.pace.load_state_dict(facts["pace"])
@@ -303,11 +307,11 @@ class Learner:
                 )
                 if update_due:
                     self.pace.updated()
-        labels_B = result.batch.labels_B
-        assert labels_B is not None, "-1 where there are none"
         if new is uploaded and batch is not None:  # on the host already
-            return self._record(result, torch.from_numpy(np.asarray(batch.labels_B)))
-        return self._record(result, to_host(labels_B), self._novelty.turned_away)
+            ids_labels_2B = torch.from_numpy(np.stack([batch.ids_B, np.asarray(batch.labels_B)]))
+        else:
+            ids_labels_2B = _ids_labels(result.batch)
+        return self._record(result, ids_labels_2B, self._novelty.turned_away)
 
     def _nothing(self) -> Batch[Tensor]:
         """A batch of no samples."""
@@ -331,14 +335,17 @@ class Learner:
         with self._randomness:
             result = self._step.replay(self._batch_size, self.pace.updates)
             self.pace.updated()
-        assert result.batch.labels_B is not None, "the memory has a label for each slot"
-        return self._record(result, to_host(result.batch.labels_B))
+        return self._record(result, _ids_labels(result.batch))
 
     def _record(
-        self, result: StepResult, labels_B: Tensor, turned_away: Sequence[Origin | None] = ()
+        self, result: StepResult, ids_labels_2B: Tensor, turned_away: Sequence[Origin | None] = ()
     ) -> StepRecord:
-        """What happened, with the labels on the CPU."""
-        batch, update = result.batch, result.update
+        """What happened, with ids and labels on the CPU."""
+        batch, update, admission = result.batch, result.update, result.admission
+        evicted_origins: Sequence[Origin | None] = ()
+        if admission is not None:
+            origins_B = batch.origins_B or [None] * len(batch)
+            evicted_origins = self.origins.follow(ids_labels_2B[0].tolist(), origins_B, admission)
         assert batch.hashes_B is not None, "0 where there are none"
         self.step += 1
         cosines, expected, true = _read(result)
@@ -355,10 +362,10 @@ class Learner:
             diagnostics={**update.diagnostics, **cosines},
             collision_expected=expected,
             collision_true=true,
-            admission=result.admission,
+            admission=admission,
             keys_BD=result.keys_BD,
             ids_B=batch.ids_B,
-            labels_B=labels_B,
+            labels_B=ids_labels_2B[1],
             hashes_B=batch.hashes_B,
             lag_seconds=self.batches.lag(),
             offset=self.offset,
@@ -369,7 +376,14 @@ class Learner:
             images_BCHW=batch.images_BCHW,
             duplicates_B=None if result.collisions is None else result.collisions.duplicates_B,
             origins_B=batch.origins_B,
+            evicted_origins=evicted_origins,
         )
+
+
+def _ids_labels(batch: Batch[Tensor]) -> Tensor:
+    """int64 [2, B], read from the device at once."""
+    assert batch.labels_B is not None, "-1 where there are none"
+    return to_host(torch.stack([batch.ids_B, batch.labels_B]))
 
 
 def _read(result: StepResult) -> tuple[dict[str, float], float, float | None]:

@@ -6,6 +6,7 @@ Shapes: B samples of a batch, W that wait, A descriptor.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch import Tensor
 from memory import Duplicates, WorkingMemory
 from memory.compute import to_device
 from stream_ssl.batch import Batch, Origin
+from stream_ssl.learning.origins import packed, unpacked
 from stream_ssl.learning.ranks import Turn
 from stream_ssl.learning.step import joined
 
@@ -101,13 +103,23 @@ class Novelty:
         return own_B, [int(of_rank.sum()) for of_rank in by_rank]
 
     def state(self) -> dict[str, Tensor]:
-        """The samples that wait, by column; empty where there are none."""
-        return {} if self._waiting is None else self._waiting.columns()
+        """The samples that wait, by column, and their origins; empty where there are
+        none."""
+        waiting = self._waiting
+        if waiting is None:
+            return {}
+        origins_W = waiting.origins_B or [None] * len(waiting)
+        return {**waiting.columns(), "origins": packed(origins_W)}
 
     def load(self, state: Mapping[str, Tensor], device: torch.device) -> None:
         """Go on from what `state` gave."""
-        columns: dict[str, Any] = {name: column.to(device) for name, column in state.items()}
+        columns: dict[str, Any] = {
+            name: column.to(device) for name, column in state.items() if name != "origins"
+        }
         self._waiting = Batch(**columns) if columns else None
+        if self._waiting is not None and "origins" in state:  # not in a checkpoint of old
+            origins_W = [row and Origin(*row) for row in unpacked(state["origins"])]
+            self._waiting = replace(self._waiting, origins_B=origins_W)
 
     def _describe(self, batch: Batch[Tensor]) -> Tensor:
         # A descriptor of images reads of the embeddings only their dtype and device.

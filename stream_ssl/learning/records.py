@@ -32,7 +32,8 @@ class StepRecord:
     since the record before. `lag_seconds` is for how long the oldest batch has waited.
     `labels_B` lies on the CPU, the other columns where the learner computes. `images_BCHW` are
     the images as they came, not copied; None where a record is made without a learner.
-    `origins_B` is None on replays.
+    `origins_B` is None on replays. `evicted_origins` goes with `admission.evicted`: where
+    each came from.
     """
 
     step: int  # steps so far, this one included
@@ -61,6 +62,7 @@ class StepRecord:
     images_BCHW: Tensor | None = None  # uint8
     duplicates_B: Tensor | None = None  # slots expected to show the same, before insertion
     origins_B: Sequence[Origin | None] | None = None
+    evicted_origins: Sequence[Origin | None] = ()
 
 
 @dataclass(frozen=True, slots=True)

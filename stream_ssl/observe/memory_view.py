@@ -28,6 +28,7 @@ from memory.index import kmeans, nearest
 from memory.scores import Linear
 from memory.stats import MOST_PAIRS
 from stream_ssl.batch import Origin
+from stream_ssl.learning.origins import Origins
 from stream_ssl.learning.records import StepRecord
 from stream_ssl.observe.slot_history import Eviction, SlotHistory
 from stream_ssl.observe.step_jobs import Busy, StepJobs
@@ -71,7 +72,7 @@ class Snapshot:
     encoded_k: NDArray[np.int64]
     multiplicity_k: NDArray[np.int64]
     drawn_k: NDArray[np.int64]
-    origins_k: NDArray[np.object_]
+    origins_k: Sequence[Origin | None]
     duplicates_k: NDArray[np.float64] | None
     slots_S: NDArray[np.int64]
     z_SD: Tensor
@@ -93,6 +94,7 @@ class MemoryView:
 
     Args:
         memory: the working memory.
+        origins: of its samples, as the learner keeps them.
         jobs: how the learner's thread is asked.
         clock: seconds since the Unix epoch.
     """
@@ -100,13 +102,14 @@ class MemoryView:
     def __init__(
         self,
         memory: WorkingMemory,
+        origins: Origins,
         jobs: StepJobs | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.jobs = StepJobs() if jobs is None else jobs
         self.slots = SlotHistory(memory, clock)
         self._umap: UmapPlane[Snapshot] = UmapPlane()
-        self._memory, self._clock = memory, clock
+        self._memory, self._origins, self._clock = memory, origins, clock
         self._lock = threading.Lock()  # one thread makes what others wait for
         self._snapshot: Snapshot | None = None
         self._generator = torch.Generator().manual_seed(0)  # not the learner's: it draws the same
@@ -322,7 +325,7 @@ class MemoryView:
             encoded_k=column_6k[3],
             multiplicity_k=column_6k[4],
             drawn_k=column_6k[5],
-            origins_k=self.slots.origins(),
+            origins_k=self._origins.of(column_6k[0].tolist()),
             duplicates_k=None if count_k is None else to_host(count_k).clone().numpy(),
             slots_S=slots_S,
             z_SD=z_SD,

@@ -1,10 +1,9 @@
-"""What the memory does not keep of its slots: where each sample came from, who left lately, and
-small pictures of those.
+"""What the memory does not keep: who left lately, small pictures of those, and what became of each
+producer's samples.
 
-Kept beside the memory, not in it: it begins anew with the process, and nothing that is learned
-depends on it.
+It begins anew with the process, and nothing that is learned depends on it.
 
-Shapes: B samples of a step, K slots; n pictures, R kept, C S S small.
+Shapes: B samples of a step; n pictures, R kept, C S S small.
 """
 
 from __future__ import annotations
@@ -15,9 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from memory import Admission, WorkingMemory
@@ -45,9 +42,10 @@ class Eviction:
     Attributes:
         at: seconds since the Unix epoch.
         age: samples offered between its arrival and its leaving.
-        origin: where it came from; None where it came before this process.
-        by: where the sample came from that took its slot, and `slot` which one; None where that
-            cannot be told: in the batch that filled the memory, or where an id came twice in one.
+        origin: where it came from; None where that is not known.
+        by: where the sample came from that took its slot; None where that cannot be told: in the
+            batch that filled the memory, or where an id came twice in one.
+        slot: which one.
     """
 
     at: float
@@ -55,7 +53,7 @@ class Eviction:
     age: int
     origin: Origin | None
     by: Origin | None
-    slot: int | None
+    slot: int
 
 
 @dataclass(slots=True)
@@ -93,8 +91,6 @@ class SlotHistory:
     ) -> None:
         self._memory, self._clock = memory, clock
         self.pictures = EvictedPictures(memory) if pictures is None else pictures
-        self._origin_K: NDArray[np.object_] = np.full(memory.capacity, None, object)
-        self._added = memory.added
         self.evictions: deque[Eviction] = deque(maxlen=EVICTIONS)
         self.latest: list[Eviction] = []
         self.fates: dict[str, Fate] = {}
@@ -105,71 +101,33 @@ class SlotHistory:
         for origin in record.turned_away:  # before the memory was asked
             self._count_fate(origin, refused=True, near=True)
         if record.admission is not None:
-            self._admitted(record, record.admission)
-
-    def origins(self) -> NDArray[np.object_]:
-        """Where each occupied slot's sample came from, [k]; None where before this process."""
-        return self._origin_K[: len(self._memory)].copy()
-
-    def _admitted(self, record: StepRecord, admission: Admission) -> None:
-        slot_B = admission.slots.numpy()
-        stays_B = slot_B >= 0
-        origin_B: NDArray[np.object_] = np.full(len(slot_B), None, object)
-        if record.origins_B is not None:
-            origin_B[:] = record.origins_B
-        ids = to_host(record.ids_B).tolist()
-        if len(admission.evicted):
-            self._remember_evictions(ids, admission, origin_B)
-        self._count_fates(ids, admission, origin_B)
-        self._forget_written_by_others()
-        slots = slot_B[stays_B]
-        self._origin_K[slots] = origin_B[stays_B]
-
-    def _forget_written_by_others(self) -> None:
-        """Where newcomers of other ranks came from is not known here."""
-        memory = self._memory
-        if memory.group.size > 1:
-            fresh_k = to_host(memory.born >= self._added).numpy()
-            self._origin_K[: len(fresh_k)][fresh_k] = None
-            self._added = memory.added
+            ids = to_host(record.ids_B).tolist()
+            origins_B = record.origins_B or [None] * len(ids)
+            refused = set(record.admission.refused.tolist())
+            joined = [origins_B[b] for b, number in enumerate(ids) if number not in refused]
+            self._remember_evictions(record.admission, joined, record.evicted_origins)
+            near = set(record.admission.duplicates.tolist())
+            for number, origin in zip(ids, origins_B, strict=True):
+                self._count_fate(origin, number in refused, number in near)
 
     def _remember_evictions(
-        self, ids: list[int], admission: Admission, origin_B: NDArray[np.object_]
+        self,
+        admission: Admission,
+        joined: Sequence[Origin | None],
+        origins: Sequence[Origin | None],
     ) -> None:
-        """The last of this step's evictions.
-
-        In a full memory each newcomer that joined evicted one, in order. Some were evicted in turn
-        by a later one of the batch: read backwards, it tells the slot that they had.
-        """
-        refused, now = set(admission.refused.tolist()), self._clock()
-        joined = [b for b, number in enumerate(ids) if number not in refused]
-        evicted, ages = admission.evicted.tolist(), admission.ages.tolist()
-        shared = self._memory.group.size > 1  # then others' newcomers evict here, and ours there
-        if shared or len(joined) != len(evicted):  # or it became full now, or an id came twice
-            joined = []
-        slot_of = {ids[b]: slot for b, slot in enumerate(admission.slots.tolist()) if slot >= 0}
-        lately, origin_of = [], dict(zip(ids, origin_B, strict=True))
-        for turn in range(len(evicted) - 1, max(-1, len(evicted) - 1 - EVICTIONS), -1):
-            gone, by = evicted[turn], joined[turn] if joined else None
-            slot = None if by is None else slot_of.get(ids[by])
-            slot = int(admission.left[turn]) if shared else slot
-            origin = origin_of.get(gone)
-            if slot is not None and gone in origin_of:
-                slot_of.setdefault(gone, slot)
-            elif slot is not None:
-                origin = self._origin_K[slot]
-            who = None if by is None else origin_B[by]
-            lately.append(Eviction(now, gone, ages[turn], origin, who, slot))
-        self.latest = lately[::-1]
+        """The last of this step's evictions. In a full memory each newcomer that joined evicted
+        one, in order; on several ranks others' newcomers evict here, and ours there."""
+        if len(joined) != len(admission.evicted) or self._memory.group.size > 1:
+            joined = [None] * len(admission.evicted)
+        gone = (column.tolist() for column in (admission.evicted, admission.ages, admission.left))
+        rows = list(zip(*gone, origins, joined, strict=True))[-EVICTIONS:]
+        now = self._clock()
+        self.latest = [
+            Eviction(now, number, age, origin, by, slot) for number, age, slot, origin, by in rows
+        ]
         taken = self.pictures.take_new()
         self.evictions.extend(one for one in self.latest if taken is None or one.id in taken)
-
-    def _count_fates(
-        self, ids: list[int], admission: Admission, origin_B: NDArray[np.object_]
-    ) -> None:
-        refused, near = set(admission.refused.tolist()), set(admission.duplicates.tolist())
-        for number, origin in zip(ids, origin_B, strict=True):
-            self._count_fate(origin, number in refused, number in near)
 
     def _count_fate(self, origin: Origin | None, refused: bool, near: bool) -> None:
         if origin is None:

@@ -219,6 +219,11 @@ def test_the_memory_is_written_as_the_checkpoint_holds_it(
     named |= {name: name for name in ("born", "encoded", "multiplicity")} | {"drawn": "draws"}
     for name, column in named.items():
         assert [row[name] for row in rows] == state[f"columns.{column}"].tolist()
+    for row in rows:
+        n = row["id"] - 2**62
+        known = {"producer": "robot", "source": "left", "id": f"frame-{n}", "time": n / 4}
+        assert row["origin"] == (known if n % 2 else None)
+    assert {row["origin"] is None for row in rows} == {True, False}
     assert np.array_equal(image_KHW, state["columns.images"][:, 0].numpy())
     assert np.array_equal(np.load(folder / "embeddings.npy"), state["columns.embeddings"].numpy())
     descriptor_KA = np.load(folder / "descriptors.npy")

@@ -10,8 +10,9 @@ import torch
 
 from memory import WorkingMemory
 from stream_ssl.app import build, config
-from stream_ssl.batch import START
+from stream_ssl.batch import START, Origin
 from stream_ssl.learning.checkpoint import Checkpointer
+from stream_ssl.learning.origins import Origins
 
 SETTINGS: dict[str, Any] = {
     "decoder": {"size": 12, "channels": 1},
@@ -36,7 +37,7 @@ def write_run(folder: Path, stages: int = 1, held: int = 0, **changes: Any) -> l
     checkpointer = Checkpointer(folder / "checkpoints", keep=stages)
     generator = torch.Generator().manual_seed(0)
     if held:
-        fill(learner.memory, held, generator)
+        fill(learner.memory, held, generator, learner.origins)
     paths = []
     for stage in range(stages):
         learner.step = learner.samples = 10 * (stage + 1)
@@ -47,10 +48,17 @@ def write_run(folder: Path, stages: int = 1, held: int = 0, **changes: Any) -> l
     return paths
 
 
-def fill(memory: WorkingMemory, count: int, generator: torch.Generator) -> None:
+def fill(
+    memory: WorkingMemory, count: int, generator: torch.Generator, origins: Origins | None = None
+) -> None:
     assert memory.image_shape is not None
     z_BD = torch.nn.functional.normalize(torch.randn(count, memory.dim, generator=generator), dim=1)
     images = torch.randint(0, 256, (count, *memory.image_shape), generator=generator)
     ids, labels = 2**62 + torch.arange(count), torch.arange(count) % 4
     labels[1::2] = -1
-    memory.add(ids, z_BD, images.to(torch.uint8), labels, ids // 3)
+    admission = memory.add(ids, z_BD, images.to(torch.uint8), labels, ids // 3)
+    if origins is not None:  # of every other sample
+        known = [
+            Origin("robot", "left", f"frame-{n}", n / 4) if n % 2 else None for n in range(count)
+        ]
+        origins.follow(ids.tolist(), known, admission)

@@ -48,7 +48,7 @@ def test_a_checkpoint_restores_everything(tmp_path: Path) -> None:
 def test_the_folder_is_as_documented(tmp_path: Path) -> None:
     _, _, records = saved(tmp_path)
     folder = tmp_path / "step-000000003"
-    names = {"model", "optimiser", "memory", "rng"}
+    names = {"model", "optimiser", "memory", "rng", "origins"}
     expected = {f"{name}.safetensors" for name in names} | {"state.json", "manifest.json"}
     assert {path.name for path in folder.iterdir()} == expected
     assert (tmp_path / "latest").readlink() == Path("step-000000003")
@@ -333,7 +333,7 @@ def test_nothing_is_moved_or_pruned_before_the_new_one_is_durable(
             checkpoint, name, lambda *a, n=name, f=plain: (events.append(n), f(*a))[1]
         )
     saved(tmp_path, count=2, keep=1)
-    once = ["save_file"] * 4 + ["seal", "publish", "point"]
+    once = ["save_file"] * 5 + ["seal", "publish", "point"]
     assert events == [*once, *once, "discard"]
 
 

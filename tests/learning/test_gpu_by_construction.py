@@ -124,7 +124,7 @@ def test_a_replay_reads_its_labels_besides() -> None:
         learner = on_gpu(gpu, pace=Pace(2 / BATCH))
         replay, fresh = steps(learner, 2)
         assert (fresh.replay, replay.replay) == (False, True)
-        labels = "stream_ssl/learning/learner.py _replay"
+        labels = "stream_ssl/learning/learner.py _ids_labels"
         assert reads(gpu) == {UPDATE: 2, RECORD: 2, labels: 1}
     assert not isinstance(fresh.labels_B, OnGpu)
     assert not isinstance(replay.labels_B, OnGpu)

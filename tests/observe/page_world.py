@@ -16,6 +16,7 @@ from torch.nn.functional import normalize
 from memory import Duplicates, WorkingMemory
 from stream_ssl.batch import Origin
 from stream_ssl.ingest.producer_table import ProducerTable
+from stream_ssl.learning.origins import Origins
 from stream_ssl.learning.records import Idle, StepRecord
 from stream_ssl.observe.api import Sources
 from stream_ssl.observe.health import Health
@@ -40,6 +41,7 @@ class Feed:
             slots, 8, image_shape=(3, SIDE, SIDE), duplicates=Duplicates(threshold=0.99)
         )
         self.producer, self.labelled, self.number = producer, labelled, 0
+        self.origins = Origins()
         self._draw = torch.Generator().manual_seed(5)
 
     def batch(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -62,6 +64,7 @@ class Feed:
             labels_B=labels_B,
             admission=admission,
             origins_B=origins,
+            evicted_origins=self.origins.follow(ids_B.tolist(), origins, admission),
             images_BCHW=image_BCHW,
         )
 
@@ -75,7 +78,7 @@ def serving(feed: Feed | None, **options: object) -> Iterator[tuple[Server, Memo
     assert isinstance(sources, Sources)
     view, stop = None, threading.Event()
     if feed is not None:
-        view = sources.memory = MemoryView(feed.memory)
+        view = sources.memory = MemoryView(feed.memory, feed.origins)
         view.jobs.share = 1.0  # nothing is learned here that would have to be spared
 
     def loop() -> None:

@@ -187,7 +187,7 @@ def test_a_learner_that_starts_says_so_and_one_that_is_busy(feed: Feed) -> None:
             503,
             "the memory: this process is not built yet: it is starting",
         )
-        server.sources.memory = MemoryView(feed.memory)
+        server.sources.memory = MemoryView(feed.memory, feed.origins)
         server.sources.memory.jobs._jobs.maxsize = -1
         server.sources.memory.jobs.ask = _busy  # type: ignore[method-assign]
         status, error = refused(server, "learner/memory")

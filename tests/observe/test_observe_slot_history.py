@@ -30,17 +30,19 @@ def test_slots_are_followed_as_a_dictionary_would() -> None:
         for number, from_where in zip(record.ids_B.tolist(), record.origins_B, strict=True):
             origin[number] = from_where
         before, held = held, dict(enumerate(feed.memory.ids.tolist()))
-        assert history.origins().tolist() == [origin[number] for number in held.values()]
+        assert feed.origins.of(held.values()) == [origin[number] for number in held.values()]
         lately = history.latest
         assert [one.id for one in lately] == gone
         for one in lately:
-            if one.slot is None:
-                continue
             assert one.origin == origin[one.id]
-            assert one.by is not None
-            assert one.by.id in {f"frame-{number}" for number in record.ids_B.tolist()}
-            assert one.id == before[one.slot] or one.id in record.ids_B  # this batch's own
-        followed += sum(one.slot is not None for one in lately)
+            assert before.get(one.slot) == one.id or one.id in record.ids_B  # this batch's own
+            if one.by is not None:
+                assert one.by.id in {f"frame-{number}" for number in record.ids_B.tolist()}
+        in_place = [one for one in lately if one.id in before.values()]
+        assert all(
+            one.by == origin[held[one.slot]] for one in in_place if one.by and len(gone) == 1
+        )
+        followed += sum(one.by is not None for one in lately)
     assert followed > 200
 
 

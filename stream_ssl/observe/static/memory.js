@@ -136,7 +136,7 @@ export class MemorySection {
       tile.addEventListener("focus", () => { for (const other of this.mosaic.children) other.tabIndex = other === tile ? 0 : -1; });
       this.mosaic.append(tile);
     }
-    const text = `slot ${row.slot}${row.duplicates == null ? "" : `, ${number(row.duplicates)} duplicates`}, ${who(row.origin) ?? "from before this process"}`;
+    const text = `slot ${row.slot}${row.duplicates == null ? "" : `, ${number(row.duplicates)} duplicates`}, ${who(row.origin) ?? "not known"}`;
     tile.title = text;
     tile.setAttribute("aria-label", text);
     tile.style.setProperty("--mark", shade(this.peak ? (row.duplicates ?? 0) / this.peak : 0));
@@ -171,7 +171,7 @@ export class MemorySection {
   showFacts(got) {
     const origin = got.origin;
     const facts = [
-      ["producer", origin?.producer ?? "from before this process"],
+      ["producer", origin?.producer ?? "not known"],
       origin && ["source", origin.source], origin && ["id", origin.id],
       origin && ["captured", new Date(origin.time * 1000).toLocaleString()],
       got.label != null && ["class", got.label],
@@ -213,7 +213,7 @@ export class MemorySection {
       const now = Date.now() / 1000;
       body.replaceChildren(...(evictions.length ? evictions.map((one) => element("tr", {}, this.gone(one.id),
         element("td", {}, `${duration(Math.max(0, now - one.at)).join(" ")} ago`),
-        element("td", { class: "name" }, element("bdi", {}, who(one.origin) ?? "from before this process")),
+        element("td", { class: "name" }, element("bdi", {}, who(one.origin) ?? "not known")),
         element("td", { class: "n" }, number(one.age)),
         element("td", { class: "name" }, element("bdi", {}, who(one.by) ?? "–")),
         element("td", { class: "n" }, one.slot == null ? "–" : element("button", { onclick: () => this.open(one.slot) }, one.slot))))

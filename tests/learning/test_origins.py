@@ -1,0 +1,36 @@
+"""Origins of what the memory holds, against a dictionary of all that ever came."""
+
+import torch
+from torch.nn.functional import normalize
+
+from memory import WorkingMemory
+from stream_ssl.batch import Origin
+from stream_ssl.learning.origins import Origins, unpacked
+
+
+def test_origins_follow_the_memory_and_parts_of_several_ranks_join() -> None:
+    generator = torch.Generator().manual_seed(0)
+    memories, follows = [WorkingMemory(20, 8) for _ in range(2)], [Origins(), Origins()]
+    known: dict[int, Origin | None] = {}
+    for turn in range(30):
+        for rank, (memory, origins) in enumerate(zip(memories, follows, strict=True)):
+            ids = [1000 * rank + 8 * turn + b for b in range(8)]
+            if turn > 5 and (again := 1000 * rank + turn % 5) not in memory.ids.tolist():
+                ids[-1] = again
+            came = [None if n % 7 == 0 else Origin("robot", "left", f"é{n}", n / 3) for n in ids]
+            known |= dict(zip(ids, came, strict=True))
+            z_BD = normalize(torch.randn(8, 8, generator=generator), dim=1)
+            admission = memory.add(torch.tensor(ids), z_BD)
+            gone = origins.follow(ids, came, admission)
+            assert gone == [known[number] for number in admission.evicted.tolist()]
+            held = memory.ids.tolist()
+            assert origins.of(held) == [known[number] for number in held]
+            assert len(unpacked(origins.state()["rows"])) <= len(held)
+    rows_L = torch.cat([origins.state()["rows"] for origins in follows])
+    held = [*memories[0].ids.tolist()[:10], *memories[1].ids.tolist()[10:]]
+    joined = Origins()
+    joined.load({"rows": rows_L}, held)
+    assert joined.of(held) == [known[number] for number in held]
+    assert joined.of([*memories[0].ids.tolist()[10:], 10**9]) == [None] * 11
+    joined.load({}, held)  # of a checkpoint before there were any
+    assert joined.of(held) == [None] * 20
