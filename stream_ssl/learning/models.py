@@ -74,10 +74,12 @@ class Model(nn.Module):
 
 
 def called(spec: Mapping[str, Any], *arguments: Any, **more: Any) -> Any:
-    """What a class path names, called with its `init_args`."""
+    """What a class path names, called with its `init_args`, and `dict_kwargs` for what its signature
+    does not name."""
     module, _, name = spec["class_path"].rpartition(".")
     found = getattr(importlib.import_module(module), name)
-    return found(*arguments, **more, **(spec.get("init_args") or {}))
+    given = {**(spec.get("init_args") or {}), **(spec.get("dict_kwargs") or {})}
+    return found(*arguments, **more, **given)
 
 
 def load_weights(encoder: nn.Module, file: Path, head: str | None = None) -> None:

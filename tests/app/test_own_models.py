@@ -43,6 +43,12 @@ class Small(nn.Module):
         return feature_BFHW.mean((2, 3)) if self.flat else feature_BFHW
 
 
+def create(model_name: str, **more: Any) -> nn.Module:
+    """As timm's `create_model`: what else the network takes is not in its signature."""
+    network: nn.Module = {"small": Small}[model_name](**more)
+    return network
+
+
 class Darker(nn.Module):
     """A transform: each image by a factor of its own."""
 
@@ -106,6 +112,15 @@ def trained(settings: Any, steps: int) -> Any:
         next(records)
     records.close()
     return learner
+
+
+def test_a_function_takes_what_its_signature_does_not_name(tmp_path: Path) -> None:
+    named = {"class_path": f"{__name__}.create", "init_args": {"model_name": "small"}}
+    model = {**named, "dict_kwargs": {"width": 7}}
+    (checkpoint,) = write_run(tmp_path / "run", encoder={"model": model})
+    weight = load_file(checkpoint / "model.safetensors")["encoder.module.stem.0.weight"]
+    assert weight.shape[0] == 7
+    assert stream_ssl.load_encoder(checkpoint).dim == 5
 
 
 def plain_resnet18() -> nn.Module:
