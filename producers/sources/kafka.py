@@ -6,6 +6,7 @@ import logging
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -22,14 +23,16 @@ log = logging.getLogger(__name__)
 POLL_SECONDS = 0.2
 ASK_SECONDS = 10.0  # for the broker's answer to a question about offsets
 PARTITIONS = MAX_POSITION_BYTES // 16  # whose offsets fit into a position
+READY = 64  # messages that wait for the sender, above which no more are taken
+FULL_SECONDS = 1.0  # for which that may be so before librdkafka is told to pause
 OURS: dict[str, Any] = {
     # What `acknowledged` stores is committed each second and at the end; see also `_revoke`.
     "enable.auto.commit": True,
     "enable.auto.offset.store": False,
     "auto.commit.interval.ms": 1000,
     "enable.partition.eof": False,
-    # A receiver that is away is waited for; it must not cost us our partitions.
-    "max.poll.interval.ms": 86_400_000,
+    # All partitions are handed back before they are dealt anew, as `_revoke` expects.
+    "partition.assignment.strategy": "range,roundrobin",
 }
 """What at-least-once delivery rests on: a config file may not say otherwise."""
 DEFAULTS: dict[str, Any] = {"queued.max.messages.kbytes": 16_384, "fetch.error.backoff.ms": 500}
@@ -105,7 +108,10 @@ class Kafka:
         self._changed = threading.Condition()
         self._stopped = threading.Event()
         self._error: SourceError | None = None
+        self._ready: deque[Message] = deque()
+        self._paused = False  # librdkafka takes no more from the broker
         self._consumer: Consumer | None = None
+        self._thread: threading.Thread | None = None
 
     def samples(self, position: Position = None) -> Iterator[tuple[Sample, Position]]:
         """Each sample with the position after it; see `Source`.
@@ -122,7 +128,11 @@ class Kafka:
         except Exception as error:  # KafkaException, of which it tells no more than a text
             raise ValueError(f"source {self.name!r}: {error}") from None
         self._consumer.subscribe([self.topic], on_assign=self._assign, on_revoke=self._revoke)
-        return self._consumed(self._consumer)
+        self._thread = threading.Thread(
+            target=self._serve, args=(self._consumer,), name=self.name, daemon=True
+        )
+        self._thread.start()
+        return self._consumed()
 
     def acknowledged(self, position: Position) -> None:
         """Have the offsets committed within a second or two."""
@@ -138,52 +148,55 @@ class Kafka:
     def stop(self) -> None:
         """From any thread: `samples` ends at once."""
         self._stopped.set()
+        with self._changed:
+            self._changed.notify_all()
 
     def close(self) -> None:
         """Commit what is stored, and leave the group."""
         self.stop()
         if self._consumer is not None:
+            if self._thread is not None:
+                self._thread.join()
             self._store(self._consumer)
             self._consumer.close()
             self._consumer = None
 
-    def _consumed(self, consumer: Consumer) -> Iterator[tuple[Sample, Position]]:
-        """The only thread that calls the consumer: another would wait for `poll`, for ever when
-        polls follow each other."""
-        told = -math.inf
-        while not self._stopped.is_set():
-            message = consumer.poll(POLL_SECONDS)
-            if self._error is not None:
-                raise self._error
-            if time.monotonic() - told >= POLL_SECONDS:
-                self._store(consumer)
-                self._lag = self._behind(consumer)
-                told = time.monotonic()
-            if message is None:
-                if self._idle is not None and time.monotonic() - self._came >= self._idle:
-                    return
-                continue
-            self._came = time.monotonic()
-            if (error := message.error()) is not None:
-                self._failed(error)
-                continue
-            sample = self._sample(message)
-            position = self._take(message, sample is not None)
+    # In the caller's thread
+
+    def _consumed(self) -> Iterator[tuple[Sample, Position]]:
+        while True:
+            with self._changed:  # a partition is not to change hands in between
+                if not self._waited():
+                    break
+                message = self._ready.popleft()
+                self._came = time.monotonic()
+                self._changed.notify_all()
+                sample = self._sample(message)
+                position = self._take(message, sample is not None)
             if sample is not None:
                 yield sample, position
         log.info("source %s was stopped; %s", self.name, self.skipped)
+
+    def _waited(self) -> bool:
+        """There is a message; False: the source was stopped, or idle for long enough."""
+        while not self._ready and not self._stopped.is_set():
+            if self._error is not None:
+                raise self._error
+            if self._idle is not None and time.monotonic() - self._came >= self._idle:
+                return False
+            self._changed.wait(POLL_SECONDS)
+        return not self._stopped.is_set()
 
     def _take(self, message: Message, readable: bool) -> Position:
         """The position after a message; None: it is passed over."""
         partition, offset = message.partition(), message.offset()
         assert partition is not None
         assert offset is not None
-        with self._changed:
-            self._next[partition] = offset + 1
-            if readable:
-                self._sent = dict(self._next)
-                return mark([list(one) for one in sorted(self._sent.items())], self._facts)
-        return None
+        self._next[partition] = offset + 1
+        if not readable:
+            return None
+        self._sent = dict(self._next)
+        return mark([list(one) for one in sorted(self._sent.items())], self._facts)
 
     def _sample(self, message: Message) -> Sample | None:
         place = f"{self.topic}-{message.partition()}-{message.offset()}"
@@ -206,6 +219,47 @@ class Kafka:
         except UnreadableError as error:
             self.skipped.note(error.reason, f"message {place}", error)
             return None
+
+    # In a thread of its own, the only one that calls the consumer: a second would wait for `poll`,
+    # for ever when polls follow each other. It polls while the receiver is away, too: offsets are
+    # committed, and a group that changes does not wait for us.
+
+    def _serve(self, consumer: Consumer) -> None:
+        told = -math.inf
+        try:
+            while not self._stopped.is_set() and self._error is None:
+                self._hold_back(consumer)
+                message = consumer.poll(POLL_SECONDS)
+                if message is not None:
+                    self._arrived(message)
+                if time.monotonic() - told >= POLL_SECONDS:
+                    self._store(consumer)
+                    self._lag = self._behind(consumer)
+                    told = time.monotonic()
+        except Exception as error:  # in this thread nobody would hear of it
+            self._error = SourceError(f"source {self.name!r}: {error}")
+
+    def _hold_back(self, consumer: Consumer) -> None:
+        """With enough at hand wait for room, but no longer than the group may wait for us."""
+        enough = READY // 2 if self._paused else READY
+        with self._changed:
+            room = self._changed.wait_for(
+                lambda: self._stopped.is_set() or len(self._ready) < enough, FULL_SECONDS
+            )
+        if not room:  # again each time: partitions may be new
+            consumer.pause(consumer.assignment())
+        elif self._paused:
+            consumer.resume(consumer.assignment())
+        self._paused = not room
+
+    def _arrived(self, message: Message) -> None:
+        if (error := message.error()) is not None:
+            self._failed(error)
+            return
+        with self._changed:
+            self._ready.append(message)
+            self._came = time.monotonic()
+            self._changed.notify_all()
 
     # Partitions come and go; librdkafka calls these from poll() and close()
 
@@ -253,8 +307,11 @@ class Kafka:
         from confluent_kafka import KafkaException
 
         with self._changed:
-            self._changed.wait_for(lambda: self._stopped.is_set() or self._settled(), ASK_SECONDS)
-        if (safe := self._storable()) and not self._stopped.is_set():
+            self._ready.clear()
+            self._changed.wait_for(
+                lambda: self._stopped.is_set() or self._settled(partitions), ASK_SECONDS
+            )
+        if (safe := self._storable(partitions)) and not self._stopped.is_set():
             try:  # at once: the next member may ask before the second of auto-commit is over
                 consumer.commit(offsets=safe, asynchronous=False)
             except KafkaException as error:  # the group went on without us: sent twice, one id
@@ -264,8 +321,12 @@ class Kafka:
                 for offsets in (self._next, self._sent, self._safe):
                     offsets.pop(one.partition, None)
 
-    def _settled(self) -> bool:
-        return all(self._safe[partition] >= at for partition, at in self._sent.items())
+    def _settled(self, partitions: list[TopicPartition]) -> bool:
+        return all(self._safe[one] >= self._sent[one] for one in self._known(partitions))
+
+    def _known(self, partitions: list[TopicPartition]) -> list[int]:
+        known = self._sent.keys() & self._safe.keys()
+        return [one.partition for one in partitions if one.partition in known]
 
     def _placed(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
         from confluent_kafka import TopicPartition
@@ -287,24 +348,27 @@ class Kafka:
         """Have what is safe committed."""
         from confluent_kafka import KafkaException
 
-        for one in self._storable():
+        for one in self._storable(consumer.assignment()):
             try:
                 consumer.store_offsets(offsets=[one])
             except KafkaException:  # it belongs to another member of the group by now
                 log.debug("source %s: partition %d is no longer ours", self.name, one.partition)
 
-    def _storable(self) -> list[TopicPartition]:
-        """Offsets after what is safe, and after what was passed over behind it."""
+    def _storable(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
+        """Offsets after what is safe, and after what was passed over behind it.
+
+        Of these partitions alone: a position tells of others, too, which are another member's.
+        """
         from confluent_kafka import TopicPartition
 
         with self._changed:
             return [
                 TopicPartition(
                     self.topic,
-                    partition,
-                    (self._next if self._safe[partition] >= sent else self._safe)[partition],
+                    one,
+                    (self._next if self._safe[one] >= self._sent[one] else self._safe)[one],
                 )
-                for partition, sent in self._sent.items()
+                for one in self._known(partitions)
             ]
 
     def _failed(self, error: KafkaError) -> None:

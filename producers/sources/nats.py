@@ -279,6 +279,12 @@ class Nats:
                 f"source {self.name!r}: consumer {self._durable!r} must be a pull consumer with "
                 "explicit acknowledgement; name another one, which is made so"
             )
+        if (config.max_deliver or -1) > 0:
+            raise SourceError(
+                f"source {self.name!r}: consumer {self._durable!r} gives a message up after "
+                f"{config.max_deliver} deliveries (max_deliver), and restarts would lose some; "
+                "name another one, which is made without"
+            )
         self._ack_wait = config.ack_wait or self._ack_wait
         if consumer.num_ack_pending:
             self._hold(f"{consumer.num_ack_pending} messages were delivered to an earlier run")
@@ -292,7 +298,7 @@ class Nats:
         try:
             subscription = await js.pull_subscribe_bind(durable=self._durable, stream=self._stream)
             while not self._stopped.is_set():
-                while len(self._ready) >= READY:
+                while len(self._ready) >= READY and not self._stopped.is_set():
                     self._room.clear()
                     await self._room.wait()
                 try:

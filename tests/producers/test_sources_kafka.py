@@ -12,6 +12,7 @@ from receiver_peer import Running, until
 
 from producers.sources import Kafka
 from producers.sources.base import SourceError
+from producers.sources.kafka import READY
 
 
 @contextmanager
@@ -111,6 +112,25 @@ def test_nothing_is_committed_before_it_is_acknowledged(config):
             assert [sample.data for sample, _ in again] == images[7:]
             assert again[0][0].id == "frames-0-8"
         assert committed(address, 1) == [8]
+
+
+@pytest.mark.servers  # the mock cluster's groups take seconds
+def test_a_receiver_that_is_away_stops_neither_commits_nor_the_group(config):
+    """`samples` is not asked for more meanwhile; the position also tells of another's partition."""
+    images = image_files(3 * READY)
+    with cluster() as (publisher, address):
+        publish(publisher, images)
+        with closing(source_of(address, config)) as source:
+            begin = {"at": [[0, 2], [3, 0], [77, 9]], "of": source._facts}
+            stream = source.samples(begin)
+            first, position = next(stream)
+            assert (first.id, [77, 9] in position["at"]) == ("frames-0-2", True)
+            until(lambda: source._paused)
+            assert len(source._ready) <= READY + 1
+            source.acknowledged(position)
+            until(lambda: committed(address) == [3, 0])
+            assert [sample.data for sample, _ in stream] == images[3:]
+            assert source.lag() == 0
 
 
 @pytest.mark.servers  # the mock cluster's groups take seconds

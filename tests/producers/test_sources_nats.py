@@ -14,10 +14,12 @@ import nats
 import pytest
 import trustme
 from broker_files import image_files, on_disk, start_producing, wait_for
-from receiver_peer import Running
+from nats.js.api import ConsumerConfig
+from receiver_peer import Running, until
 
 from producers.sources import Nats
 from producers.sources.base import SourceError
+from producers.sources.nats import READY
 
 pytestmark = pytest.mark.servers
 
@@ -166,6 +168,42 @@ def test_what_is_in_flight_stays_ours_and_a_server_that_restarts_is_found_again(
             assert [sample.data for sample, _ in sent] == images
             source.acknowledged(sent[-1][1])
             settled(running)
+
+
+def test_a_pause_beyond_ack_wait_sends_nothing_twice_and_an_end_hands_all_back(tmp_path):
+    images = image_files(READY + 100)
+    with server(tmp_path) as running:
+        running.publish(images)
+        source = running.source(ack_wait=1.0)
+        stream = source.samples()
+        sent = [next(stream) for _ in range(4)]
+        source._loop.call_soon_threadsafe(time.sleep, 2.5)  # as a process that was stopped
+        sent += [next(stream) for _ in range(50)]
+        until(lambda: running.consumer().num_redelivered)
+        source.acknowledged(sent[-1][1])
+        until(lambda: running.consumer().ack_floor.stream_seq == 54)
+        until(lambda: len(source._ready) >= READY)
+        source.close()
+        assert not source._pulling.cancelled()  # it ended by itself, although nobody made room
+        with closing(running.source()) as source:
+            stream = source.samples(sent[-1][1])
+            sent += [next(stream) for _ in range(len(images) - 54)]
+            assert [sample.data for sample, _ in sent] == images
+            source.acknowledged(sent[-1][1])
+            settled(running)
+
+
+def test_a_consumer_that_would_lose_messages_is_refused(tmp_path):
+    with server(tmp_path) as running:
+        for settings, why in (
+            ({"ack_policy": "none"}, "explicit acknowledgement"),
+            ({"ack_policy": "explicit", "max_deliver": 3}, "up after 3 deliveries"),
+        ):
+            made = ConsumerConfig(durable_name="ssl", **settings)
+            running.ask(lambda js, made=made: js.add_consumer("FRAMES", made))
+            with closing(running.source()) as source, pytest.raises(SourceError, match=why):
+                source.samples()
+            running.ask(lambda js: js.delete_consumer("FRAMES", "ssl"))
 
 
 def test_a_second_client_of_the_consumer_is_told_so(tmp_path, monkeypatch):
