@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
+from table import table
 
 ROOT = Path(__file__).parent.parent
 OURS = ("memory", "producers", "stream_ssl")
@@ -136,7 +136,7 @@ print(" ".join(name for name in {heavy!r} if name in sys.modules))
 """
 
 
-@pytest.mark.parametrize(
+@table(
     ("module", "heavy"),
     [
         ("stream_ssl.app.cli", ("torch", "numpy", "zmq", "jsonargparse", "rich")),

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from table import table
 from torch.nn.functional import normalize
 
 from memory import WorkingMemory
@@ -39,15 +40,15 @@ def test_there_are_seven_recipes() -> None:
     assert set(RECIPES) == kinds | {"option"}
 
 
-@pytest.mark.parametrize("recipe", sorted(RECIPES))
+@table("recipe", sorted(RECIPES))
 def test_a_recipe_names_files_tables_and_its_proof(recipe: str) -> None:
     text = RECIPES[recipe]
     code = re.sub(r"```python.*?```", "", text, flags=re.DOTALL)
     files = [name for name in re.findall(r"`([a-z_/]+(?:/|\.)[a-z_/.]+)`", code) if "/" in name]
     assert len(files) >= 2
     assert [name for name in files if not (ROOT / name).exists()] == []
-    for table, file in re.findall(r"`([A-Z_]+)` of\s+`([a-z_/.]+)`", code):
-        assert re.search(rf"^{table}\b.*=", (ROOT / file).read_text(), re.MULTILINE), table
+    for name, file in re.findall(r"`([A-Z_]+)` of\s+`([a-z_/.]+)`", code):
+        assert re.search(rf"^{name}\b.*=", (ROOT / file).read_text(), re.MULTILINE), name
     (command,) = re.findall(r"^    \.venv/bin/python -m pytest (.*)$", text, re.MULTILINE)
     assert all((ROOT / place).exists() for place in command.split())
 

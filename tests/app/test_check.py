@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from harness import BATCH, TINY, processes
+from table import table
 from torch import Tensor
 
 from memory import Duplicates
@@ -220,7 +221,7 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@table("name", REFUSED)
 def test_what_cannot_work_is_refused_with_its_name(
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from table import table
 
 from stream_ssl import __version__
 from stream_ssl.app import cli, config
@@ -106,7 +107,7 @@ def test_produce_says_why_it_cannot_connect(
     assert "producer 'robot': no connection within 0.5 s" in caplog.text
 
 
-@pytest.mark.parametrize(
+@table(
     ("arguments", "message"),
     [
         (["--source.size", "0"], "size"),

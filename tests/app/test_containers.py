@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 from prometheus_client import CollectorRegistry
+from table import table
 
 from stream_ssl.app import config
 from stream_ssl.app.commands import status
@@ -96,7 +97,7 @@ def stages() -> dict[str, list[tuple[str, str]]]:
     return found
 
 
-@pytest.mark.parametrize("target", ["receiver", "learner", "learner-gpu"])
+@table("target", ["receiver", "learner", "learner-gpu"])
 def test_an_image_is_nobody_s_and_its_process_gets_the_signals(target: str) -> None:
     last = dict(stages()[target])  # of an instruction that stands twice, the last holds
     assert last["USER"] == "65532:65532"

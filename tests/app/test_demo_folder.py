@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from table import table
 
 from stream_ssl.app.demo import folder, stream
 from stream_ssl.app.demo.children import Child, ChildFailed
@@ -94,7 +95,7 @@ def test_clearing_leaves_what_is_not_ours(tmp_path):
     assert left == [folder.MARK, "notes.txt"]
 
 
-@pytest.mark.parametrize("seconds", [0, 14.9, float("nan")])
+@table("seconds", [0, 14.9, float("nan")])
 def test_too_short_a_demo_is_refused(tmp_path, capsys, seconds):
     assert run(seconds, tmp_path / "out") == USAGE
     assert "give --seconds 15 or more" in " ".join(capsys.readouterr().out.split())

@@ -12,6 +12,7 @@ import torch
 import yaml
 from harness import TINY
 from jsonargparse import Namespace
+from table import table
 
 from memory import WorkingMemory
 from memory.descriptors import Embedding, Thumbnail, Weighted
@@ -100,7 +101,7 @@ def test_a_config_file_names_another(tmp_path: Path) -> None:
     assert descriptor.dim(16, (1, 16, 16)) == 16 + 16
 
 
-@pytest.mark.parametrize(
+@table(
     ("preset", "found"),
     [(None, DEFAULT), ("d-moco", "Embedding()"), ("d-simclr", "Embedding()"), ("simclr", DEFAULT)],
 )

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from harness import processes, stop
+from table import table
 
 from stream_ssl.app.endpoints import FILE, RoleTaken, hold_role, load, publish
 
@@ -51,7 +52,7 @@ def test_a_role_is_held_once(tmp_path: Path) -> None:
         assert (run / "learner.lock").read_text() == str(os.getpid())
 
 
-@pytest.mark.parametrize(
+@table(
     "content",
     [
         b"",

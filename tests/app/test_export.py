@@ -17,6 +17,7 @@ import torch
 from evaluation_run import write_run
 from PIL import Image
 from safetensors.torch import load_file, save_file
+from table import table
 
 import stream_ssl
 from memory import index
@@ -344,7 +345,7 @@ def test_an_exported_memory_can_be_embedded_with_and_without_labels(
 # -- What cannot work
 
 
-@pytest.mark.parametrize(
+@table(
     ("arguments", "status", "message"),
     [
         ([], 2, "nothing to export: give --encoder DIR, --memory DIR, or both"),
@@ -456,7 +457,7 @@ def test_what_load_encoder_refuses(run: Path, exported: Path, tmp_path: Path) ->
         stream_ssl.load_encoder(copy)
 
 
-@pytest.mark.parametrize(
+@table(
     ("arguments", "status", "message"),
     [
         (["--batch", "0"], 2, "--batch 0: must be at least 1"),

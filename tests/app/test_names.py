@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from table import table
 
 from memory.scores import VonMisesFisher
 from stream_ssl.app import build, config
@@ -17,7 +18,7 @@ from stream_ssl.app.names import TABLES, class_path
 NEEDED = ("--decoder.size=16", "--batches.batch_size=8", "--memory.capacity=64")
 
 
-@pytest.mark.parametrize("kind", TABLES, ids=lambda kind: kind.__name__)
+@table("kind", TABLES, ids=lambda kind: kind.__name__)
 def test_every_name_is_the_path_of_its_class(kind: type) -> None:
     _, table = TABLES[kind]
     for name, found in table.items():
@@ -102,7 +103,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("option", WRONG)
+@table("option", WRONG)
 def test_a_wrong_name_is_answered_by_the_choices(
     capsys: pytest.CaptureFixture[str], option: str
 ) -> None:
@@ -122,7 +123,7 @@ def test_d_moco_is_moco_with_the_default_memory() -> None:
     assert settings.memory.eviction.name == "most-duplicated"
 
 
-@pytest.mark.parametrize("command", [check, run, learner, receiver], ids=lambda c: c.__name__[24:])
+@table("command", [check, run, learner, receiver], ids=lambda c: c.__name__[24:])
 def test_print_config_shows_all_that_would_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], command: object
 ) -> None:

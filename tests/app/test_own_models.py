@@ -14,6 +14,7 @@ import torch
 import torchvision
 from evaluation_run import SETTINGS, write_run
 from safetensors.torch import load_file, save_file
+from table import table
 from torch import Tensor, nn
 
 import stream_ssl
@@ -239,7 +240,7 @@ def without(**tensors: Tensor | None) -> dict[str, Tensor]:
 RESNET = {"model": RESNET18, "head": "fc"}
 
 
-@pytest.mark.parametrize(
+@table(
     ("encoder", "says"),
     [
         ({"model": "torchvision.models.no_such"}, "no_such"),
@@ -277,7 +278,7 @@ def test_what_does_not_fit_is_refused_by_check(
     assert says in " ".join((capsys.readouterr().err + caplog.text).split())
 
 
-@pytest.mark.parametrize(
+@table(
     ("section", "says"),
     [
         ({"encoder": {"model": own(Small, flat=False)}}, "features are one row an image"),

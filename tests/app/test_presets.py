@@ -11,6 +11,7 @@ import pytest
 import yaml
 from harness import TINY
 from jsonargparse import Namespace
+from table import table
 
 from stream_ssl.app import build, config, restart
 from stream_ssl.batch import START, Batch
@@ -76,7 +77,7 @@ def steps(learner: Learner, count: int) -> list[StepRecord]:
     return [record for record in records if isinstance(record, StepRecord)]
 
 
-@pytest.mark.parametrize(
+@table(
     "file",
     [*CONFIGS.glob("*.yaml"), ROOT / "stream_ssl" / "app" / "demo" / "demo.yaml"],
     ids=lambda file: file.stem,
@@ -86,7 +87,7 @@ def test_a_config_takes_steps(file: Path) -> None:
     assert [record.skipped for record in records] == [None, None]
 
 
-@pytest.mark.parametrize(("name", "base"), PAIRS)
+@table(("name", "base"), PAIRS)
 def test_a_method_s_preset_takes_steps_over_a_config(name: str, base: str) -> None:
     file = preset(name)
     learner = learner_of(CONFIGS / f"{base}.yaml", file)
@@ -95,7 +96,7 @@ def test_a_method_s_preset_takes_steps_over_a_config(name: str, base: str) -> No
     assert [record.skipped for record in steps(learner, 2)] == [None, None]
 
 
-@pytest.mark.parametrize(("name", "how"), SETTINGS_OF)
+@table(("name", "how"), SETTINGS_OF)
 def test_settings_go_over_every_contrastive_method(name: str, how: str) -> None:
     learner = learner_of(CONFIGS / "laptop.yaml", preset(name), preset(how))
     assert learner.method.loss.temperature == {"paper": 0.7, "today": 0.5}[how]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from table import table
 
 from producers.shaping import Continual, Parked, Popularity, Shift, Stalls, Video
 from producers.sources import Synthetic
@@ -46,7 +47,7 @@ def test_a_parked_robot_may_do_tasks() -> None:
     assert isinstance(stream.source, Continual)
 
 
-@pytest.mark.parametrize(
+@table(
     ("section", "wrapper", "option", "more"),
     [
         ("stalls", Stalls, "--stalls.rate=0.5", "--stalls.longest=9"),

@@ -14,6 +14,7 @@ import pytest
 import torch
 import yaml
 from harness import TINY, processes
+from table import table
 
 from stream_ssl.app import build, config
 from stream_ssl.app.commands import check, keys, learner, produce, receiver, status
@@ -46,7 +47,7 @@ def refused(main: Any, *arguments: str) -> int:
         return int(end.code or 0)
 
 
-@pytest.mark.parametrize(
+@table(
     ("text", "message"),
     [
         (b"run: caf\xe9\n", "config.yaml: byte 8 (0xe9) is no UTF-8 text; save the file as UTF-8"),
@@ -87,8 +88,8 @@ def test_a_file_is_looked_at_however_it_is_named(
     assert capsys.readouterr().err.count("there is no section 'memroy'") == 4
 
 
-@pytest.mark.parametrize("place", ["a file", "below a file", "kept by the system"])
-@pytest.mark.parametrize("main", [check.main, receiver.main, learner.main, run_command.main])
+@table("place", ["a file", "below a file", "kept by the system"])
+@table("main", [check.main, receiver.main, learner.main, run_command.main])
 def test_a_run_folder_that_cannot_be_written_is_refused(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
@@ -163,7 +164,7 @@ def test_a_log_level_that_is_none_is_refused() -> None:
     assert "STREAM_SSL_LOG is 'loud': choose one of DEBUG, INFO, WARNING, ERROR" in done.stderr
 
 
-@pytest.mark.parametrize(
+@table(
     ("module", "arguments", "extra"),
     [
         ("torch", ("learner", "CONFIG"), "learner,cpu"),
@@ -302,7 +303,7 @@ def test_the_help_of_wrappers_fits_their_defaults(capsys: pytest.CaptureFixture[
     assert said.count("0: off (type: ") == len(produce.WRAPPERS)
 
 
-@pytest.mark.parametrize(
+@table(
     ("arguments", "message"),
     [
         (("--parked.scenes", "4"), "--parked.scenes has no effect without --parked.share"),
@@ -318,7 +319,7 @@ def test_options_of_what_is_not_asked_for_are_refused(
     assert message in caplog.text
 
 
-@pytest.mark.parametrize("tasks", ["0", "-1", "[]"])
+@table("tasks", ["0", "-1", "[]"])
 def test_evaluation_by_no_tasks_is_refused(tasks: str) -> None:
     parser = evaluate_parser()
     settings = parser.parse_args(["runs/x", "--data", "synthetic", "--tasks", tasks])
@@ -336,7 +337,7 @@ QUIET: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(
+@table(
     ("sections", "options"),
     [
         ({}, set()),

@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 from harness import TINY, processes, until
+from table import table
 
 from stream_ssl.app.endpoints import load
 from stream_ssl.app.failures import USAGE
@@ -89,7 +90,7 @@ def takes_sigterm(pid: int) -> bool:
     return bool(int(caught.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
 
 
-@pytest.mark.parametrize("wait", [0.0, 0.2, 0.7])
+@table("wait", [0.0, 0.2, 0.7])
 def test_a_receiver_stops_as_early_as_it_can_be_asked(tmp_path: Path, wait: float) -> None:
     with processes(tmp_path, whole=True) as run:
         receiver = run.start("receiver", str(run.config))

@@ -14,6 +14,7 @@ import pytest
 import torch
 from forked import Forked
 from PIL import Image
+from table import table
 
 from benchmarks.study import __main__ as study
 from benchmarks.study.arms import (
@@ -209,7 +210,7 @@ def test_images_come_back_as_they_were_written(cifar: Path) -> None:
     assert len(first_of_each(images, 100)) == len(images)
 
 
-@pytest.mark.parametrize("name", STREAMS)
+@table("name", STREAMS)
 def test_a_stream_repeats_itself_and_names_the_image_of_each_frame(name: str) -> None:
     draw = np.random.default_rng(0)
     images = Images(

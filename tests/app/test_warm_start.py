@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from harness import BATCH, TINY, Processes, processes, stop, until
+from table import table
 
 from stream_ssl.app import build, config
 from stream_ssl.app.commands import check
@@ -47,7 +48,7 @@ def begun(folder: Path, old: Path, **settings: Any) -> Learner:
     return learner
 
 
-@pytest.mark.parametrize("capacity", [40, 64, 100])
+@table("capacity", [40, 64, 100])
 def test_weights_are_the_same_and_the_memory_may_grow_or_shrink(
     tmp_path: Path, old: Path, capacity: int
 ) -> None:

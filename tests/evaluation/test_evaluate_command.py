@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from evaluation_run import write_run
 from PIL import Image
+from table import table
 
 from stream_ssl.app import cli
 from stream_ssl.app.commands import evaluate
@@ -241,7 +242,7 @@ def test_the_runs_own_held_out_set_may_be_gone(tmp_path: Path) -> None:
     assert evaluate.main([*arguments, "--out", str(tmp_path / "out")]) == 0
 
 
-@pytest.mark.parametrize(
+@table(
     ("arguments", "message"),
     [
         ([], "data"),

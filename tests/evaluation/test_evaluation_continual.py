@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from table import table
 
 from stream_ssl.evaluation import (
     ContinualResult,
@@ -79,7 +80,7 @@ def test_classes_are_divided_in_order() -> None:
     assert divide([3], 1) == [[3]]
 
 
-@pytest.mark.parametrize(
+@table(
     ("ask", "message"),
     [
         (lambda: average_accuracy([[0.1, 0.2]]), "need .T, T."),

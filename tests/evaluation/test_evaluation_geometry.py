@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from table import table
 
 from stream_ssl.evaluation import (
     alignment,
@@ -117,7 +118,7 @@ def test_rank_as_by_singular_values(shape: tuple[int, int]) -> None:
     assert effective_rank(x.float()) == pytest.approx(effective_rank(x), rel=1e-5)
 
 
-@pytest.mark.parametrize(
+@table(
     ("ask", "message"),
     [
         (lambda: class_similarity(torch.eye(2), torch.tensor([3, 3])), "all rows are of class 3"),

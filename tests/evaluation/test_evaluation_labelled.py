@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from table import table
 
 from producers.sources import Synthetic
 from stream_ssl.evaluation.encoding import encode
@@ -67,7 +68,7 @@ def test_every_sample_is_one_of_the_two_in_the_share_of_its_class() -> None:
     assert reader.seen == 160
 
 
-@pytest.mark.parametrize(
+@table(
     ("division", "references", "queries"),
     [
         (Division(0), 40, 0),
@@ -85,7 +86,7 @@ def test_divisions(division: Division, references: int, queries: int) -> None:
     assert found["query"] == queries
 
 
-@pytest.mark.parametrize("count", [5, 16, 17, 31, 33, 49, 64])
+@table("count", [5, 16, 17, 31, 33, 49, 64])
 def test_no_batch_is_much_smaller_than_asked(count: int) -> None:
     reader = Reader(Held({0: count}), Decoder(6, 1), Division(0), batch=16)
     sizes = [len(batch.label_B) for batch in reader]
@@ -166,7 +167,7 @@ def test_task_accuracies_are_means_over_the_tasks_classes() -> None:
         task_accuracies(per_class, [[0, 5]])
 
 
-@pytest.mark.parametrize(
+@table(
     ("reference", "query", "k", "message"),
     [
         ({0: 20}, {0: 20, 1: 20}, 5, "classes .1. that no reference has"),

@@ -7,6 +7,7 @@ from typing import Any
 import evaluation_naive as naive
 import pytest
 import torch
+from table import table
 
 from stream_ssl.evaluation import CONVEX, DEBIASED, DUEL, LinearProbe, LinearSettings, linear_probe
 
@@ -26,7 +27,7 @@ def test_the_papers_settings() -> None:
     assert DEBIASED.weight_decay == 1e-6
 
 
-@pytest.mark.parametrize("settings", [DUEL, DEBIASED, CONVEX], ids=["duel", "debiased", "convex"])
+@table("settings", [DUEL, DEBIASED, CONVEX], ids=["duel", "debiased", "convex"])
 def test_separable_classes_are_separated(settings: LinearSettings) -> None:
     (x, label), (query, truth) = blobs(0, spread=0.2), blobs(1, spread=0.2)
     result = linear_probe(10 * x, label, 10 * query, truth, settings)
@@ -103,7 +104,7 @@ def test_cosine_decay_ends_at_nothing() -> None:
     assert decayed._layer.weight.norm() < plain._layer.weight.norm()
 
 
-@pytest.mark.parametrize(
+@table(
     ("arguments", "message"),
     [
         ({"optimiser": "lamb"}, '"sgd", "adam" or "lbfgs"'),

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from table import table
 
 from stream_ssl.evaluation import knn_accuracy, knn_classify, neighbours, retrieval
 
@@ -137,7 +138,7 @@ def test_the_error_is_that_of_a_share() -> None:
     assert result.error == pytest.approx((0.75 * 0.25 / 4) ** 0.5)
 
 
-@pytest.mark.parametrize(
+@table(
     ("change", "message"),
     [
         ({"k": 0}, "at least 1 neighbour"),
@@ -164,7 +165,7 @@ def test_wrong_arguments_are_named(change: dict[str, Any], message: str) -> None
         knn_classify(**{**right, **change})
 
 
-@pytest.mark.parametrize(
+@table(
     ("arguments", "message"),
     [
         ({"ks": ()}, "at least one k"),

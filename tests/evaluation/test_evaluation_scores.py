@@ -7,6 +7,7 @@ import importlib
 
 import pytest
 import torch
+from table import table
 
 from stream_ssl.evaluation import ProbeResult, confusion, score
 
@@ -25,7 +26,7 @@ def test_rows_of_a_confusion_are_the_truth() -> None:
         confusion(torch.tensor([0]), torch.tensor([2]), 2)
 
 
-@pytest.mark.parametrize("name", ["continual", "neighbours", "scores"])
+@table("name", ["continual", "neighbours", "scores"])
 def test_examples_in_docstrings_hold(name: str) -> None:
     module = importlib.import_module(f"stream_ssl.evaluation.{name}")
     result = doctest.testmod(module)

@@ -12,6 +12,7 @@ import pytest
 import simplejpeg
 from batches_naive import encoded, picture, png_bomb, raw
 from PIL import Image
+from table import table
 
 from stream_ssl.ingest.decode import REASONS, BadSample, Decoder
 
@@ -54,10 +55,8 @@ def test_raw_of_the_right_shape_is_a_view() -> None:
     assert np.shares_memory(image_HWC, np.frombuffer(data, np.uint8))
 
 
-@pytest.mark.parametrize(
-    "shape", [(8, 8, 1), (8, 8, 4), (20, 13, 3), (5, 30, 1), (9, 9, 4), (1, 1, 3)]
-)
-@pytest.mark.parametrize("channels", [1, 3])
+@table("shape", [(8, 8, 1), (8, 8, 4), (20, 13, 3), (5, 30, 1), (9, 9, 4), (1, 1, 3)])
+@table("channels", [1, 3])
 def test_raw_becomes_what_its_png_becomes(shape: tuple[int, int, int], channels: int) -> None:
     data = RNG.bytes(shape[0] * shape[1] * shape[2])
     pixels = np.frombuffer(data, np.uint8).reshape(shape)
@@ -67,9 +66,7 @@ def test_raw_becomes_what_its_png_becomes(shape: tuple[int, int, int], channels:
     np.testing.assert_array_equal(image_HWC, decode(png, channels=channels))
 
 
-@pytest.mark.parametrize(
-    "shape", [[8, 9, 3], [8, 8], None, "x", [0, 8, 3], [8, 8, 2], [8, -8, -3], [8.0, 8, 3]]
-)
+@table("shape", [[8, 9, 3], [8, 8], None, "x", [0, 8, 3], [8, 8, 2], [8, -8, -3], [8.0, 8, 3]])
 def test_raw_bytes_that_do_not_fill_their_shape(shape: Any) -> None:
     with pytest.raises(BadSample) as caught:
         decode_raw(shape, RNG.bytes(8 * 8 * 3))
@@ -87,7 +84,7 @@ def test_block_takes_a_packet_without_a_copy() -> None:
     assert np.shares_memory(block, np.frombuffer(payload, np.uint8))
 
 
-@pytest.mark.parametrize(
+@table(
     "odd",
     [
         {"codec": "png"},
@@ -105,9 +102,9 @@ def test_block_refuses_a_packet_with_one_odd_sample(odd: dict[str, Any]) -> None
 # -- colour
 
 
-@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
-@pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("mode", ["L", "RGB"])
+@table("kind", ["PNG", "JPEG", "WEBP"])
+@table("channels", [1, 3])
+@table("mode", ["L", "RGB"])
 def test_each_format(kind: str, channels: int, mode: str) -> None:
     colour = GREY if mode == "L" else (200, 30, 60)
     image = Image.new("RGB", (8, 8), colour).convert(mode)
@@ -153,8 +150,8 @@ def test_palette_with_a_transparent_colour() -> None:
     np.testing.assert_array_equal(found[:, 4:], np.broadcast_to(RED, (8, 4, 3)))
 
 
-@pytest.mark.parametrize("mode", ["RGBA", "LA"])
-@pytest.mark.parametrize("size", [8, 4])
+@table("mode", ["RGBA", "LA"])
+@table("size", [8, 4])
 def test_alpha_lies_over_white(mode: str, size: int) -> None:
     image = Image.new("RGBA", (8, 8), (0, 0, 0, 0))  # black where nobody sees it
     image.paste((0, 0, 0, 255), (0, 0, 4, 8))
@@ -208,7 +205,7 @@ def test_a_large_jpeg_is_decoded_small_and_looks_the_same() -> None:
     assert np.abs(found.astype(int) - np.asarray(expected)).mean() < 3
 
 
-@pytest.mark.parametrize(
+@table(
     ("sides", "size", "decoded"),
     [((640, 480), 224, (240, 320)), ((480, 320), 200, (200, 300)), ((104, 120), 60, (75, 65))],
 )
@@ -232,7 +229,7 @@ def test_a_jpeg_is_decoded_at_the_least_eighth_that_suffices(
     assert found == [decoded, decoded]
 
 
-@pytest.mark.parametrize("sides", [(32, 32), (56, 32), (20, 20)])
+@table("sides", [(32, 32), (56, 32), (20, 20)])
 def test_a_jpeg_that_is_not_shrunk_has_pillow_s_pixels(sides: tuple[int, int]) -> None:
     image = picture(RNG, 12, 16).resize(sides, Image.Resampling.BICUBIC)
     data = encoded(image, "JPEG", quality=90)
@@ -253,7 +250,7 @@ def test_what_libjpeg_but_warns_of_is_decoded(size: int) -> None:
     assert np.abs(difference).mean() < 3
 
 
-@pytest.mark.parametrize("height_width", [(7, 8), (8, 9), (16, 16)])
+@table("height_width", [(7, 8), (8, 9), (16, 16)])
 def test_refuse_takes_one_shape(height_width: tuple[int, int]) -> None:
     png = encoded(picture(RNG, *height_width), "PNG")
     assert refused(png, fit="refuse").reason == "shape"
@@ -267,8 +264,8 @@ def test_refuse_takes_one_shape(height_width: tuple[int, int]) -> None:
 # -- orientation
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
+@table("orientation", range(1, 9))
+@table("kind", ["PNG", "JPEG", "WEBP"])
 def test_orientation(orientation: int, kind: str) -> None:
     image = Image.new("RGB", (24, 16), BLUE)
     image.paste(RED, (4, 0, 12, 8))  # top left of the central square
@@ -301,7 +298,7 @@ def test_orientation(orientation: int, kind: str) -> None:
     assert corners == dict.fromkeys(corners, "b") | {red: "r", green: "g"}
 
 
-@pytest.mark.parametrize("exif", [b"Exif\0\0MM\0*\0\0", b"Exif\0\0rubbish", b"Exif\0\0"])
+@table("exif", [b"Exif\0\0MM\0*\0\0", b"Exif\0\0rubbish", b"Exif\0\0"])
 def test_damaged_exif_harms_nothing(exif: bytes) -> None:
     image = Image.new("RGB", (8, 8), RED)
     found = decode(encoded(image, "JPEG", quality=100, exif=exif), "jpeg")
@@ -311,9 +308,7 @@ def test_damaged_exif_harms_nothing(exif: bytes) -> None:
 # -- what is refused
 
 
-@pytest.mark.parametrize(
-    "sides", [(12_000, 12_000), (60_000, 60_000), (2**31 - 1, 1), (10_000, 5_001)]
-)
+@table("sides", [(12_000, 12_000), (60_000, 60_000), (2**31 - 1, 1), (10_000, 5_001)])
 def test_a_pixel_bomb_goes_by_its_header(
     sides: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -332,7 +327,7 @@ def test_the_limit_itself_is_allowed() -> None:
         decode_raw([20, 30, 1], bytes(600), max_pixels=599)
 
 
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+@table("kind", ["JPEG", "PNG", "WEBP"])
 def test_cut_short_anywhere(kind: str) -> None:
     data = encoded(picture(RNG, 20, 20), kind)
     for length in range(1, len(data) - 12, max(1, len(data) // 40)):
@@ -341,7 +336,7 @@ def test_cut_short_anywhere(kind: str) -> None:
         assert "BytesIO" not in str(error)
 
 
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+@table("kind", ["JPEG", "PNG", "WEBP"])
 def test_whatever_is_flipped_it_decodes_or_is_refused(kind: str) -> None:
     data, rng = encoded(picture(RNG, 20, 20), kind), random.Random(3)
     for _ in range(300):
@@ -351,8 +346,8 @@ def test_whatever_is_flipped_it_decodes_or_is_refused(kind: str) -> None:
         assert outcome(bytes(hostile), kind.lower()) in ("", "damaged", "format", "pixels")
 
 
-@pytest.mark.parametrize("codec", ["jpeg", "png", "webp"])
-@pytest.mark.parametrize("kind", ["GIF", "TIFF", "BMP", "PPM", "JPEG", "PNG", "WEBP"])
+@table("codec", ["jpeg", "png", "webp"])
+@table("kind", ["GIF", "TIFF", "BMP", "PPM", "JPEG", "PNG", "WEBP"])
 def test_a_file_of_another_format(codec: str, kind: str) -> None:
     if kind.lower() == codec:
         assert decode(encoded(picture(RNG, 9, 9), kind), codec).shape == (8, 8, 3)
@@ -362,7 +357,7 @@ def test_a_file_of_another_format(codec: str, kind: str) -> None:
         assert codec in str(error)
 
 
-@pytest.mark.parametrize("data", [b"RIFF\0\0\0\0WAVEfmt ", b"%!PS-Adobe", b"<svg/>"])
+@table("data", [b"RIFF\0\0\0\0WAVEfmt ", b"%!PS-Adobe", b"<svg/>"])
 def test_no_image_at_all(data: bytes) -> None:
     assert refused(data, "webp").reason == "format"
 
@@ -373,7 +368,7 @@ def test_empty() -> None:
         decode_raw([0, 0, 3], b"")
 
 
-@pytest.mark.parametrize(
+@table(
     "wrong",
     [
         {"id": ""},
@@ -426,7 +421,7 @@ def test_threads_decode_alike() -> None:
     assert len(set(found)) == 1
 
 
-@pytest.mark.parametrize(
+@table(
     ("wrong", "says"),
     [
         ({"channels": 2}, "channels 2"),

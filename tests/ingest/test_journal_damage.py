@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from table import table
 
 from stream_ssl.ingest import recovery
 from stream_ssl.ingest.journal import Entry, Journal, JournalError, JournalFull, JournalReader
@@ -114,7 +115,7 @@ def test_a_flipped_bit_costs_the_record_that_it_hits(tmp_path):
     journal.close()
 
 
-@pytest.mark.parametrize("which", [0, 1, -1])
+@table("which", [0, 1, -1])
 def test_a_truncated_segment_gives_its_intact_records_back(tmp_path, which):
     folder = tmp_path / "journal"
     build(folder)
@@ -161,7 +162,7 @@ def test_every_single_zeroed_page_costs_at_most_the_record_it_hits(tmp_path):
         journal.close()
 
 
-@pytest.mark.parametrize("content", [None, b"", b"nonsense" * 4096])
+@table("content", [None, b"", b"nonsense" * 4096])
 def test_a_segment_that_is_no_segment_is_set_aside(tmp_path, content):
     folder = tmp_path / "journal"
     build(folder)

@@ -10,6 +10,7 @@ import msgpack
 import pytest
 from observe_records import step
 from page_world import Feed
+from table import table
 
 from stream_ssl.batch import Origin
 from stream_ssl.ingest.verdicts import READ, VerdictInbox, VerdictSender
@@ -119,7 +120,7 @@ def test_each_sample_is_told_of_once_when_it_comes_and_once_when_it_goes() -> No
     assert after.near_duplicates == before.near_duplicates + 1
 
 
-@pytest.mark.parametrize(
+@table(
     "rows",
     [3, [3], [["a"]], [["a", "b", "sold", None, False, None]], [["a", "b", "kept", "x", False, 1]]],
 )

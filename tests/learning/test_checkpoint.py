@@ -15,6 +15,7 @@ import safetensors.torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from learning_world import build, differing, steps
+from table import table
 
 from stream_ssl.batch import Offset
 from stream_ssl.learning import checkpoint
@@ -102,7 +103,7 @@ HARMS = [  # the manifest is read, and every other file is compared with it in t
 ]
 
 
-@pytest.mark.parametrize(("name", "harm"), HARMS)
+@table(("name", "harm"), HARMS)
 def test_a_damaged_one_falls_back(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, whole: Path, name: str, harm
 ) -> None:
@@ -190,7 +191,7 @@ FORGERIES = {
 }
 
 
-@pytest.mark.parametrize("name", FORGERIES)
+@table("name", FORGERIES)
 def test_a_forged_manifest_falls_back(tmp_path: Path, whole: Path, name: str) -> None:
     copy(whole, tmp_path)
     forged(tmp_path / "step-000000003", FORGERIES[name])

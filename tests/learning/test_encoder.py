@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torchvision
+from table import table
 from torch import nn
 
 from stream_ssl.learning.encoder import ResNet
@@ -30,7 +31,7 @@ def test_at_full_width_it_is_the_library_s(depths, block, twin) -> None:
     assert shapes == {name: value.shape for name, value in theirs.state_dict().items()}
 
 
-@pytest.mark.parametrize(
+@table(
     ("width", "depths", "dim"),
     [(16, (1, 1, 1, 1), 128), (8, (1, 1, 0, 0), 16), (5, (1, 0, 0, 2), 40)],
 )
@@ -75,7 +76,7 @@ def test_wrong_settings_are_refused() -> None:
         Projector(0)
 
 
-@pytest.mark.parametrize(
+@table(
     ("hidden", "batchnorm", "norms"),
     [(0, "none", 0), (8, "none", 0), (8, "hidden", 1), (8, "all", 2), (0, "all", 1)],
 )

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from learning_world import BATCH, SLOTS, Repeatable, build, differing, state_of, steps
+from table import table
 
 from memory import WorkingMemory
 from stream_ssl.batch import START, Offset
@@ -114,7 +115,7 @@ def spoil(learner, at: int, how: str) -> None:
     learner.method.forward = forward
 
 
-@pytest.mark.parametrize(
+@table(
     ("how", "reason", "inserted"),
     [
         ("loss", "loss", True),
@@ -268,14 +269,14 @@ def test_bfloat16_runs_and_keeps_float32_keys() -> None:
     assert {p.dtype for p in learner.method.parameters()} == {torch.float32}
 
 
-@pytest.mark.parametrize("name", ["adam", "adamw", "sgd"])
+@table("name", ["adam", "adamw", "sgd"])
 def test_optimisers_by_name(name: str) -> None:
     learner = build(optimiser=OptimiserSettings(name))
     assert steps(learner, 2)[-1].skipped is None
     assert learner.capture().tensors["optimiser"]
 
 
-@pytest.mark.parametrize("name", ["adam", "adamw", "sgd"])
+@table("name", ["adam", "adamw", "sgd"])
 def test_weights_decay_by_themselves(name: str) -> None:
     """Without a gradient the first step is that of the decay alone: by its sign under Adam, which
     scales it, and in proportion to the weight under the others."""

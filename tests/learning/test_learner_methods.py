@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from learning_world import BATCH, SIZE, Repeatable, build, state_of, steps
+from table import table
 
 from stream_ssl.batch import START, Batch
 from stream_ssl.learning.learner import Learner
@@ -167,7 +168,7 @@ def unlabelled(**settings) -> Learner:
     return build(stream=Repeatable(labelled=False), **settings)
 
 
-@pytest.mark.parametrize(
+@table(
     "loss",
     [SupervisedContrastive(), InfoNCE(false_negatives="exclude"), Debiased(prior="labels")],
     ids=["supervised", "exclude", "prior"],

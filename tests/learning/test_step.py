@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from learning_world import BATCH, SLOTS, Repeatable, build, steps
+from table import table
 from torch import Tensor
 
 from memory import WorkingMemory
@@ -230,7 +231,7 @@ def test_a_pace_of_two_replays_after_each_batch() -> None:
     assert learner.pace.updates == 6
 
 
-@pytest.mark.parametrize("anchors", ["stream", "memory", "mixed"])
+@table("anchors", ["stream", "memory", "mixed"])
 def test_a_pace_of_a_half_lets_every_batch_join(anchors: str) -> None:
     learner = build(anchors=anchors, pace=Pace(0.5 / BATCH))
     seen = spied(learner)
@@ -356,7 +357,7 @@ def test_fresh_keys_of_a_mixed_batch_go_back_to_the_slots_that_were_drawn() -> N
         assert memory.check_valid() == (True, "")
 
 
-@pytest.mark.parametrize("seed", range(5))
+@table("seed", range(5))
 def test_true_collisions_are_the_share_of_equal_pairs(seed: int) -> None:
     """As a loop over all pairs counts them, whatever numbers stand for the classes."""
     classes = torch.tensor([0, 1, 7, 10**12, 2**62, 2**63 - 1, -1, -5, -(2**63)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from table import table
 from torch import Tensor
 
 from stream_ssl.learning.views import Views
@@ -15,8 +16,8 @@ def images(channels: int, batch: int = 6, size: int = 12) -> Tensor:
     return torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("crop", [None, (0.2, 1.0)])
+@table("channels", [1, 3])
+@table("crop", [None, (0.2, 1.0)])
 def test_a_seed_fixes_the_views(channels: int, crop: tuple[float, float] | None) -> None:
     views = Views(12, channels, crop=crop, blur=0.5)
     seen = []

@@ -9,6 +9,7 @@ import pytest
 import torch
 from losses_cases import Case, case
 from losses_table import call, known
+from table import table
 from torch import Tensor
 
 from stream_ssl.losses import (
@@ -44,7 +45,7 @@ ALIKE: dict[str, tuple[Callable[[], Loss], Callable[[int], float]]] = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(ALIKE))
+@table("name", sorted(ALIKE))
 def test_all_embeddings_equal(name: str) -> None:
     build, expected = ALIKE[name]
     row_D = torch.tensor([0.6, 0.8], dtype=torch.float64)
@@ -266,7 +267,7 @@ REFUSED: dict[str, list[tuple[Callable[[], object], str]]] = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@table("name", REFUSED)
 def test_what_cannot_work_is_refused(name: str) -> None:
     for build, reason in REFUSED[name]:
         with pytest.raises(ValueError, match=reason):
@@ -280,7 +281,7 @@ def test_positive_debiased_refuses_a_memory() -> None:
         PositiveDebiased(most_negatives=64)(*one)
 
 
-@pytest.mark.parametrize(("count", "share"), [(126, 0.25), (1022, 0.05), (65_536, 0.0008)])
+@table(("count", "share"), [(126, 0.25), (1022, 0.05), (65_536, 0.0008)])
 def test_the_pairs_weight_in_positive_debiased_falls_with_n(count: int, share: float) -> None:
     """Why it must: its gradient by the positive, as a share of InfoNCE's."""
     generator = torch.Generator().manual_seed(0)

@@ -10,18 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from losses_cases import Case, case
 from losses_table import CONTRASTIVE, RICHEST, VARIANTS, Known, T, call, known
+from table import table
 from torch.nn import functional as F
 
-from stream_ssl.losses import LOSSES, Loss, Mix
+from stream_ssl.losses import LOSSES, Mix
 
-by_name = pytest.mark.parametrize("name", sorted(VARIANTS))
-by_class = pytest.mark.parametrize("name", RICHEST)
-contrastive = pytest.mark.parametrize("name", CONTRASTIVE)
-
-
-@pytest.fixture
-def loss(name: str) -> Loss:
-    return VARIANTS[name].build()
+by_name = table("name", sorted(VARIANTS))
+by_class = table("name", RICHEST)
+contrastive = table("name", CONTRASTIVE)
 
 
 def test_every_loss_is_under_this_contract() -> None:
@@ -29,7 +25,7 @@ def test_every_loss_is_under_this_contract() -> None:
         assert {type(VARIANTS[name].build()) for name in names} == set(LOSSES.values())
 
 
-@by_name
+@pytest.mark.parametrize("name", sorted(VARIANTS))
 @settings(max_examples=25, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
@@ -52,7 +48,8 @@ def test_equals_its_twin(
 
 
 @by_name
-def test_gradients_equal_its_twins(name: str, loss: Loss) -> None:
+def test_gradients_equal_its_twins(name: str) -> None:
+    loss = VARIANTS[name].build()
     for shared, positives in ((True, 3), (False, 1)):
         one = case(shared=shared, positives=positives)
         said, pulled = known(one), torch.rand(5, generator=torch.Generator().manual_seed(3))
@@ -71,8 +68,9 @@ def test_gradients_equal_its_twins(name: str, loss: Loss) -> None:
         assert grads[0][0].abs().sum() > 0
 
 
-@pytest.mark.parametrize("name", ["decoupled", *(n for n in RICHEST if VARIANTS[n].smooth)])
-def test_gradcheck(loss: Loss) -> None:
+@table("name", ["decoupled", *(n for n in RICHEST if VARIANTS[n].smooth)])
+def test_gradcheck(name: str) -> None:
+    loss = VARIANTS[name].build()
     for shared in (True, False):
         one = case(shared=shared, positives=2)
         inputs = [x.clone().requires_grad_() for x in one[: 3 if loss.uses_negatives else 2]]
@@ -81,8 +79,9 @@ def test_gradcheck(loss: Loss) -> None:
         )
 
 
-@pytest.mark.parametrize("name", ["self-labeling"])
-def test_gradcheck_by_anchors_where_labels_carry_none(loss: Loss) -> None:
+@table("name", ["self-labeling"])
+def test_gradcheck_by_anchors_where_labels_carry_none(name: str) -> None:
+    loss = VARIANTS[name].build()
     for shared in (True, False):
         one = case(shared=shared, positives=2)
         z_BD = one.z_BD.clone().requires_grad_()
@@ -92,7 +91,8 @@ def test_gradcheck_by_anchors_where_labels_carry_none(loss: Loss) -> None:
 
 
 @by_class
-def test_outputs_have_the_shapes_promised(loss: Loss) -> None:
+def test_outputs_have_the_shapes_promised(name: str) -> None:
+    loss = VARIANTS[name].build()
     for shared, positives in ((True, 3), (False, 1)):
         out = call(loss, case(shared=shared, positives=positives))
         assert out.loss.shape == ()
@@ -108,7 +108,8 @@ def test_outputs_have_the_shapes_promised(loss: Loss) -> None:
 
 
 @by_class
-def test_neither_order_nor_layout_of_negatives_changes_anything(loss: Loss) -> None:
+def test_neither_order_nor_layout_of_negatives_changes_anything(name: str) -> None:
+    loss = VARIANTS[name].build()
     one = case(negatives=50)
     said = known(one)
     order = torch.randperm(50, generator=torch.Generator().manual_seed(1))
@@ -123,7 +124,8 @@ def test_neither_order_nor_layout_of_negatives_changes_anything(loss: Loss) -> N
 
 
 @by_name
-def test_masked_negatives_are_as_if_absent(loss: Loss) -> None:
+def test_masked_negatives_are_as_if_absent(name: str) -> None:
+    loss = VARIANTS[name].build()
     one, mask_BN = case(negatives=12), torch.zeros(5, 12, dtype=torch.bool)
     said = known(one)
     mask_BN[:, 4:9] = True
@@ -141,7 +143,8 @@ def test_masked_negatives_are_as_if_absent(loss: Loss) -> None:
 
 
 @by_class
-def test_all_alike_and_single_rows_stay_finite(loss: Loss) -> None:
+def test_all_alike_and_single_rows_stay_finite(name: str) -> None:
+    loss = VARIANTS[name].build()
     z_BD = torch.full((1, 4), 0.5, requires_grad=True)
     row_BD = z_BD.detach()
     said = {"same_BN": torch.tensor([[False]]), "prior_B": torch.tensor([0.1])}
@@ -154,7 +157,8 @@ def test_all_alike_and_single_rows_stay_finite(loss: Loss) -> None:
 
 
 @contrastive
-def test_an_anchor_without_negatives_has_no_loss_and_no_gradient(loss: Loss) -> None:
+def test_an_anchor_without_negatives_has_no_loss_and_no_gradient(name: str) -> None:
+    loss = VARIANTS[name].build()
     one = case(positives=2)
     one.mask_BN[1] = True
     z_BD = one.z_BD.requires_grad_()
@@ -172,8 +176,9 @@ TEMPERATURES, DTYPES = (0.02, 0.2, 2.0), (torch.float32, torch.bfloat16, torch.f
 
 
 @by_name
-def test_narrow_inputs_are_computed_wide(name: str, loss: Loss) -> None:
+def test_narrow_inputs_are_computed_wide(name: str) -> None:
     """Each temperature and each type once; over the losses every pair of the two."""
+    loss = VARIANTS[name].build()
     first = sorted(VARIANTS).index(name)
     for number, dtype in enumerate(DTYPES):
         loss.temperature = TEMPERATURES[(first + number) % 3]
@@ -198,7 +203,8 @@ def test_narrow_inputs_are_computed_wide(name: str, loss: Loss) -> None:
 
 
 @by_class
-def test_nothing_of_size_n_is_kept_for_the_backward_pass(loss: Loss) -> None:
+def test_nothing_of_size_n_is_kept_for_the_backward_pass(name: str) -> None:
+    loss = VARIANTS[name].build()
     size, one = 2000, case(batch=8, negatives=2000, dim=16, dtype=torch.float32)
     said = known(one)
     inputs = [*one, *said]
@@ -217,7 +223,8 @@ def test_nothing_of_size_n_is_kept_for_the_backward_pass(loss: Loss) -> None:
 
 
 @by_class
-def test_numbers_that_are_not_finite_show(name: str, loss: Loss) -> None:
+def test_numbers_that_are_not_finite_show(name: str) -> None:
+    loss = VARIANTS[name].build()
     one = case()
     one.z_BD[2, 1] = math.nan
     out = call(loss, one._replace(z_BD=F.normalize(one.z_BD, dim=1)))
@@ -230,8 +237,9 @@ def test_numbers_that_are_not_finite_show(name: str, loss: Loss) -> None:
         assert torch.isnan(call(loss, other).loss)
 
 
-@pytest.mark.parametrize("name", ["infonce", "cosine"])
-def test_bad_shapes_are_named(loss: Loss) -> None:
+@table("name", ["infonce", "cosine"])
+def test_bad_shapes_are_named(name: str) -> None:
+    loss = VARIANTS[name].build()
     z_BD, positive_BMD, negative_ND, mask_BN = one = case()
     same_BN, prior_B = known(one)
     with pytest.raises(ValueError, match=r"positives have shape \(5, 4\)"):
@@ -254,7 +262,7 @@ def test_bad_shapes_are_named(loss: Loss) -> None:
         loss(z_BD[:0], positive_BMD[:0], negative_ND)
 
 
-@pytest.mark.parametrize("name", sorted(set(LOSSES) - {"negative-cosine"}))
+@table("name", sorted(set(LOSSES) - {"negative-cosine"}))
 def test_temperature_must_be_positive(name: str) -> None:
     for temperature in (0.0, -0.1, math.inf, math.nan):
         with pytest.raises(ValueError, match="temperature is"):
@@ -262,7 +270,8 @@ def test_temperature_must_be_positive(name: str) -> None:
 
 
 @by_name
-def test_what_it_needs_is_asked_for(loss: Loss) -> None:
+def test_what_it_needs_is_asked_for(name: str) -> None:
+    loss = VARIANTS[name].build()
     one = case()
     same_BN, prior_B = known(one)
     if loss.needs_labels:
@@ -276,7 +285,8 @@ def test_what_it_needs_is_asked_for(loss: Loss) -> None:
 
 
 @by_class
-def test_mixed_anchors_are_taken_by_self_labeling_alone(loss: Loss) -> None:
+def test_mixed_anchors_are_taken_by_self_labeling_alone(name: str) -> None:
+    loss = VARIANTS[name].build()
     one, said = case(), known(case())
     mix = Mix(torch.arange(5).roll(1), torch.full((5,), 0.5))
     if loss.takes_mix:
@@ -289,7 +299,8 @@ def test_mixed_anchors_are_taken_by_self_labeling_alone(loss: Loss) -> None:
 
 
 @by_class
-def test_a_loss_holds_no_state_but_its_step(loss: Loss) -> None:
+def test_a_loss_holds_no_state_but_its_step(name: str) -> None:
+    loss = VARIANTS[name].build()
     one = case()
     said: Known = known(one)
     first = call(loss, one, said).per_anchor

@@ -12,6 +12,7 @@ import math
 
 import pytest
 import torch
+from table import table
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -105,7 +106,7 @@ def test_the_error_of_debiased_falls_with_the_positives() -> None:
     assert errors[0] / errors[1] == pytest.approx(4, rel=0.2)  # M^{-1/2}
 
 
-@pytest.mark.parametrize(("count", "positives"), [(8, 8), (64, 1), (512, 8)])
+@table(("count", "positives"), [(8, 8), (64, 1), (512, 8)])
 def test_the_error_of_debiased_stays_under_its_bound(count: int, positives: int) -> None:
     world = World(spread=0.8)
     error = error_of_debiased(world, world.positives(positives), world.negatives(count)[0])

@@ -11,6 +11,7 @@ import pytest
 import torch
 from losses_cases import case, unit
 from losses_table import RICHEST, VARIANTS, call
+from table import table
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -58,7 +59,7 @@ def test_weighted_sums_agree_with_plain_autograd(
         torch.testing.assert_close(ours_value, plain_value, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("cuts", [(0, 300), (0, 1, 300), (0, 100, 100, 250, 300)])
+@table("cuts", [(0, 300), (0, 1, 300), (0, 100, 100, 250, 300)])
 def test_partial_sums_merge_exactly(cuts: tuple[int, ...]) -> None:
     z_BD, _, negative_ND, mask_BN = case(batch=6, negatives=300, dim=8)
     mask_BN[1] = True  # no negative in any part
@@ -73,7 +74,7 @@ def test_partial_sums_merge_exactly(cuts: tuple[int, ...]) -> None:
     torch.testing.assert_close(mean_BD, whole.mean_BD, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("count", [0, 1, 7, 250, 1000, 5003])
+@table("count", [0, 1, 7, 250, 1000, 5003])
 def test_the_fused_pass_finds_what_the_chunked_one_finds(
     monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
@@ -95,7 +96,7 @@ def test_the_fused_pass_finds_what_the_chunked_one_finds(
                 )
 
 
-@pytest.mark.parametrize("name", [name for name in RICHEST if name != "cosine"])
+@table("name", [name for name in RICHEST if name != "cosine"])
 def test_losses_on_the_fused_pass(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     one = case(batch=6, positives=2, negatives=700, dim=16, dtype=torch.float32)
     found = []

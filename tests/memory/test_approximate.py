@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from table import table
 
 from memory import WorkingMemory
 from memory.columns import Columns
@@ -79,7 +80,7 @@ def test_all_cells_near_are_exact() -> None:
     assert torch.allclose(tally.counts(), exact_K, rtol=1e-9)
 
 
-@pytest.mark.parametrize("batch", [1, 7, 256, 1000])
+@table("batch", [1, 7, 256, 1000])
 def test_any_batch_size_places_everyone(batch: int) -> None:
     rng = np.random.default_rng(4)
     columns = filled(stream(rng, "ranked", 900))
@@ -165,7 +166,7 @@ def test_the_same_seed_evicts_the_same() -> None:
     assert plans[0] == plans[1]
 
 
-@pytest.mark.parametrize(("cells", "near"), [(0, 1), (5, 0), (100_000, 1)])
+@table(("cells", "near"), [(0, 1), (5, 0), (100_000, 1)])
 def test_arguments_have_limits(cells: int, near: int) -> None:
     with pytest.raises(ValueError, match=f"{cells} cells, {near} near"):
         ApproximateCounts(filled(torch.eye(4)), VonMisesFisher(), cells=cells, near=near)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from table import table
 
 from memory.duel.approximate import ApproximateCounts
 from memory.duel.cells import Cells
@@ -18,8 +19,8 @@ from tests.naive_index import (
 )
 
 
-@pytest.mark.parametrize("crowd", [2048, 20])
-@pytest.mark.parametrize("near", [1, 3, 9])
+@table("crowd", [2048, 20])
+@table("near", [1, 3, 9])
 def test_near_cells_are_read_row_by_row(
     near: int, crowd: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -61,7 +62,7 @@ def test_moves_of_near_rows_are_exact_and_of_far_ones_nearly() -> None:
     assert off[20] < 1e-9 < off[4] < off[1] < 0.5 * float(expected_K.abs().mean())
 
 
-@pytest.mark.parametrize("score", [VonMisesFisher(0.1), Gaussian(), Quadratic()], ids=repr)
+@table("score", [VonMisesFisher(0.1), Gaussian(), Quadratic()], ids=repr)
 def test_a_far_cell_is_the_mean_over_a_normal_cosine(score: Score) -> None:
     """Seen from its axis, where the cosine does not spread, and from aside, where it does."""
     mean, dim = 0.8, 65

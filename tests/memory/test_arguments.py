@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from memory_stream import equal
+from table import table
 
 from memory import Duplicates, WorkingMemory
 from memory.eviction import Hybrid, KappaBandit, MostDuplicated, Oldest, policy
@@ -35,7 +36,7 @@ def raises(call: Callable[[], Any], message: str) -> None:
         call()
 
 
-@pytest.mark.parametrize(
+@table(
     ("options", "message"),
     [
         ({"capacity": 2.5}, r"capacity is 2.5: must be a whole number \(int\)"),
@@ -77,7 +78,7 @@ def test_whole_numbers_of_numpy_and_lists_for_shapes_are_fine() -> None:
     assert memory.stalest(1).tolist() == [0]
 
 
-@pytest.mark.parametrize(
+@table(
     ("build", "message"),
     [
         (lambda: MostDuplicated(VonMisesFisher), r"score is <class .*with VonMisesFisher\(\)"),
@@ -112,7 +113,7 @@ def test_policies_and_what_they_are_built_with(build: Callable[[], Any], message
     raises(build, message)
 
 
-@pytest.mark.parametrize(
+@table(
     ("arguments", "message"),
     [
         ({"how": "foo"}, "how is 'foo': choose one of uniform, hardest, stratified"),
@@ -136,7 +137,7 @@ def test_negatives(arguments: dict[str, Any], message: str) -> None:
     raises(lambda: WorkingMemory(6, 3).negatives(**arguments), message)
 
 
-@pytest.mark.parametrize(
+@table(
     ("call", "message"),
     [
         (lambda m: m.sample(2.5), "n is 2.5"),

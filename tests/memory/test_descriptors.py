@@ -14,6 +14,7 @@ import pytest
 import torch
 from memory_stream import equal
 from safetensors.torch import save_file
+from table import table
 from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d, normalize
 
@@ -54,8 +55,8 @@ def unit(row_BA: Tensor) -> bool:
 # Each by itself.
 
 
-@pytest.mark.parametrize("shape", [(3, 16, 16), (1, 32, 32), (3, 8, 8), (3, 4, 6)], ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@table("shape", [(3, 16, 16), (1, 32, 32), (3, 8, 8), (3, 4, 6)], ids=str)
+@table("dtype", [torch.float32, torch.float64], ids=str)
 def test_thumbnails_are_means_without_their_mean(shape: Any, dtype: torch.dtype) -> None:
     describe, image_BCHW = Thumbnail(8), scenes(5, shape=shape)
     row_BA = describe(ONE.to(dtype), image_BCHW)
@@ -144,7 +145,7 @@ def test_a_weighted_cosine_is_the_mean_of_cosines() -> None:
     assert (Weighted([Thumbnail()]).moves, Weighted([Embedding()]).needs_images) == (False, False)
 
 
-@pytest.mark.parametrize(
+@table(
     ("build", "message"),
     [
         (lambda p: Thumbnail(1), "side is 1: must be at least 2 pixels: a single one has"),
@@ -199,8 +200,8 @@ def counted(descriptor: Descriptor, policy: Policy | None = None, **options: Any
     return memory
 
 
-@pytest.mark.parametrize("score", [Linear(), VonMisesFisher(0.1)], ids=repr)
-@pytest.mark.parametrize("compete", [False, True])
+@table("score", [Linear(), VonMisesFisher(0.1)], ids=repr)
+@table("compete", [False, True])
 def test_counts_are_of_descriptors(score: Score, compete: bool) -> None:
     memory = counted(Thumbnail(4), MostDuplicated(score, compete))
     row_KA = Thumbnail(4)(memory.embeddings, memory.images)
@@ -237,12 +238,12 @@ def test_near_duplicates_and_strata_are_of_descriptors() -> None:
     assert int((taken_C - 2).clamp(min=0).sum()) <= int((2 - taken_C).clamp(min=0).sum())
 
 
-@pytest.mark.parametrize(
+@table(
     ("descriptor", "moves"),
     [(Thumbnail(4), False), (Embedding(), True), (Weighted([Embedding(), Thumbnail(4)]), True)],
     ids=["thumbnail", "embedding", "weighted"],
 )
-@pytest.mark.parametrize("score", [Linear(), VonMisesFisher(0.1)], ids=repr)
+@table("score", [Linear(), VonMisesFisher(0.1)], ids=repr)
 def test_encoding_again_moves_the_counts_that_follow_it(
     descriptor: Descriptor, moves: bool, score: Score
 ) -> None:
@@ -258,7 +259,7 @@ def test_encoding_again_moves_the_counts_that_follow_it(
     torch.testing.assert_close(memory.counts(), count_K, atol=1e-8, rtol=0)
 
 
-@pytest.mark.parametrize("part", ["thumbnail", "frozen", "weighted"])
+@table("part", ["thumbnail", "frozen", "weighted"])
 def test_a_state_with_descriptors_goes_on_bit_equal(part: str) -> None:
     def build(part: str) -> WorkingMemory:
         made = {

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from table import table
 from torch import Tensor
 
 from memory import WorkingMemory, draws
@@ -185,8 +186,8 @@ def test_cells_are_found_again_when_all_rows_have_changed(monkeypatch: pytest.Mo
     assert len(found) == len(seeds) == 6
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("block", [1 << 22, 50])
+@table("dtype", [torch.float32, torch.float64], ids=str)
+@table("block", [1 << 22, 50])
 def test_the_hardest_are_found_by_loops(
     dtype: torch.dtype, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from memory_stream import equal
+from table import table
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -261,7 +262,7 @@ def test_candidates_that_rounding_chose_badly(
     assert ways["compare all"]
 
 
-@pytest.mark.parametrize("score", [Linear(), *OTHERS[:-1]], ids=repr)
+@table("score", [Linear(), *OTHERS[:-1]], ids=repr)
 def test_the_sequence_is_that_of_the_printed_algorithm(score: Score) -> None:
     z_ND = unit_rows(np.random.default_rng(5), "clustered", 260, 16)
     judge = Judge(60, 16, score)
@@ -282,7 +283,7 @@ def test_rows_encoded_again_are_counted_again(score: Score, narrow: None) -> Non
         judge.check()
 
 
-@pytest.mark.parametrize(
+@table(
     ("score", "how"),
     [(Linear(), "newcomers"), (Linear(), "encoded again"), (VonMisesFisher(0.1), "newcomers")],
     ids=["sum", "sum, encoded again", "counts"],
@@ -331,8 +332,8 @@ def copied(copies: int, capacity: int) -> Tensor:
     return row_ND.repeat_interleave(copies, dim=0)[torch.from_numpy(rng.permutation(count))]
 
 
-@pytest.mark.parametrize("score", [Linear(), *SHARP[:2]], ids=repr)
-@pytest.mark.parametrize(("copies", "capacity"), [(300, 500), (2300, 2000)])
+@table("score", [Linear(), *SHARP[:2]], ids=repr)
+@table(("copies", "capacity"), [(300, 500), (2300, 2000)])
 def test_hundreds_of_copies(copies: int, capacity: int, score: Score) -> None:
     judge = Judge(capacity, 8, score)
     for part_BD in copied(copies, capacity).split([capacity, 250, 50]):

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from table import table
 from torch import Tensor
 
 from memory import Duplicates, WorkingMemory
@@ -93,8 +94,8 @@ def test_only_those_let_in_make_others_duplicates() -> None:
         assert memory.ids.tolist() == ([0, 1, 2] if action == "count" else [0, 2])
 
 
-@pytest.mark.parametrize("score", [None, VonMisesFisher(0.1)], ids=repr)
-@pytest.mark.parametrize("action", ["refuse", "merge"])
+@table("score", [None, VonMisesFisher(0.1)], ids=repr)
+@table("action", ["refuse", "merge"])
 def test_no_two_slots_are_alike(action: Any, score: Any) -> None:
     rng = np.random.default_rng(4)
     memory = WorkingMemory(30, 4, MostDuplicated(score), duplicates=Duplicates(0.9, action), seed=1)
@@ -135,7 +136,7 @@ def test_what_merged_into_a_refused_newcomer_is_gone() -> None:
     assert memory.multiplicity.tolist() == [2, 2]
 
 
-@pytest.mark.parametrize("policy", [MostDuplicated, Oldest, Reservoir])
+@table("policy", [MostDuplicated, Oldest, Reservoir])
 def test_counting_changes_nothing_else(policy: type[Policy]) -> None:
     z_ND = unit_rows(np.random.default_rng(2), "duplicates", 200, 5)
     plain = WorkingMemory(20, 5, policy(), seed=3)
@@ -152,8 +153,8 @@ def test_counting_changes_nothing_else(policy: type[Policy]) -> None:
     assert torch.equal(plain.embeddings, counted.embeddings)
 
 
-@pytest.mark.parametrize("held", [1, 2])
-@pytest.mark.parametrize(("turn", "expected"), [(0, [2, 1]), (1e-3, [1, 2])])
+@table("held", [1, 2])
+@table(("turn", "expected"), [(0, [2, 1]), (1e-3, [1, 2])])
 def test_the_lowest_of_those_as_close_is_merged_into(
     turn: float, expected: list[int], held: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

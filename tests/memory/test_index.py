@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from table import table
 from torch import Tensor
 
 from memory import index as module
@@ -36,8 +37,8 @@ def rows(kind: str, count: int, dim: int = 16, seed: int = 0) -> Tensor:
     return unit_rows(np.random.default_rng(seed), kind, count, dim).to(torch.float32)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("queries", "count", "k"), [(1, 500, 10), (8, 3, 7), (40, 500, 500)])
+@table("kind", KINDS)
+@table(("queries", "count", "k"), [(1, 500, 10), (8, 3, 7), (40, 500, 500)])
 def test_the_nearest_are_those_of_a_sorted_matrix(
     queries: int, count: int, k: int, kind: str, faiss: bool
 ) -> None:
@@ -65,8 +66,8 @@ def test_blocks_of_queries_join(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(row, ordered.indices)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("n", [1, 64, 700, 900])
+@table("dtype", [torch.float32, torch.float64])
+@table("n", [1, 64, 700, 900])
 def test_the_top_are_the_largest_products(
     n: int, dtype: torch.dtype, faiss: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,7 +86,7 @@ def fit(z_ND: Tensor, centre_CD: Tensor) -> float:
     return float((z_ND @ centre_CD.T).max(dim=1).values.mean())
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@table("kind", KINDS)
 def test_centres_fit_as_well_as_those_of_plain_rounds(kind: str, faiss: bool) -> None:
     z_ND = rows(kind, 800, dim=12)
     centre_CD, cell_N = kmeans(z_ND, 16, seed=1)
@@ -101,7 +102,7 @@ def test_centres_fit_as_well_as_those_of_plain_rounds(kind: str, faiss: bool) ->
     assert torch.allclose(chosen_N, (z_ND @ centre_CD.T).max(dim=1).values, atol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@table("dtype", [torch.float32, torch.float64])
 def test_the_same_seed_gives_the_same_cells(dtype: torch.dtype, faiss: bool) -> None:
     z_ND = rows("clustered", 300).to(dtype)
     first, second = (kmeans(z_ND, cells=7, seed=5, trained=20) for _ in range(2))
@@ -110,7 +111,7 @@ def test_the_same_seed_gives_the_same_cells(dtype: torch.dtype, faiss: bool) -> 
     assert not torch.equal(first[0], kmeans(z_ND, cells=7, seed=6, trained=20)[0])
 
 
-@pytest.mark.parametrize("kind", ["clustered", "uniform", "one class"])
+@table("kind", ["clustered", "uniform", "one class"])
 def test_no_cell_stays_empty(kind: str, faiss: bool) -> None:
     _, cell_N = kmeans(rows(kind, 400), 40, seed=3)
     assert int(torch.bincount(cell_N, minlength=40).min()) > 0
@@ -124,7 +125,7 @@ def test_few_rows_and_rows_that_cancel_out_have_centres(faiss: bool) -> None:
     assert torch.allclose(torch.linalg.vector_norm(opposite_CD, dim=1), torch.ones(1))
 
 
-@pytest.mark.parametrize(
+@table(
     ("call", "message"),
     [
         (lambda: nearest(NAN, torch.eye(3), 1), "query row 1 is not finite: leave it out"),

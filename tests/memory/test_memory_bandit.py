@@ -13,6 +13,7 @@ import pytest
 import torch
 from jsonargparse import ArgumentParser
 from safetensors.torch import load, save
+from table import table
 
 from memory import WorkingMemory
 from memory.eviction import POLICIES, Feedback, KappaBandit, MostDuplicated, Policy, policy
@@ -142,7 +143,7 @@ def test_a_saved_bandit_goes_on_with_its_arms() -> None:
         other.load_state_dict(memory.state_dict())
 
 
-@pytest.mark.parametrize(
+@table(
     ("options", "message"),
     [
         ({"kappas": ()}, "one at least"),
@@ -220,7 +221,7 @@ def test_a_policy_without_a_name_is_called_after_its_class(outside: str) -> None
         WorkingMemory(3, 2, policy("oldest")).load_state_dict(memory.state_dict())
 
 
-@pytest.mark.parametrize(
+@table(
     ("path", "arguments", "message"),
     [
         ("newest", {}, r"'newest': must be one of \['class-balanced', .*'reservoir'\], or 'module"),
@@ -264,7 +265,7 @@ def test_a_configuration_names_policies_by_class_path(outside: str) -> None:
     assert isinstance(arms, KappaBandit)
 
 
-@pytest.mark.parametrize("name", sorted(POLICIES))
+@table("name", sorted(POLICIES))
 def test_every_batch_ends_with_an_update(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     memory = WorkingMemory(5, 3, POLICIES[name]())
     z_ND = unit_rows(np.random.default_rng(0), "uniform", 40, 3)

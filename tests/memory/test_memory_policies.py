@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load, save
+from table import table
 from torch import Tensor
 
 from memory import WorkingMemory
@@ -80,7 +81,7 @@ def test_batches_are_as_single_samples(name: str) -> None:
     assert torch.equal(together.born, single.born)
 
 
-@pytest.mark.parametrize("name", sorted(MAKERS))
+@table("name", sorted(MAKERS))
 def test_an_admission_accounts_for_every_newcomer(name: str) -> None:
     kind = STREAMS[sorted(MAKERS).index(name) % len(STREAMS)]
     ids, z_ND = stream(1, 400, kind=kind)
@@ -124,7 +125,7 @@ def test_a_saved_memory_goes_on_bit_equal(maker: Callable[[], Policy]) -> None:
         memory = loaded
 
 
-@pytest.mark.parametrize("number", range(len(MAKERS)), ids=sorted(MAKERS))
+@table("number", range(len(MAKERS)), ids=sorted(MAKERS))
 def test_refreshed_rows_are_known_to_the_policy(number: int) -> None:
     ids, z_ND = stream(8, 300, kind=("duplicates", "uniform")[number % 2])
     memory = WorkingMemory(16, 6, MAKERS[sorted(MAKERS)[number]]())
@@ -171,7 +172,7 @@ def test_a_policy_serves_one_memory(policy: Policy) -> None:
         Hybrid(policy)
 
 
-@pytest.mark.parametrize("name", sorted(POLICIES))
+@table("name", sorted(POLICIES))
 def test_one_slot_always_holds_the_last_that_joined(name: str) -> None:
     ids, z_ND = stream(4, 12)
     memory = WorkingMemory(1, 6, POLICIES[name]())
@@ -180,7 +181,7 @@ def test_one_slot_always_holds_the_last_that_joined(name: str) -> None:
     assert admission.inserted - len(admission.evicted) == 1
 
 
-@pytest.mark.parametrize("sizes", [(3, 4, 10, 35, 1), (100,), (10, 10, 10)])
+@table("sizes", [(3, 4, 10, 35, 1), (100,), (10, 10, 10)])
 def test_oldest_is_a_queue(sizes: tuple[int, ...]) -> None:
     queue, memory, start = Queue(10), WorkingMemory(10, 6, Oldest()), 0
     ids, z_ND = stream(5, sum(sizes))

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from table import table
 from torch import Tensor
 
 from memory import WorkingMemory
@@ -33,7 +34,7 @@ Z = torch.eye(4)[:2]
 IMAGES = torch.zeros(2, 3, 2, 2, dtype=torch.uint8)
 
 
-@pytest.mark.parametrize(
+@table(
     ("inputs", "message"),
     [
         ({"z": torch.eye(4)[:2] * float("nan")}, "row 0 is not finite"),
@@ -61,7 +62,7 @@ def test_what_breaks_a_rule_changes_nothing(inputs: dict[str, Any], message: str
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-@pytest.mark.parametrize(
+@table(
     ("slots", "z", "message"),
     [
         ([0, 0], Z, "a slot twice"),
@@ -78,7 +79,7 @@ def test_refresh_names_what_is_wrong(slots: list[int], z: Tensor, message: str) 
         memory.refresh(slots, z)
 
 
-@pytest.mark.parametrize(
+@table(
     ("options", "message"),
     [
         ({"capacity": 0}, "at least 1"),
@@ -116,8 +117,8 @@ BAD_PLANS = {
 }
 
 
-@pytest.mark.parametrize("around", ["alone", "age cap", "FIFO stage"])
-@pytest.mark.parametrize("bad", BAD_PLANS)
+@table("around", ["alone", "age cap", "FIFO stage"])
+@table("bad", BAD_PLANS)
 def test_a_bad_plan_leaves_a_memory_that_goes_on(bad: str, around: str) -> None:
     """Eight fill the slots, the next joins, and the plan for the last four is none."""
     wrong, message = BAD_PLANS[bad]
@@ -139,7 +140,7 @@ def test_a_bad_plan_leaves_a_memory_that_goes_on(bad: str, around: str) -> None:
     assert (len(later.evicted), len(memory), memory.stats().added) == (6, capacity, capacity + 11)
 
 
-@pytest.mark.parametrize(
+@table(
     ("other", "message"),
     [
         ({"capacity": 7}, "of capacity 8, this memory of 7"),
@@ -186,8 +187,8 @@ def plant_nobody(memory: WorkingMemory) -> None:
     memory.multiplicity[6] = 0
 
 
-@pytest.mark.parametrize("score", [Linear(), VonMisesFisher(0.1)], ids=repr)
-@pytest.mark.parametrize(
+@table("score", [Linear(), VonMisesFisher(0.1)], ids=repr)
+@table(
     ("plant", "message"),
     [
         (plant_nan, "slot 2: its embedding is not finite"),

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from memory_stream import SHAPE, equal, offer, stream
+from table import table
 from torch import Tensor, nn
 
 from memory import WorkingMemory
@@ -38,7 +39,7 @@ def fed(end: int = 60, **options: Any) -> Model:
     return model
 
 
-@pytest.mark.parametrize("name", sorted(POLICIES))
+@table("name", sorted(POLICIES))
 def test_a_model_is_saved_and_loaded_with_its_memory(name: str, tmp_path: Path) -> None:
     model = fed(eviction=POLICIES[name]())
     torch.save(model.state_dict(), tmp_path / "model")  # noqa: TID251 - what people do
@@ -73,7 +74,7 @@ def test_loading_names_what_does_not_fit() -> None:
     assert nn.Sequential(WorkingMemory(2, 3)).state_dict().keys() >= {"0.counters"}
 
 
-@pytest.mark.parametrize("name", sorted(POLICIES))
+@table("name", sorted(POLICIES))
 def test_a_copy_is_independent_and_goes_on_alike(name: str) -> None:
     model = fed(eviction=POLICIES[name](), descriptor=Thumbnail(2))
     twin = copy.deepcopy(model)

@@ -12,6 +12,7 @@ from decimal import Decimal, localcontext
 import numpy as np
 import pytest
 import torch
+from table import table
 
 from memory import WorkingMemory
 from memory.eviction import MostDuplicated
@@ -34,7 +35,7 @@ def exact(score: Score, x: float) -> float:
         return float((far.exp() - end.exp()) / (1 - end.exp()))
 
 
-@pytest.mark.parametrize(
+@table(
     "score",
     [*map(VonMisesFisher, WIDTHS), *map(Gaussian, (1e-18, *WIDTHS))],
     ids=repr,
@@ -55,7 +56,7 @@ def test_every_width_is_its_definition(score: Score) -> None:
         assert max(abs(h - w) for h, w in zip(found, wanted, strict=True)) <= min(unit, 1e-5)
 
 
-@pytest.mark.parametrize(
+@table(
     ("score", "width"),
     [(VonMisesFisher(w), w) for w in WIDTHS] + [(Gaussian(w**2), w) for w in (1e-8, 0.1, 3e4)],
     ids=str,
@@ -87,7 +88,7 @@ def test_the_widest_evict_as_their_limit_does() -> None:
     assert gone[0] == gone[1]
 
 
-@pytest.mark.parametrize(
+@table(
     ("build", "message"),
     [
         (lambda: VonMisesFisher(1e20), r"kappa is 1e\+20: must lie in \[1e-09, 1e\+09\]"),

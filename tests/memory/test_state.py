@@ -16,6 +16,7 @@ import pytest
 import safetensors.torch
 import torch
 from memory_stream import SHAPE, equal, offer, stream
+from table import table
 from torch import Tensor
 
 import memory as package
@@ -26,8 +27,8 @@ from memory.scores import Gaussian, Score, VonMisesFisher
 from memory.state import VERSION, decode, encode
 
 
-@pytest.mark.parametrize("action", [None, "count", "merge"])
-@pytest.mark.parametrize("name", sorted(POLICIES))
+@table("action", [None, "count", "merge"])
+@table("name", sorted(POLICIES))
 def test_a_memory_goes_on_bit_equal(name: str, action: Any, tmp_path: Path) -> None:
     rule = None if action is None else Duplicates(0.97, action)
     memory = WorkingMemory(25, 6, POLICIES[name](), SHAPE, seed=3, duplicates=rule)
@@ -59,7 +60,7 @@ def of(policy: Callable[[], Policy] = most, **options: Any) -> Build:
     return lambda: WorkingMemory(8, 6, policy(), SHAPE, **options)
 
 
-@pytest.mark.parametrize(
+@table(
     ("one", "two", "message"),
     [
         (of(), of(MostDuplicated), r"under score VonMisesFisher\(kappa=0.1\), this memory has"),
@@ -204,7 +205,7 @@ DAMAGE: dict[str, Callable[[dict[str, Tensor]], dict[str, Tensor]]] = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGE.values(), ids=list(DAMAGE))
+@table("damage", DAMAGE.values(), ids=list(DAMAGE))
 def test_a_damaged_state_is_refused_and_changes_nothing(
     damage: Callable[[dict[str, Tensor]], dict[str, Tensor]],
 ) -> None:

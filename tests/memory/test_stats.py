@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from table import table
 
 from memory import Duplicates, WorkingMemory
 from memory import stats as module
@@ -33,8 +34,8 @@ def fed(policy: Policy, counts: tuple[int, ...] = (17, 23, 40), **options: Any) 
     return memory
 
 
-@pytest.mark.parametrize("name", sorted(POLICIES))
-@pytest.mark.parametrize("counts", [(9,), (17, 23, 40)], ids=["filling", "full"])
+@table("name", sorted(POLICIES))
+@table("counts", [(9,), (17, 23, 40)], ids=["filling", "full"])
 def test_stats_are_loops_over_the_slots(name: str, counts: tuple[int, ...]) -> None:
     memory = fed(POLICIES[name](), counts)
     stats, k, added = memory.stats(), len(memory), sum(counts)
@@ -95,7 +96,7 @@ class Sharp(Oldest):
     score = VonMisesFisher(0.5)
 
 
-@pytest.mark.parametrize(
+@table(
     ("policy", "limit", "counted"),
     [
         (Sharp, {"MOST_PAIRS": 40_000}, 100),
@@ -129,9 +130,7 @@ def compare(*_: object) -> None:
     raise AssertionError("compared all pairs")
 
 
-@pytest.mark.parametrize(
-    "policy", [MostDuplicated, Oldest, lambda: MostDuplicated(VonMisesFisher(0.1))]
-)
+@table("policy", [MostDuplicated, Oldest, lambda: MostDuplicated(VonMisesFisher(0.1))])
 def test_what_is_kept_is_not_counted_again(
     policy: Callable[[], Policy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,8 +163,8 @@ def test_the_spectrum_of_float32_rows_is_that_of_float64() -> None:
     assert wide == pytest.approx(math.exp(float(torch.special.entr(share_D).sum())), rel=1e-9)
 
 
-@pytest.mark.parametrize("score", [Linear(), Quadratic(), VonMisesFisher(0.1)], ids=repr)
-@pytest.mark.parametrize("by", ["policy", "measured_by"])
+@table("score", [Linear(), Quadratic(), VonMisesFisher(0.1)], ids=repr)
+@table("by", ["policy", "measured_by"])
 def test_collisions_and_the_prior_are_loops(score: Score, by: str) -> None:
     z_BD = unit_rows(np.random.default_rng(8), "uniform", 3, 5)
     memory = fed(MostDuplicated(score)) if by == "policy" else fed(Oldest(), measured_by=score)

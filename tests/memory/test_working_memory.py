@@ -20,6 +20,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from memory_stream import equal
+from table import table
 from torch import Tensor
 
 import memory as package
@@ -131,7 +132,7 @@ def filled(capacity: int = 20, count: int = 50, **options: Any) -> WorkingMemory
     return memory
 
 
-@pytest.mark.parametrize("name", sorted(MAKERS))
+@table("name", sorted(MAKERS))
 def test_all_slots_are_encoded_again_and_the_policy_hears_of_it_once(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,7 +160,7 @@ def test_all_slots_are_encoded_again_and_the_policy_hears_of_it_once(
     assert (stats.stale_p50, stats.stale_max) == (0, 0)
 
 
-@pytest.mark.parametrize("batch", [1, 3, 256])
+@table("batch", [1, 3, 256])
 def test_the_size_of_the_batches_changes_nothing(batch: int) -> None:
     by_hand, memory, encoder = filled(), filled(), Encoder(1)
     slots = memory.stalest(7)
@@ -169,7 +170,7 @@ def test_the_size_of_the_batches_changes_nothing(batch: int) -> None:
     assert equal(memory.state_dict(), by_hand.state_dict())
 
 
-@pytest.mark.parametrize(
+@table(
     ("encode", "options", "message"),
     [
         (lambda image: torch.eye(5)[:1], {}, "encode gave 1 rows for 4 images: must be one each"),
@@ -210,7 +211,7 @@ def test_images_on_the_host_are_copied_when_read() -> None:
     assert torch.equal(read_RCHW, before_RCHW)
 
 
-@pytest.mark.parametrize("name", sorted(MAKERS))
+@table("name", sorted(MAKERS))
 def test_a_first_float64_batch_widens_all_and_counts_again(name: str) -> None:
     memory = WorkingMemory(10, 5, MAKERS[name](), SHAPE, seed=4)
     rng = np.random.default_rng(0)
@@ -268,8 +269,8 @@ def autocast() -> Iterator[None]:
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("around", [autocast, reduced_products])
-@pytest.mark.parametrize(
+@table("around", [autocast, reduced_products])
+@table(
     "policy", [MostDuplicated, MAKERS["most-duplicated, sharp"], MinimumRedundancy], ids=range(3)
 )
 def test_a_memory_computes_in_full_precision(

@@ -18,6 +18,7 @@ from methods_small import (
     step,
     views_of,
 )
+from table import table
 from torch import Tensor, nn
 
 from memory import WorkingMemory
@@ -102,7 +103,7 @@ def test_every_method_is_under_this_contract() -> None:
     assert {kind for kind, _, _ in CASES.values()} == set(METHODS)
 
 
-@pytest.mark.parametrize(("kind", "loss"), [*fitting()])
+@table(("kind", "loss"), [*fitting()])
 def test_every_loss_that_fits_gives_a_step(kind: str, loss: str) -> None:
     method = made(kind, LOSSES[loss]())
     out = step(method, memory_of(20))
@@ -190,7 +191,7 @@ def test_keys_by_the_average_do_not_depend_on_the_batch() -> None:
             assert same == (statistics == "average"), kind
 
 
-@pytest.mark.parametrize("kind", METHODS)
+@table("kind", METHODS)
 def test_features_do_not_depend_on_the_batch(kind: str) -> None:
     method, image_BCHW = made(kind), views_of(1)[0]
     together, alone = method.features(image_BCHW), method.features(image_BCHW[:1])
@@ -293,7 +294,7 @@ def step_of(method: Method, labelled: bool) -> Tensor:
     return method(views_of(method.views, seed=0), samples, memory).loss.per_anchor
 
 
-@pytest.mark.parametrize("kind", METHODS)
+@table("kind", METHODS)
 def test_what_does_not_fit_is_refused(kind: str) -> None:
     with pytest.raises(ValueError, match="views is 1"):
         made(kind, views=1)

@@ -10,6 +10,7 @@ import copy
 import pytest
 import torch
 from methods_small import BATCH, made, memory_of, plain, samples_of, step, views_of
+from table import table
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
@@ -135,7 +136,7 @@ def trained_apart(kind: str) -> Method:
     return method
 
 
-@pytest.mark.parametrize("kind", sorted(TWINS))
+@table("kind", sorted(TWINS))
 def test_a_step_is_the_paper_s_written_out(kind: str) -> None:
     method, memory = trained_apart(kind), memory_of(9)
     twin = copy.deepcopy(method)

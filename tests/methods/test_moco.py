@@ -7,6 +7,7 @@ from typing import Literal
 import pytest
 import torch
 from methods_small import SmallEncoder, SmallProjector, memory_of
+from table import table
 from torch import Tensor, nn
 
 from memory import WorkingMemory
@@ -121,7 +122,7 @@ def test_fewer_held_than_asked_are_all_taken() -> None:
         assert negative.shape[-2] == mask_BN.shape[1] == 4 + 3
 
 
-@pytest.mark.parametrize("how", ["all", "uniform", "hardest", "stratified"])
+@table("how", ["all", "uniform", "hardest", "stratified"])
 def test_oracles_are_told_who_shares_a_class(how: str) -> None:
     spy, filled = Spy(needs_labels=True), memory_of(40)
     order = torch.randperm(40, generator=torch.Generator().manual_seed(2))  # ids are not slots

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from table import table
 from torch import Tensor, nn
 
 from stream_ssl.methods.norm import BatchNorm1d, BatchNorm2d, forget_statistics, normalising_by
@@ -25,8 +26,8 @@ def values(shape: tuple[int, ...], seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * 2 + 1
 
 
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("name", sorted(SHAPES))
+@table("training", [True, False])
+@table("name", sorted(SHAPES))
 def test_it_is_torch_s_where_torch_has_an_answer(name: str, training: bool) -> None:
     ours, theirs = pair(name[:2])
     for seed in range(2):

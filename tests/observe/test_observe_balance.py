@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 from observe_records import step
+from table import table
 
 from memory.stats import effective_rank as of_rows
 from stream_ssl.observe.balance import Balance, class_counts, effective_rank, entropy
@@ -30,7 +31,7 @@ def clusters(shares: list[int], dim: int, seed: int = 0) -> torch.Tensor:
     return torch.cat([basis[[index]].repeat(count, 1) for index, count in enumerate(shares)])
 
 
-@pytest.mark.parametrize("count", [1, 2, 7, 16])
+@table("count", [1, 2, 7, 16])
 def test_orthonormal_clusters_count_as_classes(count: int) -> None:
     balance = Balance()
     balance.update(clusters([5] * count, 16), torch.full((5 * count,), -1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from observe_records import step
+from table import table
 from torch.nn.functional import normalize
 
 from memory import WorkingMemory
@@ -91,7 +92,7 @@ def held(images: torch.Tensor, **settings: object) -> WorkingMemory:
     return memory
 
 
-@pytest.mark.parametrize("copied", [0, 64, 200])
+@table("copied", [0, 64, 200])
 def test_near_copies_are_the_slots_that_show_the_same(copied: int) -> None:
     """Of 256 slots so many show one of four scenes, jittered."""
     generator = draws(1)

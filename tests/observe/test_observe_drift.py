@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from observe_records import step
+from table import table
 
 from stream_ssl.learning.records import StepRecord
 from stream_ssl.observe.catalogue import SIGNALS
@@ -39,7 +40,7 @@ def test_a_steady_stream_raises_nothing() -> None:
     assert drift.shift < 0.01
 
 
-@pytest.mark.parametrize(
+@table(
     ("signal", "change"),
     [
         ("loss", {"loss": 4.0}),
@@ -87,7 +88,7 @@ def test_replays_and_bad_values_are_left_out() -> None:
     assert drift.shift == pytest.approx(0, abs=1e-6)
 
 
-@pytest.mark.parametrize(("short", "long"), [(0, 10), (10, 10), (20, 10)])
+@table(("short", "long"), [(0, 10), (10, 10), (20, 10)])
 def test_half_lives_are_checked(short: float, long: float) -> None:
     with pytest.raises(ValueError, match="0 < short < long"):
         Drift(short=short, long=long)

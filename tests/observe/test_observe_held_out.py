@@ -8,6 +8,7 @@ import pytest
 import torch
 from observe_records import step
 from prometheus_client import CollectorRegistry
+from table import table
 
 from producers.sources import Synthetic
 from stream_ssl.ingest.decode import Decoder
@@ -79,7 +80,7 @@ def test_findings_are_exported() -> None:
         assert value("stream_ssl_held_out_class_accuracy", {"class": str(label)}) == accuracy
 
 
-@pytest.mark.parametrize(
+@table(
     ("changes", "message"),
     [
         ({"every": 0}, "every 0: must be at least 1"),

@@ -10,6 +10,7 @@ import httpx
 import pytest
 from page_world import serving
 from prometheus_client import CollectorRegistry
+from table import table
 
 from stream_ssl.observe import server as http
 from stream_ssl.observe.api import Sources
@@ -119,7 +120,7 @@ def test_every_answer_is_strict_with_browsers(guarded: Server) -> None:
             assert headers["x-content-type-options"] == "nosniff"
 
 
-@pytest.mark.parametrize(
+@table(
     ("content", "mode", "why"),
     [
         (None, 0o600, r"No such file.*make one with"),

@@ -15,6 +15,7 @@ import pytest
 from page_world import SIDE, Feed, receiving, serving
 from PIL import Image
 from prometheus_client import CollectorRegistry
+from table import table
 
 from stream_ssl.ingest.producer_table import ProducerTable
 from stream_ssl.observe import runbooks
@@ -152,7 +153,7 @@ def test_evictions_come_last_first(feed: Feed) -> None:
         assert pictures["tile"] == SIDE
 
 
-@pytest.mark.parametrize(
+@table(
     ("question", "status", "why"),
     [
         ("learner/nothing", 404, "no such question 'nothing'; there are: state"),

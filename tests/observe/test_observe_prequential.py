@@ -10,6 +10,7 @@ import pytest
 import torch
 from observe_records import step
 from prometheus_client import CollectorRegistry
+from table import table
 
 from stream_ssl.observe.catalogue import CLASSIFIERS
 from stream_ssl.observe.metrics import LearnerMetrics
@@ -182,7 +183,7 @@ def test_figures_are_exported_by_classifier() -> None:
     assert value("stream_ssl_prequential_samples_total") == 9 * 16
 
 
-@pytest.mark.parametrize("arguments", [{"window": -1}, {"k": 0}, {"rate": 0}], ids=str)
+@table("arguments", [{"window": -1}, {"k": 0}, {"rate": 0}], ids=str)
 def test_wrong_arguments_are_named(arguments: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="need 0 or more, at least 1, and above 0"):
         Prequential(**arguments)

@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
+from table import table
 
 from stream_ssl.observe import server as http
 from stream_ssl.observe.api import Sources
@@ -109,14 +110,14 @@ def test_page_links_the_others_and_escapes(health: Health, tmp_path: Path) -> No
         assert get(server, "/nothing").status_code == 404
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org"])
+@table("host", ["0.0.0.0", "::", "192.0.2.1", "example.org"])
 def test_public_addresses_are_refused(host: str, health: Health) -> None:
     assert not is_loopback_host(host)
     with pytest.raises(ValueError, match="is not loopback"):
         Server(CollectorRegistry(), health, "learner", host)
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "localhost", "::1"])
+@table("host", ["127.0.0.1", "127.1.2.3", "localhost", "::1"])
 def test_loopback_is_not(host: str) -> None:
     assert is_loopback_host(host)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from client_peer import Peer, background, image
+from table import table
 
 from producers import CannotConnectError, ClosedError, Keys, Producer, _connection
 from producers._connection import diagnose
@@ -160,7 +161,7 @@ def test_plain_text_beyond_loopback_is_refused() -> None:
         Producer("tcp://192.0.2.1:5555", name="a")
 
 
-@pytest.mark.parametrize(
+@table(
     ("arguments", "match"),
     [
         ({"keys": CAMERA}, "belong together"),

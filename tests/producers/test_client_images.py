@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from client_peer import Peer, image
 from PIL import Image
+from table import table
 
 from producers import Producer, Sample
 from producers._images import as_sample
@@ -33,8 +34,8 @@ def producer() -> Iterator[Producer]:
         yield producer
 
 
-@pytest.mark.parametrize("codec", ["jpeg", "png", "webp"])
-@pytest.mark.parametrize("kind", ["bytes", "bytearray", "memoryview", "Path", "str"])
+@table("codec", ["jpeg", "png", "webp"])
+@table("kind", ["bytes", "bytearray", "memoryview", "Path", "str"])
 def test_encoded_images_of_any_kind_are_known_by_their_bytes(
     codec: str, kind: str, tmp_path: Path
 ) -> None:
@@ -52,7 +53,7 @@ def test_encoded_images_of_any_kind_are_known_by_their_bytes(
     assert (sample.codec, sample.data, sample.shape) == (codec, data, None)
 
 
-@pytest.mark.parametrize(
+@table(
     ("given", "shape"),
     [
         (PIXELS, (4, 5, 3)),
@@ -95,7 +96,7 @@ def test_a_path_that_is_not_there_is_named(producer: Producer, tmp_path: Path) -
         producer.send(tmp_path / "missing.png", codec="png")
 
 
-@pytest.mark.parametrize(
+@table(
     ("given", "fields", "match"),
     [
         (PIXELS, {"codec": "png"}, "an array is raw pixels"),
@@ -113,7 +114,7 @@ def test_what_breaks_a_rule_is_named(given: Any, fields: dict[str, Any], match: 
         as_sample(given, "x", **fields)
 
 
-@pytest.mark.parametrize(
+@table(
     ("time", "seconds"),
     [
         (5, 5.0),
@@ -173,7 +174,7 @@ def test_an_error_speaks_the_users_language(producer: Producer) -> None:
         producer.send(Sample.from_array(image(), "x"), codec="raw")
 
 
-@pytest.mark.parametrize(
+@table(
     ("error", "match", "given"),
     [
         (ValueError, "producer name None: must be 1 to 128", {"name": None}),

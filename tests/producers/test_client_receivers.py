@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from client_peer import MANY, Peer, image, until
 from receiver_peer import receiver
+from table import table
 from test_receiver_kills import held
 
 from producers import CannotConnectError, Producer
@@ -131,7 +132,7 @@ def test_a_receiver_that_is_gone_is_waited_for_unless_it_is_abandoned() -> None:
         producer.close(0.0)
 
 
-@pytest.mark.parametrize(
+@table(
     ("addresses", "message"),
     [([], "an empty list"), (FOUR[:1] * 2, "stands in it twice"), (["host:1"], "must be tcp://")],
 )

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from source_files import encoded, pixels, write_idx, write_images
+from table import table
 
 from producers.shaping import Shaped
 from producers.shaping.repeat import jitter, repeat
@@ -38,7 +39,7 @@ def sigmas(share, law, count):
     return abs(share - law) / np.sqrt(law * (1 - law) / count)
 
 
-@pytest.mark.parametrize("bias", [1, 3, 9, 27])
+@table("bias", [1, 3, 9, 27])
 def test_the_dominant_class_has_the_share_of_the_law(balanced, bias):
     count = 4000
     label = labels(draw(Shaped(balanced, bias=bias, dominant=4), count))
@@ -160,7 +161,7 @@ def test_a_jitter_is_small_on_smooth_images_and_never_nothing():
         assert repeat(one, str(number), "jitter", rng).data != one.data
 
 
-@pytest.mark.parametrize("channels", [1, 3, 4])
+@table("channels", [1, 3, 4])
 def test_raw_images_can_pass_through_jpeg(channels):
     ramp = np.linspace(0, 255, 24 * 24 * channels).reshape(24, 24, channels).astype(np.uint8)
     original = Sample.from_array(ramp, "a")
@@ -174,7 +175,7 @@ def test_raw_images_can_pass_through_jpeg(channels):
             assert np.array_equal(pixels_of(copy)[..., 3], ramp[..., 3])
 
 
-@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
+@table("kind", ["PNG", "JPEG", "WEBP"])
 def test_encoded_images_are_encoded_anew(tmp_path, kind):
     write_images(tmp_path / "ant", 5, kind)
     samples = draw(Shaped(ImageFolder(tmp_path), duplicates=0.8), 60)
@@ -232,7 +233,7 @@ def test_without_pillow_the_error_carries_the_command(monkeypatch):
     assert repeat(raw, "0", "jitter", np.random.default_rng(0)).data != b"x"
 
 
-@pytest.mark.parametrize("settings", [{"bias": 2}, {"order": "sequential"}, {"order": "blurred"}])
+@table("settings", [{"bias": 2}, {"order": "sequential"}, {"order": "blurred"}])
 def test_labels_are_asked_for_where_they_are_needed(tmp_path, settings):
     write_images(tmp_path, 2)
     watched = WatchedFolder(tmp_path, settle_seconds=0, idle_seconds=0)
@@ -267,7 +268,7 @@ def test_a_position_of_another_inner_source_is_refused_at_once(balanced, tmp_pat
         reseeded.samples(position)
 
 
-@pytest.mark.parametrize(
+@table(
     ("arguments", "message"),
     [
         ({"bias": 0.5}, r"bias 0.5: must lie in \[1,"),

@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 from source_files import pixels, write_idx, write_images
+from table import table
 
 from producers.shaping import Continual, Shaped
 from producers.shaping.continual import kept_shares
@@ -159,7 +160,7 @@ def test_goes_on_exactly_after_every_position(balanced, kind):
         assert [after for _, after in rest] == [after for _, after in stream[at + 1 :]]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@table("kind", KINDS)
 def test_a_seed_names_one_stream(balanced, kind):
     first, again, other = (
         [s.id for s in draw(Continual(balanced, kind, seed=seed, imbalance=2, **more))]
@@ -208,7 +209,7 @@ def test_other_settings_do_not_fit_a_position(balanced, tmp_path):
         Continual(balanced, "incremental", tasks=5).samples(position | {"at": "x"})
 
 
-@pytest.mark.parametrize(
+@table(
     ("arguments", "message"),
     [
         ({"classes": 0}, "classes 0"),

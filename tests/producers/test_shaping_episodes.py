@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from source_files import write_images
+from table import table
 
 from producers.shaping import Shaped, Stalls, Video
 from producers.shaping.episodes import crop_resized
@@ -155,7 +156,7 @@ def test_a_shaped_video_goes_on():
     assert [s.id for s, _ in rest] == [s.id for s, _ in stream[44:]]
 
 
-@pytest.mark.parametrize(
+@table(
     ("kind", "arguments", "message"),
     [
         (Stalls, {"rate": 1.5}, r"rate 1.5: must lie in \[0, 1\]"),

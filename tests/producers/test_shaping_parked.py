@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from source_files import encoded, pixels, write_idx, write_images
+from table import table
 
 from producers.shaping import Parked, Shaped
 from producers.shaping.parked import seen_again
@@ -246,7 +247,7 @@ def test_scenes_are_asked_for():
         draw(Parked(small(count=5)))
 
 
-@pytest.mark.parametrize(
+@table(
     ("arguments", "message"),
     [
         ({"share": 0.0}, r"share 0.0: must lie in \[0.001,"),

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 from source_files import pixels, write_idx
+from table import table
 
 from producers.shaping import Popularity
 from producers.sources import IdxDataset, Synthetic
@@ -82,7 +83,7 @@ def test_other_settings_and_other_images_do_not_fit_a_position(tmp_path):
         next(Popularity(small(count=7)).samples())
 
 
-@pytest.mark.parametrize(
+@table(
     "arguments",
     [{"images": 0}, {"exponent": -1.0}, {"exponent": math.nan}, {"shift": -1}, {"noise": 300}],
 )

@@ -4,6 +4,7 @@ import itertools
 import threading
 
 import pytest
+from table import table
 
 from producers.shaping import RateLimit, Shaped, shaped
 from producers.sources import Synthetic
@@ -27,8 +28,8 @@ def limiter(rate, clock):
     return RateLimit(rate, clock=clock, sleep=clock.sleep)
 
 
-@pytest.mark.parametrize("rate", [0.5, 10, 1000, 50_000])
-@pytest.mark.parametrize("late", [0.0, 0.0002])
+@table("rate", [0.5, 10, 1000, 50_000])
+@table("late", [0.0, 0.0002])
 def test_the_average_is_the_rate(rate, late):
     clock = Clock(late)
     limit = limiter(rate, clock)
@@ -65,7 +66,7 @@ def test_time_that_the_consumer_takes_counts():
     assert clock.now - 50.0 == pytest.approx(1.01, abs=0.01)
 
 
-@pytest.mark.parametrize("rate", [0, -1, float("nan")])
+@table("rate", [0, -1, float("nan")])
 def test_a_rate_that_is_none_is_refused(rate):
     with pytest.raises(ValueError, match="must be above 0"):
         RateLimit(rate)

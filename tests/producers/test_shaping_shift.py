@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 from source_files import write_images
+from table import table
 
 from producers.shaping import Shift
 from producers.sources import Synthetic, WatchedFolder
@@ -74,7 +75,7 @@ def test_labels_are_asked_for(tmp_path):
         draw(Shift(WatchedFolder(tmp_path, **quick)), 1)
 
 
-@pytest.mark.parametrize("arguments", [{"classes": 0}, {"period": 0}, {"bias": 0.5}, {"seed": -1}])
+@table("arguments", [{"classes": 0}, {"period": 0}, {"bias": 0.5}, {"seed": -1}])
 def test_wrong_arguments_are_named(arguments):
     ((name, value),) = arguments.items()
     with pytest.raises(ValueError, match=f"{name} {value}: must lie in"):

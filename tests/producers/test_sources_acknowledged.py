@@ -2,7 +2,7 @@
 
 import itertools
 
-import pytest
+from table import table
 
 from producers import Delivery
 from producers.sources.acknowledged import Deliveries
@@ -46,7 +46,7 @@ def test_what_a_closing_producer_drops_holds_up_all_behind_it():
     assert source.heard == [0]
 
 
-@pytest.mark.parametrize(
+@table(
     ("options", "why"),
     [
         (["--shape.duplicates", "0.5"], "only --shape.rate and --shape.limit apply"),

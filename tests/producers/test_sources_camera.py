@@ -8,6 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from source_files import encoded
+from table import table
 from video_files import number_of, numbered, write_video
 
 from producers.sources import Camera
@@ -169,7 +170,7 @@ def test_the_reader_ends_with_whom_it_reads_for(tmp_path):
             time.sleep(0.01)
 
 
-@pytest.mark.parametrize(
+@table(
     ("body", "why"),
     [
         (b"", "Invalid data"),
@@ -192,7 +193,7 @@ def test_a_position_is_of_this_source_alone(tmp_path):
         Camera("rtsp://127.0.0.1:9/x", name="two").samples(position)
 
 
-@pytest.mark.parametrize(
+@table(
     ("settings", "message"),
     [
         ({"url": "frames.mp4"}, "url 'frames.mp4': must be a URL such as"),

@@ -21,6 +21,7 @@ from source_files import (
     write_images,
     write_tar,
 )
+from table import table
 from video_files import write_video
 
 from producers.shaping import Parked, Popularity, Shaped, Shift, Stalls, Video
@@ -195,7 +196,7 @@ def test_goes_on_exactly_after_every_position(kind, shape, tmp_path):
     assert len(contents) >= 5
 
 
-@pytest.mark.parametrize("kind", [kind for kind in BUILDERS if kind not in ("watch", "synthetic")])
+@table("kind", [kind for kind in BUILDERS if kind not in ("watch", "synthetic")])
 def test_ids_are_the_same_in_every_epoch(kind, tmp_path):
     ids = [sample.id for sample, _ in BUILDERS[kind](tmp_path).samples()]
     half = len(ids) // 2
@@ -203,7 +204,7 @@ def test_ids_are_the_same_in_every_epoch(kind, tmp_path):
     assert len(set(ids)) == half
 
 
-@pytest.mark.parametrize("kind", BUILDERS)
+@table("kind", BUILDERS)
 def test_another_sources_position_is_refused(kind, tmp_path):
     source = BUILDERS[kind](tmp_path)
     _, position = next(iter(source.samples()))
@@ -215,23 +216,21 @@ def test_another_sources_position_is_refused(kind, tmp_path):
             next(source.samples(broken))
 
 
-@pytest.mark.parametrize("kind", ["cifar", "idx", "images", "synthetic"])
+@table("kind", ["cifar", "idx", "images", "synthetic"])
 def test_another_seed_is_named(kind, tmp_path):
     _, position = next(iter(BUILDERS[kind](tmp_path, seed=1).samples()))
     with pytest.raises(ValueError, match="seed was 1 and is 2"):
         BUILDERS[kind](tmp_path, seed=2).samples(position)
 
 
-@pytest.mark.parametrize("kind", ["cifar", "idx", "images"])
+@table("kind", ["cifar", "idx", "images"])
 def test_another_subset_does_not_fit(kind, tmp_path):
     _, position = next(iter(BUILDERS[kind](tmp_path, subset=":7").samples()))
     with pytest.raises(ValueError, match="samples was"):
         BUILDERS[kind](tmp_path, subset="1:8").samples(position)
 
 
-@pytest.mark.parametrize(
-    "source", [*SOURCES.values(), Parked, Shaped, Popularity, Shift, Stalls, Video]
-)
+@table("source", [*SOURCES.values(), Parked, Shaped, Popularity, Shift, Stalls, Video])
 def test_every_argument_has_a_type_and_a_help_text(source):
     parser = jsonargparse.ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(source, "of", skip={"source"})

@@ -11,6 +11,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 from source_files import encoded, pixels
+from table import table
 from web import web
 
 from producers.shaping import Shaped
@@ -147,7 +148,7 @@ def test_the_crawl_delay_lies_between_requests(served, tmp_path):
     assert source.skipped.by_reason == {"busy": 2}
 
 
-@pytest.mark.parametrize(
+@table(
     ("tag", "sent"),
     [
         ("noai", 0),
@@ -238,7 +239,7 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("kind", HOSTILE)
+@table("kind", HOSTILE)
 def test_a_hostile_host_takes_no_other_with_it(served, tmp_path, caplog, kind):
     answer, reason = HOSTILE[kind]
     served.answers["/x"] = answer
@@ -253,7 +254,7 @@ def test_a_hostile_host_takes_no_other_with_it(served, tmp_path, caplog, kind):
     assert f"left out http://bad.test:{served.port}/x: " in caplog.text
 
 
-@pytest.mark.parametrize(
+@table(
     "url",
     [
         *("no url", "ftp://good.test/1.png", "http://", "http:///1.png", "http://[::1/x"),
@@ -266,7 +267,7 @@ def test_a_bad_url_takes_no_other_with_it(served, tmp_path, url):
     assert source.skipped.by_reason.total() == 1
 
 
-@pytest.mark.parametrize(
+@table(
     "address",
     [
         *("127.0.0.1", "10.0.0.1", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1"),
@@ -284,7 +285,7 @@ def test_addresses_that_are_not_public_are_refused(served, tmp_path, address):
     assert served.asked == []
 
 
-@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "2130706433", "0x7f.1", "[::1]"])
+@table("host", ["localhost", "127.0.0.1", "2130706433", "0x7f.1", "[::1]"])
 def test_names_of_this_machine_are_refused(served, tmp_path, host):
     source = crawl(served, tmp_path, [f"http://{host}:PORT/1.png"], allow_networks=[])
     source.fetcher.backend.resolve = Crawl(str(tmp_path / "urls.txt")).fetcher.backend.resolve
@@ -338,7 +339,7 @@ def test_a_slow_sender_holds_the_crawl_back(served, tmp_path):
     assert len(list(stream)) == 399
 
 
-@pytest.mark.parametrize(
+@table(
     ("settings", "message"),
     [
         ({"concurrency": 0}, "concurrency 0"),

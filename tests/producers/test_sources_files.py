@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from source_files import idx_bytes, pixels, write_cifar, write_idx, write_images
+from table import table
 
 from producers.sources import CifarBinary, IdxDataset, ImageFolder
 from producers.sources.finite import select
@@ -23,8 +24,8 @@ def labels(source):
     return [sample.label for sample, _ in source.samples()]
 
 
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("split", ["train", "test"])
+@table("packed", [False, True])
+@table("split", ["train", "test"])
 def test_idx_sends_what_the_files_hold(tmp_path, packed, split):
     image_NHW, label_N = pixels(9, 4, 6), np.arange(9) % 4
     stem = {"train": "train", "test": "t10k"}[split]
@@ -58,7 +59,7 @@ def test_idx_images_may_have_colour_and_no_labels(tmp_path):
     assert labels(source) == [None] * 3
 
 
-@pytest.mark.parametrize(
+@table(
     ("damage", "message"),
     [
         (lambda data: data[:-1], "truncated or damaged"),
@@ -224,7 +225,7 @@ def test_subset_splits_without_overlap(tmp_path):
     assert labels(make(tmp_path, subset=[7, 3], shuffle=False)) == [7, 3]
 
 
-@pytest.mark.parametrize(
+@table(
     ("arguments", "message"),
     [
         ({"subset": "5"}, "must be a slice"),

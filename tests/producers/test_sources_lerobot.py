@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from lerobot_files import CAMERAS, LENGTHS, TASKS, V2, V2_VIDEO, write_lerobot
+from table import table
 from video_files import RATE, number_of
 
 from producers.sources import LeRobot
@@ -109,7 +110,7 @@ def test_a_film_that_ends_early_is_told(tmp_path: Path) -> None:
     assert source.skipped.by_reason == {"damaged": 1}
 
 
-@pytest.mark.parametrize(
+@table(
     ("change", "says"),
     [
         ({"codebase_version": "v1.6"}, "format 'v1.6'; v2.1 and v3.0 are read"),

@@ -22,6 +22,7 @@ from robot_files import (
 )
 from rosbags.rosbag1 import Writer
 from source_files import encoded
+from table import table
 from video_files import number_of, numbered
 
 from producers.sources import McapFiles, RosBags
@@ -56,7 +57,7 @@ def test_every_image_is_sent_once_and_gone_on_from(tmp_path, kind):
         assert list(source.samples(stream[at][1])) == stream[at + 1 :]
 
 
-@pytest.mark.parametrize(
+@table(
     ("topics", "expected"),
     [
         (["/camera/raw"], 40),
@@ -65,7 +66,7 @@ def test_every_image_is_sent_once_and_gone_on_from(tmp_path, kind):
         ([IMAGE, "/nothing"], 40),
     ],
 )
-@pytest.mark.parametrize("kind", ["mcap", "bag"])
+@table("kind", ["mcap", "bag"])
 def test_topics_go_by_name_or_type(tmp_path, kind, topics, expected):
     LOGS[kind](tmp_path)
     cls = McapFiles if kind == "mcap" else RosBags
@@ -91,8 +92,8 @@ def test_foxglove_by_protobuf(tmp_path):
     assert second.meta == {"file": "a.mcap", "topic": "/2", "frame_id": "rear"}
 
 
-@pytest.mark.parametrize("share", [0.37, 0.8, 0.999])
-@pytest.mark.parametrize("kind", ["mcap", "bag", "bag, bz2"])
+@table("share", [0.37, 0.8, 0.999])
+@table("kind", ["mcap", "bag", "bag, bz2"])
 def test_of_a_cut_log_all_that_is_whole_is_sent(tmp_path, kind, share, caplog):
     source = LOGS[kind](tmp_path)
     (path,) = tmp_path.iterdir()
@@ -114,8 +115,8 @@ def test_a_ros_2_folder_without_metadata_is_read(tmp_path):
     assert [number_of(sample) for sample, _ in source.samples()] == list(range(60))
 
 
-@pytest.mark.parametrize("suffix", [".mcap", ".bag", ".db3", ""])
-@pytest.mark.parametrize("data", [b"", b"no log at all " * 100, b"#ROSBAG V2.0\n" + b"\xff" * 99])
+@table("suffix", [".mcap", ".bag", ".db3", ""])
+@table("data", [b"", b"no log at all " * 100, b"#ROSBAG V2.0\n" + b"\xff" * 99])
 def test_a_file_that_is_no_log_takes_no_other_with_it(tmp_path, caplog, suffix, data):
     bad = tmp_path / f"bad{suffix}"
     bad.write_bytes(data)
@@ -130,7 +131,7 @@ def test_a_file_that_is_no_log_takes_no_other_with_it(tmp_path, caplog, suffix, 
     assert str(bad) in caplog.text
 
 
-@pytest.mark.parametrize(
+@table(
     ("message", "why"),
     [
         (image(ROS2, numbered(1), "yuv9", 0), "encoding 'yuv9' is none of mono8"),
@@ -162,7 +163,7 @@ def message(array, encoding, **more):
     return SimpleNamespace(height=height, width=width, encoding=encoding, **facts)
 
 
-@pytest.mark.parametrize(
+@table(
     ("encoding", "order"),
     [
         ("rgb8", [0, 1, 2]),
@@ -213,8 +214,8 @@ def naive_demosaic(image_HW, pattern):
     return out
 
 
-@pytest.mark.parametrize("encoding", [name for name in BAYER if name.endswith("8")])
-@pytest.mark.parametrize("shape", [(6, 8), (5, 7)])
+@table("encoding", [name for name in BAYER if name.endswith("8")])
+@table("shape", [(6, 8), (5, 7)])
 def test_bayer_is_bilinear(encoding, shape):
     image_HW = np.random.default_rng(1).integers(0, 256, shape, np.uint8)
     expected = naive_demosaic(image_HW, BAYER[encoding])

@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+from table import table
 
 from producers.sources import Synthetic
 
@@ -36,7 +37,7 @@ def test_seeds_give_other_streams_and_the_same_seed_the_same():
     assert not {s.id for s in one} & {s.id for s in other}
 
 
-@pytest.mark.parametrize(("size", "channels"), [(32, 3), (28, 1), (7, 3), (96, 3)])
+@table(("size", "channels"), [(32, 3), (28, 1), (7, 3), (96, 3)])
 def test_images_have_the_shape_asked_for(size, channels):
     image = pixels_of(draw(Synthetic(size=size, channels=channels), 300))
     assert image.shape == (300, size, size, channels)
@@ -114,7 +115,7 @@ def test_samples_of_a_class_differ_far_more_than_near_duplicates():
     assert distance.min() > 8
 
 
-@pytest.mark.parametrize(
+@table(
     ("arguments", "message"),
     [
         ({"channels": 2}, "channels 2: must be 1 or 3"),

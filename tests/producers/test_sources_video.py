@@ -6,6 +6,7 @@ import logging
 import av
 import numpy as np
 import pytest
+from table import table
 from video_files import HEIGHT, RATE, WIDTH, number_of, numbered, write_video
 
 from producers.sources import VideoFiles
@@ -18,7 +19,7 @@ def numbers(source, position=None):
     return [number_of(sample) for sample, _ in source.samples(position)]
 
 
-@pytest.mark.parametrize(
+@table(
     ("file", "codec"),
     [
         ("a.mp4", "libx264"),
@@ -54,7 +55,7 @@ def test_times_are_the_files_and_the_streams(tmp_path):
     assert samples[0].id == "drive.mp4#0"
 
 
-@pytest.mark.parametrize(("fps", "step"), [(25, 1), (12.5, 2), (5, 5), (1, 25), (1000, 1)])
+@table(("fps", "step"), [(25, 1), (12.5, 2), (5, 5), (1, 25), (1000, 1)])
 def test_fps_takes_frames_evenly(tmp_path, fps, step):
     path = write_video(tmp_path / "a.mp4", 60)
     assert numbers(VideoFiles(str(path), fps=fps)) == list(range(0, 60, step))
@@ -89,7 +90,7 @@ def test_a_still_scene_is_sent_once(tmp_path):
     assert len(numbers(VideoFiles(str(path)))) == len(scenes)
 
 
-@pytest.mark.parametrize(("codec", "quality"), [("raw", 90), ("jpeg", 30), ("webp", 30)])
+@table(("codec", "quality"), [("raw", 90), ("jpeg", 30), ("webp", 30)])
 def test_frames_travel_as_asked(tmp_path, codec, quality):
     path = write_video(tmp_path / "a.mp4", 4)
     source = VideoFiles(str(path), codec=codec, quality=quality, size=24)
@@ -132,7 +133,7 @@ def files_of_a_hostile_world(folder):
 KINDS = ("empty", "text", "a picture's head", "half of MP4", "a cut tail", "a hole")
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "a playlist", "a list"])
+@table("kind", [*KINDS, "a playlist", "a list"])
 def test_a_bad_file_takes_no_other_with_it(tmp_path, caplog, kind):
     data, most = files_of_a_hostile_world(tmp_path)[kind]
     bad, good = tmp_path / "bad.bin", write_video(tmp_path / "good.mp4", 5)
@@ -173,7 +174,7 @@ def test_stop_ends_what_sends_nothing(tmp_path):
     assert list(stream) == []
 
 
-@pytest.mark.parametrize(
+@table(
     ("settings", "message"),
     [
         ({"fps": 0}, "fps 0: must be above 0"),

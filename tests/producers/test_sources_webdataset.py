@@ -4,6 +4,7 @@ import logging
 
 import pytest
 from source_files import encoded, pixels, shard_members, write_tar
+from table import table
 
 from producers.sources import WebDataset
 from producers.sources.shards import expand_braces, find_files, read_members
@@ -60,7 +61,7 @@ def test_members_group_by_folder_and_name_up_to_the_first_dot(tmp_path):
     ]
 
 
-@pytest.mark.parametrize(
+@table(
     ("broken", "message"),
     [
         ([("b.cls", b"1")], "0 images under"),
@@ -96,8 +97,8 @@ def test_facts_that_the_wire_cannot_carry_are_dropped(tmp_path):
     assert sample.meta == {"a": 1, "big": 2, "b": True}
 
 
-@pytest.mark.parametrize("mode", ["w", "w:gz"])
-@pytest.mark.parametrize("share", [0.2, 0.5, 0.7])
+@table("mode", ["w", "w:gz"])
+@table("share", [0.2, 0.5, 0.7])
 def test_a_truncated_shard_gives_what_is_whole_and_the_next_goes_on(tmp_path, caplog, mode, share):
     write_tar(tmp_path / "a.tar", shard_members(0, 8), mode)
     write_tar(tmp_path / "b.tar", shard_members(8, 2))

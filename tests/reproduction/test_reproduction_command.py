@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from forked import Forked
+from table import table
 from tiny_reproduction import TINY, write_cifar
 
 from stream_ssl.app import cli
@@ -119,7 +120,7 @@ def test_a_report_without_runs_says_so(tmp_path: Path, capsys: pytest.CaptureFix
     assert not (tmp_path / "none").exists()
 
 
-@pytest.mark.parametrize(
+@table(
     ("arguments", "message"),
     [
         (["duel"], "--data is due"),
@@ -138,7 +139,7 @@ def test_wrong_usage_is_told(
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
+@table(
     ("arguments", "message"),
     [
         (["--list", "--only", "x28"], "no run's name holds all of ['x28']: --list"),

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from table import table
 from tiny_reproduction import CLASSES, DATA, TINY
 
 from stream_ssl.app.commands import reproduce
@@ -36,7 +37,7 @@ ARMS = [
 ]
 
 
-@pytest.mark.parametrize(("experiment", "arm"), ARMS)
+@table(("experiment", "arm"), ARMS)
 def test_an_arm_learns_and_is_measured(experiment: Experiment, arm: Arm) -> None:
     before = torch.random.get_rng_state()
     try:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from table import table
 from tiny_reproduction import EXPERIMENT, MADE, TINY, results
 
 from stream_ssl.reproduction import report, tables
@@ -25,7 +26,7 @@ def judged(folder: Path, linear: dict[tuple[str, str, int], float], **more: obje
     return [verdict.word for verdict in verdicts(Found.of(EXPERIMENT, RUNS, stored))]
 
 
-@pytest.mark.parametrize(
+@table(
     ("better", "word"),
     # Two standard errors of a difference near 0.5 on 10,000 images are 0.0141.
     [(0.52, "agrees"), (0.51, "not settled"), (0.49, "not settled"), (0.48, "disagrees")],
@@ -53,7 +54,7 @@ def test_seeds_that_scatter_settle_nothing(tmp_path: Path) -> None:
     assert verdict.ours.mean == pytest.approx(0.03)
 
 
-@pytest.mark.parametrize(("flat", "word"), [(0.6, "agrees"), (0.4, "disagrees"), (0.5, None)])
+@table(("flat", "word"), [(0.6, "agrees"), (0.4, "disagrees"), (0.5, None)])
 def test_what_no_test_image_blurs_is_judged_by_two_seeds(
     tmp_path: Path, flat: float, word: str | None
 ) -> None:
@@ -82,7 +83,7 @@ def test_a_cell_without_a_run_is_empty(tmp_path: Path) -> None:
     assert table.rows == [["x1", "better", "1", "50.0", "", "53.5", "+3.5"]]
 
 
-@pytest.mark.parametrize(
+@table(
     ("values", "sign", "text"),
     [
         ((), False, ""),

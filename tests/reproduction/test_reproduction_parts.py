@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from table import table
 from tiny_reproduction import CLASSES, DATA, EXPERIMENT, TINY
 
 from memory import WorkingMemory
@@ -62,7 +63,7 @@ def test_the_test_is_balanced_and_references_are_equally_many() -> None:
     assert sorted(first_of_each(data.train, 5).label_N.tolist()) == [0, 1]
 
 
-@pytest.mark.parametrize(
+@table(
     ("parts", "message"),
     [
         ([part("query", [0, 1])], "no training images"),
@@ -124,7 +125,7 @@ def test_mixing_labels_makes_them_no_worse_on_average() -> None:
     assert torch.equal(before, torch.random.get_rng_state())
 
 
-@pytest.mark.parametrize("prior", [0.2, "memory", "labels"])
+@table("prior", [0.2, "memory", "labels"])
 def test_the_prior_is_compared_with_the_share_of_the_class(prior: Any) -> None:
     memory, record = filled(12, 5)
     found = priors(record, memory, Debiased(prior=prior))
@@ -159,7 +160,7 @@ class Instantly:
 
 
 # Three looks at the clock a run: the third would begin after 70 seconds.
-@pytest.mark.parametrize(("minutes", "count"), [(None, 5), (1.0, 2), (0.001, 0)])
+@table(("minutes", "count"), [(None, 5), (1.0, 2), (0.001, 0)])
 def test_no_run_is_begun_that_would_end_too_late(
     monkeypatch: pytest.MonkeyPatch, minutes: float | None, count: int
 ) -> None:
