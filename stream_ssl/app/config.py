@@ -133,8 +133,21 @@ class AccessFiles:
     allow: Path
 
 
+OWN_PARTS = ("encoder.model", "views.transform", "decoder.subclass")
+"""Options that name a class or function by its path, which `build` calls."""
+
+
 class _Parser(ArgumentParser):
     """Whose errors are worth reading."""
+
+    def instantiate(self, namespace: Namespace, *arguments: Any, **options: Any) -> Namespace:
+        """Of the parts that `build` calls, `dict_kwargs` join `init_args`; jsonargparse drops them.
+        They are arguments that a function takes and does not name, as of timm's `create_model`."""
+        built: Namespace = super().instantiate(namespace, *arguments, **options)
+        for name in OWN_PARTS:
+            for key, value in ((namespace.get(name) or {}).get("dict_kwargs") or {}).items():
+                built[f"{name}.init_args.{key}"] = value
+        return built
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         super().error(readable(message), ex)

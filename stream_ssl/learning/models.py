@@ -74,12 +74,10 @@ class Model(nn.Module):
 
 
 def called(spec: Mapping[str, Any], *arguments: Any, **more: Any) -> Any:
-    """What a class path names, called with its `init_args`, and `dict_kwargs` for what its signature
-    does not name."""
+    """What a class path names, called with its `init_args`."""
     module, _, name = spec["class_path"].rpartition(".")
     found = getattr(importlib.import_module(module), name)
-    given = {**(spec.get("init_args") or {}), **(spec.get("dict_kwargs") or {})}
-    return found(*arguments, **more, **given)
+    return found(*arguments, **more, **(spec.get("init_args") or {}))
 
 
 def load_weights(encoder: nn.Module, file: Path, head: str | None = None) -> None:
