@@ -182,7 +182,8 @@ class Kafka:
         while not self._ready and not self._stopped.is_set():
             if self._error is not None:
                 raise self._error
-            if self._idle is not None and time.monotonic() - self._came >= self._idle:
+            idle = None if self._paused else self._idle
+            if idle is not None and time.monotonic() - self._came >= idle:
                 return False
             self._changed.wait(POLL_SECONDS)
         return not self._stopped.is_set()
@@ -250,6 +251,7 @@ class Kafka:
             consumer.pause(consumer.assignment())
         elif self._paused:
             consumer.resume(consumer.assignment())
+            self._came = time.monotonic()  # the broker has to be asked first
         self._paused = not room
 
     def _arrived(self, message: Message) -> None:

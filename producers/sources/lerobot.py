@@ -1,14 +1,18 @@
-"""LeRobot data sets: episodes of robots as Parquet and MP4, formats v2.1 and v3.0."""
+"""LeRobot data sets: episodes of robots as Parquet, with images in it or in MP4; v2.1 and v3.0."""
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from producers.sources.fields import digest, fitting_meta, short_id
+import numpy as np
+
+from producers.sources.fields import codec_of, digest, fitting_meta, short_id
 from producers.sources.finite import select
 from producers.sources.frames import Frames
 from producers.sources.recordings import DamagedError, Recordings, Where
@@ -24,13 +28,13 @@ COLUMNS = ["frame_index", "timestamp", "task_index"]
 
 @dataclass(frozen=True)
 class Clip:
-    """One camera's film of one episode."""
+    """One camera's film, or images, of one episode."""
 
     episode: int
     camera: str
     length: int  # frames
     table: Path
-    video: Path
+    video: Path | None  # None: the images lie in the table
     begins: float  # seconds into the video
 
 
@@ -40,12 +44,13 @@ class LeRobot(VideoFiles):
     Sample ids are CAMERA/EPISODE#FRAME, labels the index of the task. Capture time is the creation
     time of the video file (that of its last change, less its duration, where it does not tell) plus
     the frame's place in it: the format keeps times within an episode alone, which meta has as
-    `seconds`. What cannot be read is logged, counted in `skipped` and left out.
+    `seconds`. Images in the Parquet files are encoded anew as films' frames are; their table's last
+    change stands for the film's. What cannot be read is logged, counted in `skipped` and left out.
 
     Args:
         root: the data set's folder, with meta/info.json in it.
         episodes: which to send: "start:stop:step" as Python slices, or a list of indices.
-        cameras: names of features, such as observation.images.top; null: all of dtype video.
+        cameras: names of features, such as observation.images.top; null: all films and images.
         epochs: passes to make; null: endless.
         name: the source's name.
 
@@ -69,13 +74,14 @@ class LeRobot(VideoFiles):
 
         self._frames, self._root = Frames(**frames), Path(root)
         self._info = described(self._root)
-        videos = [n for n, f in self._info["features"].items() if f.get("dtype") == "video"]
-        self._cameras = videos if cameras is None else list(cameras)
-        wrong = [camera for camera in self._cameras if camera not in videos]
+        kinds = {name: feature.get("dtype") for name, feature in self._info["features"].items()}
+        known = [name for name, kind in kinds.items() if kind in ("video", "image")]
+        self._cameras = known if cameras is None else list(cameras)
+        wrong = [camera for camera in self._cameras if camera not in known]
         if wrong or not self._cameras:
             raise ValueError(
-                f"{root}: {wrong[0] if wrong else 'no camera'!r} is none of its videos, which are: "
-                f"{', '.join(videos) or 'none (images in Parquet are not read)'}"
+                f"{root}: {wrong[0] if wrong else 'no camera'!r} is none of its cameras, which "
+                f"are: {', '.join(known) or 'none (no feature is of dtype video or image)'}"
             )
         index_E = select(int(self._info["total_episodes"]), episodes)
         if not len(index_E):
@@ -110,8 +116,12 @@ class LeRobot(VideoFiles):
 
     def _filmed(self, clip: Clip, last: int) -> Iterator[tuple[Sample, int]]:
         """A clip's frames behind frame `last`, with their numbers."""
-        begun, row_N = creation_time(clip.video), frame_rows(clip)
-        chosen = self._in_clip(clip, last)
+        row_N = frame_rows(clip)
+        if clip.video is None:
+            begun = clip.table.stat().st_mtime - clip.length / float(self._info["fps"])
+            chosen = self._in_table(clip, last)
+        else:
+            begun, chosen = creation_time(clip.video), self._in_film(clip, clip.video, last)
         for (frame, number), payload in ahead(lambda each: self._frames.payload(each[0]), chosen):
             row = row_N[number]
             task = int(row["task_index"])
@@ -129,17 +139,36 @@ class LeRobot(VideoFiles):
                 number,
             )
 
-    def _in_clip(self, clip: Clip, last: int) -> Iterator[tuple[VideoFrame, int]]:
+    def _in_table(self, clip: Clip, last: int) -> Iterator[tuple[VideoFrame, int]]:
+        """Frames of the images behind number `last`."""
+        from PIL.Image import DecompressionBombError
+
+        fps, gate = float(self._info["fps"]), self._frames.gate()
+        for number, cell in images(clip, max(last, 0)):
+            if self._stopped.is_set():
+                return
+            try:
+                frame = picture(self._root, cell)
+            except (OSError, ValueError, SyntaxError, DecompressionBombError) as error:
+                what = f"frame {number} of {clip.camera} of episode {clip.episode}"
+                self.skipped.note("damaged", what, error)
+                continue
+            frame.pts, frame.time_base = number, 1 / Fraction(fps).limit_denominator(10_000)
+            if gate.takes(frame, number / fps) and number > last:
+                yield frame, number
+
+    def _in_film(self, clip: Clip, video: Path, last: int) -> Iterator[tuple[VideoFrame, int]]:
+        """Frames of the film behind number `last`."""
         import av
 
         fps, gate = float(self._info["fps"]), self._frames.gate()
-        with opened(clip.video, key_frames=False) as (_, stream):
+        with opened(video, key_frames=False) as (_, stream):
             unit = time_base(stream)
         seconds = clip.begins + max(last, 0) / fps
         sought, sent = round(seconds / unit) if seconds else None, last
         why = "the film ends"
         try:
-            for frame in self._from(clip.video, sought):
+            for frame in self._from(video, sought):
                 number = round((frame.time - clip.begins) * fps)
                 if number >= clip.length or self._stopped.is_set():
                     return
@@ -152,7 +181,7 @@ class LeRobot(VideoFiles):
         except av.FFmpegError as error:
             why = str(error.strerror)
         if sent + 1 < clip.length and not self._frames.key_frames:
-            rest = f"frames {sent + 1} to {clip.length - 1} of {clip.video}"
+            rest = f"frames {sent + 1} to {clip.length - 1} of {video}"
             self.skipped.note("damaged", rest, why)
 
 
@@ -229,22 +258,73 @@ def tasks(root: Path) -> Iterator[tuple[int, str]]:
 
 
 def clip_of(root: Path, info: Mapping[str, Any], row: Mapping[str, Any], camera: str) -> Clip:
-    """Where an episode's film of a camera lies."""
-    episode = int(row["episode_index"])
+    """Where an episode's film of a camera lies, or its images do."""
+    episode, filmed = int(row["episode_index"]), info["features"][camera]["dtype"] == "video"
+    of_video, begins = {}, 0.0
     if info["codebase_version"] == "v3.0":
         at = {"chunk_index": row["data/chunk_index"], "file_index": row["data/file_index"]}
-        of_video = {k: row[f"videos/{camera}/{k}"] for k in ("chunk_index", "file_index")}
-        begins = float(row[f"videos/{camera}/from_timestamp"])
+        if filmed:
+            of_video = {k: row[f"videos/{camera}/{k}"] for k in ("chunk_index", "file_index")}
+            begins = float(row[f"videos/{camera}/from_timestamp"])
     else:
         chunk = episode // int(info.get("chunks_size", 1000))
         at = of_video = {"episode_chunk": chunk, "episode_index": episode}
-        begins = 0.0
-    table = root / info["data_path"].format(**at)
-    video = root / info["video_path"].format(video_key=camera, **of_video)
-    for path in (table, video):
-        if not path.resolve().is_relative_to(root.resolve()):
-            raise ValueError(f"{path} lies outside the data set")
+    table, video = inside(root, info["data_path"].format(**at)), None
+    if filmed:
+        video = inside(root, info["video_path"].format(video_key=camera, **of_video))
     return Clip(episode, camera, int(row["length"]), table, video, begins)
+
+
+def inside(root: Path, name: str) -> Path:
+    """A file of the data set.
+
+    Raises:
+        ValueError: it lies outside.
+    """
+    path = root / name
+    if not path.resolve().is_relative_to(root.resolve()):
+        raise ValueError(f"{path} lies outside the data set")
+    return path
+
+
+def images(clip: Clip, first: int) -> Iterator[tuple[int, Any]]:
+    """Number and cell of an episode's images from frame `first` on, a few in memory at a time."""
+    from pyarrow import dataset
+
+    episode, number = dataset.field("episode_index"), dataset.field("frame_index")
+    scanner = dataset.dataset(clip.table).scanner(
+        columns=["frame_index", clip.camera],
+        filter=(episode == clip.episode) & (number >= first) & (number < clip.length),
+        batch_size=16,
+        batch_readahead=1,
+        fragment_readahead=1,
+    )
+    for batch in scanner.to_batches():
+        for row in batch.to_pylist():
+            yield row["frame_index"], row[clip.camera]
+
+
+def picture(root: Path, cell: Any) -> VideoFrame:
+    """The image of a cell, {"bytes": an encoded file, "path": where it lies without}.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is no image, or its pixels are no 8-bit numbers.
+    """
+    import av
+    from PIL import Image
+
+    if not (isinstance(cell, Mapping) and (cell.get("bytes") or cell.get("path"))):
+        raise ValueError("neither bytes nor a path")
+    data: bytes = cell.get("bytes") or inside(root, cell["path"]).read_bytes()
+    if codec_of(data) is None:
+        raise ValueError(f"neither JPEG, PNG nor WebP: it begins with {data[:8].hex(' ')}")
+    with Image.open(io.BytesIO(data)) as image:
+        if image.mode[0] in "IF":
+            raise ValueError(f"pixels of mode {image.mode} are no 8-bit numbers")
+        grey = image.mode == "L"
+        pixels = np.asarray(image.convert("L" if grey else "RGB"))
+    return av.VideoFrame.from_ndarray(pixels, format="gray" if grey else "rgb24")
 
 
 def frame_rows(clip: Clip) -> dict[int, dict[str, Any]]:

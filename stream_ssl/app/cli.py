@@ -57,9 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         from stream_ssl.app.failures import USAGE, missing_extra
 
-        print(
-            f"stream-ssl {chosen.command}: {missing_extra(error, chosen.command)}", file=sys.stderr
-        )
+        source = rest[0] if chosen.command == "produce" and rest else None
+        hint = missing_extra(error, chosen.command, source)
+        print(f"stream-ssl {chosen.command}: {hint}", file=sys.stderr)
         return USAGE
     assert isinstance(status, int)
     return status

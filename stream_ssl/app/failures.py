@@ -148,7 +148,9 @@ def reported(work: Callable[[], None]) -> int:
     return DONE
 
 
-def missing_extra(error: ModuleNotFoundError, command: str = "learner") -> str:
+def missing_extra(
+    error: ModuleNotFoundError, command: str = "learner", source: str | None = None
+) -> str:
     """What to install, for a module that an extra brings and a command needs.
 
     Raises:
@@ -160,4 +162,6 @@ def missing_extra(error: ModuleNotFoundError, command: str = "learner") -> str:
         raise error
     if command not in SLIM and extra in ("receiver", "images"):
         extra = "learner,cpu"
+    if source in EXTRAS.values():  # which brings all that the source of that name needs
+        extra = source
     return f"{module} is not installed, and this needs it: pip install 'stream-ssl[{extra}]'"

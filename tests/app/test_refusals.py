@@ -172,7 +172,7 @@ def test_a_log_level_that_is_none_is_refused() -> None:
         ("lmdb", ("receiver", "CONFIG"), "receiver"),
         ("lmdb", ("run", "CONFIG"), "learner,cpu"),
         ("rich", ("status", "runs/x"), "receiver"),
-        ("av", ("produce", "video", *SENT, "--source.files", "x.mp4"), "video"),
+        ("av", ("produce", "lerobot", *SENT, "--source.root", "x"), "lerobot"),
         ("protego", ("produce", "crawl", *SENT, "--source.urls", "x.txt"), "crawl"),
         ("mcap_ros2", ("produce", "mcap", *SENT, "--source.files", "x.mcap"), "mcap"),
         ("rosbags", ("produce", "rosbag", *SENT, "--source.files", "x.bag"), "rosbag"),

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
-from lerobot_files import CAMERAS, LENGTHS, TASKS, V2, V2_VIDEO, write_lerobot
+from lerobot_files import CAMERAS, LENGTHS, TASKS, V2, V2_VIDEO, png, write_lerobot
+from PIL import Image
+from pyarrow import parquet
 from table import table
 from video_files import RATE, number_of
 
@@ -37,9 +41,12 @@ def expected(version: str, episodes: Any = range(3), cameras: Any = CAMERAS) -> 
     ]
 
 
+@pytest.mark.parametrize("films", [True, False])
 @pytest.mark.parametrize("version", VERSIONS)
-def test_every_frame_is_sent_once_and_gone_on_from(version: str, tmp_path: Path) -> None:
-    root = write_lerobot(tmp_path, version)
+def test_every_frame_is_sent_once_and_gone_on_from(
+    version: str, films: bool, tmp_path: Path
+) -> None:
+    root = write_lerobot(tmp_path, version, films)
     source = LeRobot(root)
     stream = list(source.samples())
     assert told(source) == expected(version)
@@ -100,6 +107,41 @@ def test_damage_costs_its_clip_alone(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert f"{TOP} of episode 0" in caplog.text
 
 
+def test_a_bad_image_in_a_table_costs_itself_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = write_lerobot(tmp_path / "set", "v2.1", films=False)
+    (tmp_path / "set" / "images").mkdir()
+    (tmp_path / "set" / "images" / "six.png").write_bytes(png(6))
+    (tmp_path / "outside.png").write_bytes(png(7))
+    deep = io.BytesIO()
+    Image.new("I;16", (64, 48)).save(deep, "png")
+    cells: dict[int, Any] = {
+        0: None,
+        1: {"bytes": b"no image", "path": None},
+        2: {"bytes": png(2)[:60], "path": None},
+        3: {"bytes": deep.getvalue(), "path": None},
+        6: {"bytes": None, "path": "images/six.png"},
+        7: {"bytes": None, "path": "../outside.png"},
+        8: {"bytes": None, "path": "images/missing.png"},
+    }
+    file = root / V2.format(episode_chunk=0, episode_index=1)
+    rows = parquet.read_table(file).to_pylist()
+    for number, cell in cells.items():
+        rows[number][TOP] = cell
+    parquet.write_table(pa.Table.from_pylist(rows), file)
+    source = LeRobot(root, "1:2", fps=RATE / 2)
+    stream = list(source.samples())
+    assert [s.meta["frame"] for s, _ in stream] == [4, 6, 9, 10, 0, 2, 4, 6, 8, 10]
+    assert [number_of(s) for s, _ in stream] == [4, 6, 9, 10, 0, 2, 4, 6, 8, 10]
+    assert source.skipped.by_reason == {"damaged": 6}
+    assert f"frame 7 of {TOP} of episode 1: " in caplog.text
+    assert "neither JPEG, PNG nor WebP: it begins with 6e 6f" in caplog.text
+    assert "lies outside the data set" in caplog.text
+    ends = file.stat().st_mtime
+    assert stream[0][0].time == pytest.approx(ends - (LENGTHS[1] - 4) / RATE)
+
+
 def test_a_film_that_ends_early_is_told(tmp_path: Path) -> None:
     root = write_lerobot(tmp_path, "v2.1")
     long = V2_VIDEO.format(episode_chunk=0, episode_index=1, video_key=TOP)
@@ -116,7 +158,7 @@ def test_a_film_that_ends_early_is_told(tmp_path: Path) -> None:
         ({"codebase_version": "v1.6"}, "format 'v1.6'; v2.1 and v3.0 are read"),
         ({"fps": 0}, "not what LeRobot writes"),
         ({"features": 3}, "not what LeRobot writes"),
-        ({"features": {}}, "images in Parquet are not read"),
+        ({"features": {}}, "no feature is of dtype video or image"),
         ({"total_episodes": 0}, "none"),
     ],
 )
@@ -131,7 +173,7 @@ def test_another_data_set_is_refused(change: dict[str, Any], says: str, tmp_path
 def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
     root = write_lerobot(tmp_path / "set", "v3.0")
     with pytest.raises(
-        ValueError, match=f"'front' is none of its videos, which are: {TOP}, {WRIST}"
+        ValueError, match=f"'front' is none of its cameras, which are: {TOP}, {WRIST}"
     ):
         LeRobot(root, cameras=["front"])
     with pytest.raises(ValueError, match=r"index 3 lies outside \[0, 3\)"):

@@ -138,6 +138,7 @@ def test_messages_become_samples_and_what_is_none_is_terminated(tmp_path):
             deadline = time.monotonic() + 10
             while running.consumer().num_ack_pending > 1:
                 assert time.monotonic() < deadline
+            assert running.consumer().delivered.consumer_seq == 6  # each once
         # What was not acknowledged is handed back, and comes at once.
         with closing(running.source()) as source:
             again = list(source.samples(samples[1][1]))
