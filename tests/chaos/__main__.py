@@ -69,6 +69,13 @@ def ranks(scratch: Path, minutes: float) -> Rows:
     ]
 
 
+def receivers(scratch: Path, minutes: float) -> Rows:
+    from chaos import receivers
+
+    found = receivers.away(scratch, 60.0, samples=20_000, rate=200)
+    return [{"gate": 17, **none_lost(found)}]
+
+
 def power_cuts(scratch: Path, minutes: float) -> Rows:
     from chaos import power_cuts
 
@@ -183,6 +190,7 @@ def soak(scratch: Path, minutes: float) -> Rows:
 GATES: dict[str, Callable[[Path, float], Rows]] = {
     "kills": kills,
     "ranks": ranks,
+    "receivers": receivers,
     "power-cuts": power_cuts,
     "damage": damage,
     "bad-disk": bad_disk,
