@@ -35,7 +35,7 @@ FIXED = (
     "views.transform",
     *("loss", "method", "optimiser.name", "learner.seed", "learner.anchors"),
     *("learner.stream_share", "learner.write_back", "learner.plain_keys", "learner.keys"),
-    "learner.draw",
+    *("learner.draw", "learner.sync_batchnorm"),
     # What the memory holds, and by which rule.
     *("memory.capacity", "memory.eviction", "memory.seed", "memory.descriptor"),
     "memory.image_file",

@@ -120,6 +120,9 @@ class Learner:
             holds, and is turned away before it is encoded; the others join once they fill a batch.
             The memory's descriptor must be one of images, such as Thumbnail. null: every sample is
             encoded.
+        sync_batchnorm: of several ranks: in an update BatchNorm normalises by the statistics of all
+            ranks' batches, as one process would, for two exchanges a layer and pass; else by those
+            of its own rank's. What is encoded for the memory alone is normalised rank by rank.
         offset: where `batches` begins.
 
     Raises:
@@ -147,6 +150,7 @@ class Learner:
         keys: Literal["before", "after"] = "before",
         draw: DrawOrder = "uniform",
         novelty: float | None = None,
+        sync_batchnorm: bool = False,
         offset: Offset = START,
     ) -> None:
         self.pace = Pace() if pace is None else pace
@@ -180,6 +184,7 @@ class Learner:
             write_back=write_back,
             reencode=reencode,
             ranks=self.ranks,
+            sync_batchnorm=sync_batchnorm,
         )
         self._upload = Upload(self.device)
         self._novelty = Novelty(memory, novelty)

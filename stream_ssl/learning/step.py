@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
@@ -40,6 +40,7 @@ from stream_ssl.learning.vectors import VectorViews
 from stream_ssl.learning.views import Views
 from stream_ssl.losses import Diagnostics
 from stream_ssl.methods import Method
+from stream_ssl.methods.norm import synchronised
 
 
 class Keys(NamedTuple):
@@ -106,6 +107,7 @@ class Step:
         write_back: bool,
         reencode: int,
         ranks: Ranks,
+        sync_batchnorm: bool,
     ) -> None:
         self._method, self._memory, self._views, self._ranks = method, memory, views, ranks
         self._settings, self._schedule = optimiser, schedule
@@ -115,6 +117,7 @@ class Step:
         self._key_view = views.plain if plain_keys else views
         self._draw, self._write_back, self._reencode = draw, write_back, reencode
         self._parameters = list(method.trained)
+        self._sync_batchnorm = sync_batchnorm and not ranks.alone
         self._buffers = Backup(list(method.buffers()))
         self._averages = [one for one in method.buffers() if one.is_floating_point()]
         # Counts on embeddings are those of all ranks: all must tell what they encoded again.
@@ -237,7 +240,7 @@ class Step:
         self._buffers.save()
         with self.timer("memory"), self._autocast():
             self._method.prepare(self._memory, self._key_view)
-        with self.timer("forward"), self._autocast():
+        with self.timer("forward"), self._autocast(), self._synchronised():
             # Only a loss with an oracle is shown the labels.
             known = batch if self._method.needs_labels else replace(batch, labels_B=None)
             output = self._method(views, known, self._memory)
@@ -262,6 +265,11 @@ class Step:
             keys = self._keys_of(self._key_view(images_BCHW) if self._plain_keys else views[1])
         grad_norm = grad_norm if skipped in (None, "gradient") else math.nan
         return Update(skipped, loss, grad_norm, rate, diagnostics), keys
+
+    def _synchronised(self) -> AbstractContextManager[None]:
+        # In updates alone: these all ranks make together, with as many passes.
+        together = self._sync_batchnorm
+        return synchronised(self._memory.group, self._method) if together else nullcontext()
 
     def _gradient_norm(self) -> Tensor:
         return torch.nn.utils.get_total_norm(self._gradients()).to(self._device)

@@ -26,6 +26,9 @@ class Group(Protocol):
     def exchange(self, row_R: Tensor) -> Tensor:
         """[W, B, ...]: what each rank has for this one's rows, of its rows [A, ...] for all."""
 
+    def all_reduce_sum(self, value: Tensor) -> Tensor:
+        """The sum over ranks, element by element."""
+
 
 def of_all(row_B: Tensor, group: Group | None) -> Tensor:
     """The rows of all ranks [A, ...], without gradient; None: of this process alone."""

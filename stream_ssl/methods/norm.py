@@ -1,17 +1,20 @@
 """BatchNorm where it meets a single value, and whose statistics it uses.
 
-Shapes: B samples, C channels.
+Shapes: B samples, C channels, W ranks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+
+from stream_ssl.losses.group import Group
 
 Statistics = Literal["average", "batch"]
 
@@ -64,6 +67,70 @@ def normalising_by(statistics: Statistics, *modules: nn.Module) -> Iterator[None
     finally:
         for layer, (training, tracks) in zip(found, before, strict=True):
             layer.training, layer.track_running_stats = training, tracks
+
+
+@contextmanager
+def synchronised(group: Group, module: nn.Module) -> Iterator[None]:
+    """Every BatchNorm that uses its batch's statistics uses those of all ranks' batches as one.
+
+    Batches may differ in size. All ranks must make the same passes, forward and backward; a layer's
+    pass costs an exchange each way. torch's SyncBatchNorm computes the same, on GPUs alone.
+    """
+    found = batchnorms(module)
+    for layer in found:
+        layer.forward = partial(_forward_of_all, layer, group)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        for layer in found:
+            del layer.forward
+
+
+def _forward_of_all(layer: _BatchNorm, group: Group, value: Tensor) -> Tensor:
+    if not (layer.training or layer.running_mean is None):
+        return type(layer).forward(layer, value)
+    axes, shape = [0, *range(2, value.ndim)], [1, -1] + [1] * (value.ndim - 2)
+    wide = value.float()
+    variance_C, mean_C = torch.var_mean(wide, axes, correction=0)
+    count = mean_C.new_full((1,), value.numel() // value.shape[1])
+    of_each: Tensor = _Gathered.apply(torch.cat([mean_C, variance_C, count]).unsqueeze(0), group)
+    mean_WC, variance_WC, count_W1 = torch.split(of_each, [len(mean_C), len(mean_C), 1], 1)
+    total = count_W1.sum()
+    mean_C = (count_W1 * mean_WC).sum(0) / total
+    apart_WC = variance_WC + (mean_WC - mean_C).square()  # Chan et al. 1979, eq. 2.1
+    variance_C = (count_W1 * apart_WC).sum(0) / total
+    if layer.training and layer.track_running_stats:
+        _follow(layer, mean_C.detach(), variance_C.detach() * total / (total - 1))
+    out: Tensor = (wide - mean_C.view(shape)) * torch.rsqrt(variance_C.view(shape) + layer.eps)
+    if layer.affine:
+        out = out * layer.weight.view(shape) + layer.bias.view(shape)
+    return out.to(value.dtype)
+
+
+@torch.no_grad()
+def _follow(layer: _BatchNorm, mean_C: Tensor, variance_C: Tensor) -> None:
+    """Move the running averages towards a batch's statistics, as torch does."""
+    assert layer.running_mean is not None, "averages are kept together"
+    assert layer.running_var is not None, "averages are kept together"
+    assert layer.num_batches_tracked is not None, "averages are kept together"
+    layer.num_batches_tracked += 1
+    share = 1 / layer.num_batches_tracked if layer.momentum is None else layer.momentum
+    layer.running_mean.lerp_(mean_C, share)
+    layer.running_var.lerp_(variance_C, share)
+
+
+class _Gathered(torch.autograd.Function):
+    """The rows of all ranks; a row's gradient is the sum of what each rank has for it."""
+
+    @staticmethod
+    def forward(ctx: Any, row_1C: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return group.gather_equal(row_1C)
+
+    @staticmethod
+    def backward(ctx: Any, grad_WC: Tensor) -> tuple[Tensor, None]:
+        rank = ctx.group.rank
+        return ctx.group.all_reduce_sum(grad_WC)[rank : rank + 1], None
 
 
 def batchnorms(module: nn.Module) -> list[_BatchNorm]:

@@ -17,7 +17,7 @@ from rank_checkpoints import (
     check_part_refused,
     check_restarts,
 )
-from rank_learning import check_devices, check_gradients, check_steps, check_turns
+from rank_learning import check_batchnorm, check_devices, check_gradients, check_steps, check_turns
 from rank_losses import check_losses
 from rank_memory import check_evictions, check_images, check_many_evictions
 from rank_refusals import check_refusals
@@ -27,6 +27,7 @@ CHECKS: dict[str, tuple[Callable[[int], None], Sequence[int]]] = {
     "images": (check_images, (2, 4)),
     "losses": (check_losses, (2, 4)),
     "gradients": (check_gradients, (4,)),
+    "batchnorm": (check_batchnorm, (2,)),
     "devices": (check_devices, (2,)),
     "turns": (check_turns, (2,)),
     "steps": (check_steps, (2, 4)),
