@@ -9,23 +9,32 @@ import hashlib
 import os
 import signal
 import tempfile
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from learning_world import BATCH, state_of, steps
+from learning_world import BATCH, SIZE, state_of, steps
 from rank_group import together
-from rank_learning import SETTINGS, SLOTS, Part, build
+from rank_learning import SETTINGS, Part, build, until_idle
 
-from memory.process_group import SINGLE_PROCESS, SingleProcess
-from stream_ssl.batch import START, Offset
+from memory.process_group import SingleProcess
+from stream_ssl.batch import START, Batch, Offset
+from stream_ssl.ingest.batches import Batches
+from stream_ssl.ingest.decode import Decoder
+from stream_ssl.ingest.journal import Entry, Journal, JournalReader
+from stream_ssl.ingest.quarantine import Quarantine
 from stream_ssl.ingest.share import JournalShare
-from stream_ssl.learning.checkpoint import Checkpointer, checkpoint_damage
+from stream_ssl.learning.checkpoint import Checkpointer
 from stream_ssl.learning.learner import Learner
 from stream_ssl.learning.ranks import Ranks
+from stream_ssl.wire import Data, Sample
 
 CPU = torch.device("cpu")
+RECORDS = 26
+"""Of which three steps of each number of ranks before the last leave 8: 4 for each rank of two."""
 
 
 def resumed(group: SingleProcess, folder: Path, name: str) -> tuple[Learner, Checkpointer]:
@@ -127,36 +136,99 @@ def told(learner: Learner) -> str:
     return digest.hexdigest()
 
 
-def check_other_ranks(ranks: int) -> None:
-    """From W ranks to one and back: every slot once, and every sample of the journal once."""
+def check_other_ranks(_: int) -> None:
+    """From 2 ranks to 4, 1 and 2 on a real journal: each takes over the optimiser and every slot as
+    they were, and every sample of the journal is read once."""
     with tempfile.TemporaryDirectory() as path:
-        folder = Path(path)
+        folder, read = Path(path), []
+        _fill(folder / "journal", RECORDS)
+        last: list[Any] = []
+        for ranks, count in ((2, 3), (4, 3), (1, 3), (2, None)):
+            legs = together(ranks, partial(_leg, folder, count))
+            for rank, leg in enumerate(legs):
+                read += leg["read"]
+                slots, weights = leg["before"]
+                if last:
+                    assert weights == last[0][1], f"{ranks} ranks: weights or optimiser"
+                    assert slots == _of_all(last)[rank::ranks], f"{ranks} ranks: slots"
+                assert leg["valid"] == [True, ""]
+                assert leg["samples"] == len(read) or rank + 1 < ranks
+            last = [leg["after"] for leg in legs]
+        assert len(read) == len(set(read)) == RECORDS * BATCH
 
-        def several(group: SingleProcess) -> list[Any]:
-            learner, checkpointer = resumed(group, folder, "as shipped")
-            steps(learner, 5)
-            checkpointer.save(learner, {})
-            return [learner.memory.ids.tolist(), learner.memory.check_valid(), learner.samples]
 
-        before = together(ranks, several)
-        checkpointer = Checkpointer(folder)
-        saved = checkpointer.newest()
-        assert saved is not None
-        assert saved.ranks == ranks
-        alone = build(SINGLE_PROCESS, **SETTINGS["as shipped"]())
-        saved.restore(alone)
-        assert alone.memory.check_valid() == (True, "")
-        held = alone.memory.ids
-        for rank, (ids, valid, samples) in enumerate(before):
-            assert valid == [True, ""]
-            assert held[rank::ranks].tolist() == ids
-            assert alone.samples == samples == 5 * BATCH * ranks
-        steps(alone, 1)
-        checkpointer.save(alone, {})
-        assert checkpoint_damage(folder / "latest") is None
-        after = together(ranks, several)
-        assert all(valid == [True, ""] for _, valid, _ in after)
-        assert sum(len(ids) for ids, _, _ in after) == SLOTS
+def _leg(folder: Path, count: int | None, group: SingleProcess) -> dict[str, Any]:
+    """Goes on from the newest checkpoint for so many steps, or until all is read."""
+    joint = Ranks(group, CPU)
+    checkpointer = Checkpointer(folder / "checkpoints", ranks=joint)
+    saved, here = checkpointer.newest(), (group.rank, group.size)
+    start = START if saved is None else saved.start(*here)
+    before = () if saved is None else saved.before(group.size)
+    with ExitStack() as stack:
+        reader = JournalReader(folder / "journal")
+        stack.callback(reader.close)
+        batches = Batches(
+            reader,
+            Decoder(SIZE, 1),
+            Quarantine(folder / f"quarantine-{group.rank}"),
+            2 * BATCH // group.size,
+            start,
+            share=JournalShare(*here, before),
+        )
+        stream = Noted(stack.enter_context(batches))
+        learner = build(group, stream, **SETTINGS["as shipped"]())
+        if saved is not None:
+            saved.restore(learner, *here)
+        found: dict[str, Any] = {"before": _held(learner)}
+        if count is None:
+            until_idle(learner)
+        else:
+            steps(learner, count)
+        checkpointer.save(learner, {})
+    found |= {"after": _held(learner), "read": stream.read, "samples": learner.samples}
+    return found | {"valid": learner.memory.check_valid()}
+
+
+class Noted:
+    """A stream whose samples are noted as they are given."""
+
+    def __init__(self, batches: Batches) -> None:
+        self._batches, self.read = batches, list[int]()
+        self.lag = batches.lag
+
+    def next(self, timeout: float) -> Batch | None:
+        batch = self._batches.next(timeout)
+        self.read += [] if batch is None else batch.ids_B.tolist()
+        return batch
+
+
+def _held(learner: Learner) -> list[Any]:
+    """The ids of this rank's slots, and a digest of weights and optimiser."""
+    digest, tensors = hashlib.sha256(), learner.capture().tensors
+    for name in ("model", "optimiser"):
+        for key, value in sorted(tensors[name].items()):
+            digest.update(key.encode() + value.numpy().tobytes())
+    return [learner.memory.ids.tolist(), digest.hexdigest()]
+
+
+def _of_all(held: list[Any]) -> list[int]:
+    """Ids of all slots, from those by rank."""
+    ids = [0] * sum(len(own) for own, _ in held)
+    for rank, (own, _) in enumerate(held):
+        ids[rank :: len(held)] = own
+    return ids
+
+
+def _fill(folder: Path, records: int) -> None:
+    journal, draw = Journal(folder, budget=1 << 24), np.random.default_rng(0)
+    for sequence in range(1, records + 1):
+        images = draw.integers(0, 256, (BATCH, SIZE, SIZE, 1), dtype=np.uint8)
+        data = Data.pack(
+            sequence,
+            [Sample.from_array(image, f"{sequence}-{n}") for n, image in enumerate(images)],
+        )
+        journal.append([Entry("robot", sequence, None, 0.0, data.header, data.payload)])
+    journal.close()
 
 
 def check_journal_shares(ranks: int) -> None:
