@@ -174,24 +174,44 @@ def test_what_is_in_flight_stays_ours_and_a_server_that_restarts_is_found_again(
 def test_a_pause_beyond_ack_wait_sends_nothing_twice_and_an_end_hands_all_back(tmp_path):
     images = image_files(READY + 100)
     with server(tmp_path) as running:
-        running.publish(images)
+        running.publish(images[:20])
         source = running.source(ack_wait=1.0)
         stream = source.samples()
-        sent = [next(stream) for _ in range(4)]
+        sent = [next(stream)]
         source._loop.call_soon_threadsafe(time.sleep, 2.5)  # as a process that was stopped
-        sent += [next(stream) for _ in range(50)]
-        until(lambda: running.consumer().num_redelivered)
+        sent += [next(stream) for _ in range(19)]
+        until(lambda: source._last_delivery > 20)
+        assert not source._ready
+        running.publish(images[20:])
+        sent += [next(stream) for _ in range(4)]
         source.acknowledged(sent[-1][1])
-        until(lambda: running.consumer().ack_floor.stream_seq == 54)
         until(lambda: len(source._ready) >= READY)
         source.close()
         assert not source._pulling.cancelled()  # it ended by itself, although nobody made room
         with closing(running.source()) as source:
             stream = source.samples(sent[-1][1])
-            sent += [next(stream) for _ in range(len(images) - 54)]
+            sent += [next(stream) for _ in images[24:]]
             assert [sample.data for sample, _ in sent] == images
             source.acknowledged(sent[-1][1])
             settled(running)
+
+
+def test_a_message_that_is_lost_on_its_way_is_waited_for(tmp_path):
+    images, lost = image_files(6), []
+    with server(tmp_path) as running, closing(running.source(ack_wait=1.0)) as source:
+        arrived = source._arrived
+
+        async def losing(message):
+            if message.metadata.sequence.stream == 3 and not lost:
+                lost.append(message)
+            else:
+                await arrived(message)
+
+        source._arrived = losing
+        running.publish(images)
+        stream = source.samples()
+        assert [next(stream)[0].data for _ in images] == images
+        assert lost
 
 
 def test_a_consumer_that_would_lose_messages_is_refused(tmp_path):
