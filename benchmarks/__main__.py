@@ -23,6 +23,7 @@ NAMES = (
     "page",
     "decode",
     "sources",
+    "client",
     "ingest",
 )  # the last leaves the disk busy
 BY_NAME = ("gpu",)  # only where asked for: what it needs is not everywhere

@@ -1,7 +1,7 @@
 """The Python client's send() beside the plainest client in C (client.c), at the same receiver.
 
-Both send 32 x 32 x 3 raw samples in packets of 64 as fast as they can, in turn, to a receiver process
-that fsyncs before each acknowledgement. The C client is compiled here, against libzmq's header and
+Both send 32 x 32 x 3 raw samples in packets of 64 as fast as they can, in turn, to a receiver that
+fsyncs before each acknowledgement. The C client is compiled here, against libzmq's header and
 zlib; where no compiler or no header is, its rows say so.
 """
 

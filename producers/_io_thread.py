@@ -56,7 +56,8 @@ class IoThread:
         exit_timeout: float,
         ask_first: str | None = None,
     ) -> None:
-        self.changed = threading.Condition()
+        self.lock = threading.RLock()  # send() enters it without the condition, which costs more
+        self.changed = threading.Condition(self.lock)
         self.full = False
         self.room_waiters: list[Callable[[], None]] = []
         self._address, self._curve = address, curve

@@ -90,15 +90,16 @@ class Packer:
         position: object,
         now: float,
         callback: OnDelivery | None = None,
-    ) -> Iterator[Packet]:
-        """Takes in a sample of a cost_of(); yields the packets that are full, at most two."""
+    ) -> list[Packet]:
+        """Takes in a sample of a cost_of(); the packets that are full now, at most two."""
+        full = []
         described = cost - len(sample.data)
         if self._samples and (
             self.size + cost > self.packet_bytes
             or self._header + described > HEADER_BYTES
             or self._samples[0].source != sample.source
         ):
-            yield self.take()
+            full.append(self.take())
         if not self._samples:
             self.began = now
         if position is not NOT_GIVEN:
@@ -109,7 +110,8 @@ class Packer:
         self.size += cost
         self._header += described
         if len(self._samples) >= self.packet_samples or self.size >= self.packet_bytes:
-            yield self.take()
+            full.append(self.take())
+        return full
 
     def take(self) -> Packet:
         """The open packet as it is; there must be a sample in it."""

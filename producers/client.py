@@ -394,7 +394,7 @@ class Producer:
 
     def _sample(self, image: Image, id: str | None, fields: dict[str, Any]) -> Sample:  # noqa: A002
         if isinstance(image, Sample):
-            if id is not None or any(value is not None for value in fields.values()):
+            if id is not None or list(fields.values()).count(None) < len(fields):
                 raise ValueError("a Sample carries its own id, label and fields; pass it alone")
             return owned(image)
         if id is None:
@@ -429,8 +429,8 @@ class Producer:
             check_position(position)
         cost = cost_of(sample)
         self._check_process()  # before the lock, which a fork may have copied while it was taken
-        with self._changed:
-            self._check_usable()
+        with self._io.lock:
+            self._check_open()
             self._check_size(sample, cost, position)
             if not self._make_room(cost, timeout):
                 reason = "buffer_full" if self._protocol.spool is None else "spool_full"
@@ -523,6 +523,9 @@ class Producer:
 
     def _check_usable(self) -> None:
         self._check_process()
+        self._check_open()
+
+    def _check_open(self) -> None:
         if self._closed:
             raise ClosedError(f"producer {self.name!r} is closed")
         fatal = self._protocol.fatal
