@@ -78,6 +78,22 @@ class Whole:
         return 0.0
 
 
+class Wide:
+    """Batches of 128 images on each rank, all of them new."""
+
+    def __init__(self, group: SingleProcess) -> None:
+        self._draw, self._first = np.random.default_rng(group.rank), group.rank << 20
+
+    def next(self, timeout: float) -> Batch | None:
+        ids = np.arange(self._first, self._first + 128)
+        self._first += 128
+        images = self._draw.integers(0, 256, (128, 1, SIZE, SIZE), dtype=np.uint8)
+        return Batch(ids, ids + 1, np.zeros_like(ids), images, np.zeros(128), offset=START)
+
+    def lag(self) -> float:
+        return 0.0
+
+
 class Flat(nn.Module):
     """Pixels as features, without BatchNorm: no sample knows of another."""
 
@@ -112,13 +128,14 @@ def build(
     as_one: type[nn.Module] | None = None,
     descriptor: Any = None,
     device: str = "cpu",
+    slots: int = SLOTS,
     **settings: Any,
 ) -> Learner:
     seed_everything(seed=3, threads=1)
     encoder = Small() if as_one is None else as_one()
     loss = Debiased(prior="memory") if as_one else None
     memory = WorkingMemory(
-        SLOTS,
+        slots,
         DIM,
         image_shape=(1, SIZE, SIZE),
         descriptor=descriptor,
@@ -287,6 +304,22 @@ def of_device_tensors() -> Iterator[list[str]]:
             real = getattr(torch.distributed, name)
             stack.enter_context(mock.patch.object(torch.distributed, name, stand_in(name, real)))
         yield exchanged
+
+
+def check_meetings(ranks: int) -> None:
+    """At 128 samples a rank that all join, in a memory of unrelated pictures, the worst case for
+    eviction, ranks meet less than once for two newcomers."""
+
+    def work(group: SingleProcess) -> list[int]:
+        learner = build(group, Wide(group), slots=2048, **SETTINGS["as shipped"]())
+        steps(learner, 2 + 2048 // (128 * ranks))  # evicts from then on
+        before, added = group.collectives, learner.memory.added
+        steps(learner, 8)
+        return [group.collectives - before, learner.memory.added - added]
+
+    for met, added in together(ranks, work):
+        assert added == 8 * 128 * ranks
+        assert met / 8 <= 20 + 128 * ranks / 2, met / 8
 
 
 def check_steps(ranks: int) -> None:

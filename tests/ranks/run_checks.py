@@ -17,7 +17,14 @@ from rank_checkpoints import (
     check_part_refused,
     check_restarts,
 )
-from rank_learning import check_batchnorm, check_devices, check_gradients, check_steps, check_turns
+from rank_learning import (
+    check_batchnorm,
+    check_devices,
+    check_gradients,
+    check_meetings,
+    check_steps,
+    check_turns,
+)
 from rank_losses import check_losses
 from rank_memory import check_evictions, check_images, check_many_evictions
 from rank_refusals import check_refusals
@@ -29,6 +36,7 @@ CHECKS: dict[str, tuple[Callable[[int], None], Sequence[int]]] = {
     "gradients": (check_gradients, (4,)),
     "batchnorm": (check_batchnorm, (2,)),
     "devices": (check_devices, (2,)),
+    "meetings": (check_meetings, (2,)),
     "turns": (check_turns, (2,)),
     "steps": (check_steps, (2, 4)),
     "restarts": (check_restarts, (2,)),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 import time
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 from forked import Forked
@@ -15,6 +17,7 @@ from harness import TINY, Processes, processes, stop, until
 
 from producers import Producer
 from stream_ssl.app import cli
+from stream_ssl.app.commands import status
 from stream_ssl.app.endpoints import load
 from stream_ssl.ingest.journal import Entry, Journal
 from stream_ssl.wire import Data, Sample
@@ -90,6 +93,11 @@ class Group:
             lambda: f"{[read(folder) for folder in reads]} of {reads}\n{self.log()}{self.log(1)}",
         )
 
+    def ready(self) -> str:
+        """What the first says at /readyz; empty while it says yes."""
+        answer = httpx.get(f"{load(self._folder)['learner']['http']}/readyz")
+        return "" if answer.status_code == 200 else answer.text
+
     def stop(self) -> dict[str, Any]:
         """SIGTERM to one of them ends all; what the checkpoint says then."""
         self.ranks[-1].send_signal(15)
@@ -127,6 +135,12 @@ def test_ranks_read_journals_of_their_own_and_park_those_of_hosts_that_are_gone(
     apart = [{"ranks": {"timeout": 30.0, "receivers": [str(folder)]}} for folder in folders]
     group.start(*apart)
     group.until_read({folders[0]: 5, folders[1]: 5})
+    cursor = folders[1] / "cursor.json"
+    cursor.unlink()
+    (cursor / "in the way").mkdir(parents=True)  # the second cannot write it
+    until(lambda: "not ready: rank 1" in group.ready(), group.ready)
+    shutil.rmtree(cursor)
+    until(lambda: not group.ready(), group.ready)
     facts = group.stop()
     assert (facts["samples"], facts["version"]) == (8 * PACKET, 3)
     places = {
@@ -195,9 +209,29 @@ def test_run_starts_ranks_with_receivers_of_their_own(tmp_path: Path) -> None:
             lambda: run.log("run"),
             240,
         )
+        figures = until(lambda: _figures(run.folder), lambda: run.log("run"), 240)
+        assert set(figures["up"]) == {"learner", "learner-1", "receiver-0", "receiver-1"}
+        assert figures["receiver"]["samples"] == 128
+        assert figures["learner"]["memory_capacity_slots"] == 64
+        for role in figures["up"]:
+            assert httpx.get(f"{_endpoint(run.folder, role)}/readyz").status_code == 200, role
         assert stop(daemon) == 0
     facts = json.loads((run.folder / "checkpoints/latest/state.json").read_text())
     assert (facts["ranks"], facts["samples"], len(facts["journals"])) == (2, 128, 2)
+
+
+def _figures(folder: Path) -> dict[str, Any] | None:
+    """What `status` measures, once all answer, the memory is full and said to be."""
+    addresses = {role: entry["http"] for role, entry in status.endpoints_of(folder).items()}
+    found = status.measure(addresses, 0.2)
+    if not all(found["up"].values()) or found["group"] is None:
+        return None
+    assert found["group"]["ranks"] == 2
+    return found if found["learner"]["memory_slots"] == 64 else None
+
+
+def _endpoint(folder: Path, role: str) -> str:
+    return str(status.endpoints_of(folder)[role]["http"])
 
 
 def _address(run: Processes, folder: Path) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from functools import partial
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
@@ -23,6 +24,12 @@ from stream_ssl.observe.http_access import Token
 
 ROLES = ("receiver", "learner")
 HEALTH_SECONDS = 3.0
+RECEIVER_PARTS = (
+    *("producers", "samples_per_second", "bytes_per_second", "samples", "journal_bytes"),
+    *("journal_room_bytes", "journal_last_record"),
+)
+LEARNER_PARTS = ("samples_per_second", "pending_samples", "memory_slots", "memory_capacity_slots")
+"""Figures of which each receiver, or rank, has a part."""
 
 
 def status(
@@ -46,7 +53,7 @@ def status(
     if run.exists() and not run.is_dir():
         print(f"{run} is a file: name the run's folder, `run:` of the config file", file=sys.stderr)
         return USAGE
-    endpoints = load(run)
+    endpoints = endpoints_of(run)
     addresses = {role: entry["http"] for role, entry in endpoints.items()}
     if health is not None:
         return check_health(health, addresses.get(health))
@@ -60,7 +67,7 @@ def status(
         told = f"{run}: nothing has run here. Start it with: stream-ssl run CONFIG --run {run}"
         console.print(told, markup=False, highlight=False, soft_wrap=True)
         return FAILED
-    figures = measure(lambda: addresses, seconds, time.sleep, token)
+    figures = measure(addresses, seconds, time.sleep, token)
     if json:
         console.print_json(data=figures)
     else:
@@ -102,8 +109,17 @@ def token_of(endpoints: Mapping[str, Mapping[str, Any]]) -> str | None:
     return Token.load(Path(files.pop())).secret if files else None
 
 
+def endpoints_of(run: Path) -> dict[str, dict[str, Any]]:
+    """Those of the run's folder, and of the receivers that `run --receivers` keeps below it."""
+    found = load(run)
+    for folder in sorted(run.glob("receiver-*")):
+        if (entry := load(folder).get("receiver")) is not None:
+            found[folder.name] = entry
+    return found
+
+
 def measure(
-    addresses: Callable[[], Mapping[str, str]],
+    addresses: Mapping[str, str],
     seconds: float,
     sleep: Callable[[float], None] = time.sleep,
     token: str | None = None,
@@ -111,17 +127,79 @@ def measure(
     """Scrape twice, `seconds` apart; rates are over that time.
 
     Returns:
-        Plain values in base units. A figure is None where its process does not answer.
+        Plain values in base units. A figure is None where its process does not answer. What
+        several receivers, or ranks, have a part of each is added up.
     """
-    scraper, history = Scraper(addresses, token=token), History()
-    history.append(scraper.scrape())
-    sleep(seconds)
-    history.append(scraper.scrape())
-    up = history.snapshots[-1].up
+    scrapers = {
+        name: Scraper(partial(dict, {name: address}), token=token)
+        for name, address in addresses.items()
+    }
+    histories = {name: History() for name in addresses}
+    for number in range(2):
+        if number:
+            sleep(seconds)
+        for name, scraper in scrapers.items():
+            histories[name].append(scraper.scrape())
+    up = {name: bool(history.snapshots[-1].up) for name, history in histories.items()}
+    ranks = _ranks(histories["learner"]) if up.get("learner") else None
+    if ranks is not None:  # an earlier start of the group may have had more
+        up = {name: answers for name, answers in up.items() if _number(name) < ranks}
+    answering = [name for name, answers in up.items() if answers]
     return {
-        "up": {role: role in up for role in ROLES},
-        "receiver": receiver_figures(history) if "receiver" in up else None,
-        "learner": learner_figures(history) if "learner" in up else None,
+        "up": dict.fromkeys((role for role in ROLES if not _any(role, up)), False) | up,
+        "receiver": _summed(
+            [receiver_figures(histories[name]) for name in answering if name[0] == "r"],
+            set(RECEIVER_PARTS),
+        ),
+        "learner": _summed(
+            [learner_figures(histories[name]) for name in answering if name[0] == "l"],
+            set(LEARNER_PARTS),
+        ),
+        "group": group_figures(histories["learner"]) if ranks and ranks > 1 else None,
+    }
+
+
+def _any(role: str, names: Iterable[str]) -> bool:
+    return any(name.partition("-")[0] == role for name in names)
+
+
+def _number(name: str) -> int:
+    """Of a rank: "learner" is the first, "learner-1" the next. Receivers have none."""
+    role, _, number = name.partition("-")
+    return int(number or 0) if role == "learner" else -1
+
+
+def _ranks(first: History) -> int:
+    """How many learn together, as the first says."""
+    count = 0
+    while first.has("stream_ssl_rank_shard_slots", rank=str(count)):
+        count += 1
+    return max(1, count)
+
+
+def _summed(figures: Sequence[Mapping[str, float]], parts: Set[str]) -> Mapping[str, float] | None:
+    """The first's, with the sums over all of what each has a part of."""
+    if not figures:
+        return None
+    return {
+        name: sum(one[name] for one in figures) if name in parts else value
+        for name, value in figures[0].items()
+    }
+
+
+def group_figures(first: History) -> dict[str, float]:
+    """What the first rank says of all."""
+    busy = [
+        first.rate("stream_ssl_rank_busy_seconds_total", rank=str(rank))
+        for rank in range(_ranks(first))
+    ]
+    return {
+        "ranks": len(busy),
+        "slowest_rank": max(range(len(busy)), key=busy.__getitem__),
+        "slowest_busy_ratio": max(busy),
+        "fastest_busy_ratio": min(busy),
+        "sent_bytes_per_second": first.rate("stream_ssl_rank_sent_bytes_total"),
+        "parked_journals": first.last("stream_ssl_parked_journals"),
     }
 
 
@@ -165,8 +243,8 @@ def table(run: Path, addresses: Mapping[str, str], figures: Mapping[str, Any]) -
     shown = Table(title=escape(f"stream-ssl · {run}"), show_header=False, title_justify="left")
     shown.add_column(style="bold")
     shown.add_column()
-    for role in ROLES:
-        state = "[green]up[/]" if figures["up"][role] else "[red]does not answer[/]"
+    for role, answers in sorted(figures["up"].items(), key=lambda item: item[0], reverse=True):
+        state = "[green]up[/]" if answers else "[red]does not answer[/]"
         shown.add_row(role, f"{state}  {addresses.get(role, 'never started')}")
     if (r := figures["receiver"]) is not None:
         shown.add_row(
@@ -196,6 +274,16 @@ def table(run: Path, addresses: Mapping[str, str], figures: Mapping[str, Any]) -
             f"(stream {learning['stream_effective_rank']:.1f})",
         )
         shown.add_row("checkpoint", _checkpoint(learning))
+    if (group := figures["group"]) is not None:
+        parked = group["parked_journals"]
+        shown.add_row(
+            "group",
+            f"{group['ranks']:.0f} ranks; rank {group['slowest_rank']:.0f} is the slowest, busy "
+            f"{group['slowest_busy_ratio']:.0%} of the time, the fastest "
+            f"{group['fastest_busy_ratio']:.0%}; each sends about "
+            f"{group['sent_bytes_per_second'] / 1e6:.1f} MB/s"
+            + (f"; [red]{parked:.0f} journals parked[/]" if parked else ""),
+        )
     return shown
 
 
