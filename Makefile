@@ -12,7 +12,7 @@ DEMO_OUT     ?= demo-out
 GATES        ?=
 SOAK_MINUTES ?= 60
 
-.PHONY: demo test browser check chaos bench gpu servers servers-packages prometheus containers manifests lint format docs setup clean
+.PHONY: demo test mutations browser check chaos bench gpu servers servers-packages prometheus containers manifests lint format docs setup clean
 
 setup: $(READY)
 
@@ -33,6 +33,9 @@ demo: $(READY)  ## the whole system on embedded real images, then a report
 
 test: $(READY)  ## all tests, a process a core; each computes on one thread
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n auto --dist worksteal
+
+mutations: $(READY)  ## breaks the code in many places, which the tests must notice
+	OMP_NUM_THREADS=1 $(VENV)/bin/python tests/mutations.py
 
 browser: $(READY)  ## the page in a real Chromium, behind a real nginx, which must be installed
 	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || { echo "make browser needs Chromium: apt-get install chromium"; exit 1; }
