@@ -3,11 +3,12 @@
 import signal
 import threading
 from contextlib import closing, contextmanager
+from types import SimpleNamespace
 
 import confluent_kafka
 import pytest
 from broker_files import image_files, on_disk, start_producing, wait_for
-from confluent_kafka import TopicPartition
+from confluent_kafka import KafkaError, TopicPartition
 from receiver_peer import Running, until
 
 from producers.sources import Kafka
@@ -232,3 +233,19 @@ def test_a_produce_that_is_killed_loses_nothing_and_sends_nothing_twice(tmp_path
         assert "0 behind at the broker" in said
         assert sorted(bytes(sample.data) for sample in on_disk(running)) == sorted(images)
         assert committed(address) == [200, 200]
+
+
+def test_a_source_that_cannot_go_on_says_why_and_what_is_deleted_is_counted(config, caplog):
+    with closing(source_of("127.0.0.1:1", config)) as source:
+        ends = SimpleNamespace(get_watermark_offsets=lambda *_: (5, 9))
+        source._next = {0: 2}
+        source._place(ends, TopicPartition("frames", 0, 1))
+        assert source.skipped.by_reason == {"deleted by retention": 3}
+        assert source._next == source._safe == {0: 5}
+        stream = source.samples()
+        source._failed(KafkaError(KafkaError._TRANSPORT))  # which librdkafka mends
+        assert source._error is None
+        source._failed(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED))
+        with pytest.raises(SourceError, match="TOPIC_AUTHORIZATION_FAILED"):
+            next(stream)
+    assert "has deleted 3 messages of partition 0" in caplog.text
