@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from pathlib import Path
 from typing import Any
 
+from producers.sources.base import Skipped
 from producers.sources.fields import SUFFIXES, codec_of, digest, fitting_meta, short_id
 from producers.sources.finite import Finite
 from stream_ssl.wire.sample import Sample
-
-log = logging.getLogger(__name__)
 
 
 class ImageFolder(Finite):
@@ -45,9 +43,9 @@ class ImageFolder(Finite):
                 f"{root}: no {', '.join(SUFFIXES)} below its subfolders; "
                 "images lie as ROOT/CLASS/NAME.jpg"
             )
-        self.skipped = 0
         content = digest(os.fsencode(file) + b"\0" for file, _ in self._files)
         name = name or self._root.absolute().name
+        self.skipped = Skipped(name)
         super().__init__(name, len(self._files), content, **passes)
 
     def _sample(self, index: int) -> Sample | None:
@@ -55,11 +53,11 @@ class ImageFolder(Finite):
         try:
             data = (self._root / file).read_bytes()
         except OSError as error:
-            self._skip(file, str(error))
+            self.skipped.note("unreadable", file, error)
             return None
         codec = codec_of(data)
         if codec is None:
-            self._skip(file, "neither JPEG, PNG nor WebP by its first bytes")
+            self.skipped.note("no image", file, "neither JPEG, PNG nor WebP by its first bytes")
             return None
         return Sample(
             id=short_id(file),
@@ -69,10 +67,6 @@ class ImageFolder(Finite):
             label=label,
             meta=fitting_meta({"class": self.classes[label]}),
         )
-
-    def _skip(self, file: str, why: str) -> None:
-        self.skipped += 1
-        log.warning("source %s: left out %s: %s", self.name, file, why)
 
 
 def list_images(root: Path, folder: str) -> list[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from stat import S_ISREG
 from typing import Literal
 
-from producers.sources.base import Facts, checked, mark, misfit
+from producers.sources.base import Facts, Skipped, checked, mark, misfit
 from producers.sources.fields import SUFFIXES, codec_of, digest, short_id
 from stream_ssl.wire.sample import Position, Sample
 
@@ -96,7 +96,7 @@ class WatchedFolder:
             )
         self.name = name or Path(root).absolute().name
         self.late = 0
-        self.skipped = 0
+        self.skipped = Skipped(self.name)
         self._unlisted: set[Path] = set()
         self._stopped = threading.Event()
         # Public for tests, whose time passes as they say.
@@ -190,14 +190,14 @@ class WatchedFolder:
         try:
             data = Path(found.path).read_bytes()
         except OSError as error:
-            self._skip(path, str(error))
+            self.skipped.note("unreadable", path, error)
             return None
         again = look_at(found.path, self._order, path)
         if again is None or again.touched != found.touched:
             return None  # rewritten meanwhile: it comes again, at its new time
         codec = codec_of(data)
         if codec is None:
-            self._skip(path, "neither JPEG, PNG nor WebP by its first bytes")
+            self.skipped.note("no image", path, "neither JPEG, PNG nor WebP by its first bytes")
             return None
         return Sample(
             id=short_id(f"{path}#{digest([data])}"),
@@ -206,7 +206,3 @@ class WatchedFolder:
             time=found.mtime * 1e-9,
             source=self.name,
         )
-
-    def _skip(self, path: str, why: str) -> None:
-        self.skipped += 1
-        log.warning("source %s: left out %s: %s", self.name, path, why)

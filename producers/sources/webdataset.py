@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import itertools
 import json
-import logging
 import posixpath
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from producers.sources.base import Facts, mark, misfit, place
+from producers.sources.base import Facts, Skipped, mark, misfit, place
 from producers.sources.fields import SUFFIXES, codec_of, fitting_meta, short_id
 from producers.sources.finite import ENDLESS, barren
 from producers.sources.shards import ShardError, find_files, read_members
 from stream_ssl.wire.sample import Position, Sample
-
-log = logging.getLogger(__name__)
 
 WANTED = (*SUFFIXES, ".cls", ".json")
 
@@ -58,7 +55,7 @@ class WebDataset:
             raise ValueError(f"epochs {epochs}: must be 1 or more, or null for an endless stream")
         self.name = name
         self.epochs = epochs
-        self.skipped = 0
+        self.skipped = Skipped(self.name)
         self._shards = find_files(shards, "shard")
 
     def samples(self, position: Position = None) -> Iterator[tuple[Sample, Position]]:
@@ -114,18 +111,16 @@ class WebDataset:
                     group = group or Group(key)
                     group.parts[extension.lower()] = member.data
         except ShardError as error:
-            self._skip(f"{path} after {group.key if group else 'its beginning'}", str(error))
+            self.skipped.note(
+                "damaged", f"{path} after {group.key if group else 'its beginning'}", error
+            )
 
     def _sample(self, stem: str, group: Group) -> Sample | None:
         try:
             return build(stem, group, self.name)
         except ValueError as error:  # JSON's and UTF-8's errors are ValueErrors too
-            self._skip(f"{stem}/{group.key}", str(error))
+            self.skipped.note("malformed", f"{stem}/{group.key}", error)
             return None
-
-    def _skip(self, what: str, why: str) -> None:
-        self.skipped += 1
-        log.warning("source %s: left out %s: %s", self.name, what, why)
 
 
 def build(stem: str, group: Group, source: str) -> Sample:

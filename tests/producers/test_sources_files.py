@@ -172,7 +172,7 @@ def test_image_folder_goes_by_content_and_skips_what_is_no_image(tmp_path, caplo
     third.unlink()
     with caplog.at_level(logging.WARNING):
         assert [(s.id, s.codec) for s, _ in source.samples()] == [("ant/000.jpg", "png")]
-    assert source.skipped == 2
+    assert source.skipped.by_reason == {"no image": 1, "unreadable": 1}
     assert "ant/001.png: neither JPEG" in caplog.text
 
 
@@ -184,7 +184,7 @@ def test_an_endless_source_of_which_nothing_can_be_read_ends(tmp_path):
         path.unlink()
     with pytest.raises(ValueError, match="not one sample of a whole pass"):
         next(source.samples(position))
-    assert source.skipped == 2 + 3
+    assert source.skipped.by_reason == {"unreadable": 2 + 3}
 
 
 def test_image_folder_without_images_is_refused(tmp_path):

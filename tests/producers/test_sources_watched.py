@@ -152,7 +152,7 @@ def test_unfinished_names_and_other_files_are_left_alone(tmp_path):
     (tmp_path / "nowhere.png").symlink_to(tmp_path / "missing")
     source = watch(tmp_path)
     assert names(source.samples()) == ["good.png"]
-    assert source.skipped == 0
+    assert source.skipped.by_reason == {}
 
 
 def test_a_file_renamed_when_complete_is_sent(tmp_path):
@@ -174,7 +174,7 @@ def test_what_is_no_image_is_counted_and_passed_over(tmp_path, caplog):
     source = watch(tmp_path)
     with caplog.at_level(logging.WARNING):
         assert names(source.samples()) == ["b.png"]
-    assert source.skipped == 1
+    assert source.skipped.by_reason == {"no image": 1}
     assert "a.png: neither JPEG" in caplog.text
 
 
@@ -186,7 +186,7 @@ def test_a_file_taken_away_before_it_is_read_is_counted(tmp_path):
     next(stream)
     (tmp_path / "b.png").unlink()
     assert names(stream) == ["c.png"]
-    assert source.skipped == 1
+    assert source.skipped.by_reason == {"unreadable": 1}
 
 
 def test_a_file_rewritten_before_it_is_read_comes_at_its_new_time(tmp_path):
@@ -197,7 +197,8 @@ def test_a_file_rewritten_before_it_is_read_comes_at_its_new_time(tmp_path):
     next(stream)
     add(tmp_path, "b.png", 50, seed=3)
     assert names(stream) == ["c.png", "b.png"]
-    assert source.skipped == source.late == 0
+    assert source.skipped.by_reason == {}
+    assert source.late == 0
 
 
 def test_names_need_not_be_unicode(tmp_path):

@@ -26,7 +26,7 @@ def test_a_shard_is_read_as_it_was_written(tmp_path, mode):
     assert [sample.label for sample in stream] == [n % 3 for n in range(10, 14)]
     assert [sample.meta for sample in stream] == [{"n": n} for n in range(10, 14)]
     assert [sample.data for sample in stream] == [members[3 * n][1] for n in range(4)]
-    assert source.skipped == 0
+    assert source.skipped.by_reason == {}
 
 
 def test_going_on_reads_no_earlier_member(tmp_path):
@@ -38,7 +38,7 @@ def test_going_on_reads_no_earlier_member(tmp_path):
     path.write_bytes(b"\xff" * 1024 + path.read_bytes()[1024:])
     source = WebDataset(str(path))
     assert [sample.id for sample, _ in source.samples(position)] == ["data/000004", "data/000005"]
-    assert source.skipped == 0
+    assert source.skipped.by_reason == {}
 
 
 def test_members_group_by_folder_and_name_up_to_the_first_dot(tmp_path):
@@ -81,7 +81,7 @@ def test_a_malformed_sample_is_counted_and_left_out(tmp_path, caplog, broken, me
     source = WebDataset(str(tmp_path / "data.tar"))
     with caplog.at_level(logging.WARNING):
         assert ids(source) == ["data/a", "data/c"]
-    assert source.skipped == 1
+    assert source.skipped.by_reason == {"malformed": 1}
     assert "left out data/b" in caplog.text
     assert message in caplog.text
 
@@ -111,7 +111,7 @@ def test_a_truncated_shard_gives_what_is_whole_and_the_next_goes_on(tmp_path, ca
     assert rest == whole[: len(rest)]
     assert [first, second] == ["b/000008", "b/000009"]
     assert len(rest) < 8
-    assert source.skipped == 1
+    assert source.skipped.by_reason == {"damaged": 1}
     assert "unreadable from byte" in caplog.text or "no header at byte" in caplog.text
 
 
@@ -125,7 +125,7 @@ def test_a_damaged_header_is_not_taken_for_the_end(tmp_path, caplog):
     source = WebDataset(str(path))
     with caplog.at_level(logging.WARNING):
         assert ids(source) == ["data/000000", "data/000001"]  # the third may lack members
-    assert source.skipped == 1
+    assert source.skipped.by_reason == {"damaged": 1}
     assert f"no header at byte {starts[9]}" in caplog.text
 
 
@@ -135,7 +135,7 @@ def test_a_file_that_is_no_tar_is_counted(tmp_path, data):
     write_tar(tmp_path / "b.tar", shard_members(0, 2))
     source = WebDataset(str(tmp_path / "*.tar"))
     assert ids(source) == ["b/000000", "b/000001"]
-    assert source.skipped == 1
+    assert source.skipped.by_reason == {"damaged": 1}
 
 
 def test_an_endless_source_of_which_nothing_can_be_read_ends(tmp_path):
@@ -143,7 +143,7 @@ def test_an_endless_source_of_which_nothing_can_be_read_ends(tmp_path):
     source = WebDataset(str(tmp_path / "a.tar"), epochs=None)
     with pytest.raises(ValueError, match="not one sample of a whole pass"):
         next(source.samples())
-    assert source.skipped == 1
+    assert source.skipped.by_reason == {"malformed": 1}
 
 
 def test_shards_may_be_added_behind(tmp_path):
