@@ -134,6 +134,7 @@ def drawn(policy: str, descriptor: str = "embedding", **options: Any) -> Arm:
 DEFAULT = drawn("vmf0.1", "thumbnail")
 EPOCHS = drawn("vmf0.1", "thumbnail", draw="epochs")
 NOVEL = drawn("vmf0.1", "thumbnail", draw="epochs", novelty=0.9)
+UNIFORM = drawn("vmf0.1", "thumbnail", novelty=0.9)
 FOLLOWING = drawn("vmf0.1", "thumbnail", draw="epochs", novelty=0.9, follow=4)
 FRESH = replace(NOVEL, freshness="reencoded")
 TITLES = {
@@ -145,6 +146,7 @@ TITLES = {
     DEFAULT: "DUEL on thumbnails",
     EPOCHS: "DUEL on thumbnails, drawn by epochs",
     NOVEL: "as shipped: besides, copies turned away",
+    UNIFORM: "copies turned away, drawn uniformly",
 }
 """The arms of the tables, and what a reader calls them."""
 

@@ -121,8 +121,8 @@ class Learner:
             The memory's descriptor must be one of images, such as Thumbnail. null: every sample is
             encoded.
         sync_batchnorm: of several ranks: in an update BatchNorm normalises by the statistics of all
-            ranks' batches, as one process would, for two exchanges a layer and pass; else by those
-            of its own rank's. What is encoded for the memory alone is normalised rank by rank.
+            ranks' batches, as one process would, for some exchanges a layer (docs/scale.md); else
+            by those of its own rank's. What is encoded for the memory alone is so always.
         offset: where `batches` begins.
 
     Raises:
