@@ -70,7 +70,7 @@ class Ram:
         zeros_B = np.zeros(len(image_BHWC))
         offset = Offset(self._next + 1, 0)
         images_BCHW = image_BHWC.transpose(0, 3, 1, 2)
-        return Batch(ids_B, ids_B, ids_B % 10, images_BCHW, zeros_B, zeros_B, offset=offset)
+        return Batch(ids_B, ids_B, ids_B % 10, images_BCHW, zeros_B, offset=offset)
 
     def lag(self) -> float:
         return 0.0

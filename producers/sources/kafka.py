@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.2
 ASK_SECONDS = 10.0  # for the broker's answer to a question about offsets
+CLOSE_SECONDS = 30  # for the last commit and the good-bye
 PARTITIONS = MAX_POSITION_BYTES // 16  # whose offsets fit into a position
 READY = 64  # messages that wait for the sender, above which no more are taken
 FULL_SECONDS = 1.0  # for which that may be so before librdkafka is told to pause
@@ -110,7 +111,7 @@ class Kafka:
         self._error: SourceError | None = None
         self._ready: deque[Message] = deque()
         self._paused = False  # librdkafka takes no more from the broker
-        self._consumer: Consumer | None = None
+        self._closing = threading.Event()
         self._thread: threading.Thread | None = None
 
     def samples(self, position: Position = None) -> Iterator[tuple[Sample, Position]]:
@@ -124,12 +125,12 @@ class Kafka:
         self._next = self._offsets(position)
         try:
             # librdkafka's own lines name no password.
-            self._consumer = Consumer({**self._settings, "error_cb": self._failed}, logger=log)
+            consumer = Consumer({**self._settings, "error_cb": self._failed}, logger=log)
         except Exception as error:  # KafkaException, of which it tells no more than a text
             raise ValueError(f"source {self.name!r}: {error}") from None
-        self._consumer.subscribe([self.topic], on_assign=self._assign, on_revoke=self._revoke)
+        consumer.subscribe([self.topic], on_assign=self._assign, on_revoke=self._revoke)
         self._thread = threading.Thread(
-            target=self._serve, args=(self._consumer,), name=self.name, daemon=True
+            target=self._serve, args=(consumer,), name=self.name, daemon=True
         )
         self._thread.start()
         return self._consumed()
@@ -152,14 +153,18 @@ class Kafka:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Commit what is stored, and leave the group."""
+        """Commit what is safe, and leave the group; a cluster that does not answer is given up."""
         self.stop()
-        if self._consumer is not None:
-            if self._thread is not None:
-                self._thread.join()
-            self._store(self._consumer)
-            self._consumer.close()
-            self._consumer = None
+        self._closing.set()
+        if self._thread is not None:
+            self._thread.join(CLOSE_SECONDS)
+            if self._thread.is_alive():
+                log.error(
+                    "source %s: the cluster did not answer for %d s: what it was not told of comes "
+                    "again, under the same ids",
+                    *(self.name, CLOSE_SECONDS),
+                )
+            self._thread = None
 
     # In the caller's thread
 
@@ -239,6 +244,9 @@ class Kafka:
                     told = time.monotonic()
         except Exception as error:  # in this thread nobody would hear of it
             self._error = SourceError(f"source {self.name!r}: {error}")
+        self._closing.wait()  # what is under way is acknowledged until then
+        self._store(consumer)
+        consumer.close()
 
     def _hold_back(self, consumer: Consumer) -> None:
         """With enough at hand wait for room, but no longer than the group may wait for us."""

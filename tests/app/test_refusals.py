@@ -279,7 +279,9 @@ def test_what_is_printed_is_no_markup(tmp_path: Path, capsys: pytest.CaptureFixt
     console.print(table(Result("losses", [{"work": f"not installed, {how}"}], 1.0)))
     console.print(table(Result("losses", [], 1.0, error=how)))
     assert capsys.readouterr().out.count(how) == 2
-    none = {"up": {"receiver": False, "learner": False}, "receiver": None, "learner": None}
+    none = dict.fromkeys(("receiver", "learner", "group")) | {
+        "up": {"receiver": False, "learner": False}
+    }
     console.print(status.table(Path("x[bold]y"), {}, none))
     assert "x[bold]y" in capsys.readouterr().out
 

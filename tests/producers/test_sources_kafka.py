@@ -104,7 +104,6 @@ def test_nothing_is_committed_before_it_is_acknowledged(config):
         with closing(source_of(address, config)) as source:
             samples = taken(source, count=7)
             source.stop()
-            source._thread.join()
             source.acknowledged(samples[3][1])  # while the last ones are waited for
         assert committed(address, 1) == [4]
         with closing(source_of(address, config)) as source:  # a producer without a position
