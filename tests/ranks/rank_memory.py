@@ -8,6 +8,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 import torch
@@ -109,7 +110,6 @@ def judge(case: Case, z_ND: Tensor, found: dict[str, Any]) -> None:
 
 def check_evictions(ranks: int, seed: int = 0) -> None:
     """Every policy that ranks share, every score and both algorithms."""
-    exact.CANDIDATES = 8  # of all, so that slots outside may overrule
     cases = CASES if seed == 0 else [case._replace(stream=stream_of(seed)) for case in CASES]
     streams = [rows_of(case.stream, seed + number) for number, case in enumerate(cases)]
     queue_ND = rows_of("clustered", seed + 7)
@@ -120,7 +120,8 @@ def check_evictions(ranks: int, seed: int = 0) -> None:
         policies.append((Oldest(), queue_ND))
         return [fed(alike(group, policy), z_ND) for policy, z_ND in policies]
 
-    by_rank, alone = together(ranks, memories), memories(SINGLE_PROCESS)
+    with mock.patch.object(exact, "CANDIDATES", 8):  # of all, so that slots outside may overrule
+        by_rank, alone = together(ranks, memories), memories(SINGLE_PROCESS)
     for case, z_ND, parts, one in zip(
         [*cases, None], [*streams, queue_ND], zip(*by_rank, strict=True), alone, strict=True
     ):
