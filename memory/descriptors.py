@@ -11,6 +11,8 @@ Shapes: B samples, D embedding, A descriptor, R slots, C H W image, F features.
 from __future__ import annotations
 
 import hashlib
+import itertools
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
@@ -57,6 +59,15 @@ class Descriptor(ABC):
         """The descriptors of samples whose embeddings were computed anew, [R, A]."""
         del z_RD
         return before_RA
+
+    def fixed(self) -> Descriptor | None:
+        """What of it is known before a sample is encoded, and stays: a descriptor of images alone;
+        None where there is none."""
+        return self if self.needs_images and not self.moves else None
+
+    def of_fixed(self, row_RA: Tensor) -> Tensor:
+        """The rows of `fixed`, of unit norm, out of these of its own."""
+        return row_RA
 
     def to(self, device: torch.device) -> None:
         """Compute there from now on."""
@@ -271,6 +282,7 @@ class Weighted(Descriptor):
         self.weights = tuple(float(share) / sum(shares) for share in shares)
         self.needs_images = any(part.needs_images for part in parts)
         self.moves = any(part.moves for part in parts)
+        self._is_fixed = [part.fixed() is part for part in parts]
         self._dims: list[int] = []
 
     def dim(self, embedding_dim: int, image_shape: Image | None) -> int:
@@ -291,6 +303,17 @@ class Weighted(Descriptor):
             for part, weight, before_Ra in zip(self.parts, self.weights, befores, strict=True)
         ]
         return torch.cat(rows, dim=1)
+
+    def fixed(self) -> Descriptor | None:
+        if not any(self._is_fixed):
+            return None
+        parts = list(itertools.compress(self.parts, self._is_fixed))
+        return Weighted(parts, list(itertools.compress(self.weights, self._is_fixed)))
+
+    def of_fixed(self, row_RA: Tensor) -> Tensor:
+        rows = itertools.compress(torch.split(row_RA, self._dims, dim=1), self._is_fixed)
+        share = sum(itertools.compress(self.weights, self._is_fixed))
+        return torch.cat(list(rows), dim=1) / math.sqrt(share)
 
     def to(self, device: torch.device) -> None:
         for part in self.parts:

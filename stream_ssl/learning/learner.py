@@ -118,8 +118,8 @@ class Learner:
             duplicate counts.
         novelty: cosine of descriptors from which a sample counts as a near-copy of what the memory
             holds, and is turned away before it is encoded; the others join once they fill a batch.
-            The memory's descriptor must be one of images, such as Thumbnail. null: every sample is
-            encoded.
+            The memory's descriptor must be of images, such as Thumbnail, or Weighted with one, of
+            which that part is compared. null: every sample is encoded.
         sync_batchnorm: of several ranks: in an update BatchNorm normalises by the statistics of all
             ranks' batches, as one process would, for some exchanges a layer (docs/scale.md); else
             by those of its own rank's. What is encoded for the memory alone is so always.

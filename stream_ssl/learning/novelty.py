@@ -25,18 +25,19 @@ class Novelty:
     """Turns away near-copies of what the memory holds; the others wait until they fill a batch.
 
     A sample is a near-copy if its descriptor has a cosine of `threshold` or more with a slot, with
-    a sample that waits, or with an earlier one of its batch that was not turned away. So the
-    learner trains as often as the stream brings something new. What waits is part of the learner's
-    state: it was read from the stream, and is trained on later. On several ranks a sample is
-    compared with what all hold and have waiting, and with the batches of all in order of rank.
+    a sample that waits, or with an earlier one of its batch that was not turned away. Of a weighted
+    descriptor its part of images alone counts, which training does not move. So the learner trains
+    as often as the stream brings something new. What waits is part of the learner's state: it was
+    read from the stream, and is trained on later. On several ranks a sample is compared with what
+    all hold and have waiting, and with the batches of all in order of rank.
 
     Args:
-        memory: its descriptor must be one that training does not move, and read images.
+        memory: its descriptor must be of images alone, or Weighted with such a part.
         threshold: a cosine in (-1, 1]; None: nothing is turned away, and batches pass as they are.
 
     Raises:
         ValueError: the threshold lies outside its range, or the memory's descriptor is made of
-            embeddings.
+            embeddings alone.
 
     Attributes:
         turned_away: where the near-copies of the last batch came from, each None where that is not
@@ -47,12 +48,14 @@ class Novelty:
 
     def __init__(self, memory: WorkingMemory, threshold: float | None) -> None:
         self._memory, self._test = memory, None
+        self._fixed = memory.descriptor.fixed()
         if threshold is not None:
-            if memory.descriptor.moves or not memory.descriptor.needs_images:
+            if self._fixed is None:
                 raise ValueError(
                     f"novelty is {threshold} and memory.descriptor {memory.descriptor!r}: samples "
                     "are compared before they are encoded, which takes a descriptor of images "
-                    "alone. Choose memory.descriptor: Thumbnail, or novelty: null"
+                    "alone, or Weighted with one. Choose memory.descriptor: Thumbnail, or "
+                    "novelty: null"
                 )
             self._test = Duplicates(threshold, "refuse")
         self._waiting: Batch[Tensor] | None = None
@@ -122,13 +125,14 @@ class Novelty:
             self._waiting = replace(self._waiting, origins_B=origins_W)
 
     def _describe(self, batch: Batch[Tensor]) -> Tensor:
+        assert self._fixed is not None
         # A descriptor of images reads of the embeddings only their dtype and device.
         nothing_B0 = self._memory.embeddings.new_empty(len(batch), 0)
-        return self._memory.descriptor(nothing_B0, batch.images_BCHW)
+        return self._fixed(nothing_B0, batch.images_BCHW)
 
     def _known(self) -> Tensor:
         """Descriptors of all slots and of what waits."""
-        held_kA = self._memory.descriptors
+        held_kA = self._memory.descriptor.of_fixed(self._memory.descriptors)
         if self._waiting is None:
             return held_kA
         return torch.cat([held_kA, self._describe(self._waiting).to(held_kA.dtype)])

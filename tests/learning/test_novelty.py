@@ -59,8 +59,12 @@ def one_by_one(batches: list[Batch[Tensor]]) -> list[int]:
     return ids
 
 
-def test_what_is_let_through_is_what_a_loop_lets_through() -> None:
-    memory = WorkingMemory(500, DIM, Oldest(), SHAPE, descriptor=Thumbnail(4))
+MIXED = Weighted([Embedding(), Thumbnail(4)], weights=[9, 1])
+
+
+@pytest.mark.parametrize("descriptor", [Thumbnail(4), MIXED], ids=repr)
+def test_what_is_let_through_is_what_a_loop_lets_through(descriptor: Any) -> None:
+    memory = WorkingMemory(500, DIM, Oldest(), SHAPE, descriptor=descriptor)
     novelty, stream, seen = Novelty(memory, THRESHOLD), Parked(), []
     let_through, turned_away = [], 0
     for _ in range(40):
@@ -155,8 +159,8 @@ def test_a_checkpoint_holds_what_waits() -> None:
     assert differing(whole, again) == []
 
 
-@pytest.mark.parametrize("descriptor", [Embedding(), Weighted([Embedding(), Thumbnail(4)])])
-def test_a_descriptor_of_embeddings_is_refused(descriptor: Any) -> None:
+@pytest.mark.parametrize("descriptor", [Embedding(), Weighted([Embedding()])])
+def test_a_descriptor_of_embeddings_alone_is_refused(descriptor: Any) -> None:
     memory = WorkingMemory(SLOTS, DIM, image_shape=SHAPE, descriptor=descriptor)
     with pytest.raises(ValueError, match=r"novelty is 0\.9 .* Choose memory.descriptor: Thumbnail"):
         Novelty(memory, 0.9)

@@ -145,6 +145,22 @@ def test_a_weighted_cosine_is_the_mean_of_cosines() -> None:
     assert (Weighted([Thumbnail()]).moves, Weighted([Embedding()]).needs_images) == (False, False)
 
 
+def test_the_fixed_part_of_a_descriptor_is_of_images_alone() -> None:
+    image_BCHW, z_BD = scenes(9), unit_rows(np.random.default_rng(0), "uniform", 9, 5)
+    thumbnail, frozen = Thumbnail(4), Frozen(encoder())
+    both = Weighted([thumbnail, Embedding(), frozen], weights=[1, 7, 2])
+    assert both.dim(5, SHAPE) == 48 + 5 + 16
+    fixed = both.fixed()
+    assert fixed is not None
+    fixed_BA = fixed(z_BD[:, :0], image_BCHW)
+    torch.testing.assert_close(both.of_fixed(both(z_BD, image_BCHW)), fixed_BA)
+    expected_BA = Weighted([thumbnail, frozen], weights=[1, 2])(z_BD, image_BCHW)
+    torch.testing.assert_close(fixed_BA, expected_BA)
+    assert thumbnail.fixed() is thumbnail
+    assert Embedding().fixed() is None
+    assert Weighted([Embedding()]).fixed() is None
+
+
 @table(
     ("build", "message"),
     [
