@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -21,12 +23,12 @@ from stream_ssl.app.endpoints import Announcement, hold_role
 from stream_ssl.app.failures import Failure, Misconfigured, configuring, listening
 from stream_ssl.app.logs import StepLog
 from stream_ssl.app.notify import Notifier
-from stream_ssl.app.page import announced, page_sources
+from stream_ssl.app.page import announced, page_sources, process_of
 from stream_ssl.app.warm_start import warm_start
 from stream_ssl.batch import START
 from stream_ssl.ingest.batches import Batches
 from stream_ssl.ingest.consumer_offsets import ConsumerOffsets
-from stream_ssl.ingest.journal import JournalReader
+from stream_ssl.ingest.journal import JournalReader, journal_id
 from stream_ssl.ingest.rate_limited_logger import RateLimitedLogger
 from stream_ssl.ingest.share import JournalShare
 from stream_ssl.ingest.verdicts import VerdictSender
@@ -36,6 +38,7 @@ from stream_ssl.learning.records import CheckpointDue, Idle, StepRecord
 from stream_ssl.observe.balance import Balance, class_counts
 from stream_ssl.observe.collisions import ClassCollisions, near_copies
 from stream_ssl.observe.drift import Drift
+from stream_ssl.observe.group_view import GroupView, Member
 from stream_ssl.observe.health import Health
 from stream_ssl.observe.held_out import HeldOutProbe
 from stream_ssl.observe.memory_view import MemoryView
@@ -107,7 +110,8 @@ class Process:
         part = self._part = ranks.part_of(settings, self._ranks, apart)
         if part.journal is not None:
             self._checkpointer.read_apart(part.journal, saved)
-            self._tell_of_parked(saved)
+        self._page.peer = partial(process_of, part.folder)
+        self._group = self._page.group = self._met(saved, settings.memory.capacity)
         place = part.number, len(part.readers)
         start = START if saved is None else saved.start(*place, part.journal)
         before = () if saved is None else saved.before(len(part.readers), part.journal)
@@ -231,17 +235,22 @@ class Process:
         if self.learner.step:
             self._save(lambda: self._checkpointer.save(self.learner, self._config))
 
-    def _tell_of_parked(self, saved: Saved | None) -> None:
-        """Journals of the run that no rank reads now: their hosts are not there."""
-        read = set(self._ranks.tell(self._part.journal))
+    def _met(self, saved: Saved | None, capacity: int) -> GroupView:
+        """Who the ranks are, and which journals of the run none of them reads: their hosts are not
+        there."""
+        own = {"host": socket.gethostname(), "journal": journal_id(self._part.folder / "journal")}
+        members = [Member(**told) for told in self._ranks.tell(own)]
         known = saved.journals if saved is not None and saved.journals is not None else {}
-        self.metrics.parked(len(parked := sorted(set(known) - read)))
+        parked = sorted(set(known) - {member.journal for member in members})
+        if self._part.journal is not None:
+            self.metrics.parked(len(parked))
         if parked and not self._ranks.group.rank:
             log.warning(
                 "parked: %s. No rank reads the journals of these ids, which checkpoints go on to "
                 "remember; start the group with their hosts and it goes on in them",
                 ", ".join(parked),
             )
+        return GroupView(members, parked, capacity)
 
     def _follow_journal(self) -> None:
         """Older checkpoints say nothing of what another journal's receiver may trim."""
@@ -284,7 +293,9 @@ class Process:
         unready = [str(rank) for rank, ready in enumerate(told.last.ready) if not ready]
         why = f"not ready: rank {', '.join(unready)}" if unready else ""
         self.health.set("ranks", not unready, why)
-        self.metrics.observe_ranks(told.busy, self.learner.memory.occupied_of_all, group)
+        slots = self.learner.memory.occupied_of_all
+        self.metrics.observe_ranks([one.busy for one in told.work], slots, group)
+        self._group.consume(self.learner.step, told.work, slots, told.last.offsets)
 
     def _checkpoint_to_free_space(self) -> None:
         """Make room in a journal that is full of what checkpoints would replay: without another

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from pathlib import Path
+
 from jsonargparse import Namespace
 
 from stream_ssl.app.endpoints import load
@@ -16,12 +19,15 @@ def page_sources(settings: Namespace) -> Sources:
         ValueError: the token file cannot be used.
     """
     file, run = settings.http.token_file, settings.run
+    token = None if file is None else Token.load(file)
+    return Sources(run=run, peer=partial(process_of, run), token=token)
 
-    def peer(role: str) -> str | None:
-        address: str | None = load(run).get(role, {}).get("http")
-        return address
 
-    return Sources(run=run, peer=peer, token=None if file is None else Token.load(file))
+def process_of(run: Path, role: str) -> str | None:
+    """The HTTP address of a run's process; `run --receivers` keeps the folders of receivers in the
+    learner's."""
+    found: dict[str, str] = load(run).get(role) or load(run.parent).get(role) or {}
+    return found.get("http")
 
 
 def announced(settings: Namespace) -> dict[str, str]:

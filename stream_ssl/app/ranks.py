@@ -70,8 +70,10 @@ def meet(settings: Namespace, stack: ExitStack) -> Ranks:
     timeout = timedelta(seconds=settings.ranks.timeout)
     try:
         store, number, size = next(rendezvous("env://", timeout=timeout))
-        # torchrun may keep its store over a restart, with the addresses of ranks that are dead.
-        store = PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
+        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            # torchrun keeps that over a restart, with the addresses of ranks that are dead. The
+            # store of a rank is new; and hosts that joined later have counted fewer restarts.
+            store = PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
         dist.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",
             store=store,

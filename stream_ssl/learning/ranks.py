@@ -42,6 +42,24 @@ class Turn:
     ready: Sequence[bool] = (True,)
 
 
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a rank has done in all turns.
+
+    Attributes:
+        busy: seconds on its own, not in an exchange. What a device waits for within a step counts
+            here too.
+        waited: seconds in exchanges, most of them for slower ranks.
+        sent: bytes that it gave to the others.
+        samples: of its stream.
+    """
+
+    busy: float = 0.0
+    waited: float = 0.0
+    sent: int = 0
+    samples: int = 0
+
+
 class Ranks:
     """The ranks of one run, which take every step together.
 
@@ -52,15 +70,14 @@ class Ranks:
     Attributes:
         last: the turn before.
         ready: of this process, told to the others at the next turn.
-        busy: seconds by rank, of all turns, that each spent on its own, not in an exchange. What a
-            device waits for within a step counts here too.
+        work: by rank.
     """
 
     def __init__(self, group: SingleProcess, device: torch.device) -> None:
         self.group, self._device = group, device
         self.save_asked = False
         self.last, self.ready = Turn(), True
-        self.busy = [0.0] * group.size
+        self.work = [Work()] * group.size
         self._since = time.perf_counter(), group.waited
 
     @property
@@ -69,7 +86,7 @@ class Ranks:
         return self.group.size == 1
 
     def agree(self, stop: bool, batch: int, waiting: int, offset: Offset) -> Turn:
-        """One turn, the same on every rank: a single exchange of eight numbers.
+        """One turn, the same on every rank: a single exchange of ten numbers.
 
         Args:
             stop: whether this rank was asked to.
@@ -82,14 +99,17 @@ class Ranks:
             return self.last
         began, waited = self._since
         busy = time.perf_counter() - began - (self.group.waited - waited)
-        numbers = [stop, self.save_asked, batch, waiting, offset.record, offset.sample]
-        numbers += [self.ready, int(1e6 * busy)]
-        row_18 = torch.tensor([numbers], dtype=torch.int64, device=self._device)
-        stops, saves, batches, kept, records, samples, ready, micros = to_host(
-            self.group.gather_equal(row_18)
+        numbers = [stop, self.save_asked, batch, waiting, offset.record, offset.sample, self.ready]
+        numbers += [int(1e6 * busy), int(1e6 * self.group.waited), self.group.bytes]
+        row_10 = torch.tensor([numbers], dtype=torch.int64, device=self._device)
+        stops, saves, batches, kept, records, samples, ready, *work = to_host(
+            self.group.gather_equal(row_10)
         ).T.tolist()
         self._since = time.perf_counter(), self.group.waited
-        self.busy = [before + micro / 1e6 for before, micro in zip(self.busy, micros, strict=True)]
+        self.work = [
+            Work(one.busy + busy / 1e6, waited / 1e6, sent, one.samples + batch)
+            for one, busy, waited, sent, batch in zip(self.work, *work, batches, strict=True)
+        ]
         offsets = [Offset(*pair) for pair in zip(records, samples, strict=True)]
         self.save_asked = False
         all_ready = [bool(one) for one in ready]

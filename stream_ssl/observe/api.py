@@ -33,6 +33,7 @@ from stream_ssl.observe.producers_view import SORTS as PRODUCER_SORTS
 from stream_ssl.observe.producers_view import ProducersView
 
 if TYPE_CHECKING:
+    from stream_ssl.observe.group_view import GroupView
     from stream_ssl.observe.memory_view import MemoryView
 
 ROLES: tuple[Role, ...] = ("receiver", "learner")
@@ -61,6 +62,7 @@ class Sources:
     Attributes:
         run: the run's folder.
         memory: of a learner; None until it is built.
+        group: of a learner whose ranks have met.
         producers: of a receiver.
         peer: where the other process is.
         token: of both.
@@ -68,6 +70,7 @@ class Sources:
 
     run: Path | None = None
     memory: MemoryView | None = None
+    group: GroupView | None = None
     producers: ProducersView | None = None
     peer: Peer = lambda _: None
     token: Token | None = None
@@ -90,6 +93,7 @@ class Api:
             "history": self._figures,
             "checkpoints": self._checkpoints,
             "producers": self._producers,
+            "ranks": self._ranks,
             "memory": self._memory,
             "memory/slots": self._slots,
             "memory/slot": self._slot,
@@ -169,6 +173,13 @@ class Api:
         if self._sources.producers is None:
             raise Refused(404, "only the receiver knows the producers")
         return self._sources.producers.listing(sort, find, offset, limit)
+
+    def _ranks(self, query: Query) -> object:
+        query.end()
+        if self._role != "learner":
+            raise Refused(404, "only the learner knows the ranks")
+        group = self._sources.group
+        return {"ranks": [], "parked": []} if group is None else group.summary()
 
     @property
     def _view(self) -> MemoryView:

@@ -490,7 +490,7 @@ class LearnerMetrics:
         """What the ranks of a run have done so far.
 
         Args:
-            busy: of `stream_ssl.learning.ranks.Ranks`.
+            busy: seconds by rank, of `stream_ssl.learning.ranks.Work`.
             slots: that all shards hold.
             group: the ranks, as this one has met them.
         """

@@ -17,8 +17,11 @@ import httpx
 import pytest
 from page_world import Feed, receiving, serving
 
+from stream_ssl.batch import Offset
 from stream_ssl.ingest.producer_table import ProducerTable
+from stream_ssl.learning.ranks import Work
 from stream_ssl.observe.api import Sources
+from stream_ssl.observe.group_view import GroupView, Member
 from stream_ssl.observe.http_access import Token
 
 sync_api = pytest.importorskip("playwright.sync_api")
@@ -258,6 +261,34 @@ def test_phones_and_thousands(chromium: Any, scheme: str) -> None:
             assert page.evaluate(wide) <= 0
             for name in ("--text", "--muted", "--good", "--bad", "--accent"):
                 assert contrast(page, name, "--card") >= 4.5, (scheme, name)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_group_shows_the_slowest_rank_and_parked_journals(chromium: Any, scheme: str) -> None:
+    members = [Member(HOSTILE, "0123456789abcdef"), Member("south", "fedcba9876543210")]
+    group = GroupView(members, ["77777777aaaaaaaa"], capacity=64, clock=iter([0.0, 5.0]).__next__)
+    for step, seconds in ((0, 0.0), (10, 1.0)):
+        work = [
+            Work(0.2 * seconds, seconds, 40_000 * step, 64 * step),
+            Work(seconds, 0.2 * seconds),
+        ]
+        group.consume(step, work, 41, [Offset(11, 0), Offset(5, 3)])
+    phone = {"viewport": {"width": 360, "height": 740}, "color_scheme": scheme}
+    with serving(None, sources=Sources(run=Path("runs/parked"), group=group)) as (server, _):  # noqa: SIM117
+        with Visit(chromium, server.address + "/", **phone) as visit:
+            page = visit.page
+            page.locator("#group-table tbody tr >> nth=1").scroll_into_view_if_needed()
+            visit.picture(f"group-{scheme}")
+            rows = [row.split() for row in page.locator("#group-table tbody tr").all_inner_texts()]
+            assert rows[1][:3] == ["1", "slowest", "south"]
+            assert "slowest" not in rows[0]
+            assert page.locator("#group-parked").inner_text().endswith("is back: 77777777")
+            wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+            assert page.evaluate(wide) <= 0
+    with serving(None) as (server, _), Visit(chromium, server.address + "/") as visit:
+        visit.page.wait_for_selector("#verdict:not(.wait)")
+        assert not visit.page.locator("#group").is_visible()
+        assert not visit.page.locator('a[href="#group"]').is_visible()
 
 
 def until(page: Any, expression: str, seconds: float = 30.0) -> None:

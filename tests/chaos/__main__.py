@@ -76,6 +76,14 @@ def receivers(scratch: Path, minutes: float) -> Rows:
     return [{"gate": 17, **none_lost(found)}]
 
 
+def elastic(scratch: Path, minutes: float) -> Rows:
+    from chaos import elastic
+
+    found = elastic.away(scratch, samples=12_000, rate=60)
+    held = found["parked"] == 1 and not found["lost"]
+    return [{"gate": 18, **checked(found, "1 parked, 0 lost, 0 twice", held)}]
+
+
 def power_cuts(scratch: Path, minutes: float) -> Rows:
     from chaos import power_cuts
 
@@ -191,6 +199,7 @@ GATES: dict[str, Callable[[Path, float], Rows]] = {
     "kills": kills,
     "ranks": ranks,
     "receivers": receivers,
+    "elastic": elastic,
     "power-cuts": power_cuts,
     "damage": damage,
     "bad-disk": bad_disk,

@@ -75,16 +75,16 @@ def _learn(folder: Path, deaths: int, draw: random.Random) -> None:
         before = 0
         for _ in range(deaths):
             # Not before a checkpoint is newer than the last death: else it might never end.
-            until(partial(_step_is_above, folder, before), partial(_log, folder), 240)
+            until(partial(_step_is_above, folder, before), partial(log_of, folder), 240)
             time.sleep(draw.uniform(0, 1))
-            before = _step(folder)
+            before = step_of(folder)
             draw.choice(_workers(torchrun)).kill()
-        reading = _Reading(folder)
-        until(reading.has_ended, partial(_log, folder), 600)
+        reading = Reading(folder)
+        until(reading.has_ended, partial(log_of, folder), 600)
         stop(torchrun)
 
 
-class _Reading:
+class Reading:
     """Watches how far the ranks have read, which they tell twice a second."""
 
     def __init__(self, folder: Path) -> None:
@@ -103,13 +103,13 @@ def hangs(folder: Path, samples: int) -> dict[str, float]:
     """A rank that is stopped (SIGSTOP): seconds until the group has started again and learns."""
     _fill(folder, samples)
     with _ranks(folder, restarts=1) as torchrun:
-        until(lambda: _step(folder) > 0, lambda: _log(folder), 240)
-        old, before = _workers(torchrun), _step(folder)
+        until(lambda: step_of(folder) > 0, lambda: log_of(folder), 240)
+        old, before = _workers(torchrun), step_of(folder)
         old[-1].suspend()
         began = time.monotonic()
-        until(lambda: not any(one.is_running() for one in old), lambda: _log(folder), 240)
+        until(lambda: not any(one.is_running() for one in old), lambda: log_of(folder), 240)
         found = time.monotonic() - began
-        until(lambda: _step(folder) > before, lambda: _log(folder), 240)
+        until(lambda: step_of(folder) > before, lambda: log_of(folder), 240)
         back = time.monotonic() - began
         stop(torchrun)
     return {"timeout": TIMEOUT, "gone": round(found, 1), "learns": round(back, 1)}
@@ -155,7 +155,7 @@ def _workers(torchrun: subprocess.Popen[bytes]) -> list[psutil.Process]:
     return found
 
 
-def _facts(folder: Path) -> dict[str, Any]:
+def facts_of(folder: Path) -> dict[str, Any]:
     try:
         facts: dict[str, Any] = json.loads((folder / "checkpoints/latest/state.json").read_text())
     except (OSError, ValueError):
@@ -163,12 +163,12 @@ def _facts(folder: Path) -> dict[str, Any]:
     return facts
 
 
-def _step(folder: Path) -> int:
-    return int(_facts(folder).get("step", 0))
+def step_of(folder: Path) -> int:
+    return int(facts_of(folder).get("step", 0))
 
 
 def _step_is_above(folder: Path, step: int) -> bool:
-    return _step(folder) > step
+    return step_of(folder) > step
 
 
 def _compared(one: Path, other: Path) -> dict[str, int]:
@@ -181,9 +181,9 @@ def _compared(one: Path, other: Path) -> dict[str, int]:
         unequal += ours.keys() != theirs.keys() or any(
             not ours[key].equal(theirs[key]) for key in ours
         )
-    steps = [_facts(path)["step"] for path in (one, other)]
+    steps = [facts_of(path)["step"] for path in (one, other)]
     return {"files": len(names[0]), "unequal": unequal + (steps[0] != steps[1])}
 
 
-def _log(folder: Path) -> str:
+def log_of(folder: Path) -> str:
     return (folder / "torchrun.log").read_text(errors="replace")[-4000:]

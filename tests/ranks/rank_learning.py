@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import astuple, replace
 from typing import Any
 from unittest import mock
 
@@ -246,16 +246,20 @@ def check_turns(ranks: int) -> None:
         joint.ready = group.rank > 0
         if group.rank == 1:
             time.sleep(0.3)
+        joint.agree(False, 8 * group.rank, 0, START)
         turn = joint.agree(False, 0, 0, START)
-        return [list(turn.ready), joint.busy, group.waited]
+        return [list(turn.ready), [astuple(one) for one in joint.work], group.bytes]
 
     by_rank = together(ranks, work)
-    for ready, busy, _ in by_rank:
+    for ready, known, _ in by_rank:
         assert ready == [False] + [True] * (ranks - 1)
-        assert busy == by_rank[0][1]
+        assert known == by_rank[0][1]
+        busy, waited, sent, samples = zip(*known, strict=True)
         assert busy.index(max(busy)) == 1
         assert busy[1] >= 0.3
-    assert by_rank[0][2] >= 0.2, "the others wait"
+        assert waited[0] >= 0.2, "the others wait"
+        assert all(0 < told <= own for told, (*_, own) in zip(sent, by_rank, strict=True))
+        assert list(samples) == [8 * rank for rank in range(ranks)]
 
 
 def check_devices(ranks: int) -> None:

@@ -1,5 +1,6 @@
 // The page: what is asked when, and the sections that show it. No build step; modules as they are.
 import { Charts } from "./charts.js";
+import { GroupSection } from "./group.js";
 import { MemorySection } from "./memory.js";
 import { MapSection } from "./map.js";
 import { ProducersSection } from "./producers.js";
@@ -81,12 +82,14 @@ async function showCheckpoints() {
 }
 
 const charts = new Charts(document.querySelector("#charts"));
+const group = new GroupSection();
 const memory = new MemorySection();
 const map = new MapSection((slot) => memory.open(slot), memory.pictures);
 const producers = new ProducersSection();
 
 repeat(2, null, showStates);
 repeat(4, document.querySelector("#charts"), () => charts.refresh());
+repeat(3, null, () => group.refresh());
 repeat(6, document.querySelector("#memory"), () => memory.refresh());
 repeat(10, document.querySelector("#map"), () => map.refresh());
 repeat(3, document.querySelector("#producers"), () => producers.refresh());

@@ -1,0 +1,43 @@
+// The ranks of a run side by side; nothing of it is shown where one process learns.
+import { ask, bytes, duration, element, number, percent, rate } from "./lib.js";
+
+export class GroupSection {
+  constructor() {
+    this.section = document.querySelector("#group");
+    this.link = document.querySelector('a[href="#group"]');
+    this.body = document.querySelector("#group-table tbody");
+  }
+
+  async refresh() {
+    const note = document.querySelector("#group-note"), parked = document.querySelector("#group-parked");
+    let got;
+    try { got = await ask("learner", "ranks"); } catch (error) { note.textContent = error.message; return; }
+    const group = got.ranks.length > 1;
+    this.section.hidden = this.link.hidden = !group && !got.parked.length;
+    this.body.closest(".card").hidden = !group;
+    note.textContent = group ? `${got.ranks.length} ranks, ${number(got.steps_per_second)} steps/s; means of the last ten seconds` : "";
+    const many = got.parked.length > 1;
+    parked.hidden = !got.parked.length;
+    parked.textContent = got.parked.length ? `${got.parked.length} journal${many ? "s" : ""} parked until ${many ? "their hosts are" : "its host is"} back: ${got.parked.map(short).join(", ")}` : "";
+    this.body.replaceChildren(...got.ranks.map((one) => row(one, one.rank === got.slowest)));
+  }
+}
+
+const short = (id) => id.slice(0, 8);
+
+function seconds(value) {
+  return value != null && value < 1 ? `${number(1000 * value)} ms` : duration(value).join(" ");
+}
+
+function row(one, slowest) {
+  const mark = slowest ? [element("span", { class: "mark" }, "slowest")] : [];
+  return element("tr", { class: slowest ? "slowest" : null },
+    element("th", { scope: "row" }, one.rank, " ", ...mark),
+    element("td", { class: "name" }, element("bdi", {}, one.host)),
+    element("td", { class: "n" }, one.samples_per_second == null ? "–" : rate(one.samples_per_second).join(" ")),
+    element("td", { class: "n" }, seconds(one.busy_per_step)),
+    element("td", { class: "n" }, seconds(one.waited_per_step)),
+    element("td", { class: "n" }, one.sent_bytes_per_step == null ? "–" : bytes(one.sent_bytes_per_step).join(" ")),
+    element("td", { class: "n", title: `${number(one.slots)} of ${number(one.capacity)} slots` }, percent(one.slots / Math.max(1, one.capacity)).join(" ")),
+    element("td", { title: one.journal }, one.journal ? `${short(one.journal)}, at record ${number(one.record)}` : "–"));
+}
