@@ -36,11 +36,12 @@ def check_shareable(
             f"capacity {capacity} cannot be divided by {group.size} ranks: choose {lower} or "
             f"{lower + group.size}, or other ranks"
         )
-    if not policy.across_ranks or getattr(policy, "index", "exact") == "ivf":
-        index = ' with index="ivf"' if policy.across_ranks else ""
+    if not policy.across_ranks:
+        said = ", ".join(f"{name}={value!r}" for name, value in policy.settings().items())
         raise ValueError(
-            f"eviction {policy.name}{index} looks at the slots of one process, and {group.size} "
-            'ranks hold this memory: choose MostDuplicated with index="exact", or Oldest'
+            f"eviction {policy.name}{said and f' with {said}'} looks at the slots of one process, "
+            f'and {group.size} ranks hold this memory: choose MostDuplicated with index="exact", '
+            "with an age cap or without, or Oldest"
         )
     if duplicates is not None and duplicates.action == "merge":
         raise ValueError(

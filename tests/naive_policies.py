@@ -92,14 +92,13 @@ class Part:
         self.held: list[Sample] = []
         self.gone = list(reversed(gone))
 
-    def offer(self, newcomer: Sample, refused_leave: bool = False) -> None:
+    def offer(self, newcomer: Sample) -> None:
         """AssertionError where another left than the rule lets leave."""
         if len(self.held) < self.capacity:
             self.held.append(newcomer)
             return
         allowed = self.rule(self.held, newcomer)
         if allowed == {-1}:
-            assert not refused_leave or self.gone.pop() == newcomer.born
             return
         gone = self.gone.pop()
         slots = {slot for slot in allowed if self.held[slot].born == gone}
@@ -122,20 +121,3 @@ def follow(rule: Rule, capacity: int, stream: Sequence[Sample], gone: Sequence[i
         memory.offer(newcomer)
     assert not memory.gone
     return [sample.born for sample in memory.held]
-
-
-def follow_behind_fifo(
-    rule: Rule, capacity: int, fifo: int, stream: Sequence[Sample], gone: Sequence[int]
-) -> set[int]:
-    """The same where the stream passes a queue, and what leaves it a smaller memory of this rule.
-
-    Who is in the memory at the end; `gone` names those too that the rule refuses.
-    """
-    queue: list[Sample] = []
-    main = Part(rule, capacity - fifo, gone)
-    for newcomer in stream:
-        queue.append(newcomer)
-        if len(queue) > fifo:
-            main.offer(queue.pop(0), refused_leave=True)
-    assert not main.gone
-    return {sample.born for sample in (*queue, *main.held)}

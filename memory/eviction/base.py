@@ -43,7 +43,7 @@ class Policy(ABC):
     name: ClassVar[str] = ""
     """What the policy is called in states and errors; of a subclass without one, its class's."""
 
-    across_ranks: ClassVar[bool] = False
+    across_ranks: bool = False
     """Whether it chooses among the slots of all ranks (process_group.py), alike on each."""
 
     score: Score = Linear()

@@ -39,7 +39,6 @@ class MostDuplicated(Policy):
     """
 
     name = "most-duplicated"
-    across_ranks = True
 
     def __init__(
         self,
@@ -54,6 +53,7 @@ class MostDuplicated(Policy):
         self.score = Linear() if score is None else score
         check_score(self.score)
         self.compete, self.index = compete, index
+        self.across_ranks = index != "ivf"  # whose cells are of one process's slots
 
     def settings(self) -> dict[str, Any]:
         index = self.index

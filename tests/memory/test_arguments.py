@@ -97,7 +97,6 @@ def test_whole_numbers_of_numpy_and_lists_for_shapes_are_fine() -> None:
         ),
         (ProcessGroup, "no process group: call torch.distributed.init_process_group first"),
         (lambda: Hybrid("oldest"), r"policy is 'oldest': .*policy\('oldest'\)"),
-        (lambda: Hybrid(front=-1), "front is -1: must be at least 0 slots"),
         (lambda: Hybrid(age_cap=9.5), "age_cap is 9.5: must be a whole number"),
         (lambda: KappaBandit(0.1), "kappas are 0.1: must be distinct numbers"),
         (lambda: KappaBandit(explore="all"), "explore is 'all'"),
@@ -107,7 +106,7 @@ def test_whole_numbers_of_numpy_and_lists_for_shapes_are_fine() -> None:
         (lambda: policy(Oldest), "eviction policy <class .*must be a name"),
         (lambda: filled(eviction=(one := Hybrid(), WorkingMemory(3, 3, one))[0]), "serves another"),
     ],
-    ids=range(16),
+    ids=range(15),
 )
 def test_policies_and_what_they_are_built_with(build: Callable[[], Any], message: str) -> None:
     raises(build, message)

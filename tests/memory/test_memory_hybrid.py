@@ -1,4 +1,4 @@
-"""Age caps, FIFO stages and class balance against naive twins.
+"""Age caps and class balance against naive twins.
 
 Shapes: D embedding, K slots.
 """
@@ -20,12 +20,11 @@ from memory.eviction import (
     MostDuplicated,
     Oldest,
     Policy,
-    Reservoir,
 )
 from memory.eviction.base import Feedback
 from memory.scores import Linear, VonMisesFisher
 from tests import naive_policies as naive
-from tests.naive import STREAMS, reservoir_law, unit_rows
+from tests.naive import STREAMS, unit_rows
 
 
 class NoOdd(ClassBalanced):
@@ -107,73 +106,12 @@ def test_of_two_age_caps_the_lower_holds(caps: tuple[int, int]) -> None:
         assert memory.ids.tolist() == naive.follow(naive.aged(rule, 20), capacity, samples, gone)
 
 
-@pytest.mark.parametrize("name", INNER)
-def test_a_fifo_stage(name: str) -> None:
-    make, rule = INNER[name]
-    for seed in range(10):
-        capacity, samples, cuts = streams(seed, STREAMS[seed % len(STREAMS)])
-        for fifo in (1, capacity // 2, capacity - 1):
-            gone, memory = fill(Hybrid(make(), front=fifo), capacity, samples, cuts)
-            held = naive.follow_behind_fifo(rule, capacity, fifo, samples, gone)
-            assert set(memory.ids.tolist()) == held, f"seed {seed}, fifo {fifo}"
-
-
-@pytest.mark.parametrize("name", INNER)
-def test_an_age_cap_behind_a_fifo_stage(name: str) -> None:
-    make, rule = INNER[name]
-    for seed in range(6):
-        capacity, samples, cuts = streams(seed, "clustered")
-        both = Hybrid(make(), age_cap=capacity + 2, front=2)
-        nested = Hybrid(Hybrid(make(), age_cap=capacity + 2), front=2)
-        rule_of_main = naive.aged(rule, capacity + 2)
-        for policy in (both, nested):
-            gone, memory = fill(policy, capacity, samples, cuts)
-            held = naive.follow_behind_fifo(rule_of_main, capacity, 2, samples, gone)
-            assert set(memory.ids.tolist()) == held
-
-
-def test_the_newest_wait_in_the_fifo_stage_and_none_outlives_the_cap() -> None:
-    rng = np.random.default_rng(0)
-    z_ND = unit_rows(rng, "clustered", 900, 4)
-    memory = WorkingMemory(30, 4, Hybrid(Reservoir(), age_cap=100, front=8))
-    for start in range(0, 900, 9):
-        memory.add(torch.arange(start, start + 9), z_ND[start : start + 9])
-        newest = range(max(0, start + 9 - 8), start + 9)
-        assert set(newest) <= set(memory.ids.tolist())
-        assert int((start + 8 - memory.born).max()) <= 100 + 8
-
-
-def test_a_reservoir_behind_a_fifo_stage_keeps_its_law() -> None:
-    """600 runs: each of the 20 samples that left the stage is in the main part's 5 slots alike."""
-    capacity, fifo, seen, runs = 8, 3, 23, 600
-    ids, z_ND = torch.arange(seen), unit_rows(np.random.default_rng(1), "uniform", seen, 3)
-    policy = Hybrid(Reservoir(), front=fifo)
-    memory = WorkingMemory(capacity, 3, policy)
-    start = memory.state_dict()
-    held_N = torch.zeros(seen)
-    for run in range(runs):
-        start["eviction.inner.generator"] = torch.Generator().manual_seed(run).get_state()
-        memory.load_state_dict(start)
-        memory.add(ids, z_ND)
-        held_N[memory.ids] += 1
-    assert held_N[-fifo:].tolist() == [runs] * fifo
-    law = reservoir_law(capacity - fifo, seen - fifo)
-    spread = (held_N[:-fifo] - runs * law) ** 2 / (runs * law * (1 - law))
-    assert float(spread.sum()) * 19 / 20 < 19 + 4.5 * (2 * 19) ** 0.5
-
-
 def test_planted_errors_are_found() -> None:
     z_ND = unit_rows(np.random.default_rng(1), "uniform", 40, 4)
-    staged, capped = Hybrid(Oldest(), front=4), Hybrid(Oldest(), age_cap=30)
-    for policy, message in ((staged, "its queue is slots"), (capped, "born otherwise")):
-        memory = WorkingMemory(10, 4, policy)
-        memory.add(torch.arange(40), z_ND)
-        memory.born[:] = memory.encoded[:] = memory.born.flip(0)
-        assert message in memory.check_valid()[1]
-    memory = WorkingMemory(10, 4, Hybrid(Oldest(), front=4))
+    memory = WorkingMemory(10, 4, Hybrid(Oldest(), age_cap=30))
     memory.add(torch.arange(40), z_ND)
-    memory.ids[memory.born.argmin()] = -5
-    assert "ids of its main part" in memory.check_valid()[1]
+    memory.born[:] = memory.encoded[:] = memory.born.flip(0)
+    assert "born otherwise" in memory.check_valid()[1]
     balanced = WorkingMemory(10, 4, ClassBalanced())
     balanced.add(torch.arange(40), z_ND)
     balanced.labels[3] = 2
@@ -183,12 +121,6 @@ def test_planted_errors_are_found() -> None:
 def test_options_are_checked() -> None:
     with pytest.raises(ValueError, match="age_cap is 0: must be at least 1"):
         Hybrid(age_cap=0)
-    with pytest.raises(ValueError, match="front is -1: must be at least 0 slots"):
-        Hybrid(front=-1)
-    with pytest.raises(ValueError, match="front is 5 of 5 slots: must leave some"):
-        WorkingMemory(5, 2, Hybrid(front=5))
-    with pytest.raises(ValueError, match="the stage must be outermost"):
-        Hybrid(Hybrid(front=2), age_cap=5)
 
 
 def test_who_takes_slots_around_a_queue_takes_the_oldest() -> None:
@@ -197,10 +129,6 @@ def test_who_takes_slots_around_a_queue_takes_the_oldest() -> None:
     rows = Rows(*([torch.arange(1)] * 6))
     with pytest.raises(ValueError, match="whose head is slot 2"):
         memory.eviction.on_replace(torch.tensor([1]), rows, memory.embeddings[:1])
-    outer = Hybrid(front=1)
-    WorkingMemory(4, 2, outer)
-    with pytest.raises(ValueError, match="must be outermost"):
-        outer.on_replace(torch.tensor([1]), rows, memory.embeddings[:1])
 
 
 def test_feedback_reaches_the_inner_policy() -> None:
@@ -214,7 +142,7 @@ def test_feedback_reaches_the_inner_policy() -> None:
             self.heard.append(feedback)
 
     inner = Listening()
-    memory = WorkingMemory(4, 2, Hybrid(inner, age_cap=6, front=1))
+    memory = WorkingMemory(4, 2, Hybrid(inner, age_cap=6))
     z = torch.eye(2)[[0] * 9]
     memory.add(torch.arange(3), z[:3])
     memory.add(torch.arange(9), z)

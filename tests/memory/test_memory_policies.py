@@ -36,11 +36,10 @@ MAKERS: dict[str, Callable[[], Policy]] = {
     "most-duplicated, sharp": lambda: MostDuplicated(VonMisesFisher(0.1)),
     "hybrid, age cap": lambda: Hybrid(age_cap=70),
     "hybrid, sharp, age cap": lambda: Hybrid(MostDuplicated(VonMisesFisher(0.1)), age_cap=70),
-    "hybrid, front": lambda: Hybrid(front=5),
-    "hybrid, reservoir, both": lambda: Hybrid(Reservoir(), age_cap=90, front=3),
-    "hybrid, minred, both": lambda: Hybrid(MinimumRedundancy(), age_cap=60, front=4),
+    "hybrid, reservoir, age cap": lambda: Hybrid(Reservoir(), age_cap=90),
+    "hybrid, minred, age cap": lambda: Hybrid(MinimumRedundancy(), age_cap=60),
     "hybrid, queue, age cap": lambda: Hybrid(Oldest(), age_cap=40),
-    "hybrid of hybrid": lambda: Hybrid(Hybrid(ClassBalanced(), age_cap=80), front=7),
+    "hybrid of hybrid": lambda: Hybrid(Hybrid(ClassBalanced()), age_cap=80),
     "kappa-bandit": lambda: KappaBandit(interval=2),
 }
 

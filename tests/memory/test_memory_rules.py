@@ -117,15 +117,15 @@ BAD_PLANS = {
 }
 
 
-@table("around", ["alone", "age cap", "FIFO stage"])
+@table("around", ["alone", "age cap"])
 @table("bad", BAD_PLANS)
 def test_a_bad_plan_leaves_a_memory_that_goes_on(bad: str, around: str) -> None:
     """Eight fill the slots, the next joins, and the plan for the last four is none."""
     wrong, message = BAD_PLANS[bad]
     policy: Policy = Failing(wrong)
-    if around != "alone":
-        policy = Hybrid(policy, age_cap=100) if around == "age cap" else Hybrid(policy, front=1)
-    capacity = 9 if around == "FIFO stage" else 8
+    if around == "age cap":
+        policy = Hybrid(policy, age_cap=100)
+    capacity = 8
     memory = WorkingMemory(capacity, 4, policy)
     z_ND = unit_rows(np.random.default_rng(0), "uniform", 40, 4)
     with pytest.raises(ValueError, match=f"^failing {message}"):

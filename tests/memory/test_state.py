@@ -72,8 +72,8 @@ def of(policy: Callable[[], Policy] = most, **options: Any) -> Build:
             "under age_cap 50, this memory has age_cap 60",
         ),
         (
-            of(lambda: Hybrid(most(), front=2)),
-            of(lambda: Hybrid(Hybrid(most()), front=2)),
+            of(lambda: Hybrid(most(), age_cap=50)),
+            of(lambda: Hybrid(Hybrid(most()), age_cap=50)),
             "under inner eviction policy most-duplicated, this memory has .* hybrid",
         ),
         (

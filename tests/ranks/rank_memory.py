@@ -19,7 +19,7 @@ from torch import Tensor
 from memory import Duplicates, WorkingMemory
 from memory.descriptors import Thumbnail
 from memory.duel import exact
-from memory.eviction import MostDuplicated, Oldest, Policy
+from memory.eviction import Hybrid, MostDuplicated, Oldest, Policy
 from memory.process_group import SINGLE_PROCESS, SingleProcess
 from memory.scores import Gaussian, Linear, Score, Threshold, VonMisesFisher
 from memory.shards import resharded
@@ -118,12 +118,18 @@ def check_evictions(ranks: int, seed: int = 0) -> None:
         made = [MostDuplicated(case.score, case.compete) for case in cases]
         policies: list[tuple[Policy, Tensor]] = [*zip(made, streams, strict=True)]
         policies.append((Oldest(), queue_ND))
+        sharp = MostDuplicated(VonMisesFisher(0.1))
+        policies.append((Hybrid(sharp, age_cap=SLOTS + 9), queue_ND))
         return [fed(alike(group, policy), z_ND) for policy, z_ND in policies]
 
     with mock.patch.object(exact, "CANDIDATES", 8):  # of all, so that slots outside may overrule
         by_rank, alone = together(ranks, memories), memories(SINGLE_PROCESS)
     for case, z_ND, parts, one in zip(
-        [*cases, None], [*streams, queue_ND], zip(*by_rank, strict=True), alone, strict=True
+        [*cases, None, None],
+        [*streams, queue_ND, queue_ND],
+        zip(*by_rank, strict=True),
+        alone,
+        strict=True,
     ):
         found = joined([*parts])
         assert found["valid"] == [[True, ""]] * ranks, (case, found["valid"])

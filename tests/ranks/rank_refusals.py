@@ -13,7 +13,7 @@ from jsonargparse import Namespace
 from rank_group import together
 
 from memory import Duplicates, WorkingMemory
-from memory.eviction import MostDuplicated, Reservoir
+from memory.eviction import Hybrid, MostDuplicated, Oldest, Reservoir
 from memory.process_group import SingleProcess
 from stream_ssl.app.failures import Failure, Misconfigured
 from stream_ssl.app.ranks import check_alike, check_shared, part_of
@@ -41,7 +41,11 @@ def check_refusals(ranks: int) -> None:
             ),
             (
                 lambda: WorkingMemory(**sound, eviction=MostDuplicated(index="ivf"), group=group),
-                'eviction most-duplicated with index="ivf"',
+                "eviction most-duplicated with compete=False, index='ivf' looks at",
+            ),
+            (
+                lambda: WorkingMemory(**sound, eviction=Hybrid(Oldest(), 9), group=group),
+                "eviction hybrid with age_cap=9, inner eviction policy='oldest'",
             ),
             (
                 lambda: WorkingMemory(**sound, duplicates=Duplicates(action="merge"), group=group),
