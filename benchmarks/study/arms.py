@@ -45,6 +45,8 @@ POLICIES: Mapping[str, Callable[[], Policy]] = {
     "gaussian": _duplicated(Gaussian(1.0)),
     "compete": lambda: MostDuplicated(VonMisesFisher(0.1), compete=True),
     "hybrid": lambda: Hybrid(MostDuplicated(VonMisesFisher(0.1)), age_cap=AGE_CAP),
+    "cap8192": lambda: Hybrid(MostDuplicated(VonMisesFisher(0.1)), age_cap=AGE_CAP // 2),
+    "cap4096": lambda: Hybrid(MostDuplicated(VonMisesFisher(0.1)), age_cap=AGE_CAP // 4),
     "bandit": KappaBandit,
     "random": Random,
     "oracle": ClassBalanced,
@@ -56,6 +58,8 @@ DESCRIPTORS: Mapping[str, Callable[[], Descriptor]] = {
     "thumbnail": lambda: Thumbnail(side=8),
     "weighted": lambda: Weighted([Embedding(), Thumbnail(side=8)]),
     "weighted-1-9": lambda: Weighted([Embedding(), Thumbnail(side=8)], weights=[1, 9]),
+    "weighted-9-1": lambda: Weighted([Embedding(), Thumbnail(side=8)], weights=[9, 1]),
+    "weighted-99-1": lambda: Weighted([Embedding(), Thumbnail(side=8)], weights=[99, 1]),
     "frozen": lambda: Frozen(ConvNet()),
 }
 """What duplicates are counted on. `frozen` are the features of an untrained network."""
@@ -150,7 +154,15 @@ TITLES = {
 }
 """The arms of the tables, and what a reader calls them."""
 
+BEHIND_THE_DOOR = (
+    *(("cap4096", "thumbnail"), ("cap8192", "thumbnail"), ("hybrid", "thumbnail")),
+    *(("vmf0.1", "weighted-9-1"), ("vmf0.1", "weighted"), ("vmf0.1", "weighted-99-1")),
+    ("queue", "thumbnail"),
+)
+"""Policies and descriptors where near-copies are turned away by thumbnails, as in NOVEL."""
+
 RIVALS = (
+    *(drawn(*which, draw="epochs", novelty=0.9) for which in BEHIND_THE_DOOR),
     drawn("queue"),
     drawn("minred", "thumbnail"),
     drawn("minred", "thumbnail", draw="epochs"),
