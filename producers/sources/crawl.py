@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 READY = 64  # images that wait for the sender before no more are fetched
 TICK = 0.2  # seconds between two looks at whether to stop
+PASSED = 1000  # rows that are done already, between two looks
+END_SECONDS = 5.0  # for what is under way, once given up
 
 
 class Crawl:
@@ -155,6 +157,8 @@ class Crawl:
                     await room.acquire()
                     if not done >> (number - first) & 1:
                         group.create_task(one(number, row))
+                elif number % PASSED == 0:
+                    await asyncio.sleep(0)
 
 
 class Progress:
@@ -184,7 +188,8 @@ class Work:
             queue.SimpleQueue()
         )
         self.put, self.waiting = self._results.put, self._results.qsize
-        self._loop = asyncio.new_event_loop()
+        self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+        self._loop = self._runner.get_loop()
         self._task = self._loop.create_task(crawl.crawl_all(progress, self))
         self._thread = threading.Thread(target=self._run, name=f"crawl {crawl.name}", daemon=True)
         self._thread.start()
@@ -212,7 +217,9 @@ class Work:
     def end(self) -> None:
         """Give up what is under way."""
         self._soon(self._task.cancel)
-        self._thread.join()
+        self._thread.join(END_SECONDS)
+        if self._thread.is_alive():
+            log.error("source %s: requests do not end; they are left", self._crawl.name)
 
     def _soon(self, callback: Callable[..., object], *arguments: object) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended
@@ -225,19 +232,13 @@ class Work:
 
     def _run(self) -> None:
         try:
-            self._loop.run_until_complete(self._task)
+            with self._runner:  # ends tasks that are left, as for a robots.txt
+                self._loop.run_until_complete(self._task)
             self.put(None)
         except asyncio.CancelledError:
             self.put(None)
         except Exception as error:
             self.put(error)
-        finally:
-            left = asyncio.all_tasks(self._loop)  # that wait for a robots.txt
-            for task in left:
-                task.cancel()
-            if left:
-                self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
-            self._loop.close()
 
 
 @contextlib.contextmanager

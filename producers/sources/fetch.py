@@ -302,6 +302,7 @@ class Fetcher:
         if host.robots is None or age > (RETRY_SECONDS if failed else ROBOTS_SECONDS):
             host.robots_at = time.monotonic()
             host.robots = asyncio.ensure_future(self._read_robots(host, url))
+            host.robots.add_done_callback(look_at_error)
         return await asyncio.shield(host.robots)
 
     async def _read_robots(self, host: Host, url: httpx.URL) -> Protego | None:
@@ -415,6 +416,12 @@ def opted_out(headers: list[tuple[str, str]], agent: str) -> str:
             if after.strip() in OPT_OUTS and whom in ("", "*", agent):
                 return value[:200]
     return ""
+
+
+def look_at_error(task: asyncio.Task[Any]) -> None:
+    """Whoever waited for it may be gone: its error is then nobody's, and no bug."""
+    if not task.cancelled():
+        task.exception()
 
 
 def retry_after(value: str, otherwise: float) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
@@ -48,6 +49,7 @@ class Finite(ABC):
             raise ValueError(f"epochs {epochs}: must be 1 or more, or null for an endless stream")
         self.name = name
         self.shuffle, self.seed, self.epochs = shuffle, seed, epochs
+        self._stopped = threading.Event()
         self._index_N = select(count, subset)
         if len(self._index_N) == 0:
             raise ValueError(f"source {name!r}: subset {subset!r} of {count} samples is empty")
@@ -68,12 +70,18 @@ class Finite(ABC):
         epoch, done = place(position, self._facts, self.name, (ENDLESS, len(self)))
         return self._passes(epoch, done)
 
+    def stop(self) -> None:
+        """From any thread: `samples` ends, also where nothing can be read for long."""
+        self._stopped.set()
+
     def _passes(self, epoch: int, done: int) -> Iterator[tuple[Sample, Position]]:
         for current in itertools.count(epoch):
             if self.epochs is not None and current >= self.epochs:
                 return
             gave = done > 0
             for step, index in enumerate(self._order(current)[done:].tolist(), start=done + 1):
+                if self._stopped.is_set():
+                    return
                 sample = self._sample(index)
                 if sample is not None:
                     gave = True

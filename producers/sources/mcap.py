@@ -58,6 +58,8 @@ class McapFiles(RobotLogs):
 
         with path.open("rb") as file:
             for schema, channel, message in self._records(file, path, start):
+                if self._stopped.is_set():
+                    return
                 if schema is not None and self.wanted(channel.topic, schema.name):
                     yield Message(
                         channel.topic,

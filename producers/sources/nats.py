@@ -11,7 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Coroutine, Iterator
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -110,6 +110,7 @@ class Nats:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
         self._client: Client | None = None
+        self._opening: Future[tuple[JetStreamContext, str, int]] | None = None
         self._pulling: Future[None] | None = None
         # In the order of the stream: delivered to us and not acknowledged. The loop's own.
         self._in_hand: dict[int, Msg] = {}
@@ -133,7 +134,13 @@ class Nats:
                 gone, or another client takes from it.
         """
         self._thread.start()
-        js, created, last = self._call(self._open()).result()
+        self._opening = self._call(self._open())
+        if self._stopped.is_set():
+            self._opening.cancel()
+        try:
+            js, created, last = self._opening.result()
+        except CancelledError:
+            return iter(())
         self._facts: Facts = {"source": self.name, "stream": self._stream, "created": created}
         (self._safe,) = place(position, self._facts, self.name, (MAX_SEQUENCE,))
         if self._safe > last:
@@ -160,6 +167,8 @@ class Nats:
     def stop(self) -> None:
         """From any thread: `samples` ends at once."""
         self._stopped.set()
+        if self._opening is not None:
+            self._opening.cancel()  # without effect once it is done
         with self._changed:
             self._changed.notify()
 
@@ -172,7 +181,7 @@ class Nats:
             self._call(end_of_tasks()).result()
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
-            self._loop.close()
+        self._loop.close()
 
     # In the caller's thread
 

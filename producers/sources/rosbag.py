@@ -74,6 +74,8 @@ class RosBags(RobotLogs):
             if not file.readline().startswith(b"#ROSBAG V2.0"):
                 raise ValueError("it does not begin as a ROS 1 bag does")
             for header, data in unpacked(file):
+                if self._stopped.is_set():
+                    return
                 kind = header.get_uint8("op")
                 if kind not in (RecordType.CONNECTION, RecordType.MSGDATA):
                     continue

@@ -7,13 +7,14 @@ import gzip
 import re
 import tarfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, cast
 
 MAX_MEMBER = 256 * 2**20
+SEEK = 2**24  # bytes between two looks at whether to stop
 DAMAGE = (tarfile.TarError, EOFError, OSError, zlib.error, ValueError)
 BRACES = re.compile(r"\{([^{}]*)\}")
 
@@ -92,10 +93,15 @@ def open_shard(path: Path) -> Iterator[IO[bytes]]:
             yield cast(IO[bytes], unpacked)
 
 
-def read_members(path: Path, start: int, suffixes: tuple[str, ...]) -> Iterator[Member]:
+def read_members(
+    path: Path,
+    start: int,
+    suffixes: tuple[str, ...],
+    stopped: Callable[[], bool] = lambda: False,
+) -> Iterator[Member]:
     """The shard's files from the header at byte `start` on, wanted ones with their content.
 
-    The last item has an empty name and stands where the members end.
+    The last item has an empty name and stands where the members end; there is none once stopped.
 
     Raises:
         ShardError: the shard is damaged or cut off; names the byte.
@@ -103,7 +109,10 @@ def read_members(path: Path, start: int, suffixes: tuple[str, ...]) -> Iterator[
     at = start
     try:
         with open_shard(path) as file:
-            file.seek(start)
+            for at in (*range(0, start, SEEK), start):  # unpacks so far where it is gzipped
+                if stopped():
+                    return
+                file.seek(at)
             if not file.read(1):
                 if start == 0:
                     raise ShardError("the file is empty")
@@ -112,6 +121,8 @@ def read_members(path: Path, start: int, suffixes: tuple[str, ...]) -> Iterator[
             # Not tarfile's streaming mode: that cannot begin at an offset.
             with tarfile.open(fileobj=file, mode="r:", errorlevel=0) as tar:
                 while (info := tar.next()) is not None:
+                    if stopped():
+                        return
                     # Else it keeps every header that it has seen.
                     tar.members.clear()  # type: ignore[attr-defined]
                     at = info.offset

@@ -138,6 +138,8 @@ class WatchedFolder:
             for found in files:
                 if found.key <= last:
                     continue
+                if self._stopped.is_set():
+                    return
                 age = self.wall() - found.touched * 1e-9
                 if age < self._settle:
                     waiting = age >= 0
@@ -156,7 +158,7 @@ class WatchedFolder:
 
     def _look(self) -> Iterator[Found]:
         folders = [(self._root, "")]
-        while folders:
+        while folders and not self._stopped.is_set():
             folder, below = folders.pop()
             try:
                 entries = list(os.scandir(folder))

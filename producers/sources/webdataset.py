@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import posixpath
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -57,6 +58,7 @@ class WebDataset:
         self.epochs = epochs
         self.skipped = Skipped(self.name)
         self._shards = find_files(shards, "shard")
+        self._stopped = threading.Event()
 
     def samples(self, position: Position = None) -> Iterator[tuple[Sample, Position]]:
         """Each sample with the position after it; see `Source`."""
@@ -68,6 +70,10 @@ class WebDataset:
         facts = self._facts(shard)
         epoch, start = place(position, facts, self.name, (ENDLESS, ENDLESS))
         return self._passes(epoch, shard, start)
+
+    def stop(self) -> None:
+        """From any thread: `samples` ends, also where it reads what is not sent."""
+        self._stopped.set()
 
     def _facts(self, shard: int) -> Facts:
         path = self._shards[shard]
@@ -89,6 +95,8 @@ class WebDataset:
                     gave = True
                     yield sample, mark([current, end], facts)
                 start = 0
+            if self._stopped.is_set():
+                return
             if not gave:
                 raise barren(self.name)
             shard = 0
@@ -98,7 +106,7 @@ class WebDataset:
         stem = path.name.partition(".")[0]
         group: Group | None = None
         try:
-            for member in read_members(path, start, WANTED):
+            for member in read_members(path, start, WANTED, self._stopped.is_set):
                 folder, base = posixpath.split(member.name)
                 key, _, extension = base.partition(".")
                 key = posixpath.join(folder, key)

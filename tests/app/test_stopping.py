@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import time
@@ -28,6 +29,19 @@ def test_produce_stops_while_it_connects(tmp_path: Path) -> None:
         deaf.accept()[0].close()  # it has begun to connect
         producer.send_signal(signal.SIGTERM)
         assert producer.wait(60) == 0, run.log("produce")
+
+
+def test_produce_stops_while_its_source_is_made(tmp_path: Path) -> None:
+    urls = tmp_path / "urls.txt"
+    os.mkfifo(urls)  # a list that takes for ever to be opened
+    with processes(tmp_path) as run:
+        producer = run.start(
+            *("produce", "crawl", "--source.urls", str(urls)),
+            *("--to", "tcp://127.0.0.1:1", "--name", "robot"),
+        )
+        with urls.open("wb"):  # it reads
+            producer.send_signal(signal.SIGTERM)
+            assert producer.wait(60) == 0, run.log("produce")
 
 
 def test_produce_still_says_why_it_cannot_connect(tmp_path: Path) -> None:

@@ -1,12 +1,19 @@
 """How acknowledgements find their way to a broker's source."""
 
 import itertools
+import logging
+import socket
+import threading
 
+from client_peer import Peer
 from table import table
 
-from producers import Delivery
+from producers import Delivery, Producer
+from producers.shaping import Shaped
+from producers.sources import Nats
 from producers.sources.acknowledged import Deliveries
 from stream_ssl.app.cli import main
+from stream_ssl.app.commands import produce
 
 
 class Told:
@@ -44,6 +51,41 @@ def test_what_a_closing_producer_drops_holds_up_all_behind_it():
     ):
         callback(Delivery("x", outcome))
     assert source.heard == [0]
+
+
+def test_a_stop_does_not_wait_for_a_broker_that_says_nothing(caplog):
+    stop, held = threading.Event(), []
+    with socket.create_server(("127.0.0.1", 0)) as silent, Peer() as peer, peer.serving():
+        source = Nats("FRAMES", "ssl", f"nats://127.0.0.1:{silent.getsockname()[1]}")
+
+        def stop_once_it_connects():
+            held.append(silent.accept()[0])  # who waits for the server's greeting
+            stop.set()
+
+        threading.Thread(target=stop_once_it_connects).start()
+        with Producer(peer.address, "robot") as producer:
+            produce.send_all(Shaped(source), producer, 10.0, stop, source)  # else it says why
+        produce.part(source, stop)
+        assert not source._thread.is_alive()
+        held[0].close()
+    assert not caplog.records
+
+
+def test_a_stop_does_not_wait_for_the_goodbye_of_a_broker_that_is_gone(caplog, monkeypatch):
+    monkeypatch.setattr(produce, "PART_SECONDS", 0.01)
+    stop, answers = threading.Event(), threading.Event()
+
+    class Gone:
+        name = "gone"
+
+        def close(self):
+            stop.set()
+            answers.wait(20)
+
+    with caplog.at_level(logging.WARNING):
+        produce.part(Gone(), stop)
+    answers.set()
+    assert "source gone: the broker does not answer" in caplog.text
 
 
 @table(

@@ -204,6 +204,15 @@ def test_ids_are_the_same_in_every_epoch(kind, tmp_path):
     assert len(set(ids)) == half
 
 
+@table("kind", [kind for kind in BUILDERS if kind != "synthetic"])
+def test_stop_ends_a_source_that_would_go_on(kind, tmp_path):
+    source = BUILDERS[kind](tmp_path)
+    stream = source.samples()
+    next(stream)
+    source.stop()
+    assert list(stream) == []
+
+
 @table("kind", BUILDERS)
 def test_another_sources_position_is_refused(kind, tmp_path):
     source = BUILDERS[kind](tmp_path)

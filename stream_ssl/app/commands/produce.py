@@ -38,6 +38,8 @@ STOP_SECONDS = 20.0
 """How long what is under way may take once asked to stop, ..."""
 STALL_SECONDS = 1.0
 """... while something is acknowledged at least so often."""
+PART_SECONDS = 1.5
+"""How long a broker may take over the last acknowledgements once asked to stop."""
 OWN = {
     *("address", "name", "keys", "server_key", "source", "takeover", "before", "abandon"),
     *("on_rejected", "on_state", "on_stats", "stats_seconds", "exit_timeout"),
@@ -70,7 +72,7 @@ def main(arguments: Sequence[str]) -> int:
     check_files(parser, arguments[1:])
     settings = parser.parse_args(list(arguments[1:]))
     given = parser.parse_args(list(arguments[1:]), defaults=False)
-    return reported(lambda: produce(settings, SOURCES[chosen.source], stop_on_signals(), given))
+    return reported(lambda: produce(settings, SOURCES[chosen.source], given))
 
 
 def source_parser(name: str) -> ArgumentParser:
@@ -120,12 +122,11 @@ def source_parser(name: str) -> ArgumentParser:
     return parser
 
 
-def produce(
-    settings: Namespace, cls: Callable[..., Source], stop: threading.Event, given: Namespace
-) -> None:
-    """Send a source's samples until it ends or `stop` is set; `given` are the options asked for."""
+def produce(settings: Namespace, cls: Callable[..., Source], given: Namespace) -> None:
+    """Send a source's samples until it ends, or SIGTERM; `given` are the options asked for."""
     with configuring():
-        origin = cls(**settings.source)
+        origin = cls(**settings.source)  # may list a million files: a signal still ends all at once
+        stop = stop_on_signals()
         broker = origin if isinstance(origin, Acknowledged) else None
         source = Shaped(stream(origin, settings, given), **settings.shape)
         if broker is not None:
@@ -150,7 +151,7 @@ def produce(
         raise Failure(str(error)) from error
     finally:
         if broker is not None:  # once the producer's last callback has been called
-            broker.close()
+            part(broker, stop)
 
 
 def stream(source: Source, settings: Namespace, given: Namespace | None = None) -> Source:
@@ -223,13 +224,13 @@ def send_all(
     position = welcome.position
     log.info("connected to %s%s", producer.address, "; going on" if position is not None else "")
     report = Report(producer, broker)
+    threading.Thread(target=_stop_source, args=(source, stop), daemon=True).start()
     with configuring():
         try:
             samples = source.samples(position)
         except SourceError as error:  # a broker that is away: no fault of the settings
             raise Failure(str(error)) from error
     deliveries = None if broker is None else Deliveries(broker)
-    threading.Thread(target=_stop_source, args=(source, stop), daemon=True).start()
     too_large = Skipped(source.name)
     for sample, after in samples:
         # Shaped as it is here hands the broker's position on, as "inner".
@@ -264,6 +265,21 @@ def connect(producer: Producer, patience: float, stop: threading.Event) -> Welco
                 why = str(error).partition(": ")[2]
                 raise CannotConnectError(f"no connection within {patience:g} s: {why}") from None
     return None
+
+
+def part(broker: Acknowledged, stop: threading.Event) -> None:
+    """Close the source of a broker; once asked to stop, do not wait for one that is away."""
+    closing = threading.Thread(target=broker.close, name=f"close {broker.name}", daemon=True)
+    closing.start()
+    while closing.is_alive() and not stop.is_set():
+        closing.join(0.05)
+    closing.join(PART_SECONDS)
+    if closing.is_alive():
+        log.warning(
+            "source %s: the broker does not answer: what it was not told of comes again, under the "
+            "same ids",
+            broker.name,
+        )
 
 
 def _stop_source(source: Shaped, stop: threading.Event) -> None:
