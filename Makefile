@@ -12,6 +12,10 @@ DEMO_OUT     ?= demo-out
 GATES        ?=
 SOAK_MINUTES ?= 60
 
+# Where it is set, as container images have it, each of a target's processes compiles all of torch
+# anew, which takes longer than the import.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test mutations browser check chaos bench gpu servers servers-packages prometheus containers manifests lint format docs setup clean
 
 setup: $(READY)
