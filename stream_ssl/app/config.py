@@ -110,10 +110,12 @@ class RanksSettings:
         receivers: the run folders of this host's receivers, where each host or rank has one with a
             journal of its own: of n folders, the host's rank l reads that of number l modulo n.
             Hosts may have others. Empty: all ranks read the journal of the run.
+        lost: ids of parked journals whose disks are lost, which `parked_journals` then leaves out.
     """
 
     timeout: float = 120.0
     receivers: list[Path] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if not self.timeout > 0:

@@ -26,7 +26,7 @@ from stream_ssl.app.notify import Notifier
 from stream_ssl.app.page import announced, page_sources, process_of
 from stream_ssl.app.warm_start import warm_start
 from stream_ssl.batch import START
-from stream_ssl.ingest.batches import Batches
+from stream_ssl.ingest.batches import Batches, JournalReplaced
 from stream_ssl.ingest.consumer_offsets import ConsumerOffsets
 from stream_ssl.ingest.journal import JournalReader, journal_id
 from stream_ssl.ingest.rate_limited_logger import RateLimitedLogger
@@ -106,12 +106,19 @@ class Process:
         if saved is not None:
             settings.encoder.weights = None  # the checkpoint holds all of them
         self._serve(settings, stack)
-        apart = saved is not None and saved.journals is not None
-        part = self._part = ranks.part_of(settings, self._ranks, apart)
-        if part.journal is not None:
+        part = self._part = ranks.part_of(settings, self._ranks, saved)
+        if part.apart and part.journal is not None:
             self._checkpointer.read_apart(part.journal, saved)
+        elif self._checkpointer.follow(part.journal):
+            log.error(
+                "the checkpoint goes on in journal %s, and %s has journal %s: all ranks read it "
+                "from its beginning. To go on where the checkpoint was, stop, and put its own back",
+                saved.journal if saved is not None else None,
+                part.folder,
+                part.journal,
+            )
         self._page.peer = partial(process_of, part.folder)
-        self._group = self._page.group = self._met(saved, settings.memory.capacity)
+        self._group = self._page.group = self._met(saved, settings)
         place = part.number, len(part.readers)
         start = START if saved is None else saved.start(*place, part.journal)
         before = () if saved is None else saved.before(len(part.readers), part.journal)
@@ -227,6 +234,8 @@ class Process:
                     self._checkpoint_to_free_space()  # the learner has all that there is
         except IncompatibleConfig as error:  # only the samples could tell
             raise Misconfigured(str(error)) from error
+        except JournalReplaced as error:
+            raise Failure(str(error)) from error
         except RankLost as error:
             raise Failure(f"{error}; all ranks go on from the last checkpoint") from error
         self.health.set("started", False, "stopping")
@@ -235,20 +244,28 @@ class Process:
         if self.learner.step:
             self._save(lambda: self._checkpointer.save(self.learner, self._config))
 
-    def _met(self, saved: Saved | None, capacity: int) -> GroupView:
+    def _met(self, saved: Saved | None, settings: Namespace) -> GroupView:
         """Who the ranks are, and which journals of the run none of them reads: their hosts are not
         there."""
         own = {"host": socket.gethostname(), "journal": journal_id(self._part.folder / "journal")}
         members = [Member(**told) for told in self._ranks.tell(own)]
-        known = saved.journals if saved is not None and saved.journals is not None else {}
-        parked = sorted(set(known) - {member.journal for member in members})
-        if self._part.journal is not None:
-            self.metrics.parked(len(parked))
+        capacity = settings.memory.capacity
+        if not self._part.apart:
+            return GroupView(members, (), capacity)
+        known, read = self._checkpointer.journals, {member.journal for member in members}
+        parked = sorted(known - read - set(settings.ranks.lost))
+        self.metrics.parked(len(parked))
         if parked and not self._ranks.group.rank:
             log.warning(
                 "parked: %s. No rank reads the journals of these ids, which checkpoints go on to "
                 "remember; start the group with their hosts and it goes on in them",
                 ", ".join(parked),
+            )
+        if saved is not None and self._part.journal not in known and not self._part.number:
+            log.warning(
+                "journal %s in %s is new to this run: it is read from its beginning",
+                self._part.journal,
+                self._part.folder,
             )
         return GroupView(members, parked, capacity)
 

@@ -27,6 +27,7 @@ from stream_ssl.app.config import flat
 from stream_ssl.app.failures import Failure, Misconfigured, configuring
 from stream_ssl.durable import make_folder
 from stream_ssl.ingest.journal import journal_id
+from stream_ssl.learning.checkpoint import Saved
 from stream_ssl.learning.ranks import Ranks
 
 log = logging.getLogger("stream_ssl.ranks")
@@ -100,13 +101,15 @@ class Part:
     Attributes:
         folder: of the receiver.
         rank, readers: which rank of the run this is, and which ones read the same journal.
-        journal: its id, where ranks have journals of their own; else None.
+        journal: its id; None where one process will find out.
+        apart: whether ranks have journals of their own.
     """
 
     folder: Path
     rank: int
     readers: Sequence[int]
-    journal: str | None = None
+    journal: str | None
+    apart: bool
 
     @property
     def number(self) -> int:
@@ -114,11 +117,12 @@ class Part:
         return self.readers.index(self.rank)
 
 
-def part_of(settings: Namespace, ranks: Ranks, apart: bool) -> Part:
+def part_of(settings: Namespace, ranks: Ranks, saved: Saved | None) -> Part:
     """Which journal this rank reads.
 
     Args:
-        apart: whether a checkpoint tells of several journals, though the settings name no folders.
+        saved: what the run goes on from; if it tells of several journals, ranks have their own,
+            though the settings name no folders.
 
     Raises:
         Misconfigured: a host has fewer ranks than receivers.
@@ -126,9 +130,11 @@ def part_of(settings: Namespace, ranks: Ranks, apart: bool) -> Part:
     """
     rank, size = ranks.group.rank, ranks.group.size
     folders = [Path(folder) for folder in settings.ranks.receivers]
-    if not any(ranks.tell(bool(folders) or apart)):
-        _check_one_journal(ranks, settings.run)
-        return Part(settings.run, rank, range(size))
+    if not folders and saved is not None and saved.journals is not None:
+        folders = [settings.run]
+    if not any(ranks.tell(bool(folders))):
+        journal = _one_journal(ranks, settings.run, begun=saved is not None)
+        return Part(settings.run, rank, range(size), journal, apart=False)
     local, here = (int(os.environ.get(f"LOCAL_{name}", 0)) for name in ("RANK", "WORLD_SIZE"))
     if len(folders) > max(1, here):
         raise Misconfigured(
@@ -145,13 +151,16 @@ def part_of(settings: Namespace, ranks: Ranks, apart: bool) -> Part:
             + "start that receiver first, and name its run folder in ranks.receivers"
         )
     readers = [other for other, read in enumerate(told) if read == journal]
-    return Part(folder, rank, readers, journal)
+    return Part(folder, rank, readers, journal, apart=True)
 
 
-def _check_one_journal(ranks: Ranks, run: Path) -> None:
+def _one_journal(ranks: Ranks, run: Path, begun: bool) -> str | None:
+    """The id of the journal that all ranks read, which must know it alike when they go on."""
     if ranks.alone:
-        return
+        return None
     told = {rank: one for rank, one in enumerate(ranks.tell(journal_id(run / "journal"))) if one}
+    if begun and len(told) < ranks.group.size:
+        raise Failure(f"there is no journal in {run} to go on in: start its receiver first")
     for rank, one in told.items():
         if one != (first := min(told.items()))[1]:
             raise Misconfigured(
@@ -159,6 +168,7 @@ def _check_one_journal(ranks: Ranks, run: Path) -> None:
                 "each host has a receiver and journal of its own, name its run folder in "
                 "ranks.receivers; else put the run's folder where all ranks see the same"
             )
+    return told.get(ranks.group.rank)
 
 
 def check_shared(ranks: Ranks, run: Path) -> None:

@@ -61,6 +61,7 @@ MAY_CHANGE = (
     *("receiver.bind", "receiver.max_packet", "receiver.max_samples", "receiver.credit"),
     "ranks.timeout",
     "ranks.receivers",
+    "ranks.lost",
     *("receiver.total_credit", "receiver.max_lag_bytes", "receiver.group_packets"),
     *("receiver.group_seconds", "receiver.max_producers", "receiver.max_names"),
     "receiver.drain_seconds",

@@ -33,7 +33,7 @@ from stream_ssl.ingest.quarantine import Quarantine
 from stream_ssl.ingest.share import JournalShare
 from stream_ssl.wire import Data, WireError
 
-__all__ = ["Batch", "Batches", "Offset", "Reader"]
+__all__ = ["Batch", "Batches", "JournalReplaced", "Offset", "Reader"]
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +54,10 @@ class Reader(Protocol):
     @property
     def id(self) -> str | None: ...
     def read(self, position: int, max_bytes: int = ...) -> Sequence[JournalRecord]: ...
+
+
+class JournalReplaced(RuntimeError):
+    """The journal that was being read is gone, and another stands in its place."""
 
 
 class Batches:
@@ -106,6 +110,7 @@ class Batches:
         self._batcher = Batcher(batch_size, decoder)
         self._share = JournalShare() if share is None else share
         self.journal = journal
+        self._found: str | None = None  # its id, as it was on the disk
         self._change = threading.Condition()  # guards what follows
         self._ready: deque[Batch[NDArray[Any]]] = deque()
         self._decoding: dict[int, float] = {}  # records read, not yet decoded: when received
@@ -129,6 +134,7 @@ class Batches:
         decodes: which batches meet in a step is then a function of the journal.
 
         Raises:
+            JournalReplaced: there is another journal than was read so far.
             RuntimeError: reading or decoding failed (not a bad sample); its cause says how.
         """
         with self._change:
@@ -138,6 +144,8 @@ class Batches:
             if self._closed:
                 return None
             if not self._ready:
+                if isinstance(self._failure, JournalReplaced):
+                    raise self._failure
                 if self._failure:
                     raise RuntimeError(
                         f"no more batches: failed behind {self._offset}: {self._failure!r}"
@@ -298,6 +306,16 @@ class Batches:
                 self._last = max(self._last, last)
         return self._last
 
+    def _check_same(self) -> None:
+        """Where we are in one journal says nothing of another, whose records begin at 1."""
+        found = self._reader.id
+        if None in (found, self._found) or found == self._found:
+            return
+        raise JournalReplaced(
+            f"journal {self._found} was replaced by {found} while it was read: what is in that is "
+            "read from its beginning after a start from the newest checkpoint"
+        )
+
     def _tasks(self, start: Offset) -> Iterator[DecodeTask | Chunk | None]:
         """What to decode, in order; None each time the journal has nothing new."""
         start = yield from self._first_to_read(start)
@@ -306,6 +324,7 @@ class Batches:
             records = self._reader.read(position, READ)
             if records and records[0].position > position:  # a gap: believe it when seen twice
                 records = self._reader.read(position, READ)
+            self._check_same()
             for record in records:
                 if record.position > position:
                     self._count_skipped(position, record.position)
@@ -326,7 +345,7 @@ class Batches:
         """
         while (found := self._reader.id) is None and self._journal_end() < 1:
             yield None  # not there yet
-        expected, self.journal = self.journal, found or self.journal
+        expected, self.journal, self._found = self.journal, found or self.journal, found
         if expected not in (None, self.journal):
             log.error(
                 "the checkpoint goes on in journal %s, and this is journal %s: reading all that it "

@@ -8,7 +8,7 @@ import logging
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -421,6 +421,11 @@ class Checkpointer:
                 [_place(one) for one in offsets] for offsets in saved.divisions()
             ]
 
+    @property
+    def journals(self) -> Set[str]:
+        """Ids of those that the checkpoint knows, where ranks have journals of their own."""
+        return set(self._journals or ())
+
     def follow(self, journal: str | None) -> bool:
         """What is trained from now on comes from this journal; whether it is another one."""
         before, self.journal = self.journal, journal or self.journal
@@ -459,6 +464,8 @@ class Checkpointer:
     def _write_together(self, target: Path, captured: Capture, config: Mapping[str, Any]) -> int:
         """As `_write`, by all ranks: each its part, then the first the manifest."""
         rank, scratch = self._ranks.group.rank, self.folder / f"{INCOMPLETE}{target.name}"
+        if size := self._on_all(lambda: self._there(target), only_first=True)[0]:
+            return int(size)
         try:
             self._on_all(lambda: self._begin(target, scratch), only_first=True)
             self._on_all(lambda: self._write_part(captured, scratch))
@@ -575,12 +582,8 @@ class Checkpointer:
         }
 
     def _write(self, target: Path, captured: Capture, config: Mapping[str, Any]) -> int:
-        if target.exists():
-            # A step names one state of a run, so what is there and whole is this one.
-            reason = checkpoint_damage(target)
-            if reason is None:
-                return sum(path.stat().st_size for path in target.iterdir())
-            self._set_aside(target, reason)
+        if size := self._there(target):
+            return size
         scratch = self.folder / f"{INCOMPLETE}{target.name}"
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir()
@@ -601,6 +604,18 @@ class Checkpointer:
             shutil.rmtree(scratch, ignore_errors=True)
             raise
         return size
+
+    def _there(self, target: Path) -> int:
+        """Bytes of the checkpoint, if it was written before; a damaged one is set aside.
+
+        A step names one state of a run, so what is there and whole is this one.
+        """
+        if not target.exists():
+            return 0
+        if (reason := checkpoint_damage(target)) is not None:
+            self._set_aside(target, reason)
+            return 0
+        return sum(path.stat().st_size for path in target.iterdir())
 
     def _prune(self) -> None:
         for path in self._paths()[: -self.keep]:

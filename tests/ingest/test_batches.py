@@ -30,7 +30,7 @@ from batches_naive import (
 
 from stream_ssl.batch import START, Offset
 from stream_ssl.ingest import batches as module
-from stream_ssl.ingest.batches import Batches
+from stream_ssl.ingest.batches import Batches, JournalReplaced
 from stream_ssl.ingest.decode import REASONS, Decoder, decode_chunk
 from stream_ssl.ingest.journal import JournalReader
 from stream_ssl.ingest.quarantine import Quarantine
@@ -197,6 +197,16 @@ def test_another_journal_is_read_whole_however_far_it_has_grown(
         assert [batch.offset.record for batch in collect(batches, 9)] == [*range(2, 11)]
         assert batches.journal == "b" * 16
     assert f"goes on in journal {'a' * 16}, and this is journal {'b' * 16}" in caplog.text
+
+
+def test_a_journal_that_is_replaced_while_it_is_read_is_told(quarantine: Quarantine) -> None:
+    """Its records begin at 1, and would be skipped up to where the other was read."""
+    reader = FakeReader(plain(3, 4), id="a" * 16)
+    with Batches(reader, Decoder(SIZE), quarantine, 4) as batches:
+        assert len(collect(batches, 3)) == 3
+        reader.id = "b" * 16
+        with pytest.raises(JournalReplaced, match=f"{'a' * 16} was replaced by {'b' * 16}"):
+            collect(batches, 1)
 
 
 def test_a_new_journal_is_read_from_its_beginning(

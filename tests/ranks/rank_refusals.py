@@ -18,6 +18,7 @@ from memory.process_group import SingleProcess
 from stream_ssl.app.failures import Failure, Misconfigured
 from stream_ssl.app.ranks import check_alike, check_shared, part_of
 from stream_ssl.ingest.journal import ID_FILE
+from stream_ssl.learning.checkpoint import Saved
 from stream_ssl.learning.ranks import Ranks
 from stream_ssl.losses import SelfLabeling
 from stream_ssl.methods.negatives import MemoryNegatives
@@ -95,13 +96,18 @@ def check_folders(joint: Ranks, folder: Path) -> None:
     settings = Namespace(run=own, ranks=Namespace(receivers=[]))
     if rank == 0:
         (own / "journal" / ID_FILE).write_text("a\na\n")
-    assert part_of(settings, joint, apart=False).journal is None, "one has none yet"
+    one = Saved(folder, {"journal": "a", "offset": {"record": 1, "sample": 0}})
+    several = Saved(folder, one.facts | {"journals": {}})
+    told = joint.tell(part_of(settings, joint, None).journal)
+    assert told == ["a"] + [None] * last, "the others have none yet"
+    with pytest.raises(Failure, match="to go on in: start its receiver first"):
+        part_of(settings, joint, one)
     with pytest.raises(Failure, match="start that receiver first"):
-        part_of(settings, joint, apart=True)
+        part_of(settings, joint, several)
     (own / "journal" / ID_FILE).write_text(f"{rank}\n{rank}\n")
     with pytest.raises(Misconfigured, match="journal is 0 on rank 0 and 1 on rank 1"):
-        part_of(settings, joint, apart=False)
-    assert part_of(settings, joint, apart=True).readers == [rank]
+        part_of(settings, joint, one)
+    assert part_of(settings, joint, several).readers == [rank]
     settings.ranks.receivers = [own, own]
     with pytest.raises(Misconfigured, match="names 2 folders, and 1 ranks of this host"):
-        part_of(settings, joint, apart=True)
+        part_of(settings, joint, several)

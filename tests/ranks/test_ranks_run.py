@@ -95,17 +95,24 @@ class Group:
 
     def ready(self) -> str:
         """What the first says at /readyz; empty while it says yes."""
-        answer = httpx.get(f"{load(self._folder)['learner']['http']}/readyz")
+        answer = self.ask("readyz")
         return "" if answer.status_code == 200 else answer.text
+
+    def ask(self, page: str) -> httpx.Response:
+        """Of the first's HTTP server."""
+        return httpx.get(f"{load(self._folder)['learner']['http']}/{page}")
 
     def stop(self) -> dict[str, Any]:
         """SIGTERM to one of them ends all; what the checkpoint says then."""
         self.ranks[-1].send_signal(15)
         statuses = [rank.wait(90) for rank in self.ranks]
         assert statuses == [0] * len(self.ranks), self.log()
-        facts: dict[str, Any] = json.loads(
-            (self._folder / "checkpoints/latest/state.json").read_text()
-        )
+        return self.facts()
+
+    def facts(self) -> dict[str, Any]:
+        """Of the newest checkpoint; empty before there is one."""
+        path = self._folder / "checkpoints/latest/state.json"
+        facts: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
         return facts
 
     def refused(self) -> list[str]:
@@ -164,6 +171,34 @@ def test_ranks_read_journals_of_their_own_and_park_those_of_hosts_that_are_gone(
     assert facts["samples"] == 16 * PACKET
     assert "parked" not in group.log()
     assert facts["journals"][ids[0]][-1] == [{"record": 11, "sample": 0}]
+
+
+def test_a_journal_in_place_of_one_that_is_lost_is_read_whole(tmp_path: Path, group: Group) -> None:
+    """The receiver of the second host starts on a new disk while the ranks read."""
+    folders = [tmp_path / "a", tmp_path / "b"]
+    _, lost = [fill(folder, 4) for folder in folders]
+    apart = [{"ranks": {"timeout": 30.0, "receivers": [str(folder)]}} for folder in folders]
+    often = {"checkpoints": {"every_steps": 1, "every_seconds": None}}
+    group.start(*[one | often for one in apart])
+    until(lambda: group.facts().get("samples") == 8 * PACKET, group.log)
+    before = group.facts()
+    (folders[1] / "journal").rename(tmp_path / "gone")
+    new = fill(folders[1], 6)
+    first, second = group.refused()
+    assert f"journal {lost} was replaced by {new} while it was read" in second
+    assert "all ranks go on from the last checkpoint" in first
+
+    fill(folders[0], 2)
+    group.start(*[one | often for one in apart])
+    group.until_read({folders[0]: 7, folders[1]: 7})
+    assert "stream_ssl_parked_journals 1.0" in group.ask("metrics").text
+    until(lambda: group.facts()["samples"] == before["samples"] + 8 * PACKET, group.log)
+    facts = group.stop()
+    assert "damaged" not in group.log(), "a checkpoint that is there is not written again"
+    assert f"parked: {lost}" in group.log()
+    assert f"journal {new} in {folders[1]} is new to this run" in group.log(1)
+    assert facts["journals"][lost] == before["journals"][lost]
+    assert facts["journals"][new] == [[{"record": 7, "sample": 0}]]
 
 
 def test_ranks_of_other_configurations_are_refused_with_both_values(group: Group) -> None:
