@@ -18,6 +18,7 @@ from stream_ssl.wire.sample import Position, Sample
 
 if TYPE_CHECKING:
     from av import VideoFrame
+    from av.container import InputContainer
 
 log = logging.getLogger(__name__)
 
@@ -192,15 +193,7 @@ class Camera:
 
     def _received(self) -> Iterator[tuple[VideoFrame, str, float]]:
         """Chosen frames of one connection, with their ids and capture times."""
-        import av
-
-        device = self._url.startswith(DEVICES)
-        with av.open(
-            self._url,
-            format="v4l2" if device else None,
-            options=self._options,
-            timeout=self._timeout,
-        ) as container:
+        with self._opened() as container:
             if not container.streams.video:
                 raise OSError("there is no video in it")
             stream = container.streams.video[0]
@@ -215,6 +208,23 @@ class Camera:
                 captured = now if frame.pts is None else clock.capture_time(frame.time, now)
                 if gate.takes(frame, captured):
                     yield frame, f"{connected}-{number}", captured
+
+    def _opened(self) -> InputContainer:
+        import av
+
+        began = time.monotonic()
+        try:
+            return av.open(
+                self._url,
+                format="v4l2" if self._url.startswith(DEVICES) else None,
+                options=self._options,
+                metadata_errors="replace",
+                timeout=self._timeout,
+            )
+        except av.error.InvalidDataError:  # so FFmpeg calls an RTSP server's silence, too
+            if time.monotonic() - began < self._timeout:
+                raise
+            raise OSError(f"nothing came for {self._timeout:g} s") from None
 
     def _reason(self, error: Exception) -> str:
         """Why a stream cannot be read, without its URL, which may hold a password."""

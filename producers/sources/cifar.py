@@ -25,6 +25,7 @@ FILES = {
     (100, "train"): "train.bin",
     (100, "test"): "test.bin",
 }
+CLASSES = {10: (10,), 100: (20, 100)}  # of each label in a record
 FOLDERS = {10: "cifar-10-batches-bin", 100: "cifar-100-binary"}
 
 
@@ -119,7 +120,7 @@ def read_records(path: Path, heads: int, classes: int) -> NDArray[np.uint8]:
         )
     # Indexing a memmap costs ten times what indexing an array does, and maps no less.
     record_NR = np.asarray(np.memmap(path, dtype=np.uint8, mode="r")).reshape(-1, length)
-    largest = int(record_NR[:, heads - 1].max())
-    if largest >= classes:
-        raise ValueError(f"{path}: label {largest} lies outside [0, {classes}); no such data set")
+    for label_N, count in zip(record_NR[:, :heads].T, CLASSES[classes], strict=True):
+        if (largest := int(label_N.max())) >= count:
+            raise ValueError(f"{path}: label {largest} lies outside [0, {count}); no such data set")
     return record_NR

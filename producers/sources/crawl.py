@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from producers.sources.base import Facts, Skipped, checked, mark, misfit
+from producers.sources.base import Facts, Skipped, SourceError, checked, mark, misfit
 from producers.sources.fields import codec_of, digest, fitting_meta, short_id
 from producers.sources.shards import find_files
 from producers.sources.url_lists import Row, count_rows, read_rows
@@ -141,7 +141,11 @@ class Crawl:
         return None
 
     async def crawl_all(self, progress: Progress, work: Work) -> None:
-        """Crawl all rows that are not done, and hand over what they give."""
+        """Crawl all rows that are not done, and hand over what they give.
+
+        Raises:
+            SourceError: a list cannot be read to its end.
+        """
         first, done = progress.first, progress.done
         await self.fetcher.open(self._concurrency)
         room = work.room = asyncio.Semaphore(self._window)
@@ -151,14 +155,20 @@ class Crawl:
             if work.waiting() >= READY:
                 self.fetcher.flowing.clear()
 
+        unreadable: SourceError | None = None
         async with asyncio.TaskGroup() as group:
-            for number, row in enumerate(self.rows()):
-                if number >= first:
-                    await room.acquire()
-                    if not done >> (number - first) & 1:
-                        group.create_task(one(number, row))
-                elif number % PASSED == 0:
-                    await asyncio.sleep(0)
+            try:
+                for number, row in enumerate(self.rows()):
+                    if number >= first:
+                        await room.acquire()
+                        if not done >> (number - first) & 1:
+                            group.create_task(one(number, row))
+                    elif number % PASSED == 0:
+                        await asyncio.sleep(0)
+            except SourceError as error:  # what is under way still ends
+                unreadable = error
+        if unreadable is not None:
+            raise SourceError(f"source {self.name!r}: {unreadable}")
 
 
 class Progress:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
-from collections.abc import Iterable, Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from av import VideoFrame
 
 VERSIONS = ("v2.1", "v3.0")
+MAX_EPISODES = 10_000_000
 COLUMNS = ["frame_index", "timestamp", "task_index"]
 
 
@@ -99,7 +102,7 @@ class LeRobot(VideoFiles):
     def _recorded(self, path: Path, after: Where | None) -> Iterator[tuple[Sample, Where]]:
         """A place is [clip, frame]."""
         del path  # meta/info.json, which names all others
-        rows = {row["episode_index"]: row for row in episode_rows(self._root)}
+        rows = episode_rows(self._root)
         clips = [(e, camera) for e in self._episodes for camera in self._cameras]
         first, last = (0, -1) if after is None else after
         for number, (episode, camera) in enumerate(clips[first:], start=first):
@@ -109,8 +112,9 @@ class LeRobot(VideoFiles):
                 clip = clip_of(self._root, self._info, rows[episode], camera)
                 for sample, frame in self._filmed(clip, last if number == first else -1):
                     yield sample, (number, frame)
-            except (DamagedError, OSError, KeyError, ValueError) as error:
-                self.skipped.note("damaged", f"{camera} of episode {episode}", error)
+            except Exception as error:  # whatever damaged bytes lead the libraries to
+                why = error if isinstance(error, DamagedError) else repr(error)
+                self.skipped.note("damaged", f"{camera} of episode {episode}", why)
             if self._stopped.is_set():
                 return
 
@@ -141,15 +145,13 @@ class LeRobot(VideoFiles):
 
     def _in_table(self, clip: Clip, last: int) -> Iterator[tuple[VideoFrame, int]]:
         """Frames of the images behind number `last`."""
-        from PIL.Image import DecompressionBombError
-
         fps, gate = float(self._info["fps"]), self._frames.gate()
         for number, cell in images(clip, max(last, 0)):
             if self._stopped.is_set():
                 return
             try:
                 frame = picture(self._root, cell)
-            except (OSError, ValueError, SyntaxError, DecompressionBombError) as error:
+            except Exception as error:  # as above
                 what = f"frame {number} of {clip.camera} of episode {clip.episode}"
                 self.skipped.note("damaged", what, error)
                 continue
@@ -198,11 +200,18 @@ def described(root: Path) -> dict[str, Any]:
     try:
         found: dict[str, Any] = json.loads(file.read_bytes())
         version, features = found["codebase_version"], found["features"]
-        whole = float(found["fps"]) > 0 and int(found["total_episodes"]) >= 0
+        numbers = (
+            0 < float(found["fps"]) < math.inf
+            and 0 <= int(found["total_episodes"]) <= MAX_EPISODES
+            and int(found.get("chunks_size", 1)) > 0
+        )
         paths = isinstance(found["data_path"], str) and "video_path" in found
-        if not (isinstance(features, Mapping) and whole and paths):
-            raise ValueError("fps, features or paths are none")
-    except (ValueError, KeyError, TypeError) as error:
+        each = isinstance(features, Mapping) and all(
+            isinstance(one, Mapping) for one in features.values()
+        )
+        if not (each and numbers and paths):
+            raise ValueError("fps, total_episodes, chunks_size, features or paths are none")
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise ValueError(f"{file}: not what LeRobot writes: {error!r}") from None
     if version not in VERSIONS:
         raise ValueError(
@@ -223,20 +232,24 @@ def tables(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def lines(file: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a file of JSON lines."""
+    """The objects of a file of JSON lines; lines that are none are left out."""
     with file.open("rb") as text:
-        yield from (json.loads(line) for line in text if line.strip())
+        for line in text:
+            with contextlib.suppress(ValueError, RecursionError):
+                if isinstance(found := json.loads(line), dict):
+                    yield found
 
 
-def episode_rows(root: Path) -> Iterable[dict[str, Any]]:
-    """What meta says of each episode.
+def episode_rows(root: Path) -> dict[int, dict[str, Any]]:
+    """What meta says of each episode, by its index.
 
     Raises:
         DamagedError: it cannot be read.
     """
     jsonl = root / "meta" / "episodes.jsonl"
     try:
-        return list(lines(jsonl) if jsonl.is_file() else tables(root / "meta" / "episodes"))
+        rows = lines(jsonl) if jsonl.is_file() else tables(root / "meta" / "episodes")
+        return {row["episode_index"]: row for row in rows if type(row.get("episode_index")) is int}
     except (OSError, ValueError) as error:
         raise DamagedError(f"what meta says of the episodes cannot be read: {error}") from error
 
@@ -246,7 +259,11 @@ def tasks(root: Path) -> Iterator[tuple[int, str]]:
     meta, jsonl = root / "meta", root / "meta" / "tasks.jsonl"
     try:
         if jsonl.is_file():
-            yield from ((row["task_index"], row["task"]) for row in lines(jsonl))
+            yield from (
+                (row["task_index"], row["task"])
+                for row in lines(jsonl)
+                if type(row.get("task_index")) is int
+            )
         elif (meta / "tasks.parquet").is_file():
             from pyarrow import parquet
 
@@ -339,8 +356,8 @@ def frame_rows(clip: Clip) -> dict[int, dict[str, Any]]:
         rows = parquet.read_table(
             clip.table, columns=COLUMNS, filters=[("episode_index", "==", clip.episode)]
         ).to_pylist()
-    except (OSError, ValueError) as error:
-        raise DamagedError(f"{clip.table} cannot be read: {error}") from error
+    except Exception as error:
+        raise DamagedError(f"{clip.table} cannot be read: {error!r}") from error
     found = {int(row["frame_index"]): row for row in rows}
     if set(found) < set(range(clip.length)):
         raise DamagedError(f"{clip.table} has {len(found)} of {clip.length} frames")

@@ -62,10 +62,10 @@ class NpyVectors(Finite):
     def _sample(self, index: int) -> Sample | None:
         name = f"{self._prefix}/{index}"
         label = None if self._label_N is None else int(self._label_N[index])
+        with np.errstate(over="ignore"):  # what is too large becomes infinite, which is refused
+            value_D = self._value_ND[index].astype(self._dtype)
         try:
-            return Sample.from_vector(
-                self._value_ND[index].astype(self._dtype), name, source=self.name, label=label
-            )
+            return Sample.from_vector(value_D, name, source=self.name, label=label)
         except ValueError as error:
             self.skipped.note("bad vector", name, error)
             return None
@@ -75,12 +75,13 @@ def mapped(file: Path) -> NDArray[Any]:
     """The array of a .npy file, from disk as it is used.
 
     Raises:
-        ValueError: it is none, or its objects would have to be unpickled.
+        ValueError: it is none, or an archive of several (.npz), or of objects in need of pickle.
     """
     try:
-        found: NDArray[Any] = np.load(file, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError) as error:
-        raise ValueError(f"{file}: no array of NumPy (.npy): {error}") from None
-    if not isinstance(found, np.ndarray):
-        raise ValueError(f"{file}: an archive (.npz); save one array as .npy")
-    return found
+        return np.lib.format.open_memmap(file, mode="r")
+    except OSError:
+        raise
+    except Exception as error:  # NumPy raises whatever a damaged header leads it to
+        raise ValueError(
+            f"{file}: no array of NumPy; save one array as .npy, with numpy.save ({error})"
+        ) from None

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from producers.sources.base import SourceError
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,42 +28,68 @@ def read_rows(path: Path, column: str) -> Iterator[Row]:
     "#", are none.
 
     Raises:
-        ValueError: there is no such column.
+        SourceError: there is no such column, or the rest cannot be read.
     """
     kind = path.suffix.lower()
-    if kind == ".parquet":
-        from pyarrow import parquet
+    try:
+        if kind == ".parquet":
+            yield from parquet_rows(path, column)
+            return
+        # utf-8-sig: spreadsheets begin their files with a mark.
+        with path.open(encoding="utf-8-sig", errors="replace", newline="") as lines:
+            if kind == ".csv":
+                yield from csv_rows(path, lines, column)
+            elif kind in (".jsonl", ".ndjson"):
+                yield from map(partial(json_row, column), lines)
+            else:
+                urls = map(str.strip, lines)
+                yield from (Row(url) for url in urls if url and not url.startswith("#"))
+    except SourceError:
+        raise
+    except (OSError, ValueError) as error:
+        raise SourceError(f"{path} cannot be read: {error}") from error
 
-        file = parquet.ParquetFile(path)
-        if column not in file.schema_arrow.names:
-            raise absent(path, column, file.schema_arrow.names)
-        for batch in file.iter_batches(4096):
-            for facts in batch.to_pylist():
-                yield Row(str(facts.pop(column) or ""), facts)
-        return
-    with path.open(encoding="utf-8", errors="replace", newline="") as lines:
-        if kind == ".csv":
-            reader = csv.DictReader(lines)
-            if column not in (reader.fieldnames or []):
-                raise absent(path, column, list(reader.fieldnames or []))
-            for facts in reader:
-                yield Row((facts.pop(column) or "").strip(), facts)
-        elif kind in (".jsonl", ".ndjson"):
-            for line in lines:
-                try:
-                    facts = json.loads(line)
-                    yield Row(str(facts.pop(column)).strip(), facts)
-                except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
-                    yield Row("")
+
+def parquet_rows(path: Path, column: str) -> Iterator[Row]:
+    """Those of a Parquet file."""
+    from pyarrow import parquet
+
+    file = parquet.ParquetFile(path)
+    if column not in file.schema_arrow.names:
+        raise absent(path, column, file.schema_arrow.names)
+    for batch in file.iter_batches(4096):
+        for facts in batch.to_pylist():
+            yield Row(str(facts.pop(column) or ""), facts)
+
+
+def csv_rows(path: Path, lines: Iterable[str], column: str) -> Iterator[Row]:
+    """Those of a CSV file."""
+    reader = csv.DictReader(lines)
+    if column not in (reader.fieldnames or []):
+        raise absent(path, column, list(reader.fieldnames or []))
+    while True:
+        try:
+            facts = next(reader)
+        except StopIteration:
+            return
+        except csv.Error:  # a field that is too long; the next line is another row
+            yield Row("")
         else:
-            for line in lines:
-                if (url := line.strip()) and not url.startswith("#"):
-                    yield Row(url)
+            yield Row((facts.pop(column) or "").strip(), facts)
 
 
-def absent(path: Path, column: str, there: list[str]) -> ValueError:
+def json_row(column: str, line: str) -> Row:
+    """That of a line of JSON."""
+    try:
+        facts = json.loads(line)
+        return Row(str(facts.pop(column)).strip(), facts)
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
+        return Row("")
+
+
+def absent(path: Path, column: str, there: list[str]) -> SourceError:
     """The error of a column that a list has not."""
-    return ValueError(f"{path} has no column {column!r}; it has {', '.join(map(repr, there))}")
+    return SourceError(f"{path} has no column {column!r}; it has {', '.join(map(repr, there))}")
 
 
 def count_rows(path: Path) -> int:

@@ -137,7 +137,7 @@ def opened(path: Path, key_frames: bool) -> Iterator[tuple[InputContainer, Video
 
     try:
         # Of a playlist that poses as a video FFmpeg opens other files alone, and no host.
-        container = av.open(f"file:{path}")
+        container = av.open(f"file:{path}", metadata_errors="replace")  # titles in Latin-1
     except av.FFmpegError as error:
         raise DamagedError(f"not a video that can be read: {error.strerror}") from error
     with container:

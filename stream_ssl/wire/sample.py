@@ -63,8 +63,8 @@ class Sample:
     dtype: str | None = None
 
     def __post_init__(self) -> None:
-        _check_text("sample id", self.id, MAX_ID_BYTES)
-        _check_text("source", self.source, MAX_SOURCE_BYTES)
+        check_text("sample id", self.id, MAX_ID_BYTES)
+        check_text("source", self.source, MAX_SOURCE_BYTES)
         if self.codec not in CODECS:
             raise ValueError(f"codec {self.codec!r}: must be one of {', '.join(CODECS)}")
         if not _finite(self.time):
@@ -190,7 +190,12 @@ def check_position(position: Position) -> None:
         )
 
 
-def _check_text(what: str, text: str, limit: int) -> None:
+def check_text(what: str, text: str, limit: int) -> None:
+    """Refuse what is no text of 1 to `limit` bytes.
+
+    Raises:
+        ValueError: it names `what` it is.
+    """
     if not isinstance(text, str):
         raise ValueError(f"{what} {short(text)}: must be text, not {type(text).__name__}")
     if text.isascii() and 1 <= len(text) <= limit:

@@ -321,6 +321,14 @@ def test_options_of_what_is_not_asked_for_are_refused(
     assert message in caplog.text
 
 
+def test_a_source_name_that_samples_cannot_carry_is_refused(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert refused(produce.main, "synthetic", *SENT, "--source.name", "x" * 65) == USAGE
+    assert "--source.name" in caplog.text
+    assert "must be 1 to 64 bytes of UTF-8" in caplog.text
+
+
 @table("tasks", ["0", "-1", "[]"])
 def test_evaluation_by_no_tasks_is_refused(tasks: str) -> None:
     parser = evaluate_parser()

@@ -5,15 +5,19 @@ import logging
 import socket
 import threading
 
+import pytest
+from broker_files import image_files
 from client_peer import Peer
 from table import table
 
 from producers import Delivery, Producer
 from producers.shaping import Shaped
 from producers.sources import Nats
-from producers.sources.acknowledged import Deliveries
+from producers.sources.acknowledged import Deliveries, UnreadableError, sample_of
 from stream_ssl.app.cli import main
 from stream_ssl.app.commands import produce
+
+(PNG,) = image_files(1)
 
 
 class Told:
@@ -51,6 +55,33 @@ def test_what_a_closing_producer_drops_holds_up_all_behind_it():
     ):
         callback(Delivery("x", outcome))
     assert source.heard == [0]
+
+
+@table(
+    ("data", "headers", "reason"),
+    [
+        (b"", {}, "no image"),
+        (b"<html>", {}, "no image"),
+        (PNG, {"time": "noon"}, "bad header"),
+        (PNG, {"time": "nan"}, "bad header"),
+        (PNG, {"time": "1e400"}, "bad header"),
+        (PNG, {"label": "-1"}, "bad header"),
+        (PNG, {"LABEL": "1.5"}, "bad header"),
+        (PNG, {"label": "9" * 5000}, "bad header"),
+        (PNG, {"id": "\ud800"}, "bad header"),
+        (PNG, {"gain": "\ud800", "": "1", "note" * 9999: "x", "x": "y" * 9999}, None),
+        (PNG, {"id": "x" * 9999}, None),
+    ],
+)
+def test_a_bad_message_has_a_reason(data, headers, reason):
+    if reason is None:  # what does not fit goes without, or in short
+        sample = sample_of(data, headers, "frames-0-1", 5.0, "kafka", key="\ud800")
+        assert sample.data == PNG
+        assert sample.meta in (None, {"": "1"})
+        return
+    with pytest.raises(UnreadableError) as refused:
+        sample_of(data, headers, "frames-0-1", 5.0, "kafka")
+    assert refused.value.reason == reason
 
 
 def test_a_stop_does_not_wait_for_a_broker_that_says_nothing(caplog):

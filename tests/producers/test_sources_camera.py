@@ -1,8 +1,13 @@
 """Live streams: reconnects, what waits, capture times, and ends. RTSP itself: test_rtsp.py."""
 
+import contextlib
+import io
 import logging
+import re
+import socket
 import threading
 import time
+import wave
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -170,19 +175,114 @@ def test_the_reader_ends_with_whom_it_reads_for(tmp_path):
             time.sleep(0.01)
 
 
+def sound():
+    file = io.BytesIO()
+    with wave.open(file, "wb") as wav:
+        wav.setparams((1, 2, 8000, 0, "NONE", ""))
+        wav.writeframes(bytes(16_000))
+    return file.getvalue()
+
+
 @table(
     ("body", "why"),
     [
         (b"", "Invalid data"),
         (b"no video " * 1000, "Invalid data"),
         (b"\x47" + b"\xff" * 20_000, "Invalid data"),
+        (sound(), "there is no video in it"),
+        (403, "Server returned 403 Forbidden"),
+        (404, "Server returned 404 Not Found"),
+        (500, "Server returned 5XX"),
     ],
 )
 def test_what_is_no_stream_is_named_and_given_up_when_asked(body, why):
-    with http_camera(lambda handler, _number: answer(handler, body)) as (_, url):
+    def serve(handler, _number):
+        answer(handler, body) if isinstance(body, bytes) else handler.send_error(body)
+
+    with http_camera(serve) as (_, url):
         source = Camera(url, retry_seconds=0.01, give_up_seconds=0.2)
         with pytest.raises(SourceError, match=rf"source 'camera': no frame for \d+ s: .*({why})"):
             next(source.samples())
+
+
+def rtsp(status="200 OK", body="", **headers):
+    """An answer; `_` in names stands for `-`."""
+    lines = [f"RTSP/1.0 {status}", "CSeq: NUMBER", "Session: 1", f"Content-Length: {len(body)}"]
+    lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+    return ("\r\n".join(lines) + "\r\n\r\n" + body).encode("latin-1")
+
+
+def described(media):
+    """What a server of this media answers; its title is no UTF-8."""
+    session = "v=0\r\no=- 0 0 IN IP4 127.0.0.1\r\ns=caf\xe9\r\nt=0 0\r\n"
+    return {
+        "DESCRIBE": rtsp(body=session + media, Content_Type="application/sdp"),
+        "SETUP": rtsp(Transport="RTP/AVP/TCP;unicast;interleaved=0-1"),
+        "*": rtsp(),
+    }
+
+
+@contextmanager
+def rtsp_host(answers):
+    """Answers by method; "*" is for the rest, and without any it says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = f"rtsp://robot:secret@127.0.0.1:{listening.getsockname()[1]}/x"
+
+        def talk(peer):
+            with contextlib.suppress(OSError), peer, peer.makefile("rb") as lines:
+                asked = b""
+                for line in lines:
+                    asked += line
+                    if line == b"\r\n":
+                        said = answers.get(asked.split()[0].decode(), answers.get("*", b""))
+                        number = re.search(rb"CSeq: (\d+)", asked) or [b"", b"0"]
+                        said = said.replace(b"NUMBER", number[1])
+                        peer.sendall(said.replace(b"HERE", address.encode()))
+                        asked = b""
+
+        def serve():
+            with contextlib.suppress(OSError):  # closed
+                while True:
+                    threading.Thread(target=talk, args=(listening.accept()[0],)).start()
+
+        server = threading.Thread(target=serve)
+        server.start()
+        yield address
+        listening.shutdown(socket.SHUT_RDWR)
+        server.join()
+
+
+H264 = "m=video 0 RTP/AVP 96\r\na=rtpmap:96 H264/90000\r\na=control:t0\r\n"
+BAD_RTSP = {
+    "silent": ({}, "nothing came for 0.3 s"),
+    "another protocol": ({"*": b"SSH-2.0-OpenSSH\r\n\r\n"}, "Invalid data|nothing came"),
+    "an endless header": ({"*": b"a: b\r\n" * 20_000}, "Invalid data|nothing came"),
+    "a wrong password": (
+        {"OPTIONS": rtsp(), "*": rtsp("401 No", WWW_Authenticate='Basic realm="x"')},
+        "401 Unauthorized",
+    ),
+    "no such stream": ({"OPTIONS": rtsp(), "*": rtsp("404 No")}, "404 Not Found"),
+    "a loop": ({"OPTIONS": rtsp(), "*": rtsp("302 Moved", Location="HERE")}, "nothing came"),
+    "to a file": (
+        {"OPTIONS": rtsp(), "*": rtsp("302 Moved", Location="file:///etc/passwd")},
+        "Invalid data|nothing came",
+    ),
+    "no description": ({"*": rtsp()}, "Invalid data"),
+    "sound": (described("m=audio 0 RTP/AVP 0\r\na=control:t0\r\n"), "there is no video in it"),
+    "a refused set-up": (described(H264) | {"SETUP": rtsp("461 No")}, "Protocol not supported"),
+    "a stream without frames": (described(H264), "nothing came for 0.3 s"),
+}
+
+
+@table("kind", BAD_RTSP)
+def test_a_bad_rtsp_host_is_named_and_given_up_when_asked(kind, monkeypatch, caplog):
+    monkeypatch.setattr("producers.sources.camera.FIRST_PAUSE", 0.01)
+    answers, why = BAD_RTSP[kind]
+    with rtsp_host(answers) as url:
+        source = Camera(url, timeout=0.3, retry_seconds=0.01, give_up_seconds=0.05)
+        with pytest.raises(SourceError, match=rf"source 'camera': no frame for \d+ s: .*({why})"):
+            next(source.samples())
+    assert "secret" not in caplog.text
 
 
 def test_a_position_is_of_this_source_alone(tmp_path):

@@ -1,6 +1,7 @@
 """Crawls of a small web on loopback: what is fetched, what is respected, what is refused."""
 
 import asyncio
+import io
 import itertools
 import json
 import logging
@@ -16,6 +17,7 @@ from web import web
 
 from producers.shaping import Shaped
 from producers.sources import Crawl
+from producers.sources.base import SourceError
 
 PNG = [encoded(image) for image in pixels(12, 6, 5, 3)]
 
@@ -117,6 +119,66 @@ def test_lists_of_every_kind(served, tmp_path):
         if name != "b.jsonl":
             with pytest.raises(ValueError, match="has no column 'link'; it has "):
                 Crawl(str(tmp_path / name), column="link")
+
+
+def parquet_bytes(rows):
+    file = io.BytesIO()
+    plain = {"row_group_size": 2, "compression": "none", "use_dictionary": False}
+    parquet.write_table(pyarrow.Table.from_pylist(rows), file, **plain)
+    return file.getvalue()
+
+
+BAD_LISTS = {
+    "a mark": ("a.csv", lambda a, b: f"\ufeffurl,c\n{a},1\n{b},2\n", {}),
+    "a mark in text": ("a.txt", lambda a, b: f"\ufeff{a}\r\n{b}", {}),
+    "a long field": (
+        "a.csv",
+        lambda a, b: f"url\n{a}\n" + "x" * 200_000 + f"\n{b}\n",
+        {"bad URL": 1},
+    ),
+    "short rows": ("a.csv", lambda a, b: f"c,url\n1,{a}\n2\n\n3,{b},4,5\n", {"bad URL": 1}),
+    "zeros": ("a.csv", lambda a, b: f"url\n{a}\n\0\0\0\n{b}\n", {"bad URL": 1}),
+    "bytes": ("a.txt", lambda a, b: f"{a}\n\xff\xfe\x01\n{b}\n".encode("latin-1"), {"bad URL": 1}),
+    "no objects": (
+        "a.jsonl",
+        lambda a, b: f'{{"url":"{a}"}}\n3\n[]\n{{}}\n{"[" * 99_999}\n{{"url":"{b}"}}\n',
+        {"bad URL": 4},
+    ),
+    "no URLs": ("a.parquet", lambda a, b: parquet_bytes([{"url": [a]}, {"url": None}]), None),
+}
+
+
+@table("kind", BAD_LISTS)
+def test_a_bad_row_takes_no_other_with_it(served, tmp_path, kind):
+    name, content, left_out = BAD_LISTS[kind]
+    data = content(*(url.replace("PORT", str(served.port)) for url in good(2)))
+    source = crawl(served, tmp_path, [])
+    (tmp_path / name).write_bytes(data if isinstance(data, bytes) else data.encode())
+    listed = Crawl(str(tmp_path / name), allow_networks=["127.0.0.0/8"])
+    listed.fetcher.backend.resolve = source.fetcher.backend.resolve
+    expected = [] if left_out is None else ["0.png", "1.png"]
+    assert sorted(paths(listed.samples())) == expected
+    assert listed.skipped.by_reason == ({"bad URL": 2} if left_out is None else left_out)
+
+
+def test_a_list_that_cannot_be_read_to_its_end_is_named(served, tmp_path):
+    urls = [{"url": url.replace("PORT", str(served.port))} for url in good(6)]
+    whole, path = parquet_bytes(urls), tmp_path / "a.parquet"
+    for data in (b"", b"no Parquet", whole[:-9]):
+        path.write_bytes(data)
+        with pytest.raises(SourceError, match=r"a\.parquet cannot be read: "):
+            Crawl(str(path))
+    path.write_bytes(whole)
+    first = crawl(served, tmp_path, good(2, "other.test"))
+    served.answers["other.test/*"] = image
+    source = Crawl([str(tmp_path / "urls.txt"), str(path)], allow_networks=["127.0.0.0/8"])
+    source.fetcher.backend.resolve = first.fetcher.backend.resolve
+    hole = whole.index(b"/4.png") - 100  # the third group's head
+    path.write_bytes(whole[:hole] + bytes(70) + whole[hole + 70 :])
+    stream = source.samples()
+    assert sorted(paths([next(stream), next(stream)])) == ["0.png", "1.png"]  # before the damage
+    with pytest.raises(SourceError, match=r"source 'crawl': .*a\.parquet cannot be read: "):
+        next(stream)
 
 
 def test_robots_txt_is_obeyed(served, tmp_path, caplog):

@@ -1,5 +1,6 @@
 """IDX, CIFAR and image folders: what is read, and what is refused."""
 
+import io
 import logging
 from pathlib import Path
 
@@ -8,7 +9,8 @@ import pytest
 from source_files import idx_bytes, pixels, write_cifar, write_idx, write_images
 from table import table
 
-from producers.sources import CifarBinary, IdxDataset, ImageFolder
+from producers.sources import CifarBinary, IdxDataset, ImageFolder, NpyVectors
+from producers.sources.cifar import read_records
 from producers.sources.finite import select
 
 EMBEDDED = Path(__file__).parents[2] / "stream_ssl/app/data"
@@ -132,6 +134,10 @@ def test_damaged_cifar_files_are_refused(tmp_path):
     write_cifar(path, pixels(3, 32, 32, 3), [1, 2, 11])
     with pytest.raises(ValueError, match=r"label 11 lies outside \[0, 10\)"):
         CifarBinary(tmp_path)
+    write_cifar(tmp_path / "train.bin", pixels(2, 32, 32, 3), [1, 20], [2, 99])
+    with pytest.raises(ValueError, match=r"label 20 lies outside \[0, 20\)"):
+        read_records(tmp_path / "train.bin", 2, 100)
+    (tmp_path / "train.bin").unlink()
     path.write_bytes(path.read_bytes()[:-5])
     with pytest.raises(ValueError, match="not a whole number of records of 3073"):
         CifarBinary(tmp_path)
@@ -142,6 +148,52 @@ def test_damaged_cifar_files_are_refused(tmp_path):
     write_cifar(tmp_path / "train.bin", pixels(3, 32, 32, 3), [1, 2, 3], [1, 2, 3])
     with pytest.raises(ValueError, match="several data sets"):
         CifarBinary(tmp_path)
+
+
+def npy_bytes(array):
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+WHOLE = npy_bytes(np.ones((5, 3), np.float32))
+
+
+@table(
+    ("data", "message"),
+    [
+        (b"", "no array of NumPy"),
+        (b"text", "no array of NumPy"),
+        (WHOLE[:60], "no array of NumPy"),  # within its header
+        (WHOLE[:-1], "no array of NumPy"),
+        (WHOLE.replace(b"}", b"("), "no array of NumPy"),
+        (WHOLE.replace(b"(5, 3)", b"(9e9,)"), "no array of NumPy"),
+        (WHOLE.replace(b"(5, 3), }           ", b"(9999999999999999999999,)}"), "no array of"),
+        (b"PK\x03\x04" + bytes(99), "no array of NumPy"),
+        (npy_bytes(np.array([{"a": 1}], object)), "no array of NumPy"),  # a pickle
+        (npy_bytes(np.ones((5, 3), int)), r"int64 of shape \(5, 3\): vectors are floats"),
+        (npy_bytes(np.ones(5)), r"float64 of shape \(5,\): vectors are floats of shape"),
+    ],
+)
+def test_damaged_npy_files_are_refused(tmp_path, data, message):
+    path = tmp_path / "a.npy"
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=rf"a\.npy: .*{message}|{message}"):
+        NpyVectors(path)
+    np.save(tmp_path / "good.npy", np.ones((5, 3)))
+    with pytest.raises(ValueError, match=r"no array of NumPy|the labels of .* are 5 whole numbers"):
+        NpyVectors(tmp_path / "good.npy", path)
+
+
+def test_a_bad_vector_takes_no_other_with_it(tmp_path, caplog):
+    value_ND, label_N = np.arange(18, dtype=np.float64).reshape(6, 3), np.arange(6)
+    value_ND[1, 0], value_ND[2, 2], value_ND[3, 0], label_N[4] = np.nan, np.inf, 1e300, -1
+    np.save(tmp_path / "a.npy", value_ND)
+    np.save(tmp_path / "b.npy", label_N)
+    source = NpyVectors(tmp_path / "a.npy", tmp_path / "b.npy", shuffle=False)
+    assert [sample.id for sample, _ in source.samples()] == ["a/0", "a/5"]
+    assert source.skipped.by_reason == {"bad vector": 4}
+    assert "left out a/1: " in caplog.text
 
 
 def test_image_folder_sends_files_as_they_are(tmp_path):

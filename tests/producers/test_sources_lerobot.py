@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,61 @@ def test_a_bad_image_in_a_table_costs_itself_alone(
     assert stream[0][0].time == pytest.approx(ends - (LENGTHS[1] - 4) / RATE)
 
 
+def column(name: str, value: Any) -> Callable[[bytes], bytes]:
+    """Writes a table's column anew; None: leaves it out."""
+
+    def changed(data: bytes) -> bytes:
+        rows = parquet.read_table(io.BytesIO(data)).to_pylist()
+        for row in rows:
+            row.pop(name) if value is None else row.update({name: value})
+        file = io.BytesIO()
+        parquet.write_table(pa.Table.from_pylist(rows), file)
+        return file.getvalue()
+
+    return changed
+
+
+EPISODES, SENTENCES = "meta/episodes.jsonl", "meta/tasks.jsonl"
+SECOND = V2.format(episode_chunk=0, episode_index=1)
+DAMAGE: list[tuple[str, Callable[[bytes], bytes], bool]] = [
+    (EPISODES, lambda data: data.replace(b'{"episode_index": 1', b"3 \xff {1"), True),
+    (EPISODES, lambda data: data.replace(b'{"episode_index": 1', b'{"index": 1'), True),
+    (EPISODES, lambda data: data.replace(b'{"episode_index": 1', b'{"episode_index": [1]'), True),
+    (EPISODES, lambda data: data.replace(b'"length": 12', b'"length": null'), True),
+    (EPISODES, lambda data: data.replace(b'"length": 12', b'"length": 13'), True),
+    (EPISODES, lambda data: b"[" * 100_000 + b"\n[]\n7\n" + data, False),
+    (SENTENCES, lambda data: b'7\n{"task_index": [1], "task": 3}\n\xff\n' + data, False),
+    (SECOND, lambda data: b"", True),
+    (SECOND, lambda data: data[:-9], True),
+    (SECOND, lambda data: data[:4] + bytes(500) + data[504:], True),
+    (SECOND, column("task_index", None), True),
+    (SECOND, column("task_index", "x"), True),
+    (SECOND, column("timestamp", [1.0]), True),
+    (SECOND, column("frame_index", "x"), True),
+    (SECOND, column("episode_index", "x"), True),
+    (SECOND, column(TOP, None), True),
+    (SECOND, column(TOP, 3), True),
+    (SECOND, column(TOP, {"bytes": "text", "path": None}), True),
+    (SECOND, column(TOP, {"bytes": None, "path": 3}), True),
+]
+
+
+@table(("file", "change", "costs"), DAMAGE)
+def test_a_damaged_file_costs_no_other_episode(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    file: str,
+    change: Callable[[bytes], bytes],
+    costs: bool,
+) -> None:
+    root = write_lerobot(tmp_path / "set", "v2.1", films=False)
+    (root / file).write_bytes(change((root / file).read_bytes()))
+    source = LeRobot(root, cameras=[TOP], codec="raw")
+    assert told(source) == expected("v2.1", (0, 2) if costs else range(3), (TOP,))
+    assert set(source.skipped.by_reason) == ({"damaged"} if costs else set())
+    assert (f"{TOP} of episode 1" in caplog.text) == costs
+
+
 def test_a_film_that_ends_early_is_told(tmp_path: Path) -> None:
     root = write_lerobot(tmp_path, "v2.1")
     long = V2_VIDEO.format(episode_chunk=0, episode_index=1, video_key=TOP)
@@ -158,6 +214,9 @@ def test_a_film_that_ends_early_is_told(tmp_path: Path) -> None:
         ({"codebase_version": "v1.6"}, "format 'v1.6'; v2.1 and v3.0 are read"),
         ({"fps": 0}, "not what LeRobot writes"),
         ({"features": 3}, "not what LeRobot writes"),
+        ({"features": {"a": 3}}, "not what LeRobot writes"),
+        ({"chunks_size": 0}, "not what LeRobot writes"),
+        ({"total_episodes": 10**12}, "not what LeRobot writes"),
         ({"features": {}}, "no feature is of dtype video or image"),
         ({"total_episodes": 0}, "none"),
     ],

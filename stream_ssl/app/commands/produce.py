@@ -29,7 +29,7 @@ from stream_ssl.app.config import check_files
 from stream_ssl.app.failures import Failure, configuring, reported
 from stream_ssl.app.signals import stop_on_signals
 from stream_ssl.wire import Position, Sample, Welcome
-from stream_ssl.wire.sample import short
+from stream_ssl.wire.sample import MAX_SOURCE_BYTES, check_text, short
 
 log = logging.getLogger("stream_ssl.produce")
 
@@ -126,6 +126,7 @@ def produce(settings: Namespace, cls: Callable[..., Source], given: Namespace) -
     """Send a source's samples until it ends, or SIGTERM; `given` are the options asked for."""
     with configuring():
         origin = cls(**settings.source)  # may list a million files: a signal still ends all at once
+        check_text("--source.name", origin.name, MAX_SOURCE_BYTES)  # or that of its folder
         stop = stop_on_signals()
         broker = origin if isinstance(origin, Acknowledged) else None
         source = Shaped(stream(origin, settings, given), **settings.shape)
