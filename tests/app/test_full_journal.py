@@ -24,7 +24,7 @@ SAMPLES = 70 * BATCH  # twice what the journal holds
     "checkpoints",
     [
         {"every_steps": 10_000, "every_seconds": None, "keep": 1},  # the first would never come
-        {"every_steps": 10, "every_seconds": None, "keep": 9},  # the oldest would never go
+        {"every_steps": 10, "every_seconds": None, "keep": 5},  # the oldest would never go
     ],
     ids=["seldom", "many"],
 )
