@@ -15,6 +15,7 @@ from typing import Any
 
 from stream_ssl.durable import write
 from stream_ssl.ingest.decode import BadSample
+from stream_ssl.ingest.rate_limited_logger import RateLimitedLogger, printable
 from stream_ssl.wire import CODECS
 
 log = logging.getLogger(__name__)
@@ -25,7 +26,8 @@ _MAX_TEXT = 1024  # characters kept of any text that a producer chose
 
 class Quarantine:
     """Keeps a bad sample's payload beside a JSON file that says why; drops the oldest to stay
-    within its bounds, also across restarts. A sample has one name, so a replay adds no file.
+    within its bounds, also across restarts. A sample has one name, so a replay adds no file. One of
+    each reason is logged a minute.
 
     After construction it never raises: what it could not write is counted in `unwritten`. For one
     thread.
@@ -61,6 +63,7 @@ class Quarantine:
         self.counts: Counter[str] = Counter()
         self.unwritten = 0
         self.bytes = 0
+        self._limited_log = RateLimitedLogger(log, seconds=60.0)
         self._rate, self._clock, self._refilled = rate, clock, clock()
         self._tokens = self._burst = max_files / 2  # a token bucket, one token a sample
         self._files: OrderedDict[str, dict[str, int]] = OrderedDict()  # stem -> name -> bytes
@@ -90,6 +93,10 @@ class Quarantine:
             stem = _stem(producer, sequence, index)
             if f"{stem}.json" in self._files.get(stem, ()):
                 return
+            what = printable(f"{row.get('id')!r} of {producer} ({error.reason}: {error})", 300)
+            self._limited_log.warning(
+                error.reason, f"sample {what} cannot be learned from; see {self.folder}"
+            )
             facts = {
                 "reason": error.reason,
                 "message": str(error),

@@ -55,11 +55,17 @@ def test_keeps_payload_and_reason(tmp_path: Path) -> None:
     assert quarantine.bytes == sum(map(len, files(quarantine.folder).values()))
 
 
-def test_counts_by_reason(tmp_path: Path) -> None:
+def test_counts_by_reason_and_tells_one_of_each(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     quarantine = Quarantine(tmp_path)
     for sequence, reason in enumerate(["shape", "pixels", "shape"]):
         put(quarantine, sequence, error=BadSample(reason, "x"))
     assert quarantine.counts == {"shape": 2, "pixels": 1}
+    told = [record.message for record in caplog.records]
+    assert len(told) == 2
+    assert told[0].startswith("sample 'a' of robot-1 (shape: ")
+    assert str(tmp_path) in told[1]
 
 
 def test_a_replay_adds_no_file(tmp_path: Path) -> None:
