@@ -74,6 +74,12 @@ def configuring() -> Iterator[None]:
         ) from error
 
 
+def existing(folder: Path) -> Path:
+    """The folder, or where it does not exist yet the nearest above it that does."""
+    # Path.exists would raise where a folder above may not be entered.
+    return next(path for path in (folder, *folder.absolute().parents) if os.access(path, os.F_OK))
+
+
 def check_writable(folder: Path, what: str, remedy: str) -> None:
     """Refuse a folder in which no file can be made; it need not exist yet, and nothing is written.
 
@@ -85,9 +91,7 @@ def check_writable(folder: Path, what: str, remedy: str) -> None:
     Raises:
         ValueError: it cannot be used.
     """
-    # Path.exists would raise where a folder above may not be entered.
-    there = (path for path in (folder, *folder.absolute().parents) if os.access(path, os.F_OK))
-    above = next(there)
+    above = existing(folder)
     if not above.is_dir():
         raise ValueError(f"{what} {folder} cannot be written, because {above} is a file; {remedy}")
     if not os.access(above, os.W_OK | os.X_OK):

@@ -303,13 +303,15 @@ def test_the_examples_are_sound(
     assert not (tmp_path / "run").exists()
 
 
-def test_it_says_what_each_rank_would_do(
+def test_it_says_what_each_rank_would_do_and_that_the_disk_is_too_small(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     file = tmp_path / "config.yaml"
-    file.write_text(json.dumps(TINY | {"run": str(tmp_path / "run")}))
+    run, budget = tmp_path / "run", 1 << 50
+    file.write_text(json.dumps(TINY | {"run": str(run), "journal": {"budget": budget}}))
     status, said = outcome(capfd, caplog, str(file), "--ranks", "4")
     assert status == 0, said
+    assert f"journal.budget is {budget / 1e6:,.0f} MB, and the disk of {run} has room for" in said
     assert f"rank r reads the records r, r + 4, ... of {tmp_path}/run/journal" in said
     assert f"{BATCH // 4} samples of a batch, 16 slots" in said
     status, said = outcome(capfd, caplog, str(file), "--ranks", "3")

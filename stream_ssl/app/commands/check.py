@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import logging
 import math
+import shutil
 from collections.abc import Sequence
 
 from jsonargparse import ArgumentParser, Namespace
 
 from stream_ssl.app import config, restart
 from stream_ssl.app.endpoints import OTHER_FOLDER
-from stream_ssl.app.failures import check_writable, configuring, reported
+from stream_ssl.app.failures import check_writable, configuring, existing, reported
 from stream_ssl.app.page import page_sources
 from stream_ssl.observe.server import check_public
 
@@ -61,6 +62,13 @@ def check_receiver(settings: Namespace) -> None:
     if settings.http.receiver == address and not address.endswith(":0"):
         raise ValueError(f"http.receiver and http.learner are both {address}: give two")
     receive.dry_run(settings)
+    held = sum(file.stat().st_size for file in (settings.run / "journal").rglob("*"))
+    room, budget = shutil.disk_usage(existing(settings.run)).free + held, settings.journal.budget
+    if budget > room:
+        log.warning(
+            f"journal.budget is {budget / 1e6:,.0f} MB, and the disk of {settings.run} has room "
+            f"for {room / 1e6:,.0f} MB: make room, or lower it; on a full disk producers wait"
+        )
 
 
 def check_learner(parser: ArgumentParser, settings: Namespace, ranks: int = 1) -> None:
