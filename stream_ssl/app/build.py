@@ -156,22 +156,27 @@ def batches(
     start: Offset,
     share: JournalShare | None = None,
     journal: str | None = None,
+    rank: int = 0,
+    ranks: int = 1,
 ) -> Batches:
     """The journal's samples as batches; of several ranks this one's part of them.
+
+    Args:
+        share: which records of the journal this rank reads, of those that read this one.
+        rank, ranks: of all ranks of the run, which divide a batch.
 
     Raises:
         ValueError: a batch cannot be divided by the ranks.
     """
-    share = JournalShare() if share is None else share
     options, total = dict(settings.batches), settings.batches["batch_size"]
-    if total % share.ranks:
-        lower = max(1, total // share.ranks) * share.ranks
+    if total % ranks:
+        lower = max(1, total // ranks) * ranks
         raise ValueError(
-            f"batches.batch_size {total} cannot be divided by {share.ranks} ranks: choose {lower} "
-            f"or {lower + share.ranks}, or other ranks"
+            f"batches.batch_size {total} cannot be divided by {ranks} ranks: choose {lower} "
+            f"or {lower + ranks}, or other ranks"
         )
-    options["batch_size"] = total // share.ranks
-    quarantine = f"quarantine-{share.rank}" if share.rank else "quarantine"
+    options["batch_size"] = total // ranks
+    quarantine = f"quarantine-{rank}" if rank else "quarantine"
     return Batches(
         reader,
         decoder(settings),
@@ -179,6 +184,7 @@ def batches(
         start=start,
         journal=journal,
         share=share,
+        joint=ranks > 1,
         **options,
     )
 
@@ -339,7 +345,7 @@ def dry_run(settings: Namespace, ranks: int = 1) -> Learner:
         settings.run = Path(stack.enter_context(TemporaryDirectory()))
         Checkpointer(settings.run / "checkpoints", **settings.checkpoints)
         reader = stack.enter_context(closing(JournalReader(settings.run / "journal")))
-        stack.enter_context(batches(settings, reader, START, JournalShare(0, ranks)))
+        stack.enter_context(batches(settings, reader, START, ranks=ranks))
         if (file := settings.memory.image_file) is not None:
             _check_image_file(file)
             size = settings.memory.capacity * math.prod(image_shape(settings))

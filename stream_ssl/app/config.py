@@ -240,7 +240,7 @@ def _add_learner(parser: ArgumentParser) -> None:
         parser,
         Batches,
         "batches",
-        skip={"reader", "decoder", "quarantine", "start", "clock", "share", "journal"},
+        skip={"reader", "decoder", "quarantine", "start", "clock", "share", "journal", "joint"},
     )
     _section(parser, ResNet, "encoder", skip={"channels"})
     _add_model(parser)

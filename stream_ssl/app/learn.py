@@ -126,7 +126,9 @@ class Process:
         stack.callback(reader.close)
         share = JournalShare(*place, before)
         batches = stack.enter_context(
-            build.batches(settings, reader, start, share, self._checkpointer.journal)
+            build.batches(
+                settings, reader, start, share, self._checkpointer.journal, group.rank, group.size
+            )
         )
         self._batches = batches
         self.learner = build.learner(settings, batches, start, group)

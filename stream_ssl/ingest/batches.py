@@ -82,6 +82,7 @@ class Batches:
         clock: seconds since the Unix epoch.
         share: which records are read, where several ranks share the journal.
         journal: the id of that which `start` is a place in; None: not known.
+        joint: one of several ranks, whose batches meet in a step; see `next`.
 
     Attributes:
         journal: the id of that which is read, once it is known.
@@ -102,6 +103,7 @@ class Batches:
         clock: Callable[[], float] = time.time,
         share: JournalShare | None = None,
         journal: str | None = None,
+        joint: bool = False,
     ) -> None:
         if min(batch_size, workers, prefetch) < 1:
             raise ValueError(f"{batch_size=}, {workers=}, {prefetch=}: each must be at least 1")
@@ -109,7 +111,7 @@ class Batches:
         self._prefetch, self._workers, self._clock = prefetch, workers, clock
         self._batcher = Batcher(batch_size, decoder)
         self._share = JournalShare() if share is None else share
-        self.journal = journal
+        self.journal, self._joint = journal, joint
         self._found: str | None = None  # its id, as it was on the disk
         self._change = threading.Condition()  # guards what follows
         self._ready: deque[Batch[NDArray[Any]]] = deque()
@@ -139,7 +141,7 @@ class Batches:
         """
         with self._change:
             self._change.wait_for(lambda: self._ready or self._failure or self._closed, timeout)
-            if self._share.ranks > 1:
+            if self._joint:
                 self._change.wait_for(self._ready_or_read, PATIENCE)
             if self._closed:
                 return None

@@ -72,15 +72,20 @@ def ranks(scratch: Path, minutes: float) -> Rows:
 def receivers(scratch: Path, minutes: float) -> Rows:
     from chaos import receivers
 
-    found = receivers.away(scratch, 60.0, samples=20_000, rate=200)
-    return [{"gate": 17, **none_lost(found)}]
+    found = receivers.away(scratch / "away", 60.0, samples=20_000, rate=200)
+    joined = receivers.joins(scratch / "joins", names=40, samples=100)
+    held = not (joined["lost"] or joined["twice"] or joined["went_elsewhere"])
+    return [
+        {"gate": 17, **none_lost(found)},
+        {"gate": "a fourth", **checked(joined, "its share moved, 0 lost, 0 twice", held)},
+    ]
 
 
 def elastic(scratch: Path, minutes: float) -> Rows:
     from chaos import elastic
 
     found = elastic.away(scratch, samples=12_000, rate=60)
-    held = found["parked"] == 1 and not found["lost"]
+    held = found["parked"] == 1 and not (found["lost"] or found["twice"])
     return [{"gate": 18, **checked(found, "1 parked, 0 lost, 0 twice", held)}]
 
 

@@ -16,11 +16,8 @@ import psutil
 from harness import TINY, Process, Processes, kill, processes, stop, until
 from test_end_to_end import free_port
 
-from chaos.ranks import Reading, facts_of, log_of, step_of
-from stream_ssl.batch import Offset
-from stream_ssl.ingest.journal import JournalReader, journal_id
-from stream_ssl.ingest.share import JournalShare
-from stream_ssl.wire import Data
+from chaos.noting_learner import NOTING, accounts
+from chaos.ranks import Reading, log_of, step_of
 from stream_ssl.wire.address import receiver_of
 
 RANKS = 2
@@ -58,10 +55,11 @@ class Host:
             *(f"--nproc-per-node={RANKS}", "--max-restarts=100", "--monitor-interval=0.2"),
             *("--rdzv-backend=c10d", f"--rdzv-endpoint={self._meeting}", "--rdzv-id=chaos"),
             *(f"--rdzv-conf=last_call_timeout=5,is_host={self._keeps}", "--local-addr=127.0.0.1"),
-            *("-m", "--", "stream_ssl", "learner", str(self._run / "config.yaml")),
+            *(str(NOTING), str(self._run / "config.yaml")),
             *("--ranks.receivers", f"[{self.inbox.folder}]"),
         ]
         env = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+        env |= {"NOTES": str(self._run / "notes")}
         with (self._run / "torchrun.log").open("ab") as log:
             self.torchrun = subprocess.Popen(command, stdout=log, stderr=log, env=env)
         self._stack.callback(self.vanish)
@@ -87,9 +85,10 @@ def away(folder: Path, samples: int, rate: int) -> dict[str, Any]:
     Returns:
         Seconds until the one left learns, and until both do; how many journals were parked
         meanwhile; how many samples were acknowledged, were counted, wait for their batch to be
-        full, and were lost (below 0: counted twice).
+        full, were lost, and were counted twice.
     """
     run = folder / "run"
+    (run / "notes").mkdir(parents=True)
     with ExitStack() as stack:
         group = stack.enter_context(processes(run, SETTINGS))
         meeting = f"127.0.0.1:{free_port()}"
@@ -98,7 +97,8 @@ def away(folder: Path, samples: int, rate: int) -> dict[str, Any]:
         hosts = [stays, goes]
         for host in hosts:
             host.start()
-        producers = _produce(group, hosts, samples, rate)
+        names = _names(hosts)
+        producers = [_produce(group, hosts, name, samples, rate) for name in names]
         _until(run, lambda: step_of(run) > 0 and _all_learn(group))
         before, began = step_of(run), time.monotonic()
         goes.vanish()
@@ -116,54 +116,33 @@ def away(folder: Path, samples: int, rate: int) -> dict[str, Any]:
         stop(stays.torchrun)
         goes.torchrun.wait(60)
         assert [stop(host.receiver) for host in hosts] == [0, 0]
-    facts = facts_of(run)
-    rest = sum(_not_read(host.inbox.folder, facts) for host in hosts)
+    sent = {(name, f"3-{number}") for name in names for number in range(samples)}
     return {
         "ranks": f"{2 * RANKS}, {RANKS}, {2 * RANKS}",
         "alone_s": round(alone, 1),
         "parked": parked,
         "back_s": round(back, 1),
-        "acknowledged": 2 * samples,
-        "counted": facts["samples"],
-        "short_of_a_batch": rest,
-        "lost": 2 * samples - facts["samples"] - rest,
+        **accounts(run, [host.inbox.folder for host in hosts], sent),
     }
 
 
-def _not_read(inbox: Path, facts: dict[str, Any]) -> int:
-    """Samples of a journal that the next start would read: fewer than a batch of each rank."""
-    told = facts["journals"][journal_id(inbox / "journal")]
-    *before, places = [[Offset(**place) for place in division] for division in told]
-    reader, found = JournalReader(inbox / "journal"), 0
-    for rank, place in enumerate(places):
-        share, position = JournalShare(rank, len(places), before), place.record
-        while records := reader.read(position):
-            for record in records:
-                first, skip = share.first(record.position), place.sample
-                if first is not None:
-                    rows = len(list(Data(record.sequence, record.header, record.payload).rows()))
-                    found += rows - max(first, skip if record.position == place.record else 0)
-            position = records[-1].position + 1
-    reader.close()
-    return found
-
-
-def _produce(group: Processes, hosts: list[Host], samples: int, rate: int) -> list[Process]:
-    """One for each host, by its name."""
+def _names(hosts: list[Host]) -> list[str]:
+    """A producer's for each host."""
     addresses = [host.inbox.address for host in hosts]
-    names = [
+    return [
         next(name for n in count() if receiver_of(name := f"robot-{n}", addresses) == address)
         for address in addresses
     ]
-    return [
-        group.start(
-            *("produce", "synthetic", "--to", ",".join(addresses), "--name", name),
-            *("--source.size", "16", "--source.channels", "1", "--source.seed", "3"),
-            *("--shape.limit", str(samples), "--shape.rate", str(rate)),
-            log=name,
-        )
-        for name in names
-    ]
+
+
+def _produce(group: Processes, hosts: list[Host], name: str, samples: int, rate: int) -> Process:
+    to = ",".join(host.inbox.address for host in hosts)
+    return group.start(
+        *("produce", "synthetic", "--to", to, "--name", name),
+        *("--source.size", "16", "--source.channels", "1", "--source.seed", "3"),
+        *("--shape.limit", str(samples), "--shape.rate", str(rate)),
+        log=name,
+    )
 
 
 def _all_learn(group: Processes) -> bool:

@@ -71,17 +71,17 @@ def evictions() -> dict[str, int]:
 
 def _learn(folder: Path, deaths: int, draw: random.Random) -> None:
     """Read all of the journal, through so many deaths of a rank."""
-    with _ranks(folder, restarts=deaths) as torchrun:
+    with torchrun(folder, RANKS, restarts=deaths) as launcher:
         before = 0
         for _ in range(deaths):
             # Not before a checkpoint is newer than the last death: else it might never end.
             until(partial(_step_is_above, folder, before), partial(log_of, folder), 240)
             time.sleep(draw.uniform(0, 1))
             before = step_of(folder)
-            draw.choice(_workers(torchrun)).kill()
+            draw.choice(_workers(launcher)).kill()
         reading = Reading(folder)
         until(reading.has_ended, partial(log_of, folder), 600)
-        stop(torchrun)
+        stop(launcher)
 
 
 class Reading:
@@ -102,16 +102,16 @@ class Reading:
 def hangs(folder: Path, samples: int) -> dict[str, float]:
     """A rank that is stopped (SIGSTOP): seconds until the group has started again and learns."""
     _fill(folder, samples)
-    with _ranks(folder, restarts=1) as torchrun:
+    with torchrun(folder, RANKS, restarts=1) as launcher:
         until(lambda: step_of(folder) > 0, lambda: log_of(folder), 240)
-        old, before = _workers(torchrun), step_of(folder)
+        old, before = _workers(launcher), step_of(folder)
         old[-1].suspend()
         began = time.monotonic()
         until(lambda: not any(one.is_running() for one in old), lambda: log_of(folder), 240)
         found = time.monotonic() - began
         until(lambda: step_of(folder) > before, lambda: log_of(folder), 240)
         back = time.monotonic() - began
-        stop(torchrun)
+        stop(launcher)
     return {"timeout": TIMEOUT, "gone": round(found, 1), "learns": round(back, 1)}
 
 
@@ -123,31 +123,38 @@ def _fill(folder: Path, samples: int) -> None:
 
 
 @contextmanager
-def _ranks(folder: Path, restarts: int) -> Iterator[subprocess.Popen[bytes]]:
+def torchrun(
+    folder: Path, ranks: int, restarts: int, *learner: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    """The ranks of a run; what is left of them is killed when the block is left.
+
+    Args:
+        folder: of the run, with its config.yaml.
+        learner: a script that learns, and its arguments; without them, ours.
+    """
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-        *(f"--nproc-per-node={RANKS}", f"--max-restarts={restarts}", "--monitor-interval=0.2"),
-        *("-m", "stream_ssl", "learner", str(folder / "config.yaml")),
+        *(f"--nproc-per-node={ranks}", f"--max-restarts={restarts}", "--monitor-interval=0.2"),
+        *(learner or ("-m", "stream_ssl", "learner", str(folder / "config.yaml"))),
     ]
+    env = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "NOTES": str(folder / "notes")}
     with (folder / "torchrun.log").open("ab") as log:
-        torchrun = subprocess.Popen(
-            command, stdout=log, stderr=log, env=os.environ | {"GLOO_SOCKET_IFNAME": "lo"}
-        )
+        launcher = subprocess.Popen(command, stdout=log, stderr=log, env=env)
     try:
-        yield torchrun
+        yield launcher
     finally:
-        children = psutil.Process(torchrun.pid).children() if torchrun.poll() is None else []
-        torchrun.kill()
-        torchrun.wait()
+        children = psutil.Process(launcher.pid).children() if launcher.poll() is None else []
+        launcher.kill()
+        launcher.wait()
         for child in children:
             child.kill()
 
 
-def _workers(torchrun: subprocess.Popen[bytes]) -> list[psutil.Process]:
+def _workers(launcher: subprocess.Popen[bytes]) -> list[psutil.Process]:
     found: list[psutil.Process] = until(
         lambda: (
-            len(psutil.Process(torchrun.pid).children()) == RANKS
-            and psutil.Process(torchrun.pid).children()
+            len(psutil.Process(launcher.pid).children()) == RANKS
+            and psutil.Process(launcher.pid).children()
         ),
         lambda: "the ranks are not there",
         240,

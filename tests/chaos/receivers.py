@@ -1,20 +1,33 @@
-"""Gate 17: one of three receivers is killed and stays away; its producers wait for it."""
+"""Gate 17: one of three receivers is killed and stays away; and a fourth joins a group of ranks."""
 
 from __future__ import annotations
 
+import json
 import threading
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from harness import TINY, Process, Processes, kill, processes, stop, until
 from test_end_to_end import free_port
 
+from chaos.noting_learner import NOTING, accounts
+from chaos.ranks import Reading, log_of, torchrun
 from chaos.samples import held
+from producers import Producer
 from stream_ssl.wire.address import receiver_of
 
 RECEIVERS, EACH = 3, 3
+GROUP: dict[str, Any] = TINY | {
+    "batches": {"batch_size": 24},
+    "memory": {"capacity": 240},
+    "learner": {"threads": 1, "anchors": "memory", "draw": "epochs", "novelty": 0.9},
+    "checkpoints": {"every_steps": 20, "every_seconds": None},
+}
 
 
 def away(folder: Path, seconds: float, samples: int, rate: int) -> dict[str, Any]:
@@ -57,6 +70,94 @@ def away(folder: Path, seconds: float, samples: int, rate: int) -> dict[str, Any
         "lost": sent - len(set(found)),
         "twice": len(found) - len(set(found)),
     }
+
+
+def joins(folder: Path, names: int, samples: int) -> dict[str, Any]:
+    """Three receivers with a rank each, then four. All receivers are killed while producers send,
+    which then come with the new list, and with what nobody has acknowledged.
+
+    Args:
+        names: of producers.
+        samples: that each sends to the three, and once more to the four.
+
+    Returns:
+        How many producers moved, and how many should not have; how often each sample counted.
+    """
+    run, to_come = folder / "run", iter(count())
+    (run / "notes").mkdir(parents=True)
+    (run / "config.yaml").write_text(json.dumps({**GROUP, "run": str(run)}))
+    with ExitStack() as stack:
+        inboxes = [_receiver(folder / str(number), stack) for number in range(RECEIVERS + 1)]
+        folders = [inbox.folder for inbox in inboxes]
+        daemons = [inbox.role("receiver") for inbox in inboxes]
+        four = [inbox.address for inbox in inboxes]
+        three = four[:-1]
+        robots = [f"robot-{number}" for number in range(names)]
+        send = partial(_send, robots, folder / "spools", to_come, samples)
+        with _learning(run, folders[:-1]):
+            producers = send(three, [])
+            for daemon in daemons[:-1]:
+                kill(daemon)
+            for producer in producers:
+                producer.close(0.0)
+            waiting = sum(producer.stats.spooled.samples for producer in producers)
+            daemons[:-1] = [inbox.role("receiver") for inbox in inboxes[:-1]]
+        with _learning(run, folders):
+            for producer in send(four, three):
+                producer.close(120)
+                assert not producer.stats.spooled.samples, "not all was acknowledged"
+        assert [stop(daemon) for daemon in daemons] == [0] * len(daemons)
+    sent = {(name, f"{number}") for name in robots for number in range(2 * samples)}
+    went = [{(name, inbox.name) for name, _ in held(inbox)} for inbox in folders]
+    due = {(name, str(to.index(receiver_of(name, to)))) for name in robots for to in (three, four)}
+    moved = [name for name in robots if receiver_of(name, four) == four[-1]]
+    return {
+        "producers": names,
+        "moved": len(moved),
+        "went_elsewhere": len(set().union(*went) - due),
+        "unacknowledged": waiting,
+        **accounts(run, folders, sent),
+    }
+
+
+@contextmanager
+def _learning(run: Path, inboxes: list[Path]) -> Iterator[None]:
+    """A rank for each receiver, until they have read all that the block has sent."""
+    command = [str(NOTING), str(run / "config.yaml")]
+    command += ["--ranks.receivers", f"[{','.join(map(str, inboxes))}]"]
+    with torchrun(run, len(inboxes), 0, *command) as group:
+        yield
+        reading = [Reading(inbox) for inbox in inboxes]
+        until(lambda: all(one.has_ended() for one in reading), partial(log_of, run), 600)
+        stop(group)
+
+
+def _send(
+    names: list[str],
+    spools: Path,
+    numbers: Iterator[int],
+    samples: int,
+    to: list[str],
+    before: list[str],
+) -> list[Producer]:
+    """Each name's producer, with so many samples that nobody may have acknowledged yet."""
+    producers = [
+        Producer(
+            to,
+            name,
+            linger=0.01,
+            packet_samples=4,
+            before=before,
+            on_full="spool",
+            spool=spools / name,
+        )
+        for name in names
+    ]
+    for number in islice(numbers, samples):
+        image = np.full((16, 16), number % 256, np.uint8)
+        for producer in producers:
+            producer.send(image, f"{number}")
+    return producers
 
 
 def _names(address: str, addresses: list[str]) -> list[str]:

@@ -174,6 +174,7 @@ def _leg(folder: Path, count: int | None, group: SingleProcess) -> dict[str, Any
             2 * BATCH // group.size,
             start,
             share=JournalShare(*here, before),
+            joint=group.size > 1,
         )
         stream = Noted(stack.enter_context(batches))
         learner = build(group, stream, **SETTINGS["as shipped"]())

@@ -150,6 +150,7 @@ def test_ranks_read_journals_of_their_own_and_park_those_of_hosts_that_are_gone(
     until(lambda: not group.ready(), group.ready)
     facts = group.stop()
     assert (facts["samples"], facts["version"]) == (8 * PACKET, 3)
+    assert facts["step"] == 8 * PACKET // 16, "a step is on half a batch of each"
     places = {
         journal: divisions[-1][0]["record"] for journal, divisions in facts["journals"].items()
     }
