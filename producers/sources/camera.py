@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+END_SECONDS = 0.5  # for the frame that is being read
 FIRST_PAUSE = 0.5  # seconds; doubled with each attempt
 DELAY_WINDOW = 60.0  # seconds over which the least delay is sought
 DELAY_LIMIT = 2.0  # seconds above the least delay: the stream's clock has been set anew
@@ -135,7 +136,8 @@ class Camera:
 
     def _sent(self) -> Iterator[tuple[Sample, Position]]:
         # In a thread of its own, for nothing can interrupt FFmpeg while it waits for a packet.
-        threading.Thread(target=self._read, name=f"camera {self.name}", daemon=True).start()
+        reader = threading.Thread(target=self._read, name=f"camera {self.name}", daemon=True)
+        reader.start()
         try:
             while (taken := self._next()) is not None:
                 frame, id_, captured = taken
@@ -145,6 +147,7 @@ class Camera:
             log.info("source %s was stopped; %s", self.name, self.skipped)
         finally:
             self.stop()
+            reader.join(END_SECONDS)  # a device is free again; of a silent host, after `timeout`
 
     def _next(self) -> tuple[VideoFrame, str, float] | None:
         """The oldest frame that waits; None once stopped."""

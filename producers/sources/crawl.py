@@ -99,8 +99,8 @@ class Crawl:
         self._stopped.set()
 
     def _crawled(self, progress: Progress) -> Iterator[tuple[Sample, Position]]:
-        work = Work(self, progress)
         total = sum(map(count_rows, self._files)) if sys.stderr.isatty() else 0
+        work = Work(self, progress)
         try:
             with bar(self.name, total) as show:
                 for number, sample in work.results(self._stopped):

@@ -216,6 +216,7 @@ class Fetcher:
 
     async def open(self, connections: int) -> None:
         """In the loop that fetches: make ready for so many requests at a time."""
+        self._hosts = {}  # which belong to the loop of an earlier crawl
         self._slots = asyncio.Semaphore(connections)
         self.flowing = asyncio.Event()  # cleared, no request starts
         self.flowing.set()

@@ -109,13 +109,14 @@ class Recordings(ABC):
                 if self._stopped.is_set():
                     return
                 yield item
-        except (DamagedError, OSError) as error:
-            self.skipped.note("damaged", f"{path}, or the rest of it", error)
+        except Exception as error:  # the libraries raise whatever damaged bytes lead them to
+            why = error if isinstance(error, DamagedError) else f"{type(error).__name__}: {error}"
+            self.skipped.note("damaged", f"{path}, or the rest of it", why)
 
     @abstractmethod
     def _recorded(self, path: Path, after: Where | None) -> Iterator[tuple[Sample, Where]]:
         """The file's samples behind `after`; None: all.
 
         Raises:
-            DamagedError: the rest cannot be read.
+            Exception: the rest cannot be read; a DamagedError has the reason in words.
         """

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from producers.sources.base import Facts
 from producers.sources.fields import codec_of, fitting_meta, short_id
 from producers.sources.frames import Codec, Encoder
-from producers.sources.recordings import DamagedError, Recordings, Where
+from producers.sources.recordings import Recordings, Where
 from stream_ssl.wire.sample import Sample
 
 IMAGES = {"Image", "RawImage", "CompressedImage"}
@@ -102,21 +102,18 @@ class RobotLogs(Recordings):
 
     def _recorded(self, path: Path, after: Where | None) -> Iterator[tuple[Sample, Where]]:
         where = None
-        try:
-            for message in self._messages(path, 0 if after is None else after[0]):
-                if self._stopped.is_set():
-                    return
-                # Log times may fall where a log without an index is read in its own order.
-                if where is None or message.log_time > where[0]:
-                    where = (message.log_time, 0)
-                else:
-                    where = (where[0], where[1] + 1)
-                if after is None or where > after:
-                    sample = self._sample(path, message, where)
-                    if sample is not None:
-                        yield sample, where
-        except Exception as error:  # the libraries raise whatever damaged bytes lead them to
-            raise DamagedError(f"{type(error).__name__}: {error}") from error
+        for message in self._messages(path, 0 if after is None else after[0]):
+            if self._stopped.is_set():
+                return
+            # Log times may fall where a log without an index is read in its own order.
+            if where is None or message.log_time > where[0]:
+                where = (message.log_time, 0)
+            else:
+                where = (where[0], where[1] + 1)
+            if after is None or where > after:
+                sample = self._sample(path, message, where)
+                if sample is not None:
+                    yield sample, where
         if where is None and after is None:
             self.skipped.note("without images", path, "no message of a topic that is asked for")
 
@@ -124,7 +121,7 @@ class RobotLogs(Recordings):
         what = f"{message.topic} at {message.log_time} of {path}"
         try:
             decoded = message.decode()
-        except Exception as error:  # as above
+        except Exception as error:  # whatever damaged bytes lead the libraries to
             self.skipped.note("undecodable", what, f"{type(error).__name__}: {error}")
             return None
         try:

@@ -163,16 +163,19 @@ def test_stop_ends_a_camera_that_says_nothing():
         assert not ended.is_alive()
 
 
-def test_the_reader_ends_with_whom_it_reads_for(tmp_path):
+def test_the_reader_ends_with_whom_it_reads_for(tmp_path, monkeypatch):
+    monkeypatch.setattr("producers.sources.camera.END_SECONDS", 60.0)
     data = stream_bytes(tmp_path)
-    with http_camera(lambda handler, _number: answer(handler, data)) as (_, url):
+
+    def serve(handler, _number):
+        answer(handler, data, more=1)
+        handler.server.ended.wait(0.3)  # while FFmpeg waits
+
+    with http_camera(serve) as (_, url):
         stream = Camera(url, retry_seconds=0.01, name="left").samples()
         next(stream)
         stream.close()
-        deadline = time.monotonic() + 10
-        while any(one.name == "camera left" for one in threading.enumerate()):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        assert not any(one.name == "camera left" for one in threading.enumerate())
 
 
 def sound():

@@ -1,6 +1,7 @@
 """Crawls of a small web on loopback: what is fetched, what is respected, what is refused."""
 
 import asyncio
+import gc
 import io
 import itertools
 import json
@@ -81,6 +82,7 @@ def test_every_url_is_fetched_once(served, tmp_path, caplog):
     )
     assert served.agents == {"mine/2 (+https://me.example)"}
     assert "has done 45 URLs; left out: nothing" in caplog.text
+    assert len(list(source.samples())) == 45  # and in another pass once more
 
 
 @pytest.mark.parametrize("concurrency", [1, 16])
@@ -374,7 +376,7 @@ def test_a_name_that_is_rebound_gains_nothing(served, tmp_path):
 
 
 @pytest.mark.parametrize("waits_for", ["good.test/robots.txt", "good.test/*"])
-def test_stop_ends_a_crawl_that_waits(served, tmp_path, waits_for):
+def test_stop_ends_a_crawl_that_waits(served, tmp_path, waits_for, caplog):
     served.answers[waits_for] = slow
     source = crawl(served, tmp_path, good(9), seconds=60)
     ended = threading.Thread(target=list, args=(source.samples(),))
@@ -386,6 +388,9 @@ def test_stop_ends_a_crawl_that_waits(served, tmp_path, waits_for):
     source.stop()
     ended.join(5)
     assert not ended.is_alive()
+    del source, ended
+    gc.collect()
+    assert not caplog.records  # asyncio tells of errors that nobody looked at
 
 
 def test_a_slow_sender_holds_the_crawl_back(served, tmp_path):
