@@ -1,4 +1,4 @@
-"""A folder of image files, one subfolder a class."""
+"""A folder of image files; a subfolder is a class."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from stream_ssl.wire.sample import Sample
 
 
 class ImageFolder(Finite):
-    """JPEG, PNG and WebP files under one subfolder a class, sent as they are.
+    """JPEG, PNG and WebP files in a folder and below it, sent as they are.
 
-    Classes are numbered by the sorted names of the subfolders; a class may have folders within.
+    Each subfolder is a class, numbered by the sorted names, which may have folders within. Images
+    beside the subfolders have no label.
     Sample ids are paths below the root. A file that cannot be read, or is none of these formats,
     is logged, counted in `skipped` and left out. The root is listed once, at the start.
 
     Args:
-        root: the folder of class folders.
+        root: the folder.
         name: the source's name; null: that of the folder.
 
     Raises:
@@ -33,16 +34,13 @@ class ImageFolder(Finite):
         if not self._root.is_dir():
             raise FileNotFoundError(f"no folder {root}")
         self.classes = sorted(entry.name for entry in self._root.iterdir() if entry.is_dir())
-        self._files = [
-            (file, label)
-            for label, folder in enumerate(self.classes)
-            for file in list_images(self._root, folder)
-        ]
+        labels = {name: label for label, name in enumerate(self.classes)}
+        self._files = sorted(
+            ((file, labels.get(file.split("/")[0])) for file in list_images(self._root)),
+            key=lambda file: (file[1] is None, file[1], file[0]),
+        )
         if not self._files:
-            raise ValueError(
-                f"{root}: no {', '.join(SUFFIXES)} below its subfolders; "
-                "images lie as ROOT/CLASS/NAME.jpg"
-            )
+            raise ValueError(f"{root}: no {', '.join(SUFFIXES)} in it or below")
         content = digest(os.fsencode(file) + b"\0" for file, _ in self._files)
         name = name or self._root.absolute().name
         self.skipped = Skipped(name)
@@ -65,14 +63,14 @@ class ImageFolder(Finite):
             codec=codec,
             source=self.name,
             label=label,
-            meta=fitting_meta({"class": self.classes[label]}),
+            meta=None if label is None else fitting_meta({"class": self.classes[label]}),
         )
 
 
-def list_images(root: Path, folder: str) -> list[str]:
-    """Paths below root, with "/" between, of the images in one folder and those within."""
+def list_images(root: Path) -> list[str]:
+    """Paths below root, with "/" between, of the images in it and in the folders within."""
     found = []
-    for parent, _, names in os.walk(root / folder):
+    for parent, _, names in os.walk(root):
         below = Path(parent).relative_to(root)
         found += [(below / name).as_posix() for name in names if name.lower().endswith(SUFFIXES)]
-    return sorted(found)
+    return found

@@ -200,6 +200,7 @@ def test_image_folder_sends_files_as_they_are(tmp_path):
     write_images(tmp_path / "bee", 2, "JPEG")
     write_images(tmp_path / "ant/inner", 2, "WEBP")
     write_images(tmp_path / "ant", 1, "PNG")
+    write_images(tmp_path, 1, "PNG")
     (tmp_path / "ant/notes.txt").write_text("no image")
     source = ImageFolder(tmp_path, shuffle=False)
     sent = {sample.id: sample for sample, _ in source.samples()}
@@ -209,10 +210,13 @@ def test_image_folder_sends_files_as_they_are(tmp_path):
         "ant/inner/001.webp": (0, "webp"),
         "bee/000.jpg": (1, "jpeg"),
         "bee/001.jpg": (1, "jpeg"),
+        "000.png": (None, "png"),
     }
+    assert list(sent) == [*sorted(sent)[1:], "000.png"]
     for name, sample in sent.items():
         assert sample.data == (tmp_path / name).read_bytes()
     assert sent["bee/000.jpg"].meta == {"class": "bee"}
+    assert not sent["000.png"].meta
     assert source.classes == ["ant", "bee"]
 
 
@@ -241,7 +245,7 @@ def test_an_endless_source_of_which_nothing_can_be_read_ends(tmp_path):
 
 def test_image_folder_without_images_is_refused(tmp_path):
     (tmp_path / "ant").mkdir()
-    with pytest.raises(ValueError, match="ROOT/CLASS/NAME"):
+    with pytest.raises(ValueError, match=r"no \.jpg, .* in it or below"):
         ImageFolder(tmp_path)
     with pytest.raises(FileNotFoundError):
         ImageFolder(tmp_path / "none")
