@@ -73,7 +73,7 @@ class GroupView:
 
     def summary(self) -> dict[str, object]:
         """For JSON. What is per step is None where there was none of late; the slowest rank is the
-        one that was busy for longest, None while nothing tells ranks apart."""
+        one that was busy for longest, None where that is within a tenth of the shortest."""
         with self._lock:
             if not self._past:
                 return {"ranks": [], "parked": list(self._parked), "slowest": None}
@@ -102,5 +102,5 @@ class GroupView:
             "ranks": ranks,
             "parked": list(self._parked),
             "steps_per_second": steps / seconds if seconds else None,
-            "slowest": busy.index(max(busy)) if steps and size > 1 else None,
+            "slowest": busy.index(max(busy)) if steps and max(busy) > 1.1 * min(busy) else None,
         }

@@ -85,7 +85,8 @@ def elastic(scratch: Path, minutes: float) -> Rows:
     from chaos import elastic
 
     found = elastic.away(scratch, samples=12_000, rate=60)
-    held = found["parked"] == 1 and not (found["lost"] or found["twice"])
+    read = found["short_of_a_batch"] < elastic.BATCH
+    held = found["parked"] == 1 and read and not (found["lost"] or found["twice"])
     return [{"gate": 18, **checked(found, "1 parked, 0 lost, 0 twice", held)}]
 
 

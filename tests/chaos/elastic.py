@@ -20,10 +20,10 @@ from chaos.noting_learner import NOTING, accounts
 from chaos.ranks import Reading, log_of, step_of
 from stream_ssl.wire.address import receiver_of
 
-RANKS = 2
-"""Of each host."""
+BATCH, RANKS = 32, 2
+"""Of all ranks; of each host."""
 SETTINGS: dict[str, Any] = TINY | {
-    "batches": {"batch_size": 32},
+    "batches": {"batch_size": BATCH},
     "memory": {"capacity": 256},
     "learner": {"threads": 1, "anchors": "memory", "draw": "epochs", "novelty": 0.9},
     "checkpoints": {"every_steps": 20, "every_seconds": None},

@@ -251,6 +251,10 @@ def test_run_starts_ranks_with_receivers_of_their_own(tmp_path: Path) -> None:
         assert figures["learner"]["memory_capacity_slots"] == 64
         for role in figures["up"]:
             assert httpx.get(f"{_endpoint(run.folder, role)}/readyz").status_code == 200, role
+        for number, learner in enumerate(("learner", "learner-1")):  # whose pages ask each other
+            page, other = (_endpoint(run.folder, r) for r in (learner, f"receiver-{number}"))
+            assert httpx.get(f"{page}/api/receiver/state").json()["run"] == f"receiver-{number}"
+            assert len(httpx.get(f"{other}/api/learner/ranks").json()["ranks"]) == 2
         assert stop(daemon) == 0
     facts = json.loads((run.folder / "checkpoints/latest/state.json").read_text())
     assert (facts["ranks"], facts["samples"], len(facts["journals"])) == (2, 128, 2)

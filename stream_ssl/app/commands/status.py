@@ -196,8 +196,8 @@ def group_figures(first: History) -> dict[str, float]:
     return {
         "ranks": len(busy),
         "slowest_rank": max(range(len(busy)), key=busy.__getitem__),
-        "slowest_busy_ratio": max(busy),
-        "fastest_busy_ratio": min(busy),
+        "slowest_busy_ratio": min(1.0, max(busy)),  # ranks tell now and then: a rate may exceed it
+        "fastest_busy_ratio": min(1.0, min(busy)),
         "sent_bytes_per_second": first.rate("stream_ssl_rank_sent_bytes_total"),
         "parked_journals": first.last("stream_ssl_parked_journals"),
     }

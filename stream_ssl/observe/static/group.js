@@ -11,11 +11,15 @@ export class GroupSection {
   async refresh() {
     const note = document.querySelector("#group-note"), parked = document.querySelector("#group-parked");
     let got;
-    try { got = await ask("learner", "ranks"); } catch (error) { note.textContent = error.message; return; }
+    try { got = await ask("learner", "ranks"); } catch (error) {
+      note.textContent = error.message;
+      for (const row of this.body.rows) row.className = "gone";  // what was told last
+      return;
+    }
     const group = got.ranks.length > 1;
     this.section.hidden = this.link.hidden = !group && !got.parked.length;
     this.body.closest(".card").hidden = !group;
-    note.textContent = group ? `${got.ranks.length} ranks, ${number(got.steps_per_second)} steps/s; means of the last ten seconds` : "";
+    note.textContent = group ? `${got.ranks.length} ranks, ${number(got.steps_per_second)} steps/s; means of the last ten seconds. The memory below is this rank's shard` : "";
     const many = got.parked.length > 1;
     parked.hidden = !got.parked.length;
     parked.textContent = got.parked.length ? `${got.parked.length} journal${many ? "s" : ""} parked until ${many ? "their hosts are" : "its host is"} back: ${got.parked.map(short).join(", ")}` : "";

@@ -3,7 +3,8 @@
 
 export async function ask(role, question, args = {}) {
   const query = new URLSearchParams(args).toString();
-  const answer = await fetch(`api/${role}/${question}${query ? `?${query}` : ""}`, { headers: { accept: "application/json" } });
+  const answer = await fetch(`api/${role}/${question}${query ? `?${query}` : ""}`, { headers: { accept: "application/json" } })
+    .catch(() => { throw new Error("no answer: the process of this page has ended, or is starting again"); });
   if (answer.status === 401) location.href = "login";
   const body = await answer.json().catch(() => ({ error: `the answer was no JSON (status ${answer.status})` }));
   if (!answer.ok) throw new Error(body.error ?? `status ${answer.status}`);
