@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from nats.aio.client import Client
     from nats.aio.msg import Msg
     from nats.js import JetStreamContext
+    from nats.js.api import ConsumerConfig, ConsumerInfo
 
 log = logging.getLogger(__name__)
 
@@ -237,15 +238,29 @@ class Nats:
 
     async def _open(self) -> tuple[JetStreamContext, str, int]:
         """Connect, find or make the consumer; also when the stream was created, and its end."""
-        from nats.aio.client import Client
-        from nats.js.api import AckPolicy, ConsumerConfig
-        from nats.js.errors import NotFoundError
+        told: list[Exception] = []
+        try:
+            js = await self._connect(told)
+            stream = await js.stream_info(self._stream)
+            consumer = await self._find_consumer(js)
+        except Exception as error:  # nats-py raises many kinds
+            cause = told[0] if told and isinstance(error, OSError) else error
+            why = str(cause) or type(cause).__name__
+            raise SourceError(f"source {self.name!r}: stream {self._stream!r}: {why}") from None
+        self._check(consumer.config)
+        self._ack_wait = consumer.config.ack_wait or self._ack_wait
+        if consumer.num_ack_pending:
+            self._hold(f"{consumer.num_ack_pending} messages were delivered to an earlier run")
+        log.info("source %s: connected; %d messages wait", self.name, consumer.num_pending)
+        return js, str(stream.created), stream.state.last_seq
 
-        last: list[Exception] = []
+    async def _connect(self, told: list[Exception]) -> JetStreamContext:
+        """Connected within CONNECT_SECONDS; `told` holds the client's last error meanwhile."""
+        from nats.aio.client import Client
 
         async def failed(error: Exception) -> None:
-            if not (last and isinstance(error, OSError)):  # what the server said tells more
-                last[:] = [error]
+            if not (told and isinstance(error, OSError)):  # what the server said tells more
+                told[:] = [error]
             log.warning("source %s: %s", self.name, error or type(error).__name__)
 
         async def reconnected() -> None:
@@ -260,29 +275,32 @@ class Nats:
             max_reconnect_attempts=-1,
             reconnect_time_wait=RETRY_SECONDS,
         )
+        await asyncio.wait_for(connecting, CONNECT_SECONDS)
+        return self._client.jetstream()
+
+    async def _find_consumer(self, js: JetStreamContext) -> ConsumerInfo:
+        """The durable consumer, made where there is none."""
+        from nats.js.api import AckPolicy, ConsumerConfig
+        from nats.js.errors import NotFoundError
+
         try:
-            await asyncio.wait_for(connecting, CONNECT_SECONDS)
-            js = self._client.jetstream()
-            stream = await js.stream_info(self._stream)
-            try:
-                consumer = await js.consumer_info(self._stream, self._durable)
-            except NotFoundError:
-                consumer = await js.add_consumer(
-                    self._stream,
-                    ConsumerConfig(
-                        durable_name=self._durable,
-                        filter_subject=self._subject,
-                        ack_policy=AckPolicy.EXPLICIT,
-                        ack_wait=self._ack_wait,
-                        max_ack_pending=self._in_flight,
-                        max_deliver=-1,
-                    ),
-                )
-        except Exception as error:  # nats-py raises many kinds
-            cause = last[0] if last and isinstance(error, OSError) else error
-            why = str(cause) or type(cause).__name__
-            raise SourceError(f"source {self.name!r}: stream {self._stream!r}: {why}") from None
-        config = consumer.config
+            found: ConsumerInfo = await js.consumer_info(self._stream, self._durable)
+        except NotFoundError:
+            wanted = ConsumerConfig(
+                durable_name=self._durable,
+                filter_subject=self._subject,
+                ack_policy=AckPolicy.EXPLICIT,
+                ack_wait=self._ack_wait,
+                max_ack_pending=self._in_flight,
+                max_deliver=-1,
+            )
+            found = await js.add_consumer(self._stream, wanted)
+        return found
+
+    def _check(self, config: ConsumerConfig) -> None:
+        """Refuse a consumer that would lose messages."""
+        from nats.js.api import AckPolicy
+
         if config.ack_policy != AckPolicy.EXPLICIT or config.deliver_subject:
             raise SourceError(
                 f"source {self.name!r}: consumer {self._durable!r} must be a pull consumer with "
@@ -294,11 +312,6 @@ class Nats:
                 f"{config.max_deliver} deliveries (max_deliver), and restarts would lose some; "
                 "name another one, which is made without"
             )
-        self._ack_wait = config.ack_wait or self._ack_wait
-        if consumer.num_ack_pending:
-            self._hold(f"{consumer.num_ack_pending} messages were delivered to an earlier run")
-        log.info("source %s: connected; %d messages wait", self.name, consumer.num_pending)
-        return js, str(stream.created), stream.state.last_seq
 
     async def _pull(self, js: JetStreamContext) -> None:
         from nats.errors import Error
