@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from producers.sources.base import Facts, Source, checked, misfit, stop_source
+from producers.sources.base import Facts, Source, checked, stop_source, wrong_position
 from producers.sources.fields import check_ranges
 from stream_ssl.wire.sample import Position, Sample
 
@@ -124,7 +124,7 @@ class Continual:
         if position is not None:
             sent = checked(position, self._facts, self.name)
             if type(sent) is not int or sent < 0:
-                raise misfit(self.name, f"{sent!r:.80} is no number of samples")
+                raise wrong_position(self.name, f"{sent!r:.80} is no number of samples")
             # Only to let the source say whether the position was taken from it.
             self.source.samples(position.get("inner"))
         return itertools.islice(self._marked(), sent, None)

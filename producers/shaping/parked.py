@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from producers.shaping.repeat import decode, encode, from_pixels, moved
-from producers.sources.base import Facts, Source, misfit, place, stop_source
+from producers.sources.base import Facts, Source, place, stop_source, wrong_position
 from producers.sources.fields import check_ranges, digest, fitting_meta, short_id
 from producers.sources.finite import ENDLESS
 from stream_ssl.wire.sample import Position, Sample, short
@@ -134,7 +134,9 @@ class Parked:
         if seen is None:
             inner = given[-1][1]
         elif seen != found:
-            raise misfit(self.name, "its first images, which are the scenes, are others now")
+            raise wrong_position(
+                self.name, "its first images, which are the scenes, are others now"
+            )
         for number in itertools.count(stretch):
             parked, driven = self._lengths(number)
             scene = self._scene_of(number)

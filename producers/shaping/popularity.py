@@ -11,7 +11,7 @@ import numpy as np
 
 from producers.shaping.parked import pixels_of, seen_again
 from producers.shaping.repeat import encode, from_pixels
-from producers.sources.base import Facts, Source, misfit, place, stop_source
+from producers.sources.base import Facts, Source, place, stop_source, wrong_position
 from producers.sources.fields import check_ranges, digest, fitting_meta, short_id
 from producers.sources.finite import ENDLESS
 from stream_ssl.wire.sample import Position, Sample
@@ -91,7 +91,7 @@ class Popularity:
             )
         found = digest(bytes(sample.data) for sample in ranked)
         if seen not in (None, found):
-            raise misfit(self.name, "its first images, which are met again, are others now")
+            raise wrong_position(self.name, "its first images, which are met again, are others now")
         for number in itertools.count(sent):
             position = {"at": [number + 1], "seen": found, "of": self._facts}
             yield self._meet(ranked, number), position

@@ -11,7 +11,7 @@ import numpy as np
 
 from producers.shaping.rate import RateLimit
 from producers.shaping.repeat import NearBy, repeat
-from producers.sources.base import Facts, Source, checked, misfit
+from producers.sources.base import Facts, Source, checked, stop_source, wrong_position
 from producers.sources.fields import check_ranges
 from stream_ssl.wire.sample import Position, Sample
 
@@ -117,7 +117,7 @@ class Shaped:
         if position is not None:
             at = checked(position, self._facts, self.name)
             if not (isinstance(at, list | tuple) and len(at) == 3 and set(map(type, at)) == {int}):
-                raise misfit(self.name, f"{at!r:.80} is no [window, offset, sent]")
+                raise wrong_position(self.name, f"{at!r:.80} is no [window, offset, sent]")
             inner = position.get("inner")
             window, skip, sent = at
         # Here, not at the first sample: the inner source's errors are the caller's to see now.
@@ -127,9 +127,7 @@ class Shaped:
     def stop(self) -> None:
         """From any thread: streams end where they would wait, here or in the source."""
         self._stopped.set()
-        stop = getattr(self.source, "stop", None)
-        if stop is not None:
-            stop()
+        stop_source(self.source)
 
     def _paced(
         self, shaped: Iterator[tuple[Sample, Position]], sent: int

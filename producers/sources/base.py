@@ -84,7 +84,7 @@ def place(position: Position, facts: Facts, name: str, limits: tuple[int, ...]) 
             for value, limit in zip(at, limits, strict=True)
         )
     ):
-        raise misfit(name, f"{at!r:.80} does not lie within 0..{list(limits)}")
+        raise wrong_position(name, f"{at!r:.80} does not lie within 0..{list(limits)}")
     return tuple(at)
 
 
@@ -95,7 +95,7 @@ def checked(position: Position, facts: Facts, name: str) -> Any:
         ValueError: no such position, or other facts; it names each that differs.
     """
     if not (isinstance(position, Mapping) and isinstance(position.get("of"), Mapping)):
-        raise misfit(name, f"{position!r:.80} is no position of a source")
+        raise wrong_position(name, f"{position!r:.80} is no position of a source")
     made: Facts = position["of"]
     differing = [
         f"{key} was {made.get(key)!r} and is {facts.get(key)!r}"
@@ -103,11 +103,11 @@ def checked(position: Position, facts: Facts, name: str) -> Any:
         if made.get(key) != facts.get(key)
     ]
     if differing:
-        raise misfit(name, "since it was taken, " + "; ".join(differing))
+        raise wrong_position(name, "since it was taken, " + "; ".join(differing))
     return position.get("at")
 
 
-def misfit(name: str, what: str) -> ValueError:
+def wrong_position(name: str, what: str) -> ValueError:
     """The error of a position that does not fit the source."""
     return ValueError(
         f"source {name!r}: the position does not fit: {what}. "

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from producers.sources.base import Facts, Skipped, SourceError, checked, mark, misfit
+from producers.sources.base import Facts, Skipped, SourceError, checked, mark, wrong_position
 from producers.sources.fields import codec_of, digest, fitting_meta, short_id
 from producers.sources.shards import find_files
 from producers.sources.url_lists import Row, count_rows, read_rows
@@ -91,7 +91,7 @@ class Crawl:
             except (TypeError, ValueError, IndexError, KeyError):
                 first = -1
             if type(first) is not int or first < 0 or done < 0:
-                raise misfit(self.name, f"{at!r:.80} is no [row, done rows behind it]")
+                raise wrong_position(self.name, f"{at!r:.80} is no [row, done rows behind it]")
         return self._crawled(Progress(first, done))
 
     def stop(self) -> None:

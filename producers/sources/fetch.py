@@ -83,7 +83,7 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
         """Raises Skip for an address that is not public and not allowed."""
         ip = ipaddress.ip_address(address.partition("%")[0])
         if isinstance(ip, ipaddress.IPv6Address):
-            # An IPv4 address in IPv6's clothes (mapped, 6to4, NAT64) is judged as what it is.
+            # An IPv4 address within an IPv6 one (mapped, 6to4, NAT64) is judged as what it is.
             inner = ip.ipv4_mapped or ip.sixtofour
             if inner is None and ip in ipaddress.ip_network("64:ff9b::/96"):
                 inner = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
@@ -303,7 +303,7 @@ class Fetcher:
         if host.robots is None or age > (RETRY_SECONDS if failed else ROBOTS_SECONDS):
             host.robots_at = time.monotonic()
             host.robots = asyncio.ensure_future(self._read_robots(host, url))
-            host.robots.add_done_callback(look_at_error)
+            host.robots.add_done_callback(retrieve_exception)
         return await asyncio.shield(host.robots)
 
     async def _read_robots(self, host: Host, url: httpx.URL) -> Protego | None:
@@ -419,7 +419,7 @@ def opted_out(headers: list[tuple[str, str]], agent: str) -> str:
     return ""
 
 
-def look_at_error(task: asyncio.Task[Any]) -> None:
+def retrieve_exception(task: asyncio.Task[Any]) -> None:
     """Whoever waited for it may be gone: its error is then nobody's, and no bug."""
     if not task.cancelled():
         task.exception()

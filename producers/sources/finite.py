@@ -87,7 +87,7 @@ class Finite(ABC):
                     gave = True
                     yield sample, mark([current, step], self._facts)
             if not gave:
-                raise barren(self.name)
+                raise nothing_readable(self.name)
             done = 0
 
     def _order(self, epoch: int) -> NDArray[np.int64]:
@@ -100,7 +100,7 @@ class Finite(ABC):
         """The sample stored at `index`; None where it cannot be read."""
 
 
-def barren(name: str) -> SourceError:
+def nothing_readable(name: str) -> SourceError:
     """The error of a pass that gave nothing: another would be as empty, for ever."""
     return SourceError(
         f"source {name!r}: not one sample of a whole pass can be read; the log says why of each"

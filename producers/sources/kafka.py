@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from producers.sources.acknowledged import UnreadableError, sample_of
-from producers.sources.base import Facts, Skipped, SourceError, checked, mark, misfit
+from producers.sources.base import Facts, Skipped, SourceError, checked, mark, wrong_position
 from stream_ssl.wire.sample import MAX_POSITION_BYTES, Position, Sample
 
 if TYPE_CHECKING:
@@ -400,7 +400,9 @@ class Kafka:
         try:
             return {int(partition): int(offset) for partition, offset in at}
         except (TypeError, ValueError):
-            raise misfit(self.name, f"{at!r:.80} is no list of [partition, offset]") from None
+            raise wrong_position(
+                self.name, f"{at!r:.80} is no list of [partition, offset]"
+            ) from None
 
 
 def settings_of(config: Path) -> dict[str, str]:

@@ -9,8 +9,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from producers.sources.base import Facts, Skipped, checked, mark, misfit
-from producers.sources.finite import barren
+from producers.sources.base import Facts, Skipped, checked, mark, wrong_position
+from producers.sources.finite import nothing_readable
 from producers.sources.shards import find_files
 from stream_ssl.wire.sample import Position, Sample
 
@@ -61,7 +61,7 @@ class Recordings(ABC):
         if isinstance(position, Mapping) and isinstance(position.get("of"), Mapping):
             number = position["of"].get("number", 0)
             if type(number) is not int or not 0 <= number < len(self._files):
-                raise misfit(self.name, f"file {number!r} is none of {len(self._files)}")
+                raise wrong_position(self.name, f"file {number!r} is none of {len(self._files)}")
         at = checked(position, self._facts(number), self.name)
         if not (
             isinstance(at, list | tuple)
@@ -69,7 +69,7 @@ class Recordings(ABC):
             and all(type(value) is int for value in at)
             and at[0] >= 0
         ):
-            raise misfit(self.name, f"{at!r:.80} is no [pass, time, number]")
+            raise wrong_position(self.name, f"{at!r:.80} is no [pass, time, number]")
         return self._passes(at[0], number, (at[1], at[2]))
 
     def stop(self) -> None:
@@ -98,7 +98,7 @@ class Recordings(ABC):
             if self._stopped.is_set():
                 return
             if not gave:
-                raise barren(self.name)
+                raise nothing_readable(self.name)
             number = 0
         log.info("source %s has been read to its end; %s", self.name, self.skipped)
 

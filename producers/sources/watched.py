@@ -12,7 +12,7 @@ from pathlib import Path
 from stat import S_ISREG
 from typing import Literal
 
-from producers.sources.base import Facts, Skipped, checked, mark, misfit
+from producers.sources.base import Facts, Skipped, checked, mark, wrong_position
 from producers.sources.fields import SUFFIXES, codec_of, digest, short_id
 from stream_ssl.wire.sample import Position, Sample
 
@@ -56,7 +56,7 @@ class WatchedFolder:
 
     Order and position are (stamp, path), and each run sends what lies above its position. A file
     that turns up at or below it, being older than one already sent, is late: it is logged, counted
-    in `late` and left out. With `order="mtime"` this befalls files moved in with an old time (mv,
+    in `late` and left out. With `order="mtime"` so are files moved in with an old time (mv,
     cp -p, rsync -t); `order="ctime"` goes by the time of their arrival instead, and sends a file
     again after a chmod or a restore from backup. A file that was rewritten is sent again.
 
@@ -123,7 +123,7 @@ class WatchedFolder:
         if not (
             isinstance(at, list | tuple) and len(at) == 2 and type(at[0]) is int and at[0] >= 0
         ) or not isinstance(at[1], str):
-            raise misfit(self.name, f"{at!r:.80} is no [nanoseconds, path]")
+            raise wrong_position(self.name, f"{at!r:.80} is no [nanoseconds, path]")
         return at[0], at[1]
 
     def _watch(self, last: Key) -> Iterator[tuple[Sample, Position]]:

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from producers.sources.base import Facts, Skipped, mark, misfit, place
+from producers.sources.base import Facts, Skipped, mark, place, wrong_position
 from producers.sources.fields import SUFFIXES, codec_of, fitting_meta, short_id
-from producers.sources.finite import ENDLESS, barren
+from producers.sources.finite import ENDLESS, nothing_readable
 from producers.sources.shards import ShardError, find_files, read_members
 from stream_ssl.wire.sample import Position, Sample
 
@@ -66,7 +66,7 @@ class WebDataset:
         if isinstance(position, dict) and isinstance(position.get("of"), dict):
             shard = position["of"].get("shard", 0)
             if type(shard) is not int or not 0 <= shard < len(self._shards):
-                raise misfit(self.name, f"shard {shard!r} is none of {len(self._shards)}")
+                raise wrong_position(self.name, f"shard {shard!r} is none of {len(self._shards)}")
         facts = self._facts(shard)
         epoch, start = place(position, facts, self.name, (ENDLESS, ENDLESS))
         return self._passes(epoch, shard, start)
@@ -98,7 +98,7 @@ class WebDataset:
             if self._stopped.is_set():
                 return
             if not gave:
-                raise barren(self.name)
+                raise nothing_readable(self.name)
             shard = 0
 
     def _shard(self, number: int, start: int) -> Iterator[tuple[Sample, int]]:
