@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Mapping
+from pathlib import Path
+from stat import S_ISREG
 
 import msgpack
 
@@ -12,6 +14,7 @@ from stream_ssl.wire.sample import MAX_ID_BYTES, MAX_META_BYTES, Scalar
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 DIGEST_CHARS = 16
+MAX_FILE = 256 * 2**20  # bytes; far above any packet
 
 
 def codec_of(data: bytes) -> str | None:
@@ -23,6 +26,20 @@ def codec_of(data: bytes) -> str | None:
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return "webp"
     return None
+
+
+def read_image(path: Path) -> bytes:
+    """The content of an image's file.
+
+    Raises:
+        OSError: it cannot be read, or is a pipe or device, or larger than any image.
+    """
+    stat = path.stat()  # opening a pipe would wait for its other end
+    if not S_ISREG(stat.st_mode):
+        raise OSError("not a regular file")
+    if stat.st_size > MAX_FILE:
+        raise OSError(f"{stat.st_size} bytes, more than the {MAX_FILE} that are read")
+    return path.read_bytes()
 
 
 def digest(parts: Iterable[bytes | memoryview]) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from producers.sources.base import Skipped
-from producers.sources.fields import SUFFIXES, codec_of, digest, fitting_meta, short_id
+from producers.sources.fields import SUFFIXES, codec_of, digest, fitting_meta, read_image, short_id
 from producers.sources.finite import Finite
 from stream_ssl.wire.sample import Sample
 
@@ -49,7 +49,7 @@ class ImageFolder(Finite):
     def _sample(self, index: int) -> Sample | None:
         file, label = self._files[index]
         try:
-            data = (self._root / file).read_bytes()
+            data = read_image(self._root / file)
         except OSError as error:
             self.skipped.note("unreadable", file, error)
             return None

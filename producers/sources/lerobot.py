@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from producers.sources.fields import codec_of, digest, fitting_meta, short_id
+from producers.sources.fields import codec_of, digest, fitting_meta, read_image, short_id
 from producers.sources.finite import select
 from producers.sources.frames import Frames
 from producers.sources.recordings import DamagedError, Recordings, Where
@@ -333,7 +333,7 @@ def picture(root: Path, cell: Any) -> VideoFrame:
 
     if not (isinstance(cell, Mapping) and (cell.get("bytes") or cell.get("path"))):
         raise ValueError("neither bytes nor a path")
-    data: bytes = cell.get("bytes") or inside(root, cell["path"]).read_bytes()
+    data: bytes = cell.get("bytes") or read_image(inside(root, cell["path"]))
     if codec_of(data) is None:
         raise ValueError(f"neither JPEG, PNG nor WebP: it begins with {data[:8].hex(' ')}")
     with Image.open(io.BytesIO(data)) as image:

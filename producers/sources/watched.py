@@ -13,7 +13,7 @@ from stat import S_ISREG
 from typing import Literal
 
 from producers.sources.base import Facts, Skipped, checked, mark, wrong_position
-from producers.sources.fields import SUFFIXES, codec_of, digest, short_id
+from producers.sources.fields import SUFFIXES, codec_of, digest, read_image, short_id
 from stream_ssl.wire.sample import Position, Sample
 
 log = logging.getLogger(__name__)
@@ -190,7 +190,7 @@ class WatchedFolder:
     def _read(self, found: Found) -> Sample | None:
         path = found.key[1]
         try:
-            data = Path(found.path).read_bytes()
+            data = read_image(Path(found.path))
         except OSError as error:
             self.skipped.note("unreadable", path, error)
             return None

@@ -2,6 +2,7 @@
 
 import io
 import logging
+import os
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from table import table
 
 from producers.sources import CifarBinary, IdxDataset, ImageFolder, NpyVectors
 from producers.sources.cifar import read_records
+from producers.sources.fields import MAX_FILE
 from producers.sources.finite import select
 
 EMBEDDED = Path(__file__).parents[2] / "stream_ssl/app/data"
@@ -224,12 +226,16 @@ def test_image_folder_goes_by_content_and_skips_what_is_no_image(tmp_path, caplo
     first, second, third = write_images(tmp_path / "ant", 3, "PNG")
     first.rename(first.with_suffix(".jpg"))  # a name that lies
     second.write_bytes(b"")
+    os.mkfifo(tmp_path / "ant/pipe.png")
+    os.truncate(write_images(tmp_path / "bee", 1)[0], MAX_FILE + 1)
     source = ImageFolder(tmp_path, shuffle=False)
     third.unlink()
     with caplog.at_level(logging.WARNING):
         assert [(s.id, s.codec) for s, _ in source.samples()] == [("ant/000.jpg", "png")]
-    assert source.skipped.by_reason == {"no image": 1, "unreadable": 1}
+    assert source.skipped.by_reason == {"no image": 1, "unreadable": 3}
     assert "ant/001.png: neither JPEG" in caplog.text
+    assert "ant/pipe.png: not a regular file" in caplog.text
+    assert "bee/000.png: 268435457 bytes, more than the 268435456 that are read" in caplog.text
 
 
 def test_an_endless_source_of_which_nothing_can_be_read_ends(tmp_path):
