@@ -1,36 +1,31 @@
-"""Ranks decide, learn and keep what one process would. The checks run in one process of their own,
-which forks the ranks: see run_checks.py."""
+"""Ranks decide, learn and keep what one process would. The checks run in one process, forked before
+it has computed anything, which forks the ranks: see run_checks.py."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+import run_checks
+from forked import Forked
 from run_checks import CHECKS
 
-SCRIPT = Path(__file__).with_name("run_checks.py")
 EVERY = [(name, ranks) for name, (_, counts) in CHECKS.items() for ranks in counts]
 
 
 @pytest.fixture(scope="module")
-def faults() -> dict[tuple[str, int], str]:
+def faults(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], str]:
     """By check and number of ranks: what went wrong, empty where all is well."""
-    found = subprocess.run(
-        [sys.executable, str(SCRIPT)],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert found.returncode == 0, found.stderr
-    lines = [json.loads(line) for line in found.stdout.splitlines()]
+    output = tmp_path_factory.mktemp("ranks") / "output"
+    checks = Forked(run_checks.main, (), output=output)
+    try:
+        assert checks.wait(280) == 0, output.read_text()
+    finally:
+        checks.kill()
+    said = output.read_text()
+    lines = [json.loads(line) for line in said.splitlines() if line.startswith('{"check"')]
     return {
-        (line["check"], line["ranks"]): line["fault"] and line["fault"] + found.stderr
-        for line in lines
+        (line["check"], line["ranks"]): line["fault"] and line["fault"] + said for line in lines
     }
 
 
