@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,6 @@ from unittest import mock
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 GPU = torch.device("cuda:0")
 ROOT = Path(__file__).parent.parent
@@ -146,7 +146,9 @@ class SimulatedGpu(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, kwargs = func._schema.name.removeprefix("aten::"), dict(kwargs or {})
-        to_gpu = any(isinstance(leaf, OnGpu) for leaf in tree_leaves((args, kwargs)))
+        tensors = list(_tensors((args, *kwargs.values())))
+        there = {id(one.value): one for one in tensors if isinstance(one, OnGpu)}
+        to_gpu = bool(there)
         if kwargs.get("device") is not None:
             to_gpu = torch.device(kwargs["device"]).type in ("cuda", "meta")
             kwargs["device"] = torch.device("cpu")
@@ -156,25 +158,23 @@ class SimulatedGpu(TorchDispatchMode):
             made = args[0].clone() if name == "_pin_memory" else func(*args, **kwargs)
             self._pinned.append(made)
             return made
-        self._note(name, args, kwargs, to_gpu)
-        found = _run(name, func, *tree_map_only(OnGpu, lambda one: one.value, (args, kwargs)))
+        if name in COPIES:
+            self._note_copy(name, args, kwargs, to_gpu)
+        elif there:
+            self._note(name, args, tensors)
+        found = _run(
+            name,
+            func,
+            _mapped(_value, args),
+            {key: _mapped(_value, given) for key, given in kwargs.items()},
+        )
         if not to_gpu:
             return found
         # What is written to in place stays the object it is.
-        leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, OnGpu)]
-        there = {id(leaf.value): leaf for leaf in leaves}
-        return tree_map_only(
-            Tensor, lambda one: there[id(one)] if id(one) in there else OnGpu(one), found
-        )
+        return _mapped(lambda one: there[id(one)] if id(one) in there else OnGpu(one), found)
 
-    def _note(self, name: str, args: Any, kwargs: Any, to_gpu: bool) -> None:
+    def _note(self, name: str, args: Any, tensors: list[Tensor]) -> None:
         """What waits, and what fails."""
-        if name in COPIES:
-            self._note_copy(name, args, kwargs, to_gpu)
-            return
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        if not any(isinstance(tensor, OnGpu) for tensor in tensors):
-            return
         if name in READS:
             self._wait("read")
         if name in INDEXED:
@@ -194,9 +194,9 @@ class SimulatedGpu(TorchDispatchMode):
     def _note_copy(self, name: str, args: Any, kwargs: Any, to_gpu: bool) -> None:
         given, target = (args[0], to_gpu) if name == "_to_copy" else (args[1], args[0])
         if name != "_to_copy":
-            target = isinstance(tree_leaves(target)[0], OnGpu)
+            target = isinstance(next(_tensors((target,))), OnGpu)
         blocking = not kwargs.get("non_blocking", name != "_to_copy" and args[2:3] == (True,))
-        for source in tree_leaves(given):
+        for source in _tensors((given,)):
             if isinstance(source, OnGpu) and not target:
                 self._wait("read")
             elif not isinstance(source, OnGpu) and target:
@@ -231,6 +231,28 @@ class Event:
 
     def elapsed_time(self, end: Event) -> float:
         return 1.0
+
+
+def _tensors(given: Any) -> Iterator[Tensor]:
+    """Those of an operator's arguments; PyTorch's trees, which may be of anything, take longer."""
+    for one in given:
+        if isinstance(one, Tensor):
+            yield one
+        elif isinstance(one, (list, tuple)):
+            yield from _tensors(one)
+
+
+def _mapped(to: Callable[[Tensor], Tensor], given: Any) -> Any:
+    """Arguments or results with `to` of each tensor in its place."""
+    if isinstance(given, Tensor):
+        return to(given)
+    if isinstance(given, (list, tuple)):
+        return type(given)([_mapped(to, one) for one in given])
+    return given
+
+
+def _value(one: Tensor) -> Tensor:
+    return one.value if isinstance(one, OnGpu) else one
 
 
 def _run(name: str, func: Any, args: Any, kwargs: Any) -> Any:
