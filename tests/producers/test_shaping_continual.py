@@ -122,7 +122,7 @@ def test_concurrent_tasks_share_the_stream_evenly_and_are_replaced():
 @pytest.mark.parametrize("kind", ["keep", "incremental"])
 @pytest.mark.parametrize("rho", [1, 9, 27])
 def test_one_class_is_so_many_times_as_frequent(kind, rho):
-    source = Synthetic(count=40_000, size=2, shift=0)
+    source = Synthetic(count=20_000, size=2, shift=0)
     counts = np.bincount(labels(Continual(source, kind, imbalance=rho)), minlength=10)
     plain = np.bincount(labels(source), minlength=10)
     assert counts[0] == plain[0]
@@ -134,7 +134,7 @@ def test_one_class_is_so_many_times_as_frequent(kind, rho):
 
 
 def test_a_long_tail_falls_by_one_factor():
-    source = Synthetic(count=40_000, size=2, shift=0)
+    source = Synthetic(count=20_000, size=2, shift=0)
     counts = np.bincount(labels(Continual(source, imbalance=100, profile="tail")), minlength=10)
     plain = np.bincount(labels(source), minlength=10)
     for label in range(10):
