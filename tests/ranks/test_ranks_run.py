@@ -202,6 +202,23 @@ def test_a_journal_in_place_of_one_that_is_lost_is_read_whole(tmp_path: Path, gr
     assert facts["journals"][new] == [[{"record": 7, "sample": 0}]]
 
 
+def test_ranks_know_alike_that_their_one_journal_is_another(tmp_path: Path, group: Group) -> None:
+    """Also the one that finds no record of its own in it yet."""
+    often = {"checkpoints": {"every_steps": 1, "every_seconds": None}}
+    fill(tmp_path / "run", 8)
+    group.start(often, often)
+    until(lambda: group.facts().get("samples") == 8 * PACKET, group.log)
+    lost = group.stop()["journal"]
+    shutil.rmtree(tmp_path / "run" / "journal")
+    new = fill(tmp_path / "run", 1)  # the second's
+    group.start(often, often)
+    until(lambda: group.facts()["samples"] == 9 * PACKET, group.log)
+    facts = group.stop()
+    assert f"goes on in journal {lost}, and" in group.log()
+    assert facts["journal"] == new
+    assert facts["divisions"] == [[{"record": 1, "sample": 0}, {"record": 2, "sample": 0}]]
+
+
 def test_ranks_of_other_configurations_are_refused_with_both_values(group: Group) -> None:
     other = {"memory": {"capacity": 128}}
     group.start({}, other)
