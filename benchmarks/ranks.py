@@ -25,7 +25,7 @@ import torch.distributed as dist
 from benchmarks.learner import BATCH, DIM, SIZE, SLOTS, Ram, steps_of
 from memory import WorkingMemory
 from memory.descriptors import Thumbnail
-from memory.process_group import SINGLE_PROCESS, ProcessGroup, SingleProcess
+from memory.process_group import SINGLE_PROCESS, ProcessGroup, RankGroup
 from stream_ssl.learning.checkpoint import Checkpointer
 from stream_ssl.learning.encoder import ResNet
 from stream_ssl.learning.learner import Learner
@@ -78,7 +78,7 @@ def _torchrun(ranks: int) -> dict[str, float]:
 def as_rank(told: Path) -> None:
     """What torchrun starts: steps beside the others, of which the first writes what it took."""
     torch.set_num_threads(1)
-    group: SingleProcess = SINGLE_PROCESS
+    group: RankGroup = SINGLE_PROCESS
     if int(os.environ["WORLD_SIZE"]) > 1:
         dist.init_process_group("gloo", timeout=timedelta(seconds=120))
         group = ProcessGroup()
@@ -142,7 +142,7 @@ def checkpoint_rows() -> Iterator[dict[str, Any]]:
     }
 
 
-def learner(slots: int, group: SingleProcess) -> Learner:
+def learner(slots: int, group: RankGroup) -> Learner:
     """The daemon's as far as ranks matter: descriptors that stay, counted exactly."""
     seed_everything(0)
     encoder = ResNet(width=16, depths=(1, 1, 1, 1), channels=1)

@@ -16,7 +16,7 @@ from torch import Tensor
 from memory.checks import check_number
 from memory.columns import REFUSED, Columns, Rows
 from memory.compute import columns_at_a_time, to_device, to_host
-from memory.process_group import SINGLE_PROCESS, SingleProcess
+from memory.process_group import SINGLE_PROCESS, RankGroup
 from memory.scores import BLOCK_ELEMENTS
 
 if TYPE_CHECKING:
@@ -302,7 +302,7 @@ class Duplicates:
         if self.action not in ("count", "refuse", "merge"):
             raise ValueError(f'action is {self.action!r}: choose "count", "refuse" or "merge"')
 
-    def find(self, x_BA: Tensor, row_kA: Tensor, group: SingleProcess = SINGLE_PROCESS) -> Found:
+    def find(self, x_BA: Tensor, row_kA: Tensor, group: RankGroup = SINGLE_PROCESS) -> Found:
         """The duplicates among newcomers, decided in turn, against these rows held by each rank;
         on several ranks the newcomers are the same, and nothing is merged."""
         count, k = len(x_BA), len(row_kA)

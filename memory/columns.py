@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from memory.compute import to_device
-from memory.process_group import SINGLE_PROCESS, SingleProcess
+from memory.process_group import SINGLE_PROCESS, RankGroup
 
 Image = tuple[int, int, int]
 
@@ -107,7 +107,7 @@ class Columns:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
         images: Images | None = None,
-        group: SingleProcess = SINGLE_PROCESS,
+        group: RankGroup = SINGLE_PROCESS,
     ) -> None:
         self.capacity, self.dim, self.device = capacity, dim, torch.device(device)
         self.group, self.occupied = group, 0

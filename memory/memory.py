@@ -34,7 +34,7 @@ from memory.descriptors import Descriptor, Embedding, check_descriptor
 from memory.draws import Draw, DrawOrder, Negatives, Strata
 from memory.eviction import Feedback, MostDuplicated, Policy
 from memory.eviction.base import check_free
-from memory.process_group import SINGLE_PROCESS, SingleProcess
+from memory.process_group import SINGLE_PROCESS, RankGroup
 from memory.scores import Score, check_score
 from memory.shards import RANK_SEEDS, Meeting, check_shareable
 from memory.state import (
@@ -111,7 +111,7 @@ class WorkingMemory(nn.Module):
         image_file: Path | None = None,
         measured_by: Score | None = None,
         descriptor: Descriptor | None = None,
-        group: SingleProcess = SINGLE_PROCESS,
+        group: RankGroup = SINGLE_PROCESS,
     ) -> None:
         super().__init__()
         capacity, dim = check_count("capacity", capacity), check_count("dim", dim)

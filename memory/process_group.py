@@ -26,8 +26,8 @@ class RankLost(RuntimeError):
     """Another rank died, hangs, or called another collective; this one cannot go on."""
 
 
-class SingleProcess:
-    """One process that holds all slots.
+class RankGroup:
+    """The ranks that hold the slots together: as it stands here, one process that holds them all.
 
     Attributes:
         rank, size: of this process, and how many there are.
@@ -40,7 +40,7 @@ class SingleProcess:
     collectives = bytes = 0
     waited = 0.0
 
-    def __deepcopy__(self, memo: object) -> SingleProcess:
+    def __deepcopy__(self, memo: object) -> RankGroup:
         return self  # a copy of a memory is held by the same ranks
 
     def share(self, total: int) -> int:
@@ -95,10 +95,10 @@ class SingleProcess:
         return value
 
 
-SINGLE_PROCESS = SingleProcess()
+SINGLE_PROCESS = RankGroup()
 
 
-class ProcessGroup(SingleProcess):
+class ProcessGroup(RankGroup):
     """The ranks of torch.distributed's process group. All must call the same methods in turn.
 
     Args:

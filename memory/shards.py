@@ -15,7 +15,7 @@ from memory.admission import Duplicates
 from memory.columns import Columns, Rows
 from memory.compute import to_device
 from memory.eviction.base import Policy
-from memory.process_group import SingleProcess
+from memory.process_group import RankGroup
 from memory.state import State, part, shard_of, totals_of
 
 RANK_SEEDS = 1000
@@ -24,7 +24,7 @@ RANK_SEEDS = 1000
 
 def check_shareable(
     capacity: int,
-    group: SingleProcess,
+    group: RankGroup,
     policy: Policy,
     duplicates: Duplicates | None,
     image_file: Path | str | None,

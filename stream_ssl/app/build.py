@@ -20,7 +20,7 @@ from torch import Tensor
 from memory import WorkingMemory
 from memory.descriptors import Embedding, Vector
 from memory.eviction import Policy
-from memory.process_group import SINGLE_PROCESS, SingleProcess
+from memory.process_group import SINGLE_PROCESS, RankGroup
 from stream_ssl.app.failures import check_writable
 from stream_ssl.batch import START, Offset
 from stream_ssl.ingest.batches import Batches
@@ -107,7 +107,7 @@ def views(settings: Namespace) -> Views | VectorViews:
     return Views(settings.decoder.size, settings.decoder.channels, **settings.views)
 
 
-def memory(settings: Namespace, dim: int, group: SingleProcess = SINGLE_PROCESS) -> WorkingMemory:
+def memory(settings: Namespace, dim: int, group: RankGroup = SINGLE_PROCESS) -> WorkingMemory:
     """The working memory, with the images it was made from; of several ranks this one's shard."""
     return WorkingMemory(
         dim=dim,
@@ -190,7 +190,7 @@ def batches(
 
 
 def learner(
-    settings: Namespace, stream: Stream, start: Offset, group: SingleProcess = SINGLE_PROCESS
+    settings: Namespace, stream: Stream, start: Offset, group: RankGroup = SINGLE_PROCESS
 ) -> Learner:
     """A learner that has seen nothing yet.
 
@@ -324,7 +324,7 @@ class EmptyStream:
         return 0.0
 
 
-class Planned(SingleProcess):
+class Planned(RankGroup):
     """The first of so many ranks, which never meet: to build what one of them would."""
 
     def __init__(self, ranks: int) -> None:

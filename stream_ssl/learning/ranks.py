@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from memory.compute import to_host
-from memory.process_group import SingleProcess
+from memory.process_group import RankGroup
 from stream_ssl.batch import START, Offset
 
 
@@ -73,7 +73,7 @@ class Ranks:
         work: by rank.
     """
 
-    def __init__(self, group: SingleProcess, device: torch.device) -> None:
+    def __init__(self, group: RankGroup, device: torch.device) -> None:
         self.group, self._device = group, device
         self.save_asked = False
         self.last, self.ready = Turn(), True

@@ -50,7 +50,7 @@ from stream_ssl.wire.messages import REASONS
 
 if TYPE_CHECKING:
     from memory import Admission, MemoryStats
-    from memory.process_group import SingleProcess
+    from memory.process_group import RankGroup
     from stream_ssl.ingest.receiver import ReceiverRecord
     from stream_ssl.learning.checkpoint import CheckpointRecord
     from stream_ssl.learning.records import Idle, StepRecord
@@ -486,7 +486,7 @@ class LearnerMetrics:
         self._families.set("checkpoint_timestamp_seconds", created)
         self._families.set("checkpoint_step", step)
 
-    def observe_ranks(self, busy: Sequence[float], slots: int, group: SingleProcess) -> None:
+    def observe_ranks(self, busy: Sequence[float], slots: int, group: RankGroup) -> None:
         """What the ranks of a run have done so far.
 
         Args:

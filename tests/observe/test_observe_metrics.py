@@ -14,7 +14,7 @@ from observe_records import admission, step
 from prometheus_client import CollectorRegistry
 
 from memory import MemoryStats
-from memory.process_group import SingleProcess
+from memory.process_group import RankGroup
 from stream_ssl import __version__
 from stream_ssl.batch import Offset
 from stream_ssl.ingest import decode
@@ -209,7 +209,7 @@ def test_idle_tells_lag_and_rejected() -> None:
 
 
 def test_ranks_are_told_by_their_totals() -> None:
-    metrics, group = learner(), SingleProcess()
+    metrics, group = learner(), RankGroup()
     group.size, group.waited, group.bytes, group.collectives = 2, 1.5, 1000, 40
     metrics.observe_ranks([3.0, 5.0], slots=7, group=group)
     group.waited = 2.0

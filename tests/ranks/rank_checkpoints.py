@@ -20,7 +20,7 @@ from learning_world import BATCH, SIZE, state_of, steps
 from rank_group import together
 from rank_learning import SETTINGS, Part, build, until_idle
 
-from memory.process_group import SingleProcess
+from memory.process_group import RankGroup
 from stream_ssl.batch import START, Batch, Offset
 from stream_ssl.ingest.batches import Batches
 from stream_ssl.ingest.decode import Decoder
@@ -37,7 +37,7 @@ RECORDS = 26
 """Of which three steps of each number of ranks before the last leave 8: 4 for each rank of two."""
 
 
-def resumed(group: SingleProcess, folder: Path, name: str) -> tuple[Learner, Checkpointer]:
+def resumed(group: RankGroup, folder: Path, name: str) -> tuple[Learner, Checkpointer]:
     """A learner that goes on from the newest checkpoint, or begins."""
     checkpointer = Checkpointer(folder, every_steps=2, ranks=Ranks(group, CPU))
     saved = checkpointer.newest()
@@ -69,21 +69,21 @@ def check_restarts(ranks: int) -> None:
 
 
 def restarted(ranks: int, name: str, folder: Path, behind: bool) -> None:
-    def whole(group: SingleProcess) -> str:
+    def whole(group: RankGroup) -> str:
         learner = build(group, Part(group), **SETTINGS[name]())
         steps(learner, 11)
         return told(learner)
 
-    def first(group: SingleProcess) -> None:
+    def first(group: RankGroup) -> None:
         lived(*resumed(group, folder, name), last=8, behind=behind)
 
-    def killed(group: SingleProcess) -> None:
+    def killed(group: RankGroup) -> None:
         learner, checkpointer = resumed(group, folder, name)
         if group.rank == ranks - 1:
             Checkpointer._write_part = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign,assign,misc]
         lived(learner, checkpointer, last=11, behind=behind)
 
-    def last(group: SingleProcess) -> str:
+    def last(group: RankGroup) -> str:
         learner, checkpointer = resumed(group, folder, name)
         assert learner.step == 6
         lived(learner, checkpointer, last=11, behind=behind)
@@ -102,7 +102,7 @@ def check_part_refused(ranks: int) -> None:
     with tempfile.TemporaryDirectory() as path:
         folder = Path(path)
 
-        def work(group: SingleProcess) -> list[str]:
+        def work(group: RankGroup) -> list[str]:
             learner, checkpointer = resumed(group, folder, "as shipped")
             steps(learner, 1)
             plain, found = checkpointer._write_part, []
@@ -157,7 +157,7 @@ def check_other_ranks(_: int) -> None:
         assert len(read) == len(set(read)) == RECORDS * BATCH
 
 
-def _leg(folder: Path, count: int | None, group: SingleProcess) -> dict[str, Any]:
+def _leg(folder: Path, count: int | None, group: RankGroup) -> dict[str, Any]:
     """Goes on from the newest checkpoint for so many steps, or until all is read."""
     joint = Ranks(group, CPU)
     checkpointer = Checkpointer(folder / "checkpoints", ranks=joint)

@@ -16,15 +16,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from memory.process_group import ProcessGroup, SingleProcess
+from memory.process_group import ProcessGroup, RankGroup
 
 SECONDS = 60
 """After which a rank that waits for another gives up."""
 
 
-def together(
-    ranks: int, work: Callable[[SingleProcess], Any], dies: int | None = None
-) -> list[Any]:
+def together(ranks: int, work: Callable[[RankGroup], Any], dies: int | None = None) -> list[Any]:
     """What `work`, given its group, returned on each rank, as JSON.
 
     Call it from a process that has computed nothing on several threads.
@@ -45,7 +43,7 @@ def together(
         return [json.loads((Path(folder) / f"{rank}").read_text()) for rank in range(ranks)]
 
 
-def _fork(rank: int, ranks: int, folder: Path, work: Callable[[SingleProcess], Any]) -> int:
+def _fork(rank: int, ranks: int, folder: Path, work: Callable[[RankGroup], Any]) -> int:
     child = os.fork()
     if child:
         return child

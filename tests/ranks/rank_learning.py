@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from memory import WorkingMemory
 from memory.descriptors import Thumbnail
-from memory.process_group import SINGLE_PROCESS, SingleProcess
+from memory.process_group import SINGLE_PROCESS, RankGroup
 from stream_ssl.batch import START, Batch, Offset
 from stream_ssl.learning import learner as loop
 from stream_ssl.learning.encoder import ResNet
@@ -42,9 +42,7 @@ SLOTS = 64
 class Part:
     """Every W-th batch of a stream, from a turn on; ends after `count`."""
 
-    def __init__(
-        self, group: SingleProcess, start: Offset = START, count: int | None = None
-    ) -> None:
+    def __init__(self, group: RankGroup, start: Offset = START, count: int | None = None) -> None:
         self.turn, self.count, self._group = start.record, count, group
 
     def next(self, timeout: float) -> Batch | None:
@@ -81,7 +79,7 @@ class Whole:
 class Wide:
     """Batches of 128 images on each rank, all of them new."""
 
-    def __init__(self, group: SingleProcess) -> None:
+    def __init__(self, group: RankGroup) -> None:
         self._draw, self._first = np.random.default_rng(group.rank), group.rank << 20
 
     def next(self, timeout: float) -> Batch | None:
@@ -122,7 +120,7 @@ class Fixed(Views):
 
 
 def build(
-    group: SingleProcess,
+    group: RankGroup,
     stream: Any = None,
     kind: str = "moco",
     as_one: type[nn.Module] | None = None,
@@ -159,7 +157,7 @@ def check_gradients(ranks: int) -> None:
             "optimiser": OptimiserSettings("sgd"),
         }
 
-        def work(group: SingleProcess, options: dict[str, Any] = options) -> list[Any]:
+        def work(group: RankGroup, options: dict[str, Any] = options) -> list[Any]:
             learner = build(group, **options)
             steps(learner, 6)
             state = learner.method.state_dict()
@@ -188,7 +186,7 @@ def check_batchnorm(ranks: int) -> None:
             "optimiser": OptimiserSettings("sgd", clip=None),
         }
 
-        def work(group: SingleProcess, options: dict[str, Any] = options) -> list[Any]:
+        def work(group: RankGroup, options: dict[str, Any] = options) -> list[Any]:
             learner = build(group, **options, sync_batchnorm=True)
             before, (record,) = group.collectives, steps(learner, 1)
             met = group.collectives - before
@@ -240,7 +238,7 @@ SETTINGS: dict[str, Callable[[], dict[str, Any]]] = {
 def check_turns(ranks: int) -> None:
     """Each knows who is ready, and whose own work takes longest: an exchange waits for that one."""
 
-    def work(group: SingleProcess) -> list[Any]:
+    def work(group: RankGroup) -> list[Any]:
         joint = Ranks(group, torch.device("cpu"))
         joint.agree(False, 0, 0, START)
         joint.ready = group.rank > 0
@@ -266,7 +264,7 @@ def check_devices(ranks: int) -> None:
     """Where ranks compute on GPUs nothing they exchange lies on the CPU, as NCCL wants it; and what
     they learn is what they learn on CPUs. The GPU is simulated, the exchange is real."""
 
-    def work(group: SingleProcess) -> list[Any]:
+    def work(group: RankGroup) -> list[Any]:
         found = []
         for name in ("as shipped", "stream, counts on embeddings"):
             on_cpu = build(group, **SETTINGS[name]())
@@ -314,7 +312,7 @@ def check_meetings(ranks: int) -> None:
     """At 128 samples a rank that all join, in a memory of unrelated pictures, the worst case for
     eviction, ranks meet less than once for two newcomers."""
 
-    def work(group: SingleProcess) -> list[int]:
+    def work(group: RankGroup) -> list[int]:
         learner = build(group, Wide(group), slots=2048, **SETTINGS["as shipped"]())
         steps(learner, 2 + 2048 // (128 * ranks))  # evicts from then on
         before, added = group.collectives, learner.memory.added
@@ -330,7 +328,7 @@ def check_steps(ranks: int) -> None:
     """Every kind of anchors, with streams that end at different turns: nobody stalls, weights stay
     alike, every sample is counted once, a step meets a bounded number of times."""
 
-    def work(group: SingleProcess) -> dict[str, Any]:
+    def work(group: RankGroup) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for name in names:
             make = SETTINGS[name]

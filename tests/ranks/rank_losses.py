@@ -13,7 +13,7 @@ from losses_table import VARIANTS, Known, T, known
 from rank_group import together
 from torch import Tensor
 
-from memory.process_group import SingleProcess
+from memory.process_group import RankGroup
 
 BATCH, EACH = 3, 5  # anchors and negatives of a rank
 SHARED = {name: one for name, one in VARIANTS.items() if one.build().across_ranks}
@@ -29,7 +29,7 @@ def differentiated(name: str, one: Case, said: Known, group: Any = None) -> list
     return [output.per_anchor.detach(), *[x.grad for x in leaves], dict(output.diagnostics)]
 
 
-def of_rank(whole: Case, said: Known, group: SingleProcess) -> tuple[Case, Known]:
+def of_rank(whole: Case, said: Known, group: RankGroup) -> tuple[Case, Known]:
     """A rank's anchors and negatives, with a mask for the anchors of all."""
     rows = slice(group.rank * BATCH, (group.rank + 1) * BATCH)
     columns = slice(group.rank, None, group.size)
@@ -49,7 +49,7 @@ def check_losses(ranks: int) -> None:
     whole.mask_BN[1, 1::ranks] = True  # one rank has none for this anchor
     said = known(whole)
 
-    def work(group: SingleProcess) -> dict[str, Any]:
+    def work(group: RankGroup) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for name in SHARED:
             for dtype in (torch.float64, torch.float32):

@@ -20,7 +20,7 @@ from memory import Duplicates, WorkingMemory
 from memory.descriptors import Thumbnail
 from memory.duel import exact
 from memory.eviction import Hybrid, MostDuplicated, Oldest, Policy
-from memory.process_group import SINGLE_PROCESS, SingleProcess
+from memory.process_group import SINGLE_PROCESS, RankGroup
 from memory.scores import Gaussian, Linear, Score, Threshold, VonMisesFisher
 from memory.shards import resharded
 from tests.naive import IncrementalDuel, unit_rows
@@ -114,7 +114,7 @@ def check_evictions(ranks: int, seed: int = 0) -> None:
     streams = [rows_of(case.stream, seed + number) for number, case in enumerate(cases)]
     queue_ND = rows_of("clustered", seed + 7)
 
-    def memories(group: SingleProcess) -> list[dict[str, Any]]:
+    def memories(group: RankGroup) -> list[dict[str, Any]]:
         made = [MostDuplicated(case.score, case.compete) for case in cases]
         policies: list[tuple[Policy, Tensor]] = [*zip(made, streams, strict=True)]
         policies.append((Oldest(), queue_ND))
@@ -148,7 +148,7 @@ def check_many_evictions(ranks: int) -> None:
         check_evictions(ranks, 100 * number)
 
 
-def alike(group: SingleProcess, policy: Policy, **options: Any) -> WorkingMemory:
+def alike(group: RankGroup, policy: Policy, **options: Any) -> WorkingMemory:
     return WorkingMemory(SLOTS, DIM, policy, dtype=torch.float64, group=group, **options)
 
 
@@ -160,7 +160,7 @@ def check_images(ranks: int) -> None:
     image_NCHW[70:90] = image_NCHW[10:30]  # copies of what other ranks hold
     z_ND = rows_of("clustered", 11)
 
-    def build(group: SingleProcess) -> WorkingMemory:
+    def build(group: RankGroup) -> WorkingMemory:
         return alike(
             group,
             MostDuplicated(VonMisesFisher(0.1)),
@@ -169,7 +169,7 @@ def check_images(ranks: int) -> None:
             duplicates=Duplicates(0.9999, "refuse"),
         )
 
-    def work(group: SingleProcess) -> dict[str, Any]:
+    def work(group: RankGroup) -> dict[str, Any]:
         memory = build(group)
         found = fed(memory, z_ND, image_NCHW)
         assert memory.images is not None

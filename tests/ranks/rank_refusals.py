@@ -14,7 +14,7 @@ from rank_group import together
 
 from memory import Duplicates, WorkingMemory
 from memory.eviction import Hybrid, MostDuplicated, Oldest, Reservoir
-from memory.process_group import SingleProcess
+from memory.process_group import RankGroup
 from stream_ssl.app.failures import Failure, Misconfigured
 from stream_ssl.app.ranks import check_alike, check_shared, part_of
 from stream_ssl.ingest.journal import ID_FILE
@@ -28,7 +28,7 @@ def check_refusals(ranks: int) -> None:
     """Nobody waits for another afterwards: all refuse alike."""
     sound: dict[str, Any] = {"capacity": 8 * ranks, "dim": 3}
 
-    def work(group: SingleProcess) -> None:
+    def work(group: RankGroup) -> None:
         memory = WorkingMemory(**sound, group=group)
         z_BD = torch.eye(3)
         refused: list[tuple[Callable[[], Any], str]] = [
