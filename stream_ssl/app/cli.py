@@ -31,7 +31,7 @@ DAEMONS = ("run", "receiver", "learner", "produce")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit status: 0 done, 1 failed, 2 wrong usage."""
+    """Run one command; returns the exit status: 0 done, 1 failed, 2 wrong usage, 130 Ctrl-C."""
     parser = argparse.ArgumentParser(
         prog="stream-ssl",
         description="Learn an image encoder from an endless, uncurated stream.",
@@ -61,6 +61,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         hint = missing_extra(error, chosen.command, source)
         print(f"stream-ssl {chosen.command}: {hint}", file=sys.stderr)
         return USAGE
+    except KeyboardInterrupt:
+        print(f"stream-ssl {chosen.command}: interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
     assert isinstance(status, int)
     return status
 

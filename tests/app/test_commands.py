@@ -92,6 +92,14 @@ def test_keys_are_made_once_and_entered_in_the_allow_list(
     assert Keys.load(secret).public == public
 
 
+def test_an_interrupt_ends_a_command_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(status, "main", lambda _: signal.raise_signal(signal.SIGINT))
+    assert cli.main(["status", "run"]) == 130
+    assert capsys.readouterr().err == "stream-ssl status: interrupted\n"
+
+
 def test_status_of_a_folder_where_nothing_ran(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
