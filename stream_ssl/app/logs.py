@@ -20,7 +20,8 @@ _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "task
 
 
 def configure(environment: Mapping[str, str] = os.environ) -> None:
-    """Log to standard error: at least of level STREAM_SSL_LOG, in the form STREAM_SSL_LOG_FORMAT.
+    """Log to standard error: at least of level STREAM_SSL_LOG, in the form STREAM_SSL_LOG_FORMAT;
+    of several ranks, with the number that torchrun gave this one.
 
     Raises:
         ValueError: one of them has no such value.
@@ -32,17 +33,24 @@ def configure(environment: Mapping[str, str] = os.environ) -> None:
     if form not in FORMATS:
         raise ValueError(f"STREAM_SSL_LOG_FORMAT is {form!r}: choose one of {', '.join(FORMATS)}")
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLines() if form == "json" else Lines())
+    rank = environment.get("RANK") if environment.get("WORLD_SIZE", "1") != "1" else None
+    handler.setFormatter(JsonLines(rank) if form == "json" else Lines(rank))
     logging.basicConfig(level=level, handlers=[handler])
     for library in ("faiss", "onnx_ir", "onnxscript"):  # they tell of each try and each rewrite
         logging.getLogger(library).setLevel(logging.WARNING)
 
 
 class Lines(logging.Formatter):
-    """`2026-11-22T21:49:35.123+01:00 INFO    stream_ssl.learner: ...`, in local time."""
+    """`2026-11-22T21:49:35.123+01:00 INFO    stream_ssl.learner: ...`, in local time.
 
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+    Args:
+        rank: of this process, among several.
+    """
+
+    def __init__(self, rank: str | None = None) -> None:
+        self._rank = int(rank) if rank is not None and rank.isdecimal() else None
+        whose = "" if self._rank is None else f"rank {self._rank} "
+        super().__init__(f"%(asctime)s %(levelname)-7s {whose}%(name)s: %(message)s")
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: ARG002
         """With the zone's offset: machines of one run need not agree on theirs."""
@@ -64,6 +72,8 @@ class JsonLines(Lines):
             "message": record.getMessage(),
             "pid": record.process,
         }
+        if self._rank is not None:
+            fields["rank"] = self._rank
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
         fields |= {name: value for name, value in vars(record).items() if name not in _OWN}

@@ -28,6 +28,14 @@ def test_a_line_tells_the_zone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (level, rest) == ("WARNING", "stream_ssl.x: robot left")
 
 
+def test_ranks_that_write_to_one_log_say_who_they_are() -> None:
+    assert "WARNING rank 1 stream_ssl.x: robot left" in Lines("1").format(
+        record("%s left", "robot")
+    )
+    assert json.loads(JsonLines("1").format(record("left")))["rank"] == 1
+    assert "rank" not in json.loads(JsonLines(None).format(record("left")))
+
+
 def test_an_object_is_one_line_whatever_it_says() -> None:
     try:
         raise OSError(28, "No space\nleft")

@@ -197,7 +197,7 @@ def test_a_journal_in_place_of_one_that_is_lost_is_read_whole(tmp_path: Path, gr
     facts = group.stop()
     assert "damaged" not in group.log(), "a checkpoint that is there is not written again"
     assert f"parked: {lost}" in group.log()
-    assert f"journal {new} in {folders[1]} is new to this run" in group.log(1)
+    assert f"rank 1 stream_ssl.learner: journal {new} in {folders[1]} is new" in group.log(1)
     assert facts["journals"][lost] == before["journals"][lost]
     assert facts["journals"][new] == [[{"record": 7, "sample": 0}]]
 
