@@ -95,7 +95,10 @@ def test_keys_are_made_once_and_entered_in_the_allow_list(
 def test_an_interrupt_ends_a_command_in_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(status, "main", lambda _: signal.raise_signal(signal.SIGINT))
+    def interrupted(_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(status, "main", interrupted)
     assert cli.main(["status", "run"]) == 130
     assert capsys.readouterr().err == "stream-ssl status: interrupted\n"
 
