@@ -82,6 +82,7 @@ class Window:
         self.outstanding = 0  # bytes of packets before the cursor
         self.size = 0  # bytes of all packets
         self.samples = 0
+        self.leaving: Packet | None = None  # on its way out, maybe on the wire already
         self._packets: deque[Packet] = deque()
         self._cursor = 0  # index of the next packet to send
 
@@ -118,11 +119,11 @@ class Window:
         """Whether the next packet waits for credit."""
         return self.first is not None and self._cursor < len(self._packets) and self.next() is None
 
-    def advance(self) -> None:
+    def advance(self, packet: Packet) -> None:
         """The packet that next() returned has been sent."""
         assert self.first is not None
-        packet = self._packets[self._cursor]
-        packet.sent = True
+        assert packet is self._packets[self._cursor]
+        packet.sent, self.leaving = True, None
         self.outstanding += packet.size
         self.sent_through = max(self.sent_through, self.first + self._cursor)
         self._cursor += 1
@@ -172,13 +173,15 @@ class Window:
         self.samples = sum(packet.count for packet in kept)
         return refused
 
+    def held(self) -> Iterator[Packet]:
+        """The packets that no receiver can have."""
+        return (it for it in self._packets if not it.sent and it is not self.leaving)
+
     def drop_oldest(self) -> Packet | None:
         """Removes the oldest packet that no receiver can have; None: all have been sent."""
-        index = next((i for i, packet in enumerate(self._packets) if not packet.sent), None)
-        if index is None:
+        if (packet := next(self.held(), None)) is None:
             return None
-        packet = self._packets[index]
-        del self._packets[index]
+        self._packets.remove(packet)
         self.size -= packet.size
         self.samples -= packet.count
         return packet
@@ -300,6 +303,7 @@ class ProtocolState:
 
     def disconnected(self, reason: str) -> None:
         """The transport is down, or was never up."""
+        self.window.leaving = None
         if self.state != "refused":
             self.state, self.reason = "offline", reason
 
@@ -336,7 +340,9 @@ class ProtocolState:
             self.close_packet(now)
         if (self.state == "greeting" and now >= self._next_hello) or self._announce:
             return self.greeting()
-        return self.window.next() if self.state == "active" and not self._mark_due else None
+        due = self.window.next() if self.state == "active" and not self._mark_due else None
+        self.window.leaving = due[1] if due else None  # it is sent while others add and drop
+        return due
 
     def _check_silence(self, now: float) -> None:
         """The receiver may have forgotten this connection: HELLO asks."""
@@ -365,7 +371,7 @@ class ProtocolState:
         count.add(packet.count, packet.size)
         if not self.window.unacked:
             self._quiet_since = now
-        self.window.advance()
+        self.window.advance(packet)
 
     def timer(self, now: float) -> float:
         """Seconds until `outgoing` should be asked again, if nothing happens before.
@@ -603,7 +609,7 @@ class ProtocolState:
         packet = self.window.drop_oldest()
         if packet is None:
             return False
-        newer = sum(other.count for other in self.window if not other.sent) + len(self.packer)
+        newer = sum(other.count for other in self.window.held()) + len(self.packer)
         start = self.taken - newer - packet.count
         flushed = min(max(self.flush_to - start, 0), packet.count)  # somebody waits for these
         self.done += flushed

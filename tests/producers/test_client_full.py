@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -15,7 +16,9 @@ from producers import (
     DeliveryError,
     Producer,
 )
+from producers._connection import Connection
 from stream_ssl.wire import Ack, Data, Nack
+from stream_ssl.wire.messages import Frames
 
 
 @pytest.fixture
@@ -87,6 +90,39 @@ def test_a_flush_waits_for_what_is_left_of_its_samples_not_for_newer_ones(peer: 
         peer.restart()
         with peer.serving(resume=1):
             producer.flush()
+
+
+def test_what_is_on_its_way_out_is_not_dropped(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Delivery] = []
+    leaving, dropped = threading.Event(), threading.Event()
+    send = Connection.send
+
+    def slowly(connection: Connection, frames: Frames) -> bool:
+        sent = send(connection, frames)
+        if len(frames) > 2 and not dropped.is_set():
+            leaving.set()
+            assert dropped.wait(10)
+        return sent
+
+    monkeypatch.setattr(Connection, "send", slowly)
+    with (
+        Producer(
+            peer.address, "a", packet_samples=1, buffer_bytes=3000, on_full="drop_oldest"
+        ) as producer,
+        peer.serving() as journal,
+    ):
+        producer.connect()
+        producer.send(image(side=20), id="0", on_delivery=told.append)
+        assert leaving.wait(10)
+        for number in range(1, 20):
+            producer.send(image(side=20), id=str(number), on_delivery=told.append)
+        dropped.set()
+        producer.flush()
+    acknowledged = [it.id for it in told if it.outcome == "acknowledged"]
+    assert acknowledged == arrived(journal)
+    assert acknowledged[0] == "0"
+    assert acknowledged[-1] == "19"
+    assert len(acknowledged) < 10
 
 
 def test_raise_says_why(peer: Peer) -> None:
