@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from benchmarks.study.oracle import ImageBalanced
 from benchmarks.study.streams import STREAMS
 from memory.descriptors import Descriptor, Embedding, Frozen, Thumbnail, Weighted
 from memory.draws import DrawOrder
@@ -50,8 +51,10 @@ POLICIES: Mapping[str, Callable[[], Policy]] = {
     "bandit": KappaBandit,
     "random": Random,
     "oracle": ClassBalanced,
+    "image-oracle": ImageBalanced,
 }
-"""`oracle` balances by the labels, which no run would have: the most that balance can give."""
+"""`oracle` balances by the labels, `image-oracle` by the image that a frame was made of, which no
+run would have: the most that balance, and that knowing all copies can give."""
 
 DESCRIPTORS: Mapping[str, Callable[[], Descriptor]] = {
     "embedding": Embedding,
@@ -172,6 +175,7 @@ RIVALS = (
     drawn("vmf0.1", "frozen", draw="epochs"),
     drawn("random"),
     Arm("oracle", "memory", "written"),
+    *(drawn("image-oracle", draw=order) for order in ("epochs", "uniform")),
     Arm("linear", "stream", "stale"),
     *(drawn(policy) for policy in ("linear", "quadratic", "gaussian", "hybrid", "bandit")),
 )

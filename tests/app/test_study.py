@@ -30,6 +30,7 @@ from benchmarks.study.arms import (
     drawn,
     plan,
 )
+from benchmarks.study.oracle import ImageBalanced
 from benchmarks.study.results import Results
 from benchmarks.study.streams import CLASSES, STREAMS, STRIDE, frames, load
 from benchmarks.study.streams import TITLES as STREAM_TITLES
@@ -240,6 +241,15 @@ def test_different_images_are_told_by_their_ids() -> None:
     image_B = torch.tensor([0, 3, 3, 3, 1, 0, 16, 0])
     memory.add(torch.arange(8) * STRIDE + image_B, torch.eye(4)[torch.arange(8) % 4])
     assert distinct(memory) == 4
+
+
+def test_an_oracle_evicts_the_oldest_frame_of_the_image_that_has_most() -> None:
+    memory = WorkingMemory(4, 2, ImageBalanced())
+    image_B = torch.tensor([7, 8, 8, 9, 7, 6, 7, 7])
+    admission = memory.add(torch.arange(8) * STRIDE + image_B, torch.eye(2)[[0] * 8])
+    # First a copy of 8; then the oldest, of 7; and of copies of 7 the older, twice.
+    assert (admission.evicted // STRIDE).tolist() == [1, 0, 2, 4]
+    assert sorted((memory.ids % STRIDE).tolist()) == [6, 7, 7, 9]
 
 
 def test_the_linear_probe_separates_what_is_separable() -> None:
