@@ -225,6 +225,7 @@ class Process:
                     self._follow_journal()
                 if isinstance(record, StepRecord):
                     self._verdicts.consume(record)
+                    self._free_space_at = 0.0  # samples came: what was let go is trimmed
                 self.health.tick("learner")
                 if time.monotonic() >= self._tell_at:
                     self._tell_receiver()
@@ -320,7 +321,7 @@ class Process:
         """Make room in a journal that is full of what checkpoints would replay: without another
         checkpoint nothing is trimmed, and without new samples none comes due."""
         if time.monotonic() < self._free_space_at:
-            return  # the receiver has not trimmed yet
+            return  # the receiver may not have trimmed yet
         self._free_space_at = time.monotonic() + FREE_SPACE_SECONDS
         if self._checkpointer.busy:
             return  # what it frees is not known yet
