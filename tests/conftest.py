@@ -1,5 +1,13 @@
 """For all tests: the numeric libraries share the cores with the processes that tests start."""
 
+import os
+
 from stream_ssl.app.threads import share_cores
 
 share_cores()
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """Of `pytest -n auto`: one more than cores, for tests wait a third of their time."""
+    ours = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return (ours or 1) + 1
