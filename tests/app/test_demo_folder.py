@@ -118,7 +118,7 @@ def test_the_stream_is_a_parked_robot_s_and_made_again_alike(tmp_path):
     assert one.newest_KHW.shape == (1500, 28, 28)
     shown = Counter(one.originals.values())
     assert len(one.originals) == 8000
-    assert len(shown) == pytest.approx(0.1 * 8000, rel=0.5)
+    assert len(shown) == pytest.approx((1 - stream.SHARE) * 8000, rel=0.5)
     assert sum(count > 1 for count in shown.values()) == stream.SCENES
     assert one.newest_originals == list(one.originals.values())[-1500:]
 

@@ -20,7 +20,7 @@ from stream_ssl.app.demo import data
 from stream_ssl.ingest.decode import sample_ids
 from stream_ssl.wire.sample import Sample
 
-SHARE = 0.9
+SHARE = 0.95
 SCENES = 16
 STRETCH = 200
 SAMPLES_PER_SECOND = 2000.0
