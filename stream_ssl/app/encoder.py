@@ -110,8 +110,15 @@ class Encoder(nn.Module):
         self.requires_grad_(False).eval()
 
     def forward(self, image_BCHW: Tensor) -> Tensor:
-        if isinstance(self.views, VectorViews) and image_BCHW.is_floating_point():
+        is_tensor = isinstance(image_BCHW, Tensor)
+        if isinstance(self.views, VectorViews) and is_tensor and image_BCHW.is_floating_point():
             return self._encode(self.views.standardised(image_BCHW.to(self.views.mean.device)))
+        if not is_tensor or image_BCHW.ndim != 4 or image_BCHW.shape[1] != self.channels:
+            found = f"{type(image_BCHW).__name__} {tuple(getattr(image_BCHW, 'shape', ()))}"
+            raise ValueError(
+                f"images are a {found}: must be a uint8 tensor [B, {self.channels}, H, W], such "
+                "as torch.stack([encoder.preprocess(image) for image in images])"
+            )
         # Of grey images two layouts are contiguous, and convolutions round in either differently.
         image_BCHW = image_BCHW.to(self.views.mean.device).clone(
             memory_format=torch.contiguous_format

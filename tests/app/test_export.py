@@ -107,6 +107,15 @@ def test_onnx_gives_the_same(run: Path, exported: Path) -> None:
         assert np.abs(found_BF - expected_BF).max() <= 1e-4 * np.abs(expected_BF).max()
 
 
+def test_other_than_a_batch_of_its_images_is_refused_in_words(run: Path) -> None:
+    encoder = stream_ssl.load_encoder(run)
+    for wrong in (images().numpy(), images()[0], images().permute(0, 2, 3, 1), "photo.png"):
+        with pytest.raises(ValueError, match=r"a uint8 tensor \[B, 1, H, W\], such as torch.stack"):
+            encoder(wrong)
+    with pytest.raises(ValueError, match=r"torch.float32: views start from uint8"):
+        encoder(images() / 255)
+
+
 def test_what_an_export_says_of_itself(
     run: Path, exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
