@@ -143,6 +143,7 @@ EPOCHS = drawn("vmf0.1", "thumbnail", draw="epochs")
 NOVEL = drawn("vmf0.1", "thumbnail", draw="epochs", novelty=0.9)
 UNIFORM = drawn("vmf0.1", "thumbnail", novelty=0.9)
 FOLLOWING = drawn("vmf0.1", "thumbnail", draw="epochs", novelty=0.9, follow=4)
+SLOWLY = replace(FOLLOWING, follow=3)
 FRESH = replace(NOVEL, freshness="reencoded")
 TITLES = {
     BASE: "queue, trained on the stream (MoCo)",
@@ -196,7 +197,7 @@ def _by_worth() -> Iterator[Run]:
         return (run for stream in USERS for run in runs((NOVEL, BASE), seed, (stream,)))
 
     yield from against_the_queue(0)
-    yield from runs((FOLLOWING,), 0, ("parked",))
+    yield from runs((FOLLOWING, SLOWLY), 0, ("parked",))
     yield from runs((FRESH,), 0, ("shuffled",))
     for seed in SEEDS[1:]:
         yield from runs((NOVEL,), seed, ("parked",))
