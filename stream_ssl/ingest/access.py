@@ -6,10 +6,13 @@ when the key is revoked, and the routing id of a connection says nothing about i
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import logging
+import os
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +46,7 @@ class AllowList:
         self._loaded_stat = self._stat()
         self._names = self._read()  # key -> producer
         self._checked = time.monotonic()
+        self._limited_log = RateLimitedLogger(log)
 
     @classmethod
     def enter(cls, path: str | Path, name: str, public: str) -> None:
@@ -52,11 +56,12 @@ class AllowList:
             ValueError: the file is malformed, or the key belongs to another producer.
         """
         path = Path(path)
-        names = {name: key for key, name in cls(path)._names.items()} if path.exists() else {}
-        names[name] = public
-        _key_to_name(names, path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write(path, json.dumps(names, indent=1) + "\n")
+        with _locked(path.parent):  # against another that reads the list now, and would replace it
+            names = {name: key for key, name in cls(path)._names.items()} if path.exists() else {}
+            names[name] = public
+            _key_to_name(names, path)
+            write(path, json.dumps(names, indent=1) + "\n")
 
     def name_of(self, key: str) -> str | None:
         """The producer whose key this is; None if the key is not on the list now."""
@@ -74,7 +79,10 @@ class AllowList:
         try:
             self._names = self._read()
         except ValueError as error:
-            log.error("%s; the list before it stays in force", error)
+            if isinstance(error.__cause__, OSError):  # descriptors ran out, say: it is tried again
+                self._loaded_stat = None
+            text = f"{error}; the list before it stays in force"
+            self._limited_log.log(logging.ERROR, "list", text)
         else:
             log.info("allow-list %s: %d keys", self.path, len(self._names))
 
@@ -92,10 +100,22 @@ class AllowList:
             raise ValueError(
                 f"allow-list {self.path}: {error.strerror}; "
                 f"enter a producer with: stream-ssl keys NAME --allow {self.path}"
-            ) from None
+            ) from error
         except ValueError as error:
             raise ValueError(f"allow-list {self.path}: is not JSON: {error}") from None
         return _key_to_name(names, self.path)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Keeps others that ask for the same lock waiting."""
+    handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):  # a network's file system may have no locks
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def _key_to_name(names: Any, path: Path) -> dict[str, str]:

@@ -25,6 +25,7 @@ class CommitBatch:
     Attributes:
         entries: for the journal.
         last_sequences: producer -> last sequence in the batch.
+        epochs: producer -> the incarnation that sent it.
         bytes: of headers and payloads.
         samples: in all packets.
         began: when the first packet came, time.monotonic.
@@ -33,10 +34,12 @@ class CommitBatch:
     def __init__(self) -> None:
         self.entries: list[Entry] = []
         self.last_sequences: dict[str, int] = {}
+        self.epochs: dict[str, int] = {}
         self.bytes = 0
         self.samples = 0
         self.began = 0.0
-        self._details: list[tuple[int, tuple[bytes, Nack] | None]] = []  # samples, NACK by entry
+        # Of each entry: epoch, samples, NACK.
+        self._details: list[tuple[int, int, tuple[bytes, Nack] | None]] = []
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -44,9 +47,9 @@ class CommitBatch:
     @property
     def nacks(self) -> list[tuple[bytes, Nack]]:
         """(route, NACK) of the refused packets, to send once their sequences are durable."""
-        return [nack for _, nack in self._details if nack is not None]
+        return [nack for *_, nack in self._details if nack is not None]
 
-    def add(self, producer: str, data: Data, checksum: int) -> None:
+    def add(self, producer: str, epoch: int, data: Data, checksum: int) -> None:
         """Adds a packet.
 
         Raises:
@@ -54,11 +57,11 @@ class CommitBatch:
         """
         packet = (data.header, data.payload, checksum)
         entry = Entry(producer, data.sequence, data.position, time.time(), *packet)
-        self._add(entry, len(data))
+        self._add(entry, epoch, len(data))
 
-    def add_refused(self, producer: str, route: bytes, nack: Nack) -> None:
+    def add_refused(self, producer: str, epoch: int, route: bytes, nack: Nack) -> None:
         """Adds only the advance of the sequence past a packet that is refused for good."""
-        self._add(Entry(producer, nack.sequence), nack=(route, nack))
+        self._add(Entry(producer, nack.sequence), epoch, nack=(route, nack))
 
     def split(self, count: int) -> tuple[CommitBatch, CommitBatch]:
         """The first `count` entries, and the others."""
@@ -69,12 +72,19 @@ class CommitBatch:
             part.began = self.began
         return parts
 
-    def _add(self, entry: Entry, samples: int = 0, nack: tuple[bytes, Nack] | None = None) -> None:
+    def _add(
+        self,
+        entry: Entry,
+        epoch: int,
+        samples: int = 0,
+        nack: tuple[bytes, Nack] | None = None,
+    ) -> None:
         if not self.entries:
             self.began = time.monotonic()
         self.entries.append(entry)
-        self._details.append((samples, nack))
+        self._details.append((epoch, samples, nack))
         self.last_sequences[entry.producer] = entry.sequence
+        self.epochs[entry.producer] = epoch
         self.bytes += len(entry.header or b"") + len(entry.payload)
         self.samples += samples
 

@@ -21,6 +21,8 @@ from stream_ssl.wire.messages import DATA_HEAD, Verdict, Verdicts
 log = logging.getLogger(__name__)
 
 MAX_FIRST = 1 << 62
+MAX_WAITING = 65_536
+"""Packets that may wait for a journal that takes none: each needs a KiB beside its bytes."""
 _GAP_SECONDS = 1.0  # before the same gap is reported again: packets in flight arrive behind it
 _PROBE_SECONDS = 10.0  # without a message, after which a session is probed with an ACK
 
@@ -191,7 +193,8 @@ class ProtocolState:
         self._acks_due: dict[bytes, Session] = {}
         self._limited_log = RateLimitedLogger(log)
         self._hello_log = RateLimitedLogger(log, lines=20)
-        self._hellos: dict[bytes, tuple[str | None, Hello]] = {}  # that wait for a commit
+        # Those that wait for a commit, by producer.
+        self._hellos: dict[str, tuple[bytes, str | None, Hello]] = {}
         self._known: set[str] = set()  # producers of whom this receiver has accepted a packet
 
     def table(self) -> list[ProducerRecord]:
@@ -232,12 +235,8 @@ class ProtocolState:
     def _handle(
         self, route: bytes, user: str | None, frames: Sequence[memoryview], now: float
     ) -> None:
-        session = self.sessions.by_route(route)
-        if session is not None and session.user != user:
-            session = None  # another key on a routing id that was someone else's
+        session = self._session(route, user)
         if self._access is not None and not self._access.knows(user):
-            if session is not None:
-                self.sessions.drop(session)
             raise WireError("unauthorised", "this key is not, or no longer, on the allow-list")
         if session is not None:
             self.sessions.touch(session, now)
@@ -259,6 +258,16 @@ class ProtocolState:
         else:
             raise WireError("malformed", f"{type(message).__name__} is the receiver's to send")
 
+    def _session(self, route: bytes, user: str | None) -> Session | None:
+        """The session of a connection, if this key has said HELLO there and may still do so."""
+        session = self.sessions.by_route(route)
+        if session is None or session.user != user:
+            return None  # another key on a routing id that was someone else's
+        if self._access is not None and not self._access.permits(user, session.producer):
+            self.sessions.drop(session)  # revoked, or listed under another name by now
+            return None
+        return session
+
     def _hello(
         self, route: bytes, user: str | None, hello: Hello, now: float, wait: bool = True
     ) -> None:
@@ -269,9 +278,12 @@ class ProtocolState:
             raise WireError("malformed", f"HELLO: first {hello.first} is beyond {MAX_FIRST}")
         if self.closing:
             return
-        if wait and name in self.group.batch.last_sequences:
+        waiting = self.group.batch.epochs.get(name)
+        if waiting is not None and (wait or waiting != hello.epoch):
             # WELCOME's `resume` must be up to date, but a HELLO is not worth an fsync of its own.
-            self._hellos[route] = (user, hello)
+            # While the disk takes nothing, only who sent what waits is answered: another would give
+            # its packets the same sequences, and take the ACK of these for its own.
+            self._hellos[name] = (route, user, hello)
             return
         other = self.sessions.by_producer(name)
         if other is not None and other.route != route and self._yields(other, hello, now):
@@ -375,15 +387,18 @@ class ProtocolState:
             self._acks_due[route] = session
         elif data.sequence > session.expected:
             self._gap(session, f"packet {session.expected} is next, not {data.sequence}", now)
-        elif self._exceeds_memory(data.size) and not self.commit(now):
-            self._gap(session, "more than the credit granted: wait for an ACK", now)
+        elif self._exceeds_memory(data.size):
+            if self.commit(now):  # and has answered the HELLOs that waited: it may be superseded
+                self._data(route, self._session(route, session.user), data, checksum, now)
+            else:
+                self._gap(session, "more than the credit granted: wait for an ACK", now)
         else:
             self._accept(session, data, checksum)
 
     def _exceeds_memory(self, size: int) -> bool:
         """Whether the batch cannot hold `size` more bytes within the budget of memory."""
         batch = self.group.batch
-        return bool(batch) and batch.bytes + size > self.policy.total
+        return bool(batch) and (batch.bytes + size > self.policy.total or len(batch) >= MAX_WAITING)
 
     def _accept(self, session: Session, data: Data, checksum: int) -> None:
         """Adds a packet to the batch that waits for the journal, or refuses it for good."""
@@ -398,14 +413,14 @@ class ProtocolState:
                 raise WireError(
                     "oversize", f"{samples} samples; WELCOME allows {self._max_samples}"
                 )
-            self.group.batch.add(session.producer, data, checksum)
+            self.group.batch.add(session.producer, session.epoch, data, checksum)
         except WireError as error:
             counters.rejected[error.reason] += samples
             session.record.reject(error.reason, samples)
             text = f"{session.producer}: refused a packet: {error}"
             self._limited_log.warning(error.reason, text)
             nack = Nack(data.sequence, error.reason, str(error), permanent=True)
-            self.group.batch.add_refused(session.producer, session.route, nack)
+            self.group.batch.add_refused(session.producer, session.epoch, session.route, nack)
         else:
             counters.packets += 1
             counters.samples += samples
@@ -487,9 +502,9 @@ class ProtocolState:
         return not self.group.batch
 
     def _resume_hellos(self, now: float) -> None:
-        """Answers the HELLOs that waited, whatever became of the commit."""
+        """Answers the HELLOs that waited, as far as the commit allows."""
         waiting, self._hellos = self._hellos, {}
-        for route, (user, hello) in waiting.items():
+        for route, user, hello in waiting.values():
             try:
                 self._hello(route, user, hello, now, wait=False)
             except WireError as error:
@@ -542,11 +557,17 @@ class ProtocolState:
 
     def _note_idle(self, holders: list[Session], now: float) -> None:
         """Who has credit and sends nothing is owed nothing, and may wait to send a large packet."""
-        for session in holders:
-            silent = now - max(session.last_received, session.credit_changed)
-            if session.credit and silent >= IDLE_SECONDS:
-                session.greedy, session.largest = False, 0
-                session.served = max(session.served, least_served(holders))
+        idle = [
+            session
+            for session in holders
+            if session.credit
+            and now - max(session.last_received, session.credit_changed) >= IDLE_SECONDS
+        ]
+        for session in idle:
+            session.greedy, session.largest = False, 0
+        floor = least_served(holders)
+        for session in idle:
+            session.served = max(session.served, floor)
 
     def flush(self, now: float) -> None:
         """Sends the ACKs that are due: to duplicates, and where one could not be sent before."""

@@ -1,14 +1,17 @@
 """Keys and allow-list, over TCP: nobody gets in who is not on the list now."""
 
 import contextlib
+import errno
 import json
 import socket
+import threading
+from pathlib import Path
 
 import pytest
 import zmq
 from receiver_peer import Peer, Running, packet, until
 
-from stream_ssl.ingest import unfinished
+from stream_ssl.ingest import access, unfinished
 from stream_ssl.ingest.access import Access, AllowList
 from stream_ssl.wire import Hello, Keys, Welcome
 
@@ -121,6 +124,39 @@ def test_a_key_that_replaces_another_takes_effect_both_ways(running, listed):
             new.hello(epoch=2)
             new.say(packet(1))
             new.acked(1)
+
+
+def test_a_key_that_is_listed_under_another_name_speaks_for_that_alone(running, listed):
+    """Also on the connection on which it spoke for the name before."""
+    with Peer(running.endpoint, ROBOT, SERVER) as peer:
+        peer.hello()
+        allow(listed, camera=ROBOT)
+        until(lambda: running.receiver._access.permits(ROBOT.public, "camera"))
+        peer.say(packet(1))
+        assert peer.nacked() == ("hello-required", 1, False)
+        peer.say(Hello("robot", 1, 1))
+        assert peer.nacked() == ("unauthorised", 0, True)
+        peer.hello("camera")
+        peer.say(packet(1))
+        peer.acked(1)
+    assert running.journalled() == [("camera", 1)]
+
+
+def test_a_list_that_could_not_be_opened_is_read_at_the_next_look(listed, monkeypatch):
+    """Else a key that was revoked in that moment would stay in force for good."""
+    monkeypatch.setattr(access, "_RELOAD_SECONDS", 0.0)
+    names = AllowList(listed)
+    allow(listed, mallory=MALLORY)
+
+    def no_descriptors(*_, **__):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "read_text", no_descriptors)
+        names.reload()
+    assert names.name_of(ROBOT.public) == "robot"
+    names.reload()
+    assert names.name_of(ROBOT.public) is None
 
 
 def test_a_broken_list_leaves_the_one_before_in_force(running, listed):
@@ -265,3 +301,20 @@ def test_entering_keeps_the_others(tmp_path):
     with pytest.raises(ValueError, match="have one key"):
         AllowList.enter(path, "third", ROBOT.public)
     assert AllowList(path).name_of(ROBOT.public) == "robot"
+
+
+def test_keys_that_are_entered_at_the_same_time_are_all_there(tmp_path):
+    """As a script does that makes the keys of many robots at once."""
+    path, start = tmp_path / "allow.json", threading.Barrier(8)
+
+    def enter(name):
+        start.wait()
+        AllowList.enter(path, name, pairs[name].public)
+
+    pairs = {f"robot-{n}": Keys.generate(f"robot-{n}") for n in range(8)}
+    threads = [threading.Thread(target=enter, args=[name]) for name in pairs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert json.loads(path.read_text()).keys() == pairs.keys()

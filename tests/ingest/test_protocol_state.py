@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from receiver_peer import MIB, packet
 
+from stream_ssl.ingest import protocol_state
 from stream_ssl.ingest.credit import CreditPolicy
 from stream_ssl.ingest.group_commit import GroupCommit
 from stream_ssl.ingest.journal import Journal, JournalError, JournalReader
@@ -168,6 +169,67 @@ def test_a_hello_is_answered_though_the_journal_fails(protocol):
     assert protocol.events == ["append", "WELCOME 0"]
 
 
+def test_a_restarted_producer_is_answered_once_what_it_sent_before_is_durable(protocol):
+    """Else it would give its packets the sequences of those, and take their ACK for its own."""
+    protocol.say(packet(1))
+    protocol.say(packet(2))
+    protocol.journal.error = JournalError("disk on fire")
+    for now in (100.0, 101.0):
+        protocol.say(Hello("robot", epoch=3, first=1), route=OTHER)
+        assert not protocol.commit(now)
+    assert protocol.events == ["append", "append"]
+    protocol.journal.error = None
+    assert protocol.commit(102.0)
+    told = ["append", "durable", "ACK 2", "NACK 0 superseded", "WELCOME 2"]
+    assert protocol.events[2:] == told
+    protocol.say(packet(3), route=OTHER)
+    assert protocol.commit(103.0)
+    assert protocol.journal.state("robot").sequence == 3
+
+
+def test_who_is_superseded_while_its_packet_waits_for_room_gets_nothing_in(protocol):
+    """The commit that makes room answers the HELLO of a newer incarnation, whose packet it is."""
+    sequence = 1
+    while not protocol._exceeds_memory((large := packet(sequence, samples=1, side=240)).size):
+        protocol.say(large)
+        sequence += 1
+    protocol.say(Hello("robot", epoch=3, first=1), route=OTHER)
+    protocol.say(large)
+    last = sequence - 1
+    assert protocol.events == [
+        *("append", "durable", f"ACK {last}", "NACK 0 superseded", f"WELCOME {last}"),
+        f"NACK {sequence} hello-required",
+    ]
+    assert not protocol.group.batch
+    protocol.say(packet(sequence), route=OTHER)
+    assert protocol.commit(200.0)
+    assert protocol.events[-1] == f"ACK {sequence}"
+
+
+def test_what_waits_for_the_journal_is_bounded_also_where_it_has_no_bytes(protocol, monkeypatch):
+    monkeypatch.setattr(protocol_state, "MAX_WAITING", 100)
+    protocol.journal.error = JournalError("disk on fire")
+    for sequence in range(1, 200):
+        protocol.say(Data(sequence, b"?", b""))
+    assert len(protocol.group.batch) == 100
+    assert protocol.events == ["append", "NACK 101 gap"]
+    protocol.journal.error = None
+    assert protocol.commit(200.0)
+    assert protocol.journal.state("robot").sequence == 100
+
+
+def test_idle_producers_are_noted_in_one_pass(protocol, monkeypatch):
+    """A thousand that are silent must not keep the receiver from those that are not."""
+    asked = []
+    for n in range(3):
+        protocol.say(Hello(f"robot/{n}", epoch=1, first=1), route=b"%d" % n)
+    protocol.room = MIB
+    protocol.grant(100.0)
+    monkeypatch.setattr(protocol_state, "least_served", lambda holders: asked.append(holders) or 0)
+    protocol.grant(200.0)
+    assert len(asked) == 1
+
+
 IN_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 PRODUCERS = st.sampled_from(["left", "right"])
 
@@ -186,7 +248,10 @@ class Delivery(RuleBasedStateMachine):
         self.folder = tempfile.TemporaryDirectory(dir=IN_MEMORY)
         self.acked = {"left": 0, "right": 0}
         self.next = {"left": 1, "right": 1}
+        self.sent = {"left": 0, "right": 0}  # by the incarnation of now
+        self.greeted = {}  # epoch of the last HELLO by route
         self.welcome = {}  # routes by producer
+        self.welcomed = {}  # epochs by producer
         self.epoch = 0
         self.start()
 
@@ -205,8 +270,12 @@ class Delivery(RuleBasedStateMachine):
             assert told <= self.journal.state(producer).sequence
             self.acked[producer] = max(self.acked[producer], told)
         if isinstance(message, Welcome):
+            if self.welcomed.get(producer) != self.greeted[route]:
+                self.welcomed[producer], self.sent[producer] = self.greeted[route], told
             self.welcome[producer] = route
             self.next[producer] = told + 1
+        elif isinstance(message, Ack) and self.welcome.get(producer) == route:
+            assert told <= self.sent[producer], "what another has sent under this name"
         elif isinstance(message, Nack):
             if message.reason == "malformed":
                 assert refused(producer, message.sequence)
@@ -224,7 +293,9 @@ class Delivery(RuleBasedStateMachine):
     @rule(producer=PRODUCERS, connection=st.integers(0, 1), newer=st.booleans())
     def hello(self, producer, connection, newer):
         self.epoch += newer
-        self.say(f"{producer}/{connection}".encode(), Hello(producer, epoch=self.epoch, first=1))
+        route = f"{producer}/{connection}".encode()
+        self.greeted[route] = self.epoch
+        self.say(route, Hello(producer, epoch=self.epoch, first=1))
 
     @rule(
         producer=PRODUCERS,
@@ -240,6 +311,7 @@ class Delivery(RuleBasedStateMachine):
         start = max(1, self.next[producer] + offset)
         for sequence in range(start, start + count)[::order]:
             data = Data(sequence, b"?", b"") if refused(producer, sequence) else packet(sequence)
+            self.sent[producer] = max(self.sent[producer], sequence)
             self.say(route, data)
         self.next[producer] = max(self.next[producer], start + count)
         if commit:
@@ -255,6 +327,12 @@ class Delivery(RuleBasedStateMachine):
         self.journal.error = error
         self.protocol.flush(self.now)
         self.protocol.commit(self.now)
+
+    @rule(producer=PRODUCERS, connection=st.integers(0, 1))
+    def restart_while_the_disk_fails(self, producer, connection):
+        self.send(producer, 2, 0, 1, False)
+        self.hello(producer, connection, True)
+        self.commit(JournalError("disk on fire"))
 
     @rule()
     def kill(self):
