@@ -108,12 +108,15 @@ class ConsumerOffsets:
         """Whether the receiver has no room until the journal is trimmed."""
         return self._full_path.exists()
 
-    def set_journal_full(self, full: bool) -> None:
-        """Creates or removes `journal.full`; for the receiver. Never raises: it logs a failure."""
+    def set_journal_full(self, full: bool) -> bool:
+        """Creates or removes `journal.full`; for the receiver. Never raises: whether it is done."""
         try:
             if full:
                 self._full_path.touch()
             else:
                 self._full_path.unlink(missing_ok=True)
-        except OSError as error:
-            log.warning("cannot tell the learner that the journal is full: %s", error)
+        except OSError as error:  # no room for a name on a disk that is full
+            text = f"cannot tell the learner whether the journal is full: {error}"
+            self._limited_log.warning("full", text)
+            return False
+        return True

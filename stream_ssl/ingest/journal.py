@@ -16,7 +16,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
@@ -48,6 +48,7 @@ from stream_ssl.ingest.segment import (
     entry_bytes,
     file_bytes,
     identity,
+    is_coming,
     key_of,
     list_segments,
     pack_record,
@@ -76,7 +77,9 @@ log = logging.getLogger(__name__)
 MIN_SEGMENT = 256 << 10
 MAX_SEGMENT = 64 << 20
 ID_FILE = "id"
+LOCK_FILE = "writer.lock"
 _TREE = 8 * PAGE  # what a transaction may take beside its values
+_CLOCK_SET = 1_577_836_800  # 2020: a clock that says less was not set when it was asked
 
 
 class JournalError(Exception):
@@ -100,7 +103,8 @@ class Journal:
     """The only writer of a journal.
 
     Opening needs no operator: a damaged segment is set aside (beside the folder, as
-    `<name>.damaged-<time>-<segment>`), replaced by its intact records and counted in `damaged`.
+    `<name>.damaged-<time>-<segment>`, or within it), replaced by its intact records and counted in
+    `damaged`.
     The newest is checked at once, and the journal can then be used; the older ones are read through
     by a process of its own meanwhile, and `take_checked` deals with what it has found.
 
@@ -159,10 +163,14 @@ class Journal:
         self.id = journal_id(self.path)
         self.damaged = found.damaged
         self._sealed = found.segments  # (first position, bytes) of all segments but the active one
-        now = time.time()  # for states of format 1, which have no time of writing
-        self._states = {
-            name: state if state.written else replace(state, written=now)
+        wall, now = time.time(), time.monotonic()
+        self._states = {  # those of format 1 have no time of writing
+            name: state if state.written > _CLOCK_SET else replace(state, written=wall)
             for name, state in found.states.items()
+        }
+        # When each producer last sent, time.monotonic: a wall clock that is set makes nobody idle.
+        self._sent = {
+            name: now - max(0.0, wall - state.written) for name, state in self._states.items()
         }
         self._state_bytes = sum(state_bytes(*item) for item in self._states.items())
         self._total = found.total  # bytes of header and payload ever journalled
@@ -237,7 +245,7 @@ class Journal:
         Raises:
             ValueError: a producer's sequence does not grow.
             JournalFull: no room in the budget or on the disk; nothing was written.
-            JournalError: the disk failed; nothing was written.
+            JournalError: the disk failed, or somebody deleted the journal; nothing was written.
         """
         self._check_order(entries)
         need = self._reserve + sum(entry_bytes(entry) for entry in entries)
@@ -384,6 +392,16 @@ class Journal:
 
     # -- helpers
 
+    def _check_lock(self) -> None:
+        """In a folder that was deleted and made again, another process may hold the lock."""
+        assert self._lock_handle is not None, "closed"
+        try:
+            found = (self.path / LOCK_FILE).stat()
+        except FileNotFoundError:
+            found = None
+        if found is None or not os.path.samestat(found, os.fstat(self._lock_handle)):
+            raise Damaged(f"{LOCK_FILE} was deleted: start the receiver again")
+
     def _check_order(self, entries: Iterable[Entry]) -> None:
         seen: dict[str, int] = {}
         for entry in entries:
@@ -402,12 +420,18 @@ class Journal:
 
     def _roll(self, need: int) -> None:
         """Begins a new segment after the last durable position, with the states of all producers
-        but those that were idle for `forget_days`."""
+        but those that were idle for `forget_days`.
+
+        Raises:
+            Damaged: this is not the folder that was locked.
+        """
+        self._check_lock()
         self._seal()
-        oldest = time.time() - self._forget_seconds
-        for name in [name for name, state in self._states.items() if state.written < oldest]:
+        oldest = time.monotonic() - self._forget_seconds
+        for name in [name for name, sent in self._sent.items() if sent < oldest]:
             log.info("journal %s: producer %s is forgotten: long idle", self.path, name)
             self._state_bytes -= state_bytes(name, self._states.pop(name))
+            del self._sent[name]
         path = segment_path(self.path, self._active_first)
         size = 2 * max(self.segment_bytes, need) + 4 * self._state_bytes + (1 << 20)
         follows = self._sealed[-1][0] if self._sealed else 0
@@ -445,16 +469,23 @@ class Journal:
             for name, state in states.items():
                 txn.put(name.encode(), state.pack(), db=segment.producers)
             began = time.monotonic()
-        # Leaving the block committed the transaction, fsync included: the entries are durable.
+        # Leaving the block committed the transaction, fsync included: the entries are durable ...
         commit = Commit(self._last + 1, position, time.monotonic() - began)
+        # ... unless somebody has deleted the file, which takes what is written until it is closed.
+        if identity(path := segment_path(self.path, self._active_first)) != segment.key:
+            raise Damaged(f"{path} was replaced by another")
         self._last, self._total = position, total
+        self._active_bytes = segment.used()
+        self._keep(states, began)
+        return commit
+
+    def _keep(self, states: Mapping[str, ProducerState], now: float) -> None:
+        """Takes over states that are durable."""
         for name, state in states.items():
             if name in self._states:
                 self._state_bytes -= state_bytes(name, self._states[name])
-            self._states[name] = state
+            self._states[name], self._sent[name] = state, now
             self._state_bytes += state_bytes(name, state)
-        self._active_bytes = segment.used()
-        return commit
 
     def _close_active(self) -> None:
         """The next append begins a new segment: after a failed commit the file is in doubt.
@@ -498,7 +529,7 @@ def _lock_for_writing(path: Path) -> int:
     """
     try:
         make_folder(path, mode=0o700)
-        handle = os.open(path / "writer.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        handle = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise _translate(error, path) from error
     try:
@@ -540,6 +571,7 @@ class JournalReader:
         self.corrupt = 0
         self._open: Segment | None = None
         self._reported: set[int] = set()
+        self._limited_log = RateLimitedLogger(log, lines=20)
         self._salvaged: tuple[Path | None, dict[int, bytes]] = (None, {})
 
     @property
@@ -579,7 +611,7 @@ class JournalReader:
         """
         if position < 1:
             raise ValueError(f"position {position}: positions start at 1")
-        segments = list_segments(self.path)
+        segments = list_segments(self.path, coming=True)
         for index, (start, path) in enumerate(segments):
             bound = segments[index + 1][0] if index + 1 < len(segments) else None
             if bound is not None and bound <= position:
@@ -587,8 +619,11 @@ class JournalReader:
             try:
                 records = self._read(path, max(position, start), bound, max_bytes)
             except (Damaged, lmdb.Error, FileNotFoundError) as error:
-                if not path.exists():  # trimmed in the meantime
-                    continue
+                coming = is_coming(path)
+                if not path.exists():
+                    if coming:  # begun, or exchanged for one of its intact records
+                        return []
+                    continue  # trimmed in the meantime
                 self._count_corrupt(start, f"segment {path}: {error}")
                 records = self._salvage(path, start, position, bound, max_bytes)
             if records:
@@ -602,9 +637,11 @@ class JournalReader:
             self._open = None
 
     def _segment(self, path: Path) -> Segment:
-        if self._open is None or self._open.key != identity(path):
-            self.close()
-            self._open = Segment(path)
+        held = self._open
+        if held is not None and held.key == identity(path) and not held.is_cut_off():
+            return held
+        self.close()
+        self._open = Segment(path)
         return self._open
 
     def _read(self, path: Path, position: int, bound: int | None, max_bytes: int) -> list[Record]:
@@ -655,4 +692,4 @@ class JournalReader:
             return
         self._reported.add(position)
         self.corrupt += 1
-        log.error("journal: skipped damaged %s", what)
+        self._limited_log.log(logging.ERROR, "damaged", f"journal: skipped damaged {what}")

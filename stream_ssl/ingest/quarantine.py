@@ -146,7 +146,8 @@ class Quarantine:
                 try:
                     (self.folder / name).unlink(missing_ok=True)
                 except OSError as failure:
-                    log.warning("quarantine: cannot drop %s: %s", name, failure)
+                    text = f"quarantine: cannot drop {name}: {failure}"
+                    self._limited_log.warning("drop", text)
                     return False
                 self.bytes -= self._files[stem].pop(name)
             del self._files[stem]

@@ -157,7 +157,8 @@ class Receiver:
         self._denied = 0
         self._limited_log = RateLimitedLogger(log)
         self._lag = 0
-        self._full: bool | None = None  # as published for the learner; None: not yet
+        self._full = False
+        self._told_full: bool | None = None  # what the learner was told; None: nothing yet
         self._record_at = self._tick_at = self._probe_at = 0.0
         self._group = GroupCommit(
             journal, group_packets, min(total_credit, 16 << 20), group_seconds
@@ -317,10 +318,9 @@ class Receiver:
             self._limited_log.warning("trim", f"cannot trim: {error}")
         self._lag = self.journal.bytes_after(positions.read)
         room = self.journal.room // 2  # bytes take more on disk, small packets above all
-        full = self._group.journal_full or room < self._policy.max_packet
-        if self._full != full:
-            self._full = full
-            self.offsets.set_journal_full(full)
+        self._full = full = self._group.journal_full or room < self._policy.max_packet
+        if self._told_full != full and self.offsets.set_journal_full(full):
+            self._told_full = full  # else at the next tick
         most = self.journal.budget // 2
         if self._max_lag is not None:
             room, most = min(room, self._max_lag - self._lag), min(most, self._max_lag)
@@ -384,7 +384,7 @@ class Receiver:
             journal_first=journal.first,
             journal_last=journal.last,
             credit=sum(session.credit for session in protocol.sessions),
-            full=bool(self._full),
+            full=self._full,
             room=journal.room,
             lag_bytes=self._lag,
             captured=protocol.captured,

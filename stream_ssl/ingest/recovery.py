@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import mmap
+import os
 import subprocess
 import sys
 import threading
@@ -39,6 +39,7 @@ from stream_ssl.wire import Data, WireError
 log = logging.getLogger(__name__)
 
 _PROGRESS_SECONDS = 5.0  # between two lines about how far a check has come
+_BLOCK = 1 << 20  # read at once
 
 
 @dataclass(slots=True)
@@ -152,8 +153,8 @@ def replace_damaged(
     states: Mapping[str, ProducerState],
     fault: str,
 ) -> bool:
-    """Sets a damaged segment aside, and puts one of its intact records in its place; whether there
-    were any.
+    """Puts a segment of the intact records in a damaged one's place, and sets that aside; whether
+    there were any.
 
     Args:
         path, first, bound: as of `salvage`.
@@ -165,17 +166,14 @@ def replace_damaged(
         OSError, lmdb.Error: the disk does not take the intact records; all is as before.
     """
     values = salvage(path, first, bound)
-    stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
-    folder = path.parent
-    aside = folder.with_name(f"{folder.name}.damaged-{stamp}-{path.name}")
-    fresh = None
+    aside = _aside(path)
     if values:
         size = sum(disk_bytes(len(value)) for value in values.values()) + (4 << 20)
         fresh = create_segment(path, states_after(states, values), size, values, follows)
-    path.rename(aside)
-    if fresh is not None:
-        publish_segment(fresh, path)
-    sync(folder)
+        publish_segment(fresh, path, aside)
+    else:
+        path.rename(aside)
+        sync(path.parent)
     log.error(
         "journal segment %s is damaged: %s; %d intact records were taken over, the original was "
         "set aside as %s",
@@ -184,7 +182,18 @@ def replace_damaged(
         len(values),
         aside,
     )
-    return fresh is not None
+    return bool(values)
+
+
+def _aside(path: Path) -> Path:
+    """Where a damaged segment goes: beside the journal's folder, or into it, where that is a disk
+    of its own or nothing may be written beside it."""
+    folder = path.parent
+    name = f"damaged-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{path.name}"
+    apart = folder.stat().st_dev != folder.parent.stat().st_dev
+    if apart or not os.access(folder.parent, os.W_OK):
+        return folder / name
+    return folder.with_name(f"{folder.name}.{name}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,22 +291,45 @@ def salvage(path: Path, first: int, bound: int | None) -> dict[int, bytes]:
     """
     found: dict[int, tuple[Head, bytes]] = {}
     try:
-        with (
-            (path / "data.mdb").open("rb") as file,
-            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
-        ):
-            for head, value in _intact_records(data):
-                if head.position < first or (bound is not None and head.position >= bound):
-                    continue
-                other = found.get(head.position)
-                if other is None or other[0].received <= head.received:
-                    found[head.position] = (head, value)
-    except (OSError, ValueError) as error:  # no file, or an empty one
+        data = _read(path / "data.mdb")
+    except OSError as error:
         log.error("journal: nothing can be read from %s: %s", path / "data.mdb", error)
+        return {}
+    for head, value in _intact_records(data):
+        if head.position < first or (bound is not None and head.position >= bound):
+            continue
+        other = found.get(head.position)
+        if other is None or other[0].received <= head.received:
+            found[head.position] = (head, value)
     return {position: found[position][1] for position in sorted(found)}
 
 
-def _intact_records(data: mmap.mmap) -> Iterator[tuple[Head, bytes]]:
+def _read(path: Path) -> bytes:
+    """A file's content, with zeros where the disk cannot read it: mapped into memory, a bad sector
+    would kill the process.
+
+    Raises:
+        OSError: there is no such file.
+    """
+    with path.open("rb", buffering=0) as file:
+        data = bytearray(os.fstat(file.fileno()).st_size)
+        at, faults = 0, 0
+        while at < len(data):
+            try:
+                count = os.preadv(file.fileno(), [memoryview(data)[at : at + _BLOCK]], at)
+            except OSError as error:
+                faults += 1
+                if faults == 1:
+                    log.error("journal: %s cannot be read at byte %d: %s", path, at, error)
+                at = (at // PAGE + 1) * PAGE
+            else:
+                if count == 0:
+                    break  # truncated in the meantime
+                at += count
+    return bytes(data)
+
+
+def _intact_records(data: bytes) -> Iterator[tuple[Head, bytes]]:
     at = data.find(RECORD_MAGIC)
     while at >= 0:
         following = at + 1

@@ -31,6 +31,7 @@ MAX_RECORDS = 1 << 20  # of a segment, so that a lost one leaves a known gap of 
 RECORD_MAGIC = b"SSJ1"
 
 _PREFIX = "segment-"
+_NEW, _OLD = ".new-", ".old-"  # before the name of a segment that comes, and of one that goes
 _LOCK_BYTES = 8192  # LMDB's size for 126 readers
 _KEY = struct.Struct(">Q")
 # magic, CRC-32 of the rest of the head and the name, position, total (see Head), sequence,
@@ -201,14 +202,25 @@ def disk_bytes(length: int) -> int:
 # -- segments in the journal's folder
 
 
-def list_segments(folder: Path) -> list[tuple[int, Path]]:
-    """(first position, folder) of each segment, oldest first."""
+def list_segments(folder: Path, coming: bool = False) -> list[tuple[int, Path]]:
+    """(first position, folder) of each segment, oldest first.
+
+    Args:
+        coming: also those whose folder is not there yet, see `is_coming`.
+    """
     try:
-        names = [child.name for child in folder.iterdir()]
+        names = {child.name for child in folder.iterdir()}
     except FileNotFoundError:
         return []
+    if coming:
+        names |= {name.removeprefix(_NEW) for name in names if name.startswith(_NEW)}
     numbers = (name.removeprefix(_PREFIX) for name in names if name.startswith(_PREFIX))
     return sorted((int(n), folder / f"{_PREFIX}{n}") for n in numbers if n.isdecimal())
+
+
+def is_coming(path: Path) -> bool:
+    """Whether a segment that is not there is to be: its writer makes it, or is exchanging it."""
+    return path.with_name(f"{_NEW}{path.name}").exists()
 
 
 def segment_path(folder: Path, first: int) -> Path:
@@ -243,59 +255,69 @@ def create_segment(
     Raises:
         OSError, lmdb.Error: the disk does not take it.
     """
-    fresh = path.with_name(f".new-{path.name}")
+    fresh = path.with_name(f"{_NEW}{path.name}")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(mode=0o700)
-    # LMDB makes this file sparse and maps it: on a full disk the first write to it would be SIGBUS.
-    (fresh / "lock.mdb").write_bytes(bytes(_LOCK_BYTES))
-    env = lmdb.open(str(fresh), max_dbs=3, map_size=map_size, mode=0o600, readahead=False)
     try:
-        meta, producers = env.open_db(b"meta"), env.open_db(b"producers")
-        database = env.open_db(b"records")
-        with env.begin(write=True) as txn:
-            txn.put(b"format", str(FORMAT).encode(), db=meta)
-            txn.put(b"follows", str(follows).encode(), db=meta)
-            for name, state in states.items():
-                txn.put(name.encode(), state.pack(), db=producers)
-            for position, value in (records or {}).items():
-                txn.put(key_of(position), value, db=database, append=True)
-    finally:
-        env.close()
-    sync(fresh)
+        # LMDB makes this file sparse and maps it: on a full disk its first write would be SIGBUS.
+        (fresh / "lock.mdb").write_bytes(bytes(_LOCK_BYTES))
+        with lmdb.open(
+            str(fresh), max_dbs=3, map_size=map_size, mode=0o600, readahead=False
+        ) as env:
+            meta, producers = env.open_db(b"meta"), env.open_db(b"producers")
+            database = env.open_db(b"records")
+            with env.begin(write=True) as txn:
+                txn.put(b"format", str(FORMAT).encode(), db=meta)
+                txn.put(b"follows", str(follows).encode(), db=meta)
+                for name, state in states.items():
+                    txn.put(name.encode(), state.pack(), db=producers)
+                for position, value in (records or {}).items():
+                    txn.put(key_of(position), value, db=database, append=True)
+        sync(fresh)
+    except BaseException:
+        shutil.rmtree(fresh, ignore_errors=True)  # readers would wait for it
+        raise
     return fresh
 
 
-def publish_segment(fresh: Path, path: Path) -> None:
-    """Gives a new segment its name, in place of an empty one that may have it.
+def publish_segment(fresh: Path, path: Path, aside: Path | None = None) -> None:
+    """Gives a new segment its name, in place of an empty or damaged one that may have it.
 
-    `finish_interrupted` completes the exchange after a crash between the two renames.
+    `finish_interrupted` completes the exchange after a crash between the two renames; a reader
+    waits for it.
+
+    Args:
+        aside: where the one before is kept; None: it is deleted.
     """
-    gone = path.with_name(f".old-{path.name}")
+    gone = path.with_name(f"{_OLD}{path.name}")
     with contextlib.suppress(FileNotFoundError):
         path.rename(gone)
     fresh.rename(path)
     sync(path.parent)
-    shutil.rmtree(gone, ignore_errors=True)
+    if aside is not None:
+        gone.rename(aside)
+    else:
+        shutil.rmtree(gone, ignore_errors=True)
 
 
 def delete_segment(path: Path) -> None:
     """Deletes a segment, which no reader can open half deleted; a missing one is no error."""
-    gone = path.with_name(f".old-{path.name}")
-    with contextlib.suppress(FileNotFoundError):
-        path.rename(gone)
-        shutil.rmtree(gone)
+    gone = path.with_name(f"{_OLD}{path.name}")
+    for step in (shutil.rmtree, path.rename, shutil.rmtree):  # first what an attempt before left
+        with contextlib.suppress(FileNotFoundError):
+            step(gone)
 
 
 def finish_interrupted(folder: Path) -> None:
     """Completes or undoes the creations, exchanges and deletions that a crash interrupted."""
-    for gone in folder.glob(f".old-{_PREFIX}*"):
-        path = folder / gone.name.removeprefix(".old-")
-        fresh = folder / f".new-{path.name}"
+    for gone in folder.glob(f"{_OLD}{_PREFIX}*"):
+        path = folder / gone.name.removeprefix(_OLD)
+        fresh = folder / f"{_NEW}{path.name}"
         if fresh.exists() and not path.exists():
             fresh.rename(path)
             sync(folder)
         shutil.rmtree(gone)
-    for fresh in folder.glob(f".new-{_PREFIX}*"):
+    for fresh in folder.glob(f"{_NEW}{_PREFIX}*"):
         shutil.rmtree(fresh)
 
 
@@ -375,6 +397,11 @@ class Segment:
     def used(self) -> int:
         """Bytes of all pages ever used."""
         return (int(self.env.info()["last_pgno"]) + 1) * PAGE
+
+    def is_cut_off(self) -> bool:
+        """Whether the file was truncated since it was opened: to touch what is missing would kill
+        the process."""
+        return file_bytes(self.path) < 2 * PAGE or self.used() > file_bytes(self.path)
 
     def close(self) -> None:
         """Releases the environment; the last user in the process closes it."""

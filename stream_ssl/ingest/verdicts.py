@@ -10,11 +10,13 @@ import contextlib
 import logging
 import os
 import socket
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgpack
 
+from stream_ssl.ingest.rate_limited_logger import RateLimitedLogger
 from stream_ssl.wire.messages import MAX_VERDICTS, Verdict
 
 log = logging.getLogger(__name__)
@@ -25,6 +27,8 @@ READ = 64
 MAX_BYTES = 60_000
 MAX_PATH = 107
 """Bytes of a Unix socket's path; a run folder that is longer has no feed."""
+RETRY_SECONDS = 60.0
+"""After which it is tried again to listen where that failed."""
 
 
 class VerdictInbox:
@@ -37,11 +41,12 @@ class VerdictInbox:
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self._path = Path(folder).absolute() / FILE
         self._socket: socket.socket | None = None
-        self._failed = False
+        self._retry_at = 0.0
+        self._limited_log = RateLimitedLogger(log, seconds=3600.0)
 
     def listen(self, wanted: bool) -> None:
         """Be open while somebody wants what comes."""
-        if wanted == (self._socket is not None) or self._failed:
+        if wanted == (self._socket is not None) or time.monotonic() < self._retry_at:
             return
         if not wanted:
             self.close()
@@ -50,15 +55,14 @@ class VerdictInbox:
             if len(os.fsencode(self._path)) > MAX_PATH:
                 raise OSError(f"its path has more than {MAX_PATH} bytes")
             self._path.unlink(missing_ok=True)
-            inbox = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-            inbox.bind(str(self._path))
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+            self._socket.bind(str(self._path))
             self._path.chmod(0o600)
-            self._socket = inbox
-        except OSError as error:
-            self._failed = True
-            log.warning(
-                "no verdicts for producers: %s cannot be listened at: %s", self._path, error
-            )
+        except OSError as error:  # the disk is full, say
+            self.close()
+            self._retry_at = time.monotonic() + RETRY_SECONDS
+            text = f"no verdicts for producers: {self._path} cannot be listened at: {error}"
+            self._limited_log.warning("listen", text)
 
     def read(self) -> Iterator[tuple[str, list[Verdict]]]:
         """What has come: a producer's name, and how some of its samples fared."""

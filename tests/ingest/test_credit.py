@@ -1,6 +1,8 @@
 """How credit is shared: the plan by itself, and over TCP."""
 
+import errno
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -150,7 +152,18 @@ def test_credit_stops_while_the_learner_lags_and_comes_back_unasked(tmp_path):
         until(lambda: running.last.lag_bytes == size)
 
 
-def test_credit_stops_before_the_journal_is_full_and_comes_back_after_a_checkpoint(tmp_path):
+def test_credit_stops_before_the_journal_is_full_and_comes_back_after_a_checkpoint(
+    tmp_path, monkeypatch
+):
+    touched, touch = [], Path.touch
+
+    def touch_at_last(path):
+        touched.append(path)
+        if len(touched) < 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        touch(path)
+
+    monkeypatch.setattr(Path, "touch", touch_at_last)
     with (
         Running(tmp_path, budget=2 * MIB, **SMALL) as running,
         Peer(running.endpoint) as peer,
@@ -166,6 +179,7 @@ def test_credit_stops_before_the_journal_is_full_and_comes_back_after_a_checkpoi
         assert running.journal.bytes <= 2 * MIB
         peer.say(packet(sequence + 1, samples=1, side=200))  # against the rules: still no harm
         peer.acked(sequence + 1)
+        until(lambda: running.offsets.journal_full)  # a learner that is idle waits for that
 
         running.offsets.publish(read=sequence, checkpointed=sequence)
         peer.with_credit()

@@ -526,6 +526,22 @@ def test_many_producers_with_large_positions_can_be_journalled(tmp_path):
         assert len(journal.producers()) == 1200
 
 
+def test_a_clock_that_is_set_makes_no_producer_idle(tmp_path, monkeypatch):
+    """As on a machine that starts in 1970 and learns the time once it has a network."""
+    clock = [1000.0]
+    monkeypatch.setattr(time, "time", lambda: clock[0])
+    with closing(Journal(tmp_path, budget=MIB)) as journal:
+        journal.append([entry(1, producer="camera")])
+        clock[0] = 1.7e9
+        while len(list_segments(tmp_path)) < 3:
+            sequence = journal.state("robot").sequence + 1
+            journal.append([Entry("robot", sequence, None, 1.5, b"header", bytes(9000))])
+        assert journal.state("camera").sequence == 1
+    with closing(Journal(tmp_path, budget=MIB)) as journal:
+        journal.append([Entry("robot", sequence + 1, None, 1.5, b"header", bytes(9000))])
+        assert set(journal.producers()) == {"camera", "robot"}
+
+
 def test_a_name_long_idle_is_forgotten_for_good_when_a_segment_begins(tmp_path):
     with closing(Journal(tmp_path)) as journal:
         journal.append([entry(1, producer="old")])

@@ -1,11 +1,14 @@
 """What a journal keeps when its writer is killed or its files are damaged."""
 
+import errno
+import os
 import random
 import shutil
 import signal
 import subprocess
 import sys
 import threading
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -334,6 +337,137 @@ def test_a_damaged_segment_that_cannot_be_replaced_waits_for_the_next_start(
     journal.close()
     journal = checked(folder)
     assert journal.damaged == 0
+    journal.close()
+
+
+class Killed(BaseException):
+    pass
+
+
+@contextmanager
+def killed_at(patched, name, number):
+    """The process ends instead of the n-th call of this method of a path; yields the calls."""
+    calls, real = [], getattr(Path, name)
+
+    def call(*arguments):
+        calls.append(arguments)
+        if len(calls) == number:
+            raise Killed
+        return real(*arguments)
+
+    patched.setattr(Path, name, call)
+    with suppress(Killed):
+        yield calls
+
+
+def test_a_kill_while_a_segment_is_replaced_loses_no_intact_record(tmp_path, monkeypatch):
+    for number in range(1, 10):
+        folder = tmp_path / f"{number}" / "journal"
+        build(folder, groups=8)
+        (_, path), *_ = list_segments(folder)
+        (path / "data.mdb").write_bytes((path / "data.mdb").read_bytes()[:-8192])
+        intact = read_all(folder)[0]
+        journal = Journal(folder, budget=8 << 20, segment_bytes=256 << 10)
+        with monkeypatch.context() as patched, killed_at(patched, "rename", number) as renames:
+            journal.take_checked(wait=True)
+        journal.close()
+        with closing(JournalReader(folder)) as reader:  # goes on meanwhile
+            assert [record.position for record in reader.read(1)[:1]] in ([1], [])
+        checked(folder).close()
+        assert read_all(folder)[0] == intact
+        assert not list(folder.glob(".*"))
+        if len(renames) < number:
+            break
+    assert number > 3
+
+
+def test_what_a_bad_sector_does_not_hit_is_taken_over(tmp_path, monkeypatch):
+    build(tmp_path, groups=2)
+    (_, path), *_ = list_segments(tmp_path)
+    bad = (path / "data.mdb").read_bytes().index(body(4)) + 5000
+    read = os.preadv
+
+    def preadv(handle, buffers, at):
+        if at <= bad < at + len(buffers[0]):
+            if bad // 4096 * 4096 <= at:
+                raise OSError(errno.EIO, "Input/output error")
+            buffers = [buffers[0][: bad // 4096 * 4096 - at]]
+        return read(handle, buffers, at)
+
+    monkeypatch.setattr(os, "preadv", preadv)
+    assert list(recovery.salvage(path, 1, None)) == [1, 2, 3, 5, 6, 7, 8, 9, 10]
+
+
+def test_a_damaged_segment_stays_within_a_folder_that_is_a_disk_of_its_own(tmp_path, monkeypatch):
+    """Or where nothing may be written beside it: no receiver could start there."""
+    folder = tmp_path / "journal"
+    build(folder)
+    (_, path), *_ = list_segments(folder)
+    (path / "data.mdb").write_bytes(b"nonsense" * 4096)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    checked(folder).close()
+    (aside,) = folder.glob("damaged-*")
+    assert (aside / "data.mdb").read_bytes() == b"nonsense" * 4096
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+TRUNCATED = """
+import os, sys
+from pathlib import Path
+from stream_ssl.ingest.journal import JournalReader
+from stream_ssl.ingest.segment import list_segments
+reader = JournalReader(sys.argv[1])
+assert [record.position for record in reader.read(1, 1)] == [1]
+(_, path), *_ = list_segments(Path(sys.argv[1]))
+os.truncate(path / "data.mdb", int(sys.argv[2]))
+print([record.position for record in reader.read(2)])
+"""
+
+
+@table("size", [0, 30_000])
+def test_a_segment_that_is_cut_off_under_a_reader_does_not_kill_it(tmp_path, size):
+    build(tmp_path)
+    command = [sys.executable, "-c", TRUNCATED, str(tmp_path), str(size)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert str([2, 20][size == 0]) in done.stdout
+
+
+def test_what_goes_into_a_deleted_segment_is_not_durable(tmp_path):
+    """An open file takes what is written, and is gone when it is closed."""
+    journal = Journal(tmp_path)
+    journal.append([packet(1)])
+    shutil.rmtree(list_segments(tmp_path)[0][1])
+    with pytest.raises(JournalError, match="has no data file"):
+        journal.append([packet(2)])
+    assert journal.state("robot").sequence == 1
+    journal.append([packet(2)])
+    assert [record.sequence for record in read_all(tmp_path)[0]] == [2]
+
+    shutil.rmtree(tmp_path)
+    tmp_path.mkdir()  # where another receiver may have begun by now
+    for _ in range(2):
+        with pytest.raises(JournalError):
+            journal.append([packet(3)])
+    assert not list_segments(tmp_path)
+    with pytest.raises(JournalError, match="start the receiver again"):
+        journal.append([packet(3)])
+    journal.close()
+
+
+def test_what_could_not_be_deleted_is_tried_again(tmp_path, monkeypatch):
+    build(tmp_path)
+    journal = checked(tmp_path)
+
+    def fails(*_, **__):
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "rmtree", fails)
+        with pytest.raises(JournalError):
+            journal.trim(journal.last)
+    assert journal.trim(journal.last) > 0
+    assert not list(tmp_path.glob(".*"))
     journal.close()
 
 

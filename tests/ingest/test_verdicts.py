@@ -13,6 +13,7 @@ from page_world import Feed
 from table import table
 
 from stream_ssl.batch import Origin
+from stream_ssl.ingest import verdicts
 from stream_ssl.ingest.verdicts import READ, VerdictInbox, VerdictSender
 from stream_ssl.observe.slot_history import SlotHistory
 from stream_ssl.observe.verdict_feed import VerdictFeed
@@ -75,6 +76,21 @@ def test_a_run_folder_with_a_long_path_has_no_feed(
     assert list(inbox.read()) == []
     assert len(caplog.records) == 1
     assert "more than 107 bytes" in caplog.text
+
+
+def test_a_feed_that_could_not_be_opened_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As while the disk is full."""
+    monkeypatch.setattr(verdicts, "RETRY_SECONDS", 0.0)
+    inbox, sender = VerdictInbox(tmp_path / "run"), VerdictSender(tmp_path / "run")
+    inbox.listen(True)
+    assert not sender.wanted
+    (tmp_path / "run").mkdir()
+    inbox.listen(True)
+    assert sender.wanted
+    inbox.close()
+    sender.close()
 
 
 class Heap:
