@@ -23,12 +23,10 @@ from memory.eviction import Policy
 from memory.process_group import SINGLE_PROCESS, RankGroup
 from stream_ssl.app.failures import check_writable
 from stream_ssl.batch import START, Offset
-from stream_ssl.ingest.batches import Batches
-from stream_ssl.ingest.decode import Decoder
+from stream_ssl.ingest.batches import Batches, JournalShare
+from stream_ssl.ingest.decode import Decoder, VectorDecoder
 from stream_ssl.ingest.journal import JournalReader
 from stream_ssl.ingest.quarantine import Quarantine
-from stream_ssl.ingest.share import JournalShare
-from stream_ssl.ingest.vectors import VectorDecoder
 from stream_ssl.learning import randomness
 from stream_ssl.learning.checkpoint import Checkpointer
 from stream_ssl.learning.checks import check_batch, check_labels

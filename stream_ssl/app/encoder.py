@@ -20,8 +20,7 @@ from torch import Tensor, nn
 
 from producers._images import as_sample
 from stream_ssl.app import build, config
-from stream_ssl.ingest.decode import Decoder
-from stream_ssl.ingest.vectors import VectorDecoder
+from stream_ssl.ingest.decode import Decoder, VectorDecoder
 from stream_ssl.learning.checkpoint import (
     FORMAT,
     LATEST,

@@ -41,7 +41,7 @@ from stream_ssl.app.encoder import (
     stored_settings,
 )
 from stream_ssl.app.failures import Failure, check_writable, missing_extra
-from stream_ssl.ingest.vectors import VectorDecoder
+from stream_ssl.ingest.decode import VectorDecoder
 from stream_ssl.learning.checkpoint import (
     MANIFEST,
     discard,

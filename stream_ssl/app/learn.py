@@ -26,11 +26,10 @@ from stream_ssl.app.notify import Notifier
 from stream_ssl.app.page import announced, page_sources, process_of
 from stream_ssl.app.warm_start import warm_start
 from stream_ssl.batch import START
-from stream_ssl.ingest.batches import Batches, JournalReplaced
+from stream_ssl.ingest.batches import Batches, JournalReplaced, JournalShare
 from stream_ssl.ingest.consumer_offsets import ConsumerOffsets
 from stream_ssl.ingest.journal import JournalReader, journal_id
 from stream_ssl.ingest.rate_limited_logger import RateLimitedLogger
-from stream_ssl.ingest.share import JournalShare
 from stream_ssl.ingest.verdicts import VerdictSender
 from stream_ssl.learning.checkpoint import Checkpointer, CheckpointError, CheckpointRecord, Saved
 from stream_ssl.learning.checks import IncompatibleConfig

@@ -12,7 +12,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -30,10 +30,9 @@ from stream_ssl.ingest.decode import (
     rejected_packet,
 )
 from stream_ssl.ingest.quarantine import Quarantine
-from stream_ssl.ingest.share import JournalShare
 from stream_ssl.wire import Data, WireError
 
-__all__ = ["Batch", "Batches", "JournalReplaced", "Offset", "Reader"]
+__all__ = ["Batch", "Batches", "JournalReplaced", "JournalShare", "Offset", "Reader"]
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +57,35 @@ class Reader(Protocol):
 
 class JournalReplaced(RuntimeError):
     """The journal that was being read is gone, and another stands in its place."""
+
+
+@dataclass(frozen=True, slots=True)
+class JournalShare:
+    """The records of one journal that one of several ranks reads: every W-th, so that no sample is
+    read twice and none left out.
+
+    Args:
+        rank, ranks: which, of how many.
+        before: for each earlier number of ranks, the offset that each rank had reached: what was
+            read then is not read again.
+    """
+
+    rank: int = 0
+    ranks: int = 1
+    before: Sequence[Sequence[Offset]] = ()
+
+    def first(self, record: int) -> int | None:
+        """The first sample of a record that is this rank's to read; None where none is."""
+        if record % self.ranks != self.rank:
+            return None
+        first = 0
+        for offsets in self.before:
+            ended = offsets[record % len(offsets)]
+            if record < ended.record:
+                return None
+            if record == ended.record:
+                first = max(first, ended.sample)
+        return first
 
 
 class Batches:

@@ -20,7 +20,7 @@ _LEAST = 256 << 10  # bytes of a turn's credit, where a packet may have so many
 
 
 class CreditHolder(Protocol):
-    """What a grant is decided on; `protocol_state.Session` documents the fields."""
+    """What a grant is decided on; `sessions.Session` documents the fields."""
 
     credit: int
     credit_changed: float

@@ -1,6 +1,6 @@
-"""Journal records to batches of pixels of one shape, and the reasons to refuse a sample.
+"""Journal records to chunks of images or vectors of one shape, and the reasons to refuse a sample.
 
-Legend: B samples of a chunk, C channels, H height, W width.
+Legend: B samples of a chunk, C channels, D numbers of a vector, H height, W width.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from stream_ssl.batch import Batch, Origin
 from stream_ssl.wire import Sample, sample_of
-from stream_ssl.wire.sample import MAX_ID_BYTES
+from stream_ssl.wire.sample import DTYPES, MAX_ID_BYTES
 
 REASONS = (
     "damaged",  # cut short, or its bytes make no image
@@ -398,6 +398,72 @@ class Decoder:
             image = image.transpose(turn)
         image = image.convert("L" if self.channels == 1 else "RGB")
         return np.asarray(image).reshape(self.size, self.size, self.channels)
+
+
+class VectorDecoder:
+    """Turns vectors into their bytes, uint8 [1, 1, D * itemsize], of one dtype.
+
+    Args:
+        dim: D; vectors of another length are refused.
+        dtype: of what is kept, "float16" or "float32"; vectors of the other are converted.
+    """
+
+    def __init__(self, dim: int, dtype: str = "float32") -> None:
+        self.dim, self.dtype = dim, dtype
+        self._kept = np.dtype(DTYPES[dtype])
+        self.shape_HWC = (1, 1, dim * self._kept.itemsize)
+
+    def __call__(self, row: Row, data: bytes | memoryview, source: str) -> Pixels:
+        """The bytes of one sample; see `Decoder`.
+
+        Raises:
+            BadSample: no vector of D finite numbers, with a finite sum of squares.
+        """
+        return self.decode(checked(row, data, source))
+
+    def decode(self, sample: Sample) -> Pixels:
+        """The same of a sample that is checked already.
+
+        Raises:
+            BadSample: no vector of D finite numbers, with a finite sum of squares.
+        """
+        if sample.codec != "vector" or sample.dtype is None:
+            raise BadSample(
+                "format", f"an image came as {sample.codec}, and this run learns from vectors"
+            )
+        if sample.shape != (self.dim,):
+            raise BadSample("shape", f"a vector of shape {sample.shape} came, D is {self.dim}")
+        sent_D = np.frombuffer(sample.data, DTYPES[sample.dtype])
+        with np.errstate(over="ignore"):  # beyond float16: infinite, and refused
+            value_D = sent_D.astype(self._kept)
+        if not _usable(value_D):
+            raise BadSample(
+                "damaged", f"numbers, or a sum of squares, that are not finite as {self.dtype}"
+            )
+        return value_D.view(np.uint8).reshape(self.shape_HWC)
+
+    def block(self, rows: Sequence[Row], payload: bytes | memoryview) -> Pixels | None:
+        """All samples at once, as a view of `payload`; None unless each is just what is kept."""
+        for row in rows:
+            if (
+                row["codec"] != "vector"
+                or row.get("dtype") != self.dtype
+                or row.get("shape") != [self.dim]
+                or row["size"] != self.shape_HWC[2]
+            ):
+                return None
+        value_BD = np.frombuffer(payload, self._kept).reshape(len(rows), self.dim)
+        if not _usable(value_BD):
+            return None
+        return value_BD.view(np.uint8).reshape(len(rows), *self.shape_HWC)
+
+
+def _usable(value: NDArray[Any]) -> bool:
+    """Whether numbers, [D] or [B, D], have a mean, a deviation and a norm in float32: one vector
+    without them would cost its whole batch."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        square = np.einsum("...d,...d->...", value, value, dtype=np.float32)
+    return bool(np.isfinite(square).all())
 
 
 def _plain(image: Image.Image) -> Image.Image:

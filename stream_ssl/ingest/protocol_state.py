@@ -5,16 +5,16 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from stream_ssl.ingest.access import Access, belongs
 from stream_ssl.ingest.credit import IDLE_SECONDS, CreditPolicy, least_served
 from stream_ssl.ingest.group_commit import CommitBatch, GroupCommit
 from stream_ssl.ingest.journal import JournalError
-from stream_ssl.ingest.producer_table import ProducerRecord, ProducerTable
 from stream_ssl.ingest.rate_limited_logger import RateLimitedLogger, printable
+from stream_ssl.ingest.sessions import ProducerRecord, ProducerTable, Session, Sessions
 from stream_ssl.wire import CODECS, Ack, Bye, Data, Hello, Message, Nack, Welcome, WireError, decode
 from stream_ssl.wire.messages import DATA_HEAD, Verdict, Verdicts
 
@@ -28,103 +28,6 @@ _PROBE_SECONDS = 10.0  # without a message, after which a session is probed with
 
 Send = Callable[[bytes, Message], bool | None]
 """Sends to a connection. True: sent; False: it would block; None: the connection is gone."""
-
-
-@dataclass(slots=True)
-class Session:
-    """The state of one connected producer, from its HELLO on. Times are of time.monotonic.
-
-    Attributes:
-        route: the ROUTER's id for the connection; it proves nothing about who sends.
-        user: the connection's User-Id, its public key; None in plain text.
-        expected: the next sequence to accept.
-        through: the last sequence that is durable.
-        credit: bytes granted, as last sent.
-        credit_changed: when credit last began or ended.
-        largest: bytes of its largest packet; 0: not known, or it may wait to send a larger one.
-        served: bytes accepted from it, by which turns are shared out; an idle producer is raised to
-            the least-served busy one, so that it saves up no claim.
-        greedy: whether it has been sending whenever it had credit.
-        revoked: bytes of credit that were taken back and may still be in flight.
-        last_received: when a message last came.
-        last_acked: when an ACK was last sent.
-        missing: packets before `expected` that are lost; counted when the first one after them
-            comes.
-        gap_sent: when NACK "gap" was last sent for `expected`; 0: not yet.
-        record: what is told of the producer.
-        verdicts: it has asked how its samples fare.
-    """
-
-    route: bytes
-    user: str | None
-    producer: str
-    epoch: int
-    expected: int
-    through: int
-    credit_changed: float
-    last_received: float
-    record: ProducerRecord
-    verdicts: bool = False
-    credit: int = 0
-    largest: int = 0
-    served: int = 0
-    greedy: bool = False
-    revoked: int = 0
-    last_acked: float = 0.0
-    missing: int = 0
-    gap_sent: float = 0.0
-
-
-class Sessions:
-    """The connected producers, a bounded number: beyond it the one silent for longest is dropped.
-
-    Nothing is lost with a session: a producer without one is asked to say HELLO, and what it sent
-    is in the journal.
-
-    Args:
-        limit: most sessions at once.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self._by_route: OrderedDict[bytes, Session] = OrderedDict()  # silent for longest first
-        self._by_producer: dict[str, Session] = {}
-
-    def __len__(self) -> int:
-        return len(self._by_route)
-
-    def __iter__(self) -> Iterator[Session]:
-        return iter(list(self._by_route.values()))
-
-    def by_route(self, route: bytes) -> Session | None:
-        """The session of a connection."""
-        return self._by_route.get(route)
-
-    def by_producer(self, producer: str) -> Session | None:
-        """The session of a producer."""
-        return self._by_producer.get(producer)
-
-    def touch(self, session: Session, now: float) -> None:
-        """Notes that a message came."""
-        session.last_received = now
-        self._by_route.move_to_end(session.route)
-
-    def open(self, session: Session) -> None:
-        """Adds a session in place of the same connection's and the same producer's."""
-        for old in (self.by_route(session.route), self.by_producer(session.producer)):
-            if old is not None:
-                self.drop(old)
-        while len(self._by_route) >= self.limit:
-            self.drop(next(iter(self._by_route.values())))
-        self._by_route[session.route] = session
-        self._by_producer[session.producer] = session
-
-    def drop(self, session: Session) -> None:
-        """Removes a session; one that is not here any more is no error."""
-        if self._by_route.get(session.route) is session:
-            del self._by_route[session.route]
-        if self._by_producer.get(session.producer) is session:
-            del self._by_producer[session.producer]
 
 
 @dataclass(slots=True)

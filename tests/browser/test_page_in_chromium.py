@@ -18,7 +18,7 @@ import pytest
 from page_world import Feed, receiving, serving
 
 from stream_ssl.batch import Offset
-from stream_ssl.ingest.producer_table import ProducerTable
+from stream_ssl.ingest.sessions import ProducerTable
 from stream_ssl.learning.ranks import Work
 from stream_ssl.observe.api import Sources
 from stream_ssl.observe.group_view import GroupView, Member

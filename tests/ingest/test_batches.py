@@ -30,11 +30,10 @@ from batches_naive import (
 
 from stream_ssl.batch import START, Offset
 from stream_ssl.ingest import batches as module
-from stream_ssl.ingest.batches import Batches, JournalReplaced
+from stream_ssl.ingest.batches import Batches, JournalReplaced, JournalShare
 from stream_ssl.ingest.decode import REASONS, Decoder, decode_chunk
 from stream_ssl.ingest.journal import JournalReader
 from stream_ssl.ingest.quarantine import Quarantine
-from stream_ssl.ingest.share import JournalShare
 
 BAD = ({"codec": "png"}, b"no image")
 

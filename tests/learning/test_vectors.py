@@ -23,9 +23,8 @@ from producers import Producer
 from stream_ssl import load_encoder
 from stream_ssl.app import build, cli, config
 from stream_ssl.batch import START
-from stream_ssl.ingest.decode import BadSample, Decoder
+from stream_ssl.ingest.decode import BadSample, Decoder, VectorDecoder
 from stream_ssl.ingest.journal import Entry, Journal, JournalReader
-from stream_ssl.ingest.vectors import VectorDecoder
 from stream_ssl.learning.checkpoint import memory_of
 from stream_ssl.learning.vectors import Vectors, VectorViews
 from stream_ssl.wire import Data, Sample, sample_of
@@ -89,18 +88,21 @@ def test_a_decoder_keeps_one_dtype_and_refuses_by_reason() -> None:
     image = Sample("i", bytes(12), "raw", (2, 2, 3))
     short = Sample.from_vector(value_D[1:], "v")
     large = Sample.from_vector(1e6 * value_D, "v")
+    huge = Sample.from_vector(1e30 * value_D, "v")  # its deviation is infinite
     lost = np.full(DIM, np.nan, np.float32).tobytes()
     for decoder, of, data, reason in (
         (VectorDecoder(DIM), image, image.data, "format"),
         (VectorDecoder(DIM), short, short.data, "shape"),
         (VectorDecoder(DIM), sample, lost, "damaged"),
         (VectorDecoder(DIM, "float16"), large, large.data, "damaged"),
+        (VectorDecoder(DIM), huge, huge.data, "damaged"),
         (Decoder(8), sample, sample.data, "format"),
     ):
         with pytest.raises(BadSample) as refused:
             decoder(row_of(of), data, "s")
         assert refused.value.reason == reason
-    assert VectorDecoder(DIM).block([row_of(sample)], lost) is None
+    for data in (lost, huge.data):
+        assert VectorDecoder(DIM).block([row_of(sample)], data) is None
 
 
 def test_views_change_vectors_by_as_much_as_they_say() -> None:

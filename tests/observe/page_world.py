@@ -15,7 +15,7 @@ from torch.nn.functional import normalize
 
 from memory import Duplicates, WorkingMemory
 from stream_ssl.batch import Origin
-from stream_ssl.ingest.producer_table import ProducerTable
+from stream_ssl.ingest.sessions import ProducerTable
 from stream_ssl.learning.origins import Origins
 from stream_ssl.learning.records import Idle, StepRecord
 from stream_ssl.observe.api import Sources

@@ -17,7 +17,7 @@ from PIL import Image
 from prometheus_client import CollectorRegistry
 from table import table
 
-from stream_ssl.ingest.producer_table import ProducerTable
+from stream_ssl.ingest.sessions import ProducerTable
 from stream_ssl.observe import runbooks
 from stream_ssl.observe.api import Sources
 from stream_ssl.observe.history import SERIES, History, Track

@@ -22,11 +22,10 @@ from rank_learning import SETTINGS, Part, build, until_idle
 
 from memory.process_group import RankGroup
 from stream_ssl.batch import START, Batch, Offset
-from stream_ssl.ingest.batches import Batches
+from stream_ssl.ingest.batches import Batches, JournalShare
 from stream_ssl.ingest.decode import Decoder
 from stream_ssl.ingest.journal import Entry, Journal, JournalReader
 from stream_ssl.ingest.quarantine import Quarantine
-from stream_ssl.ingest.share import JournalShare
 from stream_ssl.learning.checkpoint import Checkpointer
 from stream_ssl.learning.learner import Learner
 from stream_ssl.learning.ranks import Ranks
