@@ -161,7 +161,7 @@ TITLES = {
 BEHIND_THE_DOOR = (
     *(("cap4096", "thumbnail"), ("cap8192", "thumbnail"), ("hybrid", "thumbnail")),
     *(("vmf0.1", "weighted-9-1"), ("vmf0.1", "weighted"), ("vmf0.1", "weighted-99-1")),
-    ("queue", "thumbnail"),
+    *(("queue", "thumbnail"), ("vmf0.02", "weighted-99-1"), ("minred", "weighted-99-1")),
 )
 """Policies and descriptors where near-copies are turned away by thumbnails, as in NOVEL."""
 
