@@ -231,7 +231,7 @@ class Journal:
             return min(self._total, held + self._active_bytes)
         try:
             before = self._bytes_before(start, position)
-        except (Damaged, lmdb.Error) as error:
+        except (Damaged, lmdb.Error, OSError) as error:
             text = f"journal: lag at position {position} is unknown: {error}"
             self._limited_log.warning("lag", text)
             return self._total
@@ -415,7 +415,10 @@ class Journal:
 
     def _must_roll(self, need: int) -> bool:
         empty = self._last < self._active_first
-        full = self._active_bytes + need > max(self.segment_bytes, 4 * self._state_bytes)
+        # Larger where the states of producers are, so that these take little of it, but so small
+        # that another one can begin: the newest is never trimmed.
+        states = min(4 * self._state_bytes, (self.budget - self._reserve) // 2)
+        full = self._active_bytes + need > max(self.segment_bytes, states)
         return (full and not empty) or self._last - self._active_first + 1 >= MAX_RECORDS
 
     def _roll(self, need: int) -> None:

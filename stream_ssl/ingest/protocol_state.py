@@ -396,6 +396,8 @@ class ProtocolState:
             self._drop_sessions(self.group.discard())
             self._resume_hellos(now)
             return True
+        if result.durable is None and result.error is None:
+            return not self.group.batch  # nothing to write, or too early to try again
         if result.durable is not None:
             self.counters.fsync_seconds = result.fsync_seconds
             self._acknowledge(result.durable, now)

@@ -1,5 +1,6 @@
 """The journal against a dict, its budget, and a reader beside it."""
 
+import errno
 import fcntl
 import os
 import subprocess
@@ -247,6 +248,19 @@ def test_a_process_of_the_same_id_in_another_container_is_no_damage(tmp_path):
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
         assert b"is read by another process that has this one's id" in done.stderr
     assert len(JournalReader(tmp_path).read(1)) == 1
+
+
+def test_a_lag_that_cannot_be_read_counts_as_all_there_is(tmp_path, monkeypatch, caplog):
+    """A receiver goes on: what its disk takes is durable all the same."""
+
+    def no_descriptors(*_):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with closing(Journal(tmp_path)) as journal:
+        journal.append([entry(1)])
+        monkeypatch.setattr(journal, "_bytes_before", no_descriptors)
+        assert journal.bytes_after(1) == journal._total
+        assert "Too many open files" in caplog.text
 
 
 def test_a_newer_format_is_refused_clearly(tmp_path):
@@ -514,6 +528,21 @@ def test_what_is_known_of_producers_counts_into_the_budget(memory_path):
                 assert journal.bytes <= budget
     with closing(Journal(memory_path, budget=budget)) as journal:
         assert journal.bytes <= budget
+
+
+def test_what_is_known_of_producers_leaves_room_to_begin_a_segment(memory_path):
+    """Else the newest segment, which is never trimmed, would fill the budget for good."""
+    with closing(Journal(memory_path, budget=8 * MIB)) as journal:
+        for first in range(0, 550, 50):
+            journal.append([far(f"robot/{n}", 1) for n in range(first, first + 50)])
+        for sequence in range(2, 300):
+            large = Entry("robot/0", sequence, None, 1.5, b"header", bytes(60_000))
+            try:
+                journal.append([large])
+            except JournalFull:  # as the receiver does, once the learner has read all
+                journal.trim(journal.last + 1)
+                journal.append([large])
+            assert journal.bytes <= 8 * MIB
 
 
 def test_many_producers_with_large_positions_can_be_journalled(tmp_path):
