@@ -187,6 +187,9 @@ class ProtocolState:
             # While the disk takes nothing, only who sent what waits is answered: another would give
             # its packets the same sequences, and take the ACK of these for its own.
             self._hellos[name] = (route, user, hello)
+            if not wait:
+                text = f"producer {name} waits until the disk has what its run before has sent"
+                self._limited_log.warning("waits", text)
             return
         other = self.sessions.by_producer(name)
         if other is not None and other.route != route and self._yields(other, hello, now):

@@ -122,31 +122,12 @@ class Receiver:
         drain_seconds: float = 2.0,
         verdicts: VerdictInbox | None = None,
     ) -> None:
-        check_bind(bind)
-        if access is None:
-            require_loopback(
-                bind,
-                "for other addresses make keys with `stream-ssl keys receiver` and "
-                "`stream-ssl keys NAME --allow FILE`, and give the receiver both as `access`",
-            )
+        _check_address(bind, access)
         if min(max_samples, group_packets, max_producers, max_names) < 1:
             raise ValueError(
                 "max_samples, group_packets, max_producers and max_names must be at least 1"
             )
-        if max_samples > MAX_ITEMS:
-            raise ValueError(
-                f"max_samples {max_samples}: must be at most {MAX_ITEMS}, what a header can list"
-            )
-        if max_lag_bytes is not None and max_lag_bytes < max_packet:
-            raise ValueError(
-                f"max_lag_bytes {max_lag_bytes}: must be at least max_packet, {max_packet}, or no "
-                "producer ever gets credit"
-            )
-        if journal.budget < 4 * max_packet:
-            raise ValueError(
-                f"journal budget {journal.budget} bytes: must be at least 4 times max_packet "
-                f"({max_packet}), or no producer ever gets credit"
-            )
+        _check_limits(journal.budget, max_packet, max_samples, max_lag_bytes)
         self.journal = journal
         self.offsets = offsets
         self.drain_seconds = drain_seconds
@@ -390,6 +371,33 @@ class Receiver:
             captured=protocol.captured,
             received=protocol.received,
             ready=self._group.ready,
+        )
+
+
+def _check_address(bind: str, access: Access | None) -> None:
+    check_bind(bind)
+    if access is None:
+        require_loopback(
+            bind,
+            "for other addresses make keys with `stream-ssl keys receiver` and "
+            "`stream-ssl keys NAME --allow FILE`, and give the receiver both as `access`",
+        )
+
+
+def _check_limits(budget: int, max_packet: int, max_samples: int, max_lag: int | None) -> None:
+    if max_samples > MAX_ITEMS:
+        raise ValueError(
+            f"max_samples {max_samples}: must be at most {MAX_ITEMS}, what a header can list"
+        )
+    if max_lag is not None and max_lag < max_packet:
+        raise ValueError(
+            f"max_lag_bytes {max_lag}: must be at least max_packet, {max_packet}, or no producer "
+            "ever gets credit"
+        )
+    if budget < 4 * max_packet:
+        raise ValueError(
+            f"journal budget {budget} bytes: must be at least 4 times max_packet ({max_packet}), "
+            "or no producer ever gets credit"
         )
 
 

@@ -73,7 +73,7 @@ class VerdictInbox:
                 yield str(producer), [Verdict(*row) for row in rows[:MAX_VERDICTS]]
             except BlockingIOError:
                 return
-            except (OSError, ValueError, TypeError, msgpack.UnpackException):
+            except (OSError, ValueError, TypeError, LookupError, msgpack.UnpackException):
                 continue  # no datagram of ours
 
     def close(self) -> None:

@@ -19,6 +19,7 @@ from stream_ssl.observe.slot_history import SlotHistory
 from stream_ssl.observe.verdict_feed import VerdictFeed
 from stream_ssl.wire.messages import MAX_VERDICTS, Verdict, WireError, decode, prefix
 
+NO_ROWS = msgpack.packb(("robot", {}))
 KEPT = Verdict("lens", "frame-1", "kept", 0.5)
 
 
@@ -42,7 +43,7 @@ def test_a_flood_is_bounded_and_what_is_no_verdict_left_out(tmp_path: Path) -> N
     inbox, sender = VerdictInbox(tmp_path), VerdictSender(tmp_path)
     inbox.listen(True)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as stranger:
-        for wrong in (b"", b"\xc1", msgpack.packb(3), msgpack.packb(("robot", [[1]]))):
+        for wrong in (b"", b"\xc1", msgpack.packb(3), msgpack.packb(("robot", [[1]])), NO_ROWS):
             stranger.sendto(wrong, str(tmp_path / "verdicts.sock"))
             assert list(inbox.read()) == []
     for _ in range(100 * READ):  # returns at once, whatever the receiver does
