@@ -29,6 +29,7 @@ class Packet:
     callbacks: tuple[OnDelivery | None, ...]  # of each sample; empty: none has one
     sent: bool = False
     rejected: bool = False
+    behind: int = 0  # samples after its own that are gone already, and count once it is gone
     spooled: int | None = None  # number of its first sample in the spool; None: not there
 
     @property

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from producers._packer import OnDelivery, Packer, Packet
@@ -82,6 +82,7 @@ class Window:
         self.outstanding = 0  # bytes of packets before the cursor
         self.size = 0  # bytes of all packets
         self.samples = 0
+        self.settled = 0  # samples acknowledged, rejected or dropped, as all before them are
         self.leaving: Packet | None = None  # on its way out, maybe on the wire already
         self._packets: deque[Packet] = deque()
         self._cursor = 0  # index of the next packet to send
@@ -166,25 +167,42 @@ class Window:
         assert self._cursor == 0
         refused, kept = list[Packet](), deque[Packet]()
         for packet in self._packets:
+            behind, packet.behind = packet.behind, 0
             for part in packet.split(max_packet, max_samples):
-                (kept if part.size <= max_packet else refused).append(part)
+                if part.size <= max_packet:
+                    kept.append(part)
+                else:
+                    refused.append(part)
+                    self._settle(part.count, kept)
+            self._settle(behind, kept)
         self._packets = kept
         self.size = sum(packet.size for packet in kept)
         self.samples = sum(packet.count for packet in kept)
         return refused
 
-    def held(self) -> Iterator[Packet]:
-        """The packets that no receiver can have."""
-        return (it for it in self._packets if not it.sent and it is not self.leaving)
-
     def drop_oldest(self) -> Packet | None:
         """Removes the oldest packet that no receiver can have; None: all have been sent."""
-        if (packet := next(self.held(), None)) is None:
+        packets = self._packets
+        held = (i for i, it in enumerate(packets) if not it.sent and it is not self.leaving)
+        if (index := next(held, None)) is None:
             return None
-        self._packets.remove(packet)
+        packet = packets[index]
+        self._settle(packet.count + packet.behind, [packets[index - 1]] if index else [])
+        del packets[index]
         self.size -= packet.size
         self.samples -= packet.count
         return packet
+
+    def skip(self, samples: int) -> None:
+        """Samples that were to come next are gone."""
+        self._settle(samples, self._packets)
+
+    def _settle(self, samples: int, before: Sequence[Packet]) -> None:
+        """Samples are gone; they count once the packets before them are: users wait in order."""
+        if before:
+            before[-1].behind += samples
+        else:
+            self.settled += samples
 
     def unload(self, size: int, spool: Spool) -> None:
         """Takes packets that are on disk out of memory, last first, until `size` bytes are left.
@@ -198,12 +216,14 @@ class Window:
             self._packets.pop()
             self.size -= packet.size
             self.samples -= packet.count
+            self.skip(packet.behind)
             spool.unload((packet.spooled, packet.count))
 
     def _pop(self) -> Packet:
         packet = self._packets.popleft()
         assert self.first is not None
         self.first += 1
+        self.settled += packet.count + packet.behind
         self.size -= packet.size
         self.samples -= packet.count
         if self._cursor:
@@ -250,7 +270,6 @@ class ProtocolState:
         self.deliveries: list[tuple[OnDelivery, Delivery]] = []  # to be told to on_delivery
         self.verdicts: list[Verdict] = []  # to be told to on_verdict
         self.taken = 0  # samples that came in: accepted now, or spooled by an earlier run
-        self.done = 0  # of those: acknowledged, rejected or dropped
         self.flush_to = 0  # of those: whose packet must not linger
         self.linger = linger
         self.spool = spool
@@ -281,6 +300,11 @@ class ProtocolState:
         if self.state == "active":
             return "connected"
         return "disconnected" if self.welcome is not None else "connecting"
+
+    @property
+    def done(self) -> int:
+        """Of `taken`: acknowledged, rejected or dropped, as all before them are."""
+        return self.window.settled
 
     @property
     def memory(self) -> int:
@@ -407,6 +431,7 @@ class ProtocolState:
             if part.size <= limits.max_packet:
                 self.window.append(part)
             else:
+                self.window.skip(part.count)
                 self._oversize(part, limits)
 
     def close_packet(self, now: float) -> None:
@@ -467,7 +492,7 @@ class ProtocolState:
             while window.size < room and (packet := spool.load()) is not None:
                 self._append(packet)
                 self._mark_due = True
-            self.done += spool.lost
+            window.settled += spool.lost
             self.stats.drop("spool_damaged", spool.lost, 0) if spool.lost else None
             spool.lost = 0
         due, self._mark_due = self._mark_due, False
@@ -516,7 +541,7 @@ class ProtocolState:
             window.first = welcome.resume + 1
             window.sent_through = welcome.resume
             if self.spool is not None:
-                self.done += self.spool.resume(welcome.resume)
+                window.settled += self.spool.resume(welcome.resume)
         elif not self._acked(welcome.resume, welcome.credit):
             return
         else:
@@ -542,7 +567,6 @@ class ProtocolState:
     def _oversize(self, packet: Packet, limits: Welcome) -> None:
         detail = f"{packet.size} bytes in a packet, the receiver takes {limits.max_packet}"
         self._reject(packet, "oversize", detail)
-        self.done += packet.count
         self._ack_spool()
 
     def _acked(self, through: int, credit: int) -> bool:
@@ -563,7 +587,6 @@ class ProtocolState:
 
     def _forget(self, packets: list[Packet]) -> None:
         for packet in packets:
-            self.done += packet.count
             if not packet.rejected:
                 self.stats.acked.add(packet.count, packet.size)
                 self._deliver(packet, "acknowledged")
@@ -609,11 +632,6 @@ class ProtocolState:
         packet = self.window.drop_oldest()
         if packet is None:
             return False
-        newer = sum(other.count for other in self.window.held()) + len(self.packer)
-        start = self.taken - newer - packet.count
-        flushed = min(max(self.flush_to - start, 0), packet.count)  # somebody waits for these
-        self.done += flushed
-        self.taken -= packet.count - flushed
         self._drop(packet, "oldest", "it made room for a newer sample")
         return True
 

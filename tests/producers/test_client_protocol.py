@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from client_peer import image, welcome
 
-from producers._packer import Packer, Packet
+from producers import Delivery
+from producers._packer import OnDelivery, Packer, Packet
 from producers._protocol import GREETING_SECONDS, SILENCE_SECONDS, STARVED_SECONDS, ProtocolState
 from stream_ssl.wire import Ack, Data, Hello, Message, Nack, Sample, Welcome
 
@@ -21,12 +22,12 @@ def new_protocol() -> ProtocolState:
     return ProtocolState(Hello("a", 1, 1), Packer(1 << 20, 1), linger=0.2, reason="")
 
 
-def put(protocol: ProtocolState, number: int) -> None:
+def put(protocol: ProtocolState, number: int, told: OnDelivery | None = None) -> None:
     """One sample, a packet of its own."""
     sample = Sample.from_array(image(side=1), str(number), source="a", time=0.0)
     protocol.stats.accepted.add(1, 1)
     protocol.taken += 1
-    for packet in protocol.packer.add(sample, 100, number, now=0.0):
+    for packet in protocol.packer.add(sample, 100, number, 0.0, told):
         protocol.enqueue(packet)
 
 
@@ -79,9 +80,17 @@ class Receiver:
 
 
 class Simulation:
-    """Sends, breaks and restarts in any order; then heals, and everything must have arrived."""
+    """Sends, breaks and restarts in any order; then heals, and everything must have arrived.
 
-    def __init__(self) -> None:
+    With `drops`, other threads drop the oldest packet at any moment, also while one is on its way
+    out: then each sample was dropped, or has arrived.
+    """
+
+    def __init__(self, rng: Random, drops: bool) -> None:
+        self.rng, self.drops, self.busy = rng, drops, True
+        self.flushes: list[tuple[int, int]] = []  # samples put until then, and what is waited for
+        self.dropped: list[int] = []
+        self.acked: list[int] = []
         self.now = 0.0
         self.protocol = new_protocol()
         self.receiver = Receiver()
@@ -90,20 +99,29 @@ class Simulation:
         self.there: deque[Hello | Data] = deque()
         self.back: deque[Message] = deque()
 
-    def step(self, rng: Random) -> None:
+    def step(self) -> None:
         """One thing out of all that can happen."""
-        if rng.random() < 0.3:
-            for _ in range(rng.randint(1, 4)):
-                put(self.protocol, self.count)
-                self.count += 1
-        elif rng.random() < 0.1:
-            self.fault(rng)
+        if self.rng.random() < 0.3:
+            self.put(self.rng.randint(1, 4))
+        elif self.rng.random() < 0.1:
+            self.fault()
         else:
-            self.flow(rng)
+            self.flow()
         self.check()
 
-    def flow(self, rng: Random) -> None:
+    def put(self, count: int) -> None:
+        for _ in range(count):
+            put(self.protocol, self.count, self.tell)
+            self.count += 1
+
+    def tell(self, delivery: Delivery) -> None:
+        assert delivery.outcome in ("acknowledged", "dropped")
+        of = self.acked if delivery.outcome == "acknowledged" else self.dropped
+        of.append(int(delivery.id))
+
+    def flow(self) -> None:
         """Some of what is under way arrives, in both directions."""
+        rng = self.rng
         if not self.connected:
             self.connect()
         self.now += rng.choice([0.0, 0.0, 0.3, 1.1])
@@ -111,7 +129,8 @@ class Simulation:
         self.receiver_hears(rng.randint(0, 9), damaged=rng.random() < 0.05)
         self.producer_hears(rng.randint(0, 12))
 
-    def fault(self, rng: Random) -> None:
+    def fault(self) -> None:
+        rng = self.rng
         fault = rng.choice(["cut", "restart", "forget", "silence", "credit"])
         if fault == "forget":
             self.receiver.known = False
@@ -138,13 +157,27 @@ class Simulation:
 
     def producer_speaks(self, count: int) -> None:
         for _ in range(count):
-            message = pull(self.protocol, self.now)
+            message = self.protocol.outgoing(self.now)
             if isinstance(message, Hello):
                 self.there.append(message)
             elif message is not None:
                 sequence, packet = message
-                assert self.protocol.window.outstanding <= self.protocol.window.credit
+                window = self.protocol.window
+                assert window.outstanding + packet.size <= window.credit
                 self.there.append(Data(sequence, packet.data.header, packet.data.payload))
+            self.meanwhile()
+            if message is not None:
+                self.protocol.on_sent(message, self.now)
+
+    def meanwhile(self) -> None:
+        """What the user's threads do while the socket takes a message."""
+        if self.busy and self.rng.random() < 0.1:
+            self.put(1)
+        if self.busy and self.drops and self.rng.random() < 0.2:
+            self.protocol.drop_oldest()
+        if self.busy and self.rng.random() < 0.02:
+            self.protocol.flush_to = self.protocol.taken
+            self.flushes.append((self.count, self.protocol.taken))
 
     def receiver_hears(self, count: int, damaged: bool) -> None:
         for turn in range(min(count, len(self.there))):
@@ -160,18 +193,26 @@ class Simulation:
 
     def check(self) -> None:
         """Nothing is lost, nothing is doubled, and the books balance."""
-        taken = self.receiver.journal + self.receiver.group
-        assert taken == [str(number) for number in range(len(taken))]
-        assert self.protocol.stats.acked.samples <= len(self.receiver.journal)
+        told, self.protocol.deliveries = self.protocol.deliveries, []
+        for callback, delivery in told:
+            callback(delivery)
+        taken = [int(name) for name in self.receiver.journal + self.receiver.group]
         window = self.protocol.window
         packets = list(window._packets)
         held = [packet.data.position for packet in packets]
-        assert held == list(range(self.protocol.stats.acked.samples, self.count))
+        assert sorted([*self.acked, *self.dropped, *held]) == list(range(self.count))
+        assert taken == sorted(set(taken) - set(self.dropped))
+        assert self.acked == taken[: len(self.acked)]
+        assert held == sorted(held)
+        assert len(self.acked) <= len(self.receiver.journal)
+        for count, target in self.flushes:
+            assert (self.protocol.done >= target) == all(number >= count for number in held)
         assert window.size == sum(packet.size for packet in packets)
         assert window.outstanding == sum(packet.size for packet in packets[: window.unacked])
 
     def heal(self) -> None:
         """From now on everything arrives."""
+        self.busy = False
         self.receiver.credit = 3 * SIZE
         for _ in range(200 + 5 * self.count):
             if not self.connected:
@@ -183,21 +224,25 @@ class Simulation:
             self.check()
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_whatever_is_lost_on_the_way_arrives_once_and_in_order(seed: int) -> None:
+@pytest.mark.parametrize("drops", [False, True])
+@pytest.mark.parametrize("seed", range(2))
+def test_whatever_is_lost_on_the_way_arrives_once_and_in_order(seed: int, drops: bool) -> None:
     rng = Random(seed)
     for _ in range(50):
-        simulation = Simulation()
+        simulation = Simulation(rng, drops)
         for _ in range(80):
-            simulation.step(rng)
+            simulation.step()
             if simulation.protocol.fatal is not None:
                 assert "damaged 3 times" in str(simulation.protocol.fatal)
                 break
         else:
             simulation.heal()
             assert simulation.protocol.fatal is None
-            assert len(simulation.receiver.journal) == simulation.count
-            assert simulation.protocol.stats.acked.samples == simulation.count
+            assert len(simulation.receiver.journal) == simulation.protocol.stats.acked.samples
+            dropped = simulation.protocol.stats.dropped.samples
+            assert simulation.protocol.stats.acked.samples == simulation.count - dropped
+            assert simulation.protocol.done == simulation.protocol.taken
+            assert (dropped > 0) == drops
 
 
 @pytest.fixture

@@ -258,8 +258,8 @@ class Committing(Receiver):
 class Robot(Simulation):
     """The simulation of the protocol, with a spool, and with a power cut among the faults."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__()
+    def __init__(self, rng: Random, folder: Path) -> None:
+        super().__init__(rng, drops=False)
         self.folder = folder
         self.receiver = Committing()
         self.safe: set[str] = set()  # on the robot's disk once
@@ -276,11 +276,11 @@ class Robot(Simulation):
             buffer_bytes=8 * SIZE,
         )
 
-    def step(self, rng: Random) -> None:
+    def step(self) -> None:
         self.work_spool()
-        if rng.random() < 0.03:
-            self.power_cut(rng)
-        super().step(rng)
+        if self.rng.random() < 0.03:
+            self.power_cut()
+        super().step()
 
     def work_spool(self) -> None:
         """What the I/O thread does with the disk in each of its steps."""
@@ -294,7 +294,8 @@ class Robot(Simulation):
         if protocol.load_spool() and (mark := protocol.sequences()) is not None:
             spool.mark(*mark)
 
-    def power_cut(self, rng: Random) -> None:
+    def power_cut(self) -> None:
+        rng = self.rng
         self.disconnect(restarted=rng.random() < 0.5)
         spool = self.protocol.spool
         assert spool is not None
@@ -316,7 +317,7 @@ class Robot(Simulation):
         assert on_disk == sorted(on_disk, reverse=True), "what is on disk comes first"
 
     def heal(self) -> None:
-        self.receiver.credit = 3 * SIZE
+        self.busy, self.receiver.credit = False, 3 * SIZE
         for _ in range(200 + 5 * self.count):
             self.work_spool()
             if not self.connected:
@@ -336,9 +337,9 @@ class Robot(Simulation):
 def test_what_was_on_disk_arrives_once_and_in_order(seed: int, tmp_path: Path) -> None:
     rng = Random(seed)
     for number in range(20):
-        robot = Robot(tmp_path / str(number))
+        robot = Robot(rng, tmp_path / str(number))
         for _ in range(120):
-            robot.step(rng)
+            robot.step()
             if robot.protocol.fatal is not None:
                 break
         else:
