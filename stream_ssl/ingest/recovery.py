@@ -273,8 +273,11 @@ class BackgroundCheck:
             self._thread.join()
 
     def _run(self) -> None:
-        for checked in self._check:
-            self._found.put(checked)
+        try:
+            for checked in self._check:
+                self._found.put(checked)
+        except OSError as error:  # no memory for a process, say
+            log.error("journal: old segments are not checked before the next start: %s", error)
 
 
 def salvage(path: Path, first: int, bound: int | None) -> dict[int, bytes]:

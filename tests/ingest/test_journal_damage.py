@@ -381,6 +381,19 @@ def test_a_kill_while_a_segment_is_replaced_loses_no_intact_record(tmp_path, mon
     assert number > 3
 
 
+def test_a_check_that_cannot_run_waits_for_the_next_start(tmp_path, monkeypatch, caplog):
+    build(tmp_path, groups=2)
+
+    def no_process(*_, **__):
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(subprocess, "Popen", no_process)
+    check = recovery.BackgroundCheck([path for _, path in list_segments(tmp_path)])
+    assert check.take(wait=True) == []
+    assert "not checked before the next start" in caplog.text
+    check.stop()
+
+
 def test_what_a_bad_sector_does_not_hit_is_taken_over(tmp_path, monkeypatch):
     build(tmp_path, groups=2)
     (_, path), *_ = list_segments(tmp_path)
