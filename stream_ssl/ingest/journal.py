@@ -15,6 +15,7 @@ import fcntl
 import logging
 import os
 import secrets
+import shutil
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -440,7 +441,7 @@ class Journal:
         follows = self._sealed[-1][0] if self._sealed else 0
         fresh = create_segment(path, self._states, size, follows=follows)
         self._active = Segment(fresh, write=True)
-        publish_segment(fresh, path)
+        shutil.rmtree(publish_segment(fresh, path), ignore_errors=True)
         self._active_bytes = self._active.used()
 
     def _seal(self) -> None:

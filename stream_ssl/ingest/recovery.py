@@ -166,14 +166,12 @@ def replace_damaged(
         OSError, lmdb.Error: the disk does not take the intact records; all is as before.
     """
     values = salvage(path, first, bound)
-    aside = _aside(path)
+    damaged = path
     if values:
         size = sum(disk_bytes(len(value)) for value in values.values()) + (4 << 20)
         fresh = create_segment(path, states_after(states, values), size, values, follows)
-        publish_segment(fresh, path, aside)
-    else:
-        path.rename(aside)
-        sync(path.parent)
+        damaged = publish_segment(fresh, path)
+    aside = _set_aside(damaged, path)
     log.error(
         "journal segment %s is damaged: %s; %d intact records were taken over, the original was "
         "set aside as %s",
@@ -185,15 +183,17 @@ def replace_damaged(
     return bool(values)
 
 
-def _aside(path: Path) -> Path:
-    """Where a damaged segment goes: beside the journal's folder, or into it, where that is a disk
-    of its own or nothing may be written beside it."""
+def _set_aside(damaged: Path, path: Path) -> Path:
+    """Moves a damaged segment out of its journal's folder; within it, where that is a disk of its
+    own or nothing may be written beside it. Returns where it is."""
     folder = path.parent
     name = f"damaged-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{path.name}"
-    apart = folder.stat().st_dev != folder.parent.stat().st_dev
-    if apart or not os.access(folder.parent, os.W_OK):
-        return folder / name
-    return folder.with_name(f"{folder.name}.{name}")
+    try:
+        aside = damaged.rename(folder.with_name(f"{folder.name}.{name}"))
+    except OSError:
+        aside = damaged.rename(folder / name)
+    sync(folder)
+    return aside
 
 
 @dataclass(frozen=True, slots=True)

@@ -280,24 +280,21 @@ def create_segment(
     return fresh
 
 
-def publish_segment(fresh: Path, path: Path, aside: Path | None = None) -> None:
+def publish_segment(fresh: Path, path: Path) -> Path:
     """Gives a new segment its name, in place of an empty or damaged one that may have it.
 
-    `finish_interrupted` completes the exchange after a crash between the two renames; a reader
-    waits for it.
+    `finish_interrupted` completes the exchange after a crash between the two renames, and deletes
+    the one before; a reader waits for it.
 
-    Args:
-        aside: where the one before is kept; None: it is deleted.
+    Returns:
+        Where the one before is now, if there was one.
     """
     gone = path.with_name(f"{_OLD}{path.name}")
     with contextlib.suppress(FileNotFoundError):
         path.rename(gone)
     fresh.rename(path)
     sync(path.parent)
-    if aside is not None:
-        gone.rename(aside)
-    else:
-        shutil.rmtree(gone, ignore_errors=True)
+    return gone
 
 
 def delete_segment(path: Path) -> None:

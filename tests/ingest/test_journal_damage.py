@@ -417,7 +417,14 @@ def test_a_damaged_segment_stays_within_a_folder_that_is_a_disk_of_its_own(tmp_p
     build(folder)
     (_, path), *_ = list_segments(folder)
     (path / "data.mdb").write_bytes(b"nonsense" * 4096)
-    monkeypatch.setattr(os, "access", lambda *_: False)
+    rename = Path.rename
+
+    def within(source, target):
+        if source.parent != target.parent:
+            raise OSError(errno.EXDEV, "Invalid cross-device link")
+        return rename(source, target)
+
+    monkeypatch.setattr(Path, "rename", within)
     checked(folder).close()
     (aside,) = folder.glob("damaged-*")
     assert (aside / "data.mdb").read_bytes() == b"nonsense" * 4096
