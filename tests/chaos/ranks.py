@@ -55,18 +55,20 @@ def kills(folder: Path, count: int, samples: int, seed: int = 0) -> dict[str, in
 
 def evictions() -> dict[str, int]:
     """Streams on which 2 and 4 ranks evict what one process does, and how many of both failed."""
-    script = Path(__file__).parents[1] / "ranks" / "run_checks.py"
-    paths = os.pathsep.join(
-        [str(script.parents[2]), str(script.parents[1] / "learning"), *sys.path]
-    )
+    return {"streams": 210, "ranks": 2 + 4, "failed": sum(map(bool, checked("many evictions")))}
+
+
+def checked(name: str) -> list[str]:
+    """What a check of tests/ranks found wrong, for each number of ranks; empty where all is well."""
+    tests = Path(__file__).parents[1]
+    paths = [tests.parent, *(tests / folder for folder in ("learning", "losses")), *sys.path]
     found = subprocess.run(
-        [sys.executable, str(script), "many evictions"],
-        env=os.environ | {"PYTHONPATH": paths},
+        [sys.executable, tests / "ranks" / "run_checks.py", name],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))},
         stdout=subprocess.PIPE,
         check=True,
     )
-    faults = [json.loads(line)["fault"] for line in found.stdout.splitlines()]
-    return {"streams": 210, "ranks": 2 + 4, "failed": sum(map(bool, faults))}
+    return [json.loads(line)["fault"] for line in found.stdout.splitlines()]
 
 
 def _learn(folder: Path, deaths: int, draw: random.Random) -> None:

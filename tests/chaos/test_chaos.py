@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chaos import bad_disk, damage, fuzz, kills, power_cuts, powercut, silence, soak
+from chaos import bad_disk, damage, fuzz, kills, power_cuts, powercut, ranks, silence, soak
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -76,6 +76,10 @@ def test_a_line_that_fails_again_and_again_loses_nothing(tmp_path: Path) -> None
 def test_a_side_that_was_stopped_goes_on(tmp_path: Path) -> None:
     found = silence.stopped(tmp_path, 4.0)  # beyond a heartbeat's time
     assert (found["lost"], found["twice"], found["told_lost"]) == (0, 0, 0)
+
+
+def test_ranks_are_checked_in_a_program_of_their_own() -> None:
+    assert ranks.checked("turns") == [""]
 
 
 def test_a_fuzzer_harms_nobody(tmp_path: Path) -> None:
