@@ -59,7 +59,7 @@ def evictions() -> dict[str, int]:
 
 
 def checked(name: str) -> list[str]:
-    """What a check of tests/ranks found wrong, for each number of ranks; empty where all is well."""
+    """What a check of tests/ranks found wrong, for each number of ranks; "" where all is well."""
     tests = Path(__file__).parents[1]
     paths = [tests.parent, *(tests / folder for folder in ("learning", "losses")), *sys.path]
     found = subprocess.run(
