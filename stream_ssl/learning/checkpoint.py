@@ -258,7 +258,7 @@ class Checkpointer:
         self.damaged = 0
         self._copies = Copies() if behind else None
         self._writing: Writing | None = None
-        self._step = self._tried_step = 0
+        self._step = self._tried_step = self._durable_step = 0
         self._tried = time.monotonic()
         self._ranks = Ranks(SINGLE_PROCESS, torch.device("cpu")) if ranks is None else ranks
         self._before: Sequence[Sequence[Offset]] = ()  # earlier divisions of the journal
@@ -271,12 +271,13 @@ class Checkpointer:
             shutil.rmtree(leftover, ignore_errors=True)
 
     def due(self, record: StepRecord | Idle) -> bool:
-        """True when it is time to save. After a failed attempt, time counts from that."""
+        """True when it is time to save. After a failed attempt, time counts from that, and it is
+        made again though no step came."""
         if isinstance(record, StepRecord):
             self._step = record.step
-        steps = self._step - self._tried_step
-        if steps == 0 or self.busy:
+        if self._step == self._durable_step or self.busy:
             return False
+        steps = self._step - self._tried_step
         if self.every_steps is not None and steps >= self.every_steps:
             return True
         every = self.every_seconds
@@ -305,6 +306,7 @@ class Checkpointer:
             size = self._finish(target, lambda: self._write(target, captured, config))
         else:
             size = self._write_together(target, captured, config)
+        self._durable_step = int(captured.facts["step"])
         return self._record(captured, target, size, started, stalled=None)
 
     def begin(self, learner: Captured, config: Mapping[str, Any]) -> None:
@@ -344,7 +346,9 @@ class Checkpointer:
             return None
         writing, self._writing = self._writing, None
         # Of the journal that is read by now, which may be another one than that it is of.
-        return replace(writing.result(), needed=self.needed() or START)
+        record = replace(writing.result(), needed=self.needed() or START)
+        self._durable_step = record.step
+        return record
 
     def _captured(self, learner: Captured, live: bool = False) -> tuple[Capture, Path]:
         self._tried, captured = time.monotonic(), learner.capture(live)
@@ -387,7 +391,7 @@ class Checkpointer:
         if found is not None:
             self._before = found.before(self._ranks.group.size)
             self.journal = found.journal
-            self._step = self._tried_step = found.step
+            self._step = self._tried_step = self._durable_step = found.step
         return found
 
     def _newest(self) -> Saved | None:

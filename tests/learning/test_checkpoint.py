@@ -258,6 +258,29 @@ def test_a_full_disk_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.M
     assert Checkpointer(tmp_path).newest().step == 3
 
 
+@pytest.mark.parametrize("behind", [False, True])
+def test_what_failed_is_tried_again_though_the_stream_pauses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, behind: bool
+) -> None:
+    checkpointer, learner = Checkpointer(tmp_path, every_seconds=1e-9, behind=behind), build()
+    steps(learner, 1)
+
+    def attempt() -> int:
+        checkpointer.begin(learner, CONFIG)
+        return checkpointer.finished(wait=True).step
+
+    def refuse(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(checkpoint, "seal", refuse)
+        with pytest.raises(OSError, match="No space left"):
+            attempt()
+    assert checkpointer.due(Idle(0.0)), "nothing came since, and nothing is durable"
+    assert attempt() == 1
+    assert not checkpointer.due(Idle(0.0))
+
+
 def test_what_is_written_behind_is_the_state_of_one_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
