@@ -105,7 +105,10 @@ class Supervisor:
         now = self._clock()
         if child.process is None:
             if now >= child.start_at:
-                child.start(self._clock)
+                try:
+                    child.start(self._clock)
+                except OSError as error:  # no memory, no processes left, an upgrade half done
+                    self._start_later(child, now, 0.0, f"cannot be started ({error})")
             return None
         status = child.process.poll()
         if status is None:
@@ -116,11 +119,14 @@ class Supervisor:
                 "%s: wrong configuration (its message is above); nothing restarts", child.name
             )
             return status
-        wait = child.back_off.after(now - child.started)
+        self._start_later(child, now, now - child.started, f"ended with status {status}")
+        return status
+
+    def _start_later(self, child: Child, now: float, lived: float, why: str) -> None:
+        wait = child.back_off.after(lived)
         child.start_at = now + wait
         child.restarts += 1
-        log.warning("%s ended with status %d; restart in %.1f s", child.name, status, wait)
-        return status
+        log.warning("%s %s; restart in %.1f s", child.name, why, wait)
 
     def _stop_all(self) -> int:
         worst = 0

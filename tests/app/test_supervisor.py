@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -85,6 +86,20 @@ def test_a_killed_child_is_started_again(tmp_path: Path) -> None:
     assert running.join() == 0
     assert supervisor.children[0].restarts == 1
     assert not any(alive(pid) for pid in starts(log))
+
+
+def test_a_child_that_cannot_be_started_is_started_when_it_can(tmp_path: Path) -> None:
+    program, log = tmp_path / "program", tmp_path / "pids"
+    supervisor = Supervisor({"child": [str(program)], "other": python(LIVES, log)})
+    supervisor.children[0].back_off = BackOff(first=0.01, longest=0.02)
+    running = Running(supervisor)
+    until(lambda: supervisor.children[0].restarts >= 2 and len(starts(log)) == 1)
+    beside = tmp_path / "upgrade"
+    beside.write_text(f"#!/bin/sh\nexec {shlex.join(python(LIVES, log))}\n")
+    beside.chmod(0o755)
+    beside.rename(program)
+    until(lambda: len(starts(log)) == 2)
+    assert running.join() == 0
 
 
 def test_a_child_that_keeps_dying_leaves_the_other_alone(tmp_path: Path) -> None:
