@@ -65,7 +65,8 @@ class Notifier:
                 for name, part in ready.parts.items()
                 if not part["ok"]
             )
-            self._say(f"STATUS={status or 'ready'}" + ("\nWATCHDOG=1" if live.ok else ""))
+            line = " ".join(status.split()) or "ready"  # a line break would end the assignment
+            self._say(f"STATUS={line}" + ("\nWATCHDOG=1" if live.ok else ""))
             if self._over.wait(self._every):
                 return
 
@@ -73,6 +74,6 @@ class Notifier:
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
                 sender.settimeout(1.0)
-                sender.sendto(message.encode(), self._address)
+                sender.sendto(message.encode(errors="replace"), self._address)
         except OSError as error:
             log.warning("systemd cannot be told %r: %s", message.partition("\n")[0], error)

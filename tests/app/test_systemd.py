@@ -87,6 +87,15 @@ def test_a_loop_that_hangs_starves_the_watchdog(tmp_path: Path, abstract: bool) 
         systemd.wait_for("STOPPING=1")
 
 
+def test_a_reason_of_any_bytes_is_told_on_one_line(tmp_path: Path) -> None:
+    health, path = Health(), str(tmp_path / "notify")
+    health.set("journal", False, "/data/\udcff is full\nWATCHDOG=trigger")
+    with listening(path) as systemd, Notifier(health, {"NOTIFY_SOCKET": path}):
+        assert systemd.next() == "READY=1"
+        told = "STATUS=journal: /data/? is full WATCHDOG=trigger"
+        assert systemd.next().splitlines() == [told, "WATCHDOG=1"]
+
+
 def test_without_systemd_nothing_is_told_and_a_deaf_one_stops_nothing(tmp_path: Path) -> None:
     with Notifier(Health(), {}):
         pass
