@@ -156,9 +156,21 @@ def effective_rank(z_kD: Tensor) -> float:
     for start in range(0, len(z_kD), step):
         block_bD = z_kD[start : start + step]
         gram_DD += block_bD.T @ block_bD  # in the rows' precision; the sum of blocks in float64
-    share_D = torch.linalg.eigvalsh(gram_DD).clamp_(min=0)
-    share_D /= share_D.sum()
-    return math.exp(float(torch.special.entr(share_D).sum()))
+    return spectral_rank(gram_DD)
+
+
+def spectral_rank(moment_DD: Tensor) -> float:
+    """Effective rank (Roy and Vetterli, 2007) of rows by their second moment, Z^T Z times any
+    positive factor and not centred: exp of the entropy of its spectrum. In [1, D]; 0 for zeros.
+
+    Raises:
+        ValueError: a moment that is not finite.
+    """
+    if not bool(torch.isfinite(moment_DD).all()):
+        raise ValueError("the second moment is not finite; leave such embeddings out of it")
+    share_D = torch.linalg.eigvalsh(moment_DD.double()).clamp_(min=0)
+    total = float(share_D.sum())
+    return math.exp(float(torch.special.entr(share_D / total).sum())) if total > 0 else 0.0
 
 
 def effective_cells(z_kD: Tensor, cells: int, seed: int) -> float:

@@ -13,8 +13,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from memory.stats import spectral_rank
+
 if TYPE_CHECKING:
     from stream_ssl.learning.records import StepRecord
+
+MOST_CLASSES = 4096
+"""Labels that are told apart; those that are met when there are so many count as one, BEYOND."""
+BEYOND = -1
+FORGOTTEN = 1e-3
+"""Weight below which a class no longer counts among the recent ones."""
 
 
 def class_counts(labels: Tensor) -> Mapping[int, int]:
@@ -29,45 +37,18 @@ def entropy(counts: Iterable[float]) -> float:
     return max(0.0, -sum(count / total * math.log(count / total) for count in positive))
 
 
-def effective_rank(moment_DD: Tensor) -> float:
-    """Effective rank: the exponential of the entropy of a spectrum (Roy and Vetterli, 2007).
-
-    For unit-norm embeddings that lie in c orthogonal directions with shares p it is exp(H(p)): c
-    when balanced, 1 when all embeddings are equal. A contrastive encoder spreads a frequent class
-    over many directions, so that it is no number of classes; see docs/numbers.md.
-
-    Args:
-        moment_DD: second moment of the embeddings, Z^T Z times any positive factor; not centred.
-
-    Returns:
-        In [1, D]; 0 for a moment of 0.
-
-    Raises:
-        ValueError: a moment that is not finite.
-    """
-    if not bool(torch.isfinite(moment_DD).all()):
-        raise ValueError("the second moment is not finite; leave such embeddings out of it")
-    spectrum = torch.linalg.eigvalsh(moment_DD.double()).clamp_min(0.0)
-    total = float(spectrum.sum())
-    if total <= 0.0:
-        return 0.0
-    share = spectrum / total
-    return math.exp(float(torch.special.entr(share).sum()))
-
-
 class Balance:
     """Running balance of the stream that the learner trains on.
 
     Args:
         half_life: samples after which one counts half as much in what is said of the recent
-            stream. Totals are not forgotten.
+            stream.
     """
 
     def __init__(self, half_life: float = 20_000.0) -> None:
         if not half_life > 0:
             raise ValueError(f"half_life must be more than 0 samples; got {half_life}")
         self.half_life = half_life
-        self.totals: Counter[int] = Counter()
         self.recent: dict[int, float] = {}
         self._new: Counter[int] = Counter()
         self._moment_DD: Tensor | None = None
@@ -85,18 +66,23 @@ class Balance:
         if self._moment_DD is None:
             self._moment_DD = torch.zeros_like(moment_DD)
         self._moment_DD.mul_(decay).add_(moment_DD)
-        counts = class_counts(labels_B)
-        self.totals.update(counts)
-        self._new.update(counts)
-        self.recent = {label: count * decay for label, count in self.recent.items()}
-        for label, count in counts.items():
+        self.recent = {
+            label: left
+            for label, count in self.recent.items()
+            if (left := count * decay) >= FORGOTTEN
+        }
+        for label, count in class_counts(labels_B).items():
+            known = label in self.recent or len(self.recent) < MOST_CLASSES
+            label = label if known else BEYOND
+            self._new[label] += count
             self.recent[label] = self.recent.get(label, 0.0) + count
 
     @property
     def effective_rank(self) -> float:
-        """Of the recent stream, from its embeddings; 0 before the first. Costs O(D^3): a few
-        milliseconds, so ask now and then."""
-        return 0.0 if self._moment_DD is None else effective_rank(self._moment_DD)
+        """Of the recent stream, from its embeddings; 0 before the first. A contrastive encoder
+        spreads a frequent class over many directions, so that it is no number of classes; see
+        docs/numbers.md. Costs O(D^3): a few milliseconds, so ask now and then."""
+        return 0.0 if self._moment_DD is None else spectral_rank(self._moment_DD)
 
     @property
     def class_entropy(self) -> float:

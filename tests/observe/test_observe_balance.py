@@ -10,8 +10,8 @@ import torch
 from observe_records import step
 from table import table
 
-from memory.stats import effective_rank as of_rows
-from stream_ssl.observe.balance import Balance, class_counts, effective_rank, entropy
+from memory.stats import effective_rank, spectral_rank
+from stream_ssl.observe.balance import MOST_CLASSES, Balance, class_counts, entropy
 
 NONE = torch.tensor([-1])
 
@@ -49,7 +49,7 @@ def test_stream_and_memory_are_measured_alike() -> None:
     rows = torch.nn.functional.normalize(
         torch.randn(50, 8, generator=torch.Generator().manual_seed(1)), dim=1
     )
-    assert effective_rank(rows.T @ rows) == pytest.approx(of_rows(rows), rel=1e-5)
+    assert spectral_rank(rows.T @ rows) == pytest.approx(effective_rank(rows), rel=1e-5)
 
 
 def test_half_life() -> None:
@@ -75,7 +75,7 @@ def test_forgetting_against_a_weighted_sum() -> None:
         balance.update(batch, torch.full((3,), -1))
     weights = [0.5 ** ((4 - index) * 3 / 6) for index in range(5) for _ in range(3)]
     expected = moment(torch.cat(batches).tolist(), weights)
-    assert balance.effective_rank == pytest.approx(effective_rank(torch.tensor(expected)), rel=1e-5)
+    assert balance.effective_rank == pytest.approx(spectral_rank(torch.tensor(expected)), rel=1e-5)
 
 
 def test_labels() -> None:
@@ -87,8 +87,18 @@ def test_labels() -> None:
     balance.update(rows, torch.tensor([2, 2, 2, 2]))
     assert balance.take_new() == {2: 4}
     assert balance.take_new() == {}
-    assert balance.totals == {0: 2, 1: 1, 2: 4}
     assert balance.recent == pytest.approx({0: 1.0, 1: 0.5, 2: 4.0})
+
+
+def test_labels_that_never_come_again_cost_a_bounded_memory() -> None:
+    balance, rows = Balance(half_life=4000), torch.eye(4).repeat(2000, 1)
+    for batch in range(3):
+        balance.update(rows, torch.arange(8000) + 8000 * batch)
+        assert len(balance.recent) <= MOST_CLASSES + 1
+        assert sum(balance.take_new().values()) == 8000
+    for _ in range(20):
+        balance.update(rows, torch.zeros(8000, dtype=torch.int64))
+    assert set(balance.recent) == {0}, "what comes no more makes room"
 
 
 def test_before_the_first_and_without_labels() -> None:
@@ -105,9 +115,9 @@ def test_only_fresh_batches_count() -> None:
     labels = torch.tensor([0, 1, 2, 0])
     balance.consume(step(labels_B=labels, replay=True, admission=None))
     balance.consume(step(keys_BD=torch.full((4, 3), math.nan), labels_B=labels, admission=None))
-    assert balance.totals == {}
+    assert balance.take_new() == {}
     balance.consume(step(labels_B=labels))
-    assert balance.totals == {0: 2, 1: 1, 2: 1}
+    assert balance.take_new() == {0: 2, 1: 1, 2: 1}
     assert balance.effective_rank == pytest.approx(math.exp(entropy([2, 1, 1])), rel=1e-5)
 
 
@@ -115,8 +125,8 @@ def test_wrong_arguments_are_named() -> None:
     with pytest.raises(ValueError, match="half_life must be more than 0"):
         Balance(half_life=0)
     with pytest.raises(ValueError, match="not finite"):
-        effective_rank(torch.full((2, 2), math.nan))
-    assert effective_rank(torch.zeros(2, 2)) == 0
+        spectral_rank(torch.full((2, 2), math.nan))
+    assert spectral_rank(torch.zeros(2, 2)) == 0
 
 
 def test_counts() -> None:
