@@ -122,16 +122,21 @@ class History:
     Args:
         registry: what is sampled.
         role: whose SERIES.
-        clock: seconds since the Unix epoch.
+        clock: monotonic seconds, so that a clock that is set stops and disorders nothing.
+        wall: seconds since the Unix epoch.
     """
 
     def __init__(
-        self, registry: CollectorRegistry, role: Role, clock: Callable[[], float] = time.time
+        self,
+        registry: CollectorRegistry,
+        role: Role,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         self.series = SERIES[role]
         families = {PREFIX + series.metric for series in self.series.values()}
         self._registry = registry.restricted_registry(sorted(families))
-        self._clock = clock
+        self._clock, self._wall = clock, wall
         self._lock = threading.Lock()
         self._tracks = {
             "recent": Track(POINTS, EVERY, whole=False),
@@ -156,11 +161,12 @@ class History:
                 track.append(self._clock(), row)
 
     def read(self, track: str, since: float = 0.0) -> dict[str, object]:
-        """Columns for JSON: `time` and each series, None where there is no value.
+        """Columns for JSON: `time` and each series, None where there is no value; beside them
+        `epoch`, the Unix time at which `time` is 0 by what the clock says now.
 
         Args:
             track: "recent" or "whole".
-            since: seconds since the Unix epoch; only later rows are given.
+            since: a `time`; only later rows are given.
 
         Raises:
             KeyError: there is no such track.
@@ -168,7 +174,7 @@ class History:
         with self._lock:
             rows = self._tracks[track].rows(since)
             every = self._tracks[track].every
-        columns: dict[str, object] = {"every": every}
+        columns: dict[str, object] = {"every": every, "epoch": self._wall() - self._clock()}
         shown = [(before, row) for before, row in pairwise([rows[0], *rows])] if rows else []
         shown = [(before, row) for before, row in shown if row[0] > since]
         columns["time"] = [round(at, 2) for _, (at, _) in shown]

@@ -65,6 +65,7 @@ class Snapshot:
     """
 
     at: float  # seconds since the Unix epoch
+    taken: float  # monotonic seconds of the same moment
     added: int
     ids_k: NDArray[np.int64]
     labels_k: NDArray[np.int64]
@@ -291,7 +292,7 @@ class MemoryView:
             held = self._snapshot
             if held is not None:
                 serves = max(FRESH, held.seconds / SNAPSHOT_SHARE)
-                if self._clock() - held.at <= serves:
+                if time.monotonic() - held.taken <= serves:
                     return held
             try:
                 patience = 10.0 if held is None else 1.0
@@ -318,6 +319,7 @@ class MemoryView:
         z_SD = to_host(memory.embeddings[torch.from_numpy(slots_S).to(memory.device)]).float()
         return Snapshot(
             at=self._clock(),
+            taken=time.monotonic(),
             added=memory.added,
             ids_k=column_6k[0],
             labels_k=column_6k[1],

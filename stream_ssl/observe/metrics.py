@@ -239,6 +239,14 @@ def free(folder: Path) -> float:
         return math.nan
 
 
+def set_aside(checkpoints: Path) -> float:
+    """Damaged checkpoints that still lie there; NaN where that cannot be asked."""
+    try:
+        return float(sum(path.name.startswith("damaged-") for path in checkpoints.iterdir()))
+    except OSError:
+        return math.nan
+
+
 def settings(config: Mapping[str, object], limit: int = 256) -> dict[str, str]:
     """Nested settings as labels: `{"loss": {"temperature": 0.2}}` becomes loss_temperature="0.2".
 
@@ -317,7 +325,8 @@ class LearnerMetrics:
         diagnostics: names that the loss reports, when known in advance.
         config: the resolved settings, exported as config_info.
         folders: where it writes, by what for.
-        clock: seconds since the Unix epoch.
+        clock: seconds since the Unix epoch; only the age of a checkpoint needs them.
+        monotonic: seconds that nobody sets.
     """
 
     def __init__(
@@ -329,6 +338,7 @@ class LearnerMetrics:
         config: Mapping[str, object] | None = None,
         folders: Mapping[str, Path] | None = None,
         clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.registry = registry
         known: dict[str, Iterable[str]] = {
@@ -346,10 +356,8 @@ class LearnerMetrics:
         self._families = Families(registry, "learner", known, config)
         self._families.watch(folders or {})
         if (checkpoints := (folders or {}).get("checkpoints")) is not None:
-            self._families.compute(
-                "checkpoints_damaged", lambda: sum(1 for _ in checkpoints.glob("damaged-*"))
-            )
-        self._clock = clock
+            self._families.compute("checkpoints_damaged", lambda: set_aside(checkpoints))
+        self._clock, self._monotonic = clock, monotonic
         self._checkpoint_time = clock()  # until there is one, the age counts from the start
         self._corrupt = 0
         self._classes_held: dict[str, set[str]] = {}
@@ -357,20 +365,16 @@ class LearnerMetrics:
         self._step_number, self._ticked = 0, math.nan
         self._totals: dict[tuple[str, ...], float] = {}  # as last told
         compute = self._families.compute
-        compute("checkpoint_age_seconds", lambda: self._since(self._checkpoint_time))
-        compute("checkpoint_lag_seconds", lambda: self._since(self._unsaved_since))
-        compute("loop_age_seconds", lambda: self._since(self._ticked))
-
-    def _since(self, moment: float) -> float:
-        seconds = self._clock() - moment
-        return seconds if math.isnan(seconds) else max(0.0, seconds)
+        compute("checkpoint_age_seconds", lambda: max(0.0, self._clock() - self._checkpoint_time))
+        compute("checkpoint_lag_seconds", lambda: max(0.0, monotonic() - self._unsaved_since))
+        compute("loop_age_seconds", lambda: monotonic() - self._ticked)
 
     def consume(self, record: StepRecord | Idle | CheckpointRecord) -> None:
         """Take one record of `Learner.run`, or what `Checkpointer.save` returned."""
         # Imported here: the receiver's process has no torch.
         from stream_ssl.learning.records import Idle, StepRecord
 
-        self._ticked = self._clock()
+        self._ticked = self._monotonic()
         if isinstance(record, StepRecord):
             self._step(record)
             self._waiting(record)
@@ -380,7 +384,7 @@ class LearnerMetrics:
             unsaved = self._unsaved_since
             self.resumed(record.step, record.created)
             if record.step < self._step_number:  # steps made while it was written
-                self._unsaved_since = max(unsaved, record.created - record.seconds)
+                self._unsaved_since = max(unsaved, self._ticked - record.seconds)
             self._families.fill(record)
 
     def admitted(self, memory: str, admission: Admission) -> None:
@@ -518,7 +522,7 @@ class LearnerMetrics:
     def _step(self, record: StepRecord) -> None:
         add = self._families.add
         self._families.fill(record)
-        self._unsaved_since = min(self._unsaved_since, self._clock())
+        self._unsaved_since = min(self._unsaved_since, self._monotonic())
         self._step_number = record.step
         if record.skipped is None:
             add("steps_total")

@@ -245,7 +245,9 @@ def test_checkpoint_age_is_computed_when_it_is_read() -> None:
 
 def test_what_no_checkpoint_holds_ages_and_a_pause_does_not() -> None:
     now = [1000.0]
-    metrics = LearnerMetrics(CollectorRegistry(), clock=lambda: now[0])
+    metrics = LearnerMetrics(
+        CollectorRegistry(), clock=lambda: 9 * now[0], monotonic=lambda: now[0]
+    )
     now[0] = 5000.0
     assert value(metrics, "checkpoint_lag_seconds") == 0  # nothing learned, nothing to lose
     metrics.consume(step())
@@ -258,7 +260,7 @@ def test_what_no_checkpoint_holds_ages_and_a_pause_does_not() -> None:
     metrics.consume(saved(step=2, created=5040.0))
     now[0] = 50_000.0
     assert value(metrics, "checkpoint_lag_seconds") == 0
-    assert value(metrics, "checkpoint_age_seconds") == 44_960
+    assert value(metrics, "checkpoint_age_seconds") == 9 * 50_000 - 5040
 
 
 def stats(occupancy: int = 8) -> MemoryStats:
@@ -397,11 +399,21 @@ def test_collisions_that_cannot_be_told_are_absent() -> None:
 
 def test_a_loop_that_hangs_ages() -> None:
     now = [10.0]
-    metrics = LearnerMetrics(CollectorRegistry(), clock=lambda: now[0])
+    metrics = LearnerMetrics(
+        CollectorRegistry(), clock=lambda: -now[0], monotonic=lambda: now[0]
+    )  # whatever a clock that is set says
     assert value(metrics, "loop_age_seconds") is None
     metrics.consume(Idle(0.0))
     now[0] = 310.0
     assert value(metrics, "loop_age_seconds") == 300
+
+
+def test_a_folder_that_cannot_be_asked_costs_its_metrics_alone(tmp_path: Path) -> None:
+    folder = tmp_path / ("name-too-long" * 40)
+    metrics = LearnerMetrics(CollectorRegistry(), folders={"checkpoints": folder})
+    metrics.consume(Idle(2.5))
+    assert value(metrics, "checkpoints_damaged") is None
+    assert value(metrics, "lag_seconds") == 2.5
 
 
 def test_disk_restarts_and_damaged_checkpoints(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import time
 from base64 import b64decode
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +19,7 @@ from prometheus_client import CollectorRegistry
 from table import table
 
 from stream_ssl.ingest.sessions import ProducerTable
-from stream_ssl.observe import runbooks
+from stream_ssl.observe import memory_view, runbooks
 from stream_ssl.observe.api import Sources
 from stream_ssl.observe.history import SERIES, History, Track
 from stream_ssl.observe.memory_view import MemoryView
@@ -123,6 +124,19 @@ def test_the_map_turns_with_nothing_but_the_memory(feed: Feed) -> None:
         view._snapshot = None
         again = ask(server, "learner/memory/map")
         assert (again["x"], again["y"]) == (first["x"], first["y"])  # signs of axes are kept
+
+
+def test_a_clock_set_back_freezes_nothing(feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_view, "FRESH", 0.0)
+    with serving(feed) as (server, view):
+        fill(feed, view)
+        assert view is not None
+        added = ask(server, "learner/memory")["added"]
+        view._clock = lambda: 0.0
+        fill(feed, view)
+        until = time.monotonic() + 60.0
+        while ask(server, "learner/memory")["added"] == added:
+            assert time.monotonic() < until
 
 
 def test_each_producer_is_told_what_it_has_in_the_memory(feed: Feed) -> None:
@@ -295,7 +309,8 @@ def test_series_name_metrics_that_exist() -> None:
 def test_history_gives_values_rates_and_what_is_new() -> None:
     now = [100.0]
     metrics = LearnerMetrics(CollectorRegistry())
-    history = History(metrics.registry, "learner", clock=lambda: now[0])
+    wall = [9000.0]
+    history = History(metrics.registry, "learner", lambda: now[0], wall=lambda: wall[0])
     for turn in range(5):
         metrics._families.set("loss", float(turn))
         history.sample()
@@ -309,6 +324,10 @@ def test_history_gives_values_rates_and_what_is_new() -> None:
     later = history.read("recent", since=104.0)
     assert (later["time"], later["trained"]) == ([106.0, 108.0], [10.0, 10.0])
     assert history.latest()["trained"] == 10.0
+    assert read["epoch"] == 9000.0 - 110.0
+    wall[0] = 60.0  # set back: rows stay in order, at times of what it says now
+    assert history.read("recent")["time"] == read["time"]
+    assert history.read("recent")["epoch"] == 60.0 - 110.0
 
 
 def test_a_track_keeps_the_whole_run_or_its_end() -> None:

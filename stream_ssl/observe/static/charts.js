@@ -46,8 +46,9 @@ export class Charts {
   async extend(role, track) {
     const held = this.tables[role];
     const since = track === "recent" && held?.time.length ? held.time.at(-1) + 0.01 : 0;
-    const { every, ...columns } = await ask(role, "history", { track, since });
-    if (!since) { this.tables[role] = columns; return; }
+    const { every, epoch, ...columns } = await ask(role, "history", { track, since });
+    if (!since) { this.tables[role] = { ...columns, epoch }; return; }
+    held.epoch = epoch; // the clock may have been set
     for (const [name, values] of Object.entries(columns)) {
       held[name].push(...values);
       held[name].splice(0, held[name].length - KEEP);
@@ -71,7 +72,7 @@ class Chart {
     const drawn = there.length > 1 ? there.filter((line, at) => at === 0 || tables[line.role][line.name].some((v) => v)) : there;
     this.figure.hidden = drawn.length === 0;
     if (!drawn.length) return;
-    this.data = uPlot.join(drawn.map(({ role, name }) => [tables[role].time, tables[role][name]]));
+    this.data = uPlot.join(drawn.map(({ role, name }) => [tables[role].time.map((at) => at + tables[role].epoch), tables[role][name]]));
     const names = drawn.map((line) => line.label).join();
     if (names !== this.names) { this.names = names; this.drawn = drawn; this.rebuild(); }
     else this.chart.setData(this.data);
