@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from benchmarks.learner import LARGE, filled, steps_of
-from stream_ssl.observe.memory_view import MemoryView
-from stream_ssl.observe.step_jobs import Busy
+from stream_ssl.observe.page.memory import MemoryView
+from stream_ssl.observe.page.step_jobs import Busy
 
 WARM_UP = 5  # steps
 SECONDS = 20.0  # of the thread's processor time

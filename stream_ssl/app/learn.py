@@ -37,11 +37,11 @@ from stream_ssl.learning.records import CheckpointDue, Idle, StepRecord
 from stream_ssl.observe.balance import Balance, class_counts
 from stream_ssl.observe.collisions import ClassCollisions, near_copies
 from stream_ssl.observe.drift import Drift
-from stream_ssl.observe.group_view import GroupView, Member
 from stream_ssl.observe.health import Health
 from stream_ssl.observe.held_out import HeldOutProbe
-from stream_ssl.observe.memory_view import MemoryView
 from stream_ssl.observe.metrics import WORKING, LearnerMetrics
+from stream_ssl.observe.page.group import GroupView, Member
+from stream_ssl.observe.page.memory import MemoryView
 from stream_ssl.observe.prequential import Prequential
 from stream_ssl.observe.server import Server
 from stream_ssl.observe.shadow import Shadow

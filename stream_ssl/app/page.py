@@ -8,8 +8,8 @@ from pathlib import Path
 from jsonargparse import Namespace
 
 from stream_ssl.app.endpoints import load
-from stream_ssl.observe.api import Sources
 from stream_ssl.observe.http_access import Token
+from stream_ssl.observe.page.api import Sources
 
 
 def page_sources(settings: Namespace) -> Sources:

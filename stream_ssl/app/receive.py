@@ -25,7 +25,7 @@ from stream_ssl.ingest.receiver import Receiver
 from stream_ssl.ingest.verdicts import VerdictInbox
 from stream_ssl.observe.health import Health
 from stream_ssl.observe.metrics import ReceiverMetrics
-from stream_ssl.observe.producers_view import ProducersView
+from stream_ssl.observe.page.producers import ProducersView
 from stream_ssl.observe.server import Server
 from stream_ssl.wire.address import check_bind, require_loopback
 

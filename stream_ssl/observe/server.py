@@ -20,12 +20,12 @@ from starlette.staticfiles import StaticFiles
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from stream_ssl import __version__
-from stream_ssl.observe import runbooks
-from stream_ssl.observe.api import Api, Sources
 from stream_ssl.observe.catalogue import Role
 from stream_ssl.observe.health import Health, Status
-from stream_ssl.observe.history import History
 from stream_ssl.observe.http_access import COOKIE, Guard, log_in, read_form
+from stream_ssl.observe.page import runbooks
+from stream_ssl.observe.page.api import Api, Sources
+from stream_ssl.observe.page.history import History
 from stream_ssl.wire.address import is_loopback_host
 
 MOST_CONNECTIONS = 64
@@ -37,7 +37,7 @@ REQUEST_SECONDS = 10.0
 LOG_IN_SECONDS = 1.0
 """Seconds that a wrong token is answered after."""
 
-HERE = Path(__file__).parent
+PAGE = Path(__file__).parent / "page"
 
 
 class Server:
@@ -167,7 +167,7 @@ def application(
     """The ASGI application, for tests and for those who bring their own server."""
     sources = Sources() if sources is None else sources
     api = Api(role, health, History(registry, role) if history is None else history, sources)
-    templates = Environment(loader=FileSystemLoader(HERE / "templates"), autoescape=True)
+    templates = Environment(loader=FileSystemLoader(PAGE / "templates"), autoescape=True)
     token = sources.token
 
     async def metrics(request: Request) -> Response:
@@ -224,7 +224,7 @@ def application(
         Route("/runbooks/{name}", runbook),
         Route("/login", login, methods=["GET", "POST"]),
         Route("/logout", logout, methods=["POST"]),
-        Mount("/static", StaticFiles(directory=HERE / "static")),
+        Mount("/static", StaticFiles(directory=PAGE / "static")),
         *api.routes(),
     ]
     return Guard(Starlette(routes=routes), token, public)

@@ -18,11 +18,11 @@ from stream_ssl.batch import Origin
 from stream_ssl.ingest.sessions import ProducerTable
 from stream_ssl.learning.origins import Origins
 from stream_ssl.learning.records import Idle, StepRecord
-from stream_ssl.observe.api import Sources
 from stream_ssl.observe.health import Health
-from stream_ssl.observe.memory_view import MemoryView
 from stream_ssl.observe.metrics import LearnerMetrics, ReceiverMetrics
-from stream_ssl.observe.producers_view import ProducersView
+from stream_ssl.observe.page.api import Sources
+from stream_ssl.observe.page.memory import MemoryView
+from stream_ssl.observe.page.producers import ProducersView
 from stream_ssl.observe.server import Server
 
 BATCH, SIDE = 8, 16

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from stream_ssl.observe.page import exported
+from stream_ssl.observe.metrics_docs import exported
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 RULES = DEPLOY / "prometheus" / "alerts.yml"

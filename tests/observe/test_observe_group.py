@@ -8,8 +8,8 @@ from page_world import serving
 
 from stream_ssl.batch import Offset
 from stream_ssl.learning.ranks import Work
-from stream_ssl.observe.api import Sources
-from stream_ssl.observe.group_view import WINDOW, GroupView, Member
+from stream_ssl.observe.page.api import Sources
+from stream_ssl.observe.page.group import WINDOW, GroupView, Member
 
 OFFSETS = [Offset(11, 0), Offset(5, 3)]
 

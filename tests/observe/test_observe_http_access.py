@@ -13,9 +13,9 @@ from prometheus_client import CollectorRegistry
 from table import table
 
 from stream_ssl.observe import server as http
-from stream_ssl.observe.api import Sources
 from stream_ssl.observe.health import Health
 from stream_ssl.observe.http_access import COOKIE, SESSION_SECONDS, Token
+from stream_ssl.observe.page.api import Sources
 from stream_ssl.observe.server import Server
 
 SECRET = "0123456789abcdef-secret"

@@ -19,7 +19,7 @@ from stream_ssl.learning.checkpoint import CheckpointRecord
 from stream_ssl.learning.records import StepRecord
 from stream_ssl.observe.catalogue import CATALOGUE, Spec
 from stream_ssl.observe.metrics import LearnerMetrics, ReceiverMetrics
-from stream_ssl.observe.page import exported, page
+from stream_ssl.observe.metrics_docs import exported, page
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "metrics.md"

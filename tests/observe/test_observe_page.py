@@ -19,11 +19,12 @@ from prometheus_client import CollectorRegistry
 from table import table
 
 from stream_ssl.ingest.sessions import ProducerTable
-from stream_ssl.observe import memory_view, runbooks
-from stream_ssl.observe.api import Sources
-from stream_ssl.observe.history import SERIES, History, Track
-from stream_ssl.observe.memory_view import MemoryView
 from stream_ssl.observe.metrics import LearnerMetrics, ReceiverMetrics
+from stream_ssl.observe.page import memory as memory_page
+from stream_ssl.observe.page import runbooks
+from stream_ssl.observe.page.api import Sources
+from stream_ssl.observe.page.history import SERIES, History, Track
+from stream_ssl.observe.page.memory import MemoryView
 from stream_ssl.observe.server import Server
 
 
@@ -127,7 +128,7 @@ def test_the_map_turns_with_nothing_but_the_memory(feed: Feed) -> None:
 
 
 def test_a_clock_set_back_freezes_nothing(feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_view, "FRESH", 0.0)
+    monkeypatch.setattr(memory_page, "FRESH", 0.0)
     with serving(feed) as (server, view):
         fill(feed, view)
         assert view is not None
@@ -210,7 +211,7 @@ def test_a_learner_that_starts_says_so_and_one_that_is_busy(feed: Feed) -> None:
 
 
 def _busy(*_: object, **__: object) -> Any:
-    from stream_ssl.observe.step_jobs import Busy
+    from stream_ssl.observe.page.step_jobs import Busy
 
     raise Busy("no time")
 

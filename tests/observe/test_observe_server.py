@@ -14,8 +14,8 @@ from prometheus_client import CollectorRegistry, Gauge
 from table import table
 
 from stream_ssl.observe import server as http
-from stream_ssl.observe.api import Sources
 from stream_ssl.observe.health import Health
+from stream_ssl.observe.page.api import Sources
 from stream_ssl.observe.server import Server
 from stream_ssl.wire.address import is_loopback_host
 

@@ -11,8 +11,8 @@ from page_world import Feed
 from torch import Tensor
 
 from stream_ssl.batch import Origin
+from stream_ssl.observe.page.step_jobs import MOST_WAITING, Busy, StepJobs
 from stream_ssl.observe.slot_history import EvictedPictures, SlotHistory
-from stream_ssl.observe.step_jobs import MOST_WAITING, Busy, StepJobs
 
 
 def test_slots_are_followed_as_a_dictionary_would() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from markdown_it import MarkdownIt
 
 HERE = Path(__file__).parent
-FOLDERS = (HERE / "docs" / "runbooks", HERE.parents[1] / "docs" / "runbooks")
+FOLDERS = (HERE / "docs" / "runbooks", HERE.parents[2] / "docs" / "runbooks")
 """Where they lie in an installed package, and in a checkout."""
 
 OF_CHECK = {

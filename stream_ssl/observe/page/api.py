@@ -24,17 +24,17 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from stream_ssl import __version__
-from stream_ssl.observe import runbooks
 from stream_ssl.observe.catalogue import Role
 from stream_ssl.observe.health import Health
-from stream_ssl.observe.history import History
 from stream_ssl.observe.http_access import Token
-from stream_ssl.observe.producers_view import SORTS as PRODUCER_SORTS
-from stream_ssl.observe.producers_view import ProducersView
+from stream_ssl.observe.page import runbooks
+from stream_ssl.observe.page.history import History
+from stream_ssl.observe.page.producers import SORTS as PRODUCER_SORTS
+from stream_ssl.observe.page.producers import ProducersView
 
 if TYPE_CHECKING:
-    from stream_ssl.observe.group_view import GroupView
-    from stream_ssl.observe.memory_view import MemoryView
+    from stream_ssl.observe.page.group import GroupView
+    from stream_ssl.observe.page.memory import MemoryView
 
 ROLES: tuple[Role, ...] = ("receiver", "learner")
 MOST_ANSWER = 8 << 20

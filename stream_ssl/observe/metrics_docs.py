@@ -1,4 +1,4 @@
-"""docs/metrics.md, made from the metrics themselves: `python -m stream_ssl.observe.page`."""
+"""docs/metrics.md, made from the metrics: `python -m stream_ssl.observe.metrics_docs`."""
 
 from __future__ import annotations
 

@@ -30,9 +30,9 @@ from memory.stats import MOST_PAIRS
 from stream_ssl.batch import Origin
 from stream_ssl.learning.origins import Origins
 from stream_ssl.learning.records import StepRecord
+from stream_ssl.observe.page.step_jobs import Busy, StepJobs
+from stream_ssl.observe.page.umap_plane import UmapPlane
 from stream_ssl.observe.slot_history import Eviction, SlotHistory
-from stream_ssl.observe.step_jobs import Busy, StepJobs
-from stream_ssl.observe.umap_plane import UmapPlane
 
 FRESH = 3.0
 """Seconds for which a snapshot serves, at least; longer where it took longer to make than
