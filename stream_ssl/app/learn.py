@@ -25,7 +25,7 @@ from stream_ssl.app.logs import StepLog
 from stream_ssl.app.notify import Notifier
 from stream_ssl.app.page import announced, page_sources, process_of
 from stream_ssl.app.warm_start import warm_start
-from stream_ssl.batch import START
+from stream_ssl.batch import START, Offset
 from stream_ssl.ingest.batches import Batches, JournalReplaced, JournalShare
 from stream_ssl.ingest.consumer_offsets import ConsumerOffsets
 from stream_ssl.ingest.journal import JournalReader, journal_id
@@ -86,7 +86,6 @@ class Process:
 
     def __init__(self, parser: ArgumentParser, settings: Namespace, stack: ExitStack) -> None:
         self._ranks = ranks.meet(settings, stack)
-        group = self._ranks.group
         ranks.check_alike(self._ranks, resolved(parser, _for_all(settings)))
         ranks.check_shared(self._ranks, settings.run)
         self._checkpointer = Checkpointer(
@@ -105,6 +104,38 @@ class Process:
         if saved is not None:
             settings.encoder.weights = None  # the checkpoint holds all of them
         self._serve(settings, stack)
+        reader, start = self._open_journal(settings, saved, stack)
+        self.learner = build.learner(settings, self._batches, start, self._ranks.group)
+        if saved is not None:
+            self._resume(settings, saved, start)
+        elif settings["from"] is not None:
+            self._begin_from(settings)
+        self._offsets = ConsumerOffsets(self._part.folder)
+        self._checkpointed = (self._checkpointer.needed() or START).record
+        self._free_space_at = 0.0
+        self._limited_log = RateLimitedLogger(log, seconds=60.0)
+        self._step_log = StepLog(log)
+        self._view = self._page.memory = MemoryView(self.learner.memory, self.learner.origins)
+        stack.callback(self._view.close)  # before the server, which would wait for it
+        sender = VerdictSender(self._part.folder)
+        stack.callback(sender.close)
+        self._verdicts = VerdictFeed(self._view.slots, sender)
+        self._observers = Observers(
+            self.metrics,
+            self.learner.memory,
+            build.shadows(settings, self.learner.method.dim),
+            self._batches,
+            reader,
+            build.prequential(settings),
+            build.held_out(settings, self.learner),
+            self.learner.device,
+        )
+
+    def _open_journal(
+        self, settings: Namespace, saved: Saved | None, stack: ExitStack
+    ) -> tuple[JournalReader, Offset]:
+        """The journal that this rank reads, with its batches, and where they begin."""
+        group = self._ranks.group
         part = self._part = ranks.part_of(settings, self._ranks, saved)
         if part.apart and part.journal is not None:
             self._checkpointer.read_apart(part.journal, saved)
@@ -123,55 +154,41 @@ class Process:
         before = () if saved is None else saved.before(len(part.readers), part.journal)
         reader = JournalReader(part.folder / "journal")
         stack.callback(reader.close)
-        share = JournalShare(*place, before)
-        batches = stack.enter_context(
+        self._batches = stack.enter_context(
             build.batches(
-                settings, reader, start, share, self._checkpointer.journal, group.rank, group.size
+                settings,
+                reader,
+                start,
+                JournalShare(*place, before),
+                self._checkpointer.journal,
+                group.rank,
+                group.size,
             )
         )
-        self._batches = batches
-        self.learner = build.learner(settings, batches, start, group)
-        if saved is None and settings["from"] is not None:
-            if group.size > 1:
-                raise Misconfigured(
-                    "--from begins a run in one process: start it with one, and go on with "
-                    f"{group.size} ranks from its first checkpoint"
-                )
-            warm_start(settings, self.learner)
-        if saved is not None:
-            if settings["from"] is not None:
-                log.info("--from %s has no effect: this run has begun", settings["from"])
-            if saved.ranks != group.size:
-                log.warning(
-                    "the checkpoint is of %d ranks, and %d go on: memory and journal are divided "
-                    "anew, and views and draws have other seeds",
-                    saved.ranks,
-                    group.size,
-                )
-            saved.restore(self.learner, group.rank, group.size, start)
-            self.metrics.resumed(saved.step, float(saved.facts["created"]))
-            log.info("going on at step %d from %s", saved.step, saved.path)
-        self._offsets = ConsumerOffsets(part.folder)
-        self._checkpointed = (self._checkpointer.needed() or START).record
-        self._free_space_at = 0.0
-        self._limited_log = RateLimitedLogger(log, seconds=60.0)
-        self._step_log = StepLog(log)
-        shadows = build.shadows(settings, self.learner.method.dim)
-        self._view = self._page.memory = MemoryView(self.learner.memory, self.learner.origins)
-        stack.callback(self._view.close)  # before the server, which would wait for it
-        sender = VerdictSender(part.folder)
-        stack.callback(sender.close)
-        self._verdicts = VerdictFeed(self._view.slots, sender)
-        self._observers = Observers(
-            self.metrics,
-            self.learner.memory,
-            shadows,
-            batches,
-            reader,
-            build.prequential(settings),
-            build.held_out(settings, self.learner),
-            self.learner.device,
-        )
+        return reader, start
+
+    def _resume(self, settings: Namespace, saved: Saved, start: Offset) -> None:
+        group = self._ranks.group
+        if settings["from"] is not None:
+            log.info("--from %s has no effect: this run has begun", settings["from"])
+        if saved.ranks != group.size:
+            log.warning(
+                "the checkpoint is of %d ranks, and %d go on: memory and journal are divided "
+                "anew, and views and draws have other seeds",
+                saved.ranks,
+                group.size,
+            )
+        saved.restore(self.learner, group.rank, group.size, start)
+        self.metrics.resumed(saved.step, float(saved.facts["created"]))
+        log.info("going on at step %d from %s", saved.step, saved.path)
+
+    def _begin_from(self, settings: Namespace) -> None:
+        if not self._ranks.alone:
+            raise Misconfigured(
+                "--from begins a run in one process: start it with one, and go on with "
+                f"{self._ranks.group.size} ranks from its first checkpoint"
+            )
+        warm_start(settings, self.learner)
 
     def _serve(self, settings: Namespace, stack: ExitStack) -> None:
         group = self._ranks.group
