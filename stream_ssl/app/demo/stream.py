@@ -22,7 +22,7 @@ from stream_ssl.wire.sample import Sample
 
 SHARE = 0.95
 SCENES = 16
-STRETCH = 200
+STRETCH = 500
 SAMPLES_PER_SECOND = 2000.0
 NAME, SOURCE = "demo", "fashion-mnist"
 IMAGES, LABELS = "streamed-images-idx3-ubyte", "streamed-labels-idx1-ubyte"
