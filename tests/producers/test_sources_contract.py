@@ -142,17 +142,12 @@ ELSEWHERE = {
     "kafka",
     "nats",
 }  # which need a network, and have these tests beside it
-UNLABELLED = {"mcap", "rosbag", "video", "watch"}
-NO_PICTURES = {"npy"}
 CASES = [
-    (kind, shape)
-    for kind in BUILDERS
-    for shape in (None, "parked")
-    if not (kind in NO_PICTURES and shape == "parked")
-] + [
-    (kind, shape)
-    for kind, shape in itertools.product(BUILDERS, SHAPES)
-    if not (kind in UNLABELLED and shape != "kept")
+    *((kind, None) for kind in BUILDERS),
+    # What shapes a stream knows of its source whether it has labels, and pictures or vectors.
+    *itertools.product(("images", "webdataset"), (*SHAPES, "parked")),
+    *itertools.product(("watch", "video"), ("kept", "parked")),
+    ("npy", "kept"),
 ]
 
 
