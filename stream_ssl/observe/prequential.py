@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from river import metrics
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
@@ -66,10 +65,7 @@ class Prequential:
             )
         self.window, self.k, self.rate = window, k, rate
         self._index: dict[int, int] = {}  # of a class's label: classes in the order they were met
-        self._matrices: dict[str, Matrix] = {
-            name: metrics.ConfusionMatrix()  # type: ignore[no-untyped-call]
-            for name in CLASSIFIERS
-        }
+        self._matrices: dict[str, Matrix] = {}  # from the first labelled batch on
         self._scored: deque[tuple[int, dict[str, Counter[tuple[int, int]]]]] = deque()
         self._count = self._new = 0
         self._keys_WD: Tensor | None = None
@@ -99,11 +95,12 @@ class Prequential:
         """(accuracy, balanced accuracy, kappa) by classifier; empty before the second batch."""
         if not self._scored:
             return {}
+        metrics = _river_metrics()
         return {
             name: (
-                metrics.Accuracy(cm=matrix).get(),  # type: ignore[no-untyped-call]
-                metrics.BalancedAccuracy(cm=matrix).get(),  # type: ignore[no-untyped-call]
-                metrics.CohenKappa(cm=matrix).get(),  # type: ignore[no-untyped-call]
+                metrics.Accuracy(cm=matrix).get(),
+                metrics.BalancedAccuracy(cm=matrix).get(),
+                metrics.CohenKappa(cm=matrix).get(),
             )
             for name, matrix in self._matrices.items()
         }
@@ -141,6 +138,8 @@ class Prequential:
         return torch.cat(parts)
 
     def _score(self, predicted: Mapping[str, list[int]], class_B: Tensor) -> None:
+        if not self._matrices:
+            self._matrices = {name: _river_metrics().ConfusionMatrix() for name in CLASSIFIERS}
         truth = class_B.tolist()
         pairs = {name: Counter(zip(truth, guess, strict=True)) for name, guess in predicted.items()}
         self._scored.append((len(truth), pairs))
@@ -172,6 +171,13 @@ class Prequential:
             loss = cross_entropy(_with_bias(keys_BD) @ weight_CD.T, there_B)
             (gradient_CD,) = torch.autograd.grad(loss, weight_CD)
         self._weight_CD = weight_CD.detach() - self.rate * gradient_CD
+
+
+def _river_metrics() -> Any:
+    # Imported where labels come: it brings scipy.stats, a sixth of the time that a start takes.
+    from river import metrics
+
+    return metrics
 
 
 def _with_bias(keys_BD: Tensor) -> Tensor:
