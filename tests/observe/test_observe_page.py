@@ -298,6 +298,22 @@ def test_checkpoints_are_listed_and_damage_is_named(tmp_path: Path) -> None:
     assert "JSONDecodeError" in damaged["error"]
 
 
+def test_a_checkpoint_that_was_set_aside_asks_for_attention(tmp_path: Path) -> None:
+    aside = tmp_path / "checkpoints" / "damaged-step-000000007"
+    aside.mkdir(parents=True)
+    with serving(None, sources=Sources(run=tmp_path)) as (server, _):
+        state = ask(server, "learner/state")
+        (check,) = (one for one in state["checks"] if not one["ok"])
+        assert (check["name"], check["runbook"]) == (
+            "damaged checkpoints",
+            "runbooks/checkpoint-damaged",
+        )
+        assert aside.name in check["why"]
+        assert state["ok"], "the run goes on"
+        aside.rmdir()
+        assert all(one["ok"] for one in ask(server, "learner/state")["checks"])
+
+
 def test_series_name_metrics_that_exist() -> None:
     roles = {"receiver": ReceiverMetrics, "learner": LearnerMetrics}
     for role, make in roles.items():

@@ -149,10 +149,18 @@ class Api:
                     "why": explain(name, part),
                     "runbook": runbooks.link(name),
                 }
-                for name, part in ready.parts.items()
+                for name, part in (ready.parts | self._damaged()).items()
             ],
             "figures": self._history.latest(),
         }
+
+    def _damaged(self) -> dict[str, dict[str, object]]:
+        """Asks for attention, and is no reason to be unready: the run goes on."""
+        if self._role != "learner" or self._sources.run is None:
+            return {}
+        found = sorted(one.name for one in self._sources.run.glob("checkpoints/damaged-*"))
+        why = f"set aside, for a start found them damaged: {', '.join(found)}"
+        return {"damaged checkpoints": {"ok": False, "detail": why}} if found else {}
 
     def _figures(self, query: Query) -> object:
         track = query.choice("track", ("recent", "whole"))

@@ -17,6 +17,7 @@ OF_CHECK = {
     "credit": "no-credit",
     "cursor": "disk-low",
     "checkpoint": "checkpoint-failing",
+    "damaged checkpoints": "checkpoint-damaged",
     "down": "down",
 }
 """The runbook of each check of a process's health; "down" is of one that does not answer."""
