@@ -309,10 +309,12 @@ def find(path: Path) -> Path:
 def _checkpoints(run: Path) -> list[Path]:
     """Those of a run's folder, or of the folder of its checkpoints; the newest first."""
     for folder in (run, run / "checkpoints"):
+        found = sorted(folder.resolve().glob(f"{PREFIX}*"), reverse=True)
         if (folder / LATEST / STATE).is_file():
             latest = (folder / LATEST).resolve()
-            older = sorted(folder.resolve().glob(f"{PREFIX}*"), reverse=True)
-            return [latest, *(path for path in older if path.name < latest.name)]
+            return [latest, *(path for path in found if path.name < latest.name)]
+        if found:  # the newest has lost that file, or was set aside
+            return found
     return []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import logging
@@ -54,6 +55,9 @@ UNREADABLE = (
     SafetensorError,
 )
 """What files raise that anybody may have written."""
+
+UNREAD = (errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE)
+"""Errors that say nothing of what a file holds."""
 
 
 Divisions = Mapping[str, Sequence[Sequence[Mapping[str, int]]]]
@@ -374,7 +378,8 @@ class Checkpointer:
     def newest(self) -> Saved | None:
         """The newest checkpoint that is whole, or None where there is none; the same on all ranks.
 
-        Raises CheckpointError if it was written by a newer version of this program.
+        Raises CheckpointError if it was written by a newer version of this program, or may not be
+        read by this user; OSError where files cannot be opened for now.
         """
         found, refused = None, ""
         if self._ranks.group.rank == 0:
@@ -382,6 +387,11 @@ class Checkpointer:
                 found = self._newest()
             except CheckpointError as error:
                 refused = str(error)
+            except PermissionError as error:
+                refused = (
+                    f"{error.filename} may not be read by this user, so that the run cannot go on: "
+                    "give all of its folder to the account that runs the daemon (chown -R)"
+                )
         told = self._ranks.tell([None if found is None else found.path.name, refused])[0]
         if told[1]:
             raise CheckpointError(told[1])
@@ -395,6 +405,7 @@ class Checkpointer:
         return found
 
     def _newest(self) -> Saved | None:
+        next(self.folder.iterdir(), None)  # `glob` would find nothing in a folder it may not read
         for path in reversed(self._paths()):
             reason = checkpoint_damage(path)
             if reason is not None:
@@ -406,6 +417,8 @@ class Checkpointer:
                     f"{path} has format {facts['version']}, this program reads up to {FORMAT}: "
                     "upgrade stream-ssl, or choose another run folder"
                 )
+            if self.damaged:
+                self._point_back(path)
             return Saved(path, facts)
         if self.damaged:
             log.error("no checkpoint in %s is whole: the run starts from scratch", self.folder)
@@ -636,6 +649,13 @@ class Checkpointer:
         except OSError as error:
             log.warning("cannot set %s aside: %s", path, error)
 
+    def _point_back(self, path: Path) -> None:
+        """LATEST names what was set aside, which nobody else would find."""
+        try:
+            point(self.folder / LATEST, path.name)
+        except OSError as error:
+            log.warning("cannot point %s to %s: %s", self.folder / LATEST, path.name, error)
+
     def _paths(self) -> list[Path]:
         found = (path for path in self.folder.glob(f"{PREFIX}*") if path.is_dir())
         numbered = (path for path in found if path.name[len(PREFIX) :].isdigit())
@@ -750,7 +770,10 @@ def seal(folder: Path) -> int:
 
 
 def damage(folder: Path) -> str | None:
-    """What is wrong with a sealed folder; None if every file is as it was sealed."""
+    """What is wrong with a sealed folder; None if every file is as it was sealed.
+
+    Raises OSError where that cannot be said: a file may not be read, or not be opened for now.
+    """
     try:
         entries = json.loads((folder / MANIFEST).read_text())["files"]
         for name, entry in entries.items():
@@ -762,13 +785,19 @@ def damage(folder: Path) -> str | None:
             if _hash(path) != entry["sha256"]:
                 return f"{name} does not have the hash it was written with"
     except UNREADABLE as error:
-        return f"{type(error).__name__}: {error}"
+        return _damage_told_by(error)
     return None
+
+
+def _damage_told_by(error: Exception) -> str:
+    if isinstance(error, OSError) and error.errno in UNREAD:
+        raise error
+    return f"{type(error).__name__}: {error}"
 
 
 def checkpoint_damage(folder: Path) -> str | None:
     """What is wrong with a checkpoint: a file that is not as it was sealed, or that was never a
-    checkpoint's. One of a newer version is taken to be whole."""
+    checkpoint's. One of a newer version is taken to be whole. Raises as `damage`."""
     if (reason := damage(folder)) is not None:
         return reason
     try:
@@ -795,7 +824,7 @@ def checkpoint_damage(folder: Path) -> str | None:
             with safe_open(folder / f"{name}.safetensors", "pt") as tensors:
                 tensors.keys()
     except UNREADABLE as error:
-        return f"{type(error).__name__}: {error}"
+        return _damage_told_by(error)
     return None
 
 

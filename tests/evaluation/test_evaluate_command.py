@@ -14,7 +14,7 @@ from evaluation_run import write_run
 from PIL import Image
 from table import table
 
-from stream_ssl.app import cli
+from stream_ssl.app import cli, encoder
 from stream_ssl.app.commands import evaluate
 
 SMALL = ["--source.count", "400", "--source.size", "12", "--source.channels", "1", "--k", "5", "20"]
@@ -202,6 +202,26 @@ def test_checkpoints_that_are_missing_or_damaged(
         file.write(b"more")
     assert evaluate.main([str(copy), *DATA, *QUICK]) == 2
     assert_told(caplog, "is damaged .*name the one before")
+
+
+def test_a_checkpoint_that_the_learner_removes_gives_way_to_its_next(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(run, tmp_path / "run", symlinks=True)
+    first, second = sorted((tmp_path / "run" / "checkpoints").glob("step-*"))
+    hidden, load = second.rename(second.with_name("next")), encoder.load_encoder
+    (first.parent / "latest").unlink()
+
+    def learner_goes_on(*arguments: Any) -> encoder.Encoder:
+        if first.exists():
+            hidden.rename(second)
+            shutil.rmtree(first)
+        return load(*arguments)
+
+    monkeypatch.setattr(encoder, "load_encoder", learner_goes_on)
+    out = tmp_path / "out"
+    assert evaluate.main([str(tmp_path / "run"), *DATA, *QUICK, "--out", str(out)]) == 0
+    assert found(out)["step"] == 20
 
 
 def test_unlabelled_and_endless_sets(

@@ -5,8 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
+import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,7 @@ from stream_ssl.learning import checkpoint
 from stream_ssl.learning.checkpoint import Checkpointer, CheckpointError
 from stream_ssl.learning.records import Idle
 
+NOBODY = 65534
 CONFIG = {"memory": {"capacity": 24}, "loss": "infonce"}
 
 
@@ -115,6 +119,7 @@ def test_a_damaged_one_falls_back(
     assert found.step == 2
     assert checkpointer.damaged == 1
     assert "step-000000003 is damaged" in caplog.text
+    assert (tmp_path / checkpoint.LATEST).resolve() == found.path, "others go by it"
     learner = build(found.offset)
     found.restore(learner)
     steps(learner, 1)
@@ -227,6 +232,31 @@ def test_all_damaged_is_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
         assert checkpointer.newest() is None
     assert checkpointer.damaged == 3
     assert "the run starts from scratch" in caplog.text
+
+
+@pytest.fixture
+def unprivileged() -> Iterator[Path]:
+    """A folder of an account that is not root, which may read all; the process is of it."""
+    with tempfile.TemporaryDirectory() as name:
+        if root := os.geteuid() == 0:
+            os.chown(name, NOBODY, NOBODY)
+            os.seteuid(NOBODY)
+        try:
+            yield Path(name)
+        finally:
+            if root:
+                os.seteuid(0)
+
+
+@pytest.mark.parametrize("of_it", [".", "step-000000003", "step-000000003/manifest.json"])
+def test_what_may_not_be_read_is_not_taken_for_damaged(unprivileged: Path, of_it: str) -> None:
+    """As after a backup was put back by another account: the run must not begin anew."""
+    saved(unprivileged)
+    (unprivileged / of_it).chmod(0)
+    with pytest.raises(CheckpointError, match=r"may not be read by this user.*chown -R"):
+        Checkpointer(unprivileged).newest()
+    (unprivileged / of_it).chmod(0o700)
+    assert Checkpointer(unprivileged).newest().step == 3
 
 
 def test_a_newer_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

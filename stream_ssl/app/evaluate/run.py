@@ -43,9 +43,9 @@ def evaluate(settings: Namespace, name: str) -> Evaluation:
     """
     with configuring():
         check_settings(settings)
-        checkpoint = encoder.find(settings.checkpoint)
-        asked = _encoders(settings, checkpoint)
-        stored = encoder.facts(checkpoint)
+        checkpoint, asked, stored = encoder.read_newest(
+            settings.checkpoint, lambda path: (path, _encoders(settings, path), encoder.facts(path))
+        )
         decoder = build.decoder(encoder.stored_settings(stored["config"]))
         readers = _readers(settings, name, decoder)
     with Progress(
