@@ -16,7 +16,7 @@ from torch import Tensor
 from memory.checks import check_count, check_number
 from memory.columns import Columns
 from memory.compute import to_host
-from memory.eviction.base import Feedback, PolicyWrapper
+from memory.eviction.base import Feedback
 from memory.eviction.most_duplicated import MostDuplicated
 from memory.scores import VonMisesFisher
 from memory.stats import effective_rank
@@ -59,7 +59,7 @@ class Arms:
         return int((self.sum_A / self.weight_A).argmax())
 
 
-class KappaBandit(PolicyWrapper):
+class KappaBandit(MostDuplicated):
     """MostDuplicated under VonMisesFisher(kappa), where a bandit picks kappa among arms.
 
     An arm holds for an interval of batches into a full memory, and until K newcomers have joined;
@@ -100,16 +100,16 @@ class KappaBandit(PolicyWrapper):
         if not 0 < check_number("discount", discount) <= 1:
             raise ValueError(f"discount is {discount}: must lie in (0, 1]")
         self._interval, self._explore, self._discount = interval, explore, discount
-        self._index = index
-        super().__init__(MostDuplicated(self._scores[0], index=index))
+        super().__init__(self._scores[0], index=index)
+        self.across_ranks = False  # an arm's reward would be of one shard
 
     def bind(self, columns: Columns, seed: int) -> None:
-        self.columns, self._seed = columns, seed
+        self._arm, self._seed, self.score = 0, seed, self._scores[0]
+        super().bind(columns, seed)
         self._generator = torch.Generator().manual_seed(seed)
         self.arms = Arms(len(self._scores), self._explore, self._discount, self._generator)
         self._batches = self._joined = 0  # since the arm was chosen
         self._before = NOT_YET  # effective classes when the interval began
-        self._pull(0)
 
     def settings(self) -> dict[str, Any]:
         return {
@@ -117,7 +117,7 @@ class KappaBandit(PolicyWrapper):
             "interval": self._interval,
             "explore": self._explore,
             "discount": self._discount,
-            **self._inner.settings(),
+            **super().settings(),
         }
 
     @property
@@ -127,13 +127,10 @@ class KappaBandit(PolicyWrapper):
 
     def _pull(self, arm: int) -> None:
         """Rule by this arm from now on."""
-        self._arm = arm
-        self.score = self._scores[arm]
-        self._inner = MostDuplicated(self._scores[arm], index=self._index)
-        self._inner.bind(self.columns, self._seed)
+        self._arm, self.score = arm, self._scores[arm]
+        self._counts = self._engine(self.columns, self._seed)
 
     def update(self, feedback: Feedback) -> None:
-        self._inner.update(feedback)
         columns = self.columns
         if columns.occupied < columns.capacity:
             return
@@ -151,14 +148,13 @@ class KappaBandit(PolicyWrapper):
                 self._pull(arm)
 
     def state(self) -> dict[str, Tensor]:
-        inner = {f"inner.{name}": value for name, value in self._inner.state().items()}
         return {
             "arm": torch.tensor([self._arm, self._batches, self._joined]),
             "before": torch.tensor([self._before], dtype=torch.float64),
             "sums": self.arms.sum_A.clone(),
             "weights": self.arms.weight_A.clone(),
             "generator": self._generator.get_state(),
-            **inner,
+            **{f"inner.{name}": value for name, value in super().state().items()},
         }
 
     def load(self, state: dict[str, Tensor]) -> None:
@@ -169,4 +165,4 @@ class KappaBandit(PolicyWrapper):
         self._generator.set_state(to_host(state["generator"]))
         if arm != self._arm:
             self._pull(arm)
-        self._inner.load({n[6:]: value for n, value in state.items() if n.startswith("inner.")})
+        super().load({n[6:]: value for n, value in state.items() if n.startswith("inner.")})

@@ -16,13 +16,13 @@ from memory.admission import check_plan
 from memory.checks import check_count
 from memory.columns import REFUSED, Columns, Rows
 from memory.compute import to_host
-from memory.eviction.base import Policy, PolicyWrapper, check_free, described
+from memory.eviction.base import Feedback, Policy, check_free, described
 from memory.eviction.most_duplicated import MostDuplicated
 
 Slots = NDArray[np.int64]
 
 
-class Hybrid(PolicyWrapper):
+class Hybrid(Policy):
     """Any policy, but where the oldest slot was born more than `age_cap` samples before the
     newcomer, that one leaves. One newcomer at a time, so after a jump the old leave one by one.
 
@@ -45,7 +45,7 @@ class Hybrid(PolicyWrapper):
     def __init__(self, policy: Policy | None = None, age_cap: int | None = None) -> None:
         inner = MostDuplicated() if policy is None else policy
         check_free("policy", inner)
-        super().__init__(inner)
+        self._inner, self.score = inner, inner.score
         self._cap = None if age_cap is None else check_count("age_cap", age_cap, 1, "sample")
         # A rank tells its policy of its own rows; one with an order of all slots needs them all.
         follows = type(inner).on_replace is Policy.on_replace
@@ -68,6 +68,10 @@ class Hybrid(PolicyWrapper):
     def bind(self, columns: Columns, seed: int) -> None:
         self._unheard, self._ages = None, None
         super().bind(columns, seed)
+        self._inner.bind(columns, seed)
+
+    def on_insert(self, rows: Rows) -> None:
+        self.inner.on_insert(rows)
 
     def choose(self, rows: Rows) -> Tensor:
         inner = self.inner
@@ -97,11 +101,32 @@ class Hybrid(PolicyWrapper):
     def on_replace(self, slots: Tensor, rows: Rows, before_RA: Tensor) -> None:
         if self._ages is not None:
             self._ages.take(to_host(slots).numpy(), to_host(rows.born).numpy())
-        super().on_replace(slots, rows, before_RA)
+        self.inner.on_replace(slots, rows, before_RA)
+
+    def on_update(self, slots: Tensor, before_RA: Tensor) -> None:
+        self.inner.on_update(slots, before_RA)
+
+    def update(self, feedback: Feedback) -> None:
+        self.inner.update(feedback)
+        self.score = self._inner.score
+
+    def counts(self) -> Tensor:
+        return self.inner.counts()
+
+    @property
+    def keeps_counts(self) -> bool:
+        return self._inner.keeps_counts
+
+    def total(self, descriptor_BA: Tensor) -> Tensor:
+        return self.inner.total(descriptor_BA)
+
+    def state(self) -> dict[str, Tensor]:
+        return self.inner.state()
 
     def load(self, state: dict[str, Tensor]) -> None:
         self._ages = None
-        super().load(state)
+        self.inner.load(state)
+        self.score = self._inner.score
 
     def check(self) -> tuple[bool, str]:
         columns, group = self.columns, self.columns.group
@@ -110,7 +135,7 @@ class Hybrid(PolicyWrapper):
             born_k, self._ages.born_K[group.rank :: group.size]
         ):
             return False, "age cap: slots were born otherwise than it knows"
-        return super().check()
+        return self.inner.check()
 
 
 class Ages:
