@@ -5,7 +5,7 @@ Shapes: B newcomers, A descriptor, k occupied slots, T newcomers compared at a t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -23,10 +23,6 @@ if TYPE_CHECKING:
     from memory.eviction.base import Policy
 
 NOBODY = -1
-
-
-def _nobody() -> Tensor:
-    return torch.empty(0, dtype=torch.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,30 +51,9 @@ class Admission:
     ages: Tensor
     refused: Tensor
     inserted: int
-    duplicates: Tensor = field(default_factory=_nobody)
-    merged: Tensor = field(default_factory=_nobody)
-    left: Tensor = field(default_factory=_nobody)
-
-    @classmethod
-    def of_nobody(cls) -> Admission:
-        """Of a batch without newcomers."""
-        return cls(_nobody(), _nobody(), _nobody(), _nobody(), 0)
-
-    def then(self, later: Admission) -> Admission:
-        """One admission of this one and the next, which may evict newcomers of this one. Both are
-        as `apply` makes them: without duplicates.
-        """
-        if len(self.slots) == 0:
-            return later
-        stay = ~torch.isin(self.slots, later.slots)
-        return Admission(
-            slots=torch.cat([torch.where(stay, self.slots, -1), later.slots]),
-            evicted=torch.cat([self.evicted, later.evicted]),
-            ages=torch.cat([self.ages, later.ages]),
-            refused=torch.cat([self.refused, later.refused]),
-            inserted=self.inserted + later.inserted,
-            left=torch.cat([self.left, later.left]),
-        )
+    duplicates: Tensor
+    merged: Tensor
+    left: Tensor
 
 
 @dataclass(slots=True)
@@ -102,57 +77,6 @@ class Totals:
         self.refused += len(admission.refused)
         self.duplicates += len(admission.duplicates)
         self.merged += len(admission.merged)
-
-
-def apply(plan: Tensor, rows: Rows, columns: Columns) -> Admission:
-    """Write each newcomer to the slot that the plan gives it, in turn.
-
-    Args:
-        plan: int64 [B] on the CPU; newcomer b goes to slot plan[b] of all, or nowhere where it is
-            -1. A slot may occur often: each newcomer evicts the one before it. A slot not yet
-            occupied is filled and nobody is evicted.
-        rows: the newcomers.
-        columns: where to write this shard's; all but `occupied` is updated.
-
-    Returns:
-        The same on every rank; slots are those of all.
-    """
-    # Numpy for the bookkeeping: at these sizes torch would spend its time in dispatch.
-    plan_B = plan.numpy()
-    turn = np.flatnonzero(plan_B != REFUSED)
-    slot = plan_B[turn]
-    # Sorted by slot and then by turn, each newcomer stands right behind the one it evicts.
-    order = np.argsort(slot, kind="stable")
-    again = slot[order][1:] == slot[order][:-1]
-    previous = np.full(len(turn), -1)
-    previous[order[1:][again]] = order[:-1][again]
-    last = np.ones(len(turn), dtype=bool)
-    last[order[:-1][again]] = False
-
-    where = to_device(torch.from_numpy(slot), columns.device)
-    known = torch.cat([rows.ids, rows.born, *columns.standing(where)])
-    sizes = [len(rows), len(rows), len(slot), len(slot)]
-    parts = torch.split(to_host(known), sizes)
-    ids_B, born_B, held_ids, held_born = (part.numpy() for part in parts)
-    was_held = previous < 0
-    old_ids = np.where(was_held, held_ids, ids_B[turn[previous]])
-    old_born = np.where(was_held, held_born, born_B[turn[previous]])
-    evicts = ~was_held | (slot < columns.occupied_of_all)
-
-    survivor = turn[last]
-    group, mine = columns.group, columns.group.mine(slot[last])
-    written = to_device(torch.from_numpy(group.own(slot[last][mine])), columns.device)
-    columns.write(written, rows[torch.from_numpy(survivor[mine])])
-    slots = np.full(len(plan_B), NOBODY)
-    slots[survivor] = slot[last]
-    return Admission(
-        slots=torch.from_numpy(slots),
-        evicted=torch.from_numpy(old_ids[evicts]),
-        ages=torch.from_numpy((born_B[turn] - old_born)[evicts]),
-        refused=torch.from_numpy(ids_B[plan_B == REFUSED]),
-        inserted=len(turn),
-        left=torch.from_numpy(slot[evicts]),
-    )
 
 
 def check_plan(plan: Tensor, policy: Policy, newcomers: int, capacity: int) -> None:
@@ -180,7 +104,7 @@ def check_plan(plan: Tensor, policy: Policy, newcomers: int, capacity: int) -> N
 
 
 class Entry:
-    """A batch that joins, in order.
+    """A batch that joins, in order, and what becomes of each newcomer.
 
     Args:
         rows: the newcomers [B].
@@ -192,13 +116,17 @@ class Entry:
     def __init__(
         self, rows: Rows, columns: Columns, policy: Policy, duplicates: Duplicates | None
     ) -> None:
-        self._ids, self._let_in, self._columns, self._policy = rows.ids, rows, columns, policy
-        self._found = None
+        self._let_in, self._columns, self._policy = rows, columns, policy
+        self._ids_B, self._born_B = to_host(torch.stack([rows.ids, rows.born])).numpy()
+        self._found = Found(0, np.zeros(len(rows), dtype=bool))
         if duplicates is not None:
             self._found = duplicates.find(rows.descriptors, columns.descriptor_kA, columns.group)
             self._let_in = self._found.enter(rows, columns)
-        self._written = Admission.of_nobody()
-        self._plans = [torch.empty(0, dtype=torch.int64)]
+        self._turn_b = np.flatnonzero(self._found.let_in_B)
+        self._placed = 0  # of those let in
+        self._slot_B = np.full(len(rows), NOBODY)  # where each stands now, of all slots
+        self._joined_B = np.zeros(len(rows), dtype=bool)
+        self._gone = [np.zeros((3, 0), dtype=np.int64)]  # id, age and slot of those evicted
 
     def run(self) -> None:
         """Fill empty slots, then ask the policy.
@@ -211,62 +139,76 @@ class Entry:
         free = min(len(rows), columns.capacity_of_all - held)
         if free:
             plan = torch.arange(held, held + free)
-            self._write(plan, rows[:free])
+            self._write(plan)
             columns.occupied_of_all = held + free
             came = rows[:free]
             if columns.group.size > 1:
                 came = came[columns.group.mine(plan).nonzero()[:, 0]]
             policy.on_insert(came)
-        rows = rows[free:]
-        while len(rows):
+        while len(rows := self._let_in[self._placed :]):
             plan = policy.choose(rows)
             check_plan(plan, policy, len(rows), columns.capacity_of_all)
-            self._write(plan, rows[: len(plan)])
-            rows = rows[len(plan) :]
+            self._write(plan)
 
-    def _write(self, plan: Tensor, rows: Rows) -> None:
-        self._written = self._written.then(apply(plan, rows, self._columns))
-        self._plans.append(plan)
+    def _write(self, plan: Tensor) -> None:
+        """Write the next newcomers, in turn, to the slots that the plan gives them.
 
-    def admission(self) -> Admission:
-        """What became of all newcomers. Where the policy failed midway, the rest are refused."""
-        admission, plan = self._written, torch.cat(self._plans)
-        if len(plan) < len(self._let_in):
-            rest = to_host(self._let_in.ids)[len(plan) :]
-            nowhere = torch.full_like(rest, REFUSED)
-            plan = torch.cat([plan, nowhere])
-            admission = replace(
-                admission,
-                slots=torch.cat([admission.slots, nowhere]),
-                refused=torch.cat([admission.refused, rest]),
-            )
-        if self._found is None:
-            return admission
-        return self._found.report(to_host(self._ids), admission, plan != REFUSED)
+        Args:
+            plan: int64 [b] on the CPU, slots of all; -1 for nowhere. A slot may occur often: each
+                newcomer evicts the one before it. A slot not yet occupied is filled and nobody is
+                evicted.
+        """
+        # Numpy for the bookkeeping: at these sizes torch would spend its time in dispatch.
+        columns, group = self._columns, self._columns.group
+        first, self._placed = self._placed, self._placed + len(plan)
+        joins = np.flatnonzero(plan.numpy() != REFUSED)
+        slot, turn = plan.numpy()[joins], self._turn_b[first : self._placed][joins]
+        # Sorted by slot and then by turn, each newcomer stands right behind the one it evicts.
+        order = np.argsort(slot, kind="stable")
+        again = slot[order][1:] == slot[order][:-1]
+        previous = np.full(len(turn), -1)
+        previous[order[1:][again]] = order[:-1][again]
+        last = np.ones(len(turn), dtype=bool)
+        last[order[:-1][again]] = False
 
-    def part(self, admission: Admission, batch: slice) -> Admission:
-        """This rank's part of the admission, whose own newcomers are those of the batch."""
-        group, joined_B = self._columns.group, torch.ones(len(self._ids), dtype=torch.bool)
-        if self._found is not None:
-            joined_B = torch.from_numpy(self._found.let_in_B.copy())
-        joined_B[joined_B.clone()] = torch.cat(self._plans) != REFUSED
-        ids_B, slot_B, here = (
-            to_host(self._ids)[batch],
-            admission.slots[batch],
-            group.mine(admission.left),
-        )
-        near_B = joined_B.new_zeros(len(self._ids))
-        if self._found is not None:
-            near_B = torch.from_numpy(self._found.duplicate_B)
-        return replace(
-            admission,
-            slots=torch.where((slot_B >= 0) & group.mine(slot_B), group.own(slot_B), NOBODY),
-            evicted=admission.evicted[here],
-            ages=admission.ages[here],
-            left=group.own(admission.left[here]),
-            refused=ids_B[~joined_B[batch]],
-            inserted=int(joined_B[batch].sum()),
-            duplicates=ids_B[near_B[batch]],
+        held_2b = torch.stack(columns.standing(to_device(torch.from_numpy(slot), columns.device)))
+        held_ids, held_born = to_host(held_2b).numpy()
+        was_held = previous < 0
+        old_ids = np.where(was_held, held_ids, self._ids_B[turn[previous]])
+        old_born = np.where(was_held, held_born, self._born_B[turn[previous]])
+        evicts = ~was_held | (slot < columns.occupied_of_all)
+
+        mine = last & group.mine(slot)
+        written = to_device(torch.from_numpy(group.own(slot[mine])), columns.device)
+        columns.write(written, self._let_in[torch.from_numpy(first + joins[mine])])
+        self._slot_B[np.isin(self._slot_B, slot)] = NOBODY
+        self._slot_B[turn[last]] = slot[last]
+        self._joined_B[turn] = True
+        gone_3b = np.stack([old_ids, self._born_B[turn] - old_born, slot])
+        self._gone.append(gone_3b[:, evicts])
+
+    def admission(self, batch: slice | None = None) -> Admission:
+        """What became of all newcomers, in slots of all, the same on every rank; or this rank's
+        part, whose own newcomers are those of the batch. Where the policy failed midway, the rest
+        are refused.
+        """
+        part, group, found = batch or slice(None), self._columns.group, self._found
+        ids_B, joined_B, slot_B = self._ids_B[part], self._joined_B[part], self._slot_B[part]
+        gone_3E = np.concatenate(self._gone, axis=1)
+        if batch is not None:
+            slot_B = np.where((slot_B >= 0) & group.mine(slot_B), group.own(slot_B), NOBODY)
+            gone_3E = gone_3E[:, group.mine(gone_3E[2])]
+            gone_3E[2] = group.own(gone_3E[2])
+        evicted, ages, left = torch.from_numpy(gone_3E)
+        return Admission(
+            slots=torch.from_numpy(slot_B.copy()),
+            evicted=evicted,
+            ages=ages,
+            refused=torch.from_numpy(ids_B[~joined_B]),
+            inserted=int(joined_B.sum()),
+            duplicates=torch.from_numpy(ids_B[found.duplicate_B[part]]),
+            merged=torch.from_numpy(found.merged(self._slot_B)),
+            left=left,
         )
 
 
@@ -370,32 +312,16 @@ class Found:
             rows = replace(rows, multiplicity=1 + more[self.held :])
         return rows if self.let_in_B.all() else rows[torch.from_numpy(self.let_in_B)]
 
-    def report(self, ids: Tensor, admission: Admission, joined: Tensor) -> Admission:
-        """The admission of those let in as one of all newcomers.
+    def merged(self, slot_B: NDArray[np.int64]) -> NDArray[np.int64]:
+        """For each newcomer merged the slot of its twin; -1 where that has left.
 
         Args:
-            ids: of all newcomers [B].
-            admission: of those let in.
-            joined: bool, of those let in: the policy took them.
+            slot_B: where each newcomer stands now; -1: nowhere.
         """
-        turn = np.flatnonzero(self.let_in_B)
-        slots = np.full(len(self.let_in_B), NOBODY)
-        slots[turn] = admission.slots.numpy()
-        out_B = np.ones(len(slots), dtype=bool)
-        out_B[turn[joined.numpy()]] = False
         twins = self.twin_B[self.twin_B != NOBODY]
         # A slot that was overwritten holds a newcomer of this batch now.
-        was_held = (twins < self.held) & ~np.isin(twins, slots)
-        of_batch = np.maximum(twins - self.held, 0)
-        return replace(
-            admission,
-            slots=torch.from_numpy(slots),
-            refused=ids[torch.from_numpy(out_B)],
-            duplicates=ids[torch.from_numpy(self.duplicate_B)],
-            merged=torch.from_numpy(
-                np.where(was_held, twins, np.where(twins < self.held, NOBODY, slots[of_batch]))
-            ),
-        )
+        stays = np.where(np.isin(twins, slot_B), NOBODY, twins)
+        return np.where(twins < self.held, stays, slot_B[np.maximum(twins - self.held, 0)])
 
 
 def closest(x_BA: Tensor, row_kA: Tensor, unit: float) -> tuple[Tensor, Tensor]:

@@ -285,7 +285,7 @@ class WorkingMemory(nn.Module):
         )
         if meeting is not None:
             meeting.send_images(admission.slots)
-            admission = entry.part(admission, meeting.batch)
+            admission = entry.admission(meeting.batch)
         return admission
 
     def _rows(

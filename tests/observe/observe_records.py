@@ -23,6 +23,7 @@ def admission(
         inserted=inserted,
         duplicates=torch.arange(duplicates),
         merged=torch.arange(merged),
+        left=torch.arange(evicted),
     )
 
 
