@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -46,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if chosen.command == "learner":
         leave_first_process()
     if chosen.command in DAEMONS:  # until they take the signal over there is nothing to drain
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     try:
         logs.configure()
     except ValueError as error:

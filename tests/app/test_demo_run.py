@@ -49,7 +49,7 @@ def alive(pid: int) -> bool:
 @pytest.mark.timeout(600)
 def test_a_short_demo_from_start_to_report(tmp_path):
     out = tmp_path / "out"
-    one = demo(6, out)
+    one = demo(2, out)
     printed, _ = one.communicate(timeout=580)
     assert one.returncode == 0, printed
     assert "training: " in printed

@@ -75,12 +75,13 @@ def test_a_stream_becomes_an_encoder(tmp_path: Path) -> None:
         assert not torch.equal(trained, fresh)
 
 
-def test_a_daemon_that_is_still_starting_stops_cleanly(tmp_path: Path) -> None:
+def test_a_daemon_that_is_still_starting_stops_at_once(tmp_path: Path) -> None:
     with processes(tmp_path / "run") as run:
         daemon = run.start("run", str(run.config))
         until(lambda: (run.folder / "receiver.lock").exists(), lambda: run.log("run"))
         assert stop(daemon) == 0, run.log("run")
         assert "Traceback" not in run.log("run")
+        assert "stream_ssl.learner: page" not in run.log("run"), "its imports were waited for"
 
 
 def test_nothing_acked_is_lost_and_nothing_comes_twice_whoever_is_killed(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from stream_ssl.app.threads import share_cores
 
 def main(arguments: Sequence[str]) -> int:
     """Run until SIGTERM or SIGINT; returns the exit status."""
-    stop = stop_on_signals()  # before the slow imports, so that a stop meanwhile is one too
     share_cores()
     parser = config.learner_parser()
     settings = config.read(parser, arguments)
@@ -20,6 +19,6 @@ def main(arguments: Sequence[str]) -> int:
     def work() -> None:
         from stream_ssl.app.learn import learn
 
-        learn(parser, settings, stop)
+        learn(parser, settings, stop_on_signals())  # before, SIGTERM ends the process at once
 
     return reported(work)
