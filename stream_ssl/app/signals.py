@@ -9,16 +9,22 @@ import threading
 PARENT = "STREAM_SSL_PARENT"
 """Environment: the process id of the supervisor that started this one."""
 
+STARTED_BY = (PARENT, "TORCHELASTIC_RUN_ID")
+"""Environment of a process that our supervisor, or torchrun, asks to stop, and kills where it takes
+too long."""
+
 
 def stop_on_signals() -> threading.Event:
     """An event that SIGTERM, SIGINT and the supervisor's death set.
 
-    A second signal ends the process at once, for whoever cannot wait.
+    A second signal ends the process at once, for whoever cannot wait. Not where another process
+    sees to that: systemd asks each process of a service to stop, and then that one does.
     """
     stop = threading.Event()
+    alone = not any(name in os.environ for name in STARTED_BY)
 
     def handle(number: int, _frame: object) -> None:
-        if stop.is_set():
+        if alone and stop.is_set():
             os._exit(128 + number)
         stop.set()
 

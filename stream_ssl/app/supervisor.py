@@ -50,6 +50,8 @@ class Child:
     started: float = 0.0
     start_at: float = 0.0
     restarts: int = 0
+    worked: bool = False
+    """Whether it has once lived for as long as `back_off` calls healthy."""
 
     def start(self, clock: Callable[[], float]) -> None:
         """Start the process; it stops by itself should we die."""
@@ -101,7 +103,7 @@ class Supervisor:
         return status or stopped
 
     def _tend(self, child: Child) -> int | None:
-        """Start the child if it is due; returns the exit status of one that will not live."""
+        """Start the child if it is due; returns USAGE if it will never live."""
         now = self._clock()
         if child.process is None:
             if now >= child.start_at:
@@ -114,13 +116,17 @@ class Supervisor:
         if status is None:
             return None
         child.process = None
-        if status == USAGE:
+        if status == USAGE and not child.worked:
             log.error(
                 "%s: wrong configuration (its message is above); nothing restarts", child.name
             )
             return status
-        self._start_later(child, now, now - child.started, f"ended with status {status}")
-        return status
+        # Settings that worked were edited, or what they name is away: no reason to stop the other.
+        why = ", for its configuration does not work any more" if status == USAGE else ""
+        lived = now - child.started
+        child.worked |= lived >= child.back_off.healthy
+        self._start_later(child, now, lived, f"ended with status {status}{why}")
+        return None
 
     def _start_later(self, child: Child, now: float, lived: float, why: str) -> None:
         wait = child.back_off.after(lived)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from stream_ssl.app.signals import PARENT
 from stream_ssl.app.supervisor import USAGE, BackOff, Supervisor
 
 # Each child appends its pid when it starts, so that a test sees starts without asking the child.
@@ -122,6 +123,25 @@ def test_wrong_configuration_stops_everything(tmp_path: Path) -> None:
     assert not any(alive(pid) for pid in starts(good))
 
 
+EDITED = f"import os, sys; os.path.exists(sys.argv[2]) and sys.exit({USAGE}); {LIVES}"
+
+
+def test_a_configuration_that_worked_before_stops_nothing(tmp_path: Path) -> None:
+    """The file was being edited, or a disk that it names is away, when the child had to restart."""
+    good, log, broken = tmp_path / "good", tmp_path / "pids", tmp_path / "broken"
+    supervisor = Supervisor({"good": python(LIVES, good), "edited": python(EDITED, log, broken)})
+    supervisor.children[1].back_off = BackOff(first=0.05, longest=0.05, healthy=0.0)
+    running = Running(supervisor)
+    until(lambda: len(starts(good)) == len(starts(log)) == 1)
+    broken.touch()
+    os.kill(starts(log)[0], signal.SIGKILL)
+    until(lambda: supervisor.children[1].restarts >= 3)
+    broken.unlink()
+    until(lambda: len(starts(log)) == 2)
+    assert running.join() == 0
+    assert len(starts(good)) == 1
+
+
 def test_a_child_deaf_to_sigterm_is_killed_and_reported(tmp_path: Path) -> None:
     log = tmp_path / "pids"
     running = Running(Supervisor({"deaf": python(DEAF, log)}, stop_seconds=0.3))
@@ -143,6 +163,27 @@ def test_signals_set_the_stop_event(number: signal.Signals) -> None:
         assert process.stdout.readline() == b"up\n"
         process.send_signal(number)
         assert process.wait(60) == 0
+
+
+SLOW = (
+    "import sys; from stream_ssl.app.signals import stop_on_signals; stop = stop_on_signals(); "
+    "print('up', flush=True); stop.wait(60); print('asked', flush=True); sys.stdin.readline()"
+)
+
+
+@pytest.mark.parametrize("by", ["", PARENT, "TORCHELASTIC_RUN_ID"])
+def test_a_second_signal_ends_who_is_not_supervised(by: str) -> None:
+    """systemd asks each process of a service to stop, and then so does our supervisor, or torchrun:
+    a learner would have no time for its last checkpoint."""
+    environment = {**os.environ, by: str(os.getpid())} if by else None
+    pipe = subprocess.PIPE
+    with subprocess.Popen(python(SLOW), stdin=pipe, stdout=pipe, env=environment) as process:
+        assert process.stdout is not None
+        for line in (b"up\n", b"asked\n"):
+            assert process.stdout.readline() == line
+            process.send_signal(signal.SIGTERM)
+        process.communicate(b"done\n", timeout=60)
+        assert process.returncode == (0 if by else 128 + signal.SIGTERM)
 
 
 def test_an_orphan_stops(tmp_path: Path) -> None:
