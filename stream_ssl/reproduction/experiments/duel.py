@@ -11,7 +11,8 @@ TEMPERATURE = {"temperature": 0.7}
 SAYS = """Five methods on a stream in which one class is 1, 3, 9 or 27 times as frequent as each
 other. D-MoCo is MoCo with DUEL's eviction in the place of the queue; D-SimCLR compares with a
 memory of raw images, too, all encoded anew at each step. As in the paper: temperature 0.7, one
-linear projection, Adam with a cosine, views without crops. Top-k retrieval is among the test
+linear projection, Adam with a cosine, views without crops (where the settings say crop True, with
+them: few steps bring nothing without). Top-k retrieval is among the test
 images. Gains are over the same method without DUEL. *vmf0.1* is our sharper score; *from memory*
 draws the training batches from the memory after it was updated, which the paper names and did
 not try."""
