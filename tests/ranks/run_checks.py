@@ -30,9 +30,9 @@ from rank_memory import check_evictions, check_images, check_many_evictions
 from rank_refusals import check_refusals
 
 CHECKS: dict[str, tuple[Callable[[int], None], Sequence[int]]] = {
-    "evictions": (check_evictions, (2, 4)),
-    "images": (check_images, (2, 4)),
-    "losses": (check_losses, (2, 4)),
+    "evictions": (check_evictions, (2, 3)),
+    "images": (check_images, (2, 3)),
+    "losses": (check_losses, (2, 3)),
     "gradients": (check_gradients, (4,)),
     "batchnorm": (check_batchnorm, (2,)),
     "devices": (check_devices, (2,)),
