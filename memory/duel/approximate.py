@@ -375,12 +375,10 @@ class ApproximateCounts:
         return {f"search.{n}": v.clone() for n, v in zip(KEPT, values, strict=True)}
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Take over what `state` gave; all is counted anew for any other state that rows came with,
-        or rows of another dtype."""
+        """Take over what `state` gave; any other state that rows came with is counted anew."""
         columns = self._columns
         found = {name.removeprefix("search."): value for name, value in state.items()}
-        whole = set(found) == set(KEPT)
-        if not whole or found["before"].dtype != columns.descriptors.dtype:
+        if set(found) != set(KEPT):
             self._cells = None
             if columns.occupied:
                 self.recount()
