@@ -25,10 +25,8 @@ if TYPE_CHECKING:
     from memory.memory import WorkingMemory
 
 VERSION = 3
-"""Raised when an older reader could not read it. Version 2 is read too: it did not count draws; and
-version 1: it knew no multiplicity, which is 1, no score, which cannot be compared then, and no
-near-duplicates. A description may gain
-entries within a version: a reader compares those that both sides have.
+"""Raised when an older reader could not read it. Version 2 is read too: it did not count draws. A
+description may gain entries within a version: a reader compares those that both sides have.
 """
 
 State = dict[str, Tensor]
@@ -84,9 +82,7 @@ def encode(description: Mapping[str, Any]) -> Tensor:
 
 
 def decode(state: State) -> dict[str, Any]:
-    """What `encode` was given; empty for a state of version 1."""
-    if "description" not in state:
-        return {}
+    """What `encode` was given."""
     found: dict[str, Any] = json.loads(bytes(state["description"].cpu().numpy()))
     return found
 
@@ -103,29 +99,12 @@ def upgraded(state: Mapping[str, Any]) -> State:
             f"this memory state has version {version}, and this program reads up to {VERSION}: go "
             "on with the newer stream-ssl that wrote it, or with a backup from before the upgrade"
         )
-    if version < 1 or "generator" not in state:
-        raise ValueError(f"this is no memory state of version 1 to {VERSION}")
-    # Earlier writers kept how many steps were proposed at once, of MinRed's lists the largest, and
-    # approximate counts of another kind.
-    lists = [name.removesuffix("cosines") for name in state if name.endswith(".cosines")]
-    dropped = {f"{prefix}{name}" for prefix in lists for name in ("nearest", "next")}
-    if "eviction.bench_slots" in state:
-        dropped |= {name for name in state if name.startswith("eviction.")}
-    state = {
-        name: value
-        for name, value in state.items()
-        if name not in dropped and not name.endswith(".reach")
-    }
-    ids = state.get("columns.ids", torch.empty(0, dtype=torch.int64))
-    if version < 3:
-        none = torch.zeros_like(ids)
-        state |= {"columns.draws": none, "columns.drawn_epoch": none}
-    if version < 2:
-        state |= {
-            "columns.multiplicity": torch.ones_like(ids),
-            "drift": torch.ones(2, dtype=torch.float64),
-        }
-    return state
+    if version < 2 or not {"generator", "description", "columns.ids"} <= set(state):
+        raise ValueError(f"this is no memory state of version 2 to {VERSION}")
+    if version > 2:
+        return dict(state)
+    none = torch.zeros_like(state["columns.ids"])
+    return {**state, "columns.draws": none, "columns.drawn_epoch": none}
 
 
 def shard_of(state: Mapping[str, Tensor]) -> tuple[int, int]:
@@ -199,11 +178,12 @@ def check_whole(state: State, columns: Columns) -> None:
     """ValueError unless the columns, the counters and the generator are what a memory can have."""
     rows = {name: len(value) for name, value in part(state, "columns").items()}
     held = rows["ids"]
-    most = 2 + len(astuple(Totals()))  # five in version 1
     wrong = ""
     if len(set(rows.values())) > 1 or held > columns.capacity:
         wrong = f"its columns have {rows} rows, of {columns.capacity} slots"
-    elif not 5 <= state["counters"].numel() <= most or bool((state["counters"] < 0).any()):
+    elif state["counters"].shape != (2 + len(astuple(Totals())),) or bool(
+        (state["counters"] < 0).any()
+    ):
         wrong = f"its counters are {state['counters'].tolist()}"
     elif columns.group.share(totals_of(state).inserted - totals_of(state).evicted) != held:
         wrong = f"its counters tell of another number of samples than the {held} it holds"

@@ -244,10 +244,10 @@ class ExactCounts:
         }
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Take over what `state` gave, or an earlier version, which did not tell of steps."""
+        """Take over what `state` gave."""
         self.count_K.zero_()
         self.count_K[: len(state["counts"])] = state["counts"].to(self.count_K.device)
-        self._next, self._owed, self._steps, *_ = [*state["next"].tolist(), STEPS]
+        self._next, self._owed, self._steps = state["next"].tolist()
 
     def check(self) -> tuple[bool, str]:
         """Recount: (True, "") or (False, which slot is off by how much)."""

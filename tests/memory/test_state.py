@@ -140,18 +140,12 @@ def test_a_number_is_the_same_however_it_is_written() -> None:
 # Other writers.
 
 
-@pytest.mark.parametrize("version", [1, 2])
-def test_a_state_of_an_earlier_version_is_read(version: int) -> None:
+def test_a_state_of_an_earlier_version_is_read() -> None:
     memory = WorkingMemory(8, 6, image_shape=SHAPE)
     memory.add(*stream(20))
     old = memory.state_dict()
-    old["counters"][0] = version
+    old["counters"][0] = 2
     del old["columns.draws"], old["columns.drawn_epoch"]
-    if version == 1:
-        kept = ("columns.", "eviction.", "counters", "generator")
-        old = {name: value for name, value in old.items() if name.startswith(kept)}
-        del old["columns.multiplicity"]
-        old["counters"] = torch.tensor([1, 8, 20, 12, 0])
     loaded = WorkingMemory(8, 6, image_shape=SHAPE, descriptor=Embedding())
     loaded.load_state_dict(old)
     assert equal(loaded.state_dict(), memory.state_dict())
@@ -161,7 +155,7 @@ def test_a_state_of_an_earlier_version_is_read(version: int) -> None:
 @pytest.mark.parametrize(
     ("version", "message"),
     [
-        (0, f"no memory state of version 1 to {VERSION}"),
+        (1, f"no memory state of version 2 to {VERSION}"),
         (VERSION + 1, f"version {VERSION + 1}, .* reads up to {VERSION}: go on with the newer"),
     ],
 )
@@ -174,11 +168,11 @@ def test_other_versions_are_refused(version: int, message: str) -> None:
 
 
 def test_what_an_earlier_writer_did_not_say_is_not_compared() -> None:
-    """It did not tell of descriptors, nor how a search stands, and kept what nobody reads now."""
+    """It did not tell of descriptors, nor how a search stands."""
     for policy in (MostDuplicated, most):
         memory = WorkingMemory(25, 6, policy())
         memory.add(*stream(60)[:2])
-        state = memory.state_dict() | {"eviction.reach": torch.tensor([64])}
+        state = memory.state_dict()
         told = {name: decode(state)[name] for name in ("eviction policy", "score", "image_shape")}
         state = {name: v for name, v in state.items() if "search." not in name}
         loaded = WorkingMemory(25, 6, policy(), descriptor=Embedding(), duplicates=Duplicates())
