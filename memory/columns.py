@@ -163,6 +163,11 @@ class Columns:
         """Embeddings of the occupied slots, a view."""
         return self.embeddings[: self.occupied]
 
+    def promote(self, dtype: torch.dtype) -> None:
+        """Hold embeddings and descriptors in this dtype from now on."""
+        self.embeddings = self.embeddings.to(dtype)
+        self._apart = None if self._apart is None else self._apart.to(dtype)
+
     def to(self, device: torch.device) -> None:
         """Move every column, images on the device included."""
         self.device = device

@@ -67,8 +67,8 @@ class WorkingMemory(nn.Module):
         eviction: who makes room; MostDuplicated() where not given. A policy serves one memory.
         image_shape: (C, H, W) of uint8 images to keep beside the embeddings, or None for none.
         device: where the columns lie.
-        dtype: torch.float32 or torch.float64, of the embeddings and of what is computed from them;
-            rows of another are converted.
+        dtype: float32 or float64 of the embeddings. None: float32, and float64 from the first
+            float64 batch on.
         seed: of every draw, the policy's included.
         duplicates: a test for near-duplicates at admission; None for none.
         images_on: where the images lie, with the embeddings on the "device", or on the "host",
@@ -104,7 +104,7 @@ class WorkingMemory(nn.Module):
         eviction: Policy | None = None,
         image_shape: Image | None = None,
         device: torch.device | str = "cpu",
-        dtype: torch.dtype = torch.float32,
+        dtype: torch.dtype | None = None,
         seed: int = 0,
         duplicates: Duplicates | None = None,
         images_on: Literal["device", "host"] = "device",
@@ -118,8 +118,8 @@ class WorkingMemory(nn.Module):
         if capacity < 1 or dim < 1:
             raise ValueError(f"capacity {capacity} and dim {dim}: both must be at least 1")
         image_shape = check_image_shape(image_shape)
-        if dtype not in (torch.float32, torch.float64):
-            raise ValueError(f"dtype {dtype}: must be torch.float32 or torch.float64")
+        if dtype not in (None, torch.float32, torch.float64):
+            raise ValueError(f"dtype {dtype}: must be torch.float32, torch.float64 or None")
         if not isinstance(duplicates, Duplicates | None):
             raise ValueError(
                 f"duplicates is {duplicates!r}: must be an instance of memory.Duplicates, such as "
@@ -137,13 +137,16 @@ class WorkingMemory(nn.Module):
         self.image_shape = image_shape
         if group.size > 1:
             check_shareable(capacity, group, self.eviction, duplicates, image_file)
+        self._fixed_dtype = dtype is not None
         where, self._seed = check_device(device), check_seed(seed)
         self.descriptor.to(where)
         apart = None
         if not isinstance(self.descriptor, Embedding):
             apart = self.descriptor.dim(dim, image_shape)
         images = image_column(self.capacity, image_shape, where, images_on, image_file)
-        self._columns = Columns(self.capacity, dim, apart, where, dtype, images, group)
+        self._columns = Columns(
+            self.capacity, dim, apart, where, dtype or torch.float32, images, group
+        )
         self._generator = torch.Generator().manual_seed(self._seed + RANK_SEEDS * group.rank)
         self._totals, self._strata = Totals(), Strata(self._seed + 2)
         self._drift = torch.ones(2, dtype=torch.float64)  # mean and least of the last refreshed
@@ -294,7 +297,7 @@ class WorkingMemory(nn.Module):
         hashes: Array | None,
     ) -> Rows:
         """A batch of newcomers, checked."""
-        z_BD = check_embeddings(z, self.dim, self.device).to(self.dtype)
+        z_BD = check_embeddings(z, self.dim, self.device)
         count, device, columns = len(z_BD), self.device, self._columns
         labels = torch.full((count,), -1, device=device) if labels is None else labels
         hashes = torch.zeros(count, dtype=torch.int64, device=device) if hashes is None else hashes
@@ -304,6 +307,7 @@ class WorkingMemory(nn.Module):
             check_integers(name, value, device, count)
             for name, value in (("ids", ids), ("labels", labels), ("hashes", hashes))
         ]
+        z_BD = self._match_dtype(z_BD)
         return Rows(
             ids=integers[0],
             embeddings=z_BD,
@@ -313,6 +317,20 @@ class WorkingMemory(nn.Module):
             born=torch.arange(self._totals.added, self._totals.added + count, device=device),
             images=found,
         )
+
+    def _match_dtype(self, z_BD: Tensor) -> Tensor:
+        if z_BD.dtype == torch.float64 and self.dtype != torch.float64 and not self._fixed_dtype:
+            state = self.eviction.state()
+            self._columns.promote(torch.float64)
+            self.eviction.bind(self._columns, self._seed + 1)
+            self.eviction.load(state)
+            self._count_again()
+        return z_BD.to(self.dtype)
+
+    def _count_again(self) -> None:
+        """Let the policy forget what it counted in another dtype than the rows have now."""
+        every = torch.arange(len(self), device=self.device)
+        self.eviction.on_update(every, self.descriptors.clone())
 
     # What keeps embeddings those of the present encoder.
 
@@ -632,8 +650,8 @@ class WorkingMemory(nn.Module):
             strict, assign: as of every module; a memory's state is whole and copied all the same.
 
         Raises:
-            ValueError: the state is of a later version, or of another capacity, dimension, dtype,
-                image shape, descriptor, eviction policy, score, or of other options of these; then
+            ValueError: the state is of a later version, or of another capacity, dimension, image
+                shape, descriptor, eviction policy, score, or of other options of these; then
                 nothing has changed. `duplicates` may be another.
         """
         del strict, assign
@@ -644,6 +662,8 @@ class WorkingMemory(nn.Module):
         self._generator.set_state(state["generator"].cpu())
         self._drift = state["drift"].clone().to(self.device)
         self._strata.load(part(state, "strata"), self.device)
+        if columns["embeddings"].dtype != self.dtype and not self._fixed_dtype:
+            self._columns.promote(columns["embeddings"].dtype)
         self._columns.occupied = 0
         self.eviction.bind(self._columns, self._seed + 1)
         self._columns.load(columns)
@@ -652,6 +672,8 @@ class WorkingMemory(nn.Module):
             self.eviction.bind(self._columns, self._seed + 1)
         if not is_resharded(state) or part(state, "eviction"):
             self.eviction.load(part(state, "eviction"))
+        if columns["embeddings"].dtype != self.dtype:
+            self._count_again()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> WorkingMemory:
         """Follow the module around it to another device; rows keep their dtype."""

@@ -156,11 +156,6 @@ def check_fits(
                 f"{name} of the state have shape {there} a slot, of this memory "
                 f"{shape}: dim and image_shape must be as when it was saved"
             )
-    if kept["embeddings"].dtype != columns.embeddings.dtype:
-        raise ValueError(
-            f"the state is of {kept['embeddings'].dtype}, this memory of "
-            f"{columns.embeddings.dtype}: build it with dtype as when it was saved"
-        )
     check_whole(state, columns)
     # An earlier writer did not tell how a search stands, on which only ties depend.
     told, ours_told = (
@@ -232,8 +227,7 @@ def load(path: Path | str, eviction: Policy | None = None, **options: Any) -> Wo
     Args:
         path: the file.
         eviction: built as the saved memory's was.
-        options: other arguments of WorkingMemory; capacity, dim, dtype and image_shape are the
-            file's.
+        options: other arguments of WorkingMemory; capacity, dim and image_shape are the file's.
 
     Raises:
         ImportError: safetensors is not installed.
@@ -253,7 +247,7 @@ def load(path: Path | str, eviction: Policy | None = None, **options: Any) -> Wo
             f"{path} holds no memory: it is no file of safetensors ({error}); give one of save()"
         ) from error
     try:
-        capacity, row_kD = int(state["counters"][1]), state["columns.embeddings"]
+        capacity, dim = int(state["counters"][1]), state["columns.embeddings"].shape[1]
         shape = decode(state)["image_shape"]
     except (LookupError, ValueError, AttributeError) as error:
         found = ", ".join(sorted(state)[:5])
@@ -261,8 +255,7 @@ def load(path: Path | str, eviction: Policy | None = None, **options: Any) -> Wo
             f"{path} holds no memory, but tensors such as {found or 'none'}: give a file of save()"
         ) from error
     image_shape = None if shape is None else (shape[0], shape[1], shape[2])
-    options = {"dtype": row_kD.dtype} | options
-    memory = WorkingMemory(capacity, row_kD.shape[1], eviction, image_shape, **options)
+    memory = WorkingMemory(capacity, dim, eviction, image_shape, **options)
     memory.load_state_dict(state)
     return memory
 

@@ -375,10 +375,12 @@ class ApproximateCounts:
         return {f"search.{n}": v.clone() for n, v in zip(KEPT, values, strict=True)}
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Take over what `state` gave; any other state that rows came with is counted anew."""
+        """Take over what `state` gave; all is counted anew for any other state that rows came with,
+        or rows of another dtype."""
         columns = self._columns
         found = {name.removeprefix("search."): value for name, value in state.items()}
-        if set(found) != set(KEPT):
+        whole = set(found) == set(KEPT)
+        if not whole or found["before"].dtype != columns.descriptors.dtype:
             self._cells = None
             if columns.occupied:
                 self.recount()

@@ -62,7 +62,8 @@ class Policy(ABC):
 
     def bind(self, columns: Columns, seed: int) -> None:
         """Serve the memory of these columns, from its present rows on. Called once by the memory,
-        again when the device of its rows changes, and on empty columns before a state is loaded.
+        again when the dtype or device of its rows changes, and on empty columns before a state is
+        loaded.
 
         Args:
             columns: the memory's, read at every later call.

@@ -56,7 +56,10 @@ class MinimumRedundancy(Policy):
 
     def bind(self, columns: Columns, seed: int) -> None:
         super().bind(columns, seed)
-        self._lists = NeighbourLists(columns)
+        self._count_again()
+
+    def _count_again(self) -> None:
+        self._lists = NeighbourLists(self.columns)
         self._lists.insert(torch.arange(self.columns.occupied))
 
     def on_insert(self, rows: Rows) -> None:
@@ -84,6 +87,9 @@ class MinimumRedundancy(Policy):
         return {name: torch.from_numpy(each.T[:k].copy()) for name, each in arrays.items()}
 
     def load(self, state: dict[str, Tensor]) -> None:
+        if state["cosines"].dtype != self.columns.descriptors.dtype:
+            self._count_again()  # they are of narrower rows
+            return
         self._lists, k = NeighbourLists(self.columns), self.columns.occupied
         self._lists.cosine_LK[:, :k] = to_host(state["cosines"]).T
         self._lists.slot_LK[:, :k] = to_host(state["slots"]).T

@@ -38,7 +38,7 @@ def built(folder: Path) -> WorkingMemory:
     policy, images = MostDuplicated(VonMisesFisher(0.1)), folder / "images"
     if (folder / "state").exists():
         return load(folder / "state", policy, image_file=images)
-    return WorkingMemory(CAPACITY, DIM, policy, SHAPE, dtype=torch.float64, image_file=images)
+    return WorkingMemory(CAPACITY, DIM, policy, SHAPE, image_file=images)
 
 
 def feed(folder: Path) -> None:

@@ -129,6 +129,15 @@ def test_a_state_goes_on_bit_equal(offered: int) -> None:
         assert torch.equal(tally.counts(), again.counts())
 
 
+def test_a_state_of_another_dtype_is_counted_anew() -> None:
+    columns = filled(stream(np.random.default_rng(9), "ranked", 500))
+    tally = ApproximateCounts(columns, VonMisesFisher(0.1))
+    tally.recount()
+    wide = ApproximateCounts(filled(columns.embeddings, dtype=torch.float64), VonMisesFisher(0.1))
+    wide.load(tally.state())
+    assert torch.allclose(wide.counts(), tally.counts(), rtol=1e-3)
+
+
 def test_cells_are_fitted_anew_when_the_rows_have_moved() -> None:
     rng = np.random.default_rng(11)
     columns = filled(stream(rng, "one class", 1200))

@@ -52,7 +52,7 @@ def raises(call: Callable[[], Any], message: str) -> None:
         ({"image_shape": (3, 0, 8)}, "a side of image_shape is 0: must be at least 1"),
         ({"image_shape": (3, 8, 8), "images_on": "disk"}, "images_on is 'disk': choose \"device\""),
         ({"images_on": "disk"}, "images_on is 'disk': choose \"device\""),
-        ({"dtype": torch.float16}, "dtype torch.float16: must be torch.float32 or torch.float64"),
+        ({"dtype": torch.float16}, "dtype torch.float16: must be torch.float32, torch.float64 or"),
         ({"measured_by": VonMisesFisher}, r"Score; build it with VonMisesFisher\(\)"),
         ({"seed": 1.5}, "seed is 1.5: must be a whole number"),
         ({"seed": 2**70}, f"seed is {2**70}: must lie within .* of 0; take a smaller one"),

@@ -208,8 +208,7 @@ def disagreeing(count: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def counted(descriptor: Descriptor, policy: Policy | None = None, **options: Any) -> WorkingMemory:
-    options = {"dtype": torch.float64, "descriptor": descriptor} | options
-    memory = WorkingMemory(30, 5, policy, SHAPE, **options)
+    memory = WorkingMemory(30, 5, policy, SHAPE, descriptor=descriptor, **options)
     z_ND, image_NCHW, scene_N = disagreeing(120)
     for part in torch.arange(120).split(33):
         memory.add(part, z_ND[part], image_NCHW[part], labels=scene_N[part])

@@ -196,7 +196,7 @@ def test_the_hardest_are_found_by_loops(
     for seed in range(12):
         rng = np.random.default_rng(seed)
         k, count = int(rng.integers(1, 40)), int(rng.integers(1, 45))
-        memory = WorkingMemory(40, 5, Oldest(), dtype=dtype)
+        memory = WorkingMemory(40, 5, Oldest())
         ids, hashes = rng.integers(0, 12, k), rng.integers(0, 6, k)
         memory.add(ids, unit_rows(rng, "uniform", k, 5).to(dtype), hashes=hashes)
         anchor_BD = unit_rows(rng, "uniform", 6, 5).to(dtype)

@@ -71,15 +71,8 @@ def narrowed(settings: dict[str, dict[str, int]]) -> pytest.MarkDecorator:
 class Judge:
     """A memory beside its naive twin, which judges every step."""
 
-    def __init__(
-        self,
-        capacity: int,
-        dim: int,
-        score: Score,
-        compete: bool = False,
-        dtype: torch.dtype = torch.float64,
-    ) -> None:
-        self.memory = WorkingMemory(capacity, dim, MostDuplicated(score, compete), dtype=dtype)
+    def __init__(self, capacity: int, dim: int, score: Score, compete: bool = False) -> None:
+        self.memory = WorkingMemory(capacity, dim, MostDuplicated(score, compete))
         self.held: list[int] = []
         self.plan: list[int] = []
         self.again()
@@ -93,8 +86,7 @@ class Judge:
         """Go on with a memory that has taken over the state of this one."""
         policy: Any = self.memory.eviction
         again = MostDuplicated(policy.score, policy.compete)
-        memory = self.memory
-        other = WorkingMemory(memory.capacity, memory.dim, again, dtype=memory.dtype)
+        other = WorkingMemory(self.memory.capacity, self.memory.dim, again)
         other.load_state_dict(self.memory.state_dict())
         assert equal(other.state_dict(), self.memory.state_dict())
         self.memory = other
@@ -143,7 +135,7 @@ def run_cases(stream: str, scores: tuple[Score, ...], cases: int, largest: int =
         dtype = (torch.float32, torch.float64)[seed // len(scores) % 2]
         compete = bool(seed // len(scores) // 2 % 2)
         z_ND = unit_rows(rng, stream, count, dim).to(dtype)
-        judge = Judge(capacity, dim, scores[seed % len(scores)], compete, dtype)
+        judge = Judge(capacity, dim, scores[seed % len(scores)], compete)
         for part_BD in z_ND.tensor_split(sorted(rng.integers(0, count, seed % 5).tolist())):
             full, total = len(judge.memory) == capacity, float(judge.twin.count_K.sum())
             judge.add(part_BD)
@@ -234,7 +226,7 @@ def test_pools_last_for_many_steps(
 ) -> None:
     for stream, dtype in (("clustered", torch.float64), ("one class", torch.float32)):
         z_ND = unit_rows(np.random.default_rng(0), stream, 800, 8).to(dtype)
-        judge, loaded = (Judge(500, 8, Linear(), compete, dtype) for _ in range(2))
+        judge, loaded = (Judge(500, 8, Linear(), compete) for _ in range(2))
         for part_BD in z_ND.split([500, 50, 40, 70, 80, 60]):
             judge.add(part_BD)
             loaded.add(part_BD)
@@ -247,7 +239,7 @@ def test_pools_last_for_many_steps(
 
 def test_a_memory_larger_than_a_pool(ways: Counter[str]) -> None:
     z_ND = unit_rows(np.random.default_rng(1), "uniform", 9400, 6).float()
-    judge = Judge(9000, 6, Linear(), dtype=torch.float32)
+    judge = Judge(9000, 6, Linear())
     for part_BD in z_ND.split([9000, 150, 250]):
         judge.add(part_BD)
     assert {"compare more", "no more pools"} <= set(ways)
@@ -264,7 +256,7 @@ def test_candidates_that_rounding_chose_badly(
 
     monkeypatch.setattr(LinearCounts, "_candidates", candidates)
     z_ND = unit_rows(np.random.default_rng(0), "clustered", 360, 8).float()
-    judge = Judge(300, 8, Linear(), dtype=torch.float32)
+    judge = Judge(300, 8, Linear())
     for part_BD in z_ND.split([300, 1, 19, 40]):
         judge.add(part_BD)
     assert ways["compare all"]
@@ -343,7 +335,7 @@ def copied(copies: int, capacity: int) -> Tensor:
 @table("score", [Linear(), *SHARP[:2]], ids=repr)
 @table(("copies", "capacity"), [(300, 500), (2300, 2000)])
 def test_hundreds_of_copies(copies: int, capacity: int, score: Score) -> None:
-    judge = Judge(capacity, 8, score, dtype=torch.float32)
+    judge = Judge(capacity, 8, score)
     for part_BD in copied(copies, capacity).split([capacity, 250, 50]):
         judge.add(part_BD)
     judge.check()
@@ -355,7 +347,7 @@ def test_hundreds_of_copies(copies: int, capacity: int, score: Score) -> None:
     ids=["4", "1300", "4, sharp"],
 )
 def test_ties_end_no_proposal(copies: int, score: Score, ways: Counter[str]) -> None:
-    judge = Judge(1000, 8, score, dtype=torch.float32)
+    judge = Judge(1000, 8, score)
     for part_BD in copied(copies, 1000).split(1000):
         judge.add(part_BD)
     assert ways["proposal"] < 12  # for 300 newcomers
@@ -375,7 +367,7 @@ def test_ties_fall_the_same_way_again_and_after_loading(
     for seed in range(2):
         dtype = torch.float32 if seed else torch.float64
         z_ND = unit_rows(np.random.default_rng(seed), stream, 160, 9).to(dtype)
-        one, two, loaded = (Judge(40, 9, score, seed == 1, dtype) for _ in range(3))
+        one, two, loaded = (Judge(40, 9, score, compete=seed == 1) for _ in range(3))
         for part_BD in z_ND.split(23):
             for judge in (one, two, loaded):
                 judge.add(part_BD)

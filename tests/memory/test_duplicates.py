@@ -54,7 +54,7 @@ def run_cases(action: str, stream: str, dtype: torch.dtype, seeds: range) -> int
         z_ND = unit_rows(rng, stream, int(rng.integers(1, 70)), dim).to(dtype)
         threshold = float(rng.choice([1.0, 0.98, 0.9, 0.5]))
         rule = Duplicates(threshold, action)  # type: ignore[arg-type]
-        memory = WorkingMemory(capacity, dim, Oldest(), dtype=dtype, duplicates=rule)
+        memory = WorkingMemory(capacity, dim, Oldest(), duplicates=rule)
         unit = 1e-12 if dtype == torch.float64 else 1e-6
         if not beyond_rounding(z_ND, threshold, unit, action == "merge"):
             continue

@@ -68,7 +68,7 @@ def fill(
     """The samples through a memory in batches, and who left it, in order."""
     z_ND = torch.stack([sample.z_D for sample in samples])
     labels = torch.tensor([sample.label for sample in samples])
-    memory, gone = WorkingMemory(capacity, z_ND.shape[1], policy, dtype=z_ND.dtype), []
+    memory, gone = WorkingMemory(capacity, z_ND.shape[1], policy), []
     for start, end in zip([0, *cuts], [*cuts, len(samples)], strict=True):
         ids = torch.arange(start, end)
         gone += memory.add(ids, z_ND[start:end], labels=labels[start:end]).evicted.tolist()

@@ -50,15 +50,14 @@ def test_every_step_evicts_from_the_closest_pair(stream: str, lists: str) -> Non
         capacity, dim = int(rng.integers(1, 48)), int(rng.integers(2, 10))
         z_ND = unit_rows(rng, stream, capacity + int(rng.integers(5, 100)), dim)
         cuts = sorted(rng.integers(0, len(z_ND), size=3).tolist())
-        memory = WorkingMemory(capacity, dim, MinimumRedundancy(), dtype=torch.float64)
-        judged(memory, z_ND, cuts, 1e-13)
+        judged(WorkingMemory(capacity, dim, MinimumRedundancy()), z_ND, cuts, 1e-13)
 
 
 @pytest.mark.parametrize("stream", STREAMS)
 def test_after_refreshing_the_closest_pair_is_that_of_the_new_rows(stream: str, lists: str) -> None:
     rng = np.random.default_rng(STREAMS.index(stream))
     z_ND = unit_rows(rng, stream, 400, 5)
-    memory = WorkingMemory(30, 5, MinimumRedundancy(), dtype=torch.float64)
+    memory = WorkingMemory(30, 5, MinimumRedundancy())
     for start in range(0, 400, 10):
         memory.add(torch.arange(start, start + 10), z_ND[start : start + 10])
         slots = torch.from_numpy(rng.permutation(len(memory))[:7])

@@ -67,8 +67,8 @@ def states_equal(one: dict[str, Tensor], two: dict[str, Tensor]) -> bool:
 def test_batches_are_as_single_samples(name: str) -> None:
     ids, z_ND = stream(0, 150)
     labels = ids * ids % 5 - 1
-    together = WorkingMemory(20, 6, MAKERS[name](), seed=4, dtype=torch.float64)
-    single = WorkingMemory(20, 6, MAKERS[name](), seed=4, dtype=torch.float64)
+    together = WorkingMemory(20, 6, MAKERS[name](), seed=4)
+    single = WorkingMemory(20, 6, MAKERS[name](), seed=4)
     admission = together.add(ids, z_ND, labels=labels)
     one_by_one = [
         single.add(ids[n : n + 1], z_ND[n : n + 1], labels=labels[n : n + 1]) for n in range(150)
@@ -84,7 +84,7 @@ def test_batches_are_as_single_samples(name: str) -> None:
 def test_an_admission_accounts_for_every_newcomer(name: str) -> None:
     kind = STREAMS[sorted(MAKERS).index(name) % len(STREAMS)]
     ids, z_ND = stream(1, 400, kind=kind)
-    memory = WorkingMemory(32, 6, MAKERS[name](), dtype=torch.float64)
+    memory = WorkingMemory(32, 6, MAKERS[name]())
     for start, end in ((0, 20), (20, 20), (20, 90), (90, 91), (91, 400)):
         held = set(memory.ids.tolist())
         admission = memory.add(ids[start:end], z_ND[start:end])
@@ -127,7 +127,7 @@ def test_a_saved_memory_goes_on_bit_equal(maker: Callable[[], Policy]) -> None:
 @table("number", range(len(MAKERS)), ids=sorted(MAKERS))
 def test_refreshed_rows_are_known_to_the_policy(number: int) -> None:
     ids, z_ND = stream(8, 300, kind=("duplicates", "uniform")[number % 2])
-    memory = WorkingMemory(16, 6, MAKERS[sorted(MAKERS)[number]](), dtype=torch.float64)
+    memory = WorkingMemory(16, 6, MAKERS[sorted(MAKERS)[number]]())
     for start in range(0, 300, 25):
         memory.add(ids[start : start + 25], z_ND[start : start + 25])
         slots = memory.stalest(6).flip(0)
@@ -137,6 +137,19 @@ def test_refreshed_rows_are_known_to_the_policy(number: int) -> None:
         assert torch.allclose(memory.counts(), anew_k, atol=1e-8)
         total_B = memory.eviction.score.total(z_ND[:5], memory.embeddings)
         assert torch.allclose(memory.collisions(z_ND[:5]) * 16, total_B, atol=1e-8)
+
+
+def test_a_memory_goes_on_in_float64(maker: Callable[[], Policy]) -> None:
+    """From float32 to float64 in the midst: every count to float64 from then on."""
+    ids, z_ND = stream(9, 120, dim=2)
+    memory = WorkingMemory(12, 2, maker())
+    for part in ids.split(20):
+        wide = bool(part[0] >= 60)
+        memory.add(part, z_ND[part] if wide else z_ND[part].to(torch.float32))
+        assert memory.dtype == (torch.float64 if wide else torch.float32)
+        assert memory.check_valid() == (True, "")
+    anew_k = memory.eviction.score.counts(memory.embeddings)
+    assert torch.allclose(memory.counts(), anew_k, atol=1e-10)
 
 
 def test_a_state_is_a_copy(policy: Policy) -> None:
@@ -184,7 +197,7 @@ def test_the_reservoir_holds_each_sample_alike() -> None:
     capacity, seen, runs = 10, 40, 5000
     ids, z_ND = stream(6, seen)
     policy = Reservoir()
-    memory = WorkingMemory(capacity, 6, policy, dtype=torch.float64)
+    memory = WorkingMemory(capacity, 6, policy)
     memory.add(ids[:capacity], z_ND[:capacity])
     late = ids[capacity:]
     rows = Rows(late, z_ND[capacity:], z_ND[capacity:], late, late, late)

@@ -11,7 +11,6 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -47,7 +46,7 @@ class AgainstDict(RuleBasedStateMachine):
 
     @initialize(policy=st.sampled_from(sorted(POLICIES)), capacity=st.integers(1, 9))
     def build(self, policy: str, capacity: int) -> None:
-        self.memory = WorkingMemory(capacity, 3, POLICIES[policy](), SHAPE, dtype=torch.float64)
+        self.memory = WorkingMemory(capacity, 3, POLICIES[policy](), SHAPE)
         self.rows: dict[int, dict[str, Tensor]] = {}
         self.rng = np.random.default_rng(capacity)
         self.added = 0
@@ -86,7 +85,7 @@ class AgainstDict(RuleBasedStateMachine):
     @rule()
     def save_and_load(self) -> None:
         state, policy = self.memory.state_dict(), type(self.memory.eviction)()
-        self.memory = WorkingMemory(self.memory.capacity, 3, policy, SHAPE, dtype=torch.float64)
+        self.memory = WorkingMemory(self.memory.capacity, 3, policy, SHAPE)
         self.memory.load_state_dict(state)
 
     @invariant()
@@ -212,18 +211,40 @@ def test_images_on_the_host_are_copied_when_read() -> None:
     assert torch.equal(read_RCHW, before_RCHW)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_rows_are_of_the_dtype_asked_for(dtype: torch.dtype, tmp_path: Path) -> None:
-    memory = WorkingMemory(4, 3, dtype=dtype)
-    for row_KD in (torch.eye(3), torch.eye(3).double()):
-        memory.add([2], row_KD[1:2])
-        memory.refresh([0], row_KD[:1])
-        assert memory.dtype == memory.embeddings.dtype == memory.negatives(1).z_ND.dtype == dtype
-    package.save(memory, tmp_path / "held")
-    assert package.load(tmp_path / "held").dtype == dtype
-    other = torch.float64 if dtype == torch.float32 else torch.float32
-    with pytest.raises(ValueError, match=f"state is of {dtype}, this memory of {other}: build it"):
-        WorkingMemory(4, 3, dtype=other).load_state_dict(memory.state_dict())
+@table("name", sorted(MAKERS))
+def test_a_first_float64_batch_widens_all_and_counts_again(name: str) -> None:
+    memory = WorkingMemory(10, 5, MAKERS[name](), SHAPE, seed=4)
+    rng = np.random.default_rng(0)
+    image_NCHW, z_ND, ids = images(rng, 30), unit_rows(rng, "clustered", 30, 5), torch.arange(30)
+    memory.add(ids[:15], z_ND[:15].to(torch.float32), image_NCHW[:15], ids[:15] % 3)
+    memory.negatives(4, how="stratified", cells=3)
+    state, held = memory.state_dict(), memory.ids.clone()
+    memory.add(ids[:0], z_ND[:0], image_NCHW[:0])
+    assert memory.dtype == torch.float64
+    assert torch.equal(memory.ids, held)
+    wide = WorkingMemory(10, 5, MAKERS[name](), SHAPE, dtype=torch.float64)
+    wide.load_state_dict(state)
+    assert wide.dtype == torch.float64
+    for each in (memory, wide):
+        # Counts are those of float64 now, to which check_valid holds them.
+        assert each.check_valid() == (True, "")
+        each.add(ids[15:], z_ND[15:], image_NCHW[15:], ids[15:] % 3)
+        each.negatives(4, how="stratified", cells=3)
+        assert each.check_valid() == (True, "")
+    assert torch.equal(memory.ids, wide.ids)
+    loaded = WorkingMemory(10, 5, MAKERS[name](), SHAPE)
+    loaded.load_state_dict(memory.state_dict())
+    assert loaded.dtype == torch.float64
+    assert torch.equal(loaded.counts(), memory.counts())
+
+
+def test_a_dtype_that_was_asked_for_stays() -> None:
+    fixed = WorkingMemory(4, 3, dtype=torch.float32)
+    fixed.add([2], torch.eye(3, dtype=torch.float64)[1:2])
+    assert fixed.dtype == torch.float32
+    wide = WorkingMemory(4, 3, dtype=torch.float64)
+    wide.add([2], torch.eye(3)[1:2])
+    assert wide.dtype == torch.float64
 
 
 # What training computes in reaches no count.
