@@ -38,7 +38,7 @@ FIXED = (
     *("learner.draw", "learner.sync_batchnorm"),
     # What the memory holds, and by which rule.
     *("memory.capacity", "memory.eviction", "memory.seed", "memory.descriptor"),
-    "memory.image_file",
+    "memory.image_file",  # whether there is one: see `merge`
 )
 """A checkpoint means nothing, or something else, under other values: the run's own win."""
 
@@ -97,7 +97,14 @@ def merge(asked: Mapping[str, Any], run: Mapping[str, Any]) -> Restart:
     run = _with_memory_defaults(_with_own_parts(_with_named_method(run)))
     config = {name: dict(v) if isinstance(v, Mapping) else v for name, v in asked.items()}
     kept, changed = [], []
-    for path in FIXED:
+    fixed, may_change = list(FIXED), list(MAY_CHANGE)
+    file = "memory.image_file"
+    if None not in (_get(run, file), _get(asked, file)):
+        # Another folder: a run that was carried elsewhere must not write into the images of the one
+        # that it was. Those that are not the checkpoint's are known by their hashes.
+        fixed.remove(file)
+        may_change.append(file)
+    for path in fixed:
         ours, theirs = _get(run, path), _get(asked, path)
         if ours is not ABSENT:
             section, _, option = path.partition(".")
@@ -107,7 +114,7 @@ def merge(asked: Mapping[str, Any], run: Mapping[str, Any]) -> Restart:
                 config[section] = ours
             lines = _differences(path, ours, theirs)
             kept += [f"{where}: {_show(a)} (asked for: {_show(b)})" for where, a, b in lines]
-    for path in MAY_CHANGE:
+    for path in may_change:
         ours, theirs = _get(run, path), _get(asked, path)
         # Of the receiver's sections a learner knows what the file says alone.
         if ours is not ABSENT or path.partition(".")[0] in RECEIVER_SECTIONS:
