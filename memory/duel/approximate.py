@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from memory.columns import Columns
-from memory.compute import to_device, to_host
+from memory.compute import to_device
 from memory.duel.cells import NOWHERE, Cells
-from memory.duel.simulate import simulate, slots_taken
+from memory.duel.simulate import kept_steps, simulate
 from memory.scores import Linear, Score
 
 POOL_ROWS = 2048
@@ -249,11 +249,9 @@ class ApproximateCounts:
         outside = (self._most_C + self._shift_C).max()
         exhausted_T = left_T + level < (1 - SLACK) * outside
         exhausted_T[: max(1, FEWEST - self._served)] = False
-        held = torch.where(exhausted_T.any(), exhausted_T.long().argmax(), len(x_TA))
+        kept = kept_steps(column_T, exhausted_T, self._pool_P[few])
 
-        known = to_host(torch.cat([held[None], column_T, few, self._pool_P[few]])).tolist()
-        turns, column, places = known[0], known[1 : 1 + known[0]], known[1 + len(x_TA) :]
-        plan, stands = slots_taken(column, list(range(size)))
+        turns = kept.held
         x_TA, left_TA = x_TA[:turns], row_WA[column_T[:turns]]
         self._shift_C += cells.shift(x_TA) - cells.shift(left_TA)
         self.count_P += near_TP[:turns].sum(dim=0)
@@ -261,14 +259,13 @@ class ApproximateCounts:
         h_TW = h_WW[size : size + turns]
         total_T = total_T[:turns] + h_TW[:, size : size + turns].sum(dim=1)
         total_T -= h_TW[:, column_T[:turns]].sum(dim=1)
-        taken = torch.tensor([(places[c], turn) for c, turn in stands.items()], dtype=torch.int64)
-        place_R, turn_R = to_device(taken.view(-1, 2), row_WA.device).T
+        took_R, turn_R = to_device(kept.stands_2R, row_WA.device)
+        place_R = few[took_R]
         self.count_P[place_R] = total_T[turn_R]
         self._remember(self._pool_P[place_R], row_PA[place_R])
         self._exhausted = turns < len(near_TP)
         self._served, self._changes = self._served + turns, self._changes + turns
-        slots = places[size:]
-        return torch.tensor([slots[c] if c >= 0 else c for c in plan], dtype=torch.int64)
+        return kept.plan
 
     def on_insert(self, descriptor_BA: Tensor) -> None:
         """Newcomers fill the last of the occupied slots."""

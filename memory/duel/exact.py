@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from memory.columns import Columns
-from memory.compute import columns_at_a_time, to_device, to_host
-from memory.duel.simulate import simulate, slots_taken
+from memory.compute import columns_at_a_time, to_device
+from memory.duel.simulate import Kept, kept_steps, simulate
 from memory.scores import BLOCK_ELEMENTS, Score
 
 CANDIDATES = 256
@@ -93,10 +93,9 @@ class ExactCounts:
         tie_T = unit * (count_T + level.to(h_WW) + 0.25)
         overruled_T = self._group.all_reduce_max(most_T) > count_T + tie_T
         overruled_T[0] = False  # the largest of all slots is a candidate
-        held = torch.where(overruled_T.any(), overruled_T.long().argmax(), turns)
-        known: list[int] = to_host(torch.cat([held[None], column_T, slot_c])).tolist()
-        column, slots = known[1 : 1 + known[0]], known[1 + turns :]
-        return self._place(x_BA, column, slots, near_TK, left_TK, total_T, h_WW)
+        kept = kept_steps(column_T, overruled_T, slot_c)
+        self._place(x_BA, kept, column_T, near_TK, left_TK, total_T, h_WW)
+        return kept.plan
 
     def _candidates(self, near_TK: Tensor) -> Tensor:
         """Slots of this shard that may come to have the largest count, int64 [m]."""
@@ -141,22 +140,25 @@ class ExactCounts:
     def _place(
         self,
         x_BA: Tensor,
-        column: list[int],
-        slots: list[int],
+        kept: Kept,
+        column_T: Tensor,
         near_TK: Tensor,
         left_TK: Tensor,
         total_T: Tensor,
         h_WW: Tensor,
-    ) -> Tensor:
-        """Take up the counts after the first steps, in which these columns left; the plan."""
-        first, held = len(slots), len(column)
-        plan, stands = slots_taken(column, slots)
+    ) -> None:
+        """Take up the counts after the steps that were kept."""
+        first, held = len(h_WW) - len(column_T), kept.held
         self.count_K += near_TK[:held].sum(dim=0)
         self.count_K -= left_TK[:held].sum(dim=0)
         h_TW = h_WW[first:]
         total_T = total_T + h_TW[:, first : first + held].sum(dim=1)
-        total_T -= h_TW[:, to_device(torch.tensor(column), h_TW.device)].sum(dim=1)
-        slot_R, turn_R = self._of_this_shard(stands)
+        total_T -= h_TW[:, column_T[:held]].sum(dim=1)
+        turn_R = kept.stands_2R[1]
+        slot_R = kept.plan[turn_R]
+        mine_R = self._group.mine(slot_R)
+        slot_2R = torch.stack([self._group.own(slot_R[mine_R]), turn_R[mine_R]])
+        slot_R, turn_R = to_device(slot_2R, self.count_K.device)
         self.count_K[slot_R] = total_T[turn_R]
         self._owed += held
         self._steps = 2 * held if held == len(near_TK) else held + held // 4 + FEWEST_STEPS
@@ -167,15 +169,6 @@ class ExactCounts:
         self._waiting_BK = waiting_BK if len(waiting_BK) else None
         x_WA = x_BA[held : held + len(waiting_BK)]
         waiting_BK[:, slot_R] = self._score.apply_(x_WA @ x_BA[turn_R].T)
-        return torch.tensor(plan, dtype=torch.int64)
-
-    def _of_this_shard(self, stands: dict[int, int]) -> tuple[Tensor, Tensor]:
-        """Slots of this shard, and the turns of the newcomers that have them."""
-        group = self._group
-        mine = [(group.own(slot), turn) for slot, turn in stands.items() if group.mine(slot)]
-        pairs = torch.tensor(mine, dtype=torch.int64).view(-1, 2)
-        slot_R, turn_R = to_device(pairs, self.count_K.device).T
-        return slot_R, turn_R
 
     def on_insert(self, descriptor_BA: Tensor) -> None:
         """Newcomers fill the last of this shard's occupied slots."""

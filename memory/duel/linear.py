@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 
 from memory.columns import Columns
-from memory.compute import to_device, to_host
-from memory.duel.simulate import simulate, slots_taken
+from memory.compute import to_device
+from memory.duel.simulate import kept_steps, simulate
 from memory.index import top
 from memory.scores import sum_rows
 
@@ -229,21 +229,16 @@ class LinearCounts:
             close: rows of the pool that came close to having more, int64 [1].
         """
         turns, slot_c = len(x_TA), few if pool.slots is None else pool.slots[few]
-        doubt_T = doubt_3T.any(dim=0)
-        held = torch.where(doubt_T.any(), doubt_T.long().argmax(), turns)[None]
-        why_3 = doubt_3T.long().index_select(1, held.clamp(max=turns - 1))[:, 0]
-        known = to_host(torch.cat([held, close, why_3, proposal.column_T, slot_c])).tolist()
-        column, slots = known[5 : 5 + known[0]], known[5 + turns :]
-        taken, stands = slots_taken(column, list(range(len(slots))))
-        plan = [slots[candidate] if candidate >= 0 else candidate for candidate in taken]
-        self._sum_A = proposal.sum_NA[known[0]].clone()
-        pairs = torch.tensor(list(stands.items()), dtype=torch.int64).view(-1, 2)
-        took, turn_R = to_device(pairs, few.device).T
-        pool.replace(few[took], x_TA[turn_R])
-        self._adapt(turns, *known[:4])
-        return torch.tensor(plan, dtype=torch.int64)
+        first_3 = torch.where(doubt_3T.any(dim=1), doubt_3T.long().argmax(dim=1), -1)
+        kept = kept_steps(proposal.column_T, doubt_3T.any(dim=0), slot_c, close, first_3)
+        self._sum_A = proposal.sum_NA[kept.held].clone()
+        took_R, turn_R = to_device(kept.stands_2R, few.device)
+        pool.replace(few[took_R], x_TA[turn_R])
+        number, outside, unsure, _ = kept.also
+        self._adapt(turns, kept.held, number, outside == kept.held, unsure == kept.held)
+        return kept.plan
 
-    def _adapt(self, turns: int, held: int, close: int, outside: int, unsure: int) -> None:
+    def _adapt(self, turns: int, held: int, close: int, outside: bool, unsure: bool) -> None:
         """Learn from what ended a proposal how to make the next."""
         whole = self._columns.capacity
         self._served += held

@@ -5,12 +5,13 @@ Shapes: c candidates, T newcomers, W = c + T columns: candidates, then newcomers
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from memory.columns import REFUSED
+from memory.compute import to_host
 
 
 def simulate(count_c: Tensor, count_T: Tensor, h_WW: Any, compete: bool) -> tuple[Tensor, Tensor]:
@@ -59,24 +60,37 @@ def simulate(count_c: Tensor, count_T: Tensor, h_WW: Any, compete: bool) -> tupl
     return torch.as_tensor(column_T), torch.as_tensor(left_T)
 
 
-def slots_taken(column: list[int], slot_c: list[int]) -> tuple[list[int], dict[int, int]]:
-    """Where each newcomer goes, and who stands there in the end.
+class Kept(NamedTuple):
+    """The steps of a proposal that stand, on the CPU."""
+
+    held: int  # how many
+    plan: Tensor  # int64 [held], the slot that each newcomer takes; -1: refused
+    stands_2R: Tensor  # int64, candidates whose slot changed hands, and whose turn had it last
+    also: list[int]
+
+
+def kept_steps(column_T: Tensor, doubt_T: Tensor, slot_c: Tensor, *also: Tensor) -> Kept:
+    """The steps before the first in doubt. Here the host waits, once a proposal.
 
     Args:
-        column: who leaves at each step, as `simulate` says.
+        column_T: who leaves at each step, as `simulate` says.
+        doubt_T: bool, whether another may have left.
         slot_c: the slots of the candidates.
+        also: int64, what else the host is to know.
 
-    Returns:
-        For each newcomer the slot that it takes, -1 where it is refused; and for each slot that
-        changed hands the newcomer that has it, by its turn.
-
-    >>> slots_taken([1, 2, 4], slot_c=[7, 9])
-    ([9, 9, -1], {9: 1})
+    >>> kept = kept_steps(torch.tensor([1, 2, 4]), torch.zeros(3).bool(), torch.tensor([7, 9]))
+    >>> kept.plan.tolist(), kept.stands_2R.T.tolist()
+    ([9, 9, -1], [[1, 1]])
     """
-    slots: list[int] = []
-    for own, leaves in enumerate(column, len(slot_c)):
-        if leaves == own:
-            slots.append(REFUSED)
-        else:
-            slots.append(slot_c[leaves] if leaves < len(slot_c) else slots[leaves - len(slot_c)])
-    return slots, {slot: turn for turn, slot in enumerate(slots) if slot != REFUSED}
+    turns, first = len(column_T), len(slot_c)
+    held_1 = torch.where(doubt_T.any(), doubt_T.long().argmax(), turns)[None]
+    known = to_host(torch.cat([held_1, column_T, slot_c, *also])).tolist()
+    held, slots, told = known[0], known[1 + turns :][:first], known[1 + turns + first :]
+    place: list[int] = []  # the candidate whose slot each newcomer takes
+    for own, leaves in enumerate(known[1 : 1 + held], first):
+        refused = leaves == own
+        place.append(REFUSED if refused else leaves if leaves < first else place[leaves - first])
+    plan = torch.tensor([c if c == REFUSED else slots[c] for c in place], dtype=torch.int64)
+    stands = {c: turn for turn, c in enumerate(place) if c != REFUSED}
+    stands_R2 = torch.tensor(list(stands.items()), dtype=torch.int64).view(-1, 2)
+    return Kept(held, plan, stands_R2.T, told)

@@ -22,7 +22,7 @@ from torch.nn.functional import normalize
 from memory import WorkingMemory, checks
 from memory.duel.exact import ExactCounts
 from memory.duel.linear import LinearCounts
-from memory.duel.simulate import simulate, slots_taken
+from memory.duel.simulate import kept_steps, simulate
 from memory.eviction import MostDuplicated
 from memory.scores import Gaussian, Linear, Quadratic, Score, Threshold, VonMisesFisher
 from tests.naive import STREAMS, IncrementalDuel, printed_algorithm_2, unit_rows
@@ -191,7 +191,7 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         }
 
     def placed(_: Any, __: Any, given: Any, ___: Any) -> dict[str, bool]:
-        return {"overruled": len(given[1]) < len(given[3]), "proposal": True}
+        return {"overruled": given[1].held < len(given[3]), "proposal": True}
 
     watch(LinearCounts, "_adapt", adapted)
     watch(ExactCounts, "_place", placed)
@@ -496,12 +496,14 @@ def compare_simulation(rng: np.random.Generator, compete: bool) -> None:
     column, left = by_loop(h_WW, count_c, compete)
     assert found[0].tolist() == column
     assert (found[1] + level).tolist() == pytest.approx(left)
-    slots, stands = slots_taken(column, list(range(10, 10 + first)))
+    none = torch.zeros(turns, dtype=torch.bool)
+    kept = kept_steps(found[0], none, torch.arange(10, 10 + first))
     held = {10 + c: c for c in range(first)}
-    for turn, slot in enumerate(slots):
+    for turn, slot in enumerate(kept.plan.tolist()):
         assert column[turn] == (first + turn if slot == -1 else held[slot])
         held |= {} if slot == -1 else {slot: first + turn}
-    assert stands == {slot: w - first for slot, w in held.items() if w >= first}
+    stands = {slot - 10: w - first for slot, w in held.items() if w >= first}
+    assert dict(kept.stands_2R.T.tolist()) == stands
 
 
 @FORMS
