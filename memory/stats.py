@@ -170,7 +170,9 @@ def spectral_rank(moment_DD: Tensor) -> float:
         raise ValueError("the second moment is not finite; leave such embeddings out of it")
     share_D = torch.linalg.eigvalsh(moment_DD.double()).clamp_(min=0)
     total = float(share_D.sum())
-    return math.exp(float(torch.special.entr(share_D / total).sum())) if total > 0 else 0.0
+    if total <= 0.0:
+        return 0.0
+    return math.exp(float(torch.special.entr(share_D / total).sum()))
 
 
 def effective_cells(z_kD: Tensor, cells: int, seed: int) -> float:
