@@ -44,7 +44,6 @@ from stream_ssl.app.failures import Failure, check_writable, missing_extra
 from stream_ssl.ingest.decode import VectorDecoder
 from stream_ssl.learning.checkpoint import (
     MANIFEST,
-    discard,
     memory_of,
     origins_of,
     publish,
@@ -93,15 +92,17 @@ def check_target(option: str, folder: Path, marker: str) -> None:
 def replacing(folder: Path) -> Iterator[Path]:
     """A folder to write into, which takes the place of `folder` once it is whole and on disk."""
     folder = folder.resolve()
-    scratch = folder.with_name(f".incomplete-{folder.name}")
+    scratch, before = (folder.with_name(f".{w}-{folder.name}") for w in ("incomplete", "discarded"))
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
     try:
         yield scratch
         seal(scratch)
+        shutil.rmtree(before, ignore_errors=True)
         if folder.exists():
-            discard(folder)
+            folder.rename(before)
         publish(scratch, folder)
+        shutil.rmtree(before, ignore_errors=True)  # takes a while: a reader has the new one by now
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 

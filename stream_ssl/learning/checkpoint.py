@@ -551,6 +551,10 @@ class Checkpointer:
     def _begin(self, target: Path, scratch: Path) -> None:
         if target.exists():
             self._set_aside(target, "it is written once more")
+        self._make_scratch(scratch)
+
+    def _make_scratch(self, scratch: Path) -> None:
+        self.folder.mkdir(exist_ok=True)  # somebody may have removed it
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir()
 
@@ -602,8 +606,7 @@ class Checkpointer:
         if size := self._there(target):
             return size
         scratch = self.folder / f"{INCOMPLETE}{target.name}"
-        shutil.rmtree(scratch, ignore_errors=True)
-        scratch.mkdir()
+        self._make_scratch(scratch)
         try:
             for name, tensors in captured.tensors.items():
                 flat = {key: tensor.contiguous() for key, tensor in tensors.items()}

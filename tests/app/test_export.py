@@ -151,6 +151,24 @@ def test_exporting_again_replaces_what_an_export_wrote(run: Path, tmp_path: Path
     assert sorted(path.name for path in tmp_path.iterdir()) == ["e", "m"]
 
 
+def test_an_export_is_there_while_the_one_before_is_removed(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A memory of many shards takes long to remove, and a kill meanwhile left neither."""
+    place, remove, there = tmp_path / "memory", shutil.rmtree, []
+    assert export.main([str(run), "--memory", str(place)]) == 0
+
+    def watched(folder: Path, **options: Any) -> None:
+        there.append((place / "memory.json").is_file())
+        remove(folder, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", watched)
+    assert export.main([str(run), "--memory", str(place)]) == 0
+    assert there
+    assert all(there)
+    assert [path.name for path in tmp_path.iterdir()] == ["memory"]
+
+
 def test_onnx_that_differs_is_an_error_and_replaces_nothing(
     run: Path,
     exported: Path,

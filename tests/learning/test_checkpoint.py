@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import os
+import shutil
 import tempfile
 import threading
 import time
@@ -389,6 +390,18 @@ def test_nothing_is_moved_or_pruned_before_the_new_one_is_durable(
     saved(tmp_path, count=2, keep=1)
     once = ["save_file"] * 5 + ["seal", "publish", "point"]
     assert events == [*once, *once, "discard"]
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_a_folder_that_was_removed_is_made_again(tmp_path: Path, behind: bool) -> None:
+    """Else the last checkpoint of a run would be refused like all before it."""
+    folder = tmp_path / "checkpoints"
+    checkpointer, learner, _ = saved(folder, behind=behind)
+    shutil.rmtree(folder)
+    steps(learner, 1)
+    checkpointer.begin(learner, CONFIG)
+    assert checkpointer.finished(wait=True).step == 4
+    assert Checkpointer(folder).newest().step == 4
 
 
 def test_saving_a_step_again_writes_nothing(tmp_path: Path) -> None:
