@@ -246,10 +246,12 @@ class Columns:
             return False, "two slots were born at the same sample: a row was copied"
         return (True, "") if self.images is None else self.images.check(k)
 
-    def with_images(self) -> Tensor | None:
-        """Slots whose image is there, int64 in slot order; None for all occupied ones."""
+    def drawable(self) -> Tensor:
+        """Occupied slots, int64 in order, but for those whose image is lost."""
         lost_k = None if self.images is None else self.images.lost(self.occupied)
-        return None if lost_k is None else (~lost_k).nonzero()[:, 0].to(self.device)
+        if lost_k is None:
+            return torch.arange(self.occupied, device=self.device)
+        return (~lost_k).nonzero()[:, 0].to(self.device)
 
     def _named(self) -> dict[str, Tensor]:
         named = {name: getattr(self, name) for name in (*INTEGER_COLUMNS, "embeddings")}

@@ -44,7 +44,6 @@ SUMMED_STEP = 1 << 32
 """Steps of 1 in which k-means sums rows by torch: as whole numbers, whose sum has no order."""
 
 Array = NDArray[Any]
-Ids = NDArray[np.int64]
 
 
 def nearest(z_BD: Tensor, row_KD: Tensor, k: int) -> tuple[Tensor, Tensor]:

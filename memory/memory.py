@@ -337,9 +337,7 @@ class WorkingMemory(nn.Module):
     def stalest(self, n: int) -> Tensor:
         """The n slots whose embeddings are oldest, int64; ties go to the lowest slot. Slots whose
         image is lost (see ImageFile) are left out."""
-        n, there = check_count("n", n, least=0), self._columns.with_images()
-        if there is None:
-            return torch.argsort(self.encoded, stable=True)[:n]
+        n, there = check_count("n", n, least=0), self._columns.drawable()
         return there[torch.argsort(self.encoded[there], stable=True)[:n]]
 
     def on_overwrite(self, watch: Callable[[Tensor], None] | None) -> None:
@@ -501,23 +499,21 @@ class WorkingMemory(nn.Module):
         check_way(how, draws.ORDERS)
         n = check_count("n", n, least=0)
         columns, chosen = self._columns, generator or self._generator
-        there = columns.with_images()
-        k = len(self) if there is None else len(there)
+        there = columns.drawable()
+        k = len(there)
         if k == 0:
-            what = "an empty memory" if there is None else "a memory that lost its images"
+            what = "a memory that lost its images" if len(self) else "an empty memory"
             raise ValueError(f"cannot sample from {what}: add samples first")
         if how == "inverse-count":
-            count_k = self.eviction.counts() if there is None else self.eviction.counts()[there]
-            weight_k = to_host(1 / (1 + count_k.clamp(min=0)))
+            weight_k = to_host(1 / (1 + self.eviction.counts()[there].clamp(min=0)))
             slots = to_device(draws.weighted(n, weight_k, chosen), self.device)
         elif n > k:
             slots = to_device(torch.randint(k, (n,), generator=chosen), self.device)
         elif how == "epochs":
-            epoch_k = columns.drawn_epoch[: len(self)]
-            slots = draws.by_epochs(n, epoch_k if there is None else epoch_k[there], chosen)
+            slots = draws.by_epochs(n, columns.drawn_epoch[there], chosen)
         else:
             slots = draws.uniform(n, k, chosen, self.device)
-        slots = slots if there is None else there[slots]
+        slots = there[slots]
         columns.count_draws(slots)
         images = None if columns.images is None else columns.images.read(slots)
         return Draw(slots, columns.ids[slots], images)

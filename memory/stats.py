@@ -6,8 +6,8 @@ Shapes: C cells, D embedding, A descriptor, k occupied slots, S slots counted.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -88,42 +88,31 @@ class MemoryStats:
 
 def measure(columns: Columns, policy: Policy, totals: Totals, drift: Tensor) -> MemoryStats:
     """The numbers of this moment; `drift` is the mean and the least of the last re-encoding."""
-    k, at = columns.occupied, (0.5, 0.9, 1.0)
-    age_k = totals.added - columns.born[:k]
+    k = columns.occupied
+    age_k, stale_k = totals.added - columns.born[:k], totals.added - columns.encoded[:k]
     count_S = some_counts(columns, policy)
-    ages = percentiles(age_k, at)
-    stale = percentiles(totals.added - columns.encoded[:k], at)
-    counts = percentiles(count_S, at)
+    spread: dict[str, Any] = {}
+    for name, values in (("age", age_k), ("stale", stale_k), ("count", count_S)):
+        of = percentiles(values, (0.5, 0.9, 1.0))
+        spread |= {f"{name}_p50": of[0], f"{name}_p90": of[1], f"{name}_max": of[2]}
     count_mean = float(count_S.mean()) if k else 0.0
     lost_k = None if columns.images is None else columns.images.lost(k)
     drift_mean, drift_min = drift.tolist()
     return MemoryStats(
         occupancy=k,
         capacity=columns.capacity,
-        added=totals.added,
         inserted=totals.inserted,
-        evicted=totals.evicted,
-        refused=totals.refused,
         expected_collisions=count_mean / max(1, columns.occupied_of_all - 1),
         effective_rank=effective_rank(columns.z_kD),
-        age_p50=ages[0],
-        age_p90=ages[1],
-        age_max=ages[2],
-        duplicates=totals.duplicates,
-        merged=totals.merged,
         count_mean=count_mean,
-        count_p50=counts[0],
-        count_p90=counts[1],
-        count_max=counts[2],
         counted=len(count_S),
-        stale_p50=stale[0],
-        stale_p90=stale[1],
-        stale_max=stale[2],
         turnover=int((age_k <= columns.capacity_of_all).sum()) / max(1, k),
         multiplicity_mean=float(columns.multiplicity[:k].sum()) / max(1, k),
         drift_mean=drift_mean,
         drift_min=drift_min,
         images_lost=0 if lost_k is None else int(lost_k.sum()),
+        **asdict(totals),
+        **spread,
     )
 
 

@@ -26,9 +26,13 @@ class Random(Policy):
         self._generator = torch.Generator().manual_seed(seed)
 
     def choose(self, rows: Rows) -> Tensor:
+        return self.uniform(torch.full((len(rows),), self.columns.capacity))
+
+    def uniform(self, below_B: Tensor) -> Tensor:
+        """A whole number in [0, n) for each of these n, int64 [B], on the CPU."""
         # In float64, as batches must draw what single samples draw: randint does not promise that.
-        drawn_B = torch.rand(len(rows), generator=self._generator, dtype=torch.float64)
-        return (drawn_B * self.columns.capacity).floor().to(torch.int64)
+        drawn_B = torch.rand(len(below_B), generator=self._generator, dtype=torch.float64)
+        return (drawn_B * below_B).floor().to(torch.int64)
 
     def state(self) -> dict[str, Tensor]:
         return {"generator": self._generator.get_state()}

@@ -6,11 +6,10 @@ import torch
 from torch import Tensor
 
 from memory.columns import Columns, Rows
-from memory.compute import to_host
-from memory.eviction.base import Policy
+from memory.eviction.random import Random
 
 
-class Reservoir(Policy):
+class Reservoir(Random):
     """After n samples each of them is held with probability K / n (Vitter 1985, algorithm R).
 
     Sample n joins with probability K / n and then replaces a uniformly drawn slot.
@@ -21,15 +20,12 @@ class Reservoir(Policy):
     def bind(self, columns: Columns, seed: int) -> None:
         super().bind(columns, seed)
         self._seen = columns.occupied
-        self._generator = torch.Generator().manual_seed(seed)
 
     def on_insert(self, rows: Rows) -> None:
         self._seen += len(rows)
 
     def choose(self, rows: Rows) -> Tensor:
-        seen_B = self._seen + 1 + torch.arange(len(rows))
-        drawn_B = torch.rand(len(rows), generator=self._generator, dtype=torch.float64)
-        plan = (drawn_B * seen_B).floor().to(torch.int64)
+        plan = self.uniform(self._seen + 1 + torch.arange(len(rows)))
         self._seen += len(rows)
         return torch.where(plan < self.columns.capacity, plan, -1)
 
@@ -38,11 +34,11 @@ class Reservoir(Policy):
         self._seen += len(rows)
 
     def state(self) -> dict[str, Tensor]:
-        return {"seen": torch.tensor([self._seen]), "generator": self._generator.get_state()}
+        return {"seen": torch.tensor([self._seen]), **super().state()}
 
     def load(self, state: dict[str, Tensor]) -> None:
+        super().load(state)
         self._seen = int(state["seen"])
-        self._generator.set_state(to_host(state["generator"]))
 
     def check(self) -> tuple[bool, str]:
         if self._seen < self.columns.occupied:
