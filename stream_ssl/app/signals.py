@@ -15,7 +15,7 @@ too long."""
 
 
 def stop_on_signals() -> threading.Event:
-    """An event that SIGTERM, SIGINT and the supervisor's death set.
+    """An event that SIGTERM, SIGINT, the end of the terminal and the supervisor's death set.
 
     A second signal ends the process at once, for whoever cannot wait. Not where another process
     sees to that: systemd asks each process of a service to stop, and then that one does.
@@ -30,6 +30,8 @@ def stop_on_signals() -> threading.Event:
 
     signal.signal(signal.SIGTERM, handle)
     signal.signal(signal.SIGINT, handle)
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # nohup ignores it
+        signal.signal(signal.SIGHUP, handle)
     if parent := os.environ.get(PARENT):
         threading.Thread(target=watch_parent, args=(int(parent), stop), daemon=True).start()
     return stop

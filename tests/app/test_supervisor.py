@@ -156,12 +156,23 @@ ORPHAN = (
 )
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_signals_set_the_stop_event(number: signal.Signals) -> None:
     with subprocess.Popen(python(ORPHAN), stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"up\n"
         process.send_signal(number)
+        assert process.wait(60) == 0
+
+
+def test_nohup_outlives_its_terminal() -> None:
+    with subprocess.Popen(["nohup", *python(ORPHAN)], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"up\n"
+        process.send_signal(signal.SIGHUP)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.5)
+        process.terminate()
         assert process.wait(60) == 0
 
 
