@@ -80,16 +80,18 @@ class Batch(Generic[Array]):
         return len(ids_B)
 
     def __getitem__(self, rows: Any) -> Batch[Array]:
-        """The chosen samples, a slice or a tensor of indices; offset and rejected stay."""
+        """The chosen samples: a slice, or a tensor of indices on the host, for to read those of a
+        device would wait for it; offset and rejected stay."""
         columns: dict[str, Any] = self.columns()
         if self.slots_B is not None:
             columns["slots_B"] = self.slots_B
-        chosen = {name: column[rows] for name, column in columns.items()}
         origins_B = self.origins_B
-        if origins_B is not None and isinstance(rows, slice):
-            origins_B = origins_B[rows]
-        elif origins_B is not None:
-            origins_B = [origins_B[row] for row in rows.tolist()]
+        if isinstance(rows, slice):
+            origins_B = origins_B and origins_B[rows]
+        else:
+            origins_B = origins_B and [origins_B[row] for row in rows.tolist()]
+            rows = rows.to(columns["ids_B"].device, non_blocking=True)
+        chosen = {name: column[rows] for name, column in columns.items()}
         return replace(self, origins_B=origins_B, **chosen)
 
     def columns(self) -> dict[str, Array]:

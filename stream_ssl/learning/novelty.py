@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from memory import Duplicates, WorkingMemory
-from memory.compute import to_device
 from stream_ssl.batch import Batch, Origin
 from stream_ssl.learning.origins import packed, unpacked
 from stream_ssl.learning.ranks import Turn
@@ -80,7 +79,7 @@ class Novelty:
             new_B, let_in = self._new(batch, turn.batches)
             new, origins = set(new_B.tolist()), batch.origins_B or [None] * size
             self.turned_away = [origins[b] for b in range(size) if b not in new]
-            batch = batch[to_device(new_B, batch.ids_B.device)]
+            batch = batch[new_B]
         self.fresh = [
             came if came and kept + new >= came else 0
             for came, kept, new in zip(turn.batches, turn.waiting, let_in, strict=True)

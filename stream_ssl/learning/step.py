@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from memory import Admission, WorkingMemory
-from memory.compute import to_device, to_host
+from memory.compute import to_host
 from memory.draws import DrawOrder
 from stream_ssl.batch import Batch
 from stream_ssl.learning.optimiser import OptimiserSettings
@@ -215,7 +215,7 @@ class Step:
         count = min(len(batch) - 1, max(1, round(self._share * len(batch))))
         cosines: Mapping[str, Tensor] = {}
         if count and self.can_draw:
-            chosen = to_device(torch.randperm(len(batch))[:count].sort().values, self._device)
+            chosen = torch.randperm(len(batch))[:count].sort().values
             drawn = self._drawn(len(batch) - count)
             update, mixed_keys = self._update(joined(batch[chosen], drawn), number)
             drawn_keys = mixed_keys._replace(keys_BD=mixed_keys.keys_BD[count:])

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from memory import WorkingMemory
 from memory.descriptors import Descriptor
-from stream_ssl.batch import START, Batch, Offset
+from stream_ssl.batch import START, Batch, Offset, Origin
 from stream_ssl.learning.encoder import ResNet
 from stream_ssl.learning.learner import Learner
 from stream_ssl.learning.projector import Projector
@@ -51,6 +51,7 @@ class Repeatable:
             labels_B=labels.astype(np.int64),
             images_BCHW=image_BHWC.transpose(0, 3, 1, 2),
             received_B=np.zeros(BATCH),
+            origins_B=[Origin("robot", "left", str(number), 0.0) for number in ids],
             offset=Offset(self.record, 0),
             rejected={"image": 1} if self.record % 5 == 0 else {},
         )
