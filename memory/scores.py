@@ -60,8 +60,11 @@ class Score(ABC):
 
     def counts(self, memory_KD: Tensor) -> Tensor:
         """The duplicate counts N(j) = sum_{i != j} h(m_i . m_j) (DUEL, eq. 5), float64 [K]."""
-        own_K = self.apply_((memory_KD * memory_KD).sum(dim=1)).to(torch.float64)
-        return self.total(memory_KD, memory_KD) - own_K
+        return self.total(memory_KD, memory_KD) - self.own(memory_KD)
+
+    def own(self, z_BD: Tensor) -> Tensor:
+        """h of each row with itself, which no count holds, float64 [B]."""
+        return self.apply_((z_BD * z_BD).sum(dim=1)).to(torch.float64)
 
 
 @dataclass(frozen=True)

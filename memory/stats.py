@@ -126,7 +126,7 @@ def some_counts(columns: Columns, policy: Policy) -> Tensor:
         return policy.counts()
     slots = torch.arange(max(1, counted), device=columns.device) * k // max(1, counted)
     row_SA = columns.descriptors[slots]
-    return policy.total(row_SA) - policy.score.apply_((row_SA * row_SA).sum(dim=1))
+    return policy.total(row_SA) - policy.score.own(row_SA)
 
 
 def effective_rank(z_kD: Tensor) -> float:

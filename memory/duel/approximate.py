@@ -162,7 +162,7 @@ class ApproximateCounts:
         assert self._cells is not None
         if len(slots):
             row_NA, cell_N = self._columns.descriptors[slots], self._cells.cell_K[slots]
-            self._set(slots, self._cells.total(row_NA, cell_N) - self._own(row_NA))
+            self._set(slots, self._cells.total(row_NA, cell_N) - self._score.own(row_NA))
 
     def _fold(self) -> None:
         """Take up in all counts what has changed since the last time. No pool is drawn."""
@@ -295,7 +295,7 @@ class ApproximateCounts:
         cells, row_PA = self._cells, self._columns.descriptors[self._pool_P]
         self.count_P += self._score.total(row_PA, after_RA) - self._score.total(row_PA, before_RA)
         self._shift_C += cells.shift(after_RA) - cells.shift(before_RA)
-        count_R = self.total(after_RA) - self._own(after_RA)
+        count_R = self.total(after_RA) - self._score.own(after_RA)
         place_R, cell_R = self._place_K[slots], cells.cell_K[slots]
         inside, outside = place_R >= 0, cell_R >= 0
         self.count_P[place_R[inside]] = count_R[inside]
@@ -305,9 +305,6 @@ class ApproximateCounts:
             self._remember(slots, before_RA)
         self._changed_K[slots] = True
         self._served, self._changes = self._served + len(slots), self._changes + len(slots)
-
-    def _own(self, row_NA: Tensor) -> Tensor:
-        return self._score.apply_((row_NA * row_NA).sum(dim=1)).to(torch.float64)
 
     def counts(self) -> Tensor:
         """Approximate N(j) of the occupied slots, float64 [k]."""
@@ -336,7 +333,7 @@ class ApproximateCounts:
             return Error(0.0, 0.0, 0.0, 0)
         drawn = drawn.to(self._columns.device)
         row_NA = self._columns.descriptors[drawn]
-        exact_N = self._score.total(row_NA, self._columns.descriptor_kA) - self._own(row_NA)
+        exact_N = self._score.total(row_NA, self._columns.descriptor_kA) - self._score.own(row_NA)
         off_N = (self.counts()[drawn] - exact_N) / exact_N.clamp(min=1.0)
         mean, worst = float(off_N.abs().mean()), float(off_N.abs().max())
         return Error(mean, worst, float(off_N.mean()), len(drawn))

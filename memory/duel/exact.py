@@ -197,7 +197,7 @@ class ExactCounts:
         for start in range(0, self._columns.capacity, step):
             (row_NA,) = self._group.all_gather(row_kA[start : start + step])
             self.count_K[: len(row_kA)] += self._score.total(row_kA, row_NA)
-        self.count_K[: len(row_kA)] -= self._own(row_kA)
+        self.count_K[: len(row_kA)] -= self._score.own(row_kA)
 
     def _recount_some(self) -> None:
         """Count the next slots again, as many as have been paid for."""
@@ -215,10 +215,7 @@ class ExactCounts:
         total_N = self.total(row_NA)
         if self._group.size > 1:
             total_N = total_N[rank_N == self._group.rank]
-        self.count_K[slots] = total_N - self._own(row_RA)
-
-    def _own(self, row_RA: Tensor) -> Tensor:
-        return self._score.apply_((row_RA * row_RA).sum(dim=1))
+        self.count_K[slots] = total_N - self._score.own(row_RA)
 
     def counts(self) -> Tensor:
         """N(j) of the occupied slots, float64 [k]."""
