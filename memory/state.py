@@ -99,11 +99,11 @@ def upgraded(state: Mapping[str, Any]) -> State:
             f"this memory state has version {version}, and this program reads up to {VERSION}: go "
             "on with the newer stream-ssl that wrote it, or with a backup from before the upgrade"
         )
-    if version < 2 or not {"generator", "description", "columns.ids"} <= set(state):
+    if version < 2 or not {"generator", "description"} <= set(state):
         raise ValueError(f"this is no memory state of version 2 to {VERSION}")
     if version > 2:
         return dict(state)
-    none = torch.zeros_like(state["columns.ids"])
+    none = torch.zeros_like(state.get("columns.ids", torch.empty(0, dtype=torch.int64)))
     return {**state, "columns.draws": none, "columns.drawn_epoch": none}
 
 
