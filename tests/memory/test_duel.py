@@ -147,7 +147,7 @@ def run_cases(stream: str, scores: tuple[Score, ...], cases: int, largest: int =
 @pytest.mark.parametrize("stream", STREAMS)
 @narrowed(LINEAR)
 def test_every_step_of_linear_counts(stream: str, narrow: None) -> None:
-    run_cases(stream, (Linear(),), 12)
+    run_cases(stream, (Linear(),), 8)
 
 
 @pytest.mark.parametrize("stream", STREAMS)
