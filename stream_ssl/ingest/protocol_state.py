@@ -196,7 +196,9 @@ class ProtocolState:
             raise WireError("superseded", f"a newer {name!r} is connected (epoch {other.epoch})")
         if not self.journal.state(name).sequence:
             self._check_names(user, name)
-        session = self._open_session(route, user, hello, now)
+        # A producer asks by epoch 0 whether its name is free, then says HELLO with its own.
+        again = other is not None and other.route == route and other.epoch in (0, hello.epoch)
+        session = self._open_session(route, user, hello, now, again)
         if self.policy.share(len(self.sessions), self.room):
             self.grant(now, quiet=session)  # else it waits for a turn
         durable = self.journal.state(name)
@@ -210,14 +212,15 @@ class ProtocolState:
             self._epoch,
             durable.written,
         )
-        self._hello_log.log(
-            logging.INFO,
-            "hello",
-            f"producer {name} ({printable(hello.agent)}) goes on after {durable.sequence}",
-        )
+        if not again:
+            after = f"goes on after packet {durable.sequence}" if durable.sequence else "is new"
+            text = f"producer {name} ({printable(hello.agent)}) {after}"
+            self._hello_log.log(logging.INFO, "hello", text)
         self._send(route, welcome)
 
-    def _open_session(self, route: bytes, user: str | None, hello: Hello, now: float) -> Session:
+    def _open_session(
+        self, route: bytes, user: str | None, hello: Hello, now: float, again: bool
+    ) -> Session:
         name = hello.producer
         durable = self.journal.state(name).sequence
         expected = max(durable, self.group.batch.last_sequences.get(name, 0)) + 1
@@ -240,7 +243,9 @@ class ProtocolState:
             last_acked=now,
             missing=missing,
             served=least_served(list(self.sessions)),
-            record=self.producers.opened(name, self._key_name(user), printable(hello.agent), now),
+            record=self.producers.opened(
+                name, self._key_name(user), printable(hello.agent), now, again
+            ),
             verdicts=hello.verdicts,
         )
         self.sessions.open(session)

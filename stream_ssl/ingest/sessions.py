@@ -70,16 +70,20 @@ class ProducerTable:
         """The producer's record."""
         return self._records.get(name)
 
-    def opened(self, name: str, key: str | None, agent: str, now: float) -> ProducerRecord:
-        """A producer has said HELLO."""
+    def opened(
+        self, name: str, key: str | None, agent: str, now: float, again: bool = False
+    ) -> ProducerRecord:
+        """A producer has said HELLO; `again`, on a connection on which it had done so."""
         record = self._records.get(name)
         if record is None:
             record = ProducerRecord(name, key, agent, now, now, now)
             self._records[name] = record
             while len(self._records) > self._limit:
                 self._records.popitem(last=False)
-        record.key, record.agent, record.connected = key, agent, now
-        record.hellos += 1
+        record.key, record.agent = key, agent
+        if not again:
+            record.connected = now
+            record.hellos += 1
         self.heard(record, now)
         return record
 

@@ -151,6 +151,21 @@ def test_an_older_epoch_is_superseded_only_while_the_newer_one_is_connected(prot
     assert protocol.events[2:] == ["WELCOME 0"]
 
 
+def test_a_connection_counts_once_though_the_producer_asks_first(protocol, caplog):
+    """With epoch 0, whether its name is free; where the answer is late, more than once."""
+    caplog.set_level("INFO")
+    for epoch in (0, 0, 7, 7):
+        protocol.say(Hello("camera", epoch, first=1), route=OTHER)
+    connected = protocol.producers.get("camera").connected
+    assert protocol.producers.get("camera").hellos == 1
+    assert [r.getMessage() for r in caplog.records] == ["producer camera () is new"]
+    protocol.say(Bye(), route=OTHER)
+    for epoch in (0, 8):
+        protocol.say(Hello("camera", epoch, first=1), now=101.0, route=b"a third")
+    assert protocol.producers.get("camera").hellos == 2
+    assert protocol.producers.get("camera").connected > connected
+
+
 def test_a_hello_waits_for_the_group_commit_and_costs_none_of_its_own(protocol):
     """A producer that says HELLO after each packet must not make an fsync of each."""
     for sequence in (1, 2):

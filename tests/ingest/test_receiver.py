@@ -384,18 +384,16 @@ def test_a_hello_leaves_a_clean_short_line_in_the_log(running, caplog):
     with Peer(running.endpoint) as peer:
         peer.say(Hello("robot", 1, 1, agent="mine 1\n2026 ERROR forged\x1b[2J" + "x" * 4000))
         peer.hear(Welcome)
-    lines = [r.getMessage() for r in caplog.records if "goes on after" in r.getMessage()]
-    assert lines == [
-        "producer robot (mine 1?2026 ERROR forged?[2J" + "x" * 52 + "...) goes on after 0"
-    ]
+    lines = [r.getMessage() for r in caplog.records if "producer robot" in r.getMessage()]
+    assert lines == ["producer robot (mine 1?2026 ERROR forged?[2J" + "x" * 52 + "...) is new"]
 
 
 def test_a_flood_of_hellos_does_not_fill_the_log(running, caplog):
     caplog.set_level("INFO")
     with Peer(running.endpoint) as peer:
-        for _ in range(200):
-            peer.hello()
-    assert len([r for r in caplog.records if "goes on after" in r.getMessage()]) <= 40
+        for epoch in range(200):
+            peer.hello(epoch=1 + epoch)
+    assert 10 <= len([r for r in caplog.records if "is new" in r.getMessage()]) <= 40
 
 
 def test_a_producer_cannot_claim_again_and_again_that_packets_were_lost(running, caplog):
