@@ -349,8 +349,8 @@ class Process:
         if needed is None:
             self._limited_log.warning(
                 "small",
-                "the journal is full, and what is new in it makes no whole batch: raise "
-                "journal.budget, or lower batches.batch_size",
+                "the journal is full, and what is new in it makes no whole batch: make room on its "
+                "disk where that is full, else raise journal.budget, or lower batches.batch_size",
             )
             return
         log.warning(

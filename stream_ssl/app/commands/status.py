@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
@@ -86,17 +87,34 @@ def check_health(role: str, address: str | None) -> int:
     if address is None:
         print(f"the {role} has not started")
         return FAILED
-    connection = HTTPConnection(urlsplit(address).netloc, timeout=HEALTH_SECONDS)
     try:
-        connection.request("GET", "/healthz")
-        reply = connection.getresponse()
-        print(reply.read().decode(errors="replace"))
+        code, body = _ask(address, "/healthz")
     except (OSError, HTTPException) as error:
         print(f"the {role} does not answer at {address}: {error or type(error).__name__}")
         return FAILED
+    print(body)
+    return DONE if code == HTTPStatus.OK else FAILED
+
+
+def _ask(address: str, path: str, token: str | None = None) -> tuple[int, str]:
+    connection = HTTPConnection(urlsplit(address).netloc, timeout=HEALTH_SECONDS)
+    try:
+        headers = {} if token is None else {"authorization": f"Bearer {token}"}
+        connection.request("GET", path, headers=headers)
+        reply = connection.getresponse()
+        return reply.status, reply.read().decode(errors="replace")
     finally:
         connection.close()
-    return DONE if reply.status == HTTPStatus.OK else FAILED
+
+
+def not_ready(address: str, token: str | None = None) -> list[str]:
+    """What /readyz says is not as it should be, such as "journal: cannot be written"."""
+    try:
+        parts = json.loads(_ask(address, "/readyz", token)[1])["parts"]
+    except (OSError, HTTPException, ValueError, LookupError):
+        return []
+    failing = {name: part.get("detail") for name, part in parts.items() if not part["ok"]}
+    return [f"{name}: {detail}" if detail else name for name, detail in failing.items()]
 
 
 def token_of(endpoints: Mapping[str, Mapping[str, Any]]) -> str | None:
@@ -127,8 +145,8 @@ def measure(
     """Scrape twice, `seconds` apart; rates are over that time.
 
     Returns:
-        Plain values in base units. A figure is None where its process does not answer. What
-        several receivers, or ranks, have a part of each is added up.
+        Plain values in base units. A figure is None where its process does not answer, or has not
+        measured it yet. What several receivers, or ranks, have a part of each is added up.
     """
     scrapers = {
         name: Scraper(partial(dict, {name: address}), token=token)
@@ -147,6 +165,7 @@ def measure(
     answering = [name for name, answers in up.items() if answers]
     return {
         "up": dict.fromkeys((role for role in ROLES if not _any(role, up)), False) | up,
+        "not_ready": {name: not_ready(addresses[name], token) for name in answering},
         "receiver": _summed(
             [receiver_figures(histories[name]) for name in answering if name[0] == "r"],
             set(RECEIVER_PARTS),
@@ -177,7 +196,7 @@ def _ranks(first: History) -> int:
     return max(1, count)
 
 
-def _summed(figures: Sequence[Mapping[str, float]], parts: Set[str]) -> Mapping[str, float] | None:
+def _summed(figures: Sequence[Mapping[str, Any]], parts: Set[str]) -> Mapping[str, Any] | None:
     """The first's, with the sums over all of what each has a part of."""
     if not figures:
         return None
@@ -216,20 +235,24 @@ def receiver_figures(history: History) -> dict[str, float]:
     }
 
 
-def learner_figures(history: History) -> dict[str, float]:
-    """The learner's figures."""
+def learner_figures(history: History) -> dict[str, float | None]:
+    """The learner's figures; loss and stream are known from its first steps on."""
+
+    def measured(name: str) -> float | None:
+        return history.last(name) if history.has(name) else None
+
     return {
         "steps": history.last("stream_ssl_steps_total"),
         "steps_per_second": history.rate("stream_ssl_steps_total"),
         "samples_per_second": history.rate("stream_ssl_trained_samples_total"),
-        "loss": history.last("stream_ssl_loss"),
+        "loss": measured("stream_ssl_loss"),
         "lag_seconds": history.last("stream_ssl_lag_seconds"),
         "pending_samples": history.last("stream_ssl_pending_samples"),
         "lag_records": history.last("stream_ssl_lag_records"),
         "memory_slots": history.last("stream_ssl_memory_slots", memory="working"),
         "memory_capacity_slots": history.last("stream_ssl_memory_capacity_slots", memory="working"),
         "memory_effective_rank": history.last("stream_ssl_memory_effective_rank", memory="working"),
-        "stream_effective_rank": history.last("stream_ssl_stream_effective_rank"),
+        "stream_effective_rank": measured("stream_ssl_stream_effective_rank"),
         "collision_similarity": history.last("stream_ssl_collision_similarity"),
         "memory_near_copies_ratio": history.last("stream_ssl_memory_near_copies_ratio"),
         "checkpoint_step": history.last("stream_ssl_checkpoint_step"),
@@ -245,7 +268,9 @@ def table(run: Path, addresses: Mapping[str, str], figures: Mapping[str, Any]) -
     shown.add_column()
     for role, answers in sorted(figures["up"].items(), key=lambda item: item[0], reverse=True):
         state = "[green]up[/]" if answers else "[red]does not answer[/]"
-        shown.add_row(role, f"{state}  {addresses.get(role, 'never started')}")
+        failing = figures["not_ready"].get(role, [])
+        reasons = "".join(f"\n[red]not ready[/]: {escape(reason)}" for reason in failing)
+        shown.add_row(role, f"{state}  {addresses.get(role, 'never started')}{reasons}")
     if (r := figures["receiver"]) is not None:
         shown.add_row(
             "receiving",
@@ -253,25 +278,27 @@ def table(run: Path, addresses: Mapping[str, str], figures: Mapping[str, Any]) -
             f"from {r['producers']:.0f} producers",
         )
         room = r["journal_room_bytes"] / 1e6
-        shown.add_row("journal", f"{r['journal_bytes'] / 1e6:,.1f} MB, room for {room:,.0f} MB")
+        held = r["journal_bytes"] / 1e6
+        shown.add_row("journal", f"{held:,.1f} MB; its budget has room for {room:,.0f} MB")
     if (learning := figures["learner"]) is not None:
         shown.add_row(
             "learning",
             f"{learning['samples_per_second']:,.0f} samples/s, "
             f"{learning['steps_per_second']:.1f} steps/s, "
-            f"loss {learning['loss']:.3f}",
+            + ("no step yet" if learning["loss"] is None else f"loss {learning['loss']:.3f}"),
         )
         shown.add_row(
             "lag",
             f"{learning['lag_seconds']:.1f} s, {learning['lag_records']:,.0f} packets; "
             f"{learning['pending_samples']:,.0f} samples read and not yet trained on",
         )
+        rank = learning["stream_effective_rank"]
         shown.add_row(
             "memory",
             f"{learning['memory_slots']:,.0f} of {learning['memory_capacity_slots']:,.0f} slots, "
             f"{learning['memory_near_copies_ratio']:.0%} near-copies, effective rank "
-            f"{learning['memory_effective_rank']:.1f} "
-            f"(stream {learning['stream_effective_rank']:.1f})",
+            f"{learning['memory_effective_rank']:.1f}"
+            + ("" if rank is None else f" (stream {rank:.1f})"),
         )
         shown.add_row("checkpoint", _checkpoint(learning))
     if (group := figures["group"]) is not None:
