@@ -24,9 +24,8 @@ from memory import WorkingMemory
 from memory.eviction import MostDuplicated, Oldest, Policy
 from memory.scores import VonMisesFisher
 from stream_ssl.batch import Batch, Offset
-from stream_ssl.learning.encoder import ResNet
+from stream_ssl.learning.encoder import Projector, ResNet
 from stream_ssl.learning.learner import Learner
-from stream_ssl.learning.projector import Projector
 from stream_ssl.learning.randomness import seed_everything
 from stream_ssl.learning.records import PHASES, StepRecord
 from stream_ssl.learning.views import Views

@@ -30,9 +30,8 @@ from stream_ssl.ingest.batches import Batches
 from stream_ssl.ingest.decode import Decoder
 from stream_ssl.ingest.journal import Entry, Journal, JournalReader
 from stream_ssl.ingest.quarantine import Quarantine
-from stream_ssl.learning.encoder import ResNet
+from stream_ssl.learning.encoder import Projector, ResNet
 from stream_ssl.learning.learner import Learner, Stream
-from stream_ssl.learning.projector import Projector
 from stream_ssl.learning.randomness import seed_everything
 from stream_ssl.learning.records import PHASES, StepRecord
 from stream_ssl.learning.views import Views

@@ -27,9 +27,8 @@ from memory import WorkingMemory
 from memory.descriptors import Thumbnail
 from memory.process_group import SINGLE_PROCESS, ProcessGroup, RankGroup
 from stream_ssl.learning.checkpoint import Checkpointer
-from stream_ssl.learning.encoder import ResNet
+from stream_ssl.learning.encoder import Projector, ResNet
 from stream_ssl.learning.learner import Learner
-from stream_ssl.learning.projector import Projector
 from stream_ssl.learning.randomness import seed_everything
 from stream_ssl.learning.views import Views
 from stream_ssl.losses import InfoNCE

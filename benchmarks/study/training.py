@@ -19,10 +19,10 @@ from benchmarks.study.arms import Run
 from benchmarks.study.streams import CLASSES, STRIDE, frames
 from memory import WorkingMemory
 from stream_ssl import evaluation
+from stream_ssl.learning.encoder import Projector
 from stream_ssl.learning.learner import Learner
 from stream_ssl.learning.optimiser import OptimiserSettings
 from stream_ssl.learning.pace import Pace
-from stream_ssl.learning.projector import Projector
 from stream_ssl.learning.randomness import seed_everything
 from stream_ssl.learning.records import StepRecord
 from stream_ssl.learning.views import Views

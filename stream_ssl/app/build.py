@@ -30,12 +30,17 @@ from stream_ssl.ingest.quarantine import Quarantine
 from stream_ssl.learning import randomness
 from stream_ssl.learning.checkpoint import Checkpointer
 from stream_ssl.learning.checks import check_batch, check_labels
-from stream_ssl.learning.encoder import ResNet
+from stream_ssl.learning.encoder import (
+    Model,
+    Projector,
+    ResNet,
+    called,
+    freeze_stages,
+    load_weights,
+)
 from stream_ssl.learning.learner import Learner, Stream
-from stream_ssl.learning.models import Model, called, freeze_stages, load_weights
 from stream_ssl.learning.optimiser import OptimiserSettings
 from stream_ssl.learning.pace import Pace
-from stream_ssl.learning.projector import Projector
 from stream_ssl.learning.vectors import MLP, Vectors, VectorViews
 from stream_ssl.learning.views import Views
 from stream_ssl.losses import PositiveDebiased

@@ -211,11 +211,10 @@ def _add_learner(parser: ArgumentParser) -> None:
     from stream_ssl.ingest.decode import Decoder
     from stream_ssl.ingest.quarantine import Quarantine
     from stream_ssl.learning.checkpoint import Checkpointer
-    from stream_ssl.learning.encoder import ResNet
+    from stream_ssl.learning.encoder import Projector, ResNet
     from stream_ssl.learning.learner import Learner
     from stream_ssl.learning.optimiser import OptimiserSettings
     from stream_ssl.learning.pace import Pace
-    from stream_ssl.learning.projector import Projector
     from stream_ssl.learning.schedule import Schedule
     from stream_ssl.learning.vectors import Vectors
     from stream_ssl.learning.views import Views

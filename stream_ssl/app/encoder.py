@@ -29,7 +29,7 @@ from stream_ssl.learning.checkpoint import (
     checkpoint_damage,
     damage,
 )
-from stream_ssl.learning.projector import Projector
+from stream_ssl.learning.encoder import Projector
 from stream_ssl.learning.randomness import OwnRandomness
 from stream_ssl.learning.vectors import VectorViews
 from stream_ssl.learning.views import Views

@@ -1,18 +1,29 @@
-"""The encoder: torchvision's ResNet, narrower, shallower and for small images where asked.
+"""The networks: an encoder, ours (a ResNet) or any other, and the projector behind it. Weights to
+begin with, and stages that stay as they are.
 
-Shapes: B samples, C channels, H height, W width, F features.
+Shapes: B samples, C channels, H height, W width, F features, D embedding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+import importlib
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 import torchvision.models.resnet as torchvision_resnet
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from stream_ssl.methods.norm import BatchNorm2d
+from stream_ssl.methods.norm import BatchNorm1d, BatchNorm2d, freeze
+
+log = logging.getLogger("stream_ssl.learner")
+
+PREFIX = "backbone."
+"""Of an encoder's weights in what `stream-ssl export` writes."""
 
 BLOCKS = {
     "basic": torchvision_resnet.BasicBlock,
@@ -44,7 +55,7 @@ class ResNet(torchvision_resnet.ResNet):  # type: ignore[misc]  # torchvision is
         block: Literal["basic", "bottleneck"] = "basic",
     ) -> None:
         depths = tuple(depths)
-        _check(width, depths, channels, stem, block)
+        _check_resnet(width, depths, channels, stem, block)
         # The parent builds the stages while it initialises, and assigns its own `inplanes`
         # before: _make_layer needs the width, and modules cannot be set that early.
         object.__setattr__(self, "width", width)
@@ -91,7 +102,175 @@ class ResNet(torchvision_resnet.ResNet):  # type: ignore[misc]  # torchvision is
         return stage
 
 
-def _check(width: int, depths: tuple[int, ...], channels: int, stem: str, block: str) -> None:
+class Model(nn.Module):
+    """Any network of images [B, C, H, W] to features [B, F], F = `dim`.
+
+    Args:
+        module: the network; its BatchNorm layers become those that take a batch of one value.
+        shape: (C, H, W) of the images that will come.
+        head: the layer that is taken off, "fc" of torchvision's ResNets; None takes none off.
+
+    Raises:
+        ValueError: there is no such layer, or the network does not turn such images into features.
+    """
+
+    def __init__(
+        self, module: nn.Module, shape: tuple[int, int, int], head: str | None = None
+    ) -> None:
+        super().__init__()
+        name = type(module).__name__
+        if head is not None:
+            _stage(module, head, "encoder.head")
+            module.set_submodule(head, nn.Identity())
+        for layer in module.modules():
+            if type(layer) is nn.BatchNorm2d:
+                layer.__class__ = BatchNorm2d
+            elif type(layer) is nn.BatchNorm1d:
+                layer.__class__ = BatchNorm1d
+        self.module = module
+        self.eval()
+        try:
+            with torch.no_grad():
+                feature_BF = module(torch.zeros(2, *shape))
+        except Exception as error:  # whatever a stranger's network raises
+            raise ValueError(
+                f"encoder.model {name} takes no images of {shape} (channels, height, width): "
+                f"{error}; see decoder.size and decoder.channels"
+            ) from error
+        found = getattr(feature_BF, "shape", type(feature_BF).__name__)
+        if not isinstance(feature_BF, Tensor) or feature_BF.ndim != 2 or len(feature_BF) != 2:
+            raise ValueError(
+                f"encoder.model {name} gives {found} of 2 images: features are one row an image, "
+                "[2, F]; pool what is left of height and width"
+            )
+        self.train()
+        self.dim: int = feature_BF.shape[1]
+
+    def forward(self, image_BCHW: Tensor) -> Tensor:
+        feature_BF: Tensor = self.module(image_BCHW)
+        return feature_BF
+
+
+class Projector(nn.Module):
+    """Features [B, F] to embeddings [B, D]; the method scales them to unit norm.
+
+    Contrastive methods do without BatchNorm here: it would tell an anchor about its batch. Those
+    without negatives need it.
+
+    Args:
+        features: F.
+        dim: D.
+        hidden: 0 is the one linear layer of the DUEL paper; else the size of one hidden layer with
+            a ReLU, as in SimCLR and MoCo v2.
+        batchnorm: "none"; after the "hidden" layer, as in BYOL; or after "all", as in SimSiam,
+            where the last has no scale and shift.
+
+    Raises:
+        ValueError: an argument outside its range.
+    """
+
+    def __init__(
+        self,
+        features: int,
+        dim: int = 128,
+        hidden: int = 0,
+        batchnorm: Literal["none", "hidden", "all"] = "none",
+    ) -> None:
+        super().__init__()
+        if min(features, dim) < 1 or hidden < 0:
+            raise ValueError(
+                f"features={features}, dim={dim}, hidden={hidden}: the first two must be positive, "
+                "hidden 0 (linear) or the size of the hidden layer"
+            )
+        _check_projector(batchnorm, hidden)
+        self.dim = dim
+        self.layers: nn.Module = nn.Linear(features, dim)
+        if hidden or batchnorm != "none":
+            parts: list[nn.Module] = []
+            if hidden:
+                parts.append(nn.Linear(features, hidden))
+                if batchnorm != "none":
+                    parts.append(BatchNorm1d(hidden))
+                parts.append(nn.ReLU(inplace=True))
+            parts.append(nn.Linear(hidden or features, dim))
+            if batchnorm == "all":
+                parts.append(BatchNorm1d(dim, affine=False))
+            self.layers = nn.Sequential(*parts)
+
+    def forward(self, feature_BF: Tensor) -> Tensor:
+        z_BD: Tensor = self.layers(feature_BF)
+        return z_BD
+
+
+def called(spec: Mapping[str, Any], *arguments: Any, **more: Any) -> Any:
+    """What a class path names, called with its `init_args`."""
+    module, _, name = spec["class_path"].rpartition(".")
+    found = getattr(importlib.import_module(module), name)
+    return found(*arguments, **more, **(spec.get("init_args") or {}))
+
+
+def load_weights(encoder: nn.Module, file: Path, head: str | None = None) -> None:
+    """Put a safetensors file's weights into an encoder: a library's, or an export's of ours.
+
+    Args:
+        encoder: a `Model`'s names are those of its module.
+        file: may hold more, which is told; weights of `head` go without a word.
+        head: the layer that was taken off.
+
+    Raises:
+        ValueError: it cannot be read, lacks a weight, or holds one of another shape.
+    """
+    try:
+        found = load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"encoder.weights {file} cannot be read as safetensors: {error}") from None
+    if any(name.startswith(PREFIX) for name in found):
+        found = {n.removeprefix(PREFIX): t for n, t in found.items() if n.startswith(PREFIX)}
+    if isinstance(encoder, Model):
+        found = {n.removeprefix("module."): tensor for n, tensor in found.items()}
+        encoder = encoder.module
+    own = encoder.state_dict()
+    # Counters of BatchNorm, which nothing reads: many files lack them.
+    wanted = {n: t for n, t in own.items() if n in found or not n.endswith("num_batches_tracked")}
+    for name, tensor in wanted.items():
+        there = tuple(found[name].shape) if name in found else "absent"
+        if there != tuple(tensor.shape):
+            raise ValueError(
+                f"encoder.weights {file} does not fit: {name} is {there} there and "
+                f"{tuple(tensor.shape)} in the encoder; give the section encoder (model, width, "
+                "depths, stem, block) and decoder.channels that it was made with"
+            )
+    more = sorted(set(found) - set(own))
+    unused = [name for name in more if head is None or not name.startswith(f"{head}.")]
+    if unused:
+        log.warning("encoder.weights %s: not used: %s", file, ", ".join(unused))
+    encoder.load_state_dict({name: found[name] for name in own if name in found}, strict=False)
+
+
+def freeze_stages(encoder: nn.Module, names: Iterable[str]) -> None:
+    """Freeze submodules by name: no gradient, and BatchNorm and dropout as in evaluation.
+
+    Raises:
+        ValueError: there is no such one, or nothing is left to train.
+    """
+    module = encoder.module if isinstance(encoder, Model) else encoder
+    for name in names:
+        freeze(_stage(module, name, "encoder.frozen"))
+
+
+def _stage(module: nn.Module, name: str, option: str) -> nn.Module:
+    try:
+        return module.get_submodule(name or "?")
+    except AttributeError:
+        there = ", ".join(child for child, _ in module.named_children())
+        raise ValueError(
+            f"{option} {name!r}: {type(module).__name__} has no such part; it has {there}"
+        ) from None
+
+
+def _check_resnet(
+    width: int, depths: tuple[int, ...], channels: int, stem: str, block: str
+) -> None:
     if width < 1:
         raise ValueError(f"width is {width}: the first stage needs at least 1 channel")
     if len(depths) != 4 or min(depths) < 0 or depths[0] < 1:
@@ -105,3 +284,12 @@ def _check(width: int, depths: tuple[int, ...], channels: int, stem: str, block:
         raise ValueError(f'stem is {stem!r}: choose "cifar" for small images or "imagenet"')
     if block not in BLOCKS:
         raise ValueError(f"block is {block!r}: choose one of {sorted(BLOCKS)}")
+
+
+def _check_projector(batchnorm: str, hidden: int) -> None:
+    if batchnorm not in ("none", "hidden", "all"):
+        raise ValueError(f'batchnorm is {batchnorm!r}: choose "none", "hidden" or "all"')
+    if batchnorm == "hidden" and not hidden:
+        raise ValueError(
+            'batchnorm="hidden" normalises a hidden layer, and hidden is 0: give its size'
+        )

@@ -21,9 +21,9 @@ from memory.scores import Gaussian, Linear, Quadratic, Score, VonMisesFisher
 from stream_ssl.evaluation.geometry import class_similarity
 from stream_ssl.evaluation.linear import CONVEX, PROBES, linear_probe
 from stream_ssl.evaluation.neighbours import knn_accuracy, retrieval
+from stream_ssl.learning.encoder import Projector
 from stream_ssl.learning.learner import Learner
 from stream_ssl.learning.optimiser import OptimiserSettings
-from stream_ssl.learning.projector import Projector
 from stream_ssl.learning.randomness import seed_everything
 from stream_ssl.learning.records import StepRecord
 from stream_ssl.learning.schedule import Constant, Cosine

@@ -18,9 +18,8 @@ from torch import Tensor
 from memory import WorkingMemory
 from memory.descriptors import Descriptor
 from stream_ssl.batch import START, Batch, Offset, Origin
-from stream_ssl.learning.encoder import ResNet
+from stream_ssl.learning.encoder import Projector, ResNet
 from stream_ssl.learning.learner import Learner
-from stream_ssl.learning.projector import Projector
 from stream_ssl.learning.randomness import seed_everything
 from stream_ssl.learning.records import Idle, StepRecord
 from stream_ssl.learning.views import Views

@@ -8,8 +8,7 @@ import torchvision
 from table import table
 from torch import nn
 
-from stream_ssl.learning.encoder import ResNet
-from stream_ssl.learning.projector import Projector
+from stream_ssl.learning.encoder import Projector, ResNet
 
 
 def count(module: nn.Module) -> int:
