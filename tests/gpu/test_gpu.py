@@ -19,9 +19,9 @@ from losses_table import VARIANTS, Known, call, known
 from memory import Duplicates, WorkingMemory
 from memory.eviction import MinimumRedundancy, MostDuplicated, Oldest, Reservoir
 from memory.scores import VonMisesFisher
+from stream_ssl.learning.learner import Upload
 from stream_ssl.learning.pace import Pace
 from stream_ssl.learning.records import PHASES
-from stream_ssl.learning.upload import Upload
 from stream_ssl.losses import fused, negatives
 from stream_ssl.methods import METHODS
 
