@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -139,8 +140,16 @@ OWN_PARTS = ("encoder.model", "views.transform", "decoder.subclass")
 """Options that name a class or function by its path, which `build` calls."""
 
 
-class _Parser(ArgumentParser):
+class Parser(ArgumentParser):
     """Whose errors are worth reading."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        written = {one.dest: (*one.option_strings, one.dest.upper())[0] for one in self._actions}
+        super().error(hinted(readable(message), written), ex)
+
+
+class _Parser(Parser):
+    """Of a config file's sections."""
 
     def instantiate(self, namespace: Namespace, *arguments: Any, **options: Any) -> Namespace:
         """Of the parts that `build` calls, `dict_kwargs` join `init_args`; jsonargparse drops them.
@@ -151,8 +160,29 @@ class _Parser(ArgumentParser):
                 built[f"{name}.init_args.{key}"] = value
         return built
 
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        super().error(readable(message), ex)
+
+def hinted(message: str, written: Mapping[str, str]) -> str:
+    """An error of jsonargparse, with options as they are written, and the one that was meant.
+
+    Args:
+        message: the error.
+        written: of the parser's options, by name: {"memory.seed": "--memory.seed", "run": "RUN"}.
+    """
+    if required := re.fullmatch(r"(the following arguments are required: )(.+)", message):
+        return required[1] + ", ".join(written.get(name, name) for name in required[2].split(", "))
+    if unknown := re.match(r"unrecognized arguments: --([^\s=]+)", message):
+        wrong, known = unknown[1], [*written]
+        if "." not in wrong:  # its section may have been forgotten
+            known += [name.rpartition(".")[2] for name in written]
+    elif unknown := re.fullmatch(r"Group '(.+)' does not accept option '(.+)'", message):
+        wrong, known = f"{unknown[1]}.{unknown[2]}", [*written]
+    else:
+        return message
+    close = difflib.get_close_matches(wrong, known, 1, cutoff=0.75)
+    meant = [
+        written[name] for name in sorted(written) if close and f".{name}".endswith(f".{close[0]}")
+    ]
+    return message + (f"; did you mean {' or '.join(meant)}?" if meant else "")
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -364,8 +394,12 @@ def _faults(file: Path, known: Set[str]) -> Iterator[str]:
         return
     except (OSError, yaml.YAMLError):  # the parser says that well
         return
+    if not isinstance(root, yaml.MappingNode):
+        held = "is empty" if root is None else "begins with something else"
+        yield f" {held}: it has to hold options by name, such as\nrun: runs/mine"
+        return
     yield from _duplicates(root)
-    for key, _ in root.value if isinstance(root, yaml.MappingNode) else ():
+    for key, _ in root.value:
         name = str(key.value).partition(".")[0]
         if name not in known:
             close = difflib.get_close_matches(name, known, 1)

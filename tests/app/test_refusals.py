@@ -17,7 +17,7 @@ from harness import TINY, processes
 from table import table
 
 from stream_ssl.app import build, config
-from stream_ssl.app.commands import check, keys, learner, produce, receiver, status
+from stream_ssl.app.commands import check, embed, keys, learner, produce, receiver, status
 from stream_ssl.app.commands import run as run_command
 from stream_ssl.app.commands.evaluate import evaluate_parser
 from stream_ssl.app.demo import run as demo
@@ -61,6 +61,8 @@ def refused(main: Any, *arguments: str) -> int:
         ("zzz: 1\n", "line 1: there is no section 'zzz'; there are: access, batches, checkpoints"),
         ("receiver:\n  bind: 127.0.0.1:5557\n", "transport is missing; write tcp://127.0.0.1:5557"),
         ("memory: [\n", "config.yaml, line 2: no YAML: "),
+        ("", "config.yaml is empty: it has to hold options by name, such as\nrun: runs/mine"),
+        ("- run\n", "config.yaml begins with something else: it has to hold options by name"),
     ],
 )
 def test_a_fault_of_the_file_is_named(
@@ -86,6 +88,43 @@ def test_a_file_is_looked_at_however_it_is_named(
     monkeypatch.setenv("STREAM_SSL_CONFIG", str(bad))
     assert refused(check.main, sound) == USAGE
     assert capsys.readouterr().err.count("there is no section 'memroy'") == 4
+
+
+@table(
+    ("main", "arguments", "message"),
+    [
+        (check.main, ("--memory.capcity", "5"), "did you mean --memory.capacity?"),
+        (learner.main, ("--novelty", "0.9"), "did you mean --learner.novelty?"),
+        (check.main, ("--journal.bugdet=5",), "did you mean --journal.budget?"),
+        (check.main, ("--memory.elephants", "5"), "unrecognized arguments: --memory.elephants 5\n"),
+        (produce.main, ("--shape.limt", "5"), "did you mean --shape.limit?"),
+        (produce.main, ("--name", "robot"), "the following arguments are required: --to\n"),
+        (embed.main, ("run",), "the following arguments are required: --data\n"),
+        (embed.main, ("--data", "synthetic"), "the following arguments are required: RUN\n"),
+    ],
+)
+def test_an_option_that_is_wrong_or_missing_is_named_as_it_is_written(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    main: Any,
+    arguments: tuple[str, ...],
+    message: str,
+) -> None:
+    file = config_file(tmp_path)
+    first = {check.main: (file,), learner.main: (file,), produce.main: ("synthetic",)}.get(main, ())
+    sent = SENT if arguments[0] == "--shape.limt" else ()
+    assert refused(main, *first, *sent, *arguments) == USAGE
+    said = capsys.readouterr().err
+    assert message in said
+    assert len(said.splitlines()) == 3, "usage, tip and error"
+
+
+def test_an_option_of_the_file_that_no_section_has_is_told_with_the_one_meant(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = config_file(tmp_path, memory={**TINY["memory"], "capcity": 5})
+    assert refused(check.main, file) == USAGE
+    assert "'capcity'; did you mean --memory.capacity?" in capsys.readouterr().err
 
 
 @table("place", ["a file", "below a file", "kept by the system"])
@@ -280,7 +319,8 @@ def test_what_is_printed_is_no_markup(tmp_path: Path, capsys: pytest.CaptureFixt
     console.print(table(Result("losses", [], 1.0, error=how)))
     assert capsys.readouterr().out.count(how) == 2
     none = dict.fromkeys(("receiver", "learner", "group")) | {
-        "up": {"receiver": False, "learner": False}
+        "up": {"receiver": False, "learner": False},
+        "not_ready": {},
     }
     console.print(status.table(Path("x[bold]y"), {}, none))
     assert "x[bold]y" in capsys.readouterr().out

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from jsonargparse import ArgumentParser, Namespace
+from jsonargparse import Namespace
 
+from stream_ssl.app.config import Parser
 from stream_ssl.app.failures import check_writable, configuring, reported
 from stream_ssl.app.threads import share_cores
 
@@ -35,9 +36,9 @@ def main(arguments: Sequence[str]) -> int:
     return reported(lambda: embed(settings, name))
 
 
-def embed_parser() -> ArgumentParser:
+def embed_parser() -> Parser:
     """The parser of all options but the source's own."""
-    parser = ArgumentParser(
+    parser = Parser(
         prog="stream-ssl embed",
         usage="stream-ssl embed RUN --data NAME:PLACE [OPTIONS]",
         description=DESCRIPTION,

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from jsonargparse import ArgumentParser
-
+from stream_ssl.app.config import Parser
 from stream_ssl.app.failures import reported
 from stream_ssl.app.threads import share_cores
 
@@ -45,9 +44,9 @@ def main(arguments: Sequence[str]) -> int:
     return reported(work)
 
 
-def evaluate_parser() -> ArgumentParser:
+def evaluate_parser() -> Parser:
     """The parser of all options but the source's own."""
-    parser = ArgumentParser(
+    parser = Parser(
         prog="stream-ssl evaluate",
         usage="stream-ssl evaluate CHECKPOINT --data NAME:PLACE [OPTIONS]",
         description=DESCRIPTION,

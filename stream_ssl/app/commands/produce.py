@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from jsonargparse import ArgumentParser, Namespace
+from jsonargparse import Namespace
 
 from producers import Producer
 from producers.errors import (
@@ -25,7 +25,7 @@ from producers.shaping import Continual, Parked, Popularity, Shaped, Shift, Stal
 from producers.sources import SOURCES, Source
 from producers.sources.acknowledged import Acknowledged, Deliveries, Expected
 from producers.sources.base import Skipped, SourceError
-from stream_ssl.app.config import check_files
+from stream_ssl.app.config import Parser, check_files
 from stream_ssl.app.failures import Failure, configuring, reported
 from stream_ssl.app.signals import stop_on_signals
 from stream_ssl.wire import Position, Sample, Welcome
@@ -75,10 +75,11 @@ def main(arguments: Sequence[str]) -> int:
     return reported(lambda: produce(settings, SOURCES[chosen.source], given))
 
 
-def source_parser(name: str) -> ArgumentParser:
+def source_parser(name: str) -> Parser:
     """The parser of one source's options, the shaping's and the producer's."""
-    parser = ArgumentParser(
+    parser = Parser(
         prog=f"stream-ssl produce {name}",
+        usage=f"stream-ssl produce {name} --to ADDRESS --name NAME [OPTIONS]",
         description=first_line(SOURCES[name]),
     )
     parser.add_argument("--config", action="config", help="file with these options (YAML)")
