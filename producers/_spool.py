@@ -218,6 +218,9 @@ class Spool:
 
     def close(self) -> None:
         """Frees the lock; what is on disk stays."""
+        import fcntl
+
+        fcntl.flock(self._lock, fcntl.LOCK_UN)  # a process forked meanwhile has the file open, too
         os.close(self._lock)
 
     def _next_epoch(self, producer: str) -> int:

@@ -158,6 +158,9 @@ class Producer:
         self.source = source or name[:MAX_SOURCE_BYTES]
         curve = curve_of(home, keys, server_key)
         self._buffer_bytes, self._on_full = buffer_bytes, on_full
+        label = f"producer {name!r} to {home}"
+        reporter = Reporter(label, on_state, on_stats, on_rejected, stats_seconds, on_verdict)
+        # Nothing below refuses an argument: the spool's lock would stay taken.
         disk = None if spool is None else Spool(Path(spool), name, spool_bytes)
         if disk is not None:
             last = disk.marked_for or last
@@ -182,8 +185,6 @@ class Producer:
             spool=disk,
             buffer_bytes=buffer_bytes,
         )
-        label = f"producer {name!r} to {home}"
-        reporter = Reporter(label, on_state, on_stats, on_rejected, stats_seconds, on_verdict)
         self._io = IoThread(home, curve, self._protocol, reporter, exit_timeout, ask_first)
         self._changed = self._io.changed
         self._io.start()
@@ -199,10 +200,11 @@ class Producer:
             RefusedError: the receiver refuses this producer.
         """
         deadline = time.monotonic() + timeout
+        self._check_process()
         with self._changed:
-            self._check_usable()
+            self._check_open()
             while self._protocol.state != "active":
-                self._check_usable()
+                self._check_open()
                 if not self._wait(deadline):
                     raise CannotConnectError(
                         f"no connection within {timeout:g} s: {self._protocol.why()}"
@@ -296,6 +298,7 @@ class Producer:
         `await` the future too, to wait until the sample is on the receiver's disk.
         """
         sample = self._named(image, id, label, fields)
+        self._check_process()
         loop, deadline = asyncio.get_running_loop(), _deadline(timeout)
         future: Future[Delivery] = Future()
         while True:
@@ -319,13 +322,14 @@ class Producer:
             RefusedError: the receiver refuses this producer.
         """
         deadline, protocol = _deadline(timeout), self._protocol
+        self._check_process()
         with self._changed:
-            self._check_usable()
+            self._check_open()
             target = protocol.taken
             protocol.flush_to = max(protocol.flush_to, target)
             self._io.wake()
             while protocol.done < target:
-                self._check_usable()
+                self._check_open()
                 if not self._wait(deadline):
                     raise DeadlineError(
                         f"{target - protocol.done} of {target} samples are not acknowledged after "
@@ -362,7 +366,12 @@ class Producer:
 
     @property
     def stats(self) -> Stats:
-        """A copy of the counters."""
+        """A copy of the counters.
+
+        Raises:
+            ClosedError: this is a process forked from the producer's.
+        """
+        self._check_process()
         with self._changed:
             return self._io.snapshot()
 
@@ -428,7 +437,7 @@ class Producer:
         if position is not NOT_GIVEN:
             check_position(position)
         cost = cost_of(sample)
-        self._check_process()  # before the lock, which a fork may have copied while it was taken
+        self._check_process()
         with self._io.lock:
             self._check_open()
             self._check_size(sample, cost, position)
@@ -499,7 +508,7 @@ class Producer:
             self._io.wake()
             if not self._wait(deadline):
                 raise DeadlineError(f"{reason} after {timeout:g} s: {protocol.why()}")
-            self._check_usable()
+            self._check_open()
         return True
 
     def _drop_oldest(self) -> bool:
@@ -518,12 +527,9 @@ class Producer:
         return left > 0 and (self._changed.wait(None if left == math.inf else left) or True)
 
     def _check_process(self) -> None:
+        """To be called before the lock, which a fork may have copied while it was taken."""
         if os.getpid() != self._pid:
             raise ClosedError("a producer does not survive fork(); make it in this process")
-
-    def _check_usable(self) -> None:
-        self._check_process()
-        self._check_open()
 
     def _check_open(self) -> None:
         if self._closed:

@@ -200,20 +200,41 @@ def test_the_error_that_ends_a_block_is_not_hidden() -> None:
     assert "not acknowledged" in caught.value.__notes__[0]
 
 
-def test_a_forked_child_is_told() -> None:
-    code = """
-import os, sys, warnings
+@pytest.mark.parametrize(
+    "call",
+    [
+        "producer.send(image)",
+        "asyncio.run(producer.send_async(image))",
+        "producer.connect(1)",
+        "producer.flush(1)",
+        "producer.stats",
+    ],
+)
+def test_a_forked_child_is_told(call: str) -> None:
+    code = f"""
+import asyncio, os, signal, sys, threading, warnings
 import numpy as np
 from producers import ClosedError, Producer
-producer = Producer("tcp://127.0.0.1:1", name="a")
+producer, image = Producer("tcp://127.0.0.1:1", name="a"), np.zeros((4, 4), np.uint8)
+taken, forked = threading.Event(), threading.Event()
+
+def hold():  # as the producer's own thread may at that moment
+    with producer._io.lock:
+        taken.set()
+        forked.wait()
+
+threading.Thread(target=hold, daemon=True).start()
+taken.wait()
 warnings.simplefilter("ignore")
 child = os.fork()
 if child == 0:
+    signal.alarm(20)
     try:
-        producer.send(np.zeros((4, 4), np.uint8))
+        {call}
     except ClosedError as error:
         os._exit(7 if "fork" in str(error) else 8)
     os._exit(9)
+forked.set()
 code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 producer.close()
 sys.exit(code)

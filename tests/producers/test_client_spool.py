@@ -218,6 +218,21 @@ def test_a_spool_has_one_owner(spool: Spool) -> None:
         Spool(spool.folder, "b", 1 << 20)
 
 
+def test_a_spool_is_free_once_closed_whatever_has_been_forked_meanwhile(spool: Spool) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=[spool._lock]
+    ) as child:
+        spool.close()
+        Spool(spool.folder, "a", 1 << 20).close()
+        child.communicate(b"\n")
+
+
+def test_a_refused_argument_leaves_the_spool_free(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="on_state"):
+        Producer("tcp://127.0.0.1:1", "a", on_full="spool", spool=tmp_path, on_state=5)  # type: ignore[arg-type]
+    Spool(tmp_path, "a", 1 << 20).close()
+
+
 def test_an_epoch_grows_whatever_the_clock_says(
     spool: Spool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
