@@ -166,7 +166,10 @@ class IoThread:
             protocol.spool.close()
         with self.changed:
             if left := protocol.drop_rest():
-                text = "producer %r: closed with %d samples unacknowledged, which are lost: %s"
+                text = (
+                    "producer %r: closed with %d samples unacknowledged, which are lost, unless "
+                    "their source goes on by position and sends them again: %s"
+                )
                 logger.warning(text, protocol.hello.producer, left, why)
             self.closed = True
             self.changed.notify_all()

@@ -111,7 +111,8 @@ def wrong_position(name: str, what: str) -> ValueError:
     """The error of a position that does not fit the source."""
     return ValueError(
         f"source {name!r}: the position does not fit: {what}. "
-        "Give the source the settings and files it had, or start anew with position None"
+        "Give the source the settings and files it had, or start anew: under another producer "
+        "name, or in Python with position None"
     )
 
 

@@ -190,8 +190,9 @@ class Camera:
             silent = time.monotonic() - came
             if self._give_up_seconds is not None and silent >= self._give_up_seconds:
                 raise SourceError(f"source {self.name!r}: no frame for {silent:.0f} s: {why}")
-            log.warning("source %s: no frames: %s; trying again in %.1f s", self.name, why, pause)
-            self._stopped.wait(pause * random.uniform(0.5, 1.0))
+            wait = pause * random.uniform(0.5, 1.0)
+            log.warning("source %s: no frames: %s; trying again in %.1f s", self.name, why, wait)
+            self._stopped.wait(wait)
             pause = min(2 * pause, self._retry_seconds)
 
     def _received(self) -> Iterator[tuple[VideoFrame, str, float]]:

@@ -92,6 +92,28 @@ def test_a_stream_is_taken_up_again_when_it_is_lost(tmp_path, caplog):
     assert source.skipped.by_reason == {}
 
 
+def test_the_log_tells_the_pause_that_is_made(caplog):
+    """Cameras that went away at once do not come back at once: each draws its own."""
+
+    def serve(handler, number):
+        handler.send_error(503)
+
+    with http_camera(serve) as (_, url), caplog.at_level(logging.WARNING):
+        source, waited = Camera(url, retry_seconds=10.0), []
+
+        class Stopped(threading.Event):
+            def wait(self, timeout=None):
+                waited.append(timeout)
+                if len(waited) == 4:
+                    source.stop()
+                return True
+
+        source._stopped = Stopped()
+        assert list(source.samples()) == []
+    told = re.findall(r"trying again in (\S+) s", caplog.text)
+    assert told == [f"{seconds:.1f}" for seconds in waited]
+
+
 def test_a_silent_stream_is_given_up_and_opened_anew(tmp_path):
     data = stream_bytes(tmp_path)
 

@@ -250,6 +250,8 @@ def send_all(
     log.info("waiting until the receiver has all of it on disk")
     flush(producer, report, stop)
     report.write()
+    if position is not None and not producer.stats.sent.samples and not stop.is_set():
+        log.info("nothing new: the receiver had all of the source already, from a run before")
 
 
 def connect(producer: Producer, patience: float, stop: threading.Event) -> Welcome | None:

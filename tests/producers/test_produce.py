@@ -1,4 +1,4 @@
-"""A sample that no packet can hold does not stop `produce`."""
+"""What `produce` sends of a source, and tells of it."""
 
 import logging
 import threading
@@ -33,3 +33,15 @@ def test_a_sample_that_is_too_large_is_counted_and_the_rest_is_sent(caplog):
         assert [sample.id for data in journal for sample in data.samples()] == ["1", "3", "5"]
     assert "left out sample '2'" in caplog.text
     assert "left out: 2 too large" in caplog.text
+
+
+def test_a_source_that_the_receiver_has_already_is_told_to_hold_nothing_new(caplog):
+    """Else "0 samples on the receiver's disk" is all that a second run says."""
+    caplog.set_level(logging.INFO)
+    with Peer() as peer:
+        for new in (True, False):
+            position = None if new else peer.journal[-1].position
+            with peer.serving(position=position), Producer(peer.address, "robot") as producer:
+                produce.send_all(Shaped(Listed(4, 5)), producer, 10.0, threading.Event())
+            assert ("nothing new" in caplog.text) is not new
+        assert len(peer.journal) == 1
