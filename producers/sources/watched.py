@@ -189,14 +189,21 @@ class WatchedFolder:
 
     def _read(self, found: Found) -> Sample | None:
         path = found.key[1]
-        try:
-            data = read_image(Path(found.path))
-        except OSError as error:
-            self.skipped.note("unreadable", path, error)
-            return None
-        again = look_at(found.path, self._order, path)
-        if again is None or again.touched != found.touched:
-            return None  # rewritten meanwhile: it comes again, at its new time
+        while True:
+            try:
+                data = read_image(Path(found.path))
+            except OSError as error:
+                self.skipped.note("unreadable", path, error)
+                return None
+            again = look_at(found.path, self._order, path)
+            if again is None:
+                self.skipped.note("unreadable", path, "it was taken away while it was read")
+                return None
+            if again.key != found.key:
+                return None  # rewritten meanwhile: it comes again, at its new time
+            if again.touched == found.touched:
+                break
+            found = again  # a chmod, or a new link: its time is the same, it does not come again
         codec = codec_of(data)
         if codec is None:
             self.skipped.note("no image", path, "neither JPEG, PNG nor WebP by its first bytes")

@@ -10,7 +10,7 @@ import pytest
 from source_files import age, encoded, pixels, write_images
 
 from producers.shaping import Shaped
-from producers.sources import WatchedFolder
+from producers.sources import WatchedFolder, watched
 
 
 class Clock:
@@ -199,6 +199,30 @@ def test_a_file_rewritten_before_it_is_read_comes_at_its_new_time(tmp_path):
     assert names(stream) == ["c.png", "b.png"]
     assert source.skipped.by_reason == {}
     assert source.late == 0
+
+
+def test_a_file_whose_mode_changes_before_it_is_read_is_sent(tmp_path):
+    for seconds, name in enumerate("abcd", 1):
+        add(tmp_path, f"{name}.png", seconds)
+    stream = watch(tmp_path).samples()
+    first = next(stream)  # the others have been listed, and wait
+    for path in tmp_path.iterdir():
+        path.chmod(0o640)
+    assert names([first, *stream]) == ["a.png", "b.png", "c.png", "d.png"]
+
+
+def test_a_file_taken_away_while_it_is_read_is_counted(tmp_path, monkeypatch):
+    add(tmp_path, "a.png", 1)
+
+    def read(path):
+        data = path.read_bytes()
+        path.unlink()
+        return data
+
+    monkeypatch.setattr(watched, "read_image", read)
+    source = watch(tmp_path)
+    assert list(source.samples()) == []
+    assert source.skipped.by_reason == {"unreadable": 1}
 
 
 def test_names_need_not_be_unicode(tmp_path):
