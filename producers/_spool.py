@@ -14,6 +14,7 @@ segment goes once all of its packets are acknowledged.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import logging
@@ -282,9 +283,11 @@ class Spool:
     def _write(self, data: bytes, records: Sequence[tuple[int, int, int]]) -> bool:
         """Appends to the last segment, or a new one, and waits for the disk."""
         new = not self._segments or self._size >= min(SEGMENT_BYTES, self.max_bytes // 8)
+        new = new or not self._segments[-1].exists()  # somebody has removed it
         path = self.folder / f"{self.end:020d}.spool" if new else self._segments[-1]
         start = len(MAGIC) if new else self._size
         try:
+            durable.make_folder(self.folder)
             with path.open("wb" if new else "r+b") as file:
                 file.seek(0 if new else start)
                 file.truncate()
@@ -313,8 +316,9 @@ class Spool:
 
     def _remove_segment(self) -> None:
         path = self._segments.popleft()
-        self.bytes -= path.stat().st_size
-        path.unlink()
+        with contextlib.suppress(FileNotFoundError):  # somebody has removed it
+            self.bytes -= path.stat().st_size
+            path.unlink()
 
 
 def _is_segment(path: Path) -> bool:
@@ -372,7 +376,8 @@ def _read_record(file: Any) -> tuple[int, bytes, bytes, bytes, int] | None:
 
 
 def _read_packet(record: Record) -> Packet | None:
-    with record.segment.open("rb") as file:
+    found = None
+    with contextlib.suppress(OSError), record.segment.open("rb") as file:
         file.seek(record.offset)
         found = _read_record(file)
     if found is None:

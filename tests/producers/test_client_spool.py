@@ -210,6 +210,27 @@ def test_damage_is_counted_and_left_out(spool: Spool, caplog: pytest.LogCaptureF
     assert {p.suffix for p in spool.folder.glob(f"{7:020d}.*")} == {".damaged"}
 
 
+def test_a_spool_whose_files_are_removed_goes_on(spool: Spool) -> None:
+    spool.append([packet("1"), packet("2")], 2, None)
+    for path in spool.folder.iterdir():
+        path.unlink()
+    spool.append([packet("3")], 0, None)  # in a segment of its own
+    assert ids(spool) == ["3"]
+    for path in spool.folder.iterdir():
+        path.unlink()
+    spool.folder.rmdir()
+    spool.append([packet("4")], 0, None)
+    (last,) = spool.folder.iterdir()
+    assert ids(spool) == ["4"]
+    spool.append([packet("5")], 0, None)
+    last.unlink()
+    assert ids(spool) == []
+    assert spool.lost == 1
+    spool.ack(spool.end)
+    assert (spool.samples, spool.bytes) == (0, 0)
+    spool.close()
+
+
 def test_a_spool_has_one_owner(spool: Spool) -> None:
     with pytest.raises(ValueError, match="another producer uses it"):
         Spool(spool.folder, "a", 1 << 20)
