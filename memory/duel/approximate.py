@@ -24,14 +24,9 @@ from memory.duel.cells import NOWHERE, Cells
 from memory.duel.simulate import kept_steps, simulate
 from memory.scores import Linear, Score
 
-POOL_ROWS = 2048
-"""P, at most. A pool serves no more changes than it has slots."""
-
-FOLDED_SHARE = 16
-"""After K / 16 changes the counts of all slots are brought up to date, all at once."""
-
-POOL_SHARE = 8
-"""Of K, where that is less."""
+POOL_ROOTS = 8
+"""P is so many times sqrt(K): the rows of a pool are read for each newcomer, all others for each
+pool. A pool serves no more changes than it has slots."""
 
 NEWCOMERS = 256
 """Most newcomers decided on at a time."""
@@ -42,13 +37,20 @@ CANDIDATES = 256
 RECOUNTED = 1.25
 """Slots counted again for each that a pool takes, the best by what was known of them."""
 
-SLACK = 0.01
+COUNTED_AGAIN = 8
+"""Changes a slot after which all slots have been counted again, a cell after the other."""
+
+SLACK = 0.015
 """Share of a count by which who leaves may lie below a slot outside, or another pool is drawn."""
 
 FEWEST = 32
 """Newcomers that every pool serves: counts outside are not known well enough for fewer."""
 
 MOST_CELLS = 1 << 15
+
+FEW_CELLS, CELL_ROWS = 128, 512
+"""Cells are so few, and of so many rows, that reading them takes no longer than looking at each;
+coarser ones would tell too little of what is in them."""
 
 WRONG = 0.25
 """Mean relative error of the counts above which `check` finds them wrong."""
@@ -57,8 +59,8 @@ CROSSOVER = 32_768
 """Slots from which approximate counts are worth their error on a CPU; see `pick`."""
 
 KEPT = (
-    *("numbers", "fit", "centres", "cells", "sums", "counts", "recounted"),
-    *("pool", "pool_counts", "shift", "most", "changed", "before"),
+    *("numbers", "fit", "centres", "cells", "sums", "counts", "counted_since"),
+    *("pool", "pool_counts", "followed", "shift", "most", "joined", "left"),
 )
 """Names of a state's entries. One that has others is of an earlier version."""
 
@@ -86,7 +88,7 @@ class ApproximateCounts:
     Args:
         columns: of the memory; descriptors are read from them.
         score: h.
-        cells: C; 2 sqrt(K) where not given.
+        cells: C; where not given as the number of slots asks for.
         near: cells read row by row, at least 1 (the row's own); more is dearer and more exact.
         compete: Algorithm 1's form: a newcomer is counted with the others and may be refused.
         seed: of the clustering.
@@ -103,7 +105,7 @@ class ApproximateCounts:
         columns: Columns,
         score: Score,
         cells: int | None = None,
-        near: int = 4,
+        near: int = 2,
         compete: bool = False,
         seed: int = 0,
     ) -> None:
@@ -112,7 +114,9 @@ class ApproximateCounts:
                 f"{cells} cells, {near} near: cells must lie in [1, {MOST_CELLS}], near above 0"
             )
         self._columns, self._score, self._compete = columns, score, compete
-        self._number = cells or min(MOST_CELLS, 2 * math.isqrt(columns.capacity) or 1)
+        root = math.isqrt(columns.capacity)
+        number = min(2 * root, max(FEW_CELLS, min(root, columns.capacity // CELL_ROWS)))
+        self._number = cells or number
         self._near, self._seed = near, seed
         self._cells: Cells | None = None
 
@@ -131,111 +135,92 @@ class ApproximateCounts:
         """Fit the cells and count every slot anew."""
         columns = self._columns
         self.count_K = torch.zeros(columns.capacity, dtype=torch.float64, device=columns.device)
-        self._pool_P = torch.zeros(0, dtype=torch.int64, device=columns.device)
-        self.count_P = self.count_K[:0]
-        self._next_cell = 0  # to be counted again next
-        self._cells = self._fit()
-        self._start()
-        self._count_cells(columns.capacity)
-        self._start()
+        self._take_pool(torch.zeros(0, dtype=torch.int64, device=columns.device))
+        self.count_P, self._followed_P = self.count_K[:0], self._pool_P.to(torch.bool)
+        self._changes = self._counted_cells = 0  # since the beginning
+        cells = self._fit()
+        for cell in range(len(cells.centre_CA)):
+            self._count(cells.slots(cell))
         self._draw_pool()
 
     def _fit(self) -> Cells:
         columns = self._columns
         cells = Cells.fitted(columns, self._score, self._number, self._near, self._seed)
-        self._fitted_to, self._fit_then = columns.occupied, cells.fit()
+        self._cells, self._fitted_to, self._fit_then = cells, columns.occupied, cells.fit()
         return cells
-
-    def _count_cells(self, slots: int) -> None:
-        """Count slots again, a cell after the other, until it is so many. No pool is drawn."""
-        assert self._cells is not None
-        cells, counted = len(self._cells.centre_CA), 0
-        for _ in range(cells):
-            if counted >= slots:
-                break
-            chosen = self._cells.slots(self._next_cell % cells)
-            self._count(chosen)
-            counted, self._next_cell = counted + len(chosen), self._next_cell + 1
 
     def _count(self, slots: Tensor) -> None:
         """Count these slots of cells from nothing. No pool is drawn."""
         assert self._cells is not None
         if len(slots):
-            row_NA, cell_N = self._columns.descriptors[slots], self._cells.cell_K[slots]
-            self._set(slots, self._cells.total(row_NA, cell_N) - self._score.own(row_NA))
+            row_NA = self._columns.descriptors[slots]
+            self.count_K[slots] = self._cells.total(row_NA) - self._score.own(row_NA)
 
-    def _fold(self) -> None:
-        """Take up in all counts what has changed since the last time. No pool is drawn."""
+    def _count_some(self) -> None:
+        """Count again the cells whose turn it is."""
         assert self._cells is not None
-        changed, recounted = self._changed_K.nonzero()[:, 0], self._recounted_K.nonzero()[:, 0]
-        row_RA, before_RA = self._columns.descriptors[changed], torch.cat(self._before_RA)
-        self.count_K += self._cells.moved(row_RA, before_RA)
-        if self._cells.outdated(self._fit_then):
-            self._cells = self._fit()
-        self._start()
-        self._count(recounted)
-        self._count_cells(len(changed) // 4)
-        self._recounted_K[:] = False  # nothing has changed since
+        self._changes += self._served
+        cells = len(self._cells.centre_CA)
+        due = self._changes * cells // (COUNTED_AGAIN * self._columns.occupied)
+        due = min(due, self._counted_cells + cells)
+        for cell in range(self._counted_cells, due):
+            self._count(self._cells.slots(cell % cells))
+        self._counted_cells = due
 
     def _start(self) -> None:
-        """Nothing has changed."""
+        """Nothing has changed since."""
         assert self._cells is not None
-        self._changed_K = torch.zeros_like(self._cells.cell_K, dtype=torch.bool)
-        self._recounted_K = torch.zeros_like(self._changed_K)
-        self._before_RA = [self._columns.descriptors[:0]]
+        none_RA = self._columns.descriptors[:0]
+        self._joined, self._left = [none_RA], [none_RA]
+        self._counted_since = [self._pool_P[:0]]
         self._shift_C = torch.zeros_like(self._cells.sum_CA[:, 0])
-        self._changes = 0
+        self._served, self._exhausted = 0, False
 
     def _draw_pool(self) -> None:
         """Take the slots of the largest counts out of the cells, after counting them again."""
         assert self._cells is not None
         k = self._columns.occupied
+        known_K = torch.zeros_like(self.count_K, dtype=torch.bool)
+        again_K = torch.zeros_like(known_K)
         if len(self._pool_P):
+            self.count_K += self._cells.moved(torch.cat(self._joined), torch.cat(self._left))
             self._cells.insert(self._pool_P)
-            self._set(self._pool_P, self.count_P)
-            if self._changes >= max(len(self._pool_P), k // FOLDED_SHARE):
-                self._fold()
+            self.count_K[self._pool_P] = self.count_P
+            known_K[self._pool_P] = self._followed_P
+            again_K[self._pool_P] = ~self._followed_P  # what is near to newcomers nobody has read
+            again_K[torch.cat(self._counted_since)] = True
+            if self._cells.outdated(self._fit_then):
+                self._fit()
+            self._count_some()
         cells = self._cells
-        size = min(k, POOL_ROWS, max(NEWCOMERS + CANDIDATES, k // POOL_SHARE))
-        count_k = self.count_K[:k] + self._shift_C[cells.cell_K[:k]]
-        best = count_k.topk(min(k, int(RECOUNTED * size))).indices.sort().values
-        self._count(best)
-        count_N = self.count_K[best] + self._shift_C[cells.cell_K[best]]
+        size = min(k, max(NEWCOMERS + CANDIDATES, POOL_ROOTS * math.isqrt(k)))
+        again_K[self.count_K[:k].topk(min(k, int(RECOUNTED * size))).indices] = True
+        self._count((again_K & ~known_K).nonzero()[:, 0])
+        best = again_K.nonzero()[:, 0]
+        count_N = self.count_K[best]
         chosen = count_N.topk(size).indices.sort().values
         self._take_pool(best[chosen])
         self.count_P = count_N[chosen]
         cells.remove(self._pool_P)
-        outside = cells.cell_K >= 0
-        self._most_C = torch.full_like(self._shift_C, -torch.inf).scatter_reduce_(
+        outside = (cells.cell_K >= 0).nonzero()[:, 0]
+        self._most_C = torch.full_like(cells.sum_CA[:, 0], -torch.inf).scatter_reduce_(
             0, cells.cell_K[outside], self.count_K[outside], "amax"
         )
-        self._served, self._exhausted = 0, False
-
-    def _set(self, slots: Tensor, count_N: Tensor) -> None:
-        """These slots of cells have these counts now; the next fold counts them again, because
-        they know of near rows that others learn of by the fold."""
-        assert self._cells is not None
-        self.count_K[slots] = count_N - self._shift_C[self._cells.cell_K[slots]]
-        self._recounted_K[slots] = True
+        self._followed_P = torch.ones_like(self._pool_P, dtype=torch.bool)
+        self._start()
 
     def _take_pool(self, pool_P: Tensor) -> None:
         self._pool_P, capacity = pool_P, self._columns.capacity
         self._place_K = torch.full((capacity,), NOWHERE, device=pool_P.device)
         self._place_K[pool_P] = torch.arange(len(pool_P), device=pool_P.device)
 
-    def _remember(self, slots: Tensor, before_RA: Tensor) -> None:
-        """These slots change; what they held at the last fold is kept until the next."""
-        first = ~self._changed_K[slots]
-        self._changed_K[slots] = True
-        self._recounted_K[slots] = True
-        self._before_RA.append(before_RA[first])
-
     def choose(self, x_BA: Tensor) -> Tensor:
         """Slots of the first newcomers, at most NEWCOMERS; -1 refuses."""
         cells, x_TA = self._ready(), x_BA[:NEWCOMERS]
         row_PA = self._columns.descriptors[self._pool_P]
         near_TP = self._score.apply_(x_TA @ row_PA.T)
-        total_T = cells.total(x_TA)
+        mean_TC = cells.means(x_TA)
+        total_T = mean_TC.to(torch.float64) @ cells.size_C.to(torch.float64)
         total_T += near_TP.sum(dim=1, dtype=torch.float64)
 
         reach_P = self.count_P + 0.5 * near_TP.sum(dim=0)
@@ -253,19 +238,26 @@ class ApproximateCounts:
 
         turns = kept.held
         x_TA, left_TA = x_TA[:turns], row_WA[column_T[:turns]]
-        self._shift_C += cells.shift(x_TA) - cells.shift(left_TA)
+        self._exchange(x_TA, mean_TC[:turns], left_TA)
         self.count_P += near_TP[:turns].sum(dim=0)
         self.count_P -= self._score.apply_(left_TA @ row_PA.T).sum(dim=0)
         h_TW = h_WW[size : size + turns]
         total_T = total_T[:turns] + h_TW[:, size : size + turns].sum(dim=1)
         total_T -= h_TW[:, column_T[:turns]].sum(dim=1)
         took_R, turn_R = to_device(kept.stands_2R, row_WA.device)
-        place_R = few[took_R]
-        self.count_P[place_R] = total_T[turn_R]
-        self._remember(self._pool_P[place_R], row_PA[place_R])
+        self.count_P[few[took_R]] = total_T[turn_R]
+        self._followed_P[few[took_R]] = False
         self._exhausted = turns < len(near_TP)
-        self._served, self._changes = self._served + turns, self._changes + turns
         return kept.plan
+
+    def _exchange(self, joined_RA: Tensor, mean_RC: Tensor, left_RA: Tensor) -> None:
+        """These rows have joined the memory, of this mean h with each cell, and those have left."""
+        assert self._cells is not None
+        self._shift_C += mean_RC.sum(dim=0, dtype=torch.float64)
+        self._shift_C -= self._cells.means(left_RA).sum(dim=0, dtype=torch.float64)
+        self._joined.append(joined_RA)
+        self._left.append(left_RA)
+        self._served += max(len(joined_RA), len(left_RA))
 
     def on_insert(self, descriptor_BA: Tensor) -> None:
         """Newcomers fill the last of the occupied slots."""
@@ -294,17 +286,15 @@ class ApproximateCounts:
         assert self._cells is not None
         cells, row_PA = self._cells, self._columns.descriptors[self._pool_P]
         self.count_P += self._score.total(row_PA, after_RA) - self._score.total(row_PA, before_RA)
-        self._shift_C += cells.shift(after_RA) - cells.shift(before_RA)
+        self._exchange(after_RA, cells.means(after_RA), before_RA)
         count_R = self.total(after_RA) - self._score.own(after_RA)
         place_R, cell_R = self._place_K[slots], cells.cell_K[slots]
         inside, outside = place_R >= 0, cell_R >= 0
         self.count_P[place_R[inside]] = count_R[inside]
-        self._set(slots[outside], count_R[outside])
-        self._most_C.scatter_reduce_(0, cell_R[outside], self.count_K[slots[outside]], "amax")
-        if len(before_RA):
-            self._remember(slots, before_RA)
-        self._changed_K[slots] = True
-        self._served, self._changes = self._served + len(slots), self._changes + len(slots)
+        slots, cell_R, count_R = slots[outside], cell_R[outside], count_R[outside]
+        self.count_K[slots] = count_R - self._shift_C[cell_R]
+        self._counted_since.append(slots)
+        self._most_C.scatter_reduce_(0, cell_R, self.count_K[slots], "amax")
 
     def counts(self) -> Tensor:
         """Approximate N(j) of the occupied slots, float64 [k]."""
@@ -322,7 +312,7 @@ class ApproximateCounts:
         if self._columns.occupied == 0:
             return torch.zeros(len(descriptor_BA), dtype=torch.float64, device=descriptor_BA.device)
         cells = self._cells or self._ready()
-        total_B = cells.total(descriptor_BA, cells.of(descriptor_BA))
+        total_B = cells.total(descriptor_BA)
         return total_B + self._score.total(descriptor_BA, self._columns.descriptors[self._pool_P])
 
     def error(self, sample: int = 256, seed: int = 0) -> Error:
@@ -359,12 +349,14 @@ class ApproximateCounts:
         if self._cells is None:
             return {}
         cells = self._cells
-        numbers = [self._fitted_to, self._next_cell, self._served, self._exhausted, self._changes]
+        numbers = [self._fitted_to, self._changes, self._counted_cells, self._served]
         values = (
-            *(torch.tensor(numbers), torch.tensor(self._fit_then, dtype=torch.float64)),
-            *(cells.centre_CA, cells.cell_K, cells.sum_CA, self.count_K, self._recounted_K),
-            *(self._pool_P, self.count_P, self._shift_C, self._most_C),
-            *(self._changed_K, torch.cat(self._before_RA)),
+            torch.tensor([*numbers, self._exhausted]),
+            torch.tensor(self._fit_then, dtype=torch.float64),
+            *(cells.centre_CA, cells.cell_K, cells.sum_CA),
+            *(self.count_K, torch.cat(self._counted_since)),
+            *(self._pool_P, self.count_P, self._followed_P, self._shift_C, self._most_C),
+            *(torch.cat(self._joined), torch.cat(self._left)),
         )
         return {f"search.{n}": v.clone() for n, v in zip(KEPT, values, strict=True)}
 
@@ -374,23 +366,23 @@ class ApproximateCounts:
         columns = self._columns
         found = {name.removeprefix("search."): value for name, value in state.items()}
         whole = set(found) == set(KEPT)
-        if not whole or found["before"].dtype != columns.descriptors.dtype:
+        if not whole or found["joined"].dtype != columns.descriptors.dtype:
             self._cells = None
             if columns.occupied:
                 self.recount()
             return
         numbers, fit = found["numbers"].tolist(), found["fit"].tolist()
-        self._fitted_to, self._next_cell, self._served, exhausted, self._changes = numbers
+        self._fitted_to, self._changes, self._counted_cells, self._served, exhausted = numbers
         self._exhausted, self._fit_then = bool(exhausted), (fit[0], fit[1])
         here = {name: value.to(columns.device, copy=True) for name, value in found.items()}
         self._cells = Cells(columns, self._score, here["centres"], self._near)
         self._cells.cell_K, self._cells.sum_CA = here["cells"], here["sums"]
-        self._cells.sort()
+        self._cells.changed()
         self._take_pool(here["pool"])
         self.count_K, self.count_P = here["counts"], here["pool_counts"]
+        self._followed_P, self._counted_since = here["followed"], [here["counted_since"]]
         self._shift_C, self._most_C = here["shift"], here["most"]
-        self._changed_K, self._before_RA = here["changed"], [here["before"]]
-        self._recounted_K = here["recounted"]
+        self._joined, self._left = [here["joined"]], [here["left"]]
 
 
 def pick(capacity: int, score: Score, device: torch.device) -> Literal["exact", "ivf"]:

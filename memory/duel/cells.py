@@ -3,7 +3,7 @@
 As a multipole method does: what a far cell adds to a row's count hardly depends on where its rows
 lie within it, so its size, mean and spread stand for them.
 
-Shapes: A descriptor, C cells, K slots, M near cells of a row, N rows, R rows, O slots in cells.
+Shapes: A descriptor, C cells, K slots, M near cells of a row, N rows, O slots in cells, R rows.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LEAST_VARIANCE = 1e-7
 """Of a cosine, which is never known more closely."""
 
 BLOCK_ELEMENTS = 1 << 17
-"""Mean similarities of one block, so that what it takes to make them fits a CPU's cache."""
+"""Numbers of one block, so that what it takes to make them fits a CPU's cache."""
 
 NOWHERE = -1
 """Cell of a slot that is in none."""
@@ -53,10 +53,10 @@ class Cells:
 
     def __init__(self, columns: Columns, score: Score, centre_CA: Tensor, near: int) -> None:
         self._columns, self._score, self.centre_CA = columns, score, centre_CA
-        self._near = near
+        self._number = near
         self.sum_CA = torch.zeros_like(centre_CA, dtype=torch.float64)
         self.cell_K = torch.full((columns.capacity,), NOWHERE, device=columns.device)
-        self.sort()
+        self.changed()
 
     @classmethod
     def fitted(cls, columns: Columns, score: Score, cells: int, near: int, seed: int) -> Cells:
@@ -77,41 +77,38 @@ class Cells:
         cell_N = self.of(row_NA) if cell_N is None else cell_N
         self.cell_K[slots] = cell_N
         self.sum_CA.index_add_(0, cell_N, row_NA.to(torch.float64))
-        self.sort()
+        self.changed()
 
     def remove(self, slots: Tensor, row_NA: Tensor | None = None) -> None:
         """These slots leave their cells, which know them by these rows; those of now if None."""
         row_NA = self._columns.descriptors[slots] if row_NA is None else row_NA
         self.sum_CA.index_add_(0, self.cell_K[slots], row_NA.to(torch.float64), alpha=-1)
         self.cell_K[slots] = NOWHERE
-        self.sort()
+        self.changed()
 
-    def sort(self) -> None:
-        """Order the slots by cell, after each change."""
+    def changed(self) -> None:
+        """Slots have changed cells."""
         cells = len(self.centre_CA)
-        order_K = torch.argsort(self.cell_K, stable=True)
         self.size_C = torch.bincount(self.cell_K + 1, minlength=cells + 1)[1:]
-        self._slot_O = order_K[len(order_K) - int(to_host(self.size_C.sum())) :]
-        self._edges = [0, *to_host(self.size_C.cumsum(0)).tolist()]
-        self._crowded_C = self.size_C > max(CROWD, CROWDED * len(self._slot_O) / cells)
+        self._crowded_C = self.size_C > (CROWDED / cells * self.size_C.sum()).clamp(min=CROWD)
+        self._edges: list[int] | None = None
         self._moments: tuple[Tensor, ...] | None = None
+
+    def rows(self, cell: int) -> Tensor:
+        """Of its slots, copies [n, A]."""
+        return self._columns.descriptors.index_select(0, self.slots(cell))  # indexing is slower
 
     def slots(self, cell: int) -> Tensor:
         """In this cell, int64, in rising order."""
-        return self._slot_O[self._edges[cell] : self._edges[cell + 1]]
-
-    def _means(self, row_NA: Tensor) -> Tensor:
-        """The mean h of each row with the rows of each cell [N, C].
-
-        By Gauss and Hermite's three points, exact for polynomials of degree five.
-        """
-        cosine_NC, wide_NC = self._cosines(row_NA)
-        tails_NC = self._score.apply_(cosine_NC + wide_NC)
-        tails_NC += self._score.apply_(wide_NC.neg_().add_(cosine_NC))
-        return self._score.apply_(cosine_NC).mul_(2 / 3).add_(tails_NC, alpha=1 / 6)
+        if self._edges is None:
+            size_C = to_host(self.size_C)
+            self._edges = [0, *size_C.cumsum(0).tolist()]
+            order_K = torch.argsort(self.cell_K, stable=True)
+            self._in_order = order_K[len(order_K) - self._edges[-1] :]
+        return self._in_order[self._edges[cell] : self._edges[cell + 1]]
 
     def _cosines(self, row_NA: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and spread, sqrt(3) sigma, of the cosines of each row with those of each cell.
+        """Mean and spread, sqrt(3) sigma, of the cosines of each row with those of a cell [N, C].
 
         They are taken as normally distributed, with a spread that falls towards the cell's axis as
         that of unit rows does.
@@ -127,30 +124,37 @@ class Cells:
         wide_NC = torch.addcmul(across_C, cosine_NC * cosine_NC, tilt_C, value=-1)
         return cosine_NC, wide_NC.clamp_(min=3 * LEAST_VARIANCE).sqrt_()
 
-    def total(self, row_NA: Tensor, cell_N: Tensor | None = None) -> Tensor:
-        """sum of h of each row with all rows in cells, float64 [N].
+    def _similarities(self, row_NA: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Of each row with the rows of each cell: the mean cosine, the mean h, and by how much h
+        grows with the cosine; [N, C] each.
 
-        Args:
-            cell_N: the cell of each, whose near cells are read row by row. None: none are.
+        By Gauss and Hermite's three points, exact for polynomials of degree five; the straight line
+        fits h best.
         """
+        cosine_NC, wide_NC = self._cosines(row_NA)
+        high_NC = self._score.apply_(cosine_NC + wide_NC)
+        low_NC = self._score.apply_(cosine_NC - wide_NC)
+        mean_NC = self._score(cosine_NC).mul_(4).add_(high_NC).add_(low_NC).div_(6)
+        return cosine_NC, mean_NC, high_NC.sub_(low_NC).div_(wide_NC.mul_(2))
+
+    def means(self, row_NA: Tensor) -> Tensor:
+        """The mean h of each row with the rows of each cell, as far as moments tell, [N, C]."""
+        parts = blocks(len(row_NA), len(self.size_C))
+        none_NC = row_NA.new_zeros(0, len(self.size_C))
+        return torch.cat([none_NC, *(self._similarities(row_NA[part])[1] for part in parts)])
+
+    def total(self, row_NA: Tensor) -> Tensor:
+        """sum of h of each row with all rows in cells, float64 [N]."""
         size_C = self.size_C.to(row_NA.dtype)
         total_N = torch.zeros(len(row_NA), dtype=torch.float64, device=row_NA.device)
-        near_NM = None if cell_N is None else self._read_NM(row_NA, cell_N)
-        for part in self._blocks(len(row_NA)):
-            mean_bC = self._means(row_NA[part])
-            if near_NM is not None:
-                mean_bC = without(mean_bC, near_NM[part])
+        near_NM = self._near(row_NA)
+        for part in blocks(len(row_NA), len(size_C)):
+            mean_bC = without_(self._similarities(row_NA[part])[1], near_NM[part])
             total_N[part] = (mean_bC @ size_C).to(torch.float64)
-        if near_NM is not None:
-            for cell, chosen in self._readers(near_NM).items():
-                row_bA = self._columns.descriptors[self.slots(cell)]
-                h_nb = self._score.apply_(row_NA[chosen] @ row_bA.T)
-                total_N.index_add_(0, chosen, h_nb.sum(dim=1).to(torch.float64))
+        for cell, chosen in self._readers(near_NM).items():
+            h_nb = self._score.apply_(row_NA[chosen] @ self.rows(cell).T)
+            total_N.index_add_(0, chosen, h_nb.sum(dim=1).to(torch.float64))
         return total_N
-
-    def shift(self, row_NA: Tensor) -> Tensor:
-        """By how much these rows raise the mean count of each cell [C] if they join, from afar."""
-        return self._means(row_NA).sum(dim=0, dtype=torch.float64)
 
     def moved(self, joined_RA: Tensor, left_RA: Tensor) -> Tensor:
         """By how much rows that joined and rows that left moved the counts of slots in cells.
@@ -165,34 +169,31 @@ class Cells:
         row_RA = torch.cat([joined_RA, left_RA])
         sign_R = torch.ones(len(row_RA), device=row_RA.device, dtype=row_RA.dtype)
         sign_R[len(joined_RA) :] = -1
-        near_RM = self._read_NM(row_RA, self.of(row_RA))
+        near_RM = self._near(row_RA)
         shift_C, slope_CA = self.sum_CA.new_zeros(len(self.size_C)), self.sum_CA.to(row_RA) * 0
-        for part in self._blocks(len(row_RA)):
-            cosine_bC, wide_bC = self._cosines(row_RA[part])
-            high_bC = self._score.apply_(cosine_bC + wide_bC)
-            low_bC = self._score.apply_(cosine_bC - wide_bC)
-            steep_bC = without((high_bC - low_bC).div_(wide_bC).mul_(0.5), near_RM[part])
-            mean_bC = without(self._means(row_RA[part]), near_RM[part])
-            shift_C += sign_R[part] @ (mean_bC - steep_bC * cosine_bC)
+        for part in blocks(len(row_RA), len(self.size_C)):
+            cosine_bC, mean_bC, steep_bC = self._similarities(row_RA[part])
+            line_bC = without_(mean_bC.sub_(steep_bC * cosine_bC), near_RM[part])
+            shift_C += sign_R[part] @ line_bC
+            steep_bC = without_(steep_bC, near_RM[part])
             slope_CA += steep_bC.T @ (row_RA[part] * sign_R[part, None])
         slope_CA, readers, parts = slope_CA.to(row_RA.dtype), self._readers(near_RM), []
         for cell in range(len(self.centre_CA)):
-            row_bA = self._columns.descriptors[self.slots(cell)]
+            row_bA = self.rows(cell)
             moved_b = row_bA @ slope_CA[cell]
             if cell in readers:
                 h_bR = self._score.apply_(row_bA @ row_RA[readers[cell]].T)
                 moved_b += h_bR @ sign_R[readers[cell]]
-            parts.append(moved_b)
+            parts.append(moved_b + shift_C[cell])
         moved_K = torch.zeros_like(self.cell_K, dtype=torch.float64)
-        moved_K[self._slot_O] = torch.cat(parts) + shift_C.repeat_interleave(self.size_C)
+        moved_K[self._in_order] = torch.cat(parts).to(torch.float64)
         return moved_K
 
-    def _read_NM(self, row_NA: Tensor, cell_N: Tensor) -> Tensor:
-        """The cells that are read row by row, int64; NOWHERE for none: a row's own, and those whose
-        centres are nearest to it."""
+    def _near(self, row_NA: Tensor) -> Tensor:
+        """The cells that are read row by row, int64 [N, M], those whose centres are nearest to a
+        row; NOWHERE for none."""
         cosine_NC = row_NA.to(self.centre_CA.dtype) @ self.centre_CA.T
-        cosine_NC.scatter_(1, cell_N[:, None], 2.0)
-        near_NM = cosine_NC.topk(min(self._near, len(self.centre_CA)), dim=1).indices
+        near_NM = cosine_NC.topk(min(self._number, len(self.centre_CA)), dim=1).indices
         return torch.where(self._crowded_C[near_NM], NOWHERE, near_NM)
 
     def _readers(self, near_NM: Tensor) -> dict[int, Tensor]:
@@ -201,11 +202,6 @@ class Cells:
         cell_P, order_P = near_NM[row_P, place_P].sort(stable=True)
         cell, size = to_host(torch.stack(torch.unique_consecutive(cell_P, return_counts=True)))
         return dict(zip(cell.tolist(), row_P[order_P].split(size.tolist()), strict=True))
-
-    def _blocks(self, rows: int) -> Iterator[slice]:
-        """Rows whose mean similarities with all cells are held at a time."""
-        step = max(1, BLOCK_ELEMENTS // len(self.size_C))
-        return (slice(start, start + step) for start in range(0, rows, step))
 
     def fit(self) -> tuple[float, float]:
         """Mean over all rows of their length along their cell's mean, and the largest cell."""
@@ -220,14 +216,20 @@ class Cells:
     def check(self) -> tuple[bool, str]:
         """Sum again: (True, "") or (False, which cell is wrong)."""
         for cell in range(len(self.centre_CA)):
-            row_nA = self._columns.descriptors[self.slots(cell)]
+            row_nA = self.rows(cell)
             off = float((sum_rows(row_nA) - self.sum_CA[cell]).abs().max())
             if off > 1e-6 * max(1, len(row_nA)):
                 return False, f"cell {cell}: the sum of its rows is off by {off:.3g}"
         return True, ""
 
 
-def without(value_NC: Tensor, near_NM: Tensor) -> Tensor:
+def blocks(rows: int, columns: int) -> Iterator[slice]:
+    """Rows of so many columns that are held at a time."""
+    step = max(1, BLOCK_ELEMENTS // columns)
+    return (slice(start, start + step) for start in range(0, rows, step))
+
+
+def without_(value_NC: Tensor, near_NM: Tensor) -> Tensor:
     """The values with 0 at these columns, where they are none's: written over."""
-    padded = torch.cat([value_NC, value_NC[:, :1]], dim=1)
-    return padded.scatter_(1, near_NM.where(near_NM >= 0, value_NC.shape[1]), 0.0)[:, :-1]
+    kept_NM = torch.where(near_NM >= 0, 0.0, value_NC.gather(1, near_NM.clamp(min=0)))
+    return value_NC.scatter_(1, near_NM.clamp(min=0), kept_NM)
