@@ -29,7 +29,6 @@ from stream_ssl.batch import START, Offset
 from stream_ssl.ingest.batches import Batches, JournalReplaced, JournalShare
 from stream_ssl.ingest.consumer_offsets import ConsumerOffsets
 from stream_ssl.ingest.journal import JournalReader, journal_id
-from stream_ssl.ingest.rate_limited_logger import RateLimitedLogger
 from stream_ssl.ingest.verdicts import VerdictSender
 from stream_ssl.learning.checkpoint import Checkpointer, CheckpointError, CheckpointRecord, Saved
 from stream_ssl.learning.checks import IncompatibleConfig
@@ -46,6 +45,7 @@ from stream_ssl.observe.prequential import Prequential
 from stream_ssl.observe.server import Server
 from stream_ssl.observe.shadow import Shadow
 from stream_ssl.observe.verdict_feed import VerdictFeed
+from stream_ssl.rate_limited_logger import RateLimitedLogger
 
 log = logging.getLogger("stream_ssl.learner")
 

@@ -13,8 +13,8 @@ from stream_ssl.ingest.access import Access, belongs
 from stream_ssl.ingest.credit import IDLE_SECONDS, CreditPolicy, least_served
 from stream_ssl.ingest.group_commit import CommitBatch, GroupCommit
 from stream_ssl.ingest.journal import JournalError
-from stream_ssl.ingest.rate_limited_logger import RateLimitedLogger, printable
 from stream_ssl.ingest.sessions import ProducerRecord, ProducerTable, Session, Sessions
+from stream_ssl.rate_limited_logger import RateLimitedLogger, printable
 from stream_ssl.wire import CODECS, Ack, Bye, Data, Hello, Message, Nack, Welcome, WireError, decode
 from stream_ssl.wire.messages import DATA_HEAD, Verdict, Verdicts
 

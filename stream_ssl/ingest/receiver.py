@@ -17,10 +17,10 @@ from stream_ssl.ingest.credit import CreditPolicy
 from stream_ssl.ingest.group_commit import GroupCommit
 from stream_ssl.ingest.journal import Journal, JournalError
 from stream_ssl.ingest.protocol_state import Counters, ProtocolState
-from stream_ssl.ingest.rate_limited_logger import RateLimitedLogger
 from stream_ssl.ingest.sessions import ProducerRecord, Sessions
 from stream_ssl.ingest.unfinished import UnfinishedMessages
 from stream_ssl.ingest.verdicts import VerdictInbox
+from stream_ssl.rate_limited_logger import RateLimitedLogger
 from stream_ssl.wire import Message, encode, require_loopback
 from stream_ssl.wire.address import check_bind
 from stream_ssl.wire.messages import MAX_ITEMS

@@ -18,7 +18,7 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from stream_ssl.ingest.rate_limited_logger import RateLimitedLogger
+from stream_ssl.rate_limited_logger import RateLimitedLogger
 
 log = logging.getLogger(__name__)
 
