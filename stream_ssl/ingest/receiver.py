@@ -20,11 +20,10 @@ from zmq.utils.monitor import parse_monitor_message
 
 from stream_ssl.ingest.access import Access
 from stream_ssl.ingest.consumer_offsets import ConsumerOffsets, Positions
-from stream_ssl.ingest.credit import CreditPolicy
 from stream_ssl.ingest.group_commit import GroupCommit
 from stream_ssl.ingest.journal import Journal, JournalError
 from stream_ssl.ingest.protocol_state import Counters, ProtocolState
-from stream_ssl.ingest.sessions import ProducerRecord, Sessions
+from stream_ssl.ingest.sessions import CreditPolicy, ProducerRecord, Sessions
 from stream_ssl.ingest.verdicts import VerdictInbox
 from stream_ssl.rate_limited_logger import RateLimitedLogger
 from stream_ssl.wire import Message, encode, require_loopback
