@@ -44,7 +44,7 @@ from stream_ssl.observe.page.memory import MemoryView
 from stream_ssl.observe.prequential import Prequential
 from stream_ssl.observe.server import Server
 from stream_ssl.observe.shadow import Shadow
-from stream_ssl.observe.verdict_feed import VerdictFeed
+from stream_ssl.observe.slot_history import VerdictFeed
 from stream_ssl.rate_limited_logger import RateLimitedLogger
 
 log = logging.getLogger("stream_ssl.learner")
