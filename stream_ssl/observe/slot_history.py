@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.nn.functional import adaptive_avg_pool2d
 
 from memory import Admission, WorkingMemory
 from memory.compute import to_device, to_host
@@ -179,14 +180,10 @@ class EvictedPictures:
             return  # nobody leaves before the memory is full
         slots = slots[-PICTURED:]
         id_n = self._memory.ids[slots].to(images.device)
-        image_nCHW = images[slots.to(images.device)]
-        side = self._small_RCSS.shape[-1]
-        if image_nCHW.shape[-1] > side:
-            small = torch.nn.functional.adaptive_avg_pool2d(image_nCHW.float(), side)
-            image_nCHW = small.round().to(torch.uint8)
+        small_nCSS = shrunk(images[slots.to(images.device)], self._small_RCSS.shape[-1])
         for start, stop, first in _around(self._count % EVICTIONS, len(slots)):
             self._id_R[start:stop] = id_n[first : first + stop - start]
-            self._small_RCSS[start:stop] = image_nCHW[first : first + stop - start]
+            self._small_RCSS[start:stop] = small_nCSS[first : first + stop - start]
         self._new = id_n if self._new is None else torch.cat([self._new, id_n])
         self._count += len(slots)
         now = self._clock()
@@ -210,6 +207,13 @@ class EvictedPictures:
         found = [number for number in ids if number in place]
         rows = torch.tensor([place[number] for number in found], dtype=torch.int64)
         return found, to_host(self._small_RCSS[to_device(rows, self._small_RCSS.device)])
+
+
+def shrunk(image_nCHW: Tensor, side: int) -> Tensor:
+    """uint8 images of at most this side, the means of what each pixel covers."""
+    if image_nCHW.shape[-1] <= side:
+        return image_nCHW
+    return adaptive_avg_pool2d(image_nCHW.float(), side).round().to(torch.uint8)
 
 
 def _around(begin: int, count: int) -> list[tuple[int, int, int]]:
