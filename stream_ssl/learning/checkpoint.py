@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -23,7 +23,7 @@ from memory.process_group import SINGLE_PROCESS
 from memory.shards import resharded
 from stream_ssl.batch import START, Offset
 from stream_ssl.durable import make_folder, sync, write
-from stream_ssl.learning.learner import Capture
+from stream_ssl.learning.learner import Capture, Learner
 from stream_ssl.learning.ranks import Ranks
 from stream_ssl.learning.records import Idle, StepRecord
 
@@ -66,14 +66,6 @@ Divisions = Mapping[str, Sequence[Sequence[Mapping[str, int]]]]
 
 class CheckpointError(RuntimeError):
     """A checkpoint that is whole and yet cannot be used."""
-
-
-class Captured(Protocol):
-    """What is checkpointed: a learner."""
-
-    def capture(self, live: bool = False) -> Capture: ...
-
-    def restore(self, capture: Capture) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +149,7 @@ class Saved:
         return [[Offset(**offset) for offset in offsets] for offsets in told]
 
     def restore(
-        self, learner: Captured, rank: int = 0, ranks: int = 1, start: Offset | None = None
+        self, learner: Learner, rank: int = 0, ranks: int = 1, start: Offset | None = None
     ) -> None:
         """Put the learner where the run was; ValueError if it is built otherwise.
 
@@ -299,7 +291,7 @@ class Checkpointer:
         """Whether a checkpoint is being written that `finished` has not told of."""
         return self._writing is not None
 
-    def save(self, learner: Captured, config: Mapping[str, Any]) -> CheckpointRecord:
+    def save(self, learner: Learner, config: Mapping[str, Any]) -> CheckpointRecord:
         """Write a checkpoint; when this returns it survives a power cut. None may be under way.
 
         Raises OSError if the disk does not take it: what was there before stays untouched.
@@ -313,7 +305,7 @@ class Checkpointer:
         self._durable_step = int(captured.facts["step"])
         return self._record(captured, target, size, started, stalled=None)
 
-    def begin(self, learner: Captured, config: Mapping[str, Any]) -> None:
+    def begin(self, learner: Learner, config: Mapping[str, Any]) -> None:
         """Write a checkpoint behind whoever goes on to change the state; `finished` tells when it
         is durable. None may be under way.
 
@@ -354,7 +346,7 @@ class Checkpointer:
         self._durable_step = record.step
         return record
 
-    def _captured(self, learner: Captured, live: bool = False) -> tuple[Capture, Path]:
+    def _captured(self, learner: Learner, live: bool = False) -> tuple[Capture, Path]:
         self._tried, captured = time.monotonic(), learner.capture(live)
         captured = replace(captured, facts={**captured.facts, "journal": self.journal})
         self._step = self._tried_step = int(captured.facts["step"])
@@ -612,9 +604,8 @@ class Checkpointer:
                 flat = {key: tensor.contiguous() for key, tensor in tensors.items()}
                 save_file(flat, scratch / f"{name}.safetensors")
             facts = dict(captured.facts)
-            if (
-                self._before or self._journals is not None
-            ):  # other ranks have read parts of the journal
+            # Other ranks have read parts of the journal, or there are several journals.
+            if self._before or self._journals is not None:
                 facts |= self._streams(captured.facts["offset"])
             size = _conclude(scratch, target, facts, config)
         except SafetensorError as error:  # how it tells of a full disk
