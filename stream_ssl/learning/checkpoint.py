@@ -324,9 +324,9 @@ class Checkpointer:
             work = lambda: self._finish(target, lambda: self._write(target, captured, config))  # noqa: E731
         else:
             scratch = self.folder / f"{INCOMPLETE}{target.name}"
-            self._on_all(lambda: self._begin(target, scratch), only_first=True)
+            self._on_all(lambda: self._prepare(target, scratch), only_first=True)
             facts = {**captured.facts, **self._streams(captured.facts["offset"])}
-            work = lambda: self._write_apart(target, scratch, captured, facts, config)  # noqa: E731
+            work = lambda: self._write_behind(target, scratch, captured, facts, config)  # noqa: E731
         stalled = time.monotonic() - started
         self._writing = Writing(lambda: self._record(captured, target, work(), started, stalled))
 
@@ -473,10 +473,10 @@ class Checkpointer:
     def _write_together(self, target: Path, captured: Capture, config: Mapping[str, Any]) -> int:
         """As `_write`, by all ranks: each its part, then the first the manifest."""
         rank, scratch = self._ranks.group.rank, self.folder / f"{INCOMPLETE}{target.name}"
-        if size := self._on_all(lambda: self._there(target), only_first=True)[0]:
+        if size := self._on_all(lambda: self._written_before(target), only_first=True)[0]:
             return int(size)
         try:
-            self._on_all(lambda: self._begin(target, scratch), only_first=True)
+            self._on_all(lambda: self._prepare(target, scratch), only_first=True)
             self._on_all(lambda: self._write_part(captured, scratch))
             facts = {**captured.facts, **self._streams(captured.facts["offset"])}
             write = lambda: _conclude(scratch, target, facts, config)  # noqa: E731
@@ -487,7 +487,7 @@ class Checkpointer:
             raise
         return int(sizes[0])
 
-    def _write_apart(
+    def _write_behind(
         self,
         target: Path,
         scratch: Path,
@@ -540,7 +540,7 @@ class Checkpointer:
             raise OSError("; ".join(faults))
         return [done for done, _ in told]
 
-    def _begin(self, target: Path, scratch: Path) -> None:
+    def _prepare(self, target: Path, scratch: Path) -> None:
         if target.exists():
             self._set_aside(target, "it is written once more")
         self._make_scratch(scratch)
@@ -595,7 +595,7 @@ class Checkpointer:
         }
 
     def _write(self, target: Path, captured: Capture, config: Mapping[str, Any]) -> int:
-        if size := self._there(target):
+        if size := self._written_before(target):
             return size
         scratch = self.folder / f"{INCOMPLETE}{target.name}"
         self._make_scratch(scratch)
@@ -616,7 +616,7 @@ class Checkpointer:
             raise
         return size
 
-    def _there(self, target: Path) -> int:
+    def _written_before(self, target: Path) -> int:
         """Bytes of the checkpoint, if it was written before; a damaged one is set aside.
 
         A step names one state of a run, so what is there and whole is this one.
