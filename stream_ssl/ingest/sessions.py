@@ -10,9 +10,6 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-MOST_REASONS = 32
-"""Reasons of refusal told apart for one producer."""
-
 
 @dataclass(slots=True)
 class Session:
@@ -253,6 +250,9 @@ def _drains(session: Session, now: float) -> bool:
 
 
 # -- what each producer did
+
+MOST_REASONS = 32
+"""Reasons of refusal told apart for one producer."""
 
 
 @dataclass(slots=True)
