@@ -99,7 +99,7 @@ endif
 	$(VENV)/bin/python -m pytest -m manifests tests/deploy
 
 docs: $(READY)  ## regenerate the pages that are made from code
-	$(VENV)/bin/python -m stream_ssl.observe.metrics_docs > docs/metrics.md
+	$(VENV)/bin/python -m stream_ssl.observe.catalogue > docs/metrics.md
 	$(VENV)/bin/python deploy/grafana/dashboard.py > deploy/grafana/stream-ssl.json
 	{ printf '# From deploy/prometheus/alerts.yml, by `make docs`.\napiVersion: monitoring.coreos.com/v1\nkind: PrometheusRule\nmetadata: {name: stream-ssl}\nspec:\n'; grep -v '^#' deploy/prometheus/alerts.yml | sed 's/^\(.\)/  \1/'; } > deploy/kubernetes/components/monitoring/prometheus-rule.yaml
 

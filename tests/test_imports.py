@@ -14,9 +14,10 @@ ROOT = Path(__file__).parent.parent
 OURS = ("memory", "producers", "stream_ssl")
 PARTS = (
     *("wire", "ingest", "losses", "methods", "learning", "evaluation"),
-    *("reproduction", "observe", "app", "batch", "durable"),
+    *("reproduction", "observe", "app", "batch", "durable", "rate_limited_logger"),
 )
-ANYWHERE = {"stream_ssl.batch", "stream_ssl.durable"}  # but in memory, a package of its own
+# But in memory, a package of its own.
+ANYWHERE = {"stream_ssl.batch", "stream_ssl.durable", "stream_ssl.rate_limited_logger"}
 
 # What each part may import of ours, and which heavy libraries it may touch.
 MAY = {
@@ -57,6 +58,7 @@ MAY = {
     "stream_ssl.app": {f"stream_ssl.{part}" for part in PARTS} | {"memory", "producers"},
     "stream_ssl.batch": set(),
     "stream_ssl.durable": set(),
+    "stream_ssl.rate_limited_logger": set(),
 }
 LIBRARIES = {
     "zmq": {"producers", "stream_ssl.wire", "stream_ssl.ingest"},

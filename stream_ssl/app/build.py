@@ -29,7 +29,6 @@ from stream_ssl.ingest.journal import JournalReader
 from stream_ssl.ingest.quarantine import Quarantine
 from stream_ssl.learning import randomness
 from stream_ssl.learning.checkpoint import Checkpointer
-from stream_ssl.learning.checks import check_batch, check_labels
 from stream_ssl.learning.encoder import (
     Model,
     Projector,
@@ -38,7 +37,7 @@ from stream_ssl.learning.encoder import (
     freeze_stages,
     load_weights,
 )
-from stream_ssl.learning.learner import Learner, Stream
+from stream_ssl.learning.learner import Learner, Stream, check_batch, check_labels
 from stream_ssl.learning.optimiser import OptimiserSettings
 from stream_ssl.learning.pace import Pace
 from stream_ssl.learning.vectors import MLP, Vectors, VectorViews

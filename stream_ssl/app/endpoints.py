@@ -15,7 +15,7 @@ from typing import Any
 
 from stream_ssl.app.failures import Failure, check_writable
 from stream_ssl.durable import make_folder, write
-from stream_ssl.ingest.rate_limited_logger import RateLimitedLogger
+from stream_ssl.rate_limited_logger import RateLimitedLogger
 
 log = logging.getLogger(__name__)
 

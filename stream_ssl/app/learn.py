@@ -29,10 +29,9 @@ from stream_ssl.batch import START, Offset
 from stream_ssl.ingest.batches import Batches, JournalReplaced, JournalShare
 from stream_ssl.ingest.consumer_offsets import ConsumerOffsets
 from stream_ssl.ingest.journal import JournalReader, journal_id
-from stream_ssl.ingest.rate_limited_logger import RateLimitedLogger
 from stream_ssl.ingest.verdicts import VerdictSender
 from stream_ssl.learning.checkpoint import Checkpointer, CheckpointError, CheckpointRecord, Saved
-from stream_ssl.learning.checks import IncompatibleConfig
+from stream_ssl.learning.learner import IncompatibleConfig
 from stream_ssl.learning.records import CheckpointDue, Idle, StepRecord
 from stream_ssl.observe.balance import Balance, class_counts
 from stream_ssl.observe.collisions import ClassCollisions, near_copies
@@ -45,7 +44,8 @@ from stream_ssl.observe.page.memory import MemoryView
 from stream_ssl.observe.prequential import Prequential
 from stream_ssl.observe.server import Server
 from stream_ssl.observe.shadow import Shadow
-from stream_ssl.observe.verdict_feed import VerdictFeed
+from stream_ssl.observe.slot_history import VerdictFeed
+from stream_ssl.rate_limited_logger import RateLimitedLogger
 
 log = logging.getLogger("stream_ssl.learner")
 

@@ -21,7 +21,7 @@ from zmq.auth.base import Authenticator
 from zmq.utils import z85
 
 from stream_ssl.durable import write
-from stream_ssl.ingest.rate_limited_logger import RateLimitedLogger
+from stream_ssl.rate_limited_logger import RateLimitedLogger
 from stream_ssl.wire import Keys, check_name
 from stream_ssl.wire.keys import check_key
 

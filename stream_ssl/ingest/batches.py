@@ -32,8 +32,6 @@ from stream_ssl.ingest.decode import (
 from stream_ssl.ingest.quarantine import Quarantine
 from stream_ssl.wire import Data, WireError
 
-__all__ = ["Batch", "Batches", "JournalReplaced", "JournalShare", "Offset", "Reader"]
-
 log = logging.getLogger(__name__)
 
 POLL = 0.02  # seconds between two reads of a journal that has nothing new

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stream_ssl.durable import write
-from stream_ssl.ingest.rate_limited_logger import RateLimitedLogger
+from stream_ssl.rate_limited_logger import RateLimitedLogger
 
 log = logging.getLogger(__name__)
 

@@ -26,7 +26,6 @@ from typing import Any
 import lmdb
 
 from stream_ssl.durable import make_folder, write
-from stream_ssl.ingest.rate_limited_logger import RateLimitedLogger
 from stream_ssl.ingest.recovery import (
     BackgroundCheck,
     Checked,
@@ -60,6 +59,7 @@ from stream_ssl.ingest.segment import (
     unpack_head,
     unpack_record,
 )
+from stream_ssl.rate_limited_logger import RateLimitedLogger
 
 __all__ = [
     "Commit",

@@ -10,11 +10,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from stream_ssl.ingest.access import Access, belongs
-from stream_ssl.ingest.credit import IDLE_SECONDS, CreditPolicy, least_served
 from stream_ssl.ingest.group_commit import CommitBatch, GroupCommit
 from stream_ssl.ingest.journal import JournalError
-from stream_ssl.ingest.rate_limited_logger import RateLimitedLogger, printable
-from stream_ssl.ingest.sessions import ProducerRecord, ProducerTable, Session, Sessions
+from stream_ssl.ingest.sessions import (
+    IDLE_SECONDS,
+    CreditPolicy,
+    ProducerRecord,
+    ProducerTable,
+    Session,
+    Sessions,
+    least_served,
+)
+from stream_ssl.rate_limited_logger import RateLimitedLogger, printable
 from stream_ssl.wire import CODECS, Ack, Bye, Data, Hello, Message, Nack, Welcome, WireError, decode
 from stream_ssl.wire.messages import DATA_HEAD, Verdict, Verdicts
 
@@ -357,8 +364,7 @@ class ProtocolState:
 
     def _listed_name(self, session: Session) -> str:
         """The name of its key on the allow-list; in plain text the one it gives itself."""
-        name = self._access.allow.name_of(session.user or "") if self._access is not None else None
-        return name or session.producer
+        return self._key_name(session.user) or session.producer
 
     def _count_missing(self, session: Session) -> None:
         if session.missing:
@@ -450,12 +456,12 @@ class ProtocolState:
 
     def grant(self, now: float, quiet: Session | None = None) -> None:
         """Shares credit out, and sends an ACK where a share changed, except to `quiet`."""
-        holders = list(self.sessions)
-        self._note_idle(holders, now)
+        sessions = list(self.sessions)
+        self._note_idle(sessions, now)
         blocked = self.closing or not self.group.ready
         room = 0 if blocked else max(0, self.room - self.group.batch.bytes)
         for session, credit in zip(
-            holders, self.policy.plan(holders, room, now, self.scarce), strict=True
+            sessions, self.policy.plan(sessions, room, now, self.scarce), strict=True
         ):
             before = session.credit
             if before <= credit and (credit - before) * 4 <= before:
@@ -468,17 +474,17 @@ class ProtocolState:
             if session is not quiet:
                 self._ack(session, now)
 
-    def _note_idle(self, holders: list[Session], now: float) -> None:
+    def _note_idle(self, sessions: list[Session], now: float) -> None:
         """Who has credit and sends nothing is owed nothing, and may wait to send a large packet."""
         idle = [
             session
-            for session in holders
+            for session in sessions
             if session.credit
             and now - max(session.last_received, session.credit_changed) >= IDLE_SECONDS
         ]
         for session in idle:
             session.greedy, session.largest = False, 0
-        floor = least_served(holders)
+        floor = least_served(sessions)
         for session in idle:
             session.served = max(session.served, floor)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from stream_ssl.durable import write
 from stream_ssl.ingest.decode import BadSample
-from stream_ssl.ingest.rate_limited_logger import RateLimitedLogger, printable
+from stream_ssl.rate_limited_logger import RateLimitedLogger, printable
 from stream_ssl.wire import CODECS
 
 log = logging.getLogger(__name__)

@@ -15,7 +15,6 @@ from queue import SimpleQueue
 
 from stream_ssl.durable import sync
 from stream_ssl.ingest import segment_check
-from stream_ssl.ingest.rate_limited_logger import RateLimitedLogger
 from stream_ssl.ingest.segment import (
     MAX_RECORDS,
     PAGE,
@@ -34,6 +33,7 @@ from stream_ssl.ingest.segment import (
     unpack_head,
     unpack_record,
 )
+from stream_ssl.rate_limited_logger import RateLimitedLogger
 from stream_ssl.wire import Data, WireError
 
 log = logging.getLogger(__name__)

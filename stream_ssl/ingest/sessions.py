@@ -1,101 +1,14 @@
-"""Who is connected, and what each producer did since this receiver started: the former for the
-protocol, the latter for people and the page they look at."""
+"""Who is connected, how many bytes each may have in flight, and what each did since the start.
+
+`ProtocolState` keeps one `Session` for each connected producer, and shares credit between them by
+`CreditPolicy`. `ProducerTable` is for people and the page they look at.
+"""
 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-
-MOST_REASONS = 32
-"""Reasons of refusal told apart for one producer."""
-
-
-@dataclass(slots=True)
-class ProducerRecord:
-    """One producer, over all its connections. Times are of time.monotonic.
-
-    Attributes:
-        name: as it calls itself.
-        key: the name on the allow-list that it proved to be; None in plain text.
-        agent: what it says that it runs.
-        since: when it first said HELLO.
-        connected: when its present connection did; None while there is none.
-        last_received: when a message last came.
-        hellos: how often it has connected.
-        packets, samples, bytes: taken for the first time.
-        duplicates: samples that came again.
-        rejected: samples, by reason of refusal.
-        credit: bytes that it may have unacknowledged now.
-    """
-
-    name: str
-    key: str | None
-    agent: str
-    since: float
-    connected: float | None
-    last_received: float
-    hellos: int = 0
-    packets: int = 0
-    samples: int = 0
-    bytes: int = 0
-    duplicates: int = 0
-    rejected: Counter[str] = field(default_factory=Counter)
-    credit: int = 0
-
-    def reject(self, reason: str, samples: int) -> None:
-        """Count samples that were refused."""
-        known = reason in self.rejected or len(self.rejected) < MOST_REASONS
-        self.rejected[reason if known else "other"] += samples
-
-
-class ProducerTable:
-    """A record for each producer that has said HELLO, of the `limit` last heard of.
-
-    Args:
-        limit: most records.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._records: OrderedDict[str, ProducerRecord] = OrderedDict()  # silent for longest first
-
-    def __len__(self) -> int:
-        return len(self._records)
-
-    def __iter__(self) -> Iterator[ProducerRecord]:
-        return iter(self._records.values())
-
-    def get(self, name: str) -> ProducerRecord | None:
-        """The producer's record."""
-        return self._records.get(name)
-
-    def opened(
-        self, name: str, key: str | None, agent: str, now: float, again: bool = False
-    ) -> ProducerRecord:
-        """A producer has said HELLO; `again`, on a connection on which it had done so."""
-        record = self._records.get(name)
-        if record is None:
-            record = ProducerRecord(name, key, agent, now, now, now)
-            self._records[name] = record
-            while len(self._records) > self._limit:
-                self._records.popitem(last=False)
-        record.key, record.agent = key, agent
-        if not again:
-            record.connected = now
-            record.hellos += 1
-        self.heard(record, now)
-        return record
-
-    def heard(self, record: ProducerRecord, now: float) -> None:
-        """A message has come."""
-        record.last_received = now
-        if record.name in self._records:
-            self._records.move_to_end(record.name)
-
-    def copy(self) -> list[ProducerRecord]:
-        """Records that nobody changes any more, silent for longest first."""
-        return [replace(record, rejected=record.rejected.copy()) for record in self]
 
 
 @dataclass(slots=True)
@@ -193,3 +106,237 @@ class Sessions:
             del self._by_route[session.route]
         if self._by_producer.get(session.producer) is session:
             del self._by_producer[session.producer]
+
+
+# -- credit
+
+TURN_SECONDS = 0.25  # a turn of a producer that sends
+QUIET_SECONDS = 0.05  # a turn of a producer that does not
+DRAIN_SECONDS = 0.1  # without a message, after which an expired turn has nothing left in flight
+IDLE_SECONDS = 0.5  # with credit and without a message, after which a producer wants no more
+_TURN_PACKETS = 4  # least grant of a turn, in packets of the producer's largest size
+_TURN_BYTES = 256 << 10  # least grant of a turn, where a packet may have so many
+
+
+class CreditPolicy:
+    """Shares a budget of bytes between producers.
+
+    What is in flight must fit into the receiver's memory and into the journal, so the grants
+    together never exceed either. Where that is too little for all at once, producers take turns;
+    and where room comes only as fast as a slow learner makes it, those that always have more to
+    send are served the same number of bytes, as by start-time fair queueing (Goyal et al. 1996).
+
+    Args:
+        each: most bytes for one producer.
+        total: most bytes for all together.
+        max_packet: bytes of the largest packet.
+
+    Raises:
+        ValueError: not 0 < max_packet <= each <= total.
+    """
+
+    def __init__(self, each: int, total: int, max_packet: int) -> None:
+        if not 0 < max_packet <= each <= total:
+            raise ValueError(
+                f"credit: must hold 0 < max_packet ({max_packet}) <= credit of one producer "
+                f"({each}) <= credit of all ({total})"
+            )
+        self.each = each
+        self.total = total
+        self.max_packet = max_packet
+
+    def least(self, session: Session) -> int:
+        """Bytes below which a grant is of no use: a few packets like the largest that came, or one
+        of any size where none did."""
+        if not session.largest:
+            return self.max_packet
+        return min(self.max_packet, max(_TURN_PACKETS * session.largest, _TURN_BYTES))
+
+    def share(self, count: int, room: int) -> int:
+        """Bytes for each of `count` producers at once; 0: they must take turns, or wait."""
+        if count < 1:
+            return 0
+        share = self._share(count, room)
+        return share if share >= self.max_packet else 0
+
+    def plan(
+        self, sessions: Sequence[Session], room: int, now: float, scarce: bool = False
+    ) -> list[int]:
+        """The grant of each session: 0, or at least `least`.
+
+        Args:
+            room: bytes that journal and learner can take.
+            now: of time.monotonic, as are `credit_changed` and `last_received`.
+            scarce: room comes slower than producers could use it.
+        """
+        if not sessions:
+            return []
+        least = [self.least(session) for session in sessions]
+        share = self._share(len(sessions), room)
+        if share >= max(least) and not scarce:
+            return [share] * len(sessions)
+        in_flight = sum(one.revoked for one in sessions if _drains(one, now))
+        free = min(self.total, room) - in_flight
+        ahead = self._ahead(sessions, least) if scarce else set[int]()
+        return _turns(sessions, least, free, now, ahead)
+
+    def _share(self, count: int, room: int) -> int:
+        return min(self.each, min(self.total, room) // count)
+
+    def _ahead(self, sessions: Sequence[Session], least: Sequence[int]) -> set[int]:
+        """The greedy sessions that have had more than another greedy one, who now comes first."""
+        floor = least_served(sessions)
+        return {
+            i
+            for i, session in enumerate(sessions)
+            if session.greedy and session.served > floor + least[i]
+        }
+
+
+def least_served(sessions: Sequence[Session]) -> int:
+    """Bytes of the greedy session that has had the fewest; of the one with the most, where none is
+    greedy."""
+    greedy = [session.served for session in sessions if session.greedy]
+    return min(greedy) if greedy else max((session.served for session in sessions), default=0)
+
+
+def _turns(
+    sessions: Sequence[Session], least: Sequence[int], free: int, now: float, ahead: set[int]
+) -> list[int]:
+    """Active turns go on, and as many expired ones end as sessions wait for whom there is no room;
+    the least served come first.
+
+    What an expired turn leaves is given to nobody before it has drained, so that the new grants
+    and what is in flight from earlier ones stay within the budget together.
+    """
+    order = sorted(
+        range(len(sessions)), key=lambda i: (sessions[i].served, sessions[i].credit_changed)
+    )
+    order = [i for i in order if i not in ahead]
+    grants = [0] * len(sessions)
+    for i in order:
+        if sessions[i].credit and not _expired(sessions[i], now) and least[i] <= free:
+            grants[i], free = least[i], free - least[i]
+    expired = []
+    for i in order:
+        if sessions[i].credit and _expired(sessions[i], now) and least[i] <= free:
+            expired.append(i)
+            free -= least[i]
+    unserved = 0
+    for i in order:
+        if sessions[i].credit:
+            continue
+        if unserved or least[i] > free:  # nor does a smaller one overtake
+            unserved += least[i]
+        else:
+            grants[i], free = least[i], free - least[i]
+    for i in reversed(expired):
+        if unserved > 0:
+            unserved -= least[i]
+        else:
+            grants[i] = least[i]
+    return grants
+
+
+def _expired(session: Session, now: float) -> bool:
+    age = now - session.credit_changed
+    quiet = session.last_received < session.credit_changed and age >= QUIET_SECONDS
+    return quiet or age >= TURN_SECONDS
+
+
+def _drains(session: Session, now: float) -> bool:
+    last_activity = max(session.last_received, session.credit_changed)
+    return not session.credit and now - last_activity < DRAIN_SECONDS
+
+
+# -- what each producer did
+
+MOST_REASONS = 32
+"""Reasons of refusal told apart for one producer."""
+
+
+@dataclass(slots=True)
+class ProducerRecord:
+    """One producer, over all its connections. Times are of time.monotonic.
+
+    Attributes:
+        name: as it calls itself.
+        key: the name on the allow-list that it proved to be; None in plain text.
+        agent: what it says that it runs.
+        since: when it first said HELLO.
+        connected: when its present connection did; None while there is none.
+        last_received: when a message last came.
+        hellos: how often it has connected.
+        packets, samples, bytes: taken for the first time.
+        duplicates: samples that came again.
+        rejected: samples, by reason of refusal.
+        credit: bytes that it may have unacknowledged now.
+    """
+
+    name: str
+    key: str | None
+    agent: str
+    since: float
+    connected: float | None
+    last_received: float
+    hellos: int = 0
+    packets: int = 0
+    samples: int = 0
+    bytes: int = 0
+    duplicates: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)
+    credit: int = 0
+
+    def reject(self, reason: str, samples: int) -> None:
+        """Count samples that were refused."""
+        known = reason in self.rejected or len(self.rejected) < MOST_REASONS
+        self.rejected[reason if known else "other"] += samples
+
+
+class ProducerTable:
+    """A record for each producer that has said HELLO, of the `limit` last heard of.
+
+    Args:
+        limit: most records.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._records: OrderedDict[str, ProducerRecord] = OrderedDict()  # silent for longest first
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __iter__(self) -> Iterator[ProducerRecord]:
+        return iter(self._records.values())
+
+    def get(self, name: str) -> ProducerRecord | None:
+        """The producer's record."""
+        return self._records.get(name)
+
+    def opened(
+        self, name: str, key: str | None, agent: str, now: float, again: bool = False
+    ) -> ProducerRecord:
+        """A producer has said HELLO; `again`, on a connection on which it had done so."""
+        record = self._records.get(name)
+        if record is None:
+            record = ProducerRecord(name, key, agent, now, now, now)
+            self._records[name] = record
+            while len(self._records) > self._limit:
+                self._records.popitem(last=False)
+        record.key, record.agent = key, agent
+        if not again:
+            record.connected = now
+            record.hellos += 1
+        self.heard(record, now)
+        return record
+
+    def heard(self, record: ProducerRecord, now: float) -> None:
+        """A message has come."""
+        record.last_received = now
+        if record.name in self._records:
+            self._records.move_to_end(record.name)
+
+    def copy(self) -> list[ProducerRecord]:
+        """Records that nobody changes any more, silent for longest first."""
+        return [replace(record, rejected=record.rejected.copy()) for record in self]

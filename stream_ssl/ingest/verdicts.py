@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgpack
 
-from stream_ssl.ingest.rate_limited_logger import RateLimitedLogger
+from stream_ssl.rate_limited_logger import RateLimitedLogger
 from stream_ssl.wire.messages import MAX_VERDICTS, Verdict
 
 log = logging.getLogger(__name__)

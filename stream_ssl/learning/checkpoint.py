@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -23,7 +23,7 @@ from memory.process_group import SINGLE_PROCESS
 from memory.shards import resharded
 from stream_ssl.batch import START, Offset
 from stream_ssl.durable import make_folder, sync, write
-from stream_ssl.learning.learner import Capture
+from stream_ssl.learning.learner import Capture, Learner
 from stream_ssl.learning.ranks import Ranks
 from stream_ssl.learning.records import Idle, StepRecord
 
@@ -66,14 +66,6 @@ Divisions = Mapping[str, Sequence[Sequence[Mapping[str, int]]]]
 
 class CheckpointError(RuntimeError):
     """A checkpoint that is whole and yet cannot be used."""
-
-
-class Captured(Protocol):
-    """What is checkpointed: a learner."""
-
-    def capture(self, live: bool = False) -> Capture: ...
-
-    def restore(self, capture: Capture) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +149,7 @@ class Saved:
         return [[Offset(**offset) for offset in offsets] for offsets in told]
 
     def restore(
-        self, learner: Captured, rank: int = 0, ranks: int = 1, start: Offset | None = None
+        self, learner: Learner, rank: int = 0, ranks: int = 1, start: Offset | None = None
     ) -> None:
         """Put the learner where the run was; ValueError if it is built otherwise.
 
@@ -299,7 +291,7 @@ class Checkpointer:
         """Whether a checkpoint is being written that `finished` has not told of."""
         return self._writing is not None
 
-    def save(self, learner: Captured, config: Mapping[str, Any]) -> CheckpointRecord:
+    def save(self, learner: Learner, config: Mapping[str, Any]) -> CheckpointRecord:
         """Write a checkpoint; when this returns it survives a power cut. None may be under way.
 
         Raises OSError if the disk does not take it: what was there before stays untouched.
@@ -313,7 +305,7 @@ class Checkpointer:
         self._durable_step = int(captured.facts["step"])
         return self._record(captured, target, size, started, stalled=None)
 
-    def begin(self, learner: Captured, config: Mapping[str, Any]) -> None:
+    def begin(self, learner: Learner, config: Mapping[str, Any]) -> None:
         """Write a checkpoint behind whoever goes on to change the state; `finished` tells when it
         is durable. None may be under way.
 
@@ -332,9 +324,9 @@ class Checkpointer:
             work = lambda: self._finish(target, lambda: self._write(target, captured, config))  # noqa: E731
         else:
             scratch = self.folder / f"{INCOMPLETE}{target.name}"
-            self._on_all(lambda: self._begin(target, scratch), only_first=True)
+            self._on_all(lambda: self._prepare(target, scratch), only_first=True)
             facts = {**captured.facts, **self._streams(captured.facts["offset"])}
-            work = lambda: self._write_apart(target, scratch, captured, facts, config)  # noqa: E731
+            work = lambda: self._write_behind(target, scratch, captured, facts, config)  # noqa: E731
         stalled = time.monotonic() - started
         self._writing = Writing(lambda: self._record(captured, target, work(), started, stalled))
 
@@ -354,7 +346,7 @@ class Checkpointer:
         self._durable_step = record.step
         return record
 
-    def _captured(self, learner: Captured, live: bool = False) -> tuple[Capture, Path]:
+    def _captured(self, learner: Learner, live: bool = False) -> tuple[Capture, Path]:
         self._tried, captured = time.monotonic(), learner.capture(live)
         captured = replace(captured, facts={**captured.facts, "journal": self.journal})
         self._step = self._tried_step = int(captured.facts["step"])
@@ -481,10 +473,10 @@ class Checkpointer:
     def _write_together(self, target: Path, captured: Capture, config: Mapping[str, Any]) -> int:
         """As `_write`, by all ranks: each its part, then the first the manifest."""
         rank, scratch = self._ranks.group.rank, self.folder / f"{INCOMPLETE}{target.name}"
-        if size := self._on_all(lambda: self._there(target), only_first=True)[0]:
+        if size := self._on_all(lambda: self._written_before(target), only_first=True)[0]:
             return int(size)
         try:
-            self._on_all(lambda: self._begin(target, scratch), only_first=True)
+            self._on_all(lambda: self._prepare(target, scratch), only_first=True)
             self._on_all(lambda: self._write_part(captured, scratch))
             facts = {**captured.facts, **self._streams(captured.facts["offset"])}
             write = lambda: _conclude(scratch, target, facts, config)  # noqa: E731
@@ -495,7 +487,7 @@ class Checkpointer:
             raise
         return int(sizes[0])
 
-    def _write_apart(
+    def _write_behind(
         self,
         target: Path,
         scratch: Path,
@@ -548,7 +540,7 @@ class Checkpointer:
             raise OSError("; ".join(faults))
         return [done for done, _ in told]
 
-    def _begin(self, target: Path, scratch: Path) -> None:
+    def _prepare(self, target: Path, scratch: Path) -> None:
         if target.exists():
             self._set_aside(target, "it is written once more")
         self._make_scratch(scratch)
@@ -603,7 +595,7 @@ class Checkpointer:
         }
 
     def _write(self, target: Path, captured: Capture, config: Mapping[str, Any]) -> int:
-        if size := self._there(target):
+        if size := self._written_before(target):
             return size
         scratch = self.folder / f"{INCOMPLETE}{target.name}"
         self._make_scratch(scratch)
@@ -612,9 +604,8 @@ class Checkpointer:
                 flat = {key: tensor.contiguous() for key, tensor in tensors.items()}
                 save_file(flat, scratch / f"{name}.safetensors")
             facts = dict(captured.facts)
-            if (
-                self._before or self._journals is not None
-            ):  # other ranks have read parts of the journal
+            # Other ranks have read parts of the journal, or there are several journals.
+            if self._before or self._journals is not None:
                 facts |= self._streams(captured.facts["offset"])
             size = _conclude(scratch, target, facts, config)
         except SafetensorError as error:  # how it tells of a full disk
@@ -625,7 +616,7 @@ class Checkpointer:
             raise
         return size
 
-    def _there(self, target: Path) -> int:
+    def _written_before(self, target: Path) -> int:
         """Bytes of the checkpoint, if it was written before; a damaged one is set aside.
 
         A step names one state of a run, so what is there and whole is this one.

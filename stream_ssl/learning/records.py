@@ -23,22 +23,37 @@ PHASES = ("data", "forward", "backward", "memory")
 class StepRecord:
     """One step: on a batch of the stream, or a replay of images from the memory.
 
-    `skipped` says why no update was made: "loss" or "gradient" (not finite), "keys" (not of unit
-    norm), "pace" (none due), "novelty" (what was new in the stream's batch waits for more, and this
-    step has no samples); None if one was. `admission` is None where nothing was inserted: on
-    replays, with keys that are not of unit norm, and without samples. `near_copies` are the
-    samples of the stream's batch that were turned away, and `turned_away` tells where each came
-    from. `seconds` has the phases of `PHASES`. `rejected` are samples left out, by reason,
-    since the record before. `lag_seconds` is for how long the oldest batch has waited.
-    `labels_B` lies on the CPU, the other columns where the learner computes. `images_BCHW` are
-    the images as they came, not copied; None where a record is made without a learner.
-    `origins_B` is None on replays. `evicted_origins` goes with `admission.evicted`: where
-    each came from.
+    `labels_B` lies on the CPU, the other columns where the learner computes.
+
+    Attributes:
+        step: steps so far, this one included.
+        samples: of the stream, so far.
+        batch: samples in this step.
+        skipped: why no update was made: "loss" or "gradient" (not finite), "keys" (not of unit
+            norm), "pace" (none due), "novelty" (what was new in the stream's batch waits for more,
+            and this step has no samples); None if one was.
+        seconds: by phase, of PHASES.
+        diagnostics: what the loss tells, and the cosines of old and new embeddings.
+        collision_expected: mean h over pairs of batch and memory, before insertion.
+        collision_true: share of such pairs with the same label; None without labels.
+        admission: None where nothing was inserted: on replays, with keys that are not of unit norm,
+            and without samples.
+        lag_seconds: for how long the oldest batch has waited.
+        offset: of the stream, behind this batch.
+        rejected: samples left out since the record before, by reason.
+        near_copies: samples of the stream's batch that were turned away.
+        turned_away: where each of these came from.
+        waiting: new samples that do not fill a batch yet.
+        images_BCHW: uint8, the images as they came, not copied; None where a record is made without
+            a learner.
+        duplicates_B: slots expected to show the same, before insertion.
+        origins_B: where each sample came from; None on replays.
+        evicted_origins: where each of `admission.evicted` came from.
     """
 
-    step: int  # steps so far, this one included
-    samples: int  # of the stream, so far
-    batch: int  # samples in this step
+    step: int
+    samples: int
+    batch: int
     replay: bool
     loss: float
     grad_norm: float
@@ -46,8 +61,8 @@ class StepRecord:
     skipped: str | None
     seconds: Mapping[str, float]
     diagnostics: Mapping[str, float]
-    collision_expected: float  # mean h over pairs of batch and memory, before insertion
-    collision_true: float | None  # share of such pairs with the same label; None without labels
+    collision_expected: float
+    collision_true: float | None
     admission: Admission | None
     keys_BD: Tensor
     ids_B: Tensor
@@ -58,9 +73,9 @@ class StepRecord:
     rejected: Mapping[str, int] = field(default_factory=dict)
     near_copies: int = 0
     turned_away: Sequence[Origin | None] = ()
-    waiting: int = 0  # new samples that do not fill a batch yet
-    images_BCHW: Tensor | None = None  # uint8
-    duplicates_B: Tensor | None = None  # slots expected to show the same, before insertion
+    waiting: int = 0
+    images_BCHW: Tensor | None = None
+    duplicates_B: Tensor | None = None
     origins_B: Sequence[Origin | None] | None = None
     evicted_origins: Sequence[Origin | None] = ()
 

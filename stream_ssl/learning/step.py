@@ -144,7 +144,7 @@ class Step:
         elif not all_have and not self._shards_have(size):
             result = self._join(batch)
         elif not len(batch):
-            result = self._train_without(batch, number, size)
+            result = self._train_without_batch(batch, number, size)
         elif self._anchors == "stream":
             result = self._train_on_stream(batch, number)
         else:
@@ -188,7 +188,7 @@ class Step:
         self._refresh_nothing()
         return StepResult(batch, keys.keys_BD, update, *self._admit(batch, keys), {})
 
-    def _train_without(self, batch: Batch[Tensor], number: int, size: int) -> StepResult:
+    def _train_without_batch(self, batch: Batch[Tensor], number: int, size: int) -> StepResult:
         """Update on samples drawn from the memory, beside ranks that have a batch."""
         drawn = self._drawn(size)
         update, drawn_keys = self._update(drawn, number)

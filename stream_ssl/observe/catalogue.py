@@ -1,11 +1,14 @@
 """Every metric of a run: its name, unit, labels and help, and the record's field that fills it.
 
 To add one, add a `Spec` below. That is all where `field` names what fills it; else a method of
-`metrics.py` does. `page.py` documents the catalogue, and the tests hold dashboard and alerts to it.
+`metrics.py` does. docs/metrics.md is made from the catalogue by `python -m
+stream_ssl.observe.catalogue`, and the tests hold dashboard and alerts to it.
 """
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -591,3 +594,59 @@ CATALOGUE: tuple[Spec, ...] = (
 def of_role(role: Role) -> tuple[Spec, ...]:
     """The metrics that a process of this role exports."""
     return tuple(spec for spec in CATALOGUE if spec.role in (role, "both"))
+
+
+# -- the page
+
+PAGE_HEAD = """# Metrics
+
+Made from the code by `make docs`; edit `stream_ssl/observe/catalogue.py` instead.
+
+Receiver and learner each serve `/metrics` from a port of their own, on loopback unless they are
+told otherwise: [deploy/prometheus](../deploy/prometheus) has a scrape configuration and alerts,
+[deploy/grafana](../deploy/grafana) a dashboard. Counters count from the start of the process: use
+`rate`. Series whose labels are known in advance are there from the start, at 0; so is a gauge that
+nothing has set yet, such as the loss before the first step. A label has at most 65 values; what
+goes beyond is counted under `other`. Classes are told apart up to `63`.
+"""
+
+PAGE_SECTIONS = {"receiver": "Receiver", "learner": "Learner", "both": "Both"}
+
+
+def page() -> str:
+    """docs/metrics.md, Markdown."""
+    lines = [PAGE_HEAD]
+    for role, title in PAGE_SECTIONS.items():
+        lines += [f"## {title}", ""]
+        for spec in CATALOGUE:
+            if spec.role == role:
+                lines += _entry(spec)
+    lines += ["## From the client library", "", "Both roles export these too.", ""]
+    lines += [f"- `{name}` ({kind}): {text}" for name, kind, text in _library()]
+    return "\n".join(lines) + "\n"
+
+
+def _entry(spec: Spec) -> list[str]:
+    facts: list[str] = [spec.kind]
+    if spec.unit:
+        facts.append(spec.unit)
+    if spec.labels:
+        facts.append("by " + ", ".join(f"`{label}`" for label in spec.labels))
+    return [f"**`{spec.full_name}`** ({', '.join(facts)})", "", f"{spec.help} *{spec.look}*", ""]
+
+
+def _library() -> Iterator[tuple[str, str, str]]:
+    """Name, kind and help of what the client library exports of a process."""
+    # Imported here: `stream-ssl run` needs the catalogue and no metrics.
+    from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
+
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    PlatformCollector(registry=registry)
+    for family in registry.collect():
+        suffix = "_total" if family.type == "counter" else ""
+        yield family.name + suffix, family.type, family.documentation
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from prometheus_client import (
     CollectorRegistry,
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from stream_ssl.ingest.receiver import ReceiverRecord
     from stream_ssl.learning.checkpoint import CheckpointRecord
     from stream_ssl.learning.records import Idle, StepRecord
+    from stream_ssl.observe.balance import Balance
     from stream_ssl.observe.held_out import HeldOutRecord
 
 # A `_created` series beside each counter would double their number; Prometheus does not use them.
@@ -266,16 +267,6 @@ def settings(config: Mapping[str, object], limit: int = 256) -> dict[str, str]:
     return dict(itertools.islice(flat.items(), limit))
 
 
-class BalanceNumbers(Protocol):
-    """What `observe_balance` reads; see `balance.Balance`."""
-
-    @property
-    def effective_rank(self) -> float: ...
-    @property
-    def class_entropy(self) -> float: ...
-    def take_new(self) -> Mapping[int, int]: ...
-
-
 class ReceiverMetrics:
     """Metrics of the receiver.
 
@@ -423,7 +414,7 @@ class LearnerMetrics:
         if class_counts is not None:
             self._class_slots(memory, class_counts)
 
-    def observe_balance(self, balance: BalanceNumbers) -> None:
+    def observe_balance(self, balance: Balance) -> None:
         """Report the stream's balance."""
         put = self._families.set
         put("stream_effective_rank", balance.effective_rank)

@@ -1,5 +1,5 @@
 """What the memory does not keep: who left lately, small pictures of those, and what became of each
-producer's samples.
+producer's samples, which it is told where it asks.
 
 It begins anew with the process, and nothing that is learned depends on it.
 
@@ -10,17 +10,23 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.nn.functional import adaptive_avg_pool2d
 
 from memory import Admission, WorkingMemory
 from memory.compute import to_device, to_host
 from stream_ssl.batch import Origin
 from stream_ssl.learning.records import StepRecord
+from stream_ssl.wire.messages import Verdict
+
+if TYPE_CHECKING:
+    from stream_ssl.ingest.verdicts import VerdictSender
 
 EVICTIONS = 256
 """Evictions remembered."""
@@ -62,9 +68,8 @@ class Fate:
 
     offered: int = 0
     refused: int = 0
-    near_duplicates: int = (
-        0  # by the learner's `novelty` or the memory's `duplicates`, let in or not
-    )
+    # By the learner's `novelty` or the memory's `duplicates`, let in or not.
+    near_duplicates: int = 0
 
 
 class SlotHistory:
@@ -175,14 +180,10 @@ class EvictedPictures:
             return  # nobody leaves before the memory is full
         slots = slots[-PICTURED:]
         id_n = self._memory.ids[slots].to(images.device)
-        image_nCHW = images[slots.to(images.device)]
-        side = self._small_RCSS.shape[-1]
-        if image_nCHW.shape[-1] > side:
-            small = torch.nn.functional.adaptive_avg_pool2d(image_nCHW.float(), side)
-            image_nCHW = small.round().to(torch.uint8)
+        small_nCSS = shrunk(images[slots.to(images.device)], self._small_RCSS.shape[-1])
         for start, stop, first in _around(self._count % EVICTIONS, len(slots)):
             self._id_R[start:stop] = id_n[first : first + stop - start]
-            self._small_RCSS[start:stop] = image_nCHW[first : first + stop - start]
+            self._small_RCSS[start:stop] = small_nCSS[first : first + stop - start]
         self._new = id_n if self._new is None else torch.cat([self._new, id_n])
         self._count += len(slots)
         now = self._clock()
@@ -208,7 +209,66 @@ class EvictedPictures:
         return found, to_host(self._small_RCSS[to_device(rows, self._small_RCSS.device)])
 
 
+def shrunk(image_nCHW: Tensor, side: int) -> Tensor:
+    """uint8 images of at most this side, the means of what each pixel covers."""
+    if image_nCHW.shape[-1] <= side:
+        return image_nCHW
+    return adaptive_avg_pool2d(image_nCHW.float(), side).round().to(torch.uint8)
+
+
 def _around(begin: int, count: int) -> list[tuple[int, int, int]]:
     """(start, stop, of which the first) in a ring of `EVICTIONS`, in one part or two."""
     first = min(count, EVICTIONS - begin)
     return [(begin, begin + first, 0), (0, count - first, first)][: 2 if count > first else 1]
+
+
+# -- told to the producers that ask
+
+
+class VerdictFeed:
+    """Tells producers of each step's newcomers and evictions; on the learner's thread.
+
+    Args:
+        history: of the slots, which has consumed the same record before.
+        sender: where to. Nothing is put together unless it is wanted.
+    """
+
+    def __init__(self, history: SlotHistory, sender: VerdictSender) -> None:
+        self._history, self._sender = history, sender
+
+    def consume(self, record: StepRecord) -> None:
+        """Take one record."""
+        if not self._sender.wanted:
+            return
+        verdicts: dict[str, list[Verdict]] = defaultdict(list)
+        for origin in record.turned_away:
+            if origin is not None:
+                told = Verdict(origin.source, origin.id, "refused", near=True)
+                verdicts[origin.producer].append(told)
+        if record.admission is not None and record.origins_B is not None:
+            self._admitted(record, record.admission, record.origins_B, verdicts)
+        if verdicts:
+            self._sender.send(verdicts)
+
+    def _admitted(
+        self,
+        record: StepRecord,
+        admission: Admission,
+        origins_B: Sequence[Origin | None],
+        verdicts: dict[str, list[Verdict]],
+    ) -> None:
+        refused, near = set(admission.refused.tolist()), set(admission.duplicates.tolist())
+        counts: list[float | None] = [None] * len(origins_B)
+        if record.duplicates_B is not None:
+            counts = to_host(record.duplicates_B).tolist()
+        ids = to_host(record.ids_B).tolist()
+        for number, origin, count in zip(ids, origins_B, counts, strict=True):
+            if origin is None:
+                continue
+            what = "refused" if number in refused else "kept"
+            told = Verdict(origin.source, origin.id, what, count, number in near)
+            verdicts[origin.producer].append(told)
+        for gone in self._history.latest:
+            if gone.origin is not None:
+                told = Verdict(gone.origin.source, gone.origin.id, "evicted", age=gone.age)
+                verdicts[gone.origin.producer].append(told)

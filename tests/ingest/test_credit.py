@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from receiver_peer import KIB, MIB, Peer, Running, packet, until
 
-from stream_ssl.ingest.credit import DRAIN_SECONDS, QUIET_SECONDS, TURN_SECONDS, CreditPolicy
+from stream_ssl.ingest.sessions import DRAIN_SECONDS, QUIET_SECONDS, TURN_SECONDS, CreditPolicy
 from stream_ssl.wire import Ack
 
 SMALL = {"max_packet": 64 * KIB, "credit": 256 * KIB, "total_credit": 256 * KIB}
@@ -17,6 +17,8 @@ SMALL = {"max_packet": 64 * KIB, "credit": 256 * KIB, "total_credit": 256 * KIB}
 
 @dataclass
 class Holder:
+    """What of a Session decides on its credit."""
+
     credit: int = 0
     credit_changed: float = 0.0
     last_received: float = 0.0

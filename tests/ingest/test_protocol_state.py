@@ -12,11 +12,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from receiver_peer import MIB, packet
 
 from stream_ssl.ingest import protocol_state
-from stream_ssl.ingest.credit import CreditPolicy
 from stream_ssl.ingest.group_commit import GroupCommit
 from stream_ssl.ingest.journal import Journal, JournalError, JournalReader
 from stream_ssl.ingest.protocol_state import ProtocolState
-from stream_ssl.ingest.sessions import Sessions
+from stream_ssl.ingest.sessions import CreditPolicy, Sessions
 from stream_ssl.wire import Ack, Bye, Data, Hello, Nack, Welcome, encode
 
 ROUTE, OTHER = b"connection", b"another connection"

@@ -15,8 +15,7 @@ from table import table
 from stream_ssl.batch import Origin
 from stream_ssl.ingest import verdicts
 from stream_ssl.ingest.verdicts import READ, VerdictInbox, VerdictSender
-from stream_ssl.observe.slot_history import SlotHistory
-from stream_ssl.observe.verdict_feed import VerdictFeed
+from stream_ssl.observe.slot_history import SlotHistory, VerdictFeed
 from stream_ssl.wire.messages import MAX_VERDICTS, Verdict, WireError, decode, prefix
 
 NO_ROWS = msgpack.packb(("robot", {}))

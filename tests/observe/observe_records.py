@@ -1,14 +1,17 @@
-"""Records as the loops make them, with chosen fields."""
+"""Records as the loops make them, with chosen fields, and the metrics that they fill."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+from prometheus_client import CollectorRegistry
+from prometheus_client.metrics_core import Metric
 
 from memory import Admission
 from stream_ssl.batch import Offset
 from stream_ssl.learning.records import StepRecord
+from stream_ssl.observe.metrics import LearnerMetrics, ReceiverMetrics
 
 
 def admission(
@@ -53,3 +56,13 @@ def step(**fields: Any) -> StepRecord:
         "offset": Offset(1, 0),
     }
     return StepRecord(**{**usual, **fields})
+
+
+def exported() -> dict[str, Metric]:
+    """Every family that the two roles export, by name; counters with their `_total`."""
+    suffix = {"counter": "_total", "info": "_info"}
+    return {
+        family.name + suffix.get(family.type, ""): family
+        for metrics in (ReceiverMetrics(CollectorRegistry()), LearnerMetrics(CollectorRegistry()))
+        for family in metrics.registry.collect()
+    }

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
 
-from observe_records import step
+from observe_records import exported, step
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.metrics_core import Metric
 
@@ -17,9 +17,8 @@ from memory import MemoryStats
 from stream_ssl.ingest.receiver import ReceiverRecord
 from stream_ssl.learning.checkpoint import CheckpointRecord
 from stream_ssl.learning.records import StepRecord
-from stream_ssl.observe.catalogue import CATALOGUE, Spec
+from stream_ssl.observe.catalogue import CATALOGUE, PREFIX, Spec, page
 from stream_ssl.observe.metrics import LearnerMetrics, ReceiverMetrics
-from stream_ssl.observe.metrics_docs import exported, page
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "metrics.md"
@@ -179,3 +178,5 @@ def test_names_used_elsewhere_exist() -> None:
 
 def test_page_is_current() -> None:
     assert PAGE.read_text() == page(), "docs/metrics.md is stale; run: make docs"
+    of_library = set(re.findall(r"^- `(\w+)`", PAGE.read_text(), re.MULTILINE))
+    assert of_library == {name for name in exported() if not name.startswith(PREFIX)}

@@ -31,6 +31,7 @@ from stream_ssl.observe.page import runbooks
 from stream_ssl.observe.page.history import History
 from stream_ssl.observe.page.producers import SORTS as PRODUCER_SORTS
 from stream_ssl.observe.page.producers import ProducersView
+from stream_ssl.observe.page.step_jobs import Busy
 
 if TYPE_CHECKING:
     from stream_ssl.observe.page.group import GroupView
@@ -125,9 +126,7 @@ class Api:
             return _json({"error": str(refused)}, refused.status)
         except LookupError as error:
             return _json({"error": str(error.args[0] if error.args else error)}, 404)
-        except Exception as error:
-            if type(error).__name__ != "Busy":  # named, not imported: it needs no torch
-                raise
+        except Busy as error:
             return _json({"error": f"{error}; ask again"}, 503)
 
     # -- The questions

@@ -30,9 +30,10 @@ from memory.stats import MOST_PAIRS
 from stream_ssl.batch import Origin
 from stream_ssl.learning.origins import Origins
 from stream_ssl.learning.records import StepRecord
+from stream_ssl.observe.balance import entropy
 from stream_ssl.observe.page.step_jobs import Busy, StepJobs
 from stream_ssl.observe.page.umap_plane import UmapPlane
-from stream_ssl.observe.slot_history import Eviction, SlotHistory
+from stream_ssl.observe.slot_history import Eviction, SlotHistory, shrunk
 
 FRESH = 3.0
 """Seconds for which a snapshot serves, at least; longer where it took longer to make than
@@ -53,8 +54,6 @@ CELLS = 12
 """Clusters told apart where the stream carries no labels."""
 NEAR = 0.98
 """Cosine from which two slots are near-copies, where the memory's `duplicates` says nothing."""
-
-SORTS = ("duplicates", "drawn", "oldest", "newest", "stalest")
 
 
 @dataclass(frozen=True)
@@ -165,7 +164,8 @@ class MemoryView:
         """Slots in order, the first of which is number `offset`.
 
         Args:
-            sort: one of SORTS; those with most duplicates, drawn most often, ... come first.
+            sort: "duplicates", "drawn", "oldest", "newest" or "stalest": those with most
+                duplicates, drawn most often, ... come first.
             offset: from 0.
             limit: 1 to 512.
 
@@ -389,12 +389,9 @@ class MemoryView:
         if not any(s is not None for s in held):
             return [None] * len(slots), torch.zeros(len(slots), 3, side, side, dtype=torch.uint8)
         image_nCHW = memory.images[asked.to(memory.images.device)]
-        if image_nCHW.shape[-1] > side:
-            small = torch.nn.functional.adaptive_avg_pool2d(image_nCHW.float(), side)
-            image_nCHW = small.round().to(torch.uint8)
         id_n = to_host(memory.ids[asked.to(memory.device)]).tolist()
         ids = [None if s is None else str(i) for s, i in zip(held, id_n, strict=True)]
-        return ids, to_host(image_nCHW)
+        return ids, to_host(shrunk(image_nCHW, side))
 
     # Of a snapshot.
 
@@ -462,10 +459,8 @@ def balance(snapshot: Snapshot) -> dict[str, Any]:
             scale = len(snapshot) / max(1, len(cell_S))
             named = [(str(n), round(c * scale)) for n, c in enumerate(sizes)]
     named.sort(key=lambda pair: -pair[1])
-    shares = np.array([count for _, count in named], float)
-    shares /= max(1.0, shares.sum())
-    entropy = float(-(shares[shares > 0] * np.log(shares[shares > 0])).sum())
-    return {"kind": kind, "slots": named[:64], "effective": round(math.exp(entropy), 2)}
+    effective = math.exp(entropy(count for _, count in named))
+    return {"kind": kind, "slots": named[:64], "effective": round(effective, 2)}
 
 
 def _pictures(ids: Sequence[str | None], image_nCHW: Tensor) -> dict[str, Any] | None:
