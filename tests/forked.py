@@ -18,12 +18,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import warm
+
 MADE = (  # torch's compiler is what a first optimiser imports
     *("stream_ssl.app.learn", "stream_ssl.app.receive", "stream_ssl.app.commands.produce"),
     *("stream_ssl.app.commands.check", "stream_ssl.app.commands.run", "torch._dynamo"),
 )
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(list(MADE))
+if warm.PROGRAM in os.environ:
+    _context.set_executable(os.environ[warm.PROGRAM])
 
 
 class Forked:
