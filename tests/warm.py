@@ -104,7 +104,12 @@ def main() -> types.ModuleType:
 
 
 def _become(
-    files: list[int], numbers: list[int], code: str, environment: dict[str, str], folder: str
+    files: list[int],
+    numbers: list[int],
+    code: str,
+    arguments: list[str],
+    environment: dict[str, str],
+    folder: str,
 ) -> str:
     """Takes the program's files, by their numbers there, and all else that it was started with."""
     moved = [fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, max(numbers) + 1) for file in files]
@@ -119,7 +124,7 @@ def _become(
     os.environ.update(environment)
     os.chdir(folder)
     sys.path[0] = ""
-    sys.argv[:] = ["-c"]
+    sys.argv[:] = ["-c", *arguments]
     return code
 
 
@@ -127,9 +132,11 @@ def _ask(address: str, *arguments: str) -> None:
     """The program: the last file it sends is the end of a pipe that nobody else holds."""
     numbers = [number for path in Path("/dev/fd").iterdir() if _is_open(number := int(path.name))]
     ended, held = os.pipe()
+    place = arguments.index("-c") + 1
     asked = {
         "numbers": numbers,
-        "code": arguments[arguments.index("-c") + 1],
+        "code": arguments[place],
+        "arguments": arguments[place + 1 :],
         "environment": dict(os.environ),
         "folder": str(Path.cwd()),
     }
