@@ -1,8 +1,12 @@
 """For all tests: the numeric libraries share the cores with the processes that tests start."""
 
 import os
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
+import warm
 
 from stream_ssl.app.threads import share_cores
 
@@ -14,3 +18,16 @@ def pytest_xdist_auto_num_workers() -> int:
     """Of `pytest -n auto`: two more than cores, for tests wait a third of their time."""
     ours = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return (ours or 1) + 2
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config, specs: list) -> None:
+    """xdist's processes are forked from one that has made the imports, and theirs too."""
+    import execnet
+
+    stack = ExitStack()
+    config.add_cleanup(stack.close)
+    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="stream-ssl-tests-"))
+    program = stack.enter_context(warm.interpreter(Path(folder)))
+    os.environ[warm.PROGRAM] = str(program)
+    specs[:] = [execnet.XSpec(f"{spec}//python={program}") for spec in specs]

@@ -15,8 +15,12 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from functools import cache
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
+
+import warm
 
 MADE = (  # torch's compiler is what a first optimiser imports
     *("stream_ssl.app.learn", "stream_ssl.app.receive", "stream_ssl.app.commands.produce"),
@@ -35,6 +39,7 @@ class Forked:
     def __init__(self, main: Callable[..., Any], *arguments: Any, output: Path) -> None:
         self.args = (main.__name__, *arguments)
         whole = (main, arguments, str(output), dict(os.environ), str(Path.cwd()))
+        _start_server()
         self._process = _context.Process(target=_begin, args=whole)
         self._process.start()
         assert self._process.pid is not None
@@ -60,6 +65,18 @@ class Forked:
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
+
+
+@cache
+def _start_server() -> None:
+    """Beginning warm. What else multiprocessing starts, as the product has it, are whole ones."""
+    if warm.PROGRAM in os.environ:
+        resource_tracker.ensure_running()
+        _context.set_executable(os.environ[warm.PROGRAM])
+        try:
+            forkserver.ensure_running()
+        finally:
+            _context.set_executable(sys.executable)
 
 
 def run_script(script: Path, environment: dict[str, str] | None = None) -> None:

@@ -9,6 +9,7 @@ import json
 import logging
 from argparse import ArgumentError
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -219,14 +220,21 @@ def stored_settings(stored: Mapping[str, Any], *of_memory: str) -> Namespace:
 
 
 def _settings(sections: Mapping[str, Any], whose: str) -> Namespace:
-    parser: ArgumentParser = config.learner_parser()
-    parser.exit_on_error = False
+    parser = _parser()
     needed = {"batches": {"batch_size": 1}, "memory": {"capacity": 1}}  # have no defaults
     try:
         settings: Namespace = parser.instantiate(parser.parse_object(needed | dict(sections)))
     except ArgumentError as error:
         raise ValueError(f"{whose} configuration cannot be read: {error}") from error
     return settings
+
+
+@cache
+def _parser() -> ArgumentParser:
+    """Made once: it takes longer than to read with it, and each encoder is read with one."""
+    parser: ArgumentParser = config.learner_parser()
+    parser.exit_on_error = False
+    return parser
 
 
 def _exported(folder: Path, of: Of | None) -> Encoder:

@@ -1,40 +1,36 @@
 """The demo itself, as a user starts it: short, but with the real processes."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import psutil
 import pytest
+from forked import Forked
 from harness import until
 
-from stream_ssl.app.demo import folder
+from stream_ssl.app.demo import folder, run
 from stream_ssl.app.demo.data import CLASSES
 
-START = (  # shorter than a user may have it: with a few steps it cannot learn much
-    "import sys; from pathlib import Path; from stream_ssl.app.demo import run; "
-    "run.LEAST_SECONDS = 1.0; sys.exit(run.run(float(sys.argv[1]), Path(sys.argv[2])))"
-)
+
+def short(seconds: int, out: Path) -> int:
+    """A main: shorter than a user may have it. With a few steps it cannot learn much."""
+    run.LEAST_SECONDS = 1.0
+    return run.run(float(seconds), out)
 
 
-def demo(seconds: int, out: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", START, str(seconds), str(out)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "COLUMNS": "200"},
-    )
+def demo(seconds: int, out: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Forked, Path]:
+    """It, and the file that it prints to; the daemons and producers that it starts are whole."""
+    monkeypatch.setenv("COLUMNS", "200")
+    printed = out.with_name("printed")
+    return Forked(short, seconds, out, output=printed), printed
 
 
 def pids(out: Path) -> list[int]:
     return [entry["pid"] for entry in json.loads((out / "endpoints.json").read_text()).values()]
 
 
-def below(process: subprocess.Popen[str]) -> list[int]:
+def below(process: Forked) -> list[int]:
     """Process ids of its children, and of theirs."""
     return [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
 
@@ -47,11 +43,11 @@ def alive(pid: int) -> bool:
 
 
 @pytest.mark.timeout(600)
-def test_a_short_demo_from_start_to_report(tmp_path):
+def test_a_short_demo_from_start_to_report(tmp_path, monkeypatch):
     out = tmp_path / "out"
-    one = demo(6, out)  # sees more than the first scene
-    printed, _ = one.communicate(timeout=580)
-    assert one.returncode == 0, printed
+    one, file = demo(6, out, monkeypatch)  # sees more than the first scene
+    assert one.wait(580) == 0, file.read_text()
+    printed = file.read_text()
     assert "training: " in printed
     assert "kNN accuracy, held-out images" in printed
     assert str(out / folder.REPORT) in printed
@@ -75,15 +71,15 @@ def test_a_short_demo_from_start_to_report(tmp_path):
 
 
 @pytest.mark.timeout(600)
-def test_an_interrupted_demo_leaves_nothing_running(tmp_path):
+def test_an_interrupted_demo_leaves_nothing_running(tmp_path, monkeypatch):
     out = tmp_path / "out"
-    one = demo(300, out)
+    one, file = demo(300, out, monkeypatch)
     # Two daemons, and the receiver and the learner of each.
     until(lambda: one.poll() is not None or len(below(one)) == 6, lambda: "no daemons", seconds=300)
     started = below(one)
     one.send_signal(signal.SIGINT)
-    printed, _ = one.communicate(timeout=200)
-    assert one.returncode == 130, printed
+    assert one.wait(200) == 130, file.read_text()
+    printed = file.read_text()
     assert "Interrupted; all processes have ended." in printed
     assert len(started) == 6
     assert not [pid for pid in started if alive(pid)]

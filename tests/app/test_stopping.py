@@ -78,7 +78,10 @@ def test_produce_stops_while_the_journal_is_full(tmp_path: Path) -> None:
 def test_produce_spools_what_is_unsent_when_it_stops(tmp_path: Path) -> None:
     spool = tmp_path / "spool"
     options = ("--producer.on_full", "spool", "--producer.spool", str(spool), "--shape.rate", "300")
-    with processes(tmp_path) as run:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]  # for both receivers: the next run asks who had its samples
+    settings = TINY | {"receiver": {"bind": f"tcp://127.0.0.1:{port}"}}
+    with processes(tmp_path, settings) as run:
         receiver = run.role("receiver")
         producer = run.produce(100_000, *options)
         until(lambda: run.metric("acked_samples_total") > 0, lambda: run.log("receiver"))
