@@ -24,9 +24,9 @@ from memory.duel.cells import NOWHERE, Cells
 from memory.duel.simulate import kept_steps, simulate
 from memory.scores import Linear, Score
 
-POOL_ROOTS = 8
-"""P is so many times sqrt(K): the rows of a pool are read for each newcomer, all others for each
-pool. A pool serves no more changes than it has slots."""
+POOL_ROOTS, POOL_ROWS = 8, 8192
+"""P is so many times sqrt(K), at most so many: the rows of a pool are read for each newcomer, all
+others for each pool. A pool serves no more changes than it has slots."""
 
 NEWCOMERS = 256
 """Most newcomers decided on at a time."""
@@ -193,7 +193,7 @@ class ApproximateCounts:
                 self._fit()
             self._count_some()
         cells = self._cells
-        size = min(k, max(NEWCOMERS + CANDIDATES, POOL_ROOTS * math.isqrt(k)))
+        size = min(POOL_ROWS, max(NEWCOMERS + CANDIDATES, POOL_ROOTS * math.isqrt(k)), k)
         again_K[self.count_K[:k].topk(min(k, int(RECOUNTED * size))).indices] = True
         self._count((again_K & ~known_K).nonzero()[:, 0])
         best = again_K.nonzero()[:, 0]
@@ -395,9 +395,10 @@ def pick(capacity: int, score: Score, device: torch.device) -> Literal["exact", 
 
     | K | exact | ivf |
     |---|---|---|
-    | 16,384 | 2,400 | 10,900 |
-    | 65,536 | 800 | 6,600 |
-    | 262,144 | | 4,100 |
+    | 16,384 | 2,400 | 9,900 |
+    | 65,536 | 800 | 6,900 |
+    | 262,144 | | 5,200 |
+    | 1,048,576 | | 1,900 |
     """
     if isinstance(score, Linear) or device.type != "cpu" or capacity < CROSSOVER:
         return "exact"
