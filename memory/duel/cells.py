@@ -149,7 +149,7 @@ class Cells:
         total_N = torch.zeros(len(row_NA), dtype=torch.float64, device=row_NA.device)
         near_NM = self._near(row_NA)
         for part in blocks(len(row_NA), len(size_C)):
-            mean_bC = without_(self._similarities(row_NA[part])[1], near_NM[part])
+            mean_bC = without(self._similarities(row_NA[part])[1], near_NM[part])
             total_N[part] = (mean_bC @ size_C).to(torch.float64)
         for cell, chosen in self._readers(near_NM).items():
             h_nb = self._score.apply_(row_NA[chosen] @ self.rows(cell).T)
@@ -173,9 +173,9 @@ class Cells:
         shift_C, slope_CA = self.sum_CA.new_zeros(len(self.size_C)), self.sum_CA.to(row_RA) * 0
         for part in blocks(len(row_RA), len(self.size_C)):
             cosine_bC, mean_bC, steep_bC = self._similarities(row_RA[part])
-            line_bC = without_(mean_bC.sub_(steep_bC * cosine_bC), near_RM[part])
+            line_bC = without(mean_bC.sub_(steep_bC * cosine_bC), near_RM[part])
             shift_C += sign_R[part] @ line_bC
-            steep_bC = without_(steep_bC, near_RM[part])
+            steep_bC = without(steep_bC, near_RM[part])
             slope_CA += steep_bC.T @ (row_RA[part] * sign_R[part, None])
         slope_CA, readers, parts = slope_CA.to(row_RA.dtype), self._readers(near_RM), []
         for cell in range(len(self.centre_CA)):
@@ -229,7 +229,7 @@ def blocks(rows: int, columns: int) -> Iterator[slice]:
     return (slice(start, start + step) for start in range(0, rows, step))
 
 
-def without_(value_NC: Tensor, near_NM: Tensor) -> Tensor:
-    """The values with 0 at these columns, where they are none's: written over."""
-    kept_NM = torch.where(near_NM >= 0, 0.0, value_NC.gather(1, near_NM.clamp(min=0)))
-    return value_NC.scatter_(1, near_NM.clamp(min=0), kept_NM)
+def without(value_NC: Tensor, near_NM: Tensor) -> Tensor:
+    """The values with 0 at these columns, where they are none's."""
+    padded = torch.cat([value_NC, value_NC[:, :1]], dim=1)
+    return padded.scatter_(1, near_NM.where(near_NM >= 0, value_NC.shape[1]), 0.0)[:, :-1]
