@@ -8,7 +8,7 @@ import torch
 from table import table
 
 from memory.duel.approximate import ApproximateCounts
-from memory.duel.cells import Cells
+from memory.duel.cells import NOWHERE, Cells, without
 from memory.scores import Gaussian, Quadratic, Score, VonMisesFisher
 from tests.naive_index import (
     exact_counts,
@@ -44,6 +44,14 @@ def test_near_cells_are_read_row_by_row(
             else:
                 expected += float(cells.means(x_A[None])[0, other]) * len(slots)
         assert total == pytest.approx(expected, abs=1e-9)
+
+
+def test_far_cells_are_those_that_are_not_near() -> None:
+    """A crowded one, which is none, takes the place of no other, such as cell 0."""
+    value_NC = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0], [7.0, 8.0, 9.0]])
+    near_NM = torch.tensor([[0, NOWHERE], [NOWHERE, 0], [NOWHERE, 2]])
+    expected = [[0.0, 2.0, 3.0], [0.0, 5.0, 6.0], [7.0, 8.0, 0.0]]
+    assert without(value_NC, near_NM).tolist() == expected
 
 
 def test_moves_of_near_rows_are_exact_and_of_far_ones_nearly() -> None:
