@@ -33,7 +33,7 @@ class Line:
         build_seconds: to fit the cells and count every slot, once.
         rate: samples a second over the whole run, by the wall clock.
         cpu_rate: samples a second of processor time, which others on the machine do not slow.
-        median_rate: of single batches; folds come every so many batches and are left out by it.
+        median_rate: of single batches; those that draw a pool, the dear ones, are left out by it.
         regret: mean over judged evictions of (largest - evicted's) / largest exact count.
         worst_regret: the largest of them.
         judged: evictions judged.
@@ -151,7 +151,7 @@ def measure(
     judged: int = 4,
     device: str | None = "cpu",
     score: Score | None = None,
-    near: int = 4,
+    near: int = 2,
 ) -> Line:
     """Run `batches` batches and judge the last ones.
 
@@ -195,7 +195,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=80)
     parser.add_argument("--judged", type=int, default=4, help="batches whose evictions are judged")
     parser.add_argument("--judge", default="cpu", help="device that counts exactly")
-    parser.add_argument("--near", type=int, default=4, help="cells counted row by row")
+    parser.add_argument("--near", type=int, default=2, help="cells counted row by row")
     arguments = parser.parse_args()
     for capacity in arguments.capacity:
         line = measure(

@@ -128,7 +128,7 @@ def approximate(capacity: int, least: int, batches: int, judged: int) -> Row:
 
     line = measure(capacity, batches, judged)
     return Row(
-        work="approximate (ivf), folds included",
+        work="approximate (ivf)",
         score=repr(SHARP),
         capacity=capacity,
         stream="clustered",

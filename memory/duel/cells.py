@@ -48,12 +48,12 @@ class Cells:
         columns: of the memory; descriptors are read from them.
         score: h.
         centre_CA: unit centres.
-        near: cells read row by row for a row, its own included.
+        near: cells read row by row for a row.
     """
 
     def __init__(self, columns: Columns, score: Score, centre_CA: Tensor, near: int) -> None:
         self._columns, self._score, self.centre_CA = columns, score, centre_CA
-        self._number = near
+        self._near_cells = near
         self.sum_CA = torch.zeros_like(centre_CA, dtype=torch.float64)
         self.cell_K = torch.full((columns.capacity,), NOWHERE, device=columns.device)
         self.changed()
@@ -95,7 +95,7 @@ class Cells:
         self._moments: tuple[Tensor, ...] | None = None
 
     def rows(self, cell: int) -> Tensor:
-        """Of its slots, copies [n, A]."""
+        """What its slots hold, copies [n, A]."""
         return self._columns.descriptors.index_select(0, self.slots(cell))  # indexing is slower
 
     def slots(self, cell: int) -> Tensor:
@@ -147,7 +147,7 @@ class Cells:
         """sum of h of each row with all rows in cells, float64 [N]."""
         size_C = self.size_C.to(row_NA.dtype)
         total_N = torch.zeros(len(row_NA), dtype=torch.float64, device=row_NA.device)
-        near_NM = self._near(row_NA)
+        near_NM = self._nearest(row_NA)
         for part in blocks(len(row_NA), len(size_C)):
             mean_bC = without(self._similarities(row_NA[part])[1], near_NM[part])
             total_N[part] = (mean_bC @ size_C).to(torch.float64)
@@ -161,7 +161,9 @@ class Cells:
 
         A row z of a far cell has with row x about the similarity mean + steep (z . x - m . x),
         where m is the cell's mean: the straight line that fits its normal cosine best. So all rows
-        together move the counts of a cell by shift + slope . z.
+        together move the counts of a cell by shift + slope . z. Its own cell alone is read row by
+        row: what is near to a row that left has not always counted it as near, and would fall
+        short for good, where counts that are too high are taken again before they decide.
 
         Returns:
             float64 [K], 0 for slots in no cell.
@@ -169,15 +171,15 @@ class Cells:
         row_RA = torch.cat([joined_RA, left_RA])
         sign_R = torch.ones(len(row_RA), device=row_RA.device, dtype=row_RA.dtype)
         sign_R[len(joined_RA) :] = -1
-        near_RM = self._near(row_RA)
+        own_R1 = self._nearest(row_RA)[:, :1]
         shift_C, slope_CA = self.sum_CA.new_zeros(len(self.size_C)), self.sum_CA.to(row_RA) * 0
         for part in blocks(len(row_RA), len(self.size_C)):
             cosine_bC, mean_bC, steep_bC = self._similarities(row_RA[part])
-            line_bC = without(mean_bC.sub_(steep_bC * cosine_bC), near_RM[part])
+            line_bC = without(mean_bC.sub_(steep_bC * cosine_bC), own_R1[part])
             shift_C += sign_R[part] @ line_bC
-            steep_bC = without(steep_bC, near_RM[part])
+            steep_bC = without(steep_bC, own_R1[part])
             slope_CA += steep_bC.T @ (row_RA[part] * sign_R[part, None])
-        slope_CA, readers, parts = slope_CA.to(row_RA.dtype), self._readers(near_RM), []
+        slope_CA, readers, parts = slope_CA.to(row_RA.dtype), self._readers(own_R1), []
         for cell in range(len(self.centre_CA)):
             row_bA = self.rows(cell)
             moved_b = row_bA @ slope_CA[cell]
@@ -189,11 +191,11 @@ class Cells:
         moved_K[self._in_order] = torch.cat(parts).to(torch.float64)
         return moved_K
 
-    def _near(self, row_NA: Tensor) -> Tensor:
+    def _nearest(self, row_NA: Tensor) -> Tensor:
         """The cells that are read row by row, int64 [N, M], those whose centres are nearest to a
         row; NOWHERE for none."""
         cosine_NC = row_NA.to(self.centre_CA.dtype) @ self.centre_CA.T
-        near_NM = cosine_NC.topk(min(self._number, len(self.centre_CA)), dim=1).indices
+        near_NM = cosine_NC.topk(min(self._near_cells, len(self.centre_CA)), dim=1).indices
         return torch.where(self._crowded_C[near_NM], NOWHERE, near_NM)
 
     def _readers(self, near_NM: Tensor) -> dict[int, Tensor]:

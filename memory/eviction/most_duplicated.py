@@ -26,8 +26,9 @@ class MostDuplicated(Policy):
         compete: Algorithm 1's form. The newcomer joins first, and is refused where its own count is
             the largest of the K + 1. The sum of all counts then never rises.
         index: "exact"; "ivf" for counts that are approximate between far cells of an index, for
-            memories of any size under scores other than linear (memory.duel.approximate says how
-            far off they are); "auto" for the one that was measured to be worth it at this size.
+            memories of any size under scores other than linear (memory.duel.approximate says
+            what is known of their error); "auto" for the one that was measured to be worth it at
+            this size.
 
     >>> import torch
     >>> from memory import WorkingMemory

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import pytest
 from mini_producer import FAULTS, MiniProducer
 
 from producers import Producer, ProducerError
@@ -73,3 +74,9 @@ def test_the_command_tells_of_each_rule_and_fails_where_one_is_broken(capfd, mon
     said = capfd.readouterr().out
     assert "BROKEN     framing" in said
     assert "0 rules kept, 1 broken, 0 not tried" in said
+
+
+def test_a_producer_that_cannot_be_started_is_named(capfd):
+    with pytest.raises(SystemExit, match="2"):
+        main(["conform", "--rules", "framing", "--", "./no-such-producer", "ADDRESS"])
+    assert "./no-such-producer is no program that can be started" in capfd.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import subprocess
 from collections.abc import Callable, Sequence
 
@@ -44,6 +45,11 @@ def main(arguments: Sequence[str]) -> int:
     settings = parser.parse_args(list(arguments))
     if not any(ADDRESS in word for word in settings.command):
         parser.error(f"the command must have the word {ADDRESS}, for the receiver's address")
+    if shutil.which(settings.command[0]) is None:
+        parser.error(
+            f"{settings.command[0]} is no program that can be started: name the producer's, and "
+            "its arguments, after --"
+        )
     results = []
     for rule in settings.rules:
         result = tried(rule, starter(settings.command, settings.output))

@@ -186,7 +186,7 @@ def _rows(f: Figures) -> Sequence[tuple[str, str, str]]:
             "the DUEL memory's learner",
             f"{f['updates']:,.0f} updates",
             (
-                f"of {f['read_samples']:,.0f} samples read {f['turned_away_samples']:,.0f} were "
+                f"of {f['read_samples']:,.0f} samples read, {f['turned_away_samples']:,.0f} were "
                 f"turned away as near-copies; lag {f['lag_median_seconds']:.1f} s (median)"
             ),
         ),
