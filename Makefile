@@ -35,7 +35,7 @@ endif
 demo: $(READY)  ## the whole system on embedded real images, then a report
 	$(VENV)/bin/stream-ssl demo --seconds $(DEMO_SECONDS) --out $(DEMO_OUT)
 
-test: $(READY)  ## all tests, in one process more than cores; each computes on one thread
+test: $(READY)  ## all tests, in a few processes more than cores; each computes on one thread
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n auto --dist worksteal
 
 mutations: $(READY)  ## breaks the code in many places, which the tests must notice
