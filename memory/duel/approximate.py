@@ -8,7 +8,7 @@ their own counts move with the mean of their cell.
 No bound is guaranteed. Far cells are known by size, mean and spread; who leaves may lie SLACK below
 the best that is known outside the pool; each slot is counted again at the latest after as many
 changes as COUNTED_AGAIN times the slots; and `check` complains where counts are WRONG. Who left
-fell short of the largest count by 0.3 to 1 % of it (python -m benchmarks.approximate).
+fell short of the largest count by 0.5 to 1.2 % of it (python -m benchmarks.approximate).
 
 Shapes: B newcomers, T of them at a time, A descriptor, C cells, K slots, k occupied slots, N rows,
 P slots of the pool, R slots, c candidates, W = c + T columns.
@@ -428,9 +428,9 @@ def pick(capacity: int, score: Score, device: torch.device) -> Literal["exact", 
 
     | K | exact | ivf |
     |---|---|---|
-    | 16,384 | 2,400 | 9,900 |
-    | 65,536 | 800 | 6,900 |
-    | 262,144 | | 5,200 |
+    | 16,384 | 2,400 | 9,700 |
+    | 65,536 | 800 | 7,100 |
+    | 262,144 | | 3,300 |
     | 1,048,576 | | 1,900 |
     """
     if isinstance(score, Linear) or device.type != "cpu" or capacity < CROSSOVER:
