@@ -261,7 +261,8 @@ class Nats:
         async def failed(error: Exception) -> None:
             if not (told and isinstance(error, OSError)):  # what the server said tells more
                 told[:] = [error]
-            log.warning("source %s: %s", self.name, error or type(error).__name__)
+            if not self._stopped.is_set():  # a connection that is cut by our own close is no news
+                log.warning("source %s: %s", self.name, error or type(error).__name__)
 
         async def reconnected() -> None:
             log.info("source %s: connected again", self.name)
