@@ -103,12 +103,12 @@ class Judge:
 class Run:
     """A full memory under approximate counts, timed batch by batch."""
 
-    def __init__(self, capacity: int, score: Score, near: int) -> None:
+    def __init__(self, capacity: int, score: Score) -> None:
         self.stream = Stream("clustered")
         self.columns = Columns(capacity, DIM)
         self.columns.embeddings.copy_(torch.from_numpy(self.stream.draw(capacity)))
         self.columns.occupied = capacity
-        self.counts = ApproximateCounts(self.columns, score, near=near)
+        self.counts = ApproximateCounts(self.columns, score)
         start = time.perf_counter()
         self.counts.recount()
         self.build_seconds = time.perf_counter() - start
@@ -151,7 +151,6 @@ def measure(
     judged: int = 4,
     device: str | None = "cpu",
     score: Score | None = None,
-    near: int = 2,
 ) -> Line:
     """Run `batches` batches and judge the last ones.
 
@@ -161,7 +160,7 @@ def measure(
             that `watch` names. None, or no batch judged: no judge.
     """
     score = VonMisesFisher(0.1) if score is None else score
-    run = Run(capacity, score, near)
+    run = Run(capacity, score)
     for _ in range(batches - judged):
         run.batch(None)
     judge, regret = None, []
@@ -195,12 +194,9 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=80)
     parser.add_argument("--judged", type=int, default=4, help="batches whose evictions are judged")
     parser.add_argument("--judge", default="cpu", help="device that counts exactly")
-    parser.add_argument("--near", type=int, default=2, help="cells counted row by row")
     arguments = parser.parse_args()
     for capacity in arguments.capacity:
-        line = measure(
-            capacity, arguments.batches, arguments.judged, arguments.judge, near=arguments.near
-        )
+        line = measure(capacity, arguments.batches, arguments.judged, arguments.judge)
         print("  ".join(f"{name} {shown(value)}" for name, value in asdict(line).items()))
 
 

@@ -2,13 +2,17 @@
 
 A pool of the slots with the largest counts is followed exactly: who comes and who leaves is counted
 against every row of it, and the sequential rule is simulated among its best. All others stand still
-until the next pool is drawn, so what they add to a count is known from their cells (cells.py), and
-their own counts move with the mean of their cell.
+until the next pool is drawn. Then rows of a slot's own cell are read one by one, and those of all
+other cells by moments (cells.py), so each row is read once a pool and not once a batch.
 
-No bound is guaranteed. Far cells are known by size, mean and spread; who leaves may lie SLACK below
-the best that is known outside the pool; each slot is counted again at the latest after as many
-changes as COUNTED_AGAIN times the slots; and `check` complains where counts are WRONG. Who left
-fell short of the largest count by 0.5 to 1.2 % of it (python -m benchmarks.approximate).
+What is known of the error:
+- near rows are counted exactly, to rounding, but those of newcomers only from the next pool on;
+- far rows are known by size, mean and spread of their cells, and what moves them in between is a
+  straight line in each cell; every slot's far rows are counted again within K changes;
+- who leaves may lie 1.5 % (SLACK) below the best outside the pool, but for the first 32 (FEWEST);
+- `check` complains where more than a quarter of the counts are off by more than a quarter.
+No bound is proven. Who left fell short of the largest count by 0.3 to 1.3 % of it, in the mean
+(python -m benchmarks.approximate).
 
 Shapes: B newcomers, T of them at a time, A descriptor, C cells, K slots, k occupied slots, N rows,
 P slots of the pool, R slots, c candidates, W = c + T columns.
@@ -25,25 +29,20 @@ from torch import Tensor
 
 from memory.columns import Columns
 from memory.compute import to_device
-from memory.duel.cells import NOWHERE, Cells
+from memory.duel.cells import NOWHERE, Cells, Lines, Seen, blocks
 from memory.duel.simulate import kept_steps, simulate
 from memory.scores import Linear, Score
 
-POOL_ROOTS, POOL_ROWS = 8, 8192
+POOL_ROOTS, POOL_ROWS = 5, 8192
 """P is so many times sqrt(K), at most so many: the rows of a pool are read for each newcomer, all
-others for each pool. A pool serves no more changes than it has slots."""
+others for each pool, and so many of both take the least time together. A pool serves no more
+changes than it has slots."""
 
 NEWCOMERS = 256
 """Most newcomers decided on at a time."""
 
 CANDIDATES = 256
 """Among which steps are simulated, besides as many as there are newcomers."""
-
-RECOUNTED = 1.25
-"""Slots counted again for each that a pool takes, the best by what was known of them."""
-
-COUNTED_AGAIN = 8
-"""Changes a slot after which all slots have been counted again, a cell after the other."""
 
 SLACK = 0.015
 """Share of a count by which who leaves may lie below a slot outside, or another pool is drawn."""
@@ -54,8 +53,8 @@ FEWEST = 32
 MOST_CELLS = 1 << 15
 
 FEW_CELLS, CELL_ROWS = 128, 512
-"""Cells are K / 512, but between 128 and sqrt(K): so reading near ones takes no longer than looking
-at all. In a memory of less than 4,096 slots 2 sqrt(K), for coarser ones tell too little."""
+"""Cells are K / 512, but between 128 and sqrt(K), so that reading a row's own takes no longer than
+looking at all the others. Below 4,096 slots they are 2 sqrt(K): coarser ones would tell less."""
 
 WRONG = 0.25
 """Share of the slots that may be off by such a share of their counts before `check` complains."""
@@ -67,8 +66,9 @@ CROSSOVER = 32_768
 """Slots from which approximate counts are worth their error on a CPU; see `pick`."""
 
 KEPT = (
-    *("numbers", "fit", "centres", "cells", "sums", "counts", "counted_since"),
-    *("pool", "pool_counts", "followed", "shift", "most", "joined", "left"),
+    *("numbers", "fit", "centres", "cells", "sums", "squares", "far", "near"),
+    *("pool", "pool_cells", "pool_counts", "most", "shift", "slope", "shift_mean"),
+    *("came", "moves", "moves_cells", "moves_signs"),
 )
 """Names of a state's entries. One that has others is of an earlier version."""
 
@@ -98,18 +98,17 @@ class ApproximateCounts:
     Args:
         columns: of the memory; descriptors are read from them.
         score: h.
-        cells: C; where not given as the number of slots asks for.
-        near: cells read row by row, at least 1; more is dearer and more exact.
+        cells: C; where not given as the number of slots asks for. Fewer are more exact, and dearer.
         compete: Algorithm 1's form: a newcomer is counted with the others and may be refused.
         seed: of the clustering.
 
     Attributes:
-        count_K: of slots in cells when the pool was drawn; what has moved them since is `_joined`,
-            `_left`, and in the mean over each cell `_shift_C`. `_most_C` is the largest of a cell.
-        count_P: of the slots of the pool, now. `_followed_P`: they hold who they did when it was
-            drawn; newcomers were counted from afar, but for the pool.
+        far_K, near_K: counts by the rows of other cells and by those of a slot's own, when the pool
+            was drawn. What has moved them since is `_moves`, rows with their cells and signs (1:
+            came, -1: left), and `_lines`. `_most_C` is the largest count of a cell.
+        count_P: of the slots of the pool, now.
+        _came_K: which of `_moves` holds a slot now; NOWHERE for who was there before.
         _served: changes since then; `_changes` since the beginning.
-        _counted_since: slots of cells that were counted since.
 
     >>> from memory.scores import VonMisesFisher
     >>> columns = Columns(3, 2)
@@ -123,19 +122,16 @@ class ApproximateCounts:
         columns: Columns,
         score: Score,
         cells: int | None = None,
-        near: int = 2,
         compete: bool = False,
         seed: int = 0,
     ) -> None:
-        if near < 1 or (cells is not None and not 1 <= cells <= MOST_CELLS):
-            raise ValueError(
-                f"{cells} cells, {near} near: cells must lie in [1, {MOST_CELLS}], near above 0"
-            )
+        if cells is not None and not 1 <= cells <= MOST_CELLS:
+            raise ValueError(f"{cells} cells: must lie in [1, {MOST_CELLS}]")
         self._columns, self._score, self._compete = columns, score, compete
         root = math.isqrt(columns.capacity)
         number = min(2 * root, max(FEW_CELLS, min(root, columns.capacity // CELL_ROWS)))
         self._cell_count = cells or number
-        self._near, self._seed = near, seed
+        self._seed = seed
         self._cells: Cells | None = None
 
     def _ready(self) -> Cells:
@@ -152,130 +148,130 @@ class ApproximateCounts:
     def recount(self) -> None:
         """Fit the cells and count every slot anew."""
         columns = self._columns
-        self.count_K = torch.zeros(columns.capacity, dtype=torch.float64, device=columns.device)
-        self._take_pool(torch.zeros(0, dtype=torch.int64, device=columns.device))
-        self.count_P, self._followed_P = self.count_K[:0], self._pool_P.to(torch.bool)
+        self.far_K = torch.zeros(columns.capacity, dtype=torch.float64, device=columns.device)
+        self.near_K = torch.zeros_like(self.far_K)
         self._changes = self._counted_cells = 0  # since the beginning
-        cells = self._fit()
-        for cell in range(len(cells.centre_CA)):
-            self._count(cells.slots(cell))
-        self._draw_pool()
-
-    def _fit(self) -> Cells:
-        columns = self._columns
-        cells = Cells.fitted(columns, self._score, self._cell_count, self._near, self._seed)
+        cells = Cells.fitted(columns, self._score, self._cell_count, self._seed)
         self._cells, self._fitted_to, self._fit_then = cells, columns.occupied, cells.fit()
-        return cells
-
-    def _count(self, slots: Tensor) -> None:
-        """Count these slots of cells from nothing. No pool is drawn."""
-        assert self._cells is not None
-        if len(slots):
-            row_NA = self._columns.descriptors[slots]
-            self.count_K[slots] = self._cells.total(row_NA) - self._score.own(row_NA)
+        for cell in range(len(cells.centre_CA)):
+            slots = cells.slots(cell)
+            row_NA, cell_N = columns.descriptors[slots], cells.cell_K[slots]
+            self.far_K[slots] = cells.far(row_NA, cell_N)
+            self.near_K[slots] = cells.near(row_NA, cell_N) - self._score.own(row_NA)
+        self._take_pool()
 
     def _count_some(self) -> None:
-        """Count again the cells whose turn it is."""
+        """Count far rows again in the cells whose turn it is, all within as many changes as there
+        are slots: what moved these counts is a straight line, near rows were read."""
         assert self._cells is not None
         self._changes += self._served
         cells = len(self._cells.centre_CA)
-        due = self._changes * cells // (COUNTED_AGAIN * self._columns.occupied)
+        due = self._changes * cells // self._columns.occupied
         due = min(due, self._counted_cells + cells)
         for cell in range(self._counted_cells, due):
-            self._count(self._cells.slots(cell % cells))
+            self._count_far(self._cells.slots(cell % cells))
         self._counted_cells = due
 
-    def _start(self) -> None:
-        """Nothing has changed since."""
+    def _count_far(self, slots: Tensor) -> None:
         assert self._cells is not None
-        none_RA = self._columns.descriptors[:0]
-        self._joined, self._left = [none_RA], [none_RA]
-        self._counted_since = [self._pool_P[:0]]
-        self._shift_C = torch.zeros_like(self._cells.sum_CA[:, 0])
-        self._served, self._exhausted = 0, False
+        row_NA = self._columns.descriptors[slots]
+        self.far_K[slots] = self._cells.far(row_NA, self._cells.cell_K[slots])
 
     def _draw_pool(self) -> None:
-        """Take the slots of the largest counts out of the cells, after counting them again."""
+        """Bring all counts up to date, and take the largest out of the cells."""
         assert self._cells is not None
-        k = self._columns.occupied
-        known_K = torch.zeros_like(self.count_K, dtype=torch.bool)
-        again_K = torch.zeros_like(known_K)
-        if len(self._pool_P):
-            self.count_K += self._cells.moved(torch.cat(self._joined), torch.cat(self._left))
-            self._cells.insert(self._pool_P)
-            self.count_K[self._pool_P] = self.count_P
-            known_K[self._pool_P] = self._followed_P
-            again_K[self._pool_P] = ~self._followed_P  # what is near to newcomers nobody has read
-            again_K[torch.cat(self._counted_since)] = True
-            if self._cells.outdated(self._fit_then):
-                self._fit()
-            self._count_some()
-        cells = self._cells
+        cells, pool_P = self._cells, self._pool_P
+        cells.insert(pool_P, self._cell_P)
+        row_RA, cell_R, sign_R = (torch.cat(parts) for parts in zip(*self._moves, strict=True))
+        far_K, near_K, near_R = cells.moved(self._lines, row_RA, cell_R, sign_R)
+        self.far_K += far_K
+        self.near_K += near_K
+        slots = (self._came_K >= 0).nonzero()[:, 0]
+        which_N = self._came_K[slots]
+        self.near_K[slots] = near_R[which_N] - self._score.own(row_RA[which_N])
+        self.far_K[pool_P] = self.count_P - self.near_K[pool_P]
+        self._count_far(slots)
+        if self._cells.outdated(self._fit_then):
+            self.recount()
+            return
+        self._count_some()
+        self._take_pool()
+
+    def _take_pool(self) -> None:
+        """Take the slots of the largest counts out of the cells. Nothing has changed since."""
+        assert self._cells is not None
+        cells, k = self._cells, self._columns.occupied
         size = min(POOL_ROWS, max(NEWCOMERS + CANDIDATES, POOL_ROOTS * math.isqrt(k)), k)
-        again_K[self.count_K[:k].topk(min(k, int(RECOUNTED * size))).indices] = True
-        self._count((again_K & ~known_K).nonzero()[:, 0])
-        best = again_K.nonzero()[:, 0]
-        count_N = self.count_K[best]
-        chosen = count_N.topk(size).indices.sort().values
-        self._take_pool(best[chosen])
-        self.count_P = count_N[chosen]
+        count_K = self.far_K + self.near_K
+        self._set_pool(count_K[:k].topk(size).indices.sort().values)
+        self._cell_P = cells.cell_K[self._pool_P]
+        self.count_P = cells.far(self._row_PA, self._cell_P) + self.near_K[self._pool_P]
         cells.remove(self._pool_P)
         outside = (cells.cell_K >= 0).nonzero()[:, 0]
-        self._most_C = torch.full_like(cells.sum_CA[:, 0], -torch.inf).scatter_reduce_(
-            0, cells.cell_K[outside], self.count_K[outside], "amax"
+        self._lines = cells.no_lines()
+        self._most_C = torch.full_like(self._lines.mean_C, -torch.inf).scatter_reduce_(
+            0, cells.cell_K[outside], count_K[outside], "amax"
         )
-        self._followed_P = torch.ones_like(self._pool_P, dtype=torch.bool)
-        self._start()
+        none_R = cells.cell_K[:0]
+        none_RA = self._columns.descriptors[none_R]
+        self._moves, self._moved = [(none_RA, none_R, none_RA[:, 0])], 0
+        self._came_K = torch.full_like(cells.cell_K, NOWHERE)
+        self._served, self._exhausted = 0, False
 
-    def _take_pool(self, pool_P: Tensor) -> None:
-        self._pool_P, capacity = pool_P, self._columns.capacity
-        self._place_K = torch.full((capacity,), NOWHERE, device=pool_P.device)
+    def _set_pool(self, pool_P: Tensor) -> None:
+        self._pool_P, self._row_PA = pool_P, self._columns.descriptors[pool_P]
+        self._place_K = torch.full((self._columns.capacity,), NOWHERE, device=pool_P.device)
         self._place_K[pool_P] = torch.arange(len(pool_P), device=pool_P.device)
 
     def choose(self, x_BA: Tensor) -> Tensor:
         """Slots of the first newcomers, at most NEWCOMERS; -1 refuses."""
         cells, x_TA = self._ready(), x_BA[:NEWCOMERS]
-        row_PA = self._columns.descriptors[self._pool_P]
+        row_PA, pool_P = self._row_PA, self._pool_P
         near_TP = self._score.apply_(x_TA @ row_PA.T)
-        mean_TC = cells.means(x_TA)
-        total_T = mean_TC.to(torch.float64) @ cells.size_C.to(torch.float64)
-        total_T += near_TP.sum(dim=1, dtype=torch.float64)
+        cell_T = cells.of(x_TA)
+        seen = cells.see(x_TA, cell_T)
+        total_T = seen.total_N + near_TP.sum(dim=1, dtype=torch.float64)
 
         reach_P = self.count_P + 0.5 * near_TP.sum(dim=0)
         size = min(len(reach_P), CANDIDATES + len(x_TA))
         few = reach_P.topk(size).indices.sort().values
         level = self.count_P.max()  # so that float32 tells the counts apart
-        row_WA = torch.cat([row_PA[few], x_TA])
+        row_WA, cell_W = torch.cat([row_PA[few], x_TA]), torch.cat([self._cell_P[few], cell_T])
         h_WW = self._score.apply_(row_WA @ row_WA.T).fill_diagonal_(0)
         count_c, count_T = (self.count_P[few] - level).to(h_WW), (total_T - level).to(h_WW)
-        column_T, left_T = simulate(count_c, count_T, h_WW, self._compete)
-        outside = (self._most_C + self._shift_C).max()
-        exhausted_T = left_T + level < (1 - SLACK) * outside
+        column_T, most_T = simulate(count_c, count_T, h_WW, self._compete)
+        outside = (self._most_C + self._lines.mean_C).max()
+        exhausted_T = most_T + level < (1 - SLACK) * outside
         exhausted_T[: max(1, FEWEST - self._served)] = False
-        kept = kept_steps(column_T, exhausted_T, self._pool_P[few])
+        kept = kept_steps(column_T, exhausted_T, pool_P[few])
 
         turns = kept.held
-        x_TA, left_TA = x_TA[:turns], row_WA[column_T[:turns]]
-        self._exchange(x_TA, mean_TC[:turns], left_TA)
+        left_TA, left_T = row_WA[column_T[:turns]], cell_W[column_T[:turns]]
         self.count_P += near_TP[:turns].sum(dim=0)
         self.count_P -= self._score.apply_(left_TA @ row_PA.T).sum(dim=0)
         h_TW = h_WW[size : size + turns]
         total_T = total_T[:turns] + h_TW[:, size : size + turns].sum(dim=1)
         total_T -= h_TW[:, column_T[:turns]].sum(dim=1)
         took_R, turn_R = to_device(kept.stands_2R, row_WA.device)
-        self.count_P[few[took_R]] = total_T[turn_R]
-        self._followed_P[few[took_R]] = False
+        place_R = few[took_R]
+        self.count_P[place_R], self._row_PA[place_R] = total_T[turn_R], x_TA[turn_R]
+        self._cell_P[place_R], self._came_K[pool_P[place_R]] = cell_T[turn_R], self._moved + turn_R
+        self._move(x_TA[:turns], cell_T[:turns], 1, seen.first(turns))
+        self._move(left_TA, left_T, -1)
+        self._served += turns
         self._exhausted = turns < len(near_TP)
         return kept.plan
 
-    def _exchange(self, joined_RA: Tensor, mean_RC: Tensor, left_RA: Tensor) -> None:
-        """These rows have joined the memory, of this mean h with each cell, and those have left."""
+    def _move(self, row_RA: Tensor, cell_R: Tensor, sign: int, seen: Seen | None = None) -> None:
+        """These rows of these cells have joined the memory, or left it where the sign is -1."""
         assert self._cells is not None
-        self._shift_C += mean_RC.sum(dim=0, dtype=torch.float64)
-        self._shift_C -= self._cells.means(left_RA).sum(dim=0, dtype=torch.float64)
-        self._joined.append(joined_RA)
-        self._left.append(left_RA)
-        self._served += max(len(joined_RA), len(left_RA))
+        if seen is not None:
+            self._lines.add(seen, row_RA, sign)
+        else:
+            for part in blocks(len(row_RA), len(self._most_C)):
+                self._lines.add(self._cells.see(row_RA[part], cell_R[part]), row_RA[part], sign)
+        self._moves.append((row_RA, cell_R, torch.full_like(row_RA[:, 0], sign)))
+        self._moved += len(row_RA)
 
     def on_insert(self, descriptor_BA: Tensor) -> None:
         """Newcomers fill the last of the occupied slots."""
@@ -283,7 +279,7 @@ class ApproximateCounts:
         if self._cells is not None:
             slots = torch.arange(k - len(descriptor_BA), k, device=self._columns.device)
             self._cells.insert(slots)
-            self._moved(slots, descriptor_BA, descriptor_BA[:0])
+            self._take_up(slots, self._cells.cell_K[slots], descriptor_BA)
         if k:
             self._ready()
 
@@ -293,26 +289,31 @@ class ApproximateCounts:
             if self._columns.occupied:
                 self.recount()
             return
-        outside = self._cells.cell_K[slots] >= 0
-        self._cells.remove(slots[outside], before_RA[outside])
-        self._cells.insert(slots[outside])
-        self._moved(slots, self._columns.descriptors[slots], before_RA)
+        cells, after_RA = self._cells, self._columns.descriptors[slots]
+        cell_R, before_R = cells.of(after_RA), cells.cell_K[slots]
+        inside = self._place_K[slots] >= 0
+        place = self._place_K[slots[inside]]
+        before_R[inside] = self._cell_P[place]
+        self._row_PA[place], self._cell_P[place] = after_RA[inside], cell_R[inside]
+        cells.remove(slots[~inside], before_RA[~inside])
+        cells.insert(slots[~inside], cell_R[~inside])
+        self.count_P -= self._score.total(self._row_PA, before_RA)
+        self._move(before_RA, before_R, -1)
+        self._take_up(slots, cell_R, after_RA)
         self._ready()
 
-    def _moved(self, slots: Tensor, after_RA: Tensor, before_RA: Tensor) -> None:
-        """Take up that these slots have these rows now, and had those before, or none."""
-        assert self._cells is not None
-        cells, row_PA = self._cells, self._columns.descriptors[self._pool_P]
-        self.count_P += self._score.total(row_PA, after_RA) - self._score.total(row_PA, before_RA)
-        self._exchange(after_RA, cells.means(after_RA), before_RA)
-        count_R = self.total(after_RA) - self._score.own(after_RA)
-        place_R, cell_R = self._place_K[slots], cells.cell_K[slots]
-        inside, outside = place_R >= 0, cell_R >= 0
-        self.count_P[place_R[inside]] = count_R[inside]
-        slots, cell_R, count_R = slots[outside], cell_R[outside], count_R[outside]
-        self.count_K[slots] = count_R - self._shift_C[cell_R]
-        self._counted_since.append(slots)
-        self._most_C.scatter_reduce_(0, cell_R, self.count_K[slots], "amax")
+    def _take_up(self, slots: Tensor, cell_R: Tensor, row_RA: Tensor) -> None:
+        """Take up that these slots, which are in cells or in the pool, have these rows now."""
+        self._came_K[slots] = self._moved + torch.arange(len(slots), device=slots.device)
+        self._move(row_RA, cell_R, 1)
+        self._served += len(slots)
+        self.count_P += self._score.total(self._row_PA, row_RA)
+        count_R = self.total(row_RA) - self._score.own(row_RA)
+        inside = self._place_K[slots] >= 0
+        self.count_P[self._place_K[slots[inside]]] = count_R[inside]
+        slots, cell_R, count_R = slots[~inside], cell_R[~inside], count_R[~inside]
+        self.far_K[slots], self.near_K[slots] = count_R - self._lines.mean_C[cell_R], 0.0
+        self._most_C.scatter_reduce_(0, cell_R, self.far_K[slots], "amax")
 
     def counts(self) -> Tensor:
         """Approximate N(j) of the occupied slots, float64 [k]."""
@@ -320,7 +321,8 @@ class ApproximateCounts:
         if k == 0:
             return torch.zeros(0, dtype=torch.float64, device=device)
         cell_k = (self._cells or self._ready()).cell_K[:k]
-        count_k = self.count_K[:k] + torch.where(cell_k >= 0, self._shift_C[cell_k], 0.0)
+        count_k = self.far_K[:k] + self.near_K[:k]
+        count_k += torch.where(cell_k >= 0, self._lines.mean_C[cell_k], 0.0)
         count_k[self._pool_P] = self.count_P
         # An estimate may fall below 0 where there is next to nothing to count.
         return count_k.clamp_(min=0.0)
@@ -330,8 +332,9 @@ class ApproximateCounts:
         if self._columns.occupied == 0:
             return torch.zeros(len(descriptor_BA), dtype=torch.float64, device=descriptor_BA.device)
         cells = self._cells or self._ready()
-        total_B = cells.total(descriptor_BA)
-        return total_B + self._score.total(descriptor_BA, self._columns.descriptors[self._pool_P])
+        cell_B = cells.of(descriptor_BA)
+        in_cells_B = cells.far(descriptor_BA, cell_B) + cells.near(descriptor_BA, cell_B)
+        return in_cells_B + self._score.total(descriptor_BA, self._row_PA)
 
     def error(self, sample: int = 256, seed: int = 0) -> Error:
         """Count a draw of slots exactly and compare. Costs `sample` x K similarities."""
@@ -373,10 +376,11 @@ class ApproximateCounts:
         values = (
             torch.tensor([*numbers, self._exhausted]),
             torch.tensor(self._fit_then, dtype=torch.float64),
-            *(cells.centre_CA, cells.cell_K, cells.sum_CA),
-            *(self.count_K, torch.cat(self._counted_since)),
-            *(self._pool_P, self.count_P, self._followed_P, self._shift_C, self._most_C),
-            *(torch.cat(self._joined), torch.cat(self._left)),
+            *(cells.centre_CA, cells.cell_K, cells.sum_CA, cells.square_C),
+            *(self.far_K, self.near_K),
+            *(self._pool_P, self._cell_P, self.count_P, self._most_C),
+            *(self._lines.shift_C, self._lines.slope_CA, self._lines.mean_C),
+            *(self._came_K, *(torch.cat(parts) for parts in zip(*self._moves, strict=True))),
         )
         return {f"search.{n}": v.clone() for n, v in zip(KEPT, values, strict=True)}
 
@@ -386,7 +390,7 @@ class ApproximateCounts:
         columns = self._columns
         found = {name.removeprefix("search."): value for name, value in state.items()}
         whole = set(found) == set(KEPT) and fits(found, columns.capacity)
-        if not whole or found["joined"].dtype != columns.descriptors.dtype:
+        if not whole or found["moves"].dtype != columns.descriptors.dtype:
             self._cells = None
             if columns.occupied:
                 self.recount()
@@ -395,14 +399,16 @@ class ApproximateCounts:
         self._fitted_to, self._changes, self._counted_cells, self._served, exhausted = numbers
         self._exhausted, self._fit_then = bool(exhausted), (fit[0], fit[1])
         here = {name: value.to(columns.device, copy=True) for name, value in found.items()}
-        self._cells = Cells(columns, self._score, here["centres"], self._near)
-        self._cells.cell_K, self._cells.sum_CA = here["cells"], here["sums"]
+        self._cells = Cells(columns, self._score, here["centres"])
+        self._cells.cell_K = here["cells"]
+        self._cells.sum_CA, self._cells.square_C = here["sums"], here["squares"]
         self._cells.changed()
-        self._take_pool(here["pool"])
-        self.count_K, self.count_P = here["counts"], here["pool_counts"]
-        self._followed_P, self._counted_since = here["followed"], [here["counted_since"]]
-        self._shift_C, self._most_C = here["shift"], here["most"]
-        self._joined, self._left = [here["joined"]], [here["left"]]
+        self._set_pool(here["pool"])
+        self.far_K, self.near_K, self.count_P = here["far"], here["near"], here["pool_counts"]
+        self._cell_P, self._most_C, self._came_K = here["pool_cells"], here["most"], here["came"]
+        self._lines = Lines(here["shift"], here["slope"], here["shift_mean"])
+        self._moves = [(here["moves"], here["moves_cells"], here["moves_signs"])]
+        self._moved = len(here["moves"])
 
 
 def fits(found: dict[str, Tensor], capacity: int) -> bool:
@@ -411,9 +417,11 @@ def fits(found: dict[str, Tensor], capacity: int) -> bool:
     alike = (
         {size["numbers"], 5},
         {size["fit"], 2},
-        {size["cells"], size["counts"], capacity},
-        {size[name] for name in ("centres", "sums", "shift", "most")},
-        {size[name] for name in ("pool", "pool_counts", "followed")},
+        {size[name] for name in ("cells", "far", "near", "came")} | {capacity},
+        {size[name] for name in ("centres", "sums", "squares", "most")},
+        {size[name] for name in ("centres", "shift", "slope", "shift_mean")},
+        {size[name] for name in ("pool", "pool_cells", "pool_counts")},
+        {size[name] for name in ("moves", "moves_cells", "moves_signs")},
     )
     return all(len(sizes) == 1 for sizes in alike)
 
@@ -428,10 +436,10 @@ def pick(capacity: int, score: Score, device: torch.device) -> Literal["exact", 
 
     | K | exact | ivf |
     |---|---|---|
-    | 16,384 | 2,400 | 9,700 |
-    | 65,536 | 800 | 7,100 |
-    | 262,144 | | 3,300 |
-    | 1,048,576 | | 1,900 |
+    | 16,384 | 2,400 | 13,000 |
+    | 65,536 | 800 | 11,000 |
+    | 262,144 | | 7,000 |
+    | 1,048,576 | | 3,800 |
     """
     if isinstance(score, Linear) or device.type != "cpu" or capacity < CROSSOVER:
         return "exact"

@@ -1,14 +1,16 @@
-"""Rows grouped into cells of like direction: near cells are read row by row, far ones by moments.
+"""Rows grouped into cells of like direction: a row's own cell is read row by row, all others are
+known by moments.
 
 As a multipole method does: what a far cell adds to a row's count hardly depends on where its rows
 lie within it, so its size, mean and spread stand for them.
 
-Shapes: A descriptor, C cells, K slots, M near cells of a row, N rows, O slots in cells, R rows.
+Shapes: A descriptor, C cells, K slots, N rows, R rows that joined or left, b rows of a block.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -41,6 +43,43 @@ NOWHERE = -1
 """Cell of a slot that is in none."""
 
 
+class Seen(NamedTuple):
+    """What each cell knows of rows: similarities with its rows by moments, [N, C] each.
+
+    A row z of a far cell has with row x about the similarity mean + steep (z . x - m . x), where m
+    is the cell's mean: the straight line that fits its normal cosine best. `line` is that line
+    where z . x = 0; both are 0 in a row's own cell, which is read.
+    """
+
+    total_N: Tensor  # with all rows in cells, float64 [N]
+    mean_NC: Tensor
+    line_NC: Tensor
+    steep_NC: Tensor
+
+    def first(self, rows: int) -> Seen:
+        """Of the first rows alone."""
+        return Seen(*(value[:rows] for value in self))
+
+
+class Lines:
+    """By how much rows that came and left have moved the counts of each cell's slots, float64.
+
+    Attributes:
+        shift_C, slope_CA: by shift + slope . z where z is the slot's row, but for what moved it
+            within its own cell.
+        mean_C: in the mean over its slots, all told.
+    """
+
+    def __init__(self, shift_C: Tensor, slope_CA: Tensor, mean_C: Tensor) -> None:
+        self.shift_C, self.slope_CA, self.mean_C = shift_C, slope_CA, mean_C
+
+    def add(self, seen: Seen, row_NA: Tensor, sign: int) -> None:
+        """These rows came, or left where the sign is -1."""
+        self.shift_C += sign * seen.line_NC.sum(dim=0, dtype=torch.float64)
+        self.slope_CA += sign * (seen.steep_NC.T @ row_NA)
+        self.mean_C += sign * seen.mean_NC.sum(dim=0, dtype=torch.float64)
+
+
 class Cells:
     """Some of a memory's slots by cell; at first all that are occupied.
 
@@ -48,22 +87,21 @@ class Cells:
         columns: of the memory; descriptors are read from them.
         score: h.
         centre_CA: unit centres.
-        near: cells read row by row for a row.
     """
 
-    def __init__(self, columns: Columns, score: Score, centre_CA: Tensor, near: int) -> None:
+    def __init__(self, columns: Columns, score: Score, centre_CA: Tensor) -> None:
         self._columns, self._score, self.centre_CA = columns, score, centre_CA
-        self._near_cells = near
         self.sum_CA = torch.zeros_like(centre_CA, dtype=torch.float64)
+        self.square_C = torch.zeros_like(self.sum_CA[:, 0])  # sum of (z . centre)^2
         self.cell_K = torch.full((columns.capacity,), NOWHERE, device=columns.device)
         self.changed()
 
     @classmethod
-    def fitted(cls, columns: Columns, score: Score, cells: int, near: int, seed: int) -> Cells:
+    def fitted(cls, columns: Columns, score: Score, cells: int, seed: int) -> Cells:
         """Cells of all occupied slots, at least one, by k-means."""
         row_kA = columns.descriptor_kA
         centre_CA, cell_k = kmeans(row_kA, cells, seed, TRAINING_ROUNDS, TRAINED_PER_CELL)
-        found = cls(columns, score, centre_CA, near)
+        found = cls(columns, score, centre_CA)
         found.insert(torch.arange(len(row_kA), device=columns.device), cell_k)
         return found
 
@@ -76,14 +114,19 @@ class Cells:
         row_NA = self._columns.descriptors[slots]
         cell_N = self.of(row_NA) if cell_N is None else cell_N
         self.cell_K[slots] = cell_N
-        self.sum_CA.index_add_(0, cell_N, row_NA.to(torch.float64))
-        self.changed()
+        self._add(row_NA, cell_N, 1)
 
     def remove(self, slots: Tensor, row_NA: Tensor | None = None) -> None:
         """These slots leave their cells, which know them by these rows; those of now if None."""
         row_NA = self._columns.descriptors[slots] if row_NA is None else row_NA
-        self.sum_CA.index_add_(0, self.cell_K[slots], row_NA.to(torch.float64), alpha=-1)
-        self.cell_K[slots] = NOWHERE
+        cell_N, self.cell_K[slots] = self.cell_K[slots], NOWHERE
+        self._add(row_NA, cell_N, -1)
+
+    def _add(self, row_NA: Tensor, cell_N: Tensor, sign: int) -> None:
+        """Add rows to the sums of their cells, or take them off."""
+        self.sum_CA.index_add_(0, cell_N, row_NA.to(torch.float64), alpha=sign)
+        along_N = (row_NA * self.centre_CA[cell_N]).sum(dim=1, dtype=torch.float64)
+        self.square_C.index_add_(0, cell_N, along_N.square(), alpha=sign)
         self.changed()
 
     def changed(self) -> None:
@@ -110,18 +153,21 @@ class Cells:
     def _cosines(self, row_NA: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and spread, sqrt(3) sigma, of the cosines of each row with those of a cell [N, C].
 
-        They are taken as normally distributed, with a spread that falls towards the cell's axis as
-        that of unit rows does.
+        They are taken as normally distributed, with one spread along the cell's axis and another in
+        all directions across it.
         """
         if self._moments is None:
-            mean_CA = self.sum_CA / self.size_C.clamp(min=1)[:, None]
+            size_C = self.size_C.clamp(min=1)
+            mean_CA = self.sum_CA / size_C[:, None]
             square_C = mean_CA.square().sum(dim=1).clamp(1e-12, 1)
-            across_C = 3 * (1 - square_C) / max(1, mean_CA.shape[1] - 1)
-            found = mean_CA, across_C, across_C / square_C
+            along_C = self.square_C / size_C - (mean_CA * self.centre_CA).sum(dim=1).square()
+            along_C = along_C.clamp(min=0).minimum(1 - square_C)
+            across_C = (1 - square_C - along_C) / max(1, mean_CA.shape[1] - 1)
+            found = mean_CA, 3 * across_C, 3 * (along_C - across_C) / square_C
             self._moments = tuple(moment.to(row_NA.dtype) for moment in found)
         mean_CA, across_C, tilt_C = self._moments
         cosine_NC = row_NA @ mean_CA.T
-        wide_NC = torch.addcmul(across_C, cosine_NC * cosine_NC, tilt_C, value=-1)
+        wide_NC = torch.addcmul(across_C, cosine_NC * cosine_NC, tilt_C)
         return cosine_NC, wide_NC.clamp_(min=3 * LEAST_VARIANCE).sqrt_()
 
     def _similarities(self, row_NA: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -137,73 +183,70 @@ class Cells:
         mean_NC = self._score(cosine_NC).mul_(4).add_(high_NC).add_(low_NC).div_(6)
         return cosine_NC, mean_NC, high_NC.sub_(low_NC).div_(wide_NC.mul_(2))
 
-    def means(self, row_NA: Tensor) -> Tensor:
-        """The mean h of each row with the rows of each cell, as far as moments tell, [N, C]."""
-        parts = blocks(len(row_NA), len(self.size_C))
-        none_NC = row_NA.new_zeros(0, len(self.size_C))
-        return torch.cat([none_NC, *(self._similarities(row_NA[part])[1] for part in parts)])
+    def no_lines(self) -> Lines:
+        """Nothing has moved."""
+        return Lines(*(torch.zeros_like(of) for of in (self.square_C, self.sum_CA, self.square_C)))
 
-    def total(self, row_NA: Tensor) -> Tensor:
-        """sum of h of each row with all rows in cells, float64 [N]."""
+    def see(self, row_NA: Tensor, cell_N: Tensor) -> Seen:
+        """What the cells know of rows, which are of these cells."""
+        cosine_NC, mean_NC, steep_NC = self._similarities(row_NA)
+        total_N = (mean_NC @ self.size_C.to(row_NA.dtype)).to(torch.float64)
+        read_N = self._read(cell_N)
+        steep_NC = without(steep_NC, read_N)
+        line_NC = without(mean_NC - cosine_NC.mul_(steep_NC), read_N)
+        return Seen(total_N, mean_NC, line_NC, steep_NC)
+
+    def far(self, row_NA: Tensor, cell_N: Tensor) -> Tensor:
+        """sum of h of rows of these cells with all rows in other cells, float64 [N]."""
+        far_N = torch.zeros(len(row_NA), dtype=torch.float64, device=row_NA.device)
         size_C = self.size_C.to(row_NA.dtype)
-        total_N = torch.zeros(len(row_NA), dtype=torch.float64, device=row_NA.device)
-        near_NM = self._nearest(row_NA)
         for part in blocks(len(row_NA), len(size_C)):
-            mean_bC = without(self._similarities(row_NA[part])[1], near_NM[part])
-            total_N[part] = (mean_bC @ size_C).to(torch.float64)
-        for cell, chosen in self._readers(near_NM).items():
-            h_nb = self._score.apply_(row_NA[chosen] @ self.rows(cell).T)
-            total_N.index_add_(0, chosen, h_nb.sum(dim=1).to(torch.float64))
-        return total_N
+            mean_bC = self._similarities(row_NA[part])[1]
+            far_N[part] = (without(mean_bC, self._read(cell_N[part])) @ size_C).to(torch.float64)
+        return far_N
 
-    def moved(self, joined_RA: Tensor, left_RA: Tensor) -> Tensor:
-        """By how much rows that joined and rows that left moved the counts of slots in cells.
+    def near(self, row_NA: Tensor, cell_N: Tensor) -> Tensor:
+        """sum of h of rows of these cells with all rows there, float64 [N]."""
+        near_N = torch.zeros(len(row_NA), dtype=torch.float64, device=row_NA.device)
+        for cell, readers in by_cell(self._read(cell_N)).items():
+            h_nb = self._score.apply_(row_NA[readers] @ self.rows(cell).T)
+            near_N[readers] += h_nb.sum(dim=1)
+        return near_N
 
-        A row z of a far cell has with row x about the similarity mean + steep (z . x - m . x),
-        where m is the cell's mean: the straight line that fits its normal cosine best. So all rows
-        together move the counts of a cell by shift + slope . z. Its own cell alone is read row by
-        row: what is near to a row that left has not always counted it as near, and would fall
-        short for good, where counts that are too high are taken again before they decide.
+    def moved(
+        self, lines: Lines, row_RA: Tensor, cell_R: Tensor, sign_R: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """By how much the counts of slots in cells have moved, in one pass over the slots.
+
+        By rows of other cells along their cell's line. In their own cells rows are read one by one;
+        who is of the same cell agree on that, so what leaves takes off what it added.
+
+        Args:
+            row_RA: the rows that moved them, `cell_R` and `sign_R` (1: came, -1: left) of each.
 
         Returns:
-            float64 [K], 0 for slots in no cell.
+            By rows of other cells and by those of their own, float64 [K], 0 for slots in no cell;
+            and `near` of each of the rows, float64 [R].
         """
-        row_RA = torch.cat([joined_RA, left_RA])
-        sign_R = torch.ones(len(row_RA), device=row_RA.device, dtype=row_RA.dtype)
-        sign_R[len(joined_RA) :] = -1
-        own_R1 = self._nearest(row_RA)[:, :1]
-        shift_C, slope_CA = self.sum_CA.new_zeros(len(self.size_C)), self.sum_CA.to(row_RA) * 0
-        for part in blocks(len(row_RA), len(self.size_C)):
-            cosine_bC, mean_bC, steep_bC = self._similarities(row_RA[part])
-            line_bC = without(mean_bC.sub_(steep_bC * cosine_bC), own_R1[part])
-            shift_C += sign_R[part] @ line_bC
-            steep_bC = without(steep_bC, own_R1[part])
-            slope_CA += steep_bC.T @ (row_RA[part] * sign_R[part, None])
-        slope_CA, readers, parts = slope_CA.to(row_RA.dtype), self._readers(own_R1), []
-        for cell in range(len(self.centre_CA)):
+        near_R = torch.zeros(len(row_RA), dtype=torch.float64, device=row_RA.device)
+        shift_C, slope_CA = lines.shift_C.to(row_RA.dtype), lines.slope_CA.to(row_RA.dtype)
+        readers, parts = by_cell(self._read(cell_R)), []
+        for cell in range(len(shift_C)):
             row_bA = self.rows(cell)
-            moved_b = row_bA @ slope_CA[cell]
+            moved_2b = row_bA.new_zeros(2, len(row_bA))
+            moved_2b[0] = row_bA @ slope_CA[cell] + shift_C[cell]
             if cell in readers:
                 h_bR = self._score.apply_(row_bA @ row_RA[readers[cell]].T)
-                moved_b += h_bR @ sign_R[readers[cell]]
-            parts.append(moved_b + shift_C[cell])
-        moved_K = torch.zeros_like(self.cell_K, dtype=torch.float64)
-        moved_K[self._in_order] = torch.cat(parts).to(torch.float64)
-        return moved_K
+                moved_2b[1] = h_bR @ sign_R[readers[cell]]
+                near_R[readers[cell]] += h_bR.sum(dim=0)
+            parts.append(moved_2b)
+        moved_2K = torch.zeros(2, len(self.cell_K), dtype=torch.float64, device=row_RA.device)
+        moved_2K[:, self._in_order] = torch.cat(parts, dim=1).to(torch.float64)
+        return moved_2K[0], moved_2K[1], near_R
 
-    def _nearest(self, row_NA: Tensor) -> Tensor:
-        """The cells that are read row by row, int64 [N, M], those whose centres are nearest to a
-        row; NOWHERE for none."""
-        cosine_NC = row_NA.to(self.centre_CA.dtype) @ self.centre_CA.T
-        near_NM = cosine_NC.topk(min(self._near_cells, len(self.centre_CA)), dim=1).indices
-        return torch.where(self._crowded_C[near_NM], NOWHERE, near_NM)
-
-    def _readers(self, near_NM: Tensor) -> dict[int, Tensor]:
-        """Which of N rows read the slots of a cell, by cell."""
-        row_P, place_P = (near_NM >= 0).nonzero().T
-        cell_P, order_P = near_NM[row_P, place_P].sort(stable=True)
-        cell, size = to_host(torch.stack(torch.unique_consecutive(cell_P, return_counts=True)))
-        return dict(zip(cell.tolist(), row_P[order_P].split(size.tolist()), strict=True))
+    def _read(self, cell_N: Tensor) -> Tensor:
+        """These cells where they are read row by row, NOWHERE where not."""
+        return torch.where(self._crowded_C[cell_N], NOWHERE, cell_N)
 
     def fit(self) -> tuple[float, float]:
         """Mean over all rows of their length along their cell's mean, and the largest cell."""
@@ -231,7 +274,17 @@ def blocks(rows: int, columns: int) -> Iterator[slice]:
     return (slice(start, start + step) for start in range(0, rows, step))
 
 
-def without(value_NC: Tensor, near_NM: Tensor) -> Tensor:
-    """The values with 0 at these columns, where they are none's."""
-    padded = torch.cat([value_NC, value_NC[:, :1]], dim=1)
-    return padded.scatter_(1, near_NM.where(near_NM >= 0, value_NC.shape[1]), 0.0)[:, :-1]
+def without(value_NC: Tensor, cell_N: Tensor) -> Tensor:
+    """The values, with 0 written for the cell of each row that has one."""
+    kept_N1 = (cell_N == NOWHERE)[:, None]
+    place_N1 = cell_N.clamp(min=0)[:, None]
+    return value_NC.scatter_(1, place_N1, value_NC.gather(1, place_N1).where(kept_N1, 0.0))
+
+
+def by_cell(cell_N: Tensor) -> dict[int, Tensor]:
+    """Which rows are of each cell."""
+    sorted_N, order_N = cell_N.sort(stable=True)
+    cell, size = to_host(torch.stack(torch.unique_consecutive(sorted_N, return_counts=True)))
+    found = dict(zip(cell.tolist(), torch.split(order_N, size.tolist()), strict=True))
+    found.pop(NOWHERE, None)
+    return found

@@ -6,12 +6,14 @@
     memory   the batch joins the memory; update on samples drawn from it
     mixed    update on a part of the batch and on drawn samples; all of the batch joins the memory
 
-Where the loss, the keys or the gradient are not finite there is no update: weights, optimiser and
-BatchNorm's averages stay as they were, `StepRecord.skipped` says why, the learner goes on with the
-next batch, and this one joins the memory nevertheless if its keys are of unit norm.
+Where the loss or the gradient is not finite, or the keys are not of unit norm, there is no update:
+weights, optimiser and BatchNorm's averages stay as they were, `StepRecord.skipped` says why, and
+the learner goes on with the next batch: the update counts in schedule and pace as if it were made.
+The batch joins the memory nevertheless if its own keys are of unit norm.
 
-On several ranks all take the step together. A rank whose stream has nothing new has an empty batch:
-it updates on samples that its shard of the memory gives, and adds none.
+On several ranks all take the step together, and the mean of their losses decides for all. A rank
+whose stream has nothing new has an empty batch: it updates on samples that its shard of the memory
+gives, and adds none.
 
 Shapes: B samples, R re-encoded slots, K slots, C channels, H height, W width, D embedding.
 """

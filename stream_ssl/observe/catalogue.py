@@ -52,7 +52,8 @@ class Spec:
         buckets: upper bounds, of a histogram.
         field: what fills it, "StepRecord.near_copies": an attribute of ReceiverRecord in the
             receiver; of StepRecord, CheckpointRecord or MemoryStats in the learner. A mapping gives
-            one value for each value of the label.
+            one value for each value of the label. A counter is raised by it with every record, so
+            it holds what came since the one before. One of MemoryStats has the label "memory".
     """
 
     role: Role

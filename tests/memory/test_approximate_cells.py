@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -22,38 +24,34 @@ from tests.naive_index import (
 
 
 @table("crowd", [2048, 20])
-@table("near", [1, 3, 9])
-def test_near_cells_are_read_row_by_row(
-    near: int, crowd: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rows_own_cell_is_read_row_by_row(crowd: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of a total but what far cells add, which is what the moments of those alone add."""
     monkeypatch.setattr("memory.duel.cells.CROWD", crowd)
     monkeypatch.setattr("memory.duel.cells.CROWDED", 1)
-    rng, score = np.random.default_rng(near), VonMisesFisher(0.2)
+    rng, score = np.random.default_rng(1), VonMisesFisher(0.2)
     columns = filled(stream(rng, "duplicates", 300, dim=8), dtype=torch.float64)
-    cells = Cells.fitted(columns, score, cells=9, near=near, seed=0)
+    cells = Cells.fitted(columns, score, cells=9, seed=0)
     cells.remove(torch.arange(0, 300, 7))
     x_NA = stream(rng, "uniform", 40, dim=8)
-    near_NM = (x_NA.float() @ cells.centre_CA.T).topk(near, dim=1).indices.tolist()
-    found = cells.total(x_NA).tolist()
-    for x_A, nearest, total in zip(x_NA, near_NM, found, strict=True):
-        expected = 0.0
-        for other in range(9):
-            slots = (cells.cell_K == other).nonzero()[:, 0]
-            read = other in nearest and len(slots) <= max(crowd, 257 / 9)
-            if read:
-                expected += float(score(columns.embeddings[slots] @ x_A).sum())
-            else:
-                expected += float(cells.means(x_A[None])[0, other]) * len(slots)
-        assert total == pytest.approx(expected, abs=1e-9)
+    own_N = cells.of(x_NA)
+    assert torch.equal(own_N, (x_NA.float() @ cells.centre_CA.T).argmax(dim=1))
+    mean_NC, parts = cells.see(x_NA, own_N).mean_NC, (cells.far, cells.near)
+    found = zip(x_NA, mean_NC, own_N, *(part(x_NA, own_N).tolist() for part in parts), strict=True)
+    for x_A, mean_C, own, far, near in found:
+        slots = (cells.cell_K == own).nonzero()[:, 0]
+        is_read = len(slots) <= max(crowd, 257 / 9)
+        others_C = mean_C * cells.size_C
+        read = float(score(columns.embeddings[slots] @ x_A).sum())
+        assert near == pytest.approx(read if is_read else 0.0, abs=1e-9)
+        expected = float(others_C.sum() - others_C[own] if is_read else others_C.sum())
+        assert far == pytest.approx(expected, abs=1e-9)
 
 
-def test_far_cells_are_those_that_are_not_near() -> None:
+def test_far_cells_are_all_but_the_own_one() -> None:
     """A crowded one, which is none, takes the place of no other, such as cell 0."""
     value_NC = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0], [7.0, 8.0, 9.0]])
-    near_NM = torch.tensor([[0, NOWHERE], [NOWHERE, 0], [NOWHERE, 2]])
-    expected = [[0.0, 2.0, 3.0], [0.0, 5.0, 6.0], [7.0, 8.0, 0.0]]
-    assert without(value_NC, near_NM).tolist() == expected
+    expected = [[0.0, 2.0, 3.0], [4.0, 5.0, 6.0], [7.0, 8.0, 0.0]]
+    assert without(value_NC, torch.tensor([0, NOWHERE, 2])).tolist() == expected
 
 
 def test_moves_within_a_cell_are_exact_and_others_nearly() -> None:
@@ -64,31 +62,44 @@ def test_moves_within_a_cell_are_exact_and_others_nearly() -> None:
     h_KN[:, 40:] *= -1
     off = {}
     for number in (1, 5, 20):
-        cells = Cells.fitted(columns, score, cells=number, near=3, seed=0)
+        cells = Cells.fitted(columns, score, cells=number, seed=0)
         cells.remove(torch.tensor([5, 6]))
-        moved_K = cells.moved(joined_NA, left_NA)
-        assert moved_K[[5, 6]].tolist() == [0, 0]
-        off[number] = float((moved_K - h_KN.sum(dim=1))[7:].abs().mean())
-        one_K = cells.moved(joined_NA[:1], left_NA[:0])
-        within = cells.cell_K == cells.of(joined_NA[:1])
-        assert torch.allclose(one_K[within], h_KN[within, 0], atol=1e-12)
+        row_NA = torch.cat([joined_NA, left_NA])
+        cell_N, lines = cells.of(row_NA), cells.no_lines()
+        sign_N = torch.ones(70, dtype=torch.float64)
+        sign_N[40:] = -1
+        lines.add(cells.see(joined_NA, cell_N[:40]), joined_NA, 1)
+        lines.add(cells.see(left_NA, cell_N[40:]), left_NA, -1)
+        far_K, near_K, near_N = cells.moved(lines, row_NA, cell_N, sign_N)
+        assert far_K[[5, 6]].tolist() == near_K[[5, 6]].tolist() == [0, 0]
+        assert torch.allclose(near_N, cells.near(row_NA, cell_N))
+        within_KN = h_KN.where(cells.cell_K[:, None] == cell_N, 0.0)
+        assert torch.allclose(near_K, within_KN.sum(dim=1), atol=1e-12)
+        exact_K = (h_KN - within_KN).sum(dim=1)
+        off[number] = float((far_K - exact_K)[7:].abs().mean())
+        for cell in range(number):  # in the mean over a cell no line is needed
+            slots = cells.slots(cell)
+            own_N = cells.see(row_NA, cell_N).mean_NC[:, cell] * (cell_N == cell)
+            found = float(far_K[slots].mean() + own_N @ sign_N)
+            assert found == pytest.approx(float(lines.mean_C[cell]), abs=1e-9)
     assert off[1] < 1e-9 < off[5]
     assert max(off.values()) < 0.5 * float(h_KN.sum(dim=1).abs().mean())
 
 
 @table("score", [VonMisesFisher(0.1), Gaussian(), Quadratic()], ids=repr)
 def test_a_far_cell_is_the_mean_over_a_normal_cosine(score: Score) -> None:
-    """Seen from its axis, where the cosine does not spread, and from aside, where it does."""
-    mean, dim = 0.8, 65
-    cells = Cells(filled(torch.zeros(10, dim), dtype=torch.float64), score, torch.eye(dim)[:1], 1)
+    """Seen from its axis, where the cosine spreads as its rows do along it, and from aside."""
+    mean, along, dim = 0.8, 0.05, 65
+    cells = Cells(filled(torch.zeros(10, dim), dtype=torch.float64), score, torch.eye(dim)[:1])
     cells.cell_K[:] = 0
-    cells.sum_CA[0, 0] = 10 * mean
+    cells.sum_CA[0, 0], cells.square_C[0] = 10 * mean, 10 * (mean**2 + along**2)
     cells.changed()
     z_ND = torch.zeros(2, dim, dtype=torch.float64)
     z_ND[0, 0], z_ND[1, 0], z_ND[1, 1] = 1.0, 0.6, 0.8
-    across = ((1 - mean**2) / (dim - 1)) ** 0.5
-    for z_D, found in zip(z_ND, cells.means(z_ND)[:, 0].tolist(), strict=True):
-        wide = max(across * float(z_D[1]), 1e-6)
+    found_N = cells.see(z_ND, torch.tensor([0, 0])).mean_NC[:, 0]
+    across = ((1 - mean**2 - along**2) / (dim - 1)) ** 0.5
+    for z_D, found in zip(z_ND, found_N.tolist(), strict=True):
+        wide = math.hypot(along * float(z_D[0]), across * float(z_D[1]))
         expected = mean_by_sampling(score, mean * float(z_D[0]), wide)
         assert found == pytest.approx(expected, rel=2e-3)
 
@@ -97,9 +108,9 @@ def test_a_wrong_count_is_found() -> None:
     columns = filled(stream(np.random.default_rng(12), "ranked", 800))
     tally = ApproximateCounts(columns, VonMisesFisher(0.1))
     tally.recount()
-    tally.count_K *= 3.0
+    tally.far_K, tally.near_K = 3 * tally.far_K, 3 * tally.near_K
     assert "are off by" in tally.check()[1]
-    tally.count_K /= 3.0
+    tally.far_K, tally.near_K = tally.far_K / 3, tally.near_K / 3
     assert tally.check() == (True, "")
     tally._cells.sum_CA[3] += 0.1
     assert "cell 3: the sum of its rows is off by 0.1" in tally.check()[1]
@@ -170,7 +181,7 @@ def test_a_state_of_an_earlier_version_is_counted_anew() -> None:
     tally = ApproximateCounts(columns, VonMisesFisher(0.1))
     tally.recount()
     state = tally.state()
-    del state["search.followed"]
+    del state["search.squares"]
     again = ApproximateCounts(filled(columns.embeddings), VonMisesFisher(0.1))
     again.load(state)
     assert torch.equal(again.counts(), tally.counts())
@@ -182,7 +193,7 @@ def test_a_damaged_state_is_counted_anew() -> None:
     tally = ApproximateCounts(columns, VonMisesFisher(0.1))
     tally.recount()
     for name, value in tally.state().items():
-        if name not in ("search.counted_since", "search.joined", "search.left"):  # of any length
+        if name not in ("search.joined", "search.left"):  # of any length
             again = ApproximateCounts(filled(columns.embeddings), VonMisesFisher(0.1))
             again.load(tally.state() | {name: value[:-1]})
             assert torch.equal(again.counts(), tally.counts()), name
