@@ -15,9 +15,9 @@ share_cores()
 
 @pytest.hookimpl(optionalhook=True)  # `make mutations` goes without xdist
 def pytest_xdist_auto_num_workers() -> int:
-    """Of `pytest -n auto`: four more than cores, for tests wait a third of their time."""
+    """Of `pytest -n auto`: five more than cores, for tests wait a third of their time."""
     ours = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return (ours or 1) + 4
+    return (ours or 1) + 5
 
 
 @pytest.hookimpl(optionalhook=True)
