@@ -66,7 +66,7 @@ CROSSOVER = 32_768
 """Slots from which approximate counts are worth their error on a CPU; see `pick`."""
 
 KEPT = (
-    *("numbers", "fit", "centres", "cells", "sums", "squares", "far", "near"),
+    *("numbers", "fit", "centres", "cells", "sums", "squares", "crowded", "far", "near"),
     *("pool", "pool_cells", "pool_counts", "most", "shift", "slope", "shift_mean"),
     *("came", "moves", "moves_cells", "moves_signs"),
 )
@@ -376,7 +376,7 @@ class ApproximateCounts:
         values = (
             torch.tensor([*numbers, self._exhausted]),
             torch.tensor(self._fit_then, dtype=torch.float64),
-            *(cells.centre_CA, cells.cell_K, cells.sum_CA, cells.square_C),
+            *(cells.centre_CA, cells.cell_K, cells.sum_CA, cells.square_C, cells.crowded_C),
             *(self.far_K, self.near_K),
             *(self._pool_P, self._cell_P, self.count_P, self._most_C),
             *(self._lines.shift_C, self._lines.slope_CA, self._lines.mean_C),
@@ -402,6 +402,7 @@ class ApproximateCounts:
         self._cells = Cells(columns, self._score, here["centres"])
         self._cells.cell_K = here["cells"]
         self._cells.sum_CA, self._cells.square_C = here["sums"], here["squares"]
+        self._cells.crowded_C = here["crowded"]
         self._cells.changed()
         self._set_pool(here["pool"])
         self.far_K, self.near_K, self.count_P = here["far"], here["near"], here["pool_counts"]
@@ -418,7 +419,7 @@ def fits(found: dict[str, Tensor], capacity: int) -> bool:
         {size["numbers"], 5},
         {size["fit"], 2},
         {size[name] for name in ("cells", "far", "near", "came")} | {capacity},
-        {size[name] for name in ("centres", "sums", "squares", "most")},
+        {size[name] for name in ("centres", "sums", "squares", "crowded", "most")},
         {size[name] for name in ("centres", "shift", "slope", "shift_mean")},
         {size[name] for name in ("pool", "pool_cells", "pool_counts")},
         {size[name] for name in ("moves", "moves_cells", "moves_signs")},

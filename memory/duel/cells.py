@@ -26,9 +26,9 @@ TRAINED_PER_CELL = 32
 TRAINING_ROUNDS = 6
 
 CROWDED, CROWD = 8, 2048
-"""A cell of so many times the mean size, and of so many rows, is not read row by row: its moments
-must do, and do where it is crowded because its rows are alike. The centres are out of date once the
-largest cell has grown so many times beyond the largest when they were fitted."""
+"""A cell that is fitted to so many times the mean size, and so many rows, is never read row by row:
+its moments must do, and do where it is crowded because its rows are alike. The centres are out of
+date once the largest cell has grown so many times beyond the largest when they were fitted."""
 
 FIT_LOST = 1.5
 """The centres are out of date once rows lie so many times further from their cells' means."""
@@ -93,6 +93,7 @@ class Cells:
         self._columns, self._score, self.centre_CA = columns, score, centre_CA
         self.sum_CA = torch.zeros_like(centre_CA, dtype=torch.float64)
         self.square_C = torch.zeros_like(self.sum_CA[:, 0])  # sum of (z . centre)^2
+        self.crowded_C = torch.zeros_like(self.square_C, dtype=torch.bool)
         self.cell_K = torch.full((columns.capacity,), NOWHERE, device=columns.device)
         self.changed()
 
@@ -103,6 +104,8 @@ class Cells:
         centre_CA, cell_k = kmeans(row_kA, cells, seed, TRAINING_ROUNDS, TRAINED_PER_CELL)
         found = cls(columns, score, centre_CA)
         found.insert(torch.arange(len(row_kA), device=columns.device), cell_k)
+        mean = found.size_C.sum() / len(centre_CA)
+        found.crowded_C = found.size_C > (CROWDED * mean).clamp(min=CROWD)
         return found
 
     def of(self, row_NA: Tensor) -> Tensor:
@@ -133,7 +136,6 @@ class Cells:
         """Slots have changed cells."""
         cells = len(self.centre_CA)
         self.size_C = torch.bincount(self.cell_K + 1, minlength=cells + 1)[1:]
-        self._crowded_C = self.size_C > (CROWDED / cells * self.size_C.sum()).clamp(min=CROWD)
         self._edges: list[int] | None = None
         self._moments: tuple[Tensor, ...] | None = None
 
@@ -246,7 +248,7 @@ class Cells:
 
     def _read(self, cell_N: Tensor) -> Tensor:
         """These cells where they are read row by row, NOWHERE where not."""
-        return torch.where(self._crowded_C[cell_N], NOWHERE, cell_N)
+        return torch.where(self.crowded_C[cell_N], NOWHERE, cell_N)
 
     def fit(self) -> tuple[float, float]:
         """Mean over all rows of their length along their cell's mean, and the largest cell."""

@@ -31,6 +31,7 @@ def test_a_rows_own_cell_is_read_row_by_row(crowd: int, monkeypatch: pytest.Monk
     rng, score = np.random.default_rng(1), VonMisesFisher(0.2)
     columns = filled(stream(rng, "duplicates", 300, dim=8), dtype=torch.float64)
     cells = Cells.fitted(columns, score, cells=9, seed=0)
+    size_C = torch.bincount(cells.cell_K)
     cells.remove(torch.arange(0, 300, 7))
     x_NA = stream(rng, "uniform", 40, dim=8)
     own_N = cells.of(x_NA)
@@ -39,12 +40,35 @@ def test_a_rows_own_cell_is_read_row_by_row(crowd: int, monkeypatch: pytest.Monk
     found = zip(x_NA, mean_NC, own_N, *(part(x_NA, own_N).tolist() for part in parts), strict=True)
     for x_A, mean_C, own, far, near in found:
         slots = (cells.cell_K == own).nonzero()[:, 0]
-        is_read = len(slots) <= max(crowd, 257 / 9)
+        is_read = size_C[own] <= max(crowd, 300 / 9)
         others_C = mean_C * cells.size_C
         read = float(score(columns.embeddings[slots] @ x_A).sum())
         assert near == pytest.approx(read if is_read else 0.0, abs=1e-9)
         expected = float(others_C.sum() - others_C[own] if is_read else others_C.sum())
         assert far == pytest.approx(expected, abs=1e-9)
+
+
+def test_a_cell_that_grows_crowded_is_read_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What near rows added must leave as it came, or it would be counted twice."""
+    monkeypatch.setattr("memory.duel.cells.CROWD", 40)
+    rng, score = np.random.default_rng(3), VonMisesFisher(0.2)
+    row_A = stream(rng, "uniform", 1, dim=8).float()
+
+    def copies(count: int) -> torch.Tensor:
+        shaken_NA = row_A + 0.05 * stream(rng, "uniform", count, dim=8).float()
+        return torch.nn.functional.normalize(shaken_NA, dim=1)
+
+    start_NA = torch.cat([copies(100), stream(rng, "uniform", 600, dim=8).float()])
+    columns = filled(start_NA, capacity=1100)
+    tally = ApproximateCounts(columns, score, cells=40)
+    tally.recount()
+    for _ in range(4):
+        columns.embeddings[columns.occupied : columns.occupied + 100] = x_BA = copies(100)
+        columns.occupied += 100
+        tally.on_insert(x_BA)
+        tally._draw_pool()
+        exact_K = exact_counts(score, columns.descriptor_kA)
+        assert torch.allclose(tally.counts()[:100], exact_K[:100], rtol=0.05)
 
 
 def test_far_cells_are_all_but_the_own_one() -> None:
