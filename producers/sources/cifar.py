@@ -97,6 +97,8 @@ def find_files(root: Path, split: str) -> tuple[int, list[Path]]:
         for place in (root, root / folder)
         if (files := sorted(place.glob(FILES[classes, split])))
     ]
+    if not root.is_dir():
+        raise FileNotFoundError(f"{root}: there is no such folder")
     if not found:
         wanted = " or ".join(FILES[classes, split] for classes in FOLDERS)
         raise FileNotFoundError(f"no {wanted} in {root} or its {' or '.join(FOLDERS.values())}")

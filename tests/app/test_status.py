@@ -38,3 +38,14 @@ def test_a_process_that_is_up_and_not_ready_says_why(
     assert figures["not_ready"] == reasons
     assert "not ready: journal: cannot be written [Errno 28]" in said
     assert (figures["learner"]["loss"], "no step yet" in said) == (None, True)
+
+
+def test_a_run_that_was_stopped_is_told_how_it_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Server(ReceiverMetrics(CollectorRegistry()).registry, Health(), "receiver") as gone:
+        (tmp_path / FILE).write_text(json.dumps({"receiver": {"http": gone.address}}))
+    assert status.main([str(tmp_path), "--seconds", "0.01"]) == 1
+    said = capsys.readouterr().out
+    assert "does not answer" in said
+    assert "it goes on with: stream-ssl run CONFIG" in said

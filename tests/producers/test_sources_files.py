@@ -131,6 +131,8 @@ def test_cifar100_has_two_labels(tmp_path):
 
 def test_damaged_cifar_files_are_refused(tmp_path):
     path = tmp_path / "data_batch_1.bin"
+    with pytest.raises(FileNotFoundError, match="gone: there is no such folder"):
+        CifarBinary(tmp_path / "gone")
     with pytest.raises(FileNotFoundError, match=r"data_batch_\*\.bin"):
         CifarBinary(tmp_path)
     write_cifar(path, pixels(3, 32, 32, 3), [1, 2, 11])

@@ -271,6 +271,8 @@ def table(run: Path, addresses: Mapping[str, str], figures: Mapping[str, Any]) -
         failing = figures["not_ready"].get(role, [])
         reasons = "".join(f"\n[red]not ready[/]: {escape(reason)}" for reason in failing)
         shown.add_row(role, f"{state}  {addresses.get(role, 'never started')}{reasons}")
+    if not any(figures["up"].values()):
+        shown.add_row("", "where it was stopped, it goes on with: stream-ssl run CONFIG")
     if (r := figures["receiver"]) is not None:
         shown.add_row(
             "receiving",
