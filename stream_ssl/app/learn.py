@@ -474,7 +474,9 @@ class Observers:
         self._metrics.observe_drift(*shifts, self._drift.take_new())
         self._metrics.observe_prequential(self._prequential.read(), self._prequential.take_new())
         waiting, pending = self._batches.waiting(), self._batches.pending() + self._new
-        self._metrics.observe_journal(waiting, pending, self._reader.corrupt)
+        self._metrics.observe_journal(
+            waiting, pending, self._reader.corrupt, self._batches.rejected()
+        )
         if self._device is not None and self._device.type == "cuda":
             self._metrics.observe_gpu(
                 {

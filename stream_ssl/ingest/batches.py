@@ -10,7 +10,7 @@ import math
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -180,7 +180,7 @@ class Batches:
                     ) from self._failure
                 return None
             batch = self._ready.popleft()
-            self._pending -= len(batch) + sum(batch.rejected.values())
+            self._pending -= len(batch)
             self._offset = batch.offset
             self._change.notify_all()
             return batch
@@ -223,13 +223,18 @@ class Batches:
             return max(0, self._last + 1 - self._offset.record)
 
     def pending(self) -> int:
-        """Samples read from the journal, neither handed out nor counted in a batch's `rejected`.
+        """Samples read from the journal, neither handed out nor `rejected`.
 
         While nothing is appended to the journal these are all that wait: fewer good ones than a
         batch, once the consumer has taken what is ready.
         """
         with self._change:
             return self._pending
+
+    def rejected(self) -> Mapping[str, int]:
+        """Samples put into the quarantine so far, by reason; those read ahead of the next batch are
+        among them, for a stream of nothing but bad ones may never have one."""
+        return self._quarantine.counts.copy()
 
     @property
     def skipped_records(self) -> int:
@@ -312,6 +317,7 @@ class Batches:
                 self._ready.append(batch)
                 self._change.notify_all()
         with self._change:
+            self._pending -= len(chunk.rejected)
             if self._batcher.empty and chunk.rejected:
                 self._rejected_until = offset_behind(chunk, chunk.end)
             if chunk.last:

@@ -90,4 +90,3 @@ class Idle:
     """About each second while no batch comes."""
 
     lag_seconds: float
-    rejected: Mapping[str, int] = field(default_factory=dict)

@@ -350,7 +350,6 @@ class LearnerMetrics:
             self._families.compute("checkpoints_damaged", lambda: set_aside(checkpoints))
         self._clock, self._monotonic = clock, monotonic
         self._checkpoint_time = clock()  # until there is one, the age counts from the start
-        self._corrupt = 0
         self._classes_held: dict[str, set[str]] = {}
         self._unsaved_since = math.inf  # when the first step was made that no checkpoint holds
         self._step_number, self._ticked = 0, math.nan
@@ -467,13 +466,16 @@ class LearnerMetrics:
             if label < CLASSES:  # the mean of all others would say nothing of any
                 put("held_out_class_accuracy", accuracy, **{"class": _class_label(label)})
 
-    def observe_journal(self, waiting: int, pending: int, corrupt: int) -> None:
-        """Report the records that wait, the samples read and not trained on, and the records left
-        out as corrupt since the reader opened."""
+    def observe_journal(
+        self, waiting: int, pending: int, corrupt: int, rejected: Mapping[str, int]
+    ) -> None:
+        """Report the records that wait, the samples read and not trained on, the records left out
+        as corrupt since the reader opened, and the samples that could not be decoded since."""
         self._families.set("lag_records", waiting)
         self._families.set("pending_samples", pending)
-        self._families.add("journal_corrupt_records_total", max(0, corrupt - self._corrupt))
-        self._corrupt = corrupt
+        self._raise_to("journal_corrupt_records_total", corrupt)
+        for reason, samples in rejected.items():
+            self._raise_to("quarantined_samples_total", samples, reason=reason)
 
     def resumed(self, step: int, created: float) -> None:
         """The learner goes on from a checkpoint made at `created`, seconds since the Unix epoch."""
@@ -541,8 +543,6 @@ class LearnerMetrics:
 
     def _waiting(self, record: StepRecord | Idle) -> None:
         self._families.set("lag_seconds", record.lag_seconds)
-        for reason, samples in record.rejected.items():
-            self._families.add("quarantined_samples_total", samples, reason=reason)
 
     def _class_slots(self, memory: str, counts: Mapping[int, int]) -> None:
         # Imported here: the receiver's process has no torch.

@@ -157,11 +157,14 @@ def test_bad_samples_are_set_aside_and_the_stream_goes_on(tmp_path: Path) -> Non
                 producer.send(Sample(f"good-{index}", good, shape=(16, 16, 1)))
                 if index % BATCH == 0:
                     producer.send(Sample(f"bad-{index}", b"\xff\xd8\xff no image", codec="jpeg"))
+            for index in range(3):  # which no batch follows
+                producer.send(Sample(f"last-{index}", b"\xff\xd8\xff no image", codec="jpeg"))
         until(lambda: run.metric("trained_samples_total") == 5 * BATCH, lambda: run.log("learner"))
         reasons = ("damaged", "format", "fields", "empty")
-        counted = sum(run.metric(f'quarantined_samples_total{{reason="{r}"}}') for r in reasons)
-        assert counted == 5
-        assert len(list((run.folder / "quarantine").glob("*.json"))) == 5
+        names = [f'quarantined_samples_total{{reason="{reason}"}}' for reason in reasons]
+        until(lambda: sum(map(run.metric, names)) == 8, lambda: run.log("learner"))
+        until(lambda: run.metric("pending_samples") == 0, lambda: run.log("learner"))
+        assert len(list((run.folder / "quarantine").glob("*.json"))) == 8
 
 
 def test_a_wrong_configuration_stops_the_daemon_at_once(tmp_path: Path) -> None:

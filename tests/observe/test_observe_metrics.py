@@ -148,7 +148,6 @@ def test_a_step() -> None:
     assert value(metrics, "memory_inserted_total", memory="working") == 8
     assert value(metrics, "memory_evictions_total", memory="working") == 3
     assert value(metrics, "memory_refused_total", memory="working") == 1
-    assert value(metrics, "quarantined_samples_total", reason="damaged") == 2
 
 
 def test_near_duplicates_are_counted_by_memory() -> None:
@@ -200,11 +199,10 @@ def test_a_skipped_update_keeps_the_last_loss() -> None:
     assert value(metrics, "skipped_updates_total", reason="loss") == 1
 
 
-def test_idle_tells_lag_and_rejected() -> None:
+def test_idle_tells_lag() -> None:
     metrics = learner()
-    metrics.consume(Idle(3.5, {"empty": 2}))
+    metrics.consume(Idle(3.5))
     assert value(metrics, "lag_seconds") == 3.5
-    assert value(metrics, "quarantined_samples_total", reason="empty") == 2
     assert value(metrics, "steps_total") == 0
 
 
@@ -366,8 +364,8 @@ def test_balance_drift_and_journal() -> None:
     metrics = learner()
     metrics.observe_balance(FixedBalance())
     metrics.observe_drift(0.2, 0.1, {"loss": 1, "embedding": 0})
-    metrics.observe_journal(waiting=12, pending=9, corrupt=2)
-    metrics.observe_journal(waiting=3, pending=7, corrupt=5)
+    metrics.observe_journal(waiting=12, pending=9, corrupt=2, rejected={"empty": 1})
+    metrics.observe_journal(3, pending=7, corrupt=5, rejected={"empty": 4, "damaged": 2})
     assert value(metrics, "stream_effective_rank") == 3.5
     assert value(metrics, "stream_class_entropy_nats") == 1.25
     seen = {
@@ -381,6 +379,8 @@ def test_balance_drift_and_journal() -> None:
     assert value(metrics, "image_shift") == 0.1
     assert value(metrics, "drift_detections_total", signal="loss") == 1
     assert value(metrics, "drift_detections_total", signal="collision") == 0
+    assert value(metrics, "quarantined_samples_total", reason="empty") == 4
+    assert value(metrics, "quarantined_samples_total", reason="damaged") == 2
     assert value(metrics, "lag_records") == 3
     assert value(metrics, "pending_samples") == 7
     assert value(metrics, "journal_corrupt_records_total") == 5
