@@ -30,8 +30,9 @@ CROWDED, CROWD = 8, 2048
 its moments must do, and do where it is crowded because its rows are alike. The centres are out of
 date once the largest cell has grown so many times beyond the largest when they were fitted."""
 
-FIT_LOST = 1.5
-"""The centres are out of date once rows lie so many times further from their cells' means."""
+FIT_LOST, FIT_LEAST = 1.5, 1e-3
+"""The centres are out of date once rows lie so many times further from their cells' means, in
+1 - cosine; less than FIT_LEAST is near enough, as of rows that repeat exactly."""
 
 LEAST_VARIANCE = 1e-7
 """Of a cosine, which is never known more closely."""
@@ -194,8 +195,8 @@ class Cells:
         cosine_NC, mean_NC, steep_NC = self._similarities(row_NA)
         total_N = (mean_NC @ self.size_C.to(row_NA.dtype)).to(torch.float64)
         read_N = self._read(cell_N)
-        steep_NC = without(steep_NC, read_N)
-        line_NC = without(mean_NC - cosine_NC.mul_(steep_NC), read_N)
+        steep_NC = without_(steep_NC, read_N)
+        line_NC = without_(mean_NC - cosine_NC.mul_(steep_NC), read_N)
         return Seen(total_N, mean_NC, line_NC, steep_NC)
 
     def far(self, row_NA: Tensor, cell_N: Tensor) -> Tensor:
@@ -204,7 +205,7 @@ class Cells:
         size_C = self.size_C.to(row_NA.dtype)
         for part in blocks(len(row_NA), len(size_C)):
             mean_bC = self._similarities(row_NA[part])[1]
-            far_N[part] = (without(mean_bC, self._read(cell_N[part])) @ size_C).to(torch.float64)
+            far_N[part] = (without_(mean_bC, self._read(cell_N[part])) @ size_C).to(torch.float64)
         return far_N
 
     def near(self, row_NA: Tensor, cell_N: Tensor) -> Tensor:
@@ -232,18 +233,15 @@ class Cells:
         """
         near_R = torch.zeros(len(row_RA), dtype=torch.float64, device=row_RA.device)
         shift_C, slope_CA = lines.shift_C.to(row_RA.dtype), lines.slope_CA.to(row_RA.dtype)
-        readers, parts = by_cell(self._read(cell_R)), []
+        moved_2K = torch.zeros(2, len(self.cell_K), dtype=torch.float64, device=row_RA.device)
+        readers = by_cell(self._read(cell_R))
         for cell in range(len(shift_C)):
-            row_bA = self.rows(cell)
-            moved_2b = row_bA.new_zeros(2, len(row_bA))
-            moved_2b[0] = row_bA @ slope_CA[cell] + shift_C[cell]
+            slots, row_bA = self.slots(cell), self.rows(cell)
+            moved_2K[0, slots] = (row_bA @ slope_CA[cell] + shift_C[cell]).to(torch.float64)
             if cell in readers:
                 h_bR = self._score.apply_(row_bA @ row_RA[readers[cell]].T)
-                moved_2b[1] = h_bR @ sign_R[readers[cell]]
+                moved_2K[1, slots] = (h_bR @ sign_R[readers[cell]]).to(torch.float64)
                 near_R[readers[cell]] += h_bR.sum(dim=0)
-            parts.append(moved_2b)
-        moved_2K = torch.zeros(2, len(self.cell_K), dtype=torch.float64, device=row_RA.device)
-        moved_2K[:, self._in_order] = torch.cat(parts, dim=1).to(torch.float64)
         return moved_2K[0], moved_2K[1], near_R
 
     def _read(self, cell_N: Tensor) -> Tensor:
@@ -258,7 +256,8 @@ class Cells:
     def outdated(self, fit: tuple[float, float]) -> bool:
         """Whether rows have moved so far since this was the fit that cells should be found anew."""
         length, crowd = self.fit()
-        return 1 - length > FIT_LOST * (1 - fit[0]) or crowd > CROWDED * fit[1]
+        lost = 1 - length > FIT_LOST * max(1 - fit[0], FIT_LEAST)
+        return lost or crowd > CROWDED * fit[1]
 
     def check(self) -> tuple[bool, str]:
         """Sum again: (True, "") or (False, which cell is wrong)."""
@@ -276,7 +275,7 @@ def blocks(rows: int, columns: int) -> Iterator[slice]:
     return (slice(start, start + step) for start in range(0, rows, step))
 
 
-def without(value_NC: Tensor, cell_N: Tensor) -> Tensor:
+def without_(value_NC: Tensor, cell_N: Tensor) -> Tensor:
     """The values, with 0 written for the cell of each row that has one."""
     kept_N1 = (cell_N == NOWHERE)[:, None]
     place_N1 = cell_N.clamp(min=0)[:, None]

@@ -8,7 +8,6 @@ import torch
 from table import table
 
 from memory import WorkingMemory
-from memory.columns import Columns
 from memory.duel.approximate import CROSSOVER, ApproximateCounts, pick
 from memory.eviction import MostDuplicated
 from memory.scores import Gaussian, Linear, Quadratic, Score, VonMisesFisher
@@ -179,21 +178,13 @@ def test_the_faster_way_is_picked() -> None:
     assert pick(1 << 20, sharp, torch.device("cuda")) == "exact"
 
 
-class ByIndex(MostDuplicated):
-    """The policy over this tally, whatever its size."""
-
-    def bind(self, columns: Columns, seed: int) -> None:
-        super().bind(columns, seed)
-        self._tally = ApproximateCounts(columns, self.score, compete=self.compete, seed=seed)
-
-
 @pytest.mark.parametrize("compete", [False, True])
 def test_a_memory_keeps_it_up(compete: bool) -> None:
     """Filling, replacing, refreshing, saving and going on, through the memory itself."""
     rng = np.random.default_rng(13)
 
     def memory() -> WorkingMemory:
-        return WorkingMemory(600, DIM, ByIndex(VonMisesFisher(0.1), compete=compete))
+        return WorkingMemory(600, DIM, MostDuplicated(VonMisesFisher(0.1), compete, "ivf"))
 
     first, second, offered = memory(), memory(), 0
     for batch in (250, 300, 200, 1, 700, 64):
