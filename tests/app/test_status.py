@@ -49,3 +49,16 @@ def test_a_run_that_was_stopped_is_told_how_it_goes_on(
     said = capsys.readouterr().out
     assert "does not answer" in said
     assert "it goes on with: stream-ssl run CONFIG" in said
+
+
+def test_samples_that_were_turned_away_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    metrics = LearnerMetrics(CollectorRegistry())
+    metrics._families.add("near_copies_total", 3229)
+    with Server(metrics.registry, Health(), "learner") as server:
+        (tmp_path / FILE).write_text(json.dumps({"learner": {"http": server.address}}))
+        assert status.main([str(tmp_path), "--seconds", "0.01"]) == 1  # there is no receiver
+    said = capsys.readouterr().out
+    assert "3,229 of the stream's samples were turned away" in said
+    assert "goes on with" not in said

@@ -245,6 +245,7 @@ def learner_figures(history: History) -> dict[str, float | None]:
         "steps": history.last("stream_ssl_steps_total"),
         "steps_per_second": history.rate("stream_ssl_steps_total"),
         "samples_per_second": history.rate("stream_ssl_trained_samples_total"),
+        "turned_away_samples": history.last("stream_ssl_near_copies_total"),
         "loss": measured("stream_ssl_loss"),
         "lag_seconds": history.last("stream_ssl_lag_seconds"),
         "pending_samples": history.last("stream_ssl_pending_samples"),
@@ -289,6 +290,12 @@ def table(run: Path, addresses: Mapping[str, str], figures: Mapping[str, Any]) -
             f"{learning['steps_per_second']:.1f} steps/s, "
             + ("no step yet" if learning["loss"] is None else f"loss {learning['loss']:.3f}"),
         )
+        if away := learning["turned_away_samples"]:
+            shown.add_row(
+                "near-copies",
+                f"{away:,.0f} of the stream's samples were turned away before they were encoded "
+                "(learner.novelty)",
+            )
         shown.add_row(
             "lag",
             f"{learning['lag_seconds']:.1f} s, {learning['lag_records']:,.0f} packets; "
