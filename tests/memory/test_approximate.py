@@ -24,7 +24,7 @@ from tests.naive_index import (
 SCORES = [VonMisesFisher(0.1), Gaussian(), Quadratic(), Linear()]
 
 
-@table(("capacity", "judged", "seeds"), [(4096, 128, 3), (16_384, 64, 1)])
+@table(("capacity", "judged", "seeds"), [(4096, 128, 2), (16_384, 32, 1)])
 def test_regret_stays_below_two_percent(capacity: int, judged: int, seeds: int) -> None:
     score, found = VonMisesFisher(0.1), []
     for seed in range(seeds):
