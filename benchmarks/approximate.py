@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.eviction import BATCH, DIM, Stream
+from benchmarks.unit_rows import BATCH, DIM, Stream
 from memory.columns import Columns
 from memory.duel.approximate import ApproximateCounts
 from memory.scores import BLOCK_ELEMENTS, Score, VonMisesFisher

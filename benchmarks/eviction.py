@@ -15,9 +15,10 @@ from pathlib import Path
 import numpy as np
 import psutil
 import torch
-from numpy.typing import NDArray
 
+from benchmarks.approximate import MOST_REGRET, measure
 from benchmarks.minred import published_step, redundancy
+from benchmarks.unit_rows import BATCH, DIM, Stream
 from memory import WorkingMemory
 from memory.columns import Columns
 from memory.duel.exact import ExactCounts
@@ -25,7 +26,6 @@ from memory.duel.linear import LinearCounts
 from memory.eviction import MinimumRedundancy, MostDuplicated, Policy
 from memory.scores import Gaussian, Linear, Quadratic, Score, VonMisesFisher
 
-DIM, BATCH = 128, 256
 SHARP = VonMisesFisher(0.1)
 MILLION = 1 << 20
 MOST_EXTRA_MB = 1000
@@ -54,25 +54,6 @@ class Row:
     extra_mb: float | None = None
     target: str = ""
     met: bool | None = None
-
-
-class Stream:
-    """Seeded unit rows: 20 clusters whose sizes fall as 1/rank, or uniform on the sphere."""
-
-    def __init__(self, kind: str, seed: int = 0) -> None:
-        self._rng = np.random.default_rng(seed)
-        self._kind = kind
-        self._centre_CD = self._rng.standard_normal((20, DIM), dtype=np.float32)
-        self._centre_CD /= np.linalg.norm(self._centre_CD, axis=1, keepdims=True)
-
-    def draw(self, count: int) -> NDArray[np.float32]:
-        z_ND = self._rng.standard_normal((count, DIM), dtype=np.float32)
-        if self._kind == "clustered":
-            share = 1 / np.arange(1, 21)
-            cluster = self._rng.choice(20, size=count, p=share / share.sum())
-            z_ND = self._centre_CD[cluster] + np.float32(0.6 / DIM**0.5) * z_ND
-        z_ND /= np.linalg.norm(z_ND, axis=1, keepdims=True)
-        return z_ND
 
 
 def filled(policy: Policy, capacity: int, kind: str) -> tuple[WorkingMemory, Stream]:
@@ -124,8 +105,6 @@ def exact(score: Score, capacity: int, kind: str, least: int, batches: int) -> R
 
 
 def approximate(capacity: int, least: int, batches: int, judged: int) -> Row:
-    from benchmarks.approximate import MOST_REGRET, measure
-
     line = measure(capacity, batches, judged)
     return Row(
         work="approximate (ivf)",

@@ -14,7 +14,8 @@ from typing import Any
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
-from benchmarks.eviction import BATCH, SHARP, filled, rate
+from benchmarks.eviction import SHARP, filled, rate
+from benchmarks.unit_rows import BATCH
 from memory.eviction import MostDuplicated, Policy
 from memory.scores import Linear
 
