@@ -106,6 +106,9 @@ def check_plan(plan: Tensor, policy: Policy, newcomers: int, capacity: int) -> N
 class Entry:
     """A batch that joins, in order, and what becomes of each newcomer.
 
+    The order of evictions is that of the policy's plan. A restart repeats it, as a plan depends on
+    the rows, the batches and the policy's `state` alone, and all of these are saved.
+
     Args:
         rows: the newcomers [B].
         columns: of the memory; what joins is written to them.

@@ -1,8 +1,9 @@
 """Every metric of a run: its name, unit, labels and help, and the record's field that fills it.
 
-To add one, add a `Spec` below. That is all where `field` names what fills it; else a method of
-`metrics.py` does. docs/metrics.md is made from the catalogue by `python -m
-stream_ssl.observe.catalogue`, and the tests hold dashboard and alerts to it.
+To add one, add an attribute to a record, set it where that record is made (StepRecord:
+`Learner._record`), and add a `Spec` below whose `field` names it; what no record carries, a method
+of `metrics.py` fills. `make docs` makes docs/metrics.md from the catalogue, and the tests hold
+dashboard and alerts to it. CONTRIBUTING.md has all files in order.
 """
 
 from __future__ import annotations
