@@ -56,11 +56,10 @@ class Novelty:
                     "alone, or Weighted with one. Choose memory.descriptor: Thumbnail, or "
                     "novelty: null"
                 )
-            if not -1 < threshold <= 1:
-                raise ValueError(
-                    f"novelty is {threshold}: a cosine above -1 and at most 1, or null"
-                )
-            self._test = Duplicates(threshold, "refuse")
+            try:
+                self._test = Duplicates(threshold, "refuse")
+            except ValueError as error:
+                raise ValueError(f"novelty: {error}") from None
         self._waiting: Batch[Tensor] | None = None
         self.turned_away: Sequence[Origin | None] = ()
         self.fresh: Sequence[int] = ()

@@ -164,5 +164,5 @@ def test_a_descriptor_of_embeddings_alone_is_refused(descriptor: Any) -> None:
     memory = WorkingMemory(SLOTS, DIM, image_shape=SHAPE, descriptor=descriptor)
     with pytest.raises(ValueError, match=r"novelty is 0\.9 .* Choose memory.descriptor: Thumbnail"):
         Novelty(memory, 0.9)
-    with pytest.raises(ValueError, match=r"novelty is 1\.5"):
+    with pytest.raises(ValueError, match=r"novelty: threshold is 1\.5"):
         Novelty(WorkingMemory(4, 2, image_shape=SHAPE, descriptor=Thumbnail(2)), 1.5)
