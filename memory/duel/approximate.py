@@ -438,9 +438,9 @@ def pick(capacity: int, score: Score, device: torch.device) -> Literal["exact", 
 
     | K | exact | ivf |
     |---|---|---|
-    | 16,384 | 2,400 | 13,000 |
-    | 65,536 | 800 | 11,000 |
-    | 262,144 | | 7,000 |
+    | 16,384 | 2,400 | 11,000 |
+    | 65,536 | 800 | 10,000 |
+    | 262,144 | | 6,500 |
     | 1,048,576 | | 3,800 |
     """
     if isinstance(score, Linear) or device.type != "cpu" or capacity < CROSSOVER:
