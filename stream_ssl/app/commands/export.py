@@ -17,7 +17,7 @@ samples that its memory holds, as WebDataset shards with embeddings. Reads a che
 daemon may be running. docs/encoder.md tells how to use them."""
 
 EXAMPLES = """examples:
-  stream-ssl export runs/laptop --encoder encoder --memory memory
+  stream-ssl export runs/laptop --encoder encoder --memory samples
   stream-ssl export runs/laptop/checkpoints/step-000004000 --encoder encoder --no-onnx"""
 
 
