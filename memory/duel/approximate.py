@@ -441,7 +441,7 @@ def pick(capacity: int, score: Score, device: torch.device) -> Literal["exact", 
     | 16,384 | 2,400 | 11,000 |
     | 65,536 | 800 | 10,000 |
     | 262,144 | | 6,500 |
-    | 1,048,576 | | 3,800 |
+    | 1,048,576 | | 4,000 |
     """
     if isinstance(score, Linear) or device.type != "cpu" or capacity < CROSSOVER:
         return "exact"
