@@ -69,12 +69,12 @@ class IoThread:
         self._stopping = False
         self._asleep = False
         self.closed = False
+        self.forked = False  # a copy in a child process, where no thread runs
         self._backoff = BACKOFF[0]
         self._diagnosis: str | None = None
         self._diagnose_at = 0.0
         self._seen: tuple[object, ...] = ()
         self._look_at = 0.0
-        self._pid = os.getpid()
         self._wake_out, self._wake_in = socket.socketpair()
         self._wake_out.setblocking(False)
         self._wake_in.setblocking(False)
@@ -401,11 +401,19 @@ _running: set[IoThread] = set()
 
 def _finish_all() -> None:
     """The interpreter ends: what producers that nobody closed have accepted is still sent."""
-    left = [io for io in _running if io._pid == os.getpid()]
+    left = list(_running)
     for io in left:
         io.finish()
     for io in left:
         io.join()
 
 
+def _forget_all() -> None:
+    """A child has been forked, in which none of the threads runs."""
+    for io in _running:
+        io.forked = True
+    _running.clear()
+
+
 atexit.register(_finish_all)
+os.register_at_fork(after_in_child=_forget_all)

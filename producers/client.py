@@ -171,7 +171,7 @@ class Producer:
         self._spooled_position = disk.position if disk is not None and disk.samples else None
         self._epoch = time.time_ns() if disk is None else disk.epoch
         self._numbers = itertools.count(1)
-        self._pid, self._closed = os.getpid(), False
+        self._closed = False
         if on_full == "drop_oldest":  # whole packets are dropped, so keep them small
             packet_bytes = min(packet_bytes, max(1, buffer_bytes // 8))
         self._packer = Packer(packet_bytes, packet_samples)
@@ -347,7 +347,7 @@ class Producer:
                 that were not acknowledged are lost, and counted in `stats`.
             RefusedError: the receiver refuses this producer, and samples are unacknowledged.
         """
-        if self._closed or os.getpid() != self._pid:
+        if self._closed or self._io.forked:
             self._closed = True
             return
         spooling, protocol = self._protocol.spool is not None, self._protocol
@@ -395,7 +395,7 @@ class Producer:
 
     def __del__(self) -> None:
         io: IoThread | None = getattr(self, "_io", None)  # the constructor may have failed
-        if io is None or self._closed or io.closed or os.getpid() != self._pid:
+        if io is None or self._closed or io.closed or io.forked:
             return
         text = f"producer {self.name!r} was not closed; use `with Producer(...)`, or close()"
         warnings.warn(text, ResourceWarning, source=self, stacklevel=2)
@@ -528,7 +528,7 @@ class Producer:
 
     def _check_process(self) -> None:
         """To be called before the lock, which a fork may have copied while it was taken."""
-        if os.getpid() != self._pid:
+        if self._io.forked:
             raise ClosedError("a producer does not survive fork(); make it in this process")
 
     def _check_open(self) -> None:

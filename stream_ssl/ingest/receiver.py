@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import resource
 import socket
 import struct
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -179,14 +180,16 @@ class Receiver:
             self._poller.register(self._zap, zmq.POLLIN)
         router: zmq.Socket[Any] = self._context.socket(zmq.ROUTER)
         limit = self._policy.each + self._policy.max_packet + _FRAME_SLACK
-        self._unfinished = UnfinishedMessages(router, limit, self._policy.total + 2 * limit)
-        self._poller.register(self._unfinished.monitor, zmq.POLLIN)
+        self._backlogs = Backlogs(router, limit, self._policy.total + 2 * limit)
+        self._poller.register(self._backlogs.monitor, zmq.POLLIN)
         self._socket = router
         for option, value in (
             (zmq.LINGER, 0),
             # No MAXMSGSIZE: libzmq would hang up without telling anybody. A frame that comes whole
             # is refused and counted like any packet, a larger one cut off as many small ones are.
-            (zmq.RCVHWM, 16),  # messages of a connection that ignores its credit
+            # Some milliseconds of small packets, so that an fsync does not stop the stream. Of one
+            # that ignores its credit the bytes are bounded: see `Backlogs`.
+            (zmq.RCVHWM, 64),
             # Sending to a connection that is gone must say so: it is how a session ends.
             (zmq.ROUTER_MANDATORY, 1),
             # A connection that claims a living one's routing id must not cut it off. Producers
@@ -237,7 +240,7 @@ class Receiver:
             self._access.stop()
         router = getattr(self, "_socket", None)
         if router is not None:
-            self._unfinished.close()
+            self._backlogs.close()
             router.close()
         if self._verdicts is not None:
             self._verdicts.close()
@@ -265,14 +268,15 @@ class Receiver:
         ready = dict(self._poller.poll(max(0, int(wait * 1000 + 0.999))))
         if self._zap in ready and self._access is not None:
             self._access.handle()
-        if self._unfinished.monitor in ready:
-            self._unfinished.follow()
+        if self._backlogs.monitor in ready:
+            self._backlogs.follow()
         if self._socket in ready:
             self._receive()
 
     def _receive(self) -> None:
-        """Reads the messages that have come, one of each connection in turn, for a bounded time:
-        a flood of large useless messages must not delay a commit."""
+        """Reads the messages that have come, one of each connection in turn, until the group is
+        full; once a commit may be due, only while each adds to the group: a flood of large useless
+        messages must not delay it."""
         end = time.monotonic() + self._group.seconds
         for _ in range(_BURST):
             try:
@@ -280,10 +284,11 @@ class Receiver:
             except zmq.Again:
                 return
             user = _user_of(frames[0]) if self._access is not None and frames else None
-            self._unfinished.finished(route)
-            now = time.monotonic()
+            self._backlogs.read(frames)
+            now, waiting = time.monotonic(), len(self._group.batch)
             self._protocol.handle(route.bytes, user, [frame.buffer for frame in frames], now)
-            if self._group.is_full() or now >= end:
+            useless = len(self._group.batch) == waiting
+            if self._group.is_full() or (useless and now >= end):
                 return
 
     def _tick(self, now: float) -> None:
@@ -296,8 +301,8 @@ class Receiver:
             self._access.allow.reload()
             denied, self._denied = self._access.denied - self._denied, self._access.denied
             refused["denied"] += denied
-        refused["oversize"] += self._unfinished.check(now)
-        refused.update(self._unfinished.take_failures(now))
+        refused["oversize"] += self._backlogs.check(now)
+        refused.update(self._backlogs.take_failures(now))
         try:
             self.journal.trim(positions.checkpointed)
         except JournalError as error:
@@ -415,11 +420,12 @@ def _user_of(frame: zmq.Frame) -> str | None:
     return user if isinstance(user, str) else None
 
 
-# -- connections from which no message comes: libzmq hands over no message before it is whole, and
-# tells of a failed handshake to a socket's monitor alone
+# -- what came of a connection and was not read: libzmq tells of it neither the bytes nor, before a
+# message is whole, that there are any; of a failed handshake it tells a socket's monitor alone
 
 _TCP_INFO = struct.Struct("128xQ")  # tcpi_bytes_received in Linux's struct tcp_info
-_HEARTBEAT_BYTES = 256  # a second, of a connection that sends nothing else
+_HEARTBEAT_BYTES = 256  # a second, at most, that belong to no message
+_FRAME_OVERHEAD = 64  # bytes that ZMTP and CURVE put around a frame, at most
 _CHECK_SHARE = 0.05  # of the receiver's time, at most
 _SILENT_SECONDS = 10.0  # without a message, after which a connection counts as silent
 _HANDSHAKES: dict[int, str] = {
@@ -433,21 +439,22 @@ _LOCAL = ""  # the peer of a connection over ipc://
 @dataclass(slots=True)
 class _Connection:
     peer: Any  # address and port: the descriptor may be another's by now
-    bytes: int = 0  # received by TCP when a message was last finished, ...
-    since: float = 0.0  # ... and when that was, time.monotonic
-    finished: bool = True  # whether a message was, since the last check
+    checked: float  # when, time.monotonic; at first, when it was accepted
+    bytes: int = 0  # of messages read from it, of those that TCP received before the last check
+    ended: bool = True  # whether a message came whole since the last check
     silent_since: float | None = None  # when accepted, until a message comes or it is counted
 
 
-class UnfinishedMessages:
-    """Cuts off a connection that sends more bytes than a conforming peer could without ending a
-    message. Of TCP, Linux counts the bytes; elsewhere nothing is cut off. Nobody counts those of
-    ipc://: once this process holds more memory than it should, its connections that have ended no
-    message since the last check are cut off; a producer that was innocent connects again.
+class Backlogs:
+    """Cuts off a connection of which more bytes came than its credit allows and were not read:
+    whole messages, or one that does not end. Of TCP, Linux counts the bytes; elsewhere nothing is
+    cut off. Nobody counts those of ipc://: once this process holds more memory than it should, its
+    connections of which no message came whole since the last check are cut off; a producer that
+    was innocent connects again.
 
     Args:
         server: the socket to watch, before it is bound.
-        limit: bytes of an unfinished message, at most.
+        limit: bytes of one connection that may wait to be read.
         memory: bytes that this process may come to hold beside what it holds now.
 
     Attributes:
@@ -480,14 +487,15 @@ class UnfinishedMessages:
                 with contextlib.suppress(OSError), _borrowed(descriptor) as tcp:
                     local = tcp.family == socket.AF_UNIX
                     peer = _LOCAL if local else tcp.getpeername()
-                    connection = _Connection(peer, silent_since=time.monotonic())
-                    self._connections[descriptor] = connection
+                    now = time.monotonic()
+                    self._connections[descriptor] = _Connection(peer, now, silent_since=now)
 
-    def finished(self, frame: zmq.Frame) -> None:
-        """A message came, with this frame."""
-        connection = self._connections.get(int(frame.get(zmq.SRCFD)))
+    def read(self, frames: Sequence[zmq.Frame]) -> None:
+        """A message was, of these frames."""
+        connection = self._connections.get(int(frames[0].get(zmq.SRCFD))) if frames else None
         if connection is not None:
-            connection.finished, connection.silent_since = True, None
+            connection.bytes += sum(len(frame) + _FRAME_OVERHEAD for frame in frames)
+            connection.ended, connection.silent_since = True, None
 
     def take_failures(self, now: float) -> Mapping[str, int]:
         """Connections that came to nothing since the call before, by reason: "no-key",
@@ -529,29 +537,28 @@ class UnfinishedMessages:
     def _check(self, tcp: socket.socket, connection: _Connection, now: float) -> None:
         facts = tcp.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
         received: int = _TCP_INFO.unpack(facts)[0]
-        if connection.finished:
-            connection.bytes, connection.since, connection.finished = received, now, False
-        unfinished = received - connection.bytes - _HEARTBEAT_BYTES * (now - connection.since)
-        if unfinished > self._limit and tcp.getpeername() == connection.peer:
+        others = _HEARTBEAT_BYTES * (now - connection.checked)
+        connection.bytes = min(received, connection.bytes + math.ceil(others))
+        connection.checked = now
+        waiting = received - connection.bytes
+        if waiting > self._limit and tcp.getpeername() == connection.peer:
             self._cut_off(
                 tcp,
-                f"{connection.peer[0]} off: {unfinished:.0f} bytes of a message that does not end, "
-                f"at most {self._limit} are taken",
+                f"{connection.peer[0]} off: {waiting} bytes came of it that could not be read yet, "
+                f"at most {self._limit} may; it ends no message, or ignores its credit",
             )
 
     def _check_local(self, local: socket.socket, connection: _Connection, held: int) -> None:
-        if not connection.finished and held > self._memory:
+        if not connection.ended and held > self._memory:
             self._cut_off(
                 local, f"this machine off: it ends no message, and {held:,} bytes are held here"
             )
-        connection.finished = False
+        connection.ended = False
 
     def _cut_off(self, connection: socket.socket, why: str) -> None:
         connection.shutdown(socket.SHUT_RDWR)
         self.cut += 1
-        self._limited_log.warning(
-            "unfinished", f"cut a connection from {why}; look at what it runs"
-        )
+        self._limited_log.warning("backlog", f"cut a connection from {why}; look at what it runs")
 
 
 def _resident() -> int:

@@ -390,6 +390,7 @@ def unpack_map(frame: Frame, max_bytes: int = MAX_MAP_BYTES) -> dict[str, Any]:
             raise ValueError(f"more than {MAX_NESTED} lists and maps in one")
         return item
 
+    hook = count if len(frame) > MAX_NESTED else None  # each takes a byte
     try:
         unpacker = msgpack.Unpacker(max_buffer_size=max_bytes)
         unpacker.feed(frame)
@@ -397,8 +398,8 @@ def unpack_map(frame: Frame, max_bytes: int = MAX_MAP_BYTES) -> dict[str, Any]:
         fields = msgpack.unpackb(
             frame,
             strict_map_key=True,
-            object_hook=count,
-            list_hook=count,
+            object_hook=hook,
+            list_hook=hook,
             max_array_len=MAX_ITEMS,
             max_map_len=MAX_PAIRS,
             max_ext_len=0,

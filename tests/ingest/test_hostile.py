@@ -1,4 +1,4 @@
-"""Clients that keep to no rule: the others go on, and memory stays bounded. A process, over TCP."""
+"""Clients that keep to no rule: the others go on, and memory stays bounded."""
 
 import contextlib
 import socket
@@ -10,6 +10,7 @@ import pytest
 import zmq
 from receiver_peer import KIB, MIB, Peer, packet, receiver
 
+from stream_ssl.ingest.receiver import Backlogs
 from stream_ssl.wire import Data, Hello, encode
 from stream_ssl.wire.messages import prefix
 
@@ -127,3 +128,75 @@ def test_a_message_without_end_is_cut_off(tmp_path, transport, kilobytes, frames
                 while peer.recv(4096):
                     pass
         assert peak < MAX_RSS
+
+
+class Watched:
+    """A ROUTER whose backlogs are bounded, and a DEALER connected to it."""
+
+    def __init__(self, limit):
+        self.context = zmq.Context()
+        self.router = self.context.socket(zmq.ROUTER)
+        self.router.linger = 0
+        self.backlogs = Backlogs(self.router, limit, memory=1 << 40)
+        self.router.bind("tcp://127.0.0.1:0")
+        self.peer = self.context.socket(zmq.DEALER)
+        self.peer.linger = 0
+        self.peer.connect(self.router.getsockopt_string(zmq.LAST_ENDPOINT))
+
+    def read(self, count):
+        for _ in range(count):
+            assert self.router.poll(10_000)
+            _, *frames = self.router.recv_multipart(copy=False)
+            self.backlogs.read(frames)
+
+    def check(self):
+        """How many connections were cut off in a look that is due."""
+        self.backlogs.follow()
+        return self.backlogs.check(time.monotonic() + 1.0)
+
+    def __enter__(self):
+        self.peer.send(b"")
+        assert self.router.poll(10_000)
+        self.check()
+        self.read(1)
+        return self
+
+    def __exit__(self, *_):
+        self.backlogs.close()
+        self.context.destroy(0)
+
+
+@pytest.mark.parametrize("frames", [1, 8])
+def test_a_backlog_of_whole_messages_is_cut_off(frames):
+    with Watched(MIB) as watched:
+        for _ in range(8):
+            watched.peer.send_multipart([bytes(MIB // 4 // frames)] * frames)
+        end = time.monotonic() + 10.0
+        while not watched.check() and time.monotonic() < end:
+            time.sleep(0.01)
+        assert watched.backlogs.cut == 1
+
+
+@pytest.mark.parametrize("frames", [1, 8])
+def test_a_connection_that_is_read_may_send_without_end(frames):
+    with Watched(MIB) as watched:
+        for _ in range(40):
+            watched.peer.send_multipart([bytes(MIB // 2 // frames)] * frames)
+            watched.read(1)
+            assert watched.check() == 0
+
+
+def test_many_small_messages_buy_no_larger_backlog():
+    """What a message counts beside its bytes is an upper bound; it must not add up."""
+    with Watched(MIB) as watched:
+        for _ in range(40):
+            for _ in range(1000):
+                watched.peer.send(b"")
+            watched.read(1000)
+            assert watched.check() == 0
+        for _ in range(5):
+            watched.peer.send(bytes(MIB // 4))
+        end = time.monotonic() + 10.0
+        while not watched.check() and time.monotonic() < end:
+            time.sleep(0.01)
+        assert watched.backlogs.cut == 1
