@@ -79,7 +79,7 @@ MIN_SEGMENT = 256 << 10
 MAX_SEGMENT = 64 << 20
 ID_FILE = "id"
 LOCK_FILE = "writer.lock"
-_TREE = 8 * PAGE  # what a transaction may take beside its values
+_TREE = 16 * PAGE  # beside a transaction's values; the first of a new segment takes up to 12
 _CLOCK_SET = 1_577_836_800  # 2020: a clock that says less was not set when it was asked
 
 

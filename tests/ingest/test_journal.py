@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -528,6 +529,23 @@ def test_what_is_known_of_producers_counts_into_the_budget(memory_path):
                 assert journal.bytes <= budget
     with closing(Journal(memory_path, budget=budget)) as journal:
         assert journal.bytes <= budget
+
+
+def test_groups_of_any_sizes_fill_the_budget_and_no_more(memory_path):
+    """Seldom is a group as large as may be just where it begins a segment, near the end of room."""
+    draw, sequence = random.Random(0), 0
+    with closing(Journal(memory_path, budget=MIB, segment_bytes=SEGMENT, check=False)) as journal:
+        for _ in range(600):
+            group = []
+            for _ in range(draw.randint(1, 8)):
+                sequence += 1
+                size = draw.choice([0, 10, 1900, 2100, 9000, 40_000])
+                group.append(Entry("robot/1", sequence, None, 1.5, b"", bytes(size)))
+            try:
+                journal.append(group)
+            except JournalFull:
+                journal.trim(journal.first + draw.randint(1, 40))
+            assert journal.bytes <= journal.budget
 
 
 def test_what_is_known_of_producers_leaves_room_to_begin_a_segment(memory_path):
