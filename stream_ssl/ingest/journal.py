@@ -222,9 +222,9 @@ class Journal:
 
     def bytes_after(self, position: int) -> int:
         """Bytes of header and payload from `position` on: the lag of a reader that is there."""
+        position = max(position, self.first)
         if position > self._last:
             return 0
-        position = max(position, self.first)
         firsts = [*(first for first, _ in self._sealed), self._active_first]
         start = max(first for first in firsts if first <= position)
         if start in self._unchecked:  # at most

@@ -531,6 +531,16 @@ def test_what_is_known_of_producers_counts_into_the_budget(memory_path):
         assert journal.bytes <= budget
 
 
+def test_of_a_journal_that_was_trimmed_empty_nothing_is_left_to_read(memory_path):
+    with closing(Journal(memory_path)) as journal:
+        journal.append([entry(1)])
+    with closing(Journal(memory_path)) as journal:
+        journal.append([Entry("robot/1", 2)])  # begins a segment, which stays empty
+        journal.trim(2)
+        assert journal.first > journal.last
+        assert journal.bytes_after(1) == 0
+
+
 def test_groups_of_any_sizes_fill_the_budget_and_no_more(memory_path):
     """Seldom is a group as large as may be just where it begins a segment, near the end of room."""
     draw, sequence = random.Random(0), 0
