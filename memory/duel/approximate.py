@@ -13,7 +13,7 @@ What is known of the error:
   more); every slot's far rows are counted again within K changes;
 - who leaves may lie 0.5 % (SLACK) below the best outside the pool, but for the first 32 (FEWEST);
 - `check` complains where more than a quarter of the counts are off by more than a quarter.
-No bound is proven. Who left fell short of the largest count by 0.3 to 1.3 % of it, in the mean
+No bound is proven. Who left fell short of the largest count by 0.2 to 1.1 % of it, in the mean
 (python -m benchmarks.approximate).
 
 Shapes: B newcomers, T of them at a time, A descriptor, C cells, K slots, k occupied slots, N rows,
@@ -35,7 +35,7 @@ from memory.duel.cells import NOWHERE, Cells, Lines, Seen, blocks
 from memory.duel.simulate import kept_steps, simulate
 from memory.scores import Linear, Score
 
-POOL_ROOTS, POOL_ROWS = 5, 8192
+POOL_ROOTS, POOL_ROWS = 6, 8192
 """P is so many times sqrt(K), at most so many: the rows of a pool are read for each newcomer, all
 others for each pool, and so many of both take the least time together. A pool serves no more
 changes than it has slots."""
@@ -157,7 +157,7 @@ class ApproximateCounts:
         self._cells, self._fitted_to, self._fit_then = cells, columns.occupied, cells.fit()
         for cell in range(len(cells.centre_CA)):
             slots = cells.slots(cell)
-            row_NA, cell_N = columns.descriptors[slots], cells.cell_K[slots]
+            row_NA, cell_N = cells.rows(slots), cells.cell_K[slots]
             self.far_K[slots] = cells.far(row_NA, cell_N)
             self.near_K[slots] = cells.near(row_NA, cell_N) - self._score.own(row_NA)
         self._take_pool()
@@ -175,7 +175,7 @@ class ApproximateCounts:
 
     def _count_far(self, slots: Tensor) -> None:
         assert self._cells is not None
-        row_NA = self._columns.descriptors[slots]
+        row_NA = self._cells.rows(slots)
         self.far_K[slots] = self._cells.far(row_NA, self._cells.cell_K[slots])
 
     def _draw_pool(self) -> None:
@@ -220,7 +220,7 @@ class ApproximateCounts:
         self._served, self._exhausted = 0, False
 
     def _set_pool(self, pool_P: Tensor) -> None:
-        self._pool_P, self._row_PA = pool_P, self._columns.descriptors[pool_P]
+        self._pool_P, self._row_PA = pool_P, self._columns.descriptors.index_select(0, pool_P)
         self._place_K = torch.full((self._columns.capacity,), NOWHERE, device=pool_P.device)
         self._place_K[pool_P] = torch.arange(len(pool_P), device=pool_P.device)
 
@@ -238,7 +238,11 @@ class ApproximateCounts:
         few = reach_P.topk(size).indices.sort().values
         level = self.count_P.max()  # so that float32 tells the counts apart
         row_WA, cell_W = torch.cat([row_PA[few], x_TA]), torch.cat([self._cell_P[few], cell_T])
-        h_WW = self._score.apply_(row_WA @ row_WA.T).fill_diagonal_(0)
+        h_Tc = near_TP.index_select(1, few)
+        h_cc = self._score.apply_(row_WA[:size] @ row_WA[:size].T)
+        h_TT = self._score.apply_(x_TA @ x_TA.T)
+        h_WW = torch.cat([torch.cat([h_cc, h_Tc.T], 1), torch.cat([h_Tc, h_TT], 1)])
+        h_WW.fill_diagonal_(0)
         count_c, count_T = (self.count_P[few] - level).to(h_WW), (total_T - level).to(h_WW)
         column_T, most_T = simulate(count_c, count_T, h_WW, self._compete)
         outside = (self._most_C + self._lines.mean_C).max()
@@ -438,10 +442,10 @@ def pick(capacity: int, score: Score, device: torch.device) -> Literal["exact", 
 
     | K | exact | ivf |
     |---|---|---|
-    | 16,384 | 2,400 | 11,000 |
-    | 65,536 | 800 | 10,000 |
-    | 262,144 | | 6,500 |
-    | 1,048,576 | | 4,000 |
+    | 16,384 | 2,400 | 13,000 |
+    | 65,536 | 800 | 11,500 |
+    | 262,144 | | 7,500 |
+    | 1,048,576 | | 4,300 |
     """
     if isinstance(score, Linear) or device.type != "cpu" or capacity < CROSSOVER:
         return "exact"

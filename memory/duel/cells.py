@@ -76,9 +76,10 @@ class Lines:
 
     def add(self, seen: Seen, row_NA: Tensor, sign: int) -> None:
         """These rows came, or left where the sign is -1."""
-        self.shift_C += sign * seen.line_NC.sum(dim=0, dtype=torch.float64)
-        self.slope_CA += sign * (seen.steep_NC.T @ row_NA)
-        self.mean_C += sign * seen.mean_NC.sum(dim=0, dtype=torch.float64)
+        sign_N = torch.full_like(row_NA[:, 0], sign)
+        self.shift_C += sign_N @ seen.line_NC
+        self.slope_CA.add_(seen.steep_NC.T @ row_NA, alpha=sign)
+        self.mean_C += sign_N @ seen.mean_NC
 
 
 class Cells:
@@ -115,14 +116,14 @@ class Cells:
 
     def insert(self, slots: Tensor, cell_N: Tensor | None = None) -> None:
         """These slots join the cells that their rows now point to."""
-        row_NA = self._columns.descriptors[slots]
+        row_NA = self.rows(slots)
         cell_N = self.of(row_NA) if cell_N is None else cell_N
         self.cell_K[slots] = cell_N
         self._add(row_NA, cell_N, 1)
 
     def remove(self, slots: Tensor, row_NA: Tensor | None = None) -> None:
         """These slots leave their cells, which know them by these rows; those of now if None."""
-        row_NA = self._columns.descriptors[slots] if row_NA is None else row_NA
+        row_NA = self.rows(slots) if row_NA is None else row_NA
         cell_N, self.cell_K[slots] = self.cell_K[slots], NOWHERE
         self._add(row_NA, cell_N, -1)
 
@@ -137,21 +138,20 @@ class Cells:
         """Slots have changed cells."""
         cells = len(self.centre_CA)
         self.size_C = torch.bincount(self.cell_K + 1, minlength=cells + 1)[1:]
-        self._edges: list[int] | None = None
+        self._slots: tuple[Tensor, ...] | None = None
         self._moments: tuple[Tensor, ...] | None = None
 
-    def rows(self, cell: int) -> Tensor:
-        """What its slots hold, copies [n, A]."""
-        return self._columns.descriptors.index_select(0, self.slots(cell))  # indexing is slower
+    def rows(self, slots: Tensor) -> Tensor:
+        """What these slots hold, copies [n, A]."""
+        return self._columns.descriptors.index_select(0, slots)  # indexing takes four times as long
 
     def slots(self, cell: int) -> Tensor:
         """In this cell, int64, in rising order."""
-        if self._edges is None:
-            size_C = to_host(self.size_C)
-            self._edges = [0, *size_C.cumsum(0).tolist()]
+        if self._slots is None:
             order_K = torch.argsort(self.cell_K, stable=True)
-            self._in_order = order_K[len(order_K) - self._edges[-1] :]
-        return self._in_order[self._edges[cell] : self._edges[cell + 1]]
+            sizes = to_host(self.size_C).tolist()
+            self._slots = torch.split(order_K[len(order_K) - sum(sizes) :], sizes)
+        return self._slots[cell]
 
     def _cosines(self, row_NA: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and spread, sqrt(3) sigma, of the cosines of each row with those of a cell [N, C].
@@ -183,7 +183,7 @@ class Cells:
         cosine_NC, wide_NC = self._cosines(row_NA)
         high_NC = self._score.apply_(cosine_NC + wide_NC)
         low_NC = self._score.apply_(cosine_NC - wide_NC)
-        mean_NC = self._score(cosine_NC).mul_(4).add_(high_NC).add_(low_NC).div_(6)
+        mean_NC = self._score(cosine_NC).add_(high_NC + low_NC, alpha=0.25).mul_(4 / 6)
         return cosine_NC, mean_NC, high_NC.sub_(low_NC).div_(wide_NC.mul_(2))
 
     def no_lines(self) -> Lines:
@@ -212,7 +212,7 @@ class Cells:
         """sum of h of rows of these cells with all rows there, float64 [N]."""
         near_N = torch.zeros(len(row_NA), dtype=torch.float64, device=row_NA.device)
         for cell, readers in by_cell(self._read(cell_N)).items():
-            h_nb = self._score.apply_(row_NA[readers] @ self.rows(cell).T)
+            h_nb = self._score.apply_(row_NA[readers] @ self.rows(self.slots(cell)).T)
             near_N[readers] += h_nb.sum(dim=1)
         return near_N
 
@@ -228,20 +228,31 @@ class Cells:
             row_RA: the rows that moved them, `cell_R` and `sign_R` (1: came, -1: left) of each.
 
         Returns:
-            By rows of other cells and by those of their own, float64 [K], 0 for slots in no cell;
-            and `near` of each of the rows, float64 [R].
+            By rows of other cells and by those of their own [K], 0 for slots in no cell; and `near`
+            of each of the rows [R].
         """
-        near_R = torch.zeros(len(row_RA), dtype=torch.float64, device=row_RA.device)
-        shift_C, slope_CA = lines.shift_C.to(row_RA.dtype), lines.slope_CA.to(row_RA.dtype)
-        moved_2K = torch.zeros(2, len(self.cell_K), dtype=torch.float64, device=row_RA.device)
-        readers = by_cell(self._read(cell_R))
-        for cell in range(len(shift_C)):
-            slots, row_bA = self.slots(cell), self.rows(cell)
-            moved_2K[0, slots] = (row_bA @ slope_CA[cell] + shift_C[cell]).to(torch.float64)
-            if cell in readers:
-                h_bR = self._score.apply_(row_bA @ row_RA[readers[cell]].T)
-                moved_2K[1, slots] = (h_bR @ sign_R[readers[cell]]).to(torch.float64)
-                near_R[readers[cell]] += h_bR.sum(dim=0)
+        cells, cell_R = len(self.centre_CA), self._read(cell_R)
+        # Sorted by cell, its line before its readers: one product serves them all.
+        cell_N = torch.cat([torch.arange(cells, device=cell_R.device), cell_R])
+        cell_N, order_N = cell_N.sort(stable=True)
+        row_NA = torch.cat([lines.slope_CA.to(row_RA.dtype), row_RA])[order_N]
+        sign_N = torch.cat([sign_R.new_ones(cells), sign_R])[order_N]
+        near_N = torch.zeros_like(sign_N)
+        sizes = to_host(torch.bincount(cell_N + 1, minlength=cells + 1)).tolist()  # NOWHERE first
+        row_CNA, sign_CN, near_CN = (
+            torch.split(of_N, sizes)[1:] for of_N in (row_NA, sign_N, near_N)
+        )
+        moved: list[Tensor] = []
+        for cell in range(cells):
+            dot_nb = row_CNA[cell] @ self.rows(self.slots(cell)).T
+            h_rb = self._score.apply_(dot_nb[1:])
+            moved.append(torch.stack([dot_nb[0], sign_CN[cell][1:] @ h_rb]))
+            near_CN[cell][1:] = h_rb.sum(dim=1)
+        slots_k = torch.cat([self.slots(cell) for cell in range(cells)])
+        moved_2k = torch.cat(moved, dim=1)
+        moved_2k[0] += lines.shift_C.to(row_RA.dtype).repeat_interleave(self.size_C)
+        moved_2K = row_RA.new_zeros(2, len(self.cell_K)).index_copy_(1, slots_k, moved_2k)
+        near_R = torch.empty_like(near_N).index_copy_(0, order_N, near_N)[cells:]
         return moved_2K[0], moved_2K[1], near_R
 
     def _read(self, cell_N: Tensor) -> Tensor:
@@ -262,7 +273,7 @@ class Cells:
     def check(self) -> tuple[bool, str]:
         """Sum again: (True, "") or (False, which cell is wrong)."""
         for cell in range(len(self.centre_CA)):
-            row_nA = self.rows(cell)
+            row_nA = self.rows(self.slots(cell))
             off = float((sum_rows(row_nA) - self.sum_CA[cell]).abs().max())
             if off > 1e-6 * max(1, len(row_nA)):
                 return False, f"cell {cell}: the sum of its rows is off by {off:.3g}"
