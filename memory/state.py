@@ -1,4 +1,5 @@
-"""The state of a memory: a flat dict of tensors, whether it fits a memory, and a file of it.
+"""The state of a memory, a flat dict of tensors that `WorkingMemory._save_to_state_dict` gathers:
+whether it fits a memory, how an older one is read, and a file of it.
 
 Shapes: k occupied slots.
 """

@@ -1,7 +1,7 @@
 """Group commit: the packets that wait for one fsync together, and the commit that makes them
 durable.
 
-A packet is durable when `Journal.append` returns. `GroupCommit.commit` is the only caller, and
+A packet is durable when `Journal.append` returns. `GroupCommit` is the only caller, and
 `ProtocolState.commit` acknowledges exactly the packets that it returns.
 """
 

@@ -1,9 +1,10 @@
 """Every metric of a run: its name, unit, labels and help, and the record's field that fills it.
 
 To add one, add an attribute to a record, set it where that record is made (StepRecord:
-`Learner._record`), and add a `Spec` below whose `field` names it; what no record carries, a method
-of `metrics.py` fills. `make docs` makes docs/metrics.md from the catalogue, and the tests hold
-dashboard and alerts to it. CONTRIBUTING.md has all files in order.
+`Learner._record`, of what `Step` gives it) or leave it None where there is no value, and add a
+`Spec` below whose `field` names it; what no record carries, a method of `metrics.py` fills. `make
+docs` makes docs/metrics.md from the catalogue, and the tests hold dashboard and alerts to it.
+CONTRIBUTING.md has all files in order.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ class Spec:
         field: what fills it, "StepRecord.near_copies": an attribute of ReceiverRecord in the
             receiver; of StepRecord, CheckpointRecord or MemoryStats in the learner. A mapping gives
             one value for each value of the label. A counter is raised by it with every record, so
-            it holds what came since the one before. One of MemoryStats has the label "memory".
+            it holds what came since the one before. None and NaN leave the metric as it was. One of
+            MemoryStats has the label "memory".
     """
 
     role: Role
@@ -325,6 +327,7 @@ CATALOGUE: tuple[Spec, ...] = (
         "Mean score h of a sample and a slot of the working memory, on the memory's descriptors; a "
         "similarity and no probability.",
         "A change of level: the stream or the memory changed. It says nothing of classes.",
+        field="StepRecord.collision_expected",
     ),
     Spec(
         "learner", "gauge", "stream_effective_rank", "directions",
@@ -607,8 +610,8 @@ Made from the code by `make docs`; edit `stream_ssl/observe/catalogue.py` instea
 Receiver and learner each serve `/metrics` from a port of their own, on loopback unless they are
 told otherwise: [deploy/prometheus](../deploy/prometheus) has a scrape configuration and alerts,
 [deploy/grafana](../deploy/grafana) a dashboard. Counters count from the start of the process: use
-`rate`. Series whose labels are known in advance are there from the start, at 0; so is a gauge that
-nothing has set yet, such as the loss before the first step. A label has at most 65 values; what
+`rate`. Counters whose labels are known in advance are there from the start, at 0; a gauge is there
+once something has set it, the loss from the first update on. A label has at most 65 values; what
 goes beyond is counted under `other`. Classes are told apart up to `63`.
 """
 

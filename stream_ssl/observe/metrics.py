@@ -160,7 +160,8 @@ class Families:
         child.observe(value)
 
     def fill(self, record: object, /, **labels: str) -> None:
-        """Take the metrics that name a field of the record; one that is None leaves its metric."""
+        """Take the metrics that name a field of the record; one that is None or NaN leaves its
+        metric."""
         put = {"counter": self.add, "gauge": self.set, "histogram": self.observe}
         for spec in self._specs:
             owner, _, name = spec.field.partition(".")
@@ -168,7 +169,7 @@ class Families:
             if isinstance(value, Mapping):
                 for label, part in value.items():
                     put[spec.kind](spec.name, part, **labels, **{spec.labels[0]: label})
-            elif value is not None:
+            elif value is not None and not math.isnan(value):
                 put[spec.kind](spec.name, value, **labels)
 
     def compute(self, name: str, value: Callable[[], float], /, **labels: str) -> None:
@@ -531,7 +532,6 @@ class LearnerMetrics:
             self._families.observe("step_seconds", seconds, phase=phase)
         for name, value in record.diagnostics.items():
             self._set_finite("loss_diagnostic", value, name=name)
-        self._set_finite("collision_similarity", record.collision_expected)
         if record.collision_true is not None:
             self._set_finite("collision_probability", record.collision_true, kind="true")
         if record.admission is not None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
 import shutil
 import subprocess
+import textwrap
 from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
@@ -16,6 +19,7 @@ from prometheus_client.metrics_core import Metric
 from memory import MemoryStats
 from stream_ssl.ingest.receiver import ReceiverRecord
 from stream_ssl.learning.checkpoint import CheckpointRecord
+from stream_ssl.learning.learner import Learner
 from stream_ssl.learning.records import StepRecord
 from stream_ssl.observe.catalogue import CATALOGUE, PREFIX, Spec, page
 from stream_ssl.observe.metrics import LearnerMetrics, ReceiverMetrics
@@ -180,3 +184,11 @@ def test_page_is_current() -> None:
     assert PAGE.read_text() == page(), "docs/metrics.md is stale; run: make docs"
     of_library = set(re.findall(r"^- `(\w+)`", PAGE.read_text(), re.MULTILINE))
     assert of_library == {name for name in exported() if not name.startswith(PREFIX)}
+
+
+def test_the_learner_sets_every_field_of_its_record() -> None:
+    """A field with a default that nobody sets would be exported as that for ever."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(Learner._record)))
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    (made,) = [call for call in calls if getattr(call.func, "id", "") == StepRecord.__name__]
+    assert {keyword.arg for keyword in made.keywords} == {f.name for f in fields(StepRecord)}
