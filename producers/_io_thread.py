@@ -10,6 +10,7 @@ import random
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from copy import deepcopy
 
@@ -70,6 +71,7 @@ class IoThread:
         self._asleep = False
         self.closed = False
         self.forked = False  # a copy in a child process, where no thread runs
+        _all.add(self)
         self._backoff = BACKOFF[0]
         self._diagnosis: str | None = None
         self._diagnose_at = 0.0
@@ -396,6 +398,7 @@ def _frames(message: Hello | tuple[int, Packet]) -> Frames:
     return Data(sequence, packet.data.header, packet.data.payload).encode()
 
 
+_all: weakref.WeakSet[IoThread] = weakref.WeakSet()
 _running: set[IoThread] = set()
 
 
@@ -410,7 +413,7 @@ def _finish_all() -> None:
 
 def _forget_all() -> None:
     """A child has been forked, in which none of the threads runs."""
-    for io in _running:
+    for io in _all:
         io.forked = True
     _running.clear()
 

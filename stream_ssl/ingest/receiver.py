@@ -39,6 +39,7 @@ _HANDSHAKE_MS = 5000
 _FRAME_SLACK = 64 << 10
 _TICK_SECONDS = 0.05
 _IDLE_SECONDS = 1.0
+_MOST_FRAMES = 5  # of a message, with the connection's routing id
 _BURST = 256  # messages read before anything else is done
 _QUIET_SECONDS = 0.1  # without a packet, after which a drain ends
 
@@ -179,8 +180,12 @@ class Receiver:
             self._zap = self._access.start(self._context)
             self._poller.register(self._zap, zmq.POLLIN)
         router: zmq.Socket[Any] = self._context.socket(zmq.ROUTER)
-        limit = self._policy.each + self._policy.max_packet + _FRAME_SLACK
-        self._backlogs = Backlogs(router, limit, self._policy.total + 2 * limit)
+        largest = self._policy.max_packet + _FRAME_SLACK
+        self._backlogs = Backlogs(
+            router,
+            _WIRE_PER_CREDIT * self._policy.each + largest,
+            self._policy.total + 2 * (self._policy.each + largest),
+        )
         self._poller.register(self._backlogs.monitor, zmq.POLLIN)
         self._socket = router
         for option, value in (
@@ -280,7 +285,7 @@ class Receiver:
         end = time.monotonic() + self._group.seconds
         for _ in range(_BURST):
             try:
-                route, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+                route, *frames = self._next_frames()
             except zmq.Again:
                 return
             user = _user_of(frames[0]) if self._access is not None and frames else None
@@ -290,6 +295,21 @@ class Receiver:
             useless = len(self._group.batch) == waiting
             if self._group.is_full() or (useless and now >= end):
                 return
+
+    def _next_frames(self) -> list[zmq.Frame]:
+        """The frames of the next message, no more of them than show that it is none: empty ones
+        cost 2 bytes to send, and some hundred as an object.
+
+        Raises:
+            zmq.Again: there is no message.
+        """
+        frames = [self._socket.recv(zmq.NOBLOCK, copy=False)]
+        while self._socket.getsockopt(zmq.RCVMORE):
+            if len(frames) <= _MOST_FRAMES:
+                frames.append(self._socket.recv(copy=False))
+            else:
+                self._socket.recv()
+        return frames
 
     def _tick(self, now: float) -> None:
         """What is due at intervals: trim, measure the room, share credit."""
@@ -426,6 +446,8 @@ def _user_of(frame: zmq.Frame) -> str | None:
 _TCP_INFO = struct.Struct("128xQ")  # tcpi_bytes_received in Linux's struct tcp_info
 _HEARTBEAT_BYTES = 256  # a second, at most, that belong to no message
 _FRAME_OVERHEAD = 64  # bytes that ZMTP and CURVE put around a frame, at most
+_WIRE_PER_CREDIT = 4  # bytes of tiny packets under CURVE, for one of header and payload
+_LEAST_CUT = 64 << 10  # bytes that wait of a connection, or it is not why memory is short
 _CHECK_SHARE = 0.05  # of the receiver's time, at most
 _SILENT_SECONDS = 10.0  # without a message, after which a connection counts as silent
 _HANDSHAKES: dict[int, str] = {
@@ -448,9 +470,10 @@ class _Connection:
 class Backlogs:
     """Cuts off a connection of which more bytes came than its credit allows and were not read:
     whole messages, or one that does not end. Of TCP, Linux counts the bytes; elsewhere nothing is
-    cut off. Nobody counts those of ipc://: once this process holds more memory than it should, its
-    connections of which no message came whole since the last check are cut off; a producer that
-    was innocent connects again.
+    cut off. Once this process holds more memory than it should, those connections are cut off of
+    which most waits: half as much as of the worst, or more. Of ipc:// nobody counts the bytes:
+    there it is those of which no message came whole since the last check. A producer that was
+    innocent connects again.
 
     Args:
         server: the socket to watch, before it is bound.
@@ -517,13 +540,15 @@ class Backlogs:
         """Check all connections, if it is time to; how many were cut off."""
         if now < self._next or not hasattr(socket, "TCP_INFO"):
             return 0
-        before, held = self.cut, _resident()
+        before, held, waiting = self.cut, _resident(), dict[int, int]()
         for descriptor, connection in list(self._connections.items()):
             with contextlib.suppress(OSError, struct.error), _borrowed(descriptor) as tcp:
                 if connection.peer == _LOCAL:
                     self._check_local(tcp, connection, held)
                 else:
-                    self._check(tcp, connection, now)
+                    waiting[descriptor] = self._check(tcp, connection, now)
+        if held > self._memory and self.cut == before:
+            self._cut_worst(waiting, held)
         if self.cut > before:  # what the allocator keeps is not held against those that come
             self._memory = max(self._memory, held)
         self._next = now + (time.monotonic() - now) / _CHECK_SHARE
@@ -534,7 +559,8 @@ class Backlogs:
         self._server.disable_monitor()
         self.monitor.close(0)
 
-    def _check(self, tcp: socket.socket, connection: _Connection, now: float) -> None:
+    def _check(self, tcp: socket.socket, connection: _Connection, now: float) -> int:
+        """How many bytes wait, of a connection that is cut off where these are too many."""
         facts = tcp.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
         received: int = _TCP_INFO.unpack(facts)[0]
         others = _HEARTBEAT_BYTES * (now - connection.checked)
@@ -547,6 +573,20 @@ class Backlogs:
                 f"{connection.peer[0]} off: {waiting} bytes came of it that could not be read yet, "
                 f"at most {self._limit} may; it ends no message, or ignores its credit",
             )
+        return waiting
+
+    def _cut_worst(self, waiting: Mapping[int, int], held: int) -> None:
+        worst = max(waiting.values(), default=0)
+        for descriptor, size in waiting.items():
+            if 2 * size >= worst and size >= _LEAST_CUT:
+                peer = self._connections[descriptor].peer
+                with contextlib.suppress(OSError), _borrowed(descriptor) as tcp:
+                    if tcp.getpeername() == peer:
+                        self._cut_off(
+                            tcp,
+                            f"{peer[0]} off: {size} bytes of it wait, as much as of any, and "
+                            f"{held:,} bytes of memory are held here",
+                        )
 
     def _check_local(self, local: socket.socket, connection: _Connection, held: int) -> None:
         if not connection.ended and held > self._memory:

@@ -160,8 +160,8 @@ class Families:
         child.observe(value)
 
     def fill(self, record: object, /, **labels: str) -> None:
-        """Take the metrics that name a field of the record; one that is None or NaN leaves its
-        metric."""
+        """Take the metrics that name a field of the record; one that is None, or no finite number,
+        leaves its metric."""
         put = {"counter": self.add, "gauge": self.set, "histogram": self.observe}
         for spec in self._specs:
             owner, _, name = spec.field.partition(".")
@@ -169,7 +169,7 @@ class Families:
             if isinstance(value, Mapping):
                 for label, part in value.items():
                     put[spec.kind](spec.name, part, **labels, **{spec.labels[0]: label})
-            elif value is not None and not math.isnan(value):
+            elif value is not None and math.isfinite(value):
                 put[spec.kind](spec.name, value, **labels)
 
     def compute(self, name: str, value: Callable[[], float], /, **labels: str) -> None:

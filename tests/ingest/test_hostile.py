@@ -10,11 +10,14 @@ import pytest
 import zmq
 from receiver_peer import KIB, MIB, Peer, packet, receiver
 
-from stream_ssl.ingest.receiver import Backlogs
-from stream_ssl.wire import Data, Hello, encode
+from stream_ssl.ingest.receiver import _WIRE_PER_CREDIT, Backlogs
+from stream_ssl.wire import Data, Hello, Sample, encode
 from stream_ssl.wire.messages import prefix
 
 MAX_RSS = 300 * MIB
+_READY = b"\x05READY\x0bSocket-Type" + (6).to_bytes(4, "big") + b"DEALER"
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"NULL".ljust(20, b"\0") + bytes(32)
+GREETING += b"\x04" + bytes((len(_READY),)) + _READY
 
 
 class Flood(threading.Thread):
@@ -101,9 +104,7 @@ def endless(endpoint, kilobytes, frames):
     else:
         host, port = rest.split(":")
         peer = socket.create_connection((host, int(port)), timeout=60.0)
-    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"NULL".ljust(20, b"\0") + bytes(32)
-    ready = b"\x05READY\x0bSocket-Type" + (6).to_bytes(4, "big") + b"DEALER"
-    peer.sendall(greeting + b"\x04" + bytes((len(ready),)) + ready)
+    peer.sendall(GREETING)
     frame = b"\x03" + (kilobytes * KIB).to_bytes(8, "big") + bytes(kilobytes * KIB)
     with contextlib.suppress(OSError):  # cut off
         for _ in range(frames):
@@ -128,6 +129,61 @@ def test_a_message_without_end_is_cut_off(tmp_path, transport, kilobytes, frames
                 while peer.recv(4096):
                     pass
         assert peak < MAX_RSS
+
+
+def begun(endpoint):
+    """A socket that a message may be sent over, in ZMTP."""
+    host, port = endpoint.removeprefix("tcp://").split(":")
+    peer = socket.create_connection((host, int(port)), timeout=60.0)
+    peer.sendall(GREETING)
+    return peer
+
+
+def test_a_message_of_millions_of_empty_frames_holds_nobody_up(tmp_path):
+    """Each is 2 bytes here and some tens in libzmq: two gigabytes would be made of 8 MB."""
+    with receiver(tmp_path) as (process, endpoint), Peer(endpoint) as good:
+        good.hello("good")
+        with begun(endpoint) as peer:
+            with contextlib.suppress(OSError):  # cut off
+                for _ in range(40):
+                    peer.sendall(b"\x01\x00" * 100_000)
+                peer.sendall(b"\x00\x00")
+            rounds(good, 1, 10)
+            assert psutil.Process(process.pid).memory_info().rss < MAX_RSS
+
+
+def test_a_message_of_more_frames_than_any_is_refused(tmp_path):
+    with receiver(tmp_path) as (process, endpoint), Peer(endpoint) as good:
+        good.hello("good")
+        with Peer(endpoint) as peer:
+            peer.hello("hostile")
+            peer.frames(*[b""] * 10_000)
+            rounds(good, 1, 10)
+            peer.say(packet(1))
+            peer.acked(1)
+        assert process.poll() is None
+
+
+def test_many_connections_of_unfinished_messages_are_bounded_together(tmp_path):
+    """Each for itself keeps to the limit."""
+    with receiver(tmp_path) as (process, endpoint), Peer(endpoint) as good:
+        good.hello("good")
+        with contextlib.ExitStack() as stack:
+            frame = b"\x03" + MIB.to_bytes(8, "big") + bytes(MIB)
+            for _ in range(40):
+                peer = stack.enter_context(begun(endpoint))
+                with contextlib.suppress(OSError):
+                    for _ in range(20):
+                        peer.sendall(frame)
+            good.hello("good")  # it may have been cut off too
+            rounds(good, 1, 10)
+            assert psutil.Process(process.pid).memory_info().rss < 1.5 * MAX_RSS
+
+
+def test_tiny_packets_take_no_more_on_the_wire_than_their_credit_allows_for():
+    data = Data.pack(1, [Sample("1", b"\0", shape=(1, 1, 1))], None)
+    wire = sum(len(frame) + 42 for frame in data.encode())  # 9 of ZMTP and 33 of CURVE
+    assert wire <= _WIRE_PER_CREDIT * data.size
 
 
 class Watched:
