@@ -62,6 +62,7 @@ if TYPE_CHECKING:
 AGENT = "stream-ssl producers 1"
 
 FIELDS = ("label", "codec", "shape", "time", "source", "meta")
+_NOTHING = (None,) * (1 + len(FIELDS))  # neither an id nor one of these
 OnFull = Literal["block", "drop_newest", "drop_oldest", "raise", "spool", "drop"]
 
 
@@ -259,9 +260,11 @@ class Producer:
             BufferFullError: no room, and on_full is "raise".
             RefusedError: the receiver refuses this producer.
         """
-        fields = {"label": label, "codec": codec, "shape": shape, "time": time, "meta": meta}
-        fields["source"] = source
-        sample = self._sample(image, id, fields)
+        told = (id, label, codec, shape, time, source, meta)
+        if isinstance(image, Sample) and told == _NOTHING:
+            sample = owned(image)
+        else:
+            sample = self._sample(image, id, dict(zip(FIELDS, told[1:], strict=True)))
         return self._offer(sample, position, timeout, on_delivery)
 
     def submit(
@@ -495,8 +498,9 @@ class Producer:
 
     def _make_room(self, cost: int, timeout: float | None) -> bool:
         """Waits or drops until the buffer takes `cost` more bytes; False: the sample must go."""
-        deadline, protocol = _deadline(timeout), self._protocol
+        deadline, protocol = None, self._protocol
         while (used := protocol.memory) and used + cost > self._buffer_bytes:
+            deadline = _deadline(timeout) if deadline is None else deadline
             self._io.full = True
             if self._on_full == "drop_oldest" and self._drop_oldest():
                 continue
