@@ -201,24 +201,24 @@ def test_the_error_that_ends_a_block_is_not_hidden() -> None:
 
 
 @pytest.mark.parametrize(
-    "call",
+    ("before", "call"),
     [
-        "producer.send(image)",
-        "asyncio.run(producer.send_async(image))",
-        "producer.connect(1)",
-        "producer.flush(1)",
-        "producer.stats",
+        ("", "producer.send(image)"),
+        ("", "asyncio.run(producer.send_async(image))"),
+        ("", "producer.connect(1)"),
+        ("", "producer.flush(1)"),
+        ("", "producer.stats"),
+        ("producer.close()", "producer.stats"),
     ],
 )
-@pytest.mark.parametrize("closed", ["", "producer.close()"])
-def test_a_forked_child_is_told(call: str, closed: str) -> None:
+def test_a_forked_child_is_told(before: str, call: str) -> None:
     code = f"""
 import asyncio, os, signal, sys, threading, warnings
 import numpy as np
 from producers import ClosedError, Producer
 producer, image = Producer("tcp://127.0.0.1:1", name="a"), np.zeros((4, 4), np.uint8)
 taken, forked = threading.Event(), threading.Event()
-{closed}
+{before}
 
 def hold():  # as the producer's own thread may at that moment
     with producer._io.lock:
