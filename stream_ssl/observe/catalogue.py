@@ -55,8 +55,8 @@ class Spec:
         field: what fills it, "StepRecord.near_copies": an attribute of ReceiverRecord in the
             receiver; of StepRecord, CheckpointRecord or MemoryStats in the learner. A mapping gives
             one value for each value of the label. A counter is raised by it with every record, so
-            it holds what came since the one before. None and NaN leave the metric as it was. One of
-            MemoryStats has the label "memory".
+            it holds what came since the one before. None, NaN and infinity leave it as it was. A
+            field of MemoryStats has the label "memory".
     """
 
     role: Role
