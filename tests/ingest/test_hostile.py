@@ -144,6 +144,9 @@ def begun(endpoint):
     host, port = endpoint.removeprefix("tcp://").split(":")
     peer = socket.create_connection((host, int(port)), timeout=60.0)
     peer.sendall(GREETING)
+    said = b""
+    while b"READY" not in said:
+        said += peer.recv(4096)
     return peer
 
 
