@@ -145,8 +145,9 @@ def begun(endpoint):
     peer = socket.create_connection((host, int(port)), timeout=60.0)
     peer.sendall(GREETING)
     said = b""
-    while b"READY" not in said:
-        said += peer.recv(4096)
+    with contextlib.suppress(ConnectionError):  # cut off
+        while b"READY" not in said and (part := peer.recv(4096)):
+            said += part
     return peer
 
 
