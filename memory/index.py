@@ -31,7 +31,7 @@ HAVE_FAISS = importlib.util.find_spec("faiss") is not None
 NEAREST_FEW, NEAREST_MANY = 8, 1024
 """Queries up to which, and from which on, faiss finds the nearest faster than a product does."""
 
-TOP_ROWS = 16_384
+PRODUCT_ROWS = 2048
 """Rows from which on faiss multiplies them by one query faster than numpy does."""
 
 GPU_NEIGHBOURS = 2048
@@ -128,18 +128,30 @@ def top(query_D: Tensor, row_KD: Tensor, n: int) -> tuple[Tensor, Tensor]:
     [1, 2]
     """
     n = min(check_count("n", n, least=1), len(row_KD))
+    product_K = products(query_D, row_KD)
     if row_KD.device.type != "cpu":
-        found = torch.topk(row_KD @ query_D, n, sorted=False)
+        found = torch.topk(product_K, n, sorted=False)
         return found.values, found.indices
+    rest = len(row_KD) - n
+    chosen = torch.from_numpy(np.argpartition(product_K.numpy(), rest)[rest:])  # topk is slower
+    return product_K[chosen], chosen
+
+
+def products(query_D: Tensor, row_KD: Tensor) -> Tensor:
+    """The product of each row with one query [K], as the dtype of both rounds it.
+
+    >>> products(torch.tensor([1.0, 2.0]), torch.eye(2)).tolist()
+    [1.0, 2.0]
+    """
+    if row_KD.device.type != "cpu":
+        return row_KD @ query_D
     query, row = _array(query_D), _array(row_KD)
-    if _faiss_takes(row_KD) and len(row) >= TOP_ROWS:
-        faiss, product_K = _faiss(), np.empty(len(row), np.float32)
-        pointers = (faiss.swig_ptr(array) for array in (product_K, query, row))
-        faiss.fvec_inner_products_ny(*pointers, row.shape[1], len(row))
-    else:
-        product_K = row @ query  # torch takes twice as long
-    chosen = np.argpartition(product_K, len(row) - n)[len(row) - n :] if n else np.empty(0, int)
-    return torch.from_numpy(product_K[chosen]), torch.from_numpy(chosen)
+    if not _faiss_takes(row_KD) or len(row) < PRODUCT_ROWS:
+        return torch.from_numpy(row @ query)  # torch takes twice as long
+    faiss, product_K = _faiss(), np.empty(len(row), np.float32)
+    pointers = (faiss.swig_ptr(array) for array in (product_K, query, row))
+    faiss.fvec_inner_products_ny(*pointers, row.shape[1], len(row))
+    return torch.from_numpy(product_K)
 
 
 def kmeans(

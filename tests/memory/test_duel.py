@@ -21,7 +21,7 @@ from torch.nn.functional import normalize
 
 from memory import WorkingMemory, checks
 from memory.duel.exact import ExactCounts
-from memory.duel.linear import LinearCounts
+from memory.duel.linear import EveryStep, LinearCounts, Pool
 from memory.duel.simulate import kept_steps, simulate
 from memory.eviction import MostDuplicated
 from memory.scores import Gaussian, Linear, Quadratic, Score, Threshold, VonMisesFisher
@@ -35,13 +35,17 @@ OTHERS: tuple[Score, ...] = (
     Threshold(),
 )
 SHARP = VonMisesFisher(0.02), VonMisesFisher(0.001), Gaussian(1e-4), Threshold(0.99, 0.001)
-LINEAR = {
+COARSE = {"memory.duel.linear.fast_in_bfloat16": lambda device: True}
+NARROW = {"memory.duel.linear.fast_in_bfloat16": lambda device: False}
+LINEAR: dict[str, dict[str, Any]] = {
     "as it is": {},
     "pools": {"memory.duel.linear.POOL_ROWS": 12, "memory.duel.linear.CLOSE_ROWS": 4},
     "candidates": {"memory.duel.linear.CANDIDATES": 1, "memory.duel.linear.STEPS": 5},
     "segments": {"memory.duel.linear.CLOSE_ROWS": 2, "memory.duel.linear.SEGMENT": 3},
     "short scans": {"memory.duel.linear.STEPS": 2, "memory.duel.linear.POOL_ROWS": 4},
-    "scans": {"memory.duel.linear.POOL_ROWS": 4, "memory.duel.linear.POOL_WORTH": 10**9},
+    "scans": {"memory.duel.linear.POOL_ROWS": 4, "memory.duel.linear.POOL_WORTH": 10**9} | NARROW,
+    "scans in bfloat16": {"memory.duel.linear.POOL_ROWS": 4, "memory.duel.linear.CLOSE_ROWS": 3}
+    | COARSE,
     "in parts": {"memory.duel.linear.POOL_ROWS": 4, "memory.duel.linear.LARGEST_PART": 90},
 }
 LARGE = {
@@ -64,7 +68,7 @@ def narrow(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(path, value)
 
 
-def narrowed(settings: dict[str, dict[str, int]]) -> pytest.MarkDecorator:
+def narrowed(settings: dict[str, dict[str, Any]]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("narrow", settings.values(), ids=list(settings), indirect=True)
 
 
@@ -237,13 +241,50 @@ def test_pools_last_for_many_steps(
     assert ways["proposal"] < 1200 / 5
 
 
-def test_a_memory_larger_than_a_pool(ways: Counter[str]) -> None:
+@pytest.mark.parametrize("narrow", [COARSE, NARROW], indirect=True, ids=["bfloat16", "float32"])
+def test_a_memory_larger_than_a_pool(narrow: None, ways: Counter[str]) -> None:
     z_ND = unit_rows(np.random.default_rng(1), "uniform", 9400, 6).float()
     judge = Judge(9000, 6, Linear())
     for part_BD in z_ND.split([9000, 150, 250]):
         judge.add(part_BD)
     assert {"compare more", "no more pools"} <= set(ways)
     assert ways["scan"] > 2 * ways["no more pools"]
+
+
+@table("dtype", [torch.float32, torch.float64])
+@table("reach", [1e-3, 1.0, 300.0])
+def test_a_product_in_bfloat16_misses_no_row(reach: float, dtype: torch.dtype) -> None:
+    """Gains such that each row has just more than who leaves, or clearly less, at one step."""
+    generator = torch.Generator().manual_seed(0)
+    row_PA, moved_TA, least_T = (
+        torch.randn(shape, generator=generator, dtype=torch.float64)
+        for shape in ((4000, 24), (50, 24), (50,))
+    )
+    row_PA = normalize(row_PA, dim=1).to(dtype)
+    moved_TA, least_T = moved_TA * reach, least_T * reach
+    short_P = (row_PA.double() @ moved_TA.T - least_T).amax(dim=1)
+    size = float((moved_TA.norm(dim=1) + least_T.abs()).max())
+    steps = EveryStep(moved_TA, Pool(row_PA, coarse=True).coarse_PX)
+    radius = row_PA.double().norm(dim=1).max()
+    for more, found in ((1e-6, True), (-0.06, False)):
+        over_P1 = steps.over((more * size - short_P).to(dtype), row_PA, least_T, radius)
+        assert bool(((over_P1 > 0) == found).all())
+
+
+@table("slots", [None, torch.arange(60)], ids=["the column", "copies"])
+def test_a_pool_is_kept_in_step_with_the_column(slots: Tensor | None) -> None:
+    row_PA, place = unit_rows(np.random.default_rng(0), "uniform", 60, 5), torch.tensor([7, 0, 59])
+    pool = Pool(row_PA.clone(), slots, coarse=True)
+    row_PA[place] = row_PA[[1, 2, 3]]
+    if slots is None:
+        pool.row_PA[place] = row_PA[place]  # as the memory does
+    pool.replace(place, row_PA[place])
+    again = Pool(row_PA, coarse=True)
+    assert pool.coarse_PX is not None
+    assert again.coarse_PX is not None
+    assert torch.equal(pool.coarse_PX, again.coarse_PX)
+    assert torch.equal(pool.row_PA, again.row_PA)
+    assert torch.equal(pool.gains(row_PA[5]), again.gains(row_PA[5]))
 
 
 def test_candidates_that_rounding_chose_badly(
@@ -356,9 +397,9 @@ def test_ties_end_no_proposal(copies: int, score: Score, ways: Counter[str]) -> 
 @pytest.mark.parametrize("stream", ["duplicates", "one-hot"])
 @pytest.mark.parametrize(
     ("narrow", "score"),
-    [(LINEAR[name], Linear()) for name in ("pools", "short scans", "scans")]
+    [(LINEAR[name], Linear()) for name in ("pools", "short scans", "scans", "scans in bfloat16")]
     + [(EXACT[name], VonMisesFisher(0.1)) for name in ("candidates", "blocks")],
-    ids=["pools", "short scans", "scans", "exact candidates", "exact blocks"],
+    ids=["pools", "short scans", "scans", "coarse scans", "exact candidates", "exact blocks"],
     indirect=["narrow"],
 )
 def test_ties_fall_the_same_way_again_and_after_loading(

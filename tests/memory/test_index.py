@@ -71,7 +71,7 @@ def test_blocks_of_queries_join(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_top_are_the_largest_products(
     n: int, dtype: torch.dtype, faiss: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "TOP_ROWS", 1)
+    monkeypatch.setattr(module, "PRODUCT_ROWS", 1)
     row_KD = rows("uniform", 700).to(dtype)
     query_D = 30 * row_KD[:100].sum(dim=0)
     value, row = top(query_D, row_KD, n)
