@@ -33,7 +33,7 @@ from memory.columns import Columns
 from memory.compute import to_device
 from memory.duel.cells import NOWHERE, Cells, Lines, Seen, blocks
 from memory.duel.simulate import kept_steps, simulate
-from memory.scores import Linear, Score
+from memory.scores import Score
 
 POOL_ROOTS, POOL_ROWS = 6, 8192
 """P is so many times sqrt(K), at most so many: the rows of a pool are read for each newcomer, all
@@ -432,10 +432,10 @@ def fits(found: dict[str, Tensor], capacity: int) -> bool:
     return all(len(sizes) == 1 for sizes in alike)
 
 
-def pick(capacity: int, score: Score, device: torch.device) -> Literal["exact", "ivf"]:
+def pick(capacity: int, device: torch.device) -> Literal["exact", "ivf"]:
     """Exact counts, or "ivf" where that is several times as fast.
 
-    Linear counts are exact and fast at any size. On a GPU a pass over the rows a batch is cheap.
+    On a GPU a pass over the rows a batch is cheap.
     On a CPU exact counts cost a batch O(K), approximate ones O(sqrt(K)) and a pool's share of a
     pass. Samples a second of one core's time, vMF(0.1), D = 128, batches of 256 from 20 unequal
     clusters (python -m benchmarks.approximate):
@@ -447,6 +447,6 @@ def pick(capacity: int, score: Score, device: torch.device) -> Literal["exact", 
     | 262,144 | | 7,500 |
     | 1,048,576 | | 4,300 |
     """
-    if isinstance(score, Linear) or device.type != "cpu" or capacity < CROSSOVER:
+    if device.type != "cpu" or capacity < CROSSOVER:
         return "exact"
     return "ivf"

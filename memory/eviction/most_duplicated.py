@@ -26,9 +26,9 @@ class MostDuplicated(Policy):
         compete: Algorithm 1's form. The newcomer joins first, and is refused where its own count is
             the largest of the K + 1. The sum of all counts then never rises.
         index: "exact"; "ivf" for counts that are approximate between far cells of an index, for
-            memories of any size under scores other than linear (memory.duel.approximate says
-            what is known of their error); "auto" for the one that was measured to be worth it at
-            this size.
+            memories of any size (memory.duel.approximate says what is known of their error);
+            "auto" for the one that was measured to be worth it at this size. Linear counts are
+            exact whatever it says: they are fast at any size.
 
     >>> import torch
     >>> from memory import WorkingMemory
@@ -53,8 +53,9 @@ class MostDuplicated(Policy):
             raise ValueError(f"compete is {compete!r}: must be True or False")
         self.score = Linear() if score is None else score
         check_score(self.score)
-        self.compete, self.index = compete, index
-        self.across_ranks = index != "ivf"  # whose cells are of one process's slots
+        self.compete = compete
+        self.index = "exact" if isinstance(self.score, Linear) else index
+        self.across_ranks = self.index != "ivf"  # whose cells are of one process's slots
 
     def settings(self) -> dict[str, Any]:
         index = self.index
@@ -72,7 +73,7 @@ class MostDuplicated(Policy):
         index = self.index
         if index == "auto":
             alone = columns.group.size == 1
-            index = pick(columns.capacity, self.score, columns.device) if alone else "exact"
+            index = pick(columns.capacity, columns.device) if alone else "exact"
         if index == "ivf":
             return ApproximateCounts(columns, self.score, compete=self.compete, seed=seed)
         if isinstance(self.score, Linear) and columns.group.size == 1:

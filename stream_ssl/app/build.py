@@ -294,9 +294,9 @@ def check_memory(settings: Namespace, dim: int) -> None:
         on_host = images if memory.images_on == "host" else 0
         here, there = on_host, rows + images - on_host
         room = torch.cuda.get_device_properties(device).total_memory
-        _check_room(memory.capacity, there, room, f"{device} has")
+        _check_room(memory.capacity, dim, apart, there, room, f"{device} has")
     room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    _check_room(memory.capacity, here, room, "this machine has")
+    _check_room(memory.capacity, dim, apart, here, room, "this machine has")
 
 
 def _check_image_file(file: Path) -> None:
@@ -306,11 +306,13 @@ def _check_image_file(file: Path) -> None:
     check_writable(folder, "the folder of memory.image_file,", "choose another")
 
 
-def _check_room(capacity: int, needed: int, room: int, where: str) -> None:
+def _check_room(capacity: int, dim: int, apart: int, needed: int, room: int, where: str) -> None:
     if needed > room:
+        descriptor = f", {apart:,} numbers of memory.descriptor" if apart else ""
         raise ValueError(
             f"memory.capacity {capacity} takes {needed / 1e9:,.1f} GB, shadows included, and "
-            f"{where} {room / 1e9:,.1f} GB: lower it, or keep the images in a file with "
+            f"{where} {room / 1e9:,.1f} GB; a slot has {dim:,} numbers of embedding{descriptor} "
+            "and its image: lower what is too large, or keep the images in a file with "
             "memory.image_file"
         )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from table import table
 
 from memory import WorkingMemory
 from memory.duel.approximate import CROSSOVER, ApproximateCounts, pick
+from memory.duel.linear import LinearCounts
 from memory.eviction import MostDuplicated
 from memory.scores import Gaussian, Linear, Quadratic, Score, VonMisesFisher
 from tests.naive import STREAMS
@@ -170,11 +173,17 @@ def test_arguments_have_limits(cells: int) -> None:
 
 
 def test_the_faster_way_is_picked() -> None:
-    cpu, sharp = torch.device("cpu"), VonMisesFisher(0.1)
-    assert pick(CROSSOVER, sharp, cpu) == "ivf"
-    assert pick(CROSSOVER - 1, sharp, cpu) == "exact"
-    assert pick(1 << 20, Linear(), cpu) == "exact"
-    assert pick(1 << 20, sharp, torch.device("cuda")) == "exact"
+    assert pick(CROSSOVER, torch.device("cpu")) == "ivf"
+    assert pick(CROSSOVER - 1, torch.device("cpu")) == "exact"
+    assert pick(1 << 20, torch.device("cuda")) == "exact"
+
+
+@table("index", ["exact", "ivf", "auto"])
+def test_linear_counts_are_exact_whatever_is_asked_for(index: Any) -> None:
+    policy = MostDuplicated(index=index)
+    WorkingMemory(CROSSOVER, 2, policy)
+    assert isinstance(policy._counts, LinearCounts)
+    assert policy.settings()["index"] == "exact"
 
 
 @pytest.mark.parametrize("compete", [False, True])

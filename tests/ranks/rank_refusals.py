@@ -15,6 +15,7 @@ from rank_group import together
 from memory import Duplicates, WorkingMemory
 from memory.eviction import Hybrid, MostDuplicated, Oldest, Reservoir
 from memory.process_group import RankGroup
+from memory.scores import Quadratic
 from stream_ssl.app.failures import Failure, Misconfigured
 from stream_ssl.app.ranks import check_alike, check_shared, part_of
 from stream_ssl.ingest.journal import ID_FILE
@@ -41,7 +42,9 @@ def check_refusals(ranks: int) -> None:
                 "eviction reservoir looks at the slots of one process",
             ),
             (
-                lambda: WorkingMemory(**sound, eviction=MostDuplicated(index="ivf"), group=group),
+                lambda: WorkingMemory(
+                    **sound, eviction=MostDuplicated(Quadratic(), index="ivf"), group=group
+                ),
                 "eviction most-duplicated with compete=False, index='ivf' looks at",
             ),
             (
