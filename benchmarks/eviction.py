@@ -296,8 +296,8 @@ def rows(quick: bool) -> Iterator[Row]:
         yield against_plain(score, 2048, "clustered", batches=40)
     yield exact(Linear(), 2048, "clustered", 25_000, batches=100)
     yield exact(Linear(), 65_536, "clustered", 15_000, batches=512)
-    for capacity, batches in ((2048, 100), (16_384, 128), (65_536, 256)):
-        yield exact(Linear(), capacity, "uniform", 0, batches)
+    for capacity, least, batches in ((2048, 0, 100), (16_384, 0, 128), (65_536, 10_000, 256)):
+        yield exact(Linear(), capacity, "uniform", least, batches)
     for score in (SHARP, Quadratic(), Gaussian()):
         for kind in ("clustered", "uniform"):
             yield exact(score, 2048, kind, 10_000, batches=100)
