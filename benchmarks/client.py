@@ -66,7 +66,8 @@ def compiled(folder: Path) -> tuple[Path | None, str]:
     command = [compiler, "-O2", "-o", str(program), str(SOURCE), *libraries]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        return None, f"{done.stderr.splitlines()[0]} (it needs libzmq3-dev and zlib1g)"
+        reason = done.stderr.splitlines()[0].replace(f"{SOURCE.parent}/", "")
+        return None, f"{reason} (it needs libzmq3-dev and zlib1g)"
     return program, ""
 
 

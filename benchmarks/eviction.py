@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -190,7 +191,7 @@ def against_printed(score: Score, capacity: int, times: int, batches: int = 40) 
     own = statistics.median(ours[2:])
     ratios = statistics.median(naive) / own, statistics.median(product) / own
     sequence = "same sequence" if same else "ANOTHER SEQUENCE"
-    common = {"score": repr(score), "capacity": capacity, "stream": "clustered"}
+    common: dict[str, Any] = {"score": repr(score), "capacity": capacity, "stream": "clustered"}
     yield Row(
         work=f"against Algorithm 2 as printed, {sequence}",
         samples_per_second=1 / own,
@@ -298,11 +299,11 @@ def rows(quick: bool) -> Iterator[Row]:
     yield exact(Linear(), 65_536, "clustered", 15_000, batches=512)
     for capacity, least, batches in ((2048, 0, 100), (16_384, 0, 128), (65_536, 10_000, 256)):
         yield exact(Linear(), capacity, "uniform", least, batches)
-    for score in (SHARP, Quadratic(), Gaussian()):
+    for sharp in (SHARP, Quadratic(), Gaussian()):
         for kind in ("clustered", "uniform"):
-            yield exact(score, 2048, kind, 10_000, batches=100)
+            yield exact(sharp, 2048, kind, 10_000, batches=100)
             if not quick:
-                yield exact(score, 16_384, kind, 3_000, batches=128)
+                yield exact(sharp, 16_384, kind, 3_000, batches=128)
     if quick:
         return
     yield exact(Linear(), 262_144, "clustered", 15_000, batches=2048)

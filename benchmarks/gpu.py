@@ -30,6 +30,7 @@ from stream_ssl.learning.randomness import seed_everything
 from stream_ssl.learning.records import PHASES, StepRecord
 from stream_ssl.learning.views import Views
 from stream_ssl.losses import InfoNCE, negatives
+from stream_ssl.losses.fused import can_fuse
 from stream_ssl.methods import MoCo
 
 POLICIES: dict[str, Callable[[], Policy]] = {
@@ -135,7 +136,7 @@ def _losses(device: torch.device, sizes: Sizes) -> Iterator[dict[str, Any]]:
     mask_BN = (torch.rand(sizes.batch, sizes.slots, generator=draw) < 1e-3).to(device)
     loss, passes = InfoNCE(0.2), {"chunked": lambda *_: False}
     if device.type == "cuda":
-        passes = {"fused": negatives.can_fuse, **passes}
+        passes = {"fused": can_fuse, **passes}
     for name, fits in passes.items():
         for masked in (False, True):
 

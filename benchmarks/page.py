@@ -28,7 +28,7 @@ def run() -> list[dict[str, Any]]:
     torch.set_num_threads(1)  # so that this thread's time is all of the step's
     try:
         subject = filled(LARGE, None)
-        view, records = MemoryView(subject.memory), steps_of(subject)
+        view, records = MemoryView(subject.memory, subject.origins), steps_of(subject)
         rows = []
         for who in WHO:
             over = threading.Event()

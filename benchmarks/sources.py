@@ -42,9 +42,9 @@ def run(seconds: float = SECONDS) -> list[dict[str, Any]]:
         with host() as port:
             urls = Path(name) / "urls.txt"
             urls.write_text("".join(f"http://127.0.0.1:{port}/{n}\n" for n in range(200_000)))
-            source = Crawl(str(urls), per_host=16, allow_networks=["127.0.0.0/8"])
+            crawl = Crawl(str(urls), per_host=16, allow_networks=["127.0.0.0/8"])
             what = f"crawl, {IMAGE_BYTES // 1000} KB images of one host"
-            rows.append(measure(what, source, MIN_IMAGES, seconds))
+            rows.append(measure(what, crawl, MIN_IMAGES, seconds))
     return rows
 
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from producers._packer import OnDelivery, Packer, Packet
 from producers._spool import Part, Spool
+from producers._window import Window
 from producers.errors import (
     DamagedError,
     ProducerError,
@@ -63,173 +63,6 @@ _REFUSALS: dict[str, tuple[type[RefusedError], str]] = {
         ),
     ),
 }
-
-
-class Window:
-    """The packets that are not yet acknowledged, and how far they have been sent.
-
-        first          cursor            end
-          |  sent, unacknowledged  |  to be sent  |
-
-    Sequences are contiguous. They are unknown until the first WELCOME names the last durable one.
-    """
-
-    def __init__(self) -> None:
-        self.first: int | None = None  # sequence of the oldest packet, once known
-        self.sent_through = 0  # the highest sequence that ever left
-        self.credit = 0
-        self.limit = 1 << 62  # of bytes outstanding, whatever the credit
-        self.outstanding = 0  # bytes of packets before the cursor
-        self.size = 0  # bytes of all packets
-        self.samples = 0
-        self.settled = 0  # samples acknowledged, rejected or dropped, as all before them are
-        self.leaving: Packet | None = None  # on its way out, maybe on the wire already
-        self._packets: deque[Packet] = deque()
-        self._cursor = 0  # index of the next packet to send
-
-    def __len__(self) -> int:
-        return len(self._packets)
-
-    def __iter__(self) -> Iterator[Packet]:
-        return iter(self._packets)
-
-    @property
-    def unacked(self) -> int:
-        """Packets sent and not acknowledged."""
-        return self._cursor
-
-    def append(self, packet: Packet) -> None:
-        """A new packet at the end."""
-        self._packets.append(packet)
-        self.size += packet.size
-        self.samples += packet.count
-
-    def next(self) -> tuple[int, Packet] | None:
-        """The packet to send next, with its sequence; None: nothing to send, or no credit."""
-        if self.first is None or self._cursor >= len(self._packets):
-            return None
-        packet = self._packets[self._cursor]
-        if self.outstanding + packet.size > self.credit:
-            return None
-        if self.outstanding and self.outstanding + packet.size > self.limit:
-            return None
-        return self.first + self._cursor, packet
-
-    @property
-    def starved(self) -> bool:
-        """Whether the next packet waits for credit."""
-        return self.first is not None and self._cursor < len(self._packets) and self.next() is None
-
-    def advance(self, packet: Packet) -> None:
-        """The packet that next() returned has been sent."""
-        assert self.first is not None
-        assert packet is self._packets[self._cursor]
-        packet.sent, self.leaving = True, None
-        self.outstanding += packet.size
-        self.sent_through = max(self.sent_through, self.first + self._cursor)
-        self._cursor += 1
-
-    def ack(self, through: int) -> list[Packet]:
-        """Removes all packets up to a sequence, and returns them."""
-        done = []
-        while self._packets and self.first is not None and self.first <= through:
-            done.append(self._pop())
-        return done
-
-    def pop_rejected(self) -> list[Packet]:
-        """Removes the rejected packets at the beginning, and returns them."""
-        done = []
-        while self._packets and self._packets[0].rejected:
-            done.append(self._pop())
-        return done
-
-    def rewind(self, sequence: int) -> bool:
-        """Sends again from a sequence on; False: that packet is not here."""
-        assert self.first is not None
-        index = sequence - self.first
-        if not 0 <= index <= self._cursor:
-            return False
-        self._cursor = index
-        self.outstanding = sum(self._packets[i].size for i in range(index))
-        return True
-
-    def find(self, sequence: int) -> Packet | None:
-        """The sent packet with a sequence."""
-        if self.first is None or not 0 <= sequence - self.first < self._cursor:
-            return None
-        return self._packets[sequence - self.first]
-
-    def split(self, max_packet: int, max_samples: int) -> list[Packet]:
-        """Cuts all packets to new limits; removes and returns single samples that are too large.
-
-        Only after a rewind to the start, and only when no receiver holds any of the packets.
-        """
-        assert self._cursor == 0
-        refused, kept = list[Packet](), deque[Packet]()
-        for packet in self._packets:
-            behind, packet.behind = packet.behind, 0
-            for part in packet.split(max_packet, max_samples):
-                if part.size <= max_packet:
-                    kept.append(part)
-                else:
-                    refused.append(part)
-                    self._settle(part.count, kept)
-            self._settle(behind, kept)
-        self._packets = kept
-        self.size = sum(packet.size for packet in kept)
-        self.samples = sum(packet.count for packet in kept)
-        return refused
-
-    def drop_oldest(self) -> Packet | None:
-        """Removes the oldest packet that no receiver can have; None: all have been sent."""
-        packets = self._packets
-        held = (i for i, it in enumerate(packets) if not it.sent and it is not self.leaving)
-        if (index := next(held, None)) is None:
-            return None
-        packet = packets[index]
-        self._settle(packet.count + packet.behind, [packets[index - 1]] if index else [])
-        del packets[index]
-        self.size -= packet.size
-        self.samples -= packet.count
-        return packet
-
-    def skip(self, samples: int) -> None:
-        """Samples that were to come next are gone."""
-        self._settle(samples, self._packets)
-
-    def _settle(self, samples: int, before: Sequence[Packet]) -> None:
-        """Samples are gone; they count once the packets before them are: users wait in order."""
-        if before:
-            before[-1].behind += samples
-        else:
-            self.settled += samples
-
-    def unload(self, size: int, spool: Spool) -> None:
-        """Takes packets that are on disk out of memory, last first, until `size` bytes are left.
-
-        Only such as are to be sent, not those sent and unacknowledged.
-        """
-        while len(self._packets) > self._cursor and self.size > size:
-            packet = self._packets[-1]
-            if packet.spooled is None:
-                return
-            self._packets.pop()
-            self.size -= packet.size
-            self.samples -= packet.count
-            self.skip(packet.behind)
-            spool.unload((packet.spooled, packet.count))
-
-    def _pop(self) -> Packet:
-        packet = self._packets.popleft()
-        assert self.first is not None
-        self.first += 1
-        self.settled += packet.count + packet.behind
-        self.size -= packet.size
-        self.samples -= packet.count
-        if self._cursor:
-            self._cursor -= 1
-            self.outstanding -= packet.size
-        return packet
 
 
 class ProtocolState:

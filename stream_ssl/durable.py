@@ -1,12 +1,33 @@
-"""Small files that are whole at any moment, also after a power cut.
+"""Small files, and sealed folders, that are whole at any moment, also after a power cut.
 
 Samples are not kept here: they become durable in `Journal.append`, stream_ssl/ingest/journal.py.
 """
 
 from __future__ import annotations
 
+import errno
+import hashlib
+import json
 import os
+import shutil
 from pathlib import Path
+from typing import Any
+
+MANIFEST = "manifest.json"
+
+UNREADABLE = (
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    OverflowError,
+    RecursionError,
+)
+"""What a manifest raises that anybody may have written."""
+
+UNREAD = (errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE)
+"""Errors that say nothing of what a file holds."""
 
 
 def write(
@@ -61,3 +82,79 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+# Sealed folders: one gets its name when all of it is on the disk, with a hash of each file.
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Readable JSON; numbers that are not finite raise ValueError, for JSON has none."""
+    path.write_text(json.dumps(content, indent=1, sort_keys=True, allow_nan=False) + "\n")
+
+
+def seal(folder: Path) -> int:
+    """Write the manifest of a folder and sync all of it; its size in bytes."""
+    entries = {
+        path.name: {"bytes": path.stat().st_size, "sha256": _hash(path)}
+        for path in sorted(folder.iterdir())
+    }
+    write_json(folder / MANIFEST, {"files": entries})
+    for path in folder.iterdir():
+        sync(path)
+    sync(folder)
+    return sum(path.stat().st_size for path in folder.iterdir())
+
+
+def damage(folder: Path) -> str | None:
+    """What is wrong with a sealed folder; None if every file is as it was sealed.
+
+    Raises OSError where that cannot be said: a file may not be read, or not be opened for now.
+    """
+    try:
+        entries = json.loads((folder / MANIFEST).read_text())["files"]
+        for name, entry in entries.items():
+            path = folder / name
+            if Path(name).name != name or not path.is_file():
+                return f"{MANIFEST} lists {name!r}, which is no file of it"
+            if path.stat().st_size != entry["bytes"]:
+                return f"{name} has {path.stat().st_size} bytes instead of {entry['bytes']}"
+            if _hash(path) != entry["sha256"]:
+                return f"{name} does not have the hash it was written with"
+    except UNREADABLE as error:
+        return damage_told_by(error)
+    return None
+
+
+def damage_told_by(error: Exception) -> str:
+    """What an error of reading says of a folder. Raises it where it says nothing of that."""
+    if isinstance(error, OSError) and error.errno in UNREAD:
+        raise error
+    return f"{type(error).__name__}: {error}"
+
+
+def publish(folder: Path, target: Path) -> None:
+    """Give a sealed folder its name, durably."""
+    folder.rename(target)
+    sync(target.parent)
+
+
+def point(link: Path, target: str) -> None:
+    """Let a symbolic link name `target`; it names the old or the new one at any moment."""
+    fresh = link.with_name(f".{link.name}.new")
+    fresh.unlink(missing_ok=True)
+    fresh.symlink_to(target)
+    fresh.replace(link)
+    sync(link.parent)
+
+
+def discard(folder: Path) -> None:
+    """Remove a folder under another name first, so that none is seen half empty."""
+    doomed = folder.with_name(f".discarded-{folder.name}")
+    shutil.rmtree(doomed, ignore_errors=True)
+    folder.rename(doomed)
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
+def _hash(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

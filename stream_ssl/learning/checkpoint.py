@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import hashlib
 import json
 import logging
 import shutil
@@ -22,7 +20,20 @@ from torch import Tensor
 from memory.process_group import SINGLE_PROCESS
 from memory.shards import resharded
 from stream_ssl.batch import START, Offset
-from stream_ssl.durable import make_folder, sync, write
+from stream_ssl.durable import (
+    MANIFEST,
+    UNREADABLE,
+    damage,
+    damage_told_by,
+    discard,
+    make_folder,
+    point,
+    publish,
+    seal,
+    sync,
+    write,
+    write_json,
+)
 from stream_ssl.learning.learner import Capture, Learner
 from stream_ssl.learning.ranks import Ranks
 from stream_ssl.learning.records import Idle, StepRecord
@@ -32,8 +43,6 @@ log = logging.getLogger(__name__)
 FORMAT = 3  # raised when an older reader could not read it; the manifest's form stays
 ALONE, TOGETHER = 1, 2  # formats of one process and of ranks with one journal, as of old
 STATE = "state.json"
-MANIFEST = "manifest.json"
-BLOCK = 1 << 20
 LATEST = "latest"
 PREFIX = "step-"
 DAMAGED = "damaged-"
@@ -50,15 +59,8 @@ SHARED = ("model", "optimiser")
 OWN = ("memory", "rng", "waiting", "origins")
 """... and those of which each rank has its own."""
 
-UNREADABLE = (
-    *(OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError),
-    SafetensorError,
-)
+NOT_READ = (*UNREADABLE, SafetensorError)
 """What files raise that anybody may have written."""
-
-UNREAD = (errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE)
-"""Errors that say nothing of what a file holds."""
-
 
 Divisions = Mapping[str, Sequence[Sequence[Mapping[str, int]]]]
 """Places by rank, of each division of a journal, by its id; see `Saved.divisions`."""
@@ -742,53 +744,6 @@ def _suffix(rank: int) -> str:
     return f"-{rank}" if rank else ""
 
 
-# -- Folders that are whole or absent: a folder gets its name after it was synced
-
-
-def write_json(path: Path, content: Any) -> None:
-    """Readable JSON; numbers that are not finite raise ValueError, for JSON has none."""
-    path.write_text(json.dumps(content, indent=1, sort_keys=True, allow_nan=False) + "\n")
-
-
-def seal(folder: Path) -> int:
-    """Write the manifest of a folder and sync all of it; its size in bytes."""
-    entries = {
-        path.name: {"bytes": path.stat().st_size, "sha256": _hash(path)}
-        for path in sorted(folder.iterdir())
-    }
-    write_json(folder / MANIFEST, {"files": entries})
-    for path in folder.iterdir():
-        sync(path)
-    sync(folder)
-    return sum(path.stat().st_size for path in folder.iterdir())
-
-
-def damage(folder: Path) -> str | None:
-    """What is wrong with a sealed folder; None if every file is as it was sealed.
-
-    Raises OSError where that cannot be said: a file may not be read, or not be opened for now.
-    """
-    try:
-        entries = json.loads((folder / MANIFEST).read_text())["files"]
-        for name, entry in entries.items():
-            path = folder / name
-            if Path(name).name != name or not path.is_file():
-                return f"{MANIFEST} lists {name!r}, which is no file of it"
-            if path.stat().st_size != entry["bytes"]:
-                return f"{name} has {path.stat().st_size} bytes instead of {entry['bytes']}"
-            if _hash(path) != entry["sha256"]:
-                return f"{name} does not have the hash it was written with"
-    except UNREADABLE as error:
-        return _damage_told_by(error)
-    return None
-
-
-def _damage_told_by(error: Exception) -> str:
-    if isinstance(error, OSError) and error.errno in UNREAD:
-        raise error
-    return f"{type(error).__name__}: {error}"
-
-
 def checkpoint_damage(folder: Path) -> str | None:
     """What is wrong with a checkpoint: a file that is not as it was sealed, or that was never a
     checkpoint's. One of a newer version is taken to be whole. Raises as `damage`."""
@@ -817,37 +772,6 @@ def checkpoint_damage(folder: Path) -> str | None:
         for name in PARTS:
             with safe_open(folder / f"{name}.safetensors", "pt") as tensors:
                 tensors.keys()
-    except UNREADABLE as error:
-        return _damage_told_by(error)
+    except NOT_READ as error:
+        return damage_told_by(error)
     return None
-
-
-def publish(folder: Path, target: Path) -> None:
-    """Give a sealed folder its name, durably."""
-    folder.rename(target)
-    sync(target.parent)
-
-
-def point(link: Path, target: str) -> None:
-    """Let a symbolic link name `target`; it names the old or the new one at any moment."""
-    fresh = link.with_name(f".{link.name}.new")
-    fresh.unlink(missing_ok=True)
-    fresh.symlink_to(target)
-    fresh.replace(link)
-    sync(link.parent)
-
-
-def discard(folder: Path) -> None:
-    """Remove a folder under another name first, so that none is seen half empty."""
-    doomed = folder.with_name(f".discarded-{folder.name}")
-    shutil.rmtree(doomed, ignore_errors=True)
-    folder.rename(doomed)
-    shutil.rmtree(doomed, ignore_errors=True)
-
-
-def _hash(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
