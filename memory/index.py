@@ -140,9 +140,17 @@ def top(query_D: Tensor, row_KD: Tensor, n: int) -> tuple[Tensor, Tensor]:
 def products(query_D: Tensor, row_KD: Tensor) -> Tensor:
     """The product of each row with one query [K], as the dtype of both rounds it.
 
+    Raises:
+        ValueError: the query is no row of these.
+
     >>> products(torch.tensor([1.0, 2.0]), torch.eye(2)).tolist()
     [1.0, 2.0]
     """
+    if query_D.shape != row_KD.shape[1:] or query_D.dtype != row_KD.dtype:
+        raise ValueError(
+            f"the query is {query_D.dtype} {tuple(query_D.shape)}, rows are {row_KD.dtype} "
+            f"{tuple(row_KD.shape)}: must be [D] and [K, D] of one dtype"
+        )
     if row_KD.device.type != "cpu":
         return row_KD @ query_D
     query, row = _array(query_D), _array(row_KD)

@@ -102,10 +102,22 @@ def upgraded(state: Mapping[str, Any]) -> State:
         )
     if version < 2 or not {"generator", "description"} <= set(state):
         raise ValueError(f"this is no memory state of version 2 to {VERSION}")
+    state = _linear_counts_made_exact(state)
     if version > 2:
-        return dict(state)
+        return state
     none = torch.zeros_like(state.get("columns.ids", torch.empty(0, dtype=torch.int64)))
     return {**state, "columns.draws": none, "columns.drawn_epoch": none}
+
+
+def _linear_counts_made_exact(state: Mapping[str, Any]) -> State:
+    """Linear counts were approximate once under index="ivf": these are counted anew."""
+    said = decode(dict(state))
+    for inner in ("", "inner "):  # of a policy around it
+        if (said.get(f"{inner}score"), said.get(f"{inner}index")) == ("Linear()", "ivf"):
+            kept = {name: v for name, v in state.items() if not name.startswith("eviction.")}
+            exact = encode(said | {f"{inner}index": "exact"})
+            return kept | {"description": exact, "resharded": torch.ones(1)}
+    return dict(state)
 
 
 def shard_of(state: Mapping[str, Tensor]) -> tuple[int, int]:

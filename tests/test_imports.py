@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -120,6 +121,11 @@ def wrong_imports(file: Path) -> Iterator[str]:
 def test_imports_go_one_way() -> None:
     assert len(FILES) > 100
     assert [line for file in FILES for line in wrong_imports(file)] == []
+
+
+def test_nothing_else_is_installed() -> None:
+    built = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
+    assert sorted(built["targets"]["wheel"]["packages"]) == sorted(OURS)
 
 
 def test_faiss_is_imported_in_one_file() -> None:

@@ -397,8 +397,9 @@ class EveryStep:
 
     def over(self, gain_P: Tensor, _: Tensor, least_T: Tensor, radius: Tensor) -> Tensor:
         """By how much the gains of rows may exceed `least_T` at some step [P, 1]."""
-        # A row, a sum, its gain and their product are each off by half an eps of their size; where
-        # a row has `least_T`, its gain is no further from that than the product.
+        # A row, a sum, a gain and `least_T` are each off by half an eps of their size; where a row
+        # just has `least_T`, its gain is no further from that than the product. So 1.5 eps of the
+        # size are lost at most; the rest pays for adding up, in float32.
         size_T = radius * torch.linalg.vector_norm(self._moved_TA, dim=1) + least_T.abs()
         short_T2 = torch.stack([torch.ones_like(size_T), 2 * COARSE * size_T - least_T], dim=1)
         query_XT = torch.cat([self._moved_TA, short_T2], dim=1).to(torch.bfloat16).T

@@ -271,6 +271,24 @@ def test_a_product_in_bfloat16_misses_no_row(reach: float, dtype: torch.dtype) -
         assert bool(((over_P1 > 0) == found).all())
 
 
+@table("reach", [2.0**-10, 1.0, 2.0**8])
+@table("dim", [4, 16, 64])
+def test_no_row_is_missed_where_all_is_rounded_down(dim: int, reach: float) -> None:
+    """Numbers next to half way between two of bfloat16, so that rows, sums and gains all lose."""
+    half = torch.finfo(torch.bfloat16).eps / 2
+    sign_PA = torch.randn(50, dim, generator=torch.Generator().manual_seed(0)).sign().double()
+    row_PA, moved_PA = (
+        (1 + 0.999 * half) * dim**-0.5 * sign_PA,
+        (1 + 0.999 * half) * reach * sign_PA,
+    )
+    most = float(row_PA[0] @ moved_PA[0])  # of each row at its own step
+    gain = -(1 + 1.001 * half) * dim**0.5 * reach
+    least_P = torch.full((50,), gain + most * (1 - 1e-9), dtype=torch.float64)
+    steps = EveryStep(moved_PA, Pool(row_PA, coarse=True).coarse_PX)
+    over_P1 = steps.over(torch.full_like(least_P, gain), row_PA, least_P, row_PA[0].norm())
+    assert bool((over_P1 > 0).all())
+
+
 @table("slots", [None, torch.arange(60)], ids=["the column", "copies"])
 def test_a_pool_is_kept_in_step_with_the_column(slots: Tensor | None) -> None:
     row_PA, place = unit_rows(np.random.default_rng(0), "uniform", 60, 5), torch.tensor([7, 0, 59])

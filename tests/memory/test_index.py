@@ -81,6 +81,12 @@ def test_the_top_are_the_largest_products(
     assert torch.allclose(value, (row_KD @ query_D)[row])
 
 
+@table("query_D", [torch.ones(7), torch.ones(99), torch.ones(48).double(), torch.ones(1, 48)])
+def test_a_query_that_is_no_row_is_refused(query_D: Tensor, faiss: bool) -> None:
+    with pytest.raises(ValueError, match="one dtype"):
+        top(query_D, torch.ones(module.PRODUCT_ROWS, 48), 3)
+
+
 def fit(z_ND: Tensor, centre_CD: Tensor) -> float:
     """Mean cosine of the rows with their nearest centre."""
     return float((z_ND @ centre_CD.T).max(dim=1).values.mean())

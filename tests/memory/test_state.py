@@ -22,8 +22,9 @@ from torch import Tensor
 import memory as package
 from memory import Duplicates, WorkingMemory
 from memory.descriptors import Embedding, Thumbnail
+from memory.duel.approximate import ApproximateCounts
 from memory.eviction import POLICIES, Hybrid, KappaBandit, MostDuplicated, Oldest, Policy
-from memory.scores import Gaussian, Score, VonMisesFisher
+from memory.scores import Gaussian, Linear, Score, VonMisesFisher
 from memory.state import VERSION, decode, encode
 
 
@@ -165,6 +166,23 @@ def test_other_versions_are_refused(version: int, message: str) -> None:
     state["counters"][0] = version
     with pytest.raises(ValueError, match=message):
         memory.load_state_dict(state)
+
+
+@table("index", ["exact", "ivf", "auto"])
+@table("around", [lambda policy: policy, lambda policy: Hybrid(policy, age_cap=1000)])
+def test_linear_counts_that_were_approximate_are_counted_anew(around: Any, index: Any) -> None:
+    inner = MostDuplicated()
+    inner.index = "ivf"  # as it could be once
+    before = WorkingMemory(200, 6, around(inner), SHAPE)
+    offer(before, 0, 260)
+    memory = WorkingMemory(200, 6, around(MostDuplicated(index=index)), SHAPE)
+    memory.load_state_dict(before.state_dict())
+    assert isinstance(inner._counts, ApproximateCounts)
+    assert torch.equal(memory.ids, before.ids)
+    exact_k = Linear().counts(memory.descriptors)
+    assert torch.allclose(memory.counts(), exact_k)
+    offer(memory, 260, 300)
+    assert memory.check_valid() == (True, "")
 
 
 def test_what_an_earlier_writer_did_not_say_is_not_compared() -> None:
