@@ -127,7 +127,8 @@ def shard_of(state: Mapping[str, Tensor]) -> tuple[int, int]:
 
 
 def is_resharded(state: Mapping[str, Tensor]) -> bool:
-    """Whether it was made for other ranks than it was saved by: then a policy counts anew."""
+    """Whether it was made for other ranks than it was saved by, or of counts that are no longer
+    made: then a policy counts anew."""
     return "resharded" in state
 
 

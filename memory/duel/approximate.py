@@ -435,17 +435,16 @@ def fits(found: dict[str, Tensor], capacity: int) -> bool:
 def pick(capacity: int, device: torch.device) -> Literal["exact", "ivf"]:
     """Exact counts, or "ivf" where that is several times as fast.
 
-    On a GPU a pass over the rows a batch is cheap.
-    On a CPU exact counts cost a batch O(K), approximate ones O(sqrt(K)) and a pool's share of a
-    pass. Samples a second of one core's time, vMF(0.1), D = 128, batches of 256 from 20 unequal
-    clusters (python -m benchmarks.approximate):
+    On a GPU a pass over the rows a batch is cheap. On a CPU exact counts cost a batch O(K),
+    approximate ones O(sqrt(K)) and a pool's share of a pass. Samples a second of one core's time,
+    vMF(0.1), D = 128, batches of 256 from 20 unequal clusters (python -m benchmarks.approximate):
 
     | K | exact | ivf |
     |---|---|---|
     | 16,384 | 2,400 | 13,000 |
     | 65,536 | 800 | 11,500 |
     | 262,144 | | 7,500 |
-    | 1,048,576 | | 4,300 |
+    | 1,048,576 | | 4,600 |
     """
     if device.type != "cpu" or capacity < CROSSOVER:
         return "exact"

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.functional import pad
 
 from memory.columns import Columns
 from memory.compute import fast_in_bfloat16, to_device
@@ -201,8 +201,10 @@ class LinearCounts:
         if len(row_PA) > CLOSE_ROWS:
             slack = 2 * rounding(row_PA) * self._norms[1] * first_A.norm()  # of gains and level
             coarse = pool.coarse_PX
-            segments = Segments(moved_TA) if coarse is None else EveryStep(moved_TA, coarse)
-            over_PG = segments.over(gain_P, row_PA, least_T - slack, self._norms[1])
+            segments: Segments | EveryStep = Segments(moved_TA, row_PA)
+            if coarse is not None:
+                segments = EveryStep(moved_TA, coarse)
+            over_PG = segments.over(gain_P, least_T - slack, self._norms[1])
             over_P = over_PG.amax(dim=1)
             close = (over_P > 0).sum()[None]
             if self._close < len(row_PA):
@@ -350,9 +352,11 @@ class Segments:
 
     Args:
         moved_TA: the sum of each step less the first one.
+        row_PA: the rows.
     """
 
-    def __init__(self, moved_TA: Tensor) -> None:
+    def __init__(self, moved_TA: Tensor, row_PA: Tensor) -> None:
+        self._row_PA = row_PA
         last, device = len(moved_TA) - 1, moved_TA.device
         count = max(1, -(-last // SEGMENT))
         step_T = torch.arange(last + 1, device=device)
@@ -364,15 +368,15 @@ class Segments:
         self._end_HA = moved_TA[end_H]
         self._rest_T = torch.linalg.vector_norm(moved_TA - between_TA, dim=1)
 
-    def over(self, gain_P: Tensor, row_PA: Tensor, least_T: Tensor, radius: Tensor) -> Tensor:
+    def over(self, gain_P: Tensor, least_T: Tensor, radius: Tensor) -> Tensor:
         """By how much the gains of rows may exceed `least_T` at some step of each segment, [P, G].
 
         Args:
             gain_P: at the first step.
-            row_PA: the rows, no longer than `radius`.
             least_T: float64 [T], like the gains less any level.
-            radius: float64, of no dimension.
+            radius: float64, of no dimension; no row is longer.
         """
+        row_PA = self._row_PA
         far = torch.linalg.vector_norm(self._end_HA, dim=1).max()
         slack_T = rounding(row_PA) * (radius * far + least_T.abs())
         floor_T = least_T - radius * self._rest_T - slack_T
@@ -395,7 +399,7 @@ class EveryStep:
         self.of_T = torch.zeros(len(moved_TA), dtype=torch.int64, device=moved_TA.device)
         self._moved_TA, self._coarse_PX = moved_TA, coarse_PX
 
-    def over(self, gain_P: Tensor, _: Tensor, least_T: Tensor, radius: Tensor) -> Tensor:
+    def over(self, gain_P: Tensor, least_T: Tensor, radius: Tensor) -> Tensor:
         """By how much the gains of rows may exceed `least_T` at some step [P, 1]."""
         # A row, a sum, a gain and `least_T` are each off by half an eps of their size; where a row
         # just has `least_T`, its gain is no further from that than the product. So 1.5 eps of the
@@ -434,7 +438,7 @@ class Pool:
         coarse: bool = False,
     ) -> None:
         self.row_PA, self.slots, self.bound = row_PA, slots, bound
-        self.coarse_PX = F.pad(row_PA.to(torch.bfloat16), (0, 2), value=1.0) if coarse else None
+        self.coarse_PX = pad(row_PA.to(torch.bfloat16), (0, 2), value=1.0) if coarse else None
         self._square_P = torch.cat([squares(wide_bA) for wide_bA in _wide(row_PA)])
 
     def roughly(self, sum_A: Tensor) -> Tensor:

@@ -59,9 +59,6 @@ SHARED = ("model", "optimiser")
 OWN = ("memory", "rng", "waiting", "origins")
 """... and those of which each rank has its own."""
 
-NOT_READ = (*UNREADABLE, SafetensorError)
-"""What files raise that anybody may have written."""
-
 Divisions = Mapping[str, Sequence[Sequence[Mapping[str, int]]]]
 """Places by rank, of each division of a journal, by its id; see `Saved.divisions`."""
 
@@ -772,6 +769,6 @@ def checkpoint_damage(folder: Path) -> str | None:
         for name in PARTS:
             with safe_open(folder / f"{name}.safetensors", "pt") as tensors:
                 tensors.keys()
-    except NOT_READ as error:
+    except (*UNREADABLE, SafetensorError) as error:
         return damage_told_by(error)
     return None

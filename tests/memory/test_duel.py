@@ -267,7 +267,7 @@ def test_a_product_in_bfloat16_misses_no_row(reach: float, dtype: torch.dtype) -
     steps = EveryStep(moved_TA, Pool(row_PA, coarse=True).coarse_PX)
     radius = row_PA.double().norm(dim=1).max()
     for more, found in ((1e-6, True), (-0.06, False)):
-        over_P1 = steps.over((more * size - short_P).to(dtype), row_PA, least_T, radius)
+        over_P1 = steps.over((more * size - short_P).to(dtype), least_T, radius)
         assert bool(((over_P1 > 0) == found).all())
 
 
@@ -285,7 +285,7 @@ def test_no_row_is_missed_where_all_is_rounded_down(dim: int, reach: float) -> N
     gain = -(1 + 1.001 * half) * dim**0.5 * reach
     least_P = torch.full((50,), gain + most * (1 - 1e-9), dtype=torch.float64)
     steps = EveryStep(moved_PA, Pool(row_PA, coarse=True).coarse_PX)
-    over_P1 = steps.over(torch.full_like(least_P, gain), row_PA, least_P, row_PA[0].norm())
+    over_P1 = steps.over(torch.full_like(least_P, gain), least_P, row_PA[0].norm())
     assert bool((over_P1 > 0).all())
 
 
