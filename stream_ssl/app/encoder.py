@@ -23,9 +23,9 @@ from producers._images import as_sample
 from stream_ssl.app import build, config
 from stream_ssl.durable import damage
 from stream_ssl.ingest.decode import Decoder, VectorDecoder
-from stream_ssl.learning.checkpoint import FORMAT, LATEST, PREFIX, STATE, checkpoint_damage
 from stream_ssl.learning.encoder import Projector
 from stream_ssl.learning.randomness import OwnRandomness
+from stream_ssl.learning.saved import FORMAT, LATEST, PREFIX, STATE, checkpoint_damage
 from stream_ssl.learning.vectors import VectorViews
 from stream_ssl.learning.views import Views
 from stream_ssl.methods import Method

@@ -43,8 +43,8 @@ from stream_ssl.app.encoder import (
 from stream_ssl.app.failures import Failure, check_writable, missing_extra
 from stream_ssl.durable import MANIFEST, publish, seal, write_json
 from stream_ssl.ingest.decode import VectorDecoder
-from stream_ssl.learning.checkpoint import memory_of, origins_of
 from stream_ssl.learning.origins import Origins
+from stream_ssl.learning.saved import memory_of, origins_of
 from stream_ssl.learning.vectors import Vectors
 
 ONNX = "encoder.onnx"

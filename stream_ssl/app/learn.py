@@ -30,9 +30,10 @@ from stream_ssl.ingest.batches import Batches, JournalReplaced, JournalShare
 from stream_ssl.ingest.consumer_offsets import ConsumerOffsets
 from stream_ssl.ingest.journal import JournalReader, journal_id
 from stream_ssl.ingest.verdicts import VerdictSender
-from stream_ssl.learning.checkpoint import Checkpointer, CheckpointError, CheckpointRecord, Saved
+from stream_ssl.learning.checkpoint import Checkpointer, CheckpointError, CheckpointRecord
 from stream_ssl.learning.learner import IncompatibleConfig
 from stream_ssl.learning.records import CheckpointDue, Idle, StepRecord
+from stream_ssl.learning.saved import Saved
 from stream_ssl.observe.balance import Balance, class_counts
 from stream_ssl.observe.collisions import ClassCollisions, near_copies
 from stream_ssl.observe.drift import Drift

@@ -27,8 +27,8 @@ from stream_ssl.app.config import flat
 from stream_ssl.app.failures import Failure, Misconfigured, configuring
 from stream_ssl.durable import make_folder
 from stream_ssl.ingest.journal import journal_id
-from stream_ssl.learning.checkpoint import Saved
 from stream_ssl.learning.ranks import Ranks
+from stream_ssl.learning.saved import Saved
 
 log = logging.getLogger("stream_ssl.ranks")
 

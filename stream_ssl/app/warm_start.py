@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 from memory.state import part, upgraded
 from stream_ssl.app.encoder import facts, find
 from stream_ssl.app.export import images_of, kept_shape
-from stream_ssl.learning.checkpoint import memory_of, origins_of
 from stream_ssl.learning.learner import Learner
+from stream_ssl.learning.saved import memory_of, origins_of
 from stream_ssl.methods import Method
 from stream_ssl.methods.momentum import Momentum, move_towards
 

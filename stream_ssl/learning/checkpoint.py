@@ -1,4 +1,5 @@
-"""Checkpoints: one folder each, whole or absent, hashed, with the one before to fall back on."""
+"""Checkpoints are written and kept: one folder each, whole or absent, with the one before to fall
+back on. What is in one: saved.py."""
 
 from __future__ import annotations
 
@@ -13,18 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 from torch import Tensor
 
 from memory.process_group import SINGLE_PROCESS
-from memory.shards import resharded
 from stream_ssl.batch import START, Offset
 from stream_ssl.durable import (
-    MANIFEST,
-    UNREADABLE,
-    damage,
-    damage_told_by,
     discard,
     make_folder,
     point,
@@ -37,14 +33,23 @@ from stream_ssl.durable import (
 from stream_ssl.learning.learner import Capture, Learner
 from stream_ssl.learning.ranks import Ranks
 from stream_ssl.learning.records import Idle, StepRecord
+from stream_ssl.learning.saved import (
+    FORMAT,
+    LATEST,
+    OWN,
+    PREFIX,
+    SHARED,
+    STATE,
+    Saved,
+    checkpoint_damage,
+    offset_of,
+    place,
+    suffix_of,
+)
 
 log = logging.getLogger(__name__)
 
-FORMAT = 3  # raised when an older reader could not read it; the manifest's form stays
 ALONE, TOGETHER = 1, 2  # formats of one process and of ranks with one journal, as of old
-STATE = "state.json"
-LATEST = "latest"
-PREFIX = "step-"
 DAMAGED = "damaged-"
 INCOMPLETE = ".incomplete-"
 TOLD = "told-"
@@ -52,15 +57,6 @@ PART_SECONDS = 600.0
 """After which a rank's part of a checkpoint, written behind, is given up."""
 IDLE_SECONDS = 60.0
 """Without a checkpoint, after which one is due while the stream pauses."""
-PARTS = ("model", "optimiser", "memory", "rng")
-"""Of `Learner.capture`: the tensors without which nothing can go on."""
-SHARED = ("model", "optimiser")
-"""Those that are alike on all ranks, ..."""
-OWN = ("memory", "rng", "waiting", "origins")
-"""... and those of which each rank has its own."""
-
-Divisions = Mapping[str, Sequence[Sequence[Mapping[str, int]]]]
-"""Places by rank, of each division of a journal, by its id; see `Saved.divisions`."""
 
 
 class CheckpointError(RuntimeError):
@@ -80,130 +76,6 @@ class CheckpointRecord:
     path: Path
     offset: Offset
     needed: Offset
-
-
-@dataclass(frozen=True, slots=True)
-class Saved:
-    """A verified checkpoint. Build the learner from `config`, its stream from `offset`."""
-
-    path: Path
-    facts: Mapping[str, Any]
-
-    @property
-    def config(self) -> Mapping[str, Any]:
-        """The configuration that the run went on with when this was written."""
-        config: Mapping[str, Any] = self.facts["config"]
-        return config
-
-    @property
-    def step(self) -> int:
-        return int(self.facts["step"])
-
-    @property
-    def offset(self) -> Offset:
-        """The least from which any rank goes on."""
-        return _offset(self.facts)
-
-    @property
-    def journal(self) -> str | None:
-        """The id of the journal that `offset` is a place in; None: of a release without ids."""
-        return self.facts.get("journal")
-
-    @property
-    def ranks(self) -> int:
-        """How many wrote it."""
-        return int(self.facts.get("ranks", 1))
-
-    def start(self, rank: int, ranks: int, journal: str | None = None) -> Offset:
-        """Where a rank's stream goes on: where it was, or with other ranks where the least was.
-
-        Args:
-            rank, ranks: of those that read this journal.
-            journal: its id, where there may be several; None: there is one.
-        """
-        if not (divisions := self.divisions(journal)):
-            return START  # of a receiver that is new
-        ended = divisions[-1]
-        return ended[rank] if ranks == len(ended) else min(ended)
-
-    def before(self, ranks: int, journal: str | None = None) -> Sequence[Sequence[Offset]]:
-        """What `JournalShare` needs to know of how other numbers of ranks divided the journal."""
-        divisions = self.divisions(journal)
-        return divisions[:-1] if divisions and ranks == len(divisions[-1]) else divisions
-
-    @property
-    def journals(self) -> Divisions | None:
-        """By id, the divisions of each journal of a run that has several; None: it has one."""
-        found: Divisions | None = self.facts.get("journals")
-        return found
-
-    def divisions(self, journal: str | None = None) -> list[list[Offset]]:
-        """Offsets by rank, of each division of a journal that still matters; the last is that of
-        the ranks that wrote this, or that read it last. Empty for one that nobody has read."""
-        told = self.facts.get("divisions", [[self.facts["offset"]]])
-        if self.journals is not None:
-            told = self.journals.get(journal or "", [])
-        elif journal is not None and self.journal not in (None, journal):
-            told = []
-        return [[Offset(**offset) for offset in offsets] for offsets in told]
-
-    def restore(
-        self, learner: Learner, rank: int = 0, ranks: int = 1, start: Offset | None = None
-    ) -> None:
-        """Put the learner where the run was; ValueError if it is built otherwise.
-
-        Other ranks than wrote it get the memory dealt anew, and the samples that waited; each views
-        and draws with other seeds then. `start` is of the rank's own journal, where it has one.
-        """
-        facts = dict(self.facts)
-        tensors = {name: load_file(self.path / f"{name}.safetensors") for name in SHARED}
-        if ranks == self.ranks:
-            for path in self.path.glob(f"*{_suffix(rank)}.safetensors"):
-                name = path.stem.removesuffix(_suffix(rank))
-                if name in OWN:
-                    tensors[name] = load_file(path)
-        else:
-            tensors["memory"] = resharded(self._parts("memory"), rank, ranks)
-            tensors["rng"] = {}
-            mine = self._parts("waiting")[rank::ranks]
-            if mine:
-                tensors["waiting"] = _joined(mine)
-            tensors["origins"] = _joined(self._parts("origins"))  # each takes those that it holds
-            facts["batch_size"] = facts["batch_size"] * self.ranks // ranks
-        start = self.start(rank, ranks) if start is None else start
-        facts["offset"] = {"record": start.record, "sample": start.sample}
-        learner.restore(Capture(tensors, facts))
-
-    def _parts(self, name: str) -> list[dict[str, Tensor]]:
-        paths = [self.path / f"{name}{_suffix(rank)}.safetensors" for rank in range(self.ranks)]
-        return [load_file(path) for path in paths if path.exists()]
-
-
-def _joined(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    names = states[0] if states else ()
-    return {name: torch.cat([state[name] for state in states]) for name in names}
-
-
-def memory_of(checkpoint: Path) -> dict[str, Tensor]:
-    """The state of a checkpoint's memory, all ranks' shards together.
-
-    Raises:
-        OSError: there is no such file.
-    """
-    saved = Saved(checkpoint, json.loads((checkpoint / STATE).read_text()))
-    parts = saved._parts("memory")
-    return parts[0] if saved.ranks == 1 else resharded(parts, 0, 1)
-
-
-def origins_of(checkpoint: Path) -> dict[str, Tensor]:
-    """The state of `Origins` of a checkpoint, of all ranks together; empty in one of old.
-
-    Raises:
-        OSError: there is no such file.
-    """
-    return _joined(
-        Saved(checkpoint, json.loads((checkpoint / STATE).read_text()))._parts("origins")
-    )
 
 
 class Checkpointer:
@@ -354,7 +226,7 @@ class Checkpointer:
     def _record(
         self, captured: Capture, target: Path, size: int, started: float, stalled: float | None
     ) -> CheckpointRecord:
-        seconds, offset = time.monotonic() - started, _offset(captured.facts)
+        seconds, offset = time.monotonic() - started, offset_of(captured.facts)
         return CheckpointRecord(
             step=int(captured.facts["step"]),
             created=time.time(),
@@ -426,7 +298,7 @@ class Checkpointer:
             self._journals |= saved.journals
         elif saved is not None and saved.journal is not None:
             self._journals[saved.journal] = [
-                [_place(one) for one in offsets] for offsets in saved.divisions()
+                [place(one) for one in offsets] for offsets in saved.divisions()
             ]
 
     @property
@@ -454,7 +326,7 @@ class Checkpointer:
                 facts = json.loads((path / STATE).read_text())
                 if self._journals is None:
                     same = facts.get("journal") in (None, self.journal)
-                    offsets.append(_offset(facts) if same else START)
+                    offsets.append(offset_of(facts) if same else START)
                 else:
                     ended = Saved(path, facts).divisions(self.journal)
                     offsets.append(min(ended[-1]) if ended else START)
@@ -555,7 +427,7 @@ class Checkpointer:
         for name, tensors in captured.tensors.items():
             if name in SHARED and rank:
                 continue
-            path = scratch / f"{name}{_suffix(rank) if name in OWN else ''}.safetensors"
+            path = scratch / f"{name}{suffix_of(rank) if name in OWN else ''}.safetensors"
             save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, path)
             sync(path)
 
@@ -569,8 +441,8 @@ class Checkpointer:
         divisions = [*self._before, offsets]
         return {
             "ranks": self._ranks.group.size,
-            "offset": _place(least),
-            "divisions": [[_place(one) for one in offsets] for offsets in divisions],
+            "offset": place(least),
+            "divisions": [[place(one) for one in offsets] for offsets in divisions],
         }
 
     def _streams_apart(self, offset: Mapping[str, int]) -> dict[str, Any]:
@@ -585,7 +457,7 @@ class Checkpointer:
                 before.pop()  # where the same ranks were
             before = [ended for ended in before if max(ended) > min(offsets)]
             self._journals[journal] = [
-                [_place(one) for one in ended] for ended in (*before, offsets)
+                [place(one) for one in ended] for ended in (*before, offsets)
             ]
         return {
             "ranks": self._ranks.group.size,
@@ -715,14 +587,6 @@ def _wait_until(there: Callable[[], bool], what: str) -> None:
         time.sleep(0.02)
 
 
-def _place(offset: Offset) -> dict[str, int]:
-    return {"record": offset.record, "sample": offset.sample}
-
-
-def _offset(facts: Mapping[str, Any]) -> Offset:
-    return Offset(int(facts["offset"]["record"]), int(facts["offset"]["sample"]))
-
-
 def _conclude(
     scratch: Path, target: Path, facts: Mapping[str, Any], config: Mapping[str, Any]
 ) -> int:
@@ -734,41 +598,3 @@ def _conclude(
     size = seal(scratch)
     publish(scratch, target)
     return size
-
-
-def _suffix(rank: int) -> str:
-    """Of the names of a rank's files: the first's are called as those of one process."""
-    return f"-{rank}" if rank else ""
-
-
-def checkpoint_damage(folder: Path) -> str | None:
-    """What is wrong with a checkpoint: a file that is not as it was sealed, or that was never a
-    checkpoint's. One of a newer version is taken to be whole. Raises as `damage`."""
-    if (reason := damage(folder)) is not None:
-        return reason
-    try:
-        listed = json.loads((folder / MANIFEST).read_text())["files"]
-        due = {STATE, *(f"{name}.safetensors" for name in PARTS)}
-        if missing := sorted(due - set(listed)):
-            return f"{MANIFEST} does not list {', '.join(missing)}"
-        facts = json.loads((folder / STATE).read_text())
-        if int(facts["version"]) > FORMAT:
-            return None
-        others = range(1, int(facts.get("ranks", 1)))
-        due = {
-            f"{name}{_suffix(rank)}.safetensors" for name in ("memory", "rng") for rank in others
-        }
-        if missing := sorted(due - set(listed)):
-            return f"{MANIFEST} does not list {', '.join(missing)}"
-        number = folder.name.removeprefix(PREFIX)
-        if number.isdigit() and int(number) != int(facts["step"]):
-            return f"{STATE} is of step {facts['step']}"
-        _offset(facts)
-        float(facts["created"])
-        dict(facts["config"])
-        for name in PARTS:
-            with safe_open(folder / f"{name}.safetensors", "pt") as tensors:
-                tensors.keys()
-    except (*UNREADABLE, SafetensorError) as error:
-        return damage_told_by(error)
-    return None

@@ -25,7 +25,7 @@ from stream_ssl.app import build, cli, config
 from stream_ssl.batch import START
 from stream_ssl.ingest.decode import BadSample, Decoder, VectorDecoder
 from stream_ssl.ingest.journal import Entry, Journal, JournalReader
-from stream_ssl.learning.checkpoint import memory_of
+from stream_ssl.learning.saved import memory_of
 from stream_ssl.learning.vectors import Vectors, VectorViews
 from stream_ssl.wire import Data, Sample, sample_of
 

@@ -19,8 +19,8 @@ from memory.scores import Quadratic
 from stream_ssl.app.failures import Failure, Misconfigured
 from stream_ssl.app.ranks import check_alike, check_shared, part_of
 from stream_ssl.ingest.journal import ID_FILE
-from stream_ssl.learning.checkpoint import Saved
 from stream_ssl.learning.ranks import Ranks
+from stream_ssl.learning.saved import Saved
 from stream_ssl.losses import SelfLabeling
 from stream_ssl.methods.negatives import MemoryNegatives
 
