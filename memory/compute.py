@@ -75,12 +75,15 @@ def full_precision(device: torch.device) -> Iterator[None]:
 
 
 def in_full_precision(method: Callable[P, T]) -> Callable[P, T]:
-    """A method of a memory, under `full_precision` and without gradient."""
+    """A method of a memory, under `full_precision` and without gradient.
+
+    Nor in inference mode, as Lightning validates: what it made there could not be changed later.
+    """
 
     @wraps(method)
     def precise(*args: P.args, **kwargs: P.kwargs) -> T:
         memory: Any = args[0]
-        with full_precision(memory.device), torch.no_grad():
+        with torch.inference_mode(False), torch.no_grad(), full_precision(memory.device):
             return method(*args, **kwargs)
 
     return precise

@@ -97,6 +97,7 @@ class WorkingMemory(nn.Module):
     ([0], [3, 1, 2])
     """
 
+    @torch.inference_mode(False)
     def __init__(
         self,
         capacity: int,

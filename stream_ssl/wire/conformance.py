@@ -33,6 +33,7 @@ from stream_ssl.wire.sample import CODECS
 PATIENCE = 10.0  # seconds for what must happen at once
 REWIND_SECONDS = 3.0  # less than the silence after which HELLO has it go back as well
 UNDER_WAY = 0.5  # seconds in which what was sent before may still arrive
+HELLO_DUE = 3.0  # seconds for an answer to BYE; at 5 s of silence a producer greets by itself
 CREDIT = 4 << 20
 MAX_PACKET = 1 << 20
 
@@ -185,6 +186,15 @@ class Trial:
                 what = f" {message.sequence}" if isinstance(message, Data) else ""
                 raise Broken(f"{type(message).__name__.upper()}{what} came after {after}")
 
+    def quiet_after_bye(self, reason: str) -> None:
+        """Says BYE. HELLO answers it, ahead of silence doing so, and no DATA comes behind that."""
+        self.say(Bye(reason))
+        if not any(isinstance(message, Hello) for message in self.during(HELLO_DUE)):
+            raise Broken(f"no HELLO within {HELLO_DUE:g} s of BYE")
+        for message in self.during(0.7):
+            if isinstance(message, Data):
+                raise Broken(f"DATA {message.sequence} came after BYE")
+
     def __enter__(self) -> Self:
         return self
 
@@ -321,8 +331,7 @@ def bye(trial: Trial) -> None:
     """After the receiver's BYE: no DATA until the next WELCOME."""
     trial.greet()
     trial.packets(2, 1)
-    trial.say(Bye("restarting"))
-    trial.nothing(Data, 0.7, "BYE")
+    trial.quiet_after_bye("restarting")
     trial.greet(resume=2)
     trial.packets(1, 3)
 
@@ -409,10 +418,7 @@ def unknown_keys(trial: Trial) -> None:
 
     trial.greet()
     packets = trial.packets(2, 1)
-    trial.say(Bye("once more"))
-    trial.nothing(Data, 0.2, "BYE")
-    if not any(isinstance(message, Hello) for message in _until_hello(trial, PATIENCE)):
-        raise Broken(f"no HELLO within {PATIENCE:g} s of BYE")
+    trial.quiet_after_bye("once more")
     trial.frames(extended(replace(trial._welcome, resume=1)))
     same(packets[1], trial.packets(1, 2)[0])
     trial.frames(extended(Ack(2, CREDIT)))

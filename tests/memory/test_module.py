@@ -120,6 +120,28 @@ def test_narrow_rows_are_widened_and_of_unit_norm(dtype: torch.dtype) -> None:
         memory.add([0], (1.05 * z_BD[:1]).to(dtype))
 
 
+@table("name", [*sorted(POLICIES), "ivf"])
+def test_inference_mode_leaves_no_trace(name: str) -> None:
+    def policy() -> Any:
+        sharp = VonMisesFisher(0.1)
+        return MostDuplicated(sharp, index="ivf") if name == "ivf" else POLICIES[name]()
+
+    with torch.inference_mode():  # as Lightning validates; what is made there cannot be changed
+        model = Model(eviction=policy())
+        offer(model.memory, 0, 40)
+        state = model.memory.state_dict()
+        model.memory.load_state_dict(state)
+    offer(model.memory, 40, 60)
+    with torch.inference_mode():
+        offer(model.memory, 60, 80)
+        model.memory.collisions(stream(5)[1])
+    offer(model.memory, 80, 90)
+    other = Model(eviction=policy())
+    for start, end in ((0, 40), (40, 60), (60, 80), (80, 90)):
+        offer(other.memory, start, end)
+    assert equal(model.memory.state_dict(), other.memory.state_dict())
+
+
 def test_a_memory_shows_an_optimiser_nothing() -> None:
     model = fed()
     assert {name for name, _ in model.named_parameters()} == {"encoder.weight", "encoder.bias"}
