@@ -169,8 +169,8 @@ class IoThread:
         with self.changed:
             if left := protocol.drop_rest():
                 text = (
-                    "producer %r: closed with %d samples unacknowledged, which are lost, unless "
-                    "their source goes on by position and sends them again: %s"
+                    "producer %r: closed with %d samples unacknowledged: a source that goes on by "
+                    "position sends them again, else they are lost: %s"
                 )
                 logger.warning(text, protocol.hello.producer, left, why)
             self.closed = True

@@ -148,6 +148,20 @@ def test_references_may_be_another_set(run: Path, tmp_path: Path) -> None:
     assert (content["queries"], content["references"]) == (24, 18)
 
 
+def test_folders_that_are_no_classes_are_refused(
+    run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_images(tmp_path / "set/train", 3, 8)
+    write_images(tmp_path / "set/Test", 2, 8)
+    data = ["--data", f"images:{tmp_path}/set"]
+    assert evaluate.main([str(run), *data, "--out", str(tmp_path / "out")]) == 2
+    assert_told(caplog, "holds Test, train, and .* --data images:.*/Test --references .*/train")
+    data = ["--data", f"images:{tmp_path}/set/Test", "--references", f"images:{tmp_path}/set/train"]
+    assert evaluate.main([str(run), *data, "--out", str(tmp_path / "out")]) == 2
+    assert_told(caplog, "such as class-2: classes are numbered by")
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [

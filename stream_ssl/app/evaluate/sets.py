@@ -19,6 +19,9 @@ LABELLED = tuple(name for name in SOURCES if name != "watch")
 FIXED = {"split", "shuffle", "seed", "epochs"}
 """What evaluation decides itself."""
 
+SPLITS = {"train", "training", "test", "testing", "val", "valid", "validation"}
+"""Folders that data sets are laid in, above those of their classes."""
+
 
 def parse(spec: str) -> tuple[str, str | None]:
     """A source's name and where its data lies, None where that is not said.
@@ -122,7 +125,15 @@ def readers(
     all_references, all_queries = Division(0, *limits), Division(1, *limits)
     splits = has_splits(name, options)
     if references is None and not splits:
-        return [Reader(make(name, options, seed), decoder, division, batch)]
+        whole = Reader(make(name, options, seed), decoder, division, batch)
+        folders = whole.class_names or []
+        if len(folders) > 1 and {folder.lower() for folder in folders} <= SPLITS:
+            place = options[place_of(name)]
+            raise ValueError(
+                f"{place} holds {', '.join(folders)}, and each folder in it is taken for a class: "
+                f"say --data {name}:{place}/{folders[0]} --references {name}:{place}/{folders[-1]}"
+            )
+        return [whole]
     if references is None:
         source = make(name, options, seed, split="train")
     else:
@@ -132,7 +143,16 @@ def readers(
             other, place, seed, **({"split": "train"} if has_splits(other, place) else {})
         )
     test = make(name, options, seed, **({"split": "test"} if splits else {}))
-    return [
+    found = [
         Reader(source, decoder, all_references, batch),
         Reader(test, decoder, all_queries, batch),
     ]
+    first, second = (reader.class_names for reader in found)
+    if first is not None and second is not None and first != second:
+        apart = sorted({*first} ^ {*second})
+        raise ValueError(
+            f"references have classes that queries have not, or the other way round, such as "
+            f"{apart[0]}: classes are numbered by their folders' sorted names, so both sets need "
+            "the same folders"
+        )
+    return found
