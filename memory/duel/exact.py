@@ -1,7 +1,7 @@
 """A duplicate count for every slot, by any score, and who has the largest, exactly.
 
 Algorithm 2 with two matrix-vector products a newcomer, one for who comes and one for who leaves, is
-all there is to it (`choose_one`). For many newcomers those become matrix products, by proposing and
+all there is to it. For many newcomers those become matrix products, by proposing and
 verifying: the slots with the largest counts are candidates, the rule is simulated among them, and
 with the rows of those who came and left every other count is followed through the proposal. The
 steps before the first at which another slot would have had more are the steps of Algorithm 2.
