@@ -21,14 +21,18 @@ from tests.naive import STREAMS, unit_rows
 CASES = 10  # of each stream, in each setting; some 5,000 steps in all
 
 
-@pytest.fixture(params=["as it is", "narrow"])
+SETTINGS = {
+    "as it is": {},
+    "short lists": {"LIST": 2, "AHEAD": 2},
+    "blocks": {"BLOCK_ELEMENTS": 200},
+}
+"""Lists that run empty, and newcomers that meet those of other blocks, at small K."""
+
+
+@pytest.fixture(params=SETTINGS)
 def lists(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Short lists and small blocks, so that lists run empty and newcomers meet at small K."""
-    if request.param == "narrow":
-        monkeypatch.setattr(minimum_redundancy, "LIST", 2)
-        monkeypatch.setattr(minimum_redundancy, "AHEAD", 2)
-        monkeypatch.setattr(minimum_redundancy, "NEWCOMERS", 9)
-        monkeypatch.setattr(minimum_redundancy, "BLOCK_ELEMENTS", 200)
+    for name, value in SETTINGS[request.param].items():
+        monkeypatch.setattr(minimum_redundancy, name, value)
     return str(request.param)
 
 
