@@ -71,7 +71,9 @@ def full_precision(device: torch.device) -> Iterator[None]:
             yield
         finally:
             for backend, was in zip(backends, were, strict=True):
-                backend.fp32_precision = was
+                backend.fp32_precision = "none"  # inherited, as it may have been
+                if backend.fp32_precision != was:
+                    backend.fp32_precision = was
 
 
 def in_full_precision(method: Callable[P, T]) -> Callable[P, T]:

@@ -28,6 +28,9 @@ from memory.columns import Image
 CONTRAST = 1 / 64
 """Part of the range of a pixel below which a thumbnail's contrast is taken for noise."""
 
+LEAST_SPREAD = 1e-5
+"""Norm, in units of the largest number, below which what sets a row's numbers apart is rounding."""
+
 
 class Descriptor(ABC):
     """Unit rows of samples, whose cosines say how alike two samples are."""
@@ -138,6 +141,8 @@ class Vector(Descriptor):
     """The vector itself as it was sent, without its mean, of unit norm: for memories of vectors,
     whose bytes stand where images have their pixels (uint8 [B, bytes, 1, 1]).
 
+    One that is not finite, or whose numbers are all equal, is described by one and the same row.
+
     Args:
         dtype: of the vectors that the memory keeps, "float32" or "float16".
 
@@ -148,6 +153,8 @@ class Vector(Descriptor):
     """
 
     def __init__(self, dtype: Literal["float32", "float16"] = "float32") -> None:
+        if dtype not in ("float32", "float16"):
+            raise ValueError(f'dtype is {dtype!r}: choose "float32" or "float16"')
         self.dtype = dtype
 
     def dim(self, embedding_dim: int, image_shape: Image | None) -> int:
@@ -163,7 +170,7 @@ class Vector(Descriptor):
     def __call__(self, z_BD: Tensor, image_BCHW: Tensor | None) -> Tensor:
         image_BCHW = images_of(self, image_BCHW).to(z_BD.device)
         value_BA = vectors_of(image_BCHW, getattr(torch, self.dtype)).to(z_BD.dtype)
-        return normalize(value_BA - value_BA.mean(dim=1, keepdim=True), dim=1)
+        return unit_or_blank(value_BA, centre=True)
 
     def __repr__(self) -> str:
         return f"Vector(dtype={self.dtype!r})"
@@ -231,14 +238,7 @@ class Frozen(Descriptor):
     def __call__(self, z_BD: Tensor, image_BCHW: Tensor | None) -> Tensor:
         image_BCHW = images_of(self, image_BCHW).to(z_BD.device)
         parts = [self._features(part_bCHW) for part_bCHW in torch.split(image_BCHW, self.batch)]
-        feature_BF = torch.cat(parts).to(z_BD.dtype)
-        if self.centre:
-            feature_BF = feature_BF - feature_BF.mean(dim=1, keepdim=True)
-        # Features that are not finite, or all zero, say nothing: they all look alike.
-        row_BF = normalize(feature_BF, dim=1)
-        norm_B1 = torch.linalg.vector_norm(row_BF, dim=1, keepdim=True)
-        blank_F = torch.full_like(row_BF[:1], row_BF.shape[1] ** -0.5)
-        return torch.where((norm_B1 - 1).abs() < 1e-3, row_BF, blank_F)
+        return unit_or_blank(torch.cat(parts).to(z_BD.dtype), self.centre)
 
     @torch.no_grad()
     def _features(self, image_bCHW: Tensor) -> Tensor:
@@ -321,6 +321,17 @@ class Weighted(Descriptor):
 
     def __repr__(self) -> str:
         return f"Weighted({self.parts!r}, weights={list(self.weights)})"
+
+
+def unit_or_blank(value_BA: Tensor, centre: bool) -> Tensor:
+    """The rows, less their mean with `centre`, of unit norm. Those that are not finite, or nothing
+    but rounding then, say nothing: they all get one row, and look alike."""
+    row_BA = value_BA / value_BA.abs().amax(dim=1, keepdim=True)  # so that no square overflows
+    if centre:
+        row_BA = row_BA - row_BA.mean(dim=1, keepdim=True)
+    norm_B1 = torch.linalg.vector_norm(row_BA, dim=1, keepdim=True)
+    blank_A = torch.full_like(row_BA[:1], row_BA.shape[1] ** -0.5)
+    return torch.where(norm_B1 > LEAST_SPREAD, row_BA / norm_B1, blank_A)
 
 
 def check_descriptor(given: Any) -> None:

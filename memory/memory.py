@@ -312,12 +312,23 @@ class WorkingMemory(nn.Module):
         return Rows(
             ids=integers[0],
             embeddings=z_BD,
-            descriptors=self.descriptor(z_BD, found),
+            descriptors=self._described(z_BD, found),
             labels=integers[1],
             hashes=integers[2],
             born=torch.arange(self._totals.added, self._totals.added + count, device=device),
             images=found,
         )
+
+    def _described(self, z_BD: Tensor, images: Tensor | None) -> Tensor:
+        """Descriptors [B, A] of newcomers or anchors, checked where they are not the embeddings."""
+        row_BA = self.descriptor(z_BD, images)
+        if row_BA is z_BD:
+            return row_BA
+        dim, what = self.descriptors.shape[1], f"{self.descriptor!r} gave wrong rows: descriptor"
+        row_BA = check_embeddings(row_BA, dim, self.device, what).to(z_BD.dtype)
+        if len(row_BA) != len(z_BD):
+            raise ValueError(f"{self.descriptor!r} gave {len(row_BA)} rows for {len(z_BD)} samples")
+        return row_BA
 
     def _match_dtype(self, z_BD: Tensor) -> Tensor:
         if z_BD.dtype == torch.float64 and self.dtype != torch.float64 and not self._fixed_dtype:
@@ -525,7 +536,8 @@ class WorkingMemory(nn.Module):
     def counts(self) -> Tensor:
         """Duplicate counts N(j) of the occupied slots (DUEL, eq. 5), on descriptors, float64 [k].
 
-        They cost nothing where the policy keeps them, O(K A) with linear h, else O(K^2 A).
+        They cost nothing where the policy keeps them, O(K A) with linear h, else O(K^2 A). On several
+        ranks over all slots where the policy keeps them, else over this shard alone.
         """
         return self.eviction.counts()
 
@@ -548,7 +560,7 @@ class WorkingMemory(nn.Module):
         found = None
         if self.descriptor.needs_images:
             found = check_images(images, self.image_shape, len(z_BD), self.device)
-        row_BA = self.descriptor(z_BD, found)
+        row_BA = self._described(z_BD, found)
         if self.measured_by is None and self.group.size == 1:
             return self.eviction.total(row_BA) / max(1, len(self))
         score = self.measured_by or self.eviction.score
@@ -567,8 +579,8 @@ class WorkingMemory(nn.Module):
             ValueError: not unit rows of this dimension.
         """
         z_BD = check_embeddings(z, self.dim, self.device, "anchor").to(self.dtype)
-        if self._columns.shared and self.measured_by is None:
-            return self.eviction.total(z_BD) / max(1, self.occupied_of_all)
+        if self._columns.shared and self.measured_by is None and self.group.size == 1:
+            return self.eviction.total(z_BD) / max(1, len(self))
         score = self.eviction.score if self.measured_by is None else self.measured_by
         total_B = self.group.all_reduce_sum(score.total(z_BD, self.embeddings))
         return total_B / max(1, self.occupied_of_all)

@@ -96,13 +96,14 @@ def measure(columns: Columns, policy: Policy, totals: Totals, drift: Tensor) -> 
         of = percentiles(values, (0.5, 0.9, 1.0))
         spread |= {f"{name}_p50": of[0], f"{name}_p90": of[1], f"{name}_max": of[2]}
     count_mean = float(count_S.mean()) if k else 0.0
+    over = columns.occupied_of_all if policy.keeps_counts else k
     lost_k = None if columns.images is None else columns.images.lost(k)
     drift_mean, drift_min = drift.tolist()
     return MemoryStats(
         occupancy=k,
         capacity=columns.capacity,
         inserted=totals.inserted,
-        expected_collisions=count_mean / max(1, columns.occupied_of_all - 1),
+        expected_collisions=count_mean / max(1, over - 1),
         effective_rank=effective_rank(columns.z_kD),
         count_mean=count_mean,
         counted=len(count_S),

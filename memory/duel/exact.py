@@ -244,9 +244,11 @@ class ExactCounts:
         occupied, kept_K = self._columns.occupied, self.count_K.clone()
         self.recount()
         again_k, self.count_K = self.count_K[:occupied].clone(), kept_K
-        # Of a sharp score a float32 cosine's rounding alone may be more.
-        narrow = max(1e-4, 1e-6 * (1 + self._score.slope))
-        unit = 1e-9 if self._columns.descriptors.dtype == torch.float64 else narrow
+        # Of a sharp score a cosine's rounding alone may be more.
+        least, rounding = 1e-4, 1e-6
+        if self._columns.descriptors.dtype == torch.float64:
+            least, rounding = 1e-9, 2e-15
+        unit = max(least, rounding * (1 + self._score.slope))
         off_k = (kept_K[:occupied] - again_k).abs() / again_k.clamp(min=1)
         if len(off_k) and float(off_k.max()) > unit:
             slot = int(off_k.argmax())
