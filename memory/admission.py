@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from memory.checks import check_number
 from memory.columns import REFUSED, Columns, Rows
@@ -250,7 +251,7 @@ class Duplicates:
     def find(self, x_BA: Tensor, row_kA: Tensor, group: RankGroup = SINGLE_PROCESS) -> Found:
         """The duplicates among newcomers, decided in turn, against these rows held by each rank;
         on several ranks the newcomers are the same, and nothing is merged."""
-        count, k = len(x_BA), len(row_kA)
+        count, k, x_BA = len(x_BA), len(row_kA), normalize(x_BA, dim=1)
         unit = 1e-12 if x_BA.dtype == torch.float64 else 1e-6
         most_B, slot_B = closest(x_BA, row_kA, unit)
         most_B = group.all_reduce_max(most_B)
@@ -328,14 +329,14 @@ class Found:
 
 
 def closest(x_BA: Tensor, row_kA: Tensor, unit: float) -> tuple[Tensor, Tensor]:
-    """The largest cosine of each row with a slot [B], and that slot int64 [B]; the lowest where
-    others are within about `unit` of it. -inf and slot 0 where no slot is held.
+    """The largest cosine of each unit row with a slot [B], and that slot int64 [B]; the lowest
+    where others are within about `unit` of it. -inf and slot 0 where no slot is held.
     """
     most_B = x_BA.new_full((len(x_BA),), -torch.inf)
     slot_B = torch.zeros(len(x_BA), dtype=torch.int64, device=x_BA.device)
     step = columns_at_a_time(len(x_BA), x_BA.device)
     for start in range(0, len(row_kA), step):
-        near_Bb = x_BA @ row_kA[start : start + step].T
+        near_Bb = x_BA @ normalize(row_kA[start : start + step], dim=1).T
         here_B = near_Bb.amax(dim=1)
         lowest_B = start + (near_Bb >= (here_B - unit)[:, None]).to(torch.uint8).argmax(dim=1)
         slot_B = torch.where(here_B > most_B + unit, lowest_B, slot_B)

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d, normalize
 
-from memory.checks import check_count, check_number
+from memory.checks import check_count, check_embeddings, check_number
 from memory.columns import Image
 
 CONTRAST = 1 / 64
@@ -332,6 +332,17 @@ def unit_or_blank(value_BA: Tensor, centre: bool) -> Tensor:
     norm_B1 = torch.linalg.vector_norm(row_BA, dim=1, keepdim=True)
     blank_A = torch.full_like(row_BA[:1], row_BA.shape[1] ** -0.5)
     return torch.where(norm_B1 > LEAST_SPREAD, row_BA / norm_B1, blank_A)
+
+
+def described(descriptor: Descriptor, z_BD: Tensor, images: Tensor | None, dim: int) -> Tensor:
+    """The descriptors [B, A] of samples, A = `dim`; ValueError unless they are such rows."""
+    row_BA = descriptor(z_BD, images)
+    if row_BA is z_BD:
+        return row_BA
+    row_BA = check_embeddings(row_BA, dim, z_BD.device, f"of {descriptor!r} the descriptor")
+    if len(row_BA) != len(z_BD):
+        raise ValueError(f"{descriptor!r} gave {len(row_BA)} rows for {len(z_BD)} samples")
+    return row_BA.to(z_BD.dtype)
 
 
 def check_descriptor(given: Any) -> None:

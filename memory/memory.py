@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _IncompatibleKeys
 
 from memory import draws
 from memory.admission import Admission, Duplicates, Entry, Totals
@@ -30,7 +31,7 @@ from memory.checks import (
 )
 from memory.columns import Columns, Image, Rows, image_column
 from memory.compute import in_full_precision, to_device, to_host
-from memory.descriptors import Descriptor, Embedding, check_descriptor
+from memory.descriptors import Descriptor, Embedding, check_descriptor, described
 from memory.draws import Draw, DrawOrder, Negatives, Strata
 from memory.eviction import Feedback, MostDuplicated, Policy
 from memory.eviction.base import check_free
@@ -312,23 +313,12 @@ class WorkingMemory(nn.Module):
         return Rows(
             ids=integers[0],
             embeddings=z_BD,
-            descriptors=self._described(z_BD, found),
+            descriptors=described(self.descriptor, z_BD, found, self.descriptors.shape[1]),
             labels=integers[1],
             hashes=integers[2],
             born=torch.arange(self._totals.added, self._totals.added + count, device=device),
             images=found,
         )
-
-    def _described(self, z_BD: Tensor, images: Tensor | None) -> Tensor:
-        """Descriptors [B, A] of newcomers or anchors, checked where they are not the embeddings."""
-        row_BA = self.descriptor(z_BD, images)
-        if row_BA is z_BD:
-            return row_BA
-        dim, what = self.descriptors.shape[1], f"{self.descriptor!r} gave wrong rows: descriptor"
-        row_BA = check_embeddings(row_BA, dim, self.device, what).to(z_BD.dtype)
-        if len(row_BA) != len(z_BD):
-            raise ValueError(f"{self.descriptor!r} gave {len(row_BA)} rows for {len(z_BD)} samples")
-        return row_BA
 
     def _match_dtype(self, z_BD: Tensor) -> Tensor:
         if z_BD.dtype == torch.float64 and self.dtype != torch.float64 and not self._fixed_dtype:
@@ -478,16 +468,6 @@ class WorkingMemory(nn.Module):
             slots = draws.uniform(n, k, chosen, self.device)
         return Negatives(columns.embeddings[slots], columns.ids[slots], columns.hashes[slots])
 
-    def mask(
-        self,
-        ids_B: Array,
-        hashes_B: Array | None = None,
-        negatives: Negatives | None = None,
-    ) -> Tensor:
-        """bool [B, N], True where a negative must be left out for an anchor: the same sample (id),
-        or the same content (hash, 0 for none). Of all occupied slots without `negatives`."""
-        return (self.negatives() if negatives is None else negatives).mask(ids_B, hashes_B)
-
     @in_full_precision
     def sample(
         self,
@@ -536,8 +516,8 @@ class WorkingMemory(nn.Module):
     def counts(self) -> Tensor:
         """Duplicate counts N(j) of the occupied slots (DUEL, eq. 5), on descriptors, float64 [k].
 
-        They cost nothing where the policy keeps them, O(K A) with linear h, else O(K^2 A). On several
-        ranks over all slots where the policy keeps them, else over this shard alone.
+        They cost nothing where the policy keeps them, O(K A) with linear h, else O(K^2 A). On
+        several ranks over all slots where the policy keeps them, else over this shard alone.
         """
         return self.eviction.counts()
 
@@ -560,7 +540,7 @@ class WorkingMemory(nn.Module):
         found = None
         if self.descriptor.needs_images:
             found = check_images(images, self.image_shape, len(z_BD), self.device)
-        row_BA = self._described(z_BD, found)
+        row_BA = described(self.descriptor, z_BD, found, self.descriptors.shape[1])
         if self.measured_by is None and self.group.size == 1:
             return self.eviction.total(row_BA) / max(1, len(self))
         score = self.measured_by or self.eviction.score
@@ -651,12 +631,15 @@ class WorkingMemory(nn.Module):
     @in_full_precision
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
-    ) -> None:
+    ) -> Any:
         """Take over a state of a memory built with the same arguments.
 
         Args:
             state_dict: of `state_dict`.
             strict, assign: as of every module; a memory's state is whole and copied all the same.
+
+        Returns:
+            No missing and no unexpected keys, as a module has it.
 
         Raises:
             ValueError: the state is of a later version, or of another capacity, dimension, image
@@ -683,6 +666,7 @@ class WorkingMemory(nn.Module):
             self.eviction.load(part(state, "eviction"))
         if columns["embeddings"].dtype != self.dtype:
             self._count_again()
+        return _IncompatibleKeys([], [])  # as of every module: nothing is missing or left over
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> WorkingMemory:
         """Follow the module around it to another device; rows keep their dtype."""

@@ -107,7 +107,7 @@ class MemoryNegatives:
         """
         drawn = self._draw(z_BD, anchors, memory)
         device = anchors.ids_B.device
-        mask_Bn = memory.mask(anchors.ids_B, anchors.hashes_B, drawn).to(device)
+        mask_Bn = drawn.mask(anchors.ids_B, anchors.hashes_B).to(device)
         labels_n = None if anchors.labels_B is None else self._labels(drawn, memory).to(device)
         return NegativeSet(drawn.z_ND.to(device), mask_Bn, same_class(anchors.labels_B, labels_n))
 

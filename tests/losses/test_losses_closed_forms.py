@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -90,6 +91,20 @@ def test_an_estimate_below_its_floor_is_clamped_and_its_negatives_get_no_gradien
         assert out.diagnostics["clamp_rate"] == 1
         assert bool(negative_ND.grad.any()) == (loss is biased)
         assert torch.isfinite(z_BD.grad).all()
+
+
+@pytest.mark.parametrize("kind", [Debiased, HardNegative])
+def test_without_a_prior_nothing_is_clamped(kind: Any) -> None:
+    z_BD = torch.tensor([[0.6, 0.8]], dtype=torch.float64).requires_grad_()
+    negative_ND = -z_BD.detach().expand(10, 2)  # as unlike as can be: at the floor
+    out = (kind(0.5, 0.0) if kind is Debiased else kind(0.5, 0.0, beta=0.0))(
+        z_BD, z_BD.detach().unsqueeze(1), negative_ND
+    )
+    plain = InfoNCE(0.5)(z_BD, z_BD.detach().unsqueeze(1), negative_ND)
+    (grad_BD,) = torch.autograd.grad(out.loss, z_BD, retain_graph=True)
+    (plain_BD,) = torch.autograd.grad(plain.loss, z_BD)
+    assert out.diagnostics["clamp_rate"] == 0
+    torch.testing.assert_close(grad_BD, plain_BD)
 
 
 def test_an_estimate_of_positives_below_its_floor_is_clamped() -> None:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d, normalize
 
 from memory import Duplicates, WorkingMemory
-from memory.descriptors import Descriptor, Embedding, Frozen, Thumbnail, Weighted
+from memory.descriptors import Descriptor, Embedding, Frozen, Thumbnail, Vector, Weighted
 from memory.eviction import MinimumRedundancy, MostDuplicated, Policy
 from memory.index import cells_of
 from memory.scores import Linear, Score, VonMisesFisher
@@ -115,6 +115,58 @@ def test_features_that_say_nothing_all_look_alike() -> None:
     assert float((row_BA @ row_BA.T).min()) > 0.999
 
 
+@pytest.mark.parametrize("policy", [MostDuplicated, MinimumRedundancy])
+def test_vectors_that_say_nothing_all_look_alike(policy: Callable[[], Policy]) -> None:
+    odd_B = [torch.nan, torch.inf, 0.0, 0.1, 1e30, -1e-30]  # whole vectors of these
+    odd_BD = torch.tensor(odd_B)[:, None].expand(-1, 7).clone()
+    spread_BD = torch.randn(40, 7, generator=torch.Generator().manual_seed(0))
+    spread_BD[:2] *= torch.tensor([[1e30], [1e-30]])  # their squares leave float32
+    pixels_BCHW = torch.cat([odd_BD, spread_BD]).view(torch.uint8)[:, :, None, None]
+    memory = WorkingMemory(20, 3, policy(), (28, 1, 1), descriptor=Vector())
+    memory.add(torch.arange(46), unit_rows(np.random.default_rng(0), "uniform", 46, 3), pixels_BCHW)
+    assert memory.check_valid() == (True, "")
+    row_BA = Vector()(ONE, pixels_BCHW)
+    assert unit(row_BA)
+    assert float((row_BA[:6] @ row_BA[:6].T).min()) > 0.999
+    apart_BD = (spread_BD - spread_BD.mean(dim=1, keepdim=True)).double()
+    expected_BA = (apart_BD / apart_BD.norm(dim=1, keepdim=True)).float()
+    torch.testing.assert_close(row_BA[6:], expected_BA)
+    assert unit(Vector()(ONE, pixels_BCHW[:, :4]))  # of a single number
+
+
+@pytest.mark.parametrize(
+    ("row_BA", "message"),
+    [
+        (torch.eye(4)[:2], r"of Given the descriptors have shape \(2, 4\): must be \[B, 3\]"),
+        (torch.eye(3)[:1], "Given gave 1 rows for 2 samples"),
+        (torch.eye(3)[:2] * torch.nan, "of Given the descriptor row 0 is not finite"),
+        (torch.eye(3)[:2] * 2, "of Given the descriptor row 0 has norm 2: must be 1"),
+    ],
+    ids=range(4),
+)
+def test_what_a_descriptor_gives_is_checked(row_BA: Tensor, message: str) -> None:
+    class Given(Descriptor):
+        needs_images = False
+
+        def dim(self, embedding_dim: int, image_shape: Any) -> int:
+            return 3
+
+        def __call__(self, z_BD: Tensor, image_BCHW: Tensor | None) -> Tensor:
+            return row_BA
+
+        def __repr__(self) -> str:
+            return "Given"
+
+    memory = WorkingMemory(4, 5, descriptor=Given())
+    for ask in (lambda z: memory.add([0, 1], z), memory.collisions):
+        with pytest.raises(ValueError, match=message):
+            ask(torch.eye(5)[:2])
+    assert (memory.added, len(memory), memory.check_valid()) == (0, 0, (True, ""))
+    row_BA = torch.eye(3, dtype=torch.float64)[:2]
+    memory.add([0, 1], torch.eye(5)[:2])
+    assert memory.descriptors.dtype == torch.float32
+
+
 def test_frozen_weights_come_from_a_file_and_are_known_by_their_hash(tmp_path: Path) -> None:
     weights = {name: v.contiguous() for name, v in encoder(1).state_dict().items()}
     save_file(weights, tmp_path / "w")
@@ -165,6 +217,7 @@ def test_the_fixed_part_of_a_descriptor_is_of_images_alone() -> None:
     ("build", "message"),
     [
         (lambda p: Thumbnail(1), "side is 1: must be at least 2 pixels: a single one has"),
+        (lambda p: Vector("int8"), "dtype is 'int8': choose \"float32\" or"),
         (lambda p: Frozen("resnet"), r"encoder is 'resnet': must be a torch.nn.Module that"),
         (lambda p: Frozen(encoder(), std=(0.2, 0)), r"std is \(0.2, 0\): must be above 0; pixels"),
         (lambda p: Frozen(encoder(), batch=0), "batch is 0: must be at least 1"),
@@ -189,7 +242,7 @@ def test_the_fixed_part_of_a_descriptor_is_of_images_alone() -> None:
         ),
         (lambda p: counted(Thumbnail()).collisions(torch.eye(5)), "pass images="),
     ],
-    ids=range(15),
+    ids=range(16),
 )
 def test_errors_name_the_remedy(build: Callable[[Path], Any], message: str, tmp_path: Path) -> None:
     save_file(nn.Conv2d(3, 1, 1).state_dict(), tmp_path / "w")

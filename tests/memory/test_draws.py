@@ -203,14 +203,14 @@ def test_the_hardest_are_found_by_loops(
         ids_B, hashes_B = (torch.from_numpy(rng.integers(0, most, 6)) for most in (12, 6))
         options: dict[str, Any] = {"how": "hardest", "anchors": anchor_BD, "ids_B": ids_B}
         for barred_by in (None, hashes_B):
-            barred_Bk = memory.mask(ids_B, barred_by)
+            barred_Bk = memory.negatives().mask(ids_B, barred_by)
             each, shared = hardest_one_by_one(anchor_BD, memory.embeddings, barred_Bk, count)
             there = int((~barred_Bk).any(dim=0).sum())  # who is barred for all comes last, as ties
             drawn = memory.negatives(count, **options, hashes_B=barred_by)
             assert drawn.ids_N[:there].tolist() == memory.ids[shared[:there]].tolist()
             assert len(drawn) == len(shared) == min(count, k)
             own = memory.negatives(count, **options, hashes_B=barred_by, each=True)
-            mask_BN = memory.mask(ids_B, barred_by, own)
+            mask_BN = own.mask(ids_B, barred_by)
             for b, slots in enumerate(each):
                 there = int((~barred_Bk[b]).sum())
                 assert torch.equal(own.z_ND[b, :there], memory.embeddings[slots[:there]])
@@ -252,10 +252,10 @@ def test_masks_leave_out_the_same_id_and_the_same_content() -> None:
     ids, hashes = torch.tensor([100, 7, 7]), torch.tensor([0, 1, 0])
     expected = torch.zeros(3, 6, dtype=torch.bool)
     expected[0, 0] = True
-    assert torch.equal(memory.mask(ids), expected)
+    assert torch.equal(memory.negatives().mask(ids, None), expected)
     expected[1, 1] = True
-    assert torch.equal(memory.mask(ids, hashes), expected)  # hash 0 stands for none
+    assert torch.equal(memory.negatives().mask(ids, hashes), expected)  # hash 0 stands for none
     drawn = memory.negatives(4)
     chosen = expected[:, drawn.ids_N - 100]
-    assert torch.equal(memory.mask(ids, hashes, drawn), chosen)
-    assert torch.equal(memory.mask(ids.numpy(), hashes.numpy(), negatives=drawn), chosen)
+    assert torch.equal(drawn.mask(ids, hashes), chosen)
+    assert torch.equal(drawn.mask(ids.numpy(), hashes.numpy()), chosen)

@@ -82,6 +82,16 @@ def test_blocks_change_nothing(action: str, monkeypatch: pytest.MonkeyPatch) -> 
     assert run_cases(action, "duplicates", torch.float64, range(100, 140)) > 0
 
 
+def test_it_is_cosines_that_are_compared() -> None:
+    near = torch.tensor([0.99985, (1 - 0.99985**2) ** 0.5])
+    for norm in (0.9991, 1.0009):  # as much as rows may be off
+        memory = WorkingMemory(9, 2, duplicates=Duplicates(1.0, "refuse"))
+        row_BD = norm * torch.stack([torch.eye(2)[0], torch.eye(2)[0], near])
+        memory.add([0, 1, 2], row_BD)
+        assert memory.ids.tolist() == [0, 2]
+        assert memory.add([3, 4], row_BD[[2, 0]]).refused.tolist() == [3, 4]
+
+
 def test_only_those_let_in_make_others_duplicates() -> None:
     """a, b near a, c near b but not near a."""
     angle = torch.tensor([0.0, 0.15, 0.30], dtype=torch.float64)

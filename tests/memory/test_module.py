@@ -52,6 +52,11 @@ def test_a_model_is_saved_and_loaded_with_its_memory(name: str, tmp_path: Path) 
     assert equal(again.state_dict(), model.state_dict())
 
 
+def test_loading_tells_of_keys_as_modules_do() -> None:
+    missing, unexpected = fed().memory.load_state_dict(fed().memory.state_dict())
+    assert (missing, unexpected) == ([], [])
+
+
 def test_loading_names_what_does_not_fit() -> None:
     state = fed().state_dict()
     with pytest.raises(RuntimeError, match=r"memory: the state is of capacity 25, .* of 9: build"):

@@ -26,7 +26,7 @@ from torch import Tensor
 import memory as package
 from memory import WorkingMemory
 from memory.eviction import POLICIES, MinimumRedundancy, MostDuplicated, Policy
-from memory.scores import VonMisesFisher
+from memory.scores import Score, Threshold, VonMisesFisher
 from tests.naive import unit_rows
 
 SHAPE = (2, 3, 3)
@@ -294,6 +294,33 @@ def test_a_memory_computes_in_full_precision(
     plain = outcome()
     with around():
         assert outcome() == plain
+
+
+@pytest.mark.skipif(not hasattr(torch.backends, "fp32_precision"), reason="torch 2.9 and later")
+def test_a_precision_that_is_inherited_stays_inherited() -> None:
+    before, memory = torch.backends.fp32_precision, WorkingMemory(3, 2)
+    try:
+        torch.backends.fp32_precision = "tf32"
+        memory.add([0], torch.eye(2)[:1])
+        torch.backends.fp32_precision = "ieee"
+        assert torch.backends.mkldnn.matmul.fp32_precision == "ieee"
+        torch.backends.mkldnn.matmul.fp32_precision = "tf32"
+        memory.add([1], torch.eye(2)[:1])
+        assert torch.backends.mkldnn.matmul.fp32_precision == "tf32"
+    finally:
+        torch.backends.mkldnn.matmul.fp32_precision = "none"
+        torch.backends.fp32_precision = before
+
+
+@table("score", [VonMisesFisher(1e-8), Threshold(1.0, 1e-9)])
+def test_sharp_scores_are_recounted_to_the_rounding_of_a_cosine(score: Score) -> None:
+    memory = WorkingMemory(900, 8, MostDuplicated(score))
+    row_ND = unit_rows(np.random.default_rng(4), "uniform", 60, 8)
+    for part in torch.arange(1800).split(300):
+        memory.add(part, row_ND[part % 60])
+        assert memory.check_valid() == (True, "")
+    memory.eviction._counts.count_K[7] += 1.0  # type: ignore[attr-defined]
+    assert not memory.check_valid()[0]
 
 
 MODULES = [info.name for info in pkgutil.walk_packages(package.__path__, "memory.")]

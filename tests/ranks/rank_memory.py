@@ -152,6 +152,24 @@ def alike(group: RankGroup, policy: Policy, **options: Any) -> WorkingMemory:
     return WorkingMemory(SLOTS, DIM, policy, dtype=torch.float64, group=group, **options)
 
 
+def check_queue(ranks: int) -> None:
+    """A queue, which keeps no counts: tau+ is over all slots, and what is told of collisions is of
+    the shard that was counted."""
+    z_ND = rows_of("clustered", 5)
+
+    def work(group: RankGroup) -> dict[str, Any]:
+        memory = alike(group, Oldest())
+        fed(memory, z_ND)
+        mean = (memory.counts() / (len(memory) - 1)).mean()
+        assert abs(memory.stats().expected_collisions - float(mean)) < 1e-12
+        return {"ids": memory.ids.tolist(), "prior": memory.prior(z_ND[:9]).tolist()}
+
+    by_rank, alone = together(ranks, work), work(SINGLE_PROCESS)
+    assert sorted(n for found in by_rank for n in found["ids"]) == sorted(alone["ids"])
+    for found in by_rank:
+        assert np.allclose(found["prior"], alone["prior"], rtol=1e-12)
+
+
 def check_images(ranks: int) -> None:
     """Images, labels and hashes lie with their samples; near-copies are found on all ranks; draws
     are of one's own shard; a state goes on bit-equal, and is redealt to other ranks."""
