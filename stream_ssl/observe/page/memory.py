@@ -33,7 +33,7 @@ from stream_ssl.learning.records import StepRecord
 from stream_ssl.observe.balance import entropy
 from stream_ssl.observe.page.step_jobs import Busy, StepJobs
 from stream_ssl.observe.page.umap_plane import UmapPlane
-from stream_ssl.observe.slot_history import Eviction, SlotHistory, shrunk
+from stream_ssl.observe.slot_history import Eviction, Fate, SlotHistory, shrunk
 
 FRESH = 3.0
 """Seconds for which a snapshot serves, at least; longer where it took longer to make than
@@ -275,11 +275,14 @@ class MemoryView:
         snapshot = self.snapshot()
         held = Counter(origin.producer for origin in snapshot.origins_k if origin is not None)
         fates = dict(self.slots.fates)  # a copy in one step: the learner goes on counting
-        chosen = sorted(fates, key=lambda name: -held[name])[:limit]
+        # Those whose samples came before this process did have a place too.
+        chosen = sorted(fates.keys() | held, key=lambda name: (-held[name], name))[:limit]
         return {
             "occupied": len(snapshot),
             "offered": sum(fate.offered for fate in fates.values()),
-            "producers": {name: {**asdict(fates[name]), "held": held[name]} for name in chosen},
+            "producers": {
+                name: {**asdict(fates.get(name, Fate())), "held": held[name]} for name in chosen
+            },
         }
 
     def snapshot(self) -> Snapshot:

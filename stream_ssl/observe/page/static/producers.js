@@ -29,7 +29,8 @@ export class ProducersSection {
       const got = await ask("receiver", "producers", { sort: this.sort, find: this.find.value, limit: this.limit });
       if (!(this.round++ % 3)) this.fates = await ask("learner", "memory/producers").catch(() => null);
       note.textContent = `${number(got.total)} known, ${number(got.connected)} connected${got.found < got.total ? `, ${number(got.found)} found` : ""}`;
-      this.body.replaceChildren(...(got.producers.length ? got.producers.map((one) => row(one, this.fates)) : [element("tr", {}, element("td", { colspan: COLUMNS.length, class: "empty" }, got.total ? "none is called so" : "none has said HELLO since the receiver started"))]));
+      const rows = got.producers.map((one) => row(one, this.fates)).concat(this.find.value || got.found > this.limit ? [] : silent(got.producers, this.fates));
+      this.body.replaceChildren(...(rows.length ? rows : [element("tr", {}, element("td", { colspan: COLUMNS.length, class: "empty" }, got.total ? "none is called so" : "none has said HELLO since the receiver started"))]));
       this.more.hidden = got.found <= this.limit || this.limit >= 1000;
       COLUMNS.forEach(([sort], at) => { if (sort === this.sort) this.heads[at].setAttribute("aria-sort", "descending"); else this.heads[at].removeAttribute("aria-sort"); });
     } catch (error) { note.textContent = error.message; }
@@ -42,7 +43,19 @@ function inMemory(name, fates) {
   if (!fate) return "–";
   const share = (part, whole) => `${((100 * part) / Math.max(1, whole)).toFixed(0)} %`;
   const near = fate.near_duplicates ? `, ${share(fate.near_duplicates, fate.offered)} near-copies` : "";
-  return `${number(fate.held)} slots: ${share(fate.held, fates.occupied)} of it, ${share(fate.offered, fates.offered)} of the stream${near}`;
+  const stream = fate.offered ? `, ${share(fate.offered, fates.offered)} of the stream` : "";
+  return `${number(fate.held)} slots: ${share(fate.held, fates.occupied)} of it${stream}${near}`;
+}
+
+/** Those of whom the memory holds samples, and who sent none since the receiver started. */
+function silent(producers, fates) {
+  const known = new Set(producers.map((one) => one.name));
+  return Object.keys(fates?.producers ?? {}).filter((name) => !known.has(name) && fates.producers[name].held).map((name) =>
+    element("tr", { class: "gone" },
+      element("td", { class: "name" }, element("bdi", {}, name)),
+      element("td", {}, "before the receiver started"),
+      ...COLUMNS.slice(2, -2).map(([sort]) => element("td", { class: sort === "newest" || sort === "rejected" ? null : "n" }, "–")),
+      element("td", {}, inMemory(name, fates)), element("td", { class: "n" }, "–")));
 }
 
 function row(one, fates) {
