@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import math
-import resource
-import socket
-import struct
 import threading
 import time
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Any
 
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
 from stream_ssl.ingest.access import Access
+from stream_ssl.ingest.backlogs import WIRE_PER_CREDIT, Backlogs
 from stream_ssl.ingest.consumer_offsets import ConsumerOffsets, Positions
 from stream_ssl.ingest.group_commit import GroupCommit
 from stream_ssl.ingest.journal import Journal, JournalError
@@ -183,18 +176,17 @@ class Receiver:
         largest = self._policy.max_packet + _FRAME_SLACK
         self._backlogs = Backlogs(
             router,
-            _WIRE_PER_CREDIT * self._policy.each + largest,
+            WIRE_PER_CREDIT * self._policy.each + largest,
             self._policy.total + 2 * (self._policy.each + largest),
         )
-        self._poller.register(self._backlogs.monitor, zmq.POLLIN)
         self._socket = router
         for option, value in (
             (zmq.LINGER, 0),
             # No MAXMSGSIZE: libzmq would hang up without telling anybody. A frame that comes whole
             # is refused and counted like any packet, a larger one cut off as many small ones are.
-            # Some milliseconds of small packets, so that an fsync does not stop the stream. Of one
-            # that ignores its credit the bytes are bounded: see `Backlogs`.
-            (zmq.RCVHWM, 64),
+            # No bound on messages: a connection that breaks where libzmq has stopped reading ends
+            # the process. Bytes are bounded, by credit, and of one that ignores it by `Backlogs`.
+            (zmq.RCVHWM, 0),
             # Sending to a connection that is gone must say so: it is how a session ends.
             (zmq.ROUTER_MANDATORY, 1),
             # A connection that claims a living one's routing id must not cut it off. Producers
@@ -209,6 +201,7 @@ class Receiver:
             router.setsockopt(option, value)
         if self._access is not None:
             self._access.secure(router)
+        self._backlogs.start()
         router.bind(bind)
         self._poller.register(router, zmq.POLLIN)
         return router
@@ -273,8 +266,6 @@ class Receiver:
         ready = dict(self._poller.poll(max(0, int(wait * 1000 + 0.999))))
         if self._zap in ready and self._access is not None:
             self._access.handle()
-        if self._backlogs.monitor in ready:
-            self._backlogs.follow()
         if self._socket in ready:
             self._receive()
 
@@ -321,8 +312,7 @@ class Receiver:
             self._access.allow.reload()
             denied, self._denied = self._access.denied - self._denied, self._access.denied
             refused["denied"] += denied
-        refused["oversize"] += self._backlogs.check(now)
-        refused.update(self._backlogs.take_failures(now))
+        refused.update(self._backlogs.take_refused(now))
         try:
             self.journal.trim(positions.checkpointed)
         except JournalError as error:
@@ -438,183 +428,3 @@ def _user_of(frame: zmq.Frame) -> str | None:
     except zmq.ZMQError:
         return None
     return user if isinstance(user, str) else None
-
-
-# -- what came of a connection and was not read: libzmq tells of it neither the bytes nor, before a
-# message is whole, that there are any; of a failed handshake it tells a socket's monitor alone
-
-_TCP_INFO = struct.Struct("128xQ")  # tcpi_bytes_received in Linux's struct tcp_info
-_HEARTBEAT_BYTES = 256  # a second, at most, that belong to no message
-_FRAME_OVERHEAD = 64  # bytes that ZMTP and CURVE put around a frame, at most
-_WIRE_PER_CREDIT = 4  # bytes of tiny packets under CURVE, for one of header and payload
-_LEAST_CUT = 64 << 10  # bytes that wait of a connection, or it is not why memory is short
-_CHECK_SHARE = 0.05  # of the receiver's time, at most
-_SILENT_SECONDS = 10.0  # without a message, after which a connection counts as silent
-_HANDSHAKES: dict[int, str] = {
-    zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH: "no-key",  # plain text, where CURVE is asked for
-    zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC: "server-key",  # encrypted to another receiver's key
-}
-_HANDSHAKE_FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-_LOCAL = ""  # the peer of a connection over ipc://
-
-
-@dataclass(slots=True)
-class _Connection:
-    peer: Any  # address and port: the descriptor may be another's by now
-    checked: float  # when, time.monotonic; at first, when it was accepted
-    bytes: int = 0  # of messages read from it, of those that TCP received before the last check
-    ended: bool = True  # whether a message came whole since the last check
-    silent_since: float | None = None  # when accepted, until a message comes or it is counted
-
-
-class Backlogs:
-    """Cuts off a connection of which more bytes came than its credit allows and were not read:
-    whole messages, or one that does not end. Of TCP, Linux counts the bytes; elsewhere nothing is
-    cut off. Once this process holds more memory than it should, those connections are cut off of
-    which most waits: half as much as of the worst, or more. Of ipc:// nobody counts the bytes:
-    there it is those of which no message came whole since the last check. A producer that was
-    innocent connects again.
-
-    Args:
-        server: the socket to watch, before it is bound.
-        limit: bytes of one connection that may wait to be read.
-        memory: bytes that this process may come to hold beside what it holds now.
-
-    Attributes:
-        monitor: to be polled for `follow`.
-        cut: connections cut off so far.
-    """
-
-    def __init__(self, server: zmq.Socket[Any], limit: int, memory: int) -> None:
-        self.monitor = server.get_monitor_socket(
-            zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | _HANDSHAKE_FAILED
-        )
-        self.cut = 0
-        self._failures: Counter[str] = Counter()
-        self._server, self._limit = server, limit
-        self._memory = memory + _resident()
-        self._connections: dict[int, _Connection] = {}
-        self._next = self._silent_at = 0.0
-        self._limited_log = RateLimitedLogger(log)
-
-    def follow(self) -> None:
-        """Note connections that were accepted or closed."""
-        while self.monitor.poll(0):
-            event = parse_monitor_message(self.monitor.recv_multipart())
-            descriptor = int(event["value"])
-            if event["event"] & _HANDSHAKE_FAILED:  # the value is no descriptor but what went wrong
-                self._failures[_HANDSHAKES.get(descriptor, "handshake")] += 1
-                continue
-            self._connections.pop(descriptor, None)
-            if event["event"] == zmq.EVENT_ACCEPTED:
-                with contextlib.suppress(OSError), _borrowed(descriptor) as tcp:
-                    local = tcp.family == socket.AF_UNIX
-                    peer = _LOCAL if local else tcp.getpeername()
-                    now = time.monotonic()
-                    self._connections[descriptor] = _Connection(peer, now, silent_since=now)
-
-    def read(self, frames: Sequence[zmq.Frame]) -> None:
-        """A message was, of these frames."""
-        connection = self._connections.get(int(frames[0].get(zmq.SRCFD))) if frames else None
-        if connection is not None:
-            connection.bytes += sum(len(frame) + _FRAME_OVERHEAD for frame in frames)
-            connection.ended, connection.silent_since = True, None
-
-    def take_failures(self, now: float) -> Mapping[str, int]:
-        """Connections that came to nothing since the call before, by reason: "no-key",
-        "server-key", any other "handshake" that failed (a plain peer's too, where it hung up
-        first), and "silent": no message within ten seconds, as from one whose routing id is
-        another's, which libzmq neither reads nor closes.
-        """
-        if now >= self._silent_at:
-            self._silent_at = now + 1.0
-            for connection in self._connections.values():
-                since = connection.silent_since
-                if since is not None and now - since >= _SILENT_SECONDS:
-                    self._failures["silent"] += 1
-                    connection.silent_since = None
-        found, self._failures = self._failures, Counter()
-        return found
-
-    def check(self, now: float) -> int:
-        """Check all connections, if it is time to; how many were cut off."""
-        if now < self._next or not hasattr(socket, "TCP_INFO"):
-            return 0
-        before, held, waiting = self.cut, _resident(), dict[int, int]()
-        for descriptor, connection in list(self._connections.items()):
-            with contextlib.suppress(OSError, struct.error), _borrowed(descriptor) as tcp:
-                if connection.peer == _LOCAL:
-                    self._check_local(tcp, connection, held)
-                else:
-                    waiting[descriptor] = self._check(tcp, connection, now)
-        if held > self._memory and self.cut == before:
-            self._cut_worst(waiting, held)
-        if self.cut > before:  # what the allocator keeps is not held against those that come
-            self._memory = max(self._memory, held)
-        self._next = now + (time.monotonic() - now) / _CHECK_SHARE
-        return self.cut - before
-
-    def close(self) -> None:
-        """Stop watching."""
-        self._server.disable_monitor()
-        self.monitor.close(0)
-
-    def _check(self, tcp: socket.socket, connection: _Connection, now: float) -> int:
-        """How many bytes wait, of a connection that is cut off where these are too many."""
-        facts = tcp.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
-        received: int = _TCP_INFO.unpack(facts)[0]
-        others = _HEARTBEAT_BYTES * (now - connection.checked)
-        connection.bytes = min(received, connection.bytes + math.ceil(others))
-        connection.checked = now
-        waiting = received - connection.bytes
-        if waiting > self._limit and tcp.getpeername() == connection.peer:
-            self._cut_off(
-                tcp,
-                f"{connection.peer[0]} off: {waiting} bytes came of it that could not be read yet, "
-                f"at most {self._limit} may; it ends no message, or ignores its credit",
-            )
-        return waiting
-
-    def _cut_worst(self, waiting: Mapping[int, int], held: int) -> None:
-        worst = max(waiting.values(), default=0)
-        for descriptor, size in waiting.items():
-            if 2 * size >= worst and size >= _LEAST_CUT:
-                peer = self._connections[descriptor].peer
-                with contextlib.suppress(OSError), _borrowed(descriptor) as tcp:
-                    if tcp.getpeername() == peer:
-                        self._cut_off(
-                            tcp,
-                            f"{peer[0]} off: {size} bytes of it wait, as much as of any, and "
-                            f"{held:,} bytes of memory are held here",
-                        )
-
-    def _check_local(self, local: socket.socket, connection: _Connection, held: int) -> None:
-        if not connection.ended and held > self._memory:
-            self._cut_off(
-                local, f"this machine off: it ends no message, and {held:,} bytes are held here"
-            )
-        connection.ended = False
-
-    def _cut_off(self, connection: socket.socket, why: str) -> None:
-        connection.shutdown(socket.SHUT_RDWR)
-        self.cut += 1
-        self._limited_log.warning("backlog", f"cut a connection from {why}; look at what it runs")
-
-
-def _resident() -> int:
-    """Bytes of memory that this process holds, beside files; 0 where that is not told."""
-    try:
-        _, resident, shared, *_ = Path("/proc/self/statm").read_text().split()
-    except (OSError, ValueError):
-        return 0
-    return (int(resident) - int(shared)) * resource.getpagesize()
-
-
-@contextlib.contextmanager
-def _borrowed(descriptor: int) -> Any:
-    """libzmq's own socket, which stays open."""
-    tcp = socket.socket(fileno=descriptor)
-    try:
-        yield tcp
-    finally:
-        tcp.detach()

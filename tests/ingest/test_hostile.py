@@ -3,6 +3,7 @@
 import contextlib
 import re
 import socket
+import struct
 import threading
 import time
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 import zmq
 from receiver_peer import KIB, MIB, Peer, packet, receiver
 
-from stream_ssl.ingest.receiver import _WIRE_PER_CREDIT, Backlogs
+from stream_ssl.ingest.backlogs import WIRE_PER_CREDIT, Backlogs
 from stream_ssl.wire import Data, Hello, Sample, Welcome, decode, encode
 from stream_ssl.wire.messages import prefix
 
@@ -163,6 +164,51 @@ def test_a_message_of_millions_of_empty_frames_holds_nobody_up(tmp_path):
             assert peak_rss(process) < MAX_RSS
 
 
+PING = b"\x04\x07\x04PING\x00\x1e"
+
+
+def test_connections_that_break_while_their_messages_wait_end_nobody(tmp_path):
+    """Where libzmq had stopped reading, its heartbeats ended the process: Assertion failed."""
+    with receiver(tmp_path) as (process, endpoint), Peer(endpoint) as good:
+        good.hello("good")
+        peers = [begun(endpoint) for _ in range(8)]
+        time.sleep(0.3)
+        for peer in peers:
+            peer.setblocking(False)
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            with contextlib.suppress(OSError):
+                peer.send((b"\0\0" * 500 + PING) * 40)
+        time.sleep(0.1)
+        for peer in peers:
+            peer.close()  # by RST, as the kernel closes what a killed process left unread
+        for sequence in range(1, 31):  # beyond three heartbeats
+            rounds(good, sequence, 1)
+            time.sleep(0.1)
+        assert process.poll() is None
+
+
+def test_a_flood_is_bounded_while_nobody_reads():
+    """As while the receiver waits for its disk; each message is 2 bytes here, some tens there."""
+    before = psutil.Process().memory_info().rss
+    context = zmq.Context()
+    router = context.socket(zmq.ROUTER)
+    router.linger, router.rcvhwm = 0, 0
+    backlogs = Backlogs(router, 64 * MIB, memory=64 * MIB)
+    try:
+        backlogs.start()
+        router.bind("tcp://127.0.0.1:0")
+        with begun(router.getsockopt_string(zmq.LAST_ENDPOINT)) as peer:
+            peer.settimeout(20.0)
+            with pytest.raises(OSError):  # noqa: PT011 - reset, or a broken pipe
+                while True:
+                    peer.sendall(b"\0\0" * 500_000)
+        assert psutil.Process().memory_info().rss - before < 512 * MIB
+        assert backlogs.take_refused(time.monotonic())["oversize"] == backlogs.cut == 1
+    finally:
+        backlogs.close()
+        context.destroy(0)
+
+
 def test_no_frames_of_a_message_pass_for_one_from_another_connection(tmp_path):
     with receiver(tmp_path) as (_, endpoint), Peer(endpoint) as good, zmq.Context() as context:
         good.hello("good")
@@ -199,7 +245,7 @@ def test_many_connections_of_unfinished_messages_are_bounded_together(tmp_path):
 def test_tiny_packets_take_no_more_on_the_wire_than_their_credit_allows_for():
     data = Data.pack(1, [Sample("1", b"\0", shape=(1, 1, 1))], None)
     wire = sum(len(frame) + 42 for frame in data.encode())  # 9 of ZMTP and 33 of CURVE
-    assert wire <= _WIRE_PER_CREDIT * data.size
+    assert wire <= WIRE_PER_CREDIT * data.size
 
 
 class Watched:
