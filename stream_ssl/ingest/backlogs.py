@@ -83,7 +83,7 @@ class Backlogs:
         )
         self.cut = self._told = 0
         self._failures: Counter[str] = Counter()
-        self._counting = threading.Lock()
+        self._following = threading.Lock()
         self._closing, self._thread = threading.Event(), threading.Thread(target=self._watch)
         self._server, self._limit = server, limit
         self._memory = memory + _resident()
@@ -102,13 +102,16 @@ class Backlogs:
             self.check(time.monotonic())
 
     def follow(self) -> None:
-        """Note connections that were accepted or closed."""
+        """Note connections that were accepted or closed; before messages of them are read."""
+        with self._following:
+            self._follow()
+
+    def _follow(self) -> None:
         while self._monitor.poll(0):
             event = parse_monitor_message(self._monitor.recv_multipart())
             descriptor = int(event["value"])
             if event["event"] & _HANDSHAKE_FAILED:  # the value is no descriptor but what went wrong
-                with self._counting:
-                    self._failures[_HANDSHAKES.get(descriptor, "handshake")] += 1
+                self._failures[_HANDSHAKES.get(descriptor, "handshake")] += 1
                 continue
             self._connections.pop(descriptor, None)
             if event["event"] == zmq.EVENT_ACCEPTED:
@@ -131,7 +134,7 @@ class Backlogs:
         too, where it hung up first), and "silent": no message within ten seconds, as from one
         whose routing id is another's, which libzmq neither reads nor closes.
         """
-        with self._counting:
+        with self._following:
             found, self._failures = self._failures, Counter()
         found["oversize"], self._told = self.cut - self._told, self.cut
         if now >= self._silent_at:

@@ -14,6 +14,7 @@ from stream_ssl.ingest.group_commit import CommitBatch, GroupCommit
 from stream_ssl.ingest.journal import JournalError
 from stream_ssl.ingest.sessions import (
     IDLE_SECONDS,
+    TURN_BYTES,
     CreditPolicy,
     ProducerRecord,
     ProducerTable,
@@ -457,9 +458,10 @@ class ProtocolState:
     def grant(self, now: float, quiet: Session | None = None) -> None:
         """Shares credit out, and sends an ACK where a share changed, except to `quiet`."""
         sessions = list(self.sessions)
-        self._note_idle(sessions, now)
+        floor = self._note_idle(sessions, now)
         blocked = self.closing or not self.group.ready
         room = 0 if blocked else max(0, self.room - self.group.batch.bytes)
+        waited_for = floor + TURN_BYTES if any(session.greedy for session in sessions) else floor
         for session, credit in zip(
             sessions, self.policy.plan(sessions, room, now, self.scarce), strict=True
         ):
@@ -470,12 +472,15 @@ class ProtocolState:
                 used = session.last_received >= session.credit_changed
                 session.revoked = before if used else 0
                 session.credit_changed = now
+                if before and not used:  # those who send come first now
+                    session.served = max(session.served, waited_for)
             session.credit = credit
             if session is not quiet:
                 self._ack(session, now)
 
-    def _note_idle(self, sessions: list[Session], now: float) -> None:
-        """Who has credit and sends nothing is owed nothing, and may wait to send a large packet."""
+    def _note_idle(self, sessions: list[Session], now: float) -> int:
+        """Who has credit and sends nothing is owed nothing, and may wait to send a large packet.
+        Returns what the least-served of the others has had."""
         idle = [
             session
             for session in sessions
@@ -487,6 +492,7 @@ class ProtocolState:
         floor = least_served(sessions)
         for session in idle:
             session.served = max(session.served, floor)
+        return floor
 
     def flush(self, now: float) -> None:
         """Sends the ACKs that are due: to duplicates, and where one could not be sent before."""

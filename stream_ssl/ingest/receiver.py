@@ -30,6 +30,7 @@ HEARTBEAT_MS = 1000
 HEARTBEAT_TIMEOUT_MS = 3000
 _HANDSHAKE_MS = 5000
 _FRAME_SLACK = 64 << 10
+_LEAST_MEMORY = 64 << 20  # bytes that the receiver may hold beside what it does when it starts
 _TICK_SECONDS = 0.05
 _IDLE_SECONDS = 1.0
 _MOST_FRAMES = 5  # of a message, with the connection's routing id
@@ -177,7 +178,7 @@ class Receiver:
         self._backlogs = Backlogs(
             router,
             WIRE_PER_CREDIT * self._policy.each + largest,
-            self._policy.total + 2 * (self._policy.each + largest),
+            max(_LEAST_MEMORY, 2 * (self._policy.total + self._policy.each + largest)),
         )
         self._socket = router
         for option, value in (
@@ -273,6 +274,7 @@ class Receiver:
         """Reads the messages that have come, one of each connection in turn, until the group is
         full; once a commit may be due, only while each adds to the group: a flood of large useless
         messages must not delay it."""
+        self._backlogs.follow()
         end = time.monotonic() + self._group.seconds
         for _ in range(_BURST):
             try:

@@ -24,7 +24,8 @@ class Session:
         credit_changed: when credit last began or ended.
         largest: bytes of its largest packet; 0: not known, or it may wait to send a larger one.
         served: bytes accepted from it, by which turns are shared out; an idle producer is raised to
-            the least-served busy one, so that it saves up no claim.
+            the least-served busy one, so that it saves up no claim, and by a turn beyond that one
+            when a turn of its own went by unused.
         greedy: whether it has been sending whenever it had credit.
         revoked: bytes of credit that were taken back and may still be in flight.
         last_received: when a message last came.
@@ -115,7 +116,7 @@ QUIET_SECONDS = 0.05  # a turn of a producer that does not
 DRAIN_SECONDS = 0.1  # without a message, after which an expired turn has nothing left in flight
 IDLE_SECONDS = 0.5  # with credit and without a message, after which a producer wants no more
 _TURN_PACKETS = 4  # least grant of a turn, in packets of the producer's largest size
-_TURN_BYTES = 256 << 10  # least grant of a turn, where a packet may have so many
+TURN_BYTES = 256 << 10  # least grant of a turn, where a packet may have so many
 
 
 class CreditPolicy:
@@ -150,7 +151,7 @@ class CreditPolicy:
         of any size where none did."""
         if not session.largest:
             return self.max_packet
-        return min(self.max_packet, max(_TURN_PACKETS * session.largest, _TURN_BYTES))
+        return min(self.max_packet, max(_TURN_PACKETS * session.largest, TURN_BYTES))
 
     def share(self, count: int, room: int) -> int:
         """Bytes for each of `count` producers at once; 0: they must take turns, or wait."""

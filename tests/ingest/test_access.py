@@ -11,7 +11,7 @@ import pytest
 import zmq
 from receiver_peer import Peer, Running, packet, until
 
-from stream_ssl.ingest import access, receiver
+from stream_ssl.ingest import access, backlogs
 from stream_ssl.ingest.access import Access, AllowList
 from stream_ssl.wire import Hello, Keys, Welcome
 
@@ -173,7 +173,7 @@ def test_a_broken_list_leaves_the_one_before_in_force(running, listed):
 
 
 def test_a_stolen_routing_id_gets_nothing_in_and_cuts_nobody_off(running, monkeypatch):
-    monkeypatch.setattr(receiver, "_SILENT_SECONDS", 1.0)
+    monkeypatch.setattr(backlogs, "_SILENT_SECONDS", 1.0)
     with (
         Peer(running.endpoint, ROBOT, SERVER, route=b"robot-1") as victim,
         Peer(running.endpoint, MALLORY, SERVER) as other,

@@ -1,6 +1,8 @@
 """How credit is shared: the plan by itself, and over TCP."""
 
+import contextlib
 import errno
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -234,6 +236,27 @@ def test_a_flood_beyond_all_credit_is_bounded_and_harms_nobody(tmp_path):
         sent = [sequence for name, sequence in running.journalled() if name == "bad"]
         assert sent == list(range(1, len(sent) + 1))
         assert running.receiver._group.batch.bytes <= SMALL["total_credit"]
+
+
+@pytest.mark.parametrize("idle", [6, 24])
+def test_idle_producers_leave_the_turns_to_one_that_sends(tmp_path, idle):
+    """There is credit for four at once, and all but one have nothing to send."""
+    with Running(tmp_path, **SMALL) as running, contextlib.ExitStack() as stack:
+        for n in range(idle):
+            stack.enter_context(Peer(running.endpoint)).hello(f"idle/{n}")
+        active = stack.enter_context(Peer(running.endpoint))
+        active.hello("active")
+        sequence, with_credit = 0, 0
+        for _ in range(400):  # 4 seconds
+            while active.socket.poll(0):
+                active.hear(Ack)
+            with_credit += active.credit > 0
+            if active.credit and active.through == sequence:
+                sequence += 1
+                active.say(packet(sequence, samples=1, side=20))
+            time.sleep(0.01)
+        assert with_credit > 200
+        assert active.through > 100
 
 
 def test_many_greedy_producers_are_served_alike(tmp_path):

@@ -198,8 +198,8 @@ def test_a_flood_is_bounded_while_nobody_reads():
         backlogs.start()
         router.bind("tcp://127.0.0.1:0")
         with begun(router.getsockopt_string(zmq.LAST_ENDPOINT)) as peer:
-            peer.settimeout(20.0)
-            with pytest.raises(OSError):  # noqa: PT011 - reset, or a broken pipe
+            peer.settimeout(2.0)
+            with contextlib.suppress(OSError):  # cut off
                 while True:
                     peer.sendall(b"\0\0" * 500_000)
         assert psutil.Process().memory_info().rss - before < 512 * MIB
