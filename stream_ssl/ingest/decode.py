@@ -6,6 +6,7 @@ Legend: B samples of a chunk, C channels, D numbers of a vector, H height, W wid
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,14 +31,21 @@ REASONS = (
     "fields",  # id, time, label or meta breaks a rule of the wire
     "format",  # the file is not of the codec that it came under
     "packet",  # the packet's header cannot be read: counted as one sample
-    "pixels",  # more pixels than the limit
+    "pixels",  # more pixels than the limit, or more scans of them
     "shape",  # raw bytes do not fill their shape, or fit="refuse" and other sides
 )
+
+MOST_SCANS = 16
+"""Scans of a JPEG of `max_pixels`, and as many more as it has fewer pixels: encoders write a dozen,
+each takes the decoder as long as reading all pixels, and may be 76 bytes."""
 
 Pixels = NDArray[np.uint8]
 Row = Mapping[str, Any]
 
 _MAGIC = {"jpeg": b"\xff\xd8", "png": b"\x89PNG\r\n\x1a\n", "webp": b"RIFF"}
+_SOS = b"\xff\xda"  # begins a scan of a JPEG
+_MARKER = re.compile(rb"\xff+[^\x00\xff]")
+_ALONE = {0x01, *range(0xD0, 0xD9)}  # markers that no length follows
 _ORIENTATION = 0x0112  # EXIF tag
 _TURN = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -254,8 +262,9 @@ class Decoder:
         channels: 1 or 3.
         fit: "resize" scales the short side to `size` and keeps the middle; "refuse" takes only
             images of `size` x `size`, of any colour mode.
-        max_pixels: larger images are refused by their header, before a pixel is decoded. A decode
-            may hold up to 16 bytes a pixel for a moment.
+        max_pixels: larger images are refused by their header, before a pixel is decoded, and so
+            are JPEGs of more than 16 scans of so many pixels. A decode may hold up to 16 bytes a
+            pixel for a moment.
 
     Raises:
         ValueError: an argument outside its range.
@@ -325,6 +334,16 @@ class Decoder:
                 "shape", f'{width} x {height} pixels; fit="refuse" takes {self.size} x {self.size}'
             )
 
+    def _check_scans(self, data: bytes, width: int, height: int) -> None:
+        """Each scan of a JPEG goes over all of its pixels, and takes some tens of bytes."""
+        most = MOST_SCANS * self.max_pixels // (width * height)
+        if data.count(_SOS) > most and (scans := scans_of(data)) > most:
+            raise BadSample(
+                "pixels",
+                f"{width} x {height} pixels in {scans} scans; at most {most} scans of so many "
+                "pixels are decoded",
+            )
+
     def _raw(self, sample: Sample) -> Pixels:
         assert sample.shape is not None  # the wire's rule for raw
         height, width, channels = sample.shape
@@ -339,6 +358,8 @@ class Decoder:
         try:
             with Image.open(BytesIO(data), formats=(sample.codec.upper(),)) as image:
                 self._check_size(*image.size)
+                if sample.codec == "jpeg":
+                    self._check_scans(data, *image.size)
                 turn = _turn(image)
                 if sample.codec == "jpeg" and image.mode in ("L", "RGB"):
                     if (scaled_HWC := self._jpeg(data)) is not None:
@@ -464,6 +485,19 @@ def _usable(value: NDArray[Any]) -> bool:
     with np.errstate(over="ignore", invalid="ignore"):
         square = np.einsum("...d,...d->...", value, value, dtype=np.float32)
     return bool(np.isfinite(square).all())
+
+
+def scans_of(data: bytes) -> int:
+    """How many scans a JPEG's markers begin; those of pictures within its segments do not count."""
+    scans, at = 0, 2  # behind SOI
+    while found := _MARKER.search(data, at):
+        at = found.end()
+        if found[0][-1] == 0xD9:  # EOI
+            break
+        scans += found[0][-1] == _SOS[-1]
+        if found[0][-1] not in _ALONE:
+            at += int.from_bytes(data[at : at + 2], "big")
+    return scans
 
 
 def _plain(image: Image.Image) -> Image.Image:

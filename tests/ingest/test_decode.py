@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import re
 import threading
+import time
 from io import BytesIO
 from typing import Any
 
@@ -14,7 +16,7 @@ from batches_naive import encoded, picture, png_bomb, raw
 from PIL import Image
 from table import table
 
-from stream_ssl.ingest.decode import REASONS, BadSample, Decoder
+from stream_ssl.ingest.decode import REASONS, BadSample, Decoder, scans_of
 
 RNG = np.random.default_rng(0)
 RED, GREEN, BLUE, GREY = (255, 0, 0), (0, 255, 0), (0, 0, 255), (90, 90, 90)
@@ -317,6 +319,50 @@ def test_a_pixel_bomb_goes_by_its_header(
 
     monkeypatch.setattr("PIL.ImageFile.ImageFile.load", load)
     assert refused(png_bomb(*sides)).reason == "pixels"
+
+
+def segment(marker: int, content: bytes) -> bytes:
+    return b"\xff" + bytes([marker]) + (len(content) + 2).to_bytes(2, "big") + content
+
+
+def scan_bomb(side: int, scans: int) -> bytes:
+    """A sound progressive JPEG in grey, of one scan for DC and others that change nothing."""
+    blocks = ((side + 7) // 8) ** 2
+    size = side.to_bytes(2, "big")
+    head = segment(0xDB, bytes(1) + b"\1" * 64)
+    head += segment(0xC2, b"\x08" + size + size + b"\1\1\x11\0")
+    head += segment(0xC4, bytes([0x00, 1, *bytes(15), 0x00]))  # DC: '0' is no difference
+    head += segment(0xC4, bytes([0x10, 1, *bytes(15), 0xE0]))  # AC: '0' + 14 bits is a run of ends
+    runs = -(-blocks // 16384)
+    bits = ("0" + "0" * 14) * runs
+    bits += "1" * (-len(bits) % 8)
+    run = int(bits, 2).to_bytes(len(bits) // 8, "big").replace(b"\xff", b"\xff\0")
+    parts = [segment(0xDA, b"\1\1\0\0\0\0") + bytes(-(-blocks // 8))]
+    for number in range(scans - 1):
+        band = 1 + number % 63
+        parts.append(segment(0xDA, bytes([1, 1, 0, band, band, 0])) + run)
+    return b"\xff\xd8" + head + b"".join(parts) + b"\xff\xd9"
+
+
+def test_a_scan_bomb_goes_by_its_markers() -> None:
+    """Each scan takes as long as all pixels, and next to no bytes: this one some minutes."""
+    began = time.perf_counter()
+    error = refused(scan_bomb(7000, 20_000), "jpeg")
+    assert (error.reason, time.perf_counter() - began < 5.0) == ("pixels", True)
+    assert re.search("7000 x 7000 pixels in 20000 scans; at most 16 scans", str(error))
+    assert decode(scan_bomb(64, 400), "jpeg").shape == (8, 8, 3)  # small ones may have many
+    assert decode(scan_bomb(2000, 16), "jpeg", max_pixels=4_000_000).shape == (8, 8, 3)
+    assert refused(scan_bomb(2000, 17), "jpeg", max_pixels=4_000_000).reason == "pixels"
+
+
+def test_pictures_within_a_jpeg_are_no_scans_of_it() -> None:
+    """Cameras put previews, and maps of any bytes, into segments."""
+    data = encoded(picture(RNG, 40, 40), "JPEG", progressive=True)
+    assert 5 <= scans_of(data) <= 16
+    preview = segment(0xE2, b"\xff\xda\0\x08" * 1000)
+    within = data[:2] + preview + data[2:]
+    assert scans_of(within) == scans_of(data) == scans_of(within + b"\xff\xda" * 99)
+    assert decode(within, "jpeg", max_pixels=1600).shape == (8, 8, 3)
 
 
 def test_the_limit_itself_is_allowed() -> None:
