@@ -110,7 +110,8 @@ CATALOGUE: tuple[Spec, ...] = (
     Spec(
         "receiver", "counter", "received_samples_total", "samples",
         "Samples taken from producers for the first time.",
-        "The rate of the stream. Less rejected, it must be what is trained plus what waits.",
+        "The rate of the stream: what is trained, turned away as near-copies, quarantined and "
+        "waits (pending_samples, and in the records of lag_records) adds up to it.",
         field="ReceiverRecord.samples",
     ),
     Spec(
@@ -238,8 +239,8 @@ CATALOGUE: tuple[Spec, ...] = (
     ),
     Spec(
         "learner", "counter", "trained_samples_total", "samples",
-        "Fresh samples taken from the journal since this process started.",
-        "The rate against that of received_samples_total.",
+        "Fresh samples trained on since this process started; not what novelty turned away.",
+        "The rate, with that of near_copies_total, against that of received_samples_total.",
     ),
     Spec(
         "learner", "counter", "near_copies_total", "samples",
@@ -301,7 +302,7 @@ CATALOGUE: tuple[Spec, ...] = (
         "learner", "gauge", "pending_samples", "samples",
         "Samples read from the journal and not yet trained on: of batches made ahead, and those "
         "that wait until a batch is full.",
-        "Steady below the batch size: the stream pauses; received is trained, rejected and this.",
+        "Steady, at less than two batches: the stream pauses.",
     ),
     Spec(
         "learner", "counter", "journal_corrupt_records_total", "records",
