@@ -49,7 +49,7 @@ class Skipped:
         self.by_reason[reason] += 1
         if (count := self.by_reason[reason]) <= SHOWN:
             more = "; more of this reason are only counted" if count == SHOWN else ""
-            log.warning("source %s: left out %s: %s%s", self._source, what, why, more)
+            log.warning("source %s: left out %s (%s): %s%s", self._source, what, reason, why, more)
 
     def __str__(self) -> str:
         counted = ", ".join(f"{count} {reason}" for reason, count in self.by_reason.most_common())

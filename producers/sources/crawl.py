@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from producers.sources.base import Facts, Skipped, SourceError, checked, mark, wrong_position
 from producers.sources.fields import codec_of, digest, fitting_meta, short_id
+from producers.sources.finite import nothing_readable
 from producers.sources.shards import find_files
 from producers.sources.url_lists import Row, count_rows, read_rows
 from stream_ssl.wire.sample import Position, Sample
@@ -100,6 +101,7 @@ class Crawl:
 
     def _crawled(self, progress: Progress) -> Iterator[tuple[Sample, Position]]:
         total = sum(map(count_rows, self._files)) if sys.stderr.isatty() else 0
+        given = progress.first or progress.done
         work = Work(self, progress)
         try:
             with bar(self.name, total) as show:
@@ -107,10 +109,13 @@ class Crawl:
                     work.make_room(progress.finish(number))
                     show(progress.first, str(self.skipped))
                     if sample is not None:
+                        given += 1
                         yield sample, mark([progress.first, f"{progress.done:x}"], self._facts)
         finally:
             work.end()
         log.info("source %s has done %d URLs; %s", self.name, progress.first, self.skipped)
+        if progress.first and not given and not self._stopped.is_set():
+            raise nothing_readable(self.name)
 
     def rows(self) -> Iterator[Row]:
         """Of all lists, one after the other."""

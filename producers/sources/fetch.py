@@ -91,7 +91,11 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
         if any(ip in network for network in self._allowed if network.version == ip.version):
             return
         if not ip.is_global or ip.is_multicast:
-            raise Skip("private address", f"{host} is at {address}")
+            raise Skip(
+                "private address",
+                f"{host} is at {address}, which is not of the public internet; --source."
+                "allow_networks names networks that may be asked all the same",
+            )
 
     async def connect_tcp(
         self,

@@ -152,6 +152,15 @@ def test_a_run_folder_that_cannot_be_written_is_refused(
     assert (tmp_path / "file").read_text() == "mine"
 
 
+def test_a_run_without_a_configuration_starts_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert refused(run_command.main) == USAGE
+    assert "there is no CONFIG: give one, such as deploy/configs/" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_device_that_is_not_there_ends_a_run_instead_of_restarting_it(tmp_path: Path) -> None:
     with processes(tmp_path / "run", TINY | {"learner": {"device": "gpu"}}) as run:
         # What a supervisor ends a run by.

@@ -158,8 +158,10 @@ def test_a_bad_row_takes_no_other_with_it(served, tmp_path, kind):
     (tmp_path / name).write_bytes(data if isinstance(data, bytes) else data.encode())
     listed = Crawl(str(tmp_path / name), allow_networks=["127.0.0.0/8"])
     listed.fetcher.backend.resolve = source.fetcher.backend.resolve
-    expected = [] if left_out is None else ["0.png", "1.png"]
-    assert sorted(paths(listed.samples())) == expected
+    if left_out is None:
+        gives_nothing(listed)
+    else:
+        assert sorted(paths(listed.samples())) == ["0.png", "1.png"]
     assert listed.skipped.by_reason == ({"bad URL": 2} if left_out is None else left_out)
 
 
@@ -208,8 +210,14 @@ def test_the_crawl_delay_lies_between_requests(served, tmp_path):
     assert times[-1] - times[0] > 0.28
     served.answers["/robots.txt"] = robots("User-agent: *\nCrawl-delay: 9999\n")
     source = crawl(served, tmp_path, good(2))
-    assert paths(source.samples()) == []
+    gives_nothing(source)
     assert source.skipped.by_reason == {"busy": 2}
+
+
+def gives_nothing(source):
+    """As of any source, a pass in which nothing can be read is an error."""
+    with pytest.raises(SourceError, match="not one sample of a whole pass can be read"):
+        next(source.samples())
 
 
 @table(
@@ -229,7 +237,10 @@ def test_opt_outs_are_respected(served, tmp_path, tag, sent):
 
     served.answers["good.test/*"] = tagged
     source = crawl(served, tmp_path, good(1))
-    assert len(paths(source.samples())) == sent
+    if sent:
+        assert paths(source.samples()) == ["0.png"]
+    else:
+        gives_nothing(source)
     assert source.skipped.by_reason == ({} if sent else {"X-Robots-Tag": 1})
 
 
@@ -315,7 +326,7 @@ def test_a_hostile_host_takes_no_other_with_it(served, tmp_path, caplog, kind):
     source = crawl(served, tmp_path, urls, resolve, seconds=1, max_bytes=100_000, max_wait=0)
     assert sorted(paths(source.samples())) == [f"{n}.png" for n in range(4)]
     assert source.skipped.by_reason == {reason: 1}
-    assert f"left out http://bad.test:{served.port}/x: " in caplog.text
+    assert f"left out http://bad.test:{served.port}/x ({reason}): " in caplog.text
 
 
 @table(
@@ -344,7 +355,7 @@ def test_addresses_that_are_not_public_are_refused(served, tmp_path, address):
         return ["93.184.216.34", address]  # one bad address is enough
 
     source = crawl(served, tmp_path, good(1), resolve, allow_networks=[], robots=False)
-    assert paths(source.samples()) == []
+    gives_nothing(source)
     assert source.skipped.by_reason == {"private address": 1}
     assert served.asked == []
 
@@ -353,7 +364,7 @@ def test_addresses_that_are_not_public_are_refused(served, tmp_path, address):
 def test_names_of_this_machine_are_refused(served, tmp_path, host):
     source = crawl(served, tmp_path, [f"http://{host}:PORT/1.png"], allow_networks=[])
     source.fetcher.backend.resolve = Crawl(str(tmp_path / "urls.txt")).fetcher.backend.resolve
-    assert paths(source.samples()) == []
+    gives_nothing(source)
     assert source.skipped.by_reason in ({"no robots.txt": 1}, {"private address": 1})
     assert served.asked == []
 

@@ -13,6 +13,7 @@ import trustme
 from source_files import encoded, pixels
 
 from producers.sources import Crawl
+from producers.sources.base import SourceError
 
 PNG = encoded(pixels(1, 64, 64, 3)[0])
 
@@ -89,6 +90,7 @@ def test_requests_share_a_connection(tmp_path, host):
 def test_a_certificate_must_be_the_hosts_and_known(tmp_path, host, name, trusted):
     port, authority = host
     source = crawl(tmp_path, port, name, authorities=authority if trusted else None)
-    assert list(source.samples()) == []
+    with pytest.raises(SourceError, match="not one sample of a whole pass can be read"):
+        next(source.samples())
     assert source.skipped.by_reason == {"no robots.txt": 20}
     assert Host.streams == 0

@@ -197,7 +197,7 @@ def test_a_bad_vector_takes_no_other_with_it(tmp_path, caplog):
     source = NpyVectors(tmp_path / "a.npy", tmp_path / "b.npy", shuffle=False)
     assert [sample.id for sample, _ in source.samples()] == ["a/0", "a/5"]
     assert source.skipped.by_reason == {"bad vector": 4}
-    assert "left out a/1: " in caplog.text
+    assert "left out a/1 (bad vector): " in caplog.text
 
 
 def test_image_folder_sends_files_as_they_are(tmp_path):
@@ -235,8 +235,8 @@ def test_image_folder_goes_by_content_and_skips_what_is_no_image(tmp_path, caplo
     with caplog.at_level(logging.WARNING):
         assert [(s.id, s.codec) for s, _ in source.samples()] == [("ant/000.jpg", "png")]
     assert source.skipped.by_reason == {"no image": 1, "unreadable": 3}
-    assert "ant/001.png: neither JPEG" in caplog.text
-    assert "ant/pipe.png: not a regular file" in caplog.text
+    assert "ant/001.png (no image): neither JPEG" in caplog.text
+    assert "ant/pipe.png (unreadable): not a regular file" in caplog.text
     assert "bee/000.png: 268435457 bytes, more than the 268435456 that are read" in caplog.text
 
 

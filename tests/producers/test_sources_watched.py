@@ -175,7 +175,7 @@ def test_what_is_no_image_is_counted_and_passed_over(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         assert names(source.samples()) == ["b.png"]
     assert source.skipped.by_reason == {"no image": 1}
-    assert "a.png: neither JPEG" in caplog.text
+    assert "a.png (no image): neither JPEG" in caplog.text
 
 
 def test_a_file_taken_away_before_it_is_read_is_counted(tmp_path):

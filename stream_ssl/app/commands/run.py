@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 
@@ -16,17 +17,30 @@ from stream_ssl.app.signals import stop_on_signals
 from stream_ssl.app.supervisor import Supervisor, command, learner_command
 
 
+LEARNER_NEEDS = {
+    "--memory.capacity": "STREAM_SSL_MEMORY__CAPACITY",
+    "--batches.batch_size": "STREAM_SSL_BATCHES__BATCH_SIZE",
+}
+"""Options without a default, on the command line and in the environment."""
+
+
 def main(arguments: Sequence[str]) -> int:
     """Start receiver and learner, restart what dies, until SIGTERM or SIGINT.
 
     The receiver's settings are parsed here, for they cost nothing; the learner's by itself, so
     that this process never loads torch. One that finds its settings wrong stops the whole.
     """
-    count = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    count = argparse.ArgumentParser("stream-ssl run", add_help=False, allow_abbrev=False)
     count.add_argument("--ranks", type=int, default=1)
     count.add_argument("--receivers", type=int, default=1)
     given, rest = count.parse_known_args(arguments)
     settings = config.read(config.receiver_parser("run"), rest)
+    if not settings.config and not os.environ.keys() & LEARNER_NEEDS.values():
+        if not any(one.partition("=")[0] in LEARNER_NEEDS for one in rest):
+            count.error(
+                "there is no CONFIG: give one, such as deploy/configs/laptop.yaml, or at least "
+                f"{' and '.join(LEARNER_NEEDS)}"
+            )
     if given.ranks < 1:
         count.error(f"--ranks is {given.ranks}: at least 1 process has to learn")
     if not 1 <= given.receivers <= given.ranks:
