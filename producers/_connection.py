@@ -25,6 +25,7 @@ RETRY_MS = 100
 RETRY_MAX_MS = 1000
 DIAGNOSE_SECONDS = 1.0  # for each of the peer's answers
 MAX_REPLY = 1 << 20  # bytes; the receiver's messages are small
+KEYS_REMEDY = "pass keys= and server_key=, or --key and --server_key to `stream-ssl produce`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +50,12 @@ def curve_of(
         ValueError: plain text beyond loopback, one of the two missing, or a bad key file.
     """
     if keys is None and server_key is None:
-        require_loopback(address, "pass keys= and server_key=, made with: stream-ssl keys NAME")
+        require_loopback(address, f"{KEYS_REMEDY}; made with: stream-ssl keys NAME")
         return None
     if keys is None or server_key is None:
-        raise ValueError("keys and server_key belong together: pass both, or neither on loopback")
+        raise ValueError(
+            f"keys and server_key belong together: {KEYS_REMEDY}, both, or neither on loopback"
+        )
     pair = keys if isinstance(keys, Keys) else Keys.load(keys)
     if pair.secret is None:
         raise ValueError(
@@ -191,7 +194,7 @@ class Connection:
             )
         return (
             f"{self._address} broke off the plain-text handshake: most likely it requires keys; "
-            "pass keys= and server_key="
+            + KEYS_REMEDY
         )
 
     def _fail(self, reason: str) -> None:

@@ -144,7 +144,12 @@ class Encoder(nn.Module):
             ValueError: it cannot be decoded, or the run refuses images of its size (decoder.fit).
             OSError: a file cannot be read.
         """
-        pixels_HWC = self.decoder.decode(as_sample(image, id="image"))
+        try:
+            pixels_HWC = self.decoder.decode(as_sample(image, id="image"))
+        except ValueError as error:
+            if isinstance(image, str | Path):
+                raise ValueError(f"{image}: {error}") from error
+            raise
         return torch.from_numpy(np.array(pixels_HWC.transpose(2, 0, 1), order="C"))
 
     def _encode(self, view_BCHW: Tensor) -> Tensor:

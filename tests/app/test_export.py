@@ -201,6 +201,10 @@ def test_an_image_becomes_what_the_learner_would_see(exported: Path, tmp_path: P
         encoder.preprocess(3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="no JPEG, PNG or WebP"):
         encoder.preprocess(b"nothing")
+    for content in (b"nothing", file.read_bytes()[:200]):
+        file.write_bytes(content)
+        with pytest.raises(ValueError, match=r"image\.png: "):
+            encoder.preprocess(file)
 
 
 def test_it_can_be_trained_on_and_draws_no_random_numbers(run: Path, exported: Path) -> None:

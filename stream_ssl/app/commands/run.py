@@ -16,7 +16,6 @@ from stream_ssl.app.failures import DONE, configuring, reported
 from stream_ssl.app.signals import stop_on_signals
 from stream_ssl.app.supervisor import Supervisor, command, learner_command
 
-
 LEARNER_NEEDS = {
     "--memory.capacity": "STREAM_SSL_MEMORY__CAPACITY",
     "--batches.batch_size": "STREAM_SSL_BATCHES__BATCH_SIZE",
@@ -35,12 +34,12 @@ def main(arguments: Sequence[str]) -> int:
     count.add_argument("--receivers", type=int, default=1)
     given, rest = count.parse_known_args(arguments)
     settings = config.read(config.receiver_parser("run"), rest)
-    if not settings.config and not os.environ.keys() & LEARNER_NEEDS.values():
-        if not any(one.partition("=")[0] in LEARNER_NEEDS for one in rest):
-            count.error(
-                "there is no CONFIG: give one, such as deploy/configs/laptop.yaml, or at least "
-                f"{' and '.join(LEARNER_NEEDS)}"
-            )
+    told = {one.partition("=")[0] for one in rest} & LEARNER_NEEDS.keys()
+    if not (settings.config or told or os.environ.keys() & LEARNER_NEEDS.values()):
+        count.error(
+            "there is no CONFIG: give one, such as deploy/configs/laptop.yaml, or at least "
+            f"{' and '.join(LEARNER_NEEDS)}"
+        )
     if given.ranks < 1:
         count.error(f"--ranks is {given.ranks}: at least 1 process has to learn")
     if not 1 <= given.receivers <= given.ranks:

@@ -278,7 +278,7 @@ def table(run: Path, addresses: Mapping[str, str], figures: Mapping[str, Any]) -
         shown.add_row(
             "receiving",
             f"{r['samples_per_second']:,.0f} samples/s, {r['bytes_per_second'] / 1e6:.1f} MB/s "
-            f"from {r['producers']:.0f} producers",
+            f"from {r['producers']:.0f} producer{'' if r['producers'] == 1 else 's'}",
         )
         room = r["journal_room_bytes"] / 1e6
         held = r["journal_bytes"] / 1e6
