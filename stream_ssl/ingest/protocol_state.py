@@ -357,9 +357,7 @@ class ProtocolState:
                 self.captured = captured
         self._count_missing(session)
         self._known.add(session.producer)
-        session.largest = max(session.largest, data.size)
-        session.served += data.size
-        session.greedy = True
+        session.take(data.size, self.policy.least(session), session.last_received)
         session.expected += 1
         session.gap_sent = 0.0
 
@@ -479,8 +477,8 @@ class ProtocolState:
                 self._ack(session, now)
 
     def _note_idle(self, sessions: list[Session], now: float) -> int:
-        """Who has credit and sends nothing is owed nothing, and may wait to send a large packet.
-        Returns what the least-served of the others has had."""
+        """Who has credit and sends little is owed nothing; who sends nothing may wait to send a
+        large packet. Returns what the least-served of the greedy has had."""
         idle = [
             session
             for session in sessions
@@ -490,8 +488,9 @@ class ProtocolState:
         for session in idle:
             session.greedy, session.largest = False, 0
         floor = least_served(sessions)
-        for session in idle:
-            session.served = max(session.served, floor)
+        for session in sessions:
+            if session.credit and not session.greedy:
+                session.served = max(session.served, floor)
         return floor
 
     def flush(self, now: float) -> None:

@@ -26,7 +26,9 @@ class Session:
         served: bytes accepted from it, by which turns are shared out; an idle producer is raised to
             the least-served busy one, so that it saves up no claim, and by a turn beyond that one
             when a turn of its own went by unused.
-        greedy: whether it has been sending whenever it had credit.
+        greedy: whether it sends as much as it may, and others must wait for its turns: at least
+            half of a least grant in the time of a turn.
+        taken, taken_since: bytes accepted from it in such a time, and when that began.
         revoked: bytes of credit that were taken back and may still be in flight.
         last_received: when a message last came.
         last_acked: when an ACK was last sent.
@@ -51,10 +53,22 @@ class Session:
     largest: int = 0
     served: int = 0
     greedy: bool = False
+    taken: int = 0
+    taken_since: float = 0.0
     revoked: int = 0
     last_acked: float = 0.0
     missing: int = 0
     gap_sent: float = 0.0
+
+    def take(self, size: int, least: int, now: float) -> None:
+        """Counts an accepted packet; `least` is its least grant."""
+        if now - self.taken_since >= TURN_SECONDS:
+            self.greedy = 2 * self.taken >= least
+            self.taken, self.taken_since = 0, now
+        self.largest = max(self.largest, size)
+        self.served += size
+        self.taken += size
+        self.greedy = self.greedy or 2 * self.taken >= least
 
 
 class Sessions:

@@ -245,6 +245,36 @@ def test_idle_producers_are_noted_in_one_pass(protocol, monkeypatch):
     assert len(asked) == 1
 
 
+def test_one_that_sends_a_little_all_the_time_holds_nobody_back(protocol):
+    """The learner makes room for 1 MB/s; two producers would fill it, and a third sends 20 kB/s."""
+    sides = {"small": 25, "large": 100, "larger": 150}
+    sent = dict.fromkeys(sides, 0)
+    for name in sides:
+        protocol.say(Hello(name, epoch=1, first=1), route=name.encode())
+    protocol.scarce, protocol.room, now = True, 0, 100.0
+    for step in range(400):  # 20 seconds
+        now += 0.05
+        protocol.room = min(protocol.room + 50_000, 300_000)
+        protocol.grant(now)
+        for name, side in sides.items():
+            session = protocol.sessions.by_producer(name)
+            budget = min(session.credit, protocol.room)
+            if name == "small":  # two packets a step, and what waited
+                budget = min(budget, (2 * (step + 1) - sent[name]) * side * side)
+            while session.credit and budget >= side * side:
+                sent[name] += 1
+                protocol.say(packet(sent[name], 1, side), now, name.encode())
+                budget, protocol.room = budget - side * side, protocol.room - side * side
+        protocol.commit(now)
+        if step == 0:
+            first = dict(sent)
+    took = {name: (sent[name] - first[name]) * side * side for name, side in sides.items()}
+    assert took["small"] > 0.95 * 400 * 2 * 25 * 25
+    # Without the third they take 9.98 MB, by grants of so little.
+    assert took["large"] + took["larger"] > 0.9 * 9_980_000
+    assert min(took["large"], took["larger"]) > 0.7 * max(took["large"], took["larger"])
+
+
 IN_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 PRODUCERS = st.sampled_from(["left", "right"])
 
