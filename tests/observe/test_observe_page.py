@@ -153,6 +153,12 @@ def test_each_producer_is_told_what_it_has_in_the_memory(feed: Feed) -> None:
         held = {name: row["held"] for name, row in told["producers"].items()}
         assert held == {"parked": 32 - came_late, "walking": came_late}
         assert told["producers"]["walking"]["near_duplicates"] == 3  # the copy in each batch
+        assert view is not None
+        view.slots.fates.clear()  # as in a process that went on from a checkpoint
+        again = ask(server, "learner/memory/producers")["producers"]
+        assert {name: (row["held"], row["offered"]) for name, row in again.items()} == {
+            name: (slots, 0) for name, slots in held.items() if slots
+        }
 
 
 def test_evictions_come_last_first(feed: Feed) -> None:
