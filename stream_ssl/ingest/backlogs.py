@@ -83,7 +83,7 @@ class Backlogs:
         )
         self.cut = self._told = 0
         self._failures: Counter[str] = Counter()
-        self._following = threading.Lock()
+        self._following = threading.Lock()  # of the monitor, and of what is noted from it
         self._closing, self._thread = threading.Event(), threading.Thread(target=self._watch)
         self._server, self._limit = server, limit
         self._memory = memory + _resident()
@@ -136,10 +136,11 @@ class Backlogs:
         """
         with self._following:
             found, self._failures = self._failures, Counter()
+            connections = list(self._connections.values())
         found["oversize"], self._told = self.cut - self._told, self.cut
         if now >= self._silent_at:
             self._silent_at = now + 1.0
-            for connection in list(self._connections.values()):
+            for connection in connections:
                 since = connection.silent_since
                 if since is not None and now - since >= _SILENT_SECONDS:
                     found["silent"] += 1
@@ -151,14 +152,16 @@ class Backlogs:
         if now < self._next or not hasattr(socket, "TCP_INFO"):
             return 0
         before, held, waiting = self.cut, _resident(), dict[int, int]()
-        for descriptor, connection in list(self._connections.items()):
+        with self._following:
+            connections = dict(self._connections)
+        for descriptor, connection in connections.items():
             with contextlib.suppress(OSError, struct.error), _borrowed(descriptor) as tcp:
                 if connection.peer == _LOCAL:
                     self._check_local(tcp, connection, held)
                 else:
                     waiting[descriptor] = self._check(tcp, connection, now)
         if held > self._memory and self.cut == before:
-            self._cut_worst(waiting, held)
+            self._cut_worst(connections, waiting, held)
         if self.cut > before:  # what the allocator keeps is not held against those that come
             self._memory = max(self._memory, held)
         self._next = now + (time.monotonic() - now) / _CHECK_SHARE
@@ -188,11 +191,13 @@ class Backlogs:
             )
         return waiting
 
-    def _cut_worst(self, waiting: Mapping[int, int], held: int) -> None:
+    def _cut_worst(
+        self, connections: Mapping[int, _Connection], waiting: Mapping[int, int], held: int
+    ) -> None:
         worst = max(waiting.values(), default=0)
         for descriptor, size in waiting.items():
             if 2 * size >= worst and size >= _LEAST_CUT:
-                peer = self._connections[descriptor].peer
+                peer = connections[descriptor].peer
                 with contextlib.suppress(OSError), _borrowed(descriptor) as tcp:
                     if tcp.getpeername() == peer:
                         self._cut_off(
