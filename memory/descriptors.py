@@ -334,7 +334,7 @@ def unit_or_blank(value_BA: Tensor, centre: bool) -> Tensor:
     return torch.where(norm_B1 > LEAST_SPREAD, row_BA / norm_B1, blank_A)
 
 
-def described(descriptor: Descriptor, z_BD: Tensor, images: Tensor | None, dim: int) -> Tensor:
+def descriptors_of(descriptor: Descriptor, z_BD: Tensor, images: Tensor | None, dim: int) -> Tensor:
     """The descriptors [B, A] of samples, A = `dim`; ValueError unless they are such rows."""
     row_BA = descriptor(z_BD, images)
     if row_BA is z_BD:

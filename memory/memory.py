@@ -31,7 +31,7 @@ from memory.checks import (
 )
 from memory.columns import Columns, Image, Rows, image_column
 from memory.compute import in_full_precision, to_device, to_host
-from memory.descriptors import Descriptor, Embedding, check_descriptor, described
+from memory.descriptors import Descriptor, Embedding, check_descriptor, descriptors_of
 from memory.draws import Draw, DrawOrder, Negatives, Strata
 from memory.eviction import Feedback, MostDuplicated, Policy
 from memory.eviction.base import check_free
@@ -313,7 +313,7 @@ class WorkingMemory(nn.Module):
         return Rows(
             ids=integers[0],
             embeddings=z_BD,
-            descriptors=described(self.descriptor, z_BD, found, self.descriptors.shape[1]),
+            descriptors=descriptors_of(self.descriptor, z_BD, found, self.descriptors.shape[1]),
             labels=integers[1],
             hashes=integers[2],
             born=torch.arange(self._totals.added, self._totals.added + count, device=device),
@@ -540,7 +540,7 @@ class WorkingMemory(nn.Module):
         found = None
         if self.descriptor.needs_images:
             found = check_images(images, self.image_shape, len(z_BD), self.device)
-        row_BA = described(self.descriptor, z_BD, found, self.descriptors.shape[1])
+        row_BA = descriptors_of(self.descriptor, z_BD, found, self.descriptors.shape[1])
         if self.measured_by is None and self.group.size == 1:
             return self.eviction.total(row_BA) / max(1, len(self))
         score = self.measured_by or self.eviction.score
