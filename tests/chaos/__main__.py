@@ -20,7 +20,9 @@ from collections.abc import Callable, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
+import yaml
 from rich.console import Console
 
 from benchmarks.report import Result, markdown, path_of, table
@@ -183,6 +185,26 @@ def tests(scratch: Path, minutes: float) -> Rows:
     return rows
 
 
+def faults(scratch: Path, minutes: float) -> Rows:
+    """Run the tests of each kind of fault in faults.yaml."""
+    kinds: dict[str, list[str]] = (
+        yaml.safe_load((TESTS / "chaos" / "faults.yaml").read_text()) or {}
+    )
+    rows = []
+    for kind, ids in kinds.items():
+        report = scratch / "report.xml"
+        command = [sys.executable, "-m", "pytest", "-q", f"--junit-xml={report}"]
+        command += [str(TESTS / one) for one in ids]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        suite = ElementTree.parse(report).getroot()[0]  # noqa: S314  # pytest wrote it
+        passed = int(suite.attrib["tests"]) - sum(
+            int(suite.attrib[name]) for name in ("failures", "errors", "skipped")
+        )
+        figures = {"fault": kind, "tests": int(suite.attrib["tests"]), "passed": passed}
+        rows.append(checked(figures, "all pass", done.returncode == 0 and passed > 0))
+    return rows
+
+
 def speed(scratch: Path, minutes: float) -> Rows:
     from benchmarks import ingest
 
@@ -213,6 +235,7 @@ GATES: dict[str, Callable[[Path, float], Rows]] = {
     "silence": silence,
     "hostile": hostile,
     "tests": tests,
+    "faults": faults,
     "speed": speed,
     "soak": soak,
 }

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 from chaos import bad_disk, damage, fuzz, kills, power_cuts, powercut, ranks, silence, soak
 
@@ -93,3 +94,14 @@ def test_a_slope_is_that_of_most_pairs() -> None:
     level = 100 + 2 * hours
     level[::15] += 500  # a checkpoint's moment
     assert soak.theil_sen(hours, level) == pytest.approx(2, abs=0.2)
+
+
+def test_every_fault_names_tests_that_exist() -> None:
+    kinds = yaml.safe_load((Path(__file__).parent / "faults.yaml").read_text()) or {}
+    ids = [one for named in kinds.values() for one in named]
+    for one in ids:
+        file, _, rest = one.partition("::")
+        source = Path(__file__).parents[1] / file
+        name = rest.split("::")[-1].partition("[")[0]
+        assert source.is_file(), one
+        assert not name or f"def {name}(" in source.read_text(), one
