@@ -87,7 +87,7 @@ class Http:
         token_file: file of one line, a token of 16 characters or more, mode 600: page and metrics
             are for those who have it, at any address. Prometheus sends it as a bearer token, people
             log in with it.
-        producers: tell producers apart in the receiver's metrics, by name.
+        producers: tell producers apart in the metrics, by name.
     """
 
     receiver: str = "127.0.0.1:9108"

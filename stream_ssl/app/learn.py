@@ -199,6 +199,7 @@ class Process:
             classes=settings.classes,
             config=flat(self._config) | {"rank": group.rank, "ranks": group.size},
             folders=folders(settings),
+            producers=settings.http.producers,
         )
         self.health = Health()
         self.health.set("started", False, "starting")

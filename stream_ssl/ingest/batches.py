@@ -231,9 +231,12 @@ class Batches:
         with self._change:
             return self._pending
 
-    def rejected(self) -> Mapping[str, int]:
-        """Samples put into the quarantine so far, by reason; those read ahead of the next batch are
-        among them, for a stream of nothing but bad ones may never have one."""
+    def rejected(self) -> Mapping[tuple[str, str], int]:
+        """Return the samples put into the quarantine so far, by reason and producer.
+
+        The samples that were read ahead of the next batch are among them, because a stream of bad
+        samples may never have a next batch.
+        """
         return self._quarantine.counts.copy()
 
     @property

@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 _OWN = re.compile(r"[A-Za-z0-9_-]{1,40}\.[0-9a-f]{8}\.[0-9]{12,}\.[0-9]{4,}\.[a-z]{1,5}(\.part)?")
 _MAX_TEXT = 1024  # characters kept of any text that a producer chose
+_MOST_NAMES = 256  # producers that are counted apart; the samples of others count as OTHER
+OTHER = "other"
 
 
 class Quarantine:
@@ -40,7 +42,7 @@ class Quarantine:
             only bad samples must not keep the disk busy. The others are only counted.
 
     Attributes:
-        counts: samples put, by reason.
+        counts: samples put, by reason and producer; from the 257th producer on as "other".
         unwritten: samples of `counts` that are not on disk: above `rate`, or the disk refused.
 
     Raises:
@@ -60,7 +62,8 @@ class Quarantine:
                 f"{max_bytes=}, {max_files=}, {rate=}: need at least 1 byte, 2 files, rate 0"
             )
         self.folder, self.max_bytes, self.max_files = Path(folder), max_bytes, max_files
-        self.counts: Counter[str] = Counter()
+        self.counts: Counter[tuple[str, str]] = Counter()
+        self._names: set[str] = set()
         self.unwritten = 0
         self.bytes = 0
         self._limited_log = RateLimitedLogger(log, seconds=60.0)
@@ -88,7 +91,9 @@ class Quarantine:
         received: float,
     ) -> None:
         """Keeps sample `index` of a producer's packet `sequence`; never raises."""
-        self.counts[error.reason] += 1
+        if len(self._names) < _MOST_NAMES:
+            self._names.add(producer)
+        self.counts[error.reason, producer if producer in self._names else OTHER] += 1
         try:
             stem = _stem(producer, sequence, index)
             if f"{stem}.json" in self._files.get(stem, ()):

@@ -262,8 +262,9 @@ CATALOGUE: tuple[Spec, ...] = (
     ),
     Spec(
         "learner", "counter", "quarantined_samples_total", "samples",
-        "Samples that could not be decoded, by reason; kept in the quarantine folder.",
-        "A sudden rise: a source went bad.", ("reason",),
+        "Samples that could not be decoded, by reason and producer. The quarantine folder keeps "
+        "the newest of them.",
+        "A rise: the source of that producer sends damaged samples.", ("reason", "producer"),
     ),
     Spec(
         "learner", "histogram", "step_seconds", "seconds",

@@ -317,6 +317,7 @@ class LearnerMetrics:
         diagnostics: names that the loss reports, when known in advance.
         config: the resolved settings, exported as config_info.
         folders: where it writes, by what for.
+        producers: tell producers apart; else their samples count as "other".
         clock: seconds since the Unix epoch; only the age of a checkpoint needs them.
         monotonic: seconds that nobody sets.
     """
@@ -329,10 +330,11 @@ class LearnerMetrics:
         diagnostics: Iterable[str] = (),
         config: Mapping[str, object] | None = None,
         folders: Mapping[str, Path] | None = None,
+        producers: bool = True,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.registry = registry
+        self.registry, self._producers = registry, producers
         known: dict[str, Iterable[str]] = {
             "memory": memories,
             "phase": PHASES,
@@ -344,6 +346,7 @@ class LearnerMetrics:
             "name": diagnostics,
             "skipped_updates_total.reason": (*SKIPS, OTHER),
             "quarantined_samples_total.reason": (*BAD_SAMPLES, OTHER),
+            "quarantined_samples_total.producer": (OTHER,),
         }
         self._families = Families(registry, "learner", known, config)
         self._families.watch(folders or {})
@@ -468,15 +471,26 @@ class LearnerMetrics:
                 put("held_out_class_accuracy", accuracy, **{"class": _class_label(label)})
 
     def observe_journal(
-        self, waiting: int, pending: int, corrupt: int, rejected: Mapping[str, int]
+        self, waiting: int, pending: int, corrupt: int, rejected: Mapping[tuple[str, str], int]
     ) -> None:
-        """Report the records that wait, the samples read and not trained on, the records left out
-        as corrupt since the reader opened, and the samples that could not be decoded since."""
+        """Report how far the learner is behind the journal, and what it could not read.
+
+        Args:
+            waiting: records that were not read yet.
+            pending: samples that were read and not trained on.
+            corrupt: records left out as corrupt since the reader opened.
+            rejected: samples that could not be decoded, by reason and producer, since then.
+        """
         self._families.set("lag_records", waiting)
         self._families.set("pending_samples", pending)
         self._raise_to("journal_corrupt_records_total", corrupt)
-        for reason, samples in rejected.items():
-            self._raise_to("quarantined_samples_total", samples, reason=reason)
+        bad: dict[tuple[str, str], int] = {}
+        for (reason, producer), samples in rejected.items():
+            key = (reason, producer if self._producers else OTHER)
+            bad[key] = bad.get(key, 0) + samples
+        for (reason, producer), samples in bad.items():
+            name = "quarantined_samples_total"
+            self._raise_to(name, samples, reason=reason, producer=producer)
 
     def resumed(self, step: int, created: float) -> None:
         """The learner goes on from a checkpoint made at `created`, seconds since the Unix epoch."""

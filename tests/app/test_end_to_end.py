@@ -161,7 +161,8 @@ def test_bad_samples_are_set_aside_and_the_stream_goes_on(tmp_path: Path) -> Non
                 producer.send(Sample(f"last-{index}", b"\xff\xd8\xff no image", codec="jpeg"))
         until(lambda: run.metric("trained_samples_total") == 5 * BATCH, lambda: run.log("learner"))
         reasons = ("damaged", "format", "fields", "empty")
-        names = [f'quarantined_samples_total{{reason="{reason}"}}' for reason in reasons]
+        metric = 'quarantined_samples_total{{producer="{}",reason="{}"}}'
+        names = [metric.format(who, reason) for reason in reasons for who in ("robot", "other")]
         until(lambda: sum(map(run.metric, names)) == 8, lambda: run.log("learner"))
         until(lambda: run.metric("pending_samples") == 0, lambda: run.log("learner"))
         assert len(list((run.folder / "quarantine").glob("*.json"))) == 8

@@ -78,7 +78,7 @@ def compare(seed: int, quarantine: Quarantine, monkeypatch: pytest.MonkeyPatch) 
         assert batches.next(0) is None
         if expected:
             assert batches.offset >= expected[-1].offset
-    assert set(quarantine.counts) <= set(REASONS)
+    assert {reason for reason, _ in quarantine.counts} <= set(REASONS)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -326,11 +326,11 @@ def test_bad_samples_behind_a_waiting_one_move_nothing(quarantine: Quarantine) -
     rng = np.random.default_rng(0)
     reader = FakeReader([record(1, [BAD]), record(2, good(rng, 2)), record(3, [BAD, BAD])])
     with Batches(reader, Decoder(SIZE), quarantine, 4) as batches:
-        until(lambda: quarantine.counts["format"] == 3)
+        until(lambda: quarantine.counts["format", "robot"] == 3)
         reader.records.append(record(4, [BAD]))
-        until(lambda: quarantine.counts["format"] == 4)
+        until(lambda: quarantine.counts["format", "robot"] == 4)
         assert batches.offset == Offset(2, 0)
-        assert batches.rejected() == {"format": 4}, "although no batch has told of them"
+        assert batches.rejected() == {("format", "robot"): 4}, "although no batch has told of them"
         until(lambda: batches.pending() == 2)
 
 

@@ -61,11 +61,21 @@ def test_counts_by_reason_and_tells_one_of_each(
     quarantine = Quarantine(tmp_path)
     for sequence, reason in enumerate(["shape", "pixels", "shape"]):
         put(quarantine, sequence, error=BadSample(reason, "x"))
-    assert quarantine.counts == {"shape": 2, "pixels": 1}
+    assert quarantine.counts == {("shape", "robot-1"): 2, ("pixels", "robot-1"): 1}
     told = [record.message for record in caplog.records]
     assert len(told) == 2
     assert told[0].startswith("sample 'a' of robot-1 (shape: ")
     assert str(tmp_path) in told[1]
+
+
+def test_counts_a_bounded_number_of_producers_apart(tmp_path: Path) -> None:
+    quarantine = Quarantine(tmp_path, rate=0)
+    for sequence in range(300):
+        put(quarantine, sequence, producer=f"robot-{sequence}")
+    put(quarantine, 300, producer="robot-7")
+    assert len(quarantine.counts) == 257
+    assert quarantine.counts["damaged", "robot-7"] == 2
+    assert quarantine.counts["damaged", "other"] == 44
 
 
 def test_a_replay_adds_no_file(tmp_path: Path) -> None:
@@ -74,7 +84,7 @@ def test_a_replay_adds_no_file(tmp_path: Path) -> None:
         put(quarantine, 1)
         put(quarantine, 2)
         put(quarantine, 1)
-        assert quarantine.counts["damaged"] == 3
+        assert quarantine.counts["damaged", "robot-1"] == 3
     assert len(files(tmp_path)) == 4
 
 
@@ -150,7 +160,7 @@ def test_hostile_fields(tmp_path: Path) -> None:
     ):
         put(quarantine, sequence, row=row)
     put(quarantine, 9, row={"shape": nested})
-    assert quarantine.counts["damaged"] == 5
+    assert quarantine.counts["damaged", "robot-1"] == 5
     assert len(notes(tmp_path)) + quarantine.unwritten == 5
     assert quarantine.unwritten <= 1
     assert all(path.stat().st_size < 4000 for path in tmp_path.glob("*.json"))
@@ -189,7 +199,7 @@ def test_a_full_disk_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         patch.setattr(Path, "replace", full)
         put(quarantine, 1)
         put(quarantine, 2)
-    assert (quarantine.unwritten, quarantine.counts["damaged"]) == (2, 2)
+    assert (quarantine.unwritten, quarantine.counts["damaged", "robot-1"]) == (2, 2)
     assert files(tmp_path) == {}
     put(quarantine, 3)
     assert (quarantine.unwritten, quarantine.files) == (2, 2)

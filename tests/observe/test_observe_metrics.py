@@ -107,7 +107,7 @@ def test_every_reason_starts_at_zero() -> None:
     assert value(metrics, "rejected_samples_total", reason="malformed") == 0
     assert value(metrics, "rejected_samples_total", reason="other") == 0
     assert value(metrics, "refused_connections_total", reason="unauthorised") == 0
-    assert value(learner(), "quarantined_samples_total", reason="pixels") == 0
+    assert value(learner(), "quarantined_samples_total", reason="pixels", producer="other") == 0
     assert value(learner(), "step_seconds_count", phase="backward") == 0
     assert value(learner(), "memory_evictions_total", memory="queue") == 0
 
@@ -364,8 +364,9 @@ def test_balance_drift_and_journal() -> None:
     metrics = learner()
     metrics.observe_balance(FixedBalance())
     metrics.observe_drift(0.2, 0.1, {"loss": 1, "embedding": 0})
-    metrics.observe_journal(waiting=12, pending=9, corrupt=2, rejected={"empty": 1})
-    metrics.observe_journal(3, pending=7, corrupt=5, rejected={"empty": 4, "damaged": 2})
+    metrics.observe_journal(waiting=12, pending=9, corrupt=2, rejected={("empty", "yard"): 1})
+    bad = {("empty", "yard"): 4, ("empty", "barn"): 1, ("damaged", "yard"): 2}
+    metrics.observe_journal(3, pending=7, corrupt=5, rejected=bad)
     assert value(metrics, "stream_effective_rank") == 3.5
     assert value(metrics, "stream_class_entropy_nats") == 1.25
     seen = {
@@ -379,8 +380,9 @@ def test_balance_drift_and_journal() -> None:
     assert value(metrics, "image_shift") == 0.1
     assert value(metrics, "drift_detections_total", signal="loss") == 1
     assert value(metrics, "drift_detections_total", signal="collision") == 0
-    assert value(metrics, "quarantined_samples_total", reason="empty") == 4
-    assert value(metrics, "quarantined_samples_total", reason="damaged") == 2
+    assert value(metrics, "quarantined_samples_total", reason="empty", producer="yard") == 4
+    assert value(metrics, "quarantined_samples_total", reason="empty", producer="barn") == 1
+    assert value(metrics, "quarantined_samples_total", reason="damaged", producer="yard") == 2
     assert value(metrics, "lag_records") == 3
     assert value(metrics, "pending_samples") == 7
     assert value(metrics, "journal_corrupt_records_total") == 5
@@ -450,6 +452,21 @@ def test_producers_are_told_apart_up_to_a_bound_and_not_where_unwanted() -> None
     (family,) = (f for f in metrics.registry.collect() if f.name == "stream_ssl_producer_samples")
     assert len(family.samples) == catalogue.PRODUCERS + 1
     assert sum(one.value for one in family.samples) == 1007
+
+
+def test_bad_samples_are_told_apart_by_producer_only_where_that_is_wanted() -> None:
+    metrics = LearnerMetrics(CollectorRegistry(), producers=False)
+    metrics.observe_journal(0, 0, 0, {("empty", "yard"): 4, ("empty", "barn"): 1})
+    metrics.observe_journal(0, 0, 0, {("empty", "yard"): 4, ("empty", "barn"): 3})
+    assert value(metrics, "quarantined_samples_total", reason="empty", producer="other") == 7
+    assert value(metrics, "quarantined_samples_total", reason="empty", producer="yard") is None
+    metrics = learner()
+    bad = {("empty", f"new-{number}"): 1 for number in range(1000)}
+    metrics.observe_journal(0, 0, 0, bad)
+    name = "stream_ssl_quarantined_samples"
+    (family,) = (one for one in metrics.registry.collect() if one.name == name)
+    assert len({one.labels["producer"] for one in family.samples}) == catalogue.PRODUCERS
+    assert sum(one.value for one in family.samples) == 1000
 
 
 def test_labels_stay_bounded_whatever_comes() -> None:
