@@ -115,6 +115,7 @@ class Process:
         self._checkpointed = (self._checkpointer.needed() or START).record
         self._free_space_at = 0.0
         self._limited_log = RateLimitedLogger(log, seconds=60.0)
+        self._healthy = True  # whether training had not diverged at the last look
         self._step_log = StepLog(log)
         self._view = self._page.memory = MemoryView(self.learner.memory, self.learner.origins)
         stack.callback(self._view.close)  # before the server, which would wait for it
@@ -239,6 +240,7 @@ class Process:
                 if isinstance(record, StepRecord):
                     self._step_log.consume(record)
                 self._view.consume(record)
+                self._tell_of_divergence()
                 if isinstance(record, StepRecord) and not record.replay:
                     self._follow_journal()
                 if isinstance(record, StepRecord):
@@ -320,6 +322,15 @@ class Process:
             self.health.set("cursor", True)
         self._where.write()
         self._tell_at = time.monotonic() + TELL_SECONDS
+
+    def _tell_of_divergence(self) -> None:
+        """Export the state of divergence; log a warning when it turns bad."""
+        divergence = self.learner.divergence
+        self.metrics.observe_divergence(divergence)
+        if not divergence.healthy and self._healthy:
+            log.warning("%s", divergence)
+        self._healthy = divergence.healthy
+        self.health.set("divergence", self._healthy, str(divergence))
 
     def _tell_ranks(self) -> None:
         """Readiness is the group's; and what the others took."""

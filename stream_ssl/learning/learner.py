@@ -21,6 +21,7 @@ from memory import WorkingMemory
 from memory.compute import to_device, to_host
 from memory.draws import ORDERS, DrawOrder
 from stream_ssl.batch import START, Batch, Offset, Origin
+from stream_ssl.learning.divergence import Divergence
 from stream_ssl.learning.novelty import Novelty
 from stream_ssl.learning.optimiser import OptimiserSettings, load_optimiser, optimiser_tensors
 from stream_ssl.learning.origins import Origins
@@ -193,6 +194,7 @@ class Learner:
         self._upload = Upload(self.device)
         self._novelty = Novelty(memory, novelty)
         self.origins = Origins()
+        self.divergence = Divergence()
         self._randomness = OwnRandomness(seed + RANK_SEEDS * memory.group.rank, self.device)
         self._batch_size = 0
 
@@ -232,6 +234,8 @@ class Learner:
                 record = Idle(self.batches.lag())
             else:
                 continue
+            if isinstance(record, StepRecord):
+                self.divergence.consume(record)
             yield record
             last_record = time.monotonic()
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from memory import Admission
 
 PHASES = ("data", "forward", "backward", "memory")
+NOT_FINITE = ("loss", "gradient", "keys")
+"""Reasons to skip an update that tell of broken weights; "pace" and "novelty" do not."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,8 +110,9 @@ CATALOGUE: tuple[Spec, ...] = (
     Spec(
         "receiver", "counter", "received_samples_total", "samples",
         "Samples taken from producers for the first time.",
-        "The rate of the stream: what is trained, turned away as near-copies, quarantined and "
-        "waits (pending_samples, and in the records of lag_records) adds up to it.",
+        "The rate of the stream: what is trained, skipped (skipped_samples_total), turned away as "
+        "near-copies, quarantined and waits (pending_samples, and in the records of lag_records) "
+        "adds up to it.",
         field="ReceiverRecord.samples",
     ),
     Spec(
@@ -239,8 +240,14 @@ CATALOGUE: tuple[Spec, ...] = (
     ),
     Spec(
         "learner", "counter", "trained_samples_total", "samples",
-        "Fresh samples trained on since this process started; not what novelty turned away.",
-        "The rate, with that of near_copies_total, against that of received_samples_total.",
+        "Fresh samples of steps that updated the weights, since this process started.",
+        "The rate, with those of near_copies_total and skipped_samples_total, against that of "
+        "received_samples_total.",
+    ),
+    Spec(
+        "learner", "counter", "skipped_samples_total", "samples",
+        "Fresh samples of steps that made no update, by the reasons of skipped_updates_total.",
+        "Any reason but pace: these samples taught the encoder nothing.", ("reason",),
     ),
     Spec(
         "learner", "counter", "near_copies_total", "samples",
@@ -261,6 +268,22 @@ CATALOGUE: tuple[Spec, ...] = (
         ("reason",),
     ),
     Spec(
+        "learner", "gauge", "skipped_updates_in_a_row", "updates",
+        "Updates skipped since the last one that was made, because loss, gradient or keys were not "
+        "finite.",
+        "At 20 the learner reloads an earlier checkpoint.",
+    ),
+    Spec(
+        "learner", "counter", "divergence_reloads_total", "reloads",
+        "Checkpoints reloaded because training had diverged.",
+        "Any growth: the learning rate is too high. At 3 within 1,000 updates the learner halts.",
+    ),
+    Spec(
+        "learner", "gauge", "learner_halted", "",
+        "1 while the learner takes no samples because training has diverged, else 0.",
+        "1: lower optimiser.learning_rate, and restart the learner.",
+    ),
+    Spec(
         "learner", "counter", "quarantined_samples_total", "samples",
         "Samples that could not be decoded, by reason and producer. The quarantine folder keeps "
         "the newest of them.",
@@ -273,7 +296,8 @@ CATALOGUE: tuple[Spec, ...] = (
         ("phase",), STEP_BUCKETS,
     ),
     Spec(
-        "learner", "gauge", "loss", "nats", "Loss of the last step.",
+        "learner", "gauge", "loss", "nats",
+        "Loss of the last update; absent after one that was skipped as not finite.",
         "A level of log(N + 1) means that nothing is learnt.",
     ),
     Spec(

@@ -29,7 +29,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from stream_ssl import __version__
-from stream_ssl.learning.records import PHASES
+from stream_ssl.learning.records import NOT_FINITE, PHASES
 from stream_ssl.observe.catalogue import (
     BAD_SAMPLES,
     CLASSES,
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from memory.process_group import RankGroup
     from stream_ssl.ingest.receiver import ReceiverRecord
     from stream_ssl.learning.checkpoint import CheckpointRecord
+    from stream_ssl.learning.divergence import Divergence
     from stream_ssl.learning.records import Idle, StepRecord
     from stream_ssl.observe.balance import Balance
     from stream_ssl.observe.held_out import HeldOutRecord
@@ -345,6 +346,7 @@ class LearnerMetrics:
             "class": dict.fromkeys(_class_label(label) for label in range(classes)),
             "name": diagnostics,
             "skipped_updates_total.reason": (*SKIPS, OTHER),
+            "skipped_samples_total.reason": (*SKIPS, OTHER),
             "quarantined_samples_total.reason": (*BAD_SAMPLES, OTHER),
             "quarantined_samples_total.producer": (OTHER,),
         }
@@ -519,6 +521,12 @@ class LearnerMetrics:
         self._families.add(name, max(0.0, total - self._totals.get(key, 0.0)), **labels)
         self._totals[key] = total
 
+    def observe_divergence(self, divergence: Divergence) -> None:
+        """Report how many updates were skipped in a row, and what the learner did about it."""
+        self._families.set("skipped_updates_in_a_row", divergence.skipped_in_a_row)
+        self._raise_to("divergence_reloads_total", divergence.reloads)
+        self._families.set("learner_halted", divergence.halted)
+
     def parked(self, journals: int) -> None:
         """So many journals of the run are read by no rank."""
         self._families.set("parked_journals", journals)
@@ -536,8 +544,15 @@ class LearnerMetrics:
             add("steps_total")
         else:
             add("skipped_updates_total", 1, reason=record.skipped)
-        add("replayed_samples_total" if record.replay else "trained_samples_total", record.batch)
-        # A step without update has no loss: the last one stays, a gap would look like a stop.
+        if record.skipped is None:
+            name = "replayed_samples_total" if record.replay else "trained_samples_total"
+            add(name, record.batch)
+        elif not record.replay:
+            add("skipped_samples_total", record.batch, reason=record.skipped)
+        # The last loss stays when no update was due. It does not outlive an update that failed.
+        if record.skipped in NOT_FINITE:
+            self._families.set("loss", math.nan)
+            self._families.set("gradient_norm", math.nan)
         if record.skipped is None:
             self._set_finite("loss", record.loss)
             self._set_finite("gradient_norm", record.grad_norm)

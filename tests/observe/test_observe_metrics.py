@@ -21,7 +21,8 @@ from stream_ssl.ingest import decode
 from stream_ssl.ingest.receiver import ReceiverRecord
 from stream_ssl.learning import records
 from stream_ssl.learning.checkpoint import CheckpointRecord
-from stream_ssl.learning.records import Idle
+from stream_ssl.learning.divergence import ROW, Divergence
+from stream_ssl.learning.records import NOT_FINITE, Idle
 from stream_ssl.observe import catalogue
 from stream_ssl.observe.metrics import LIMIT, LearnerMetrics, ReceiverMetrics, settings
 
@@ -188,15 +189,52 @@ def test_replays_are_no_fresh_samples() -> None:
     assert value(metrics, "replayed_samples_total") == 4
 
 
-def test_a_skipped_update_keeps_the_last_loss() -> None:
+def test_a_step_without_an_update_due_keeps_the_last_loss() -> None:
     metrics = learner()
     metrics.consume(step(loss=1.5))
-    metrics.consume(step(skipped="loss", loss=math.nan, grad_norm=math.nan, batch=4))
+    metrics.consume(step(skipped="pace", loss=math.nan, grad_norm=math.nan))
     assert value(metrics, "loss") == 1.5
     assert value(metrics, "gradient_norm") == 0.5
     assert value(metrics, "steps_total") == 1
-    assert value(metrics, "trained_samples_total") == 8
-    assert value(metrics, "skipped_updates_total", reason="loss") == 1
+
+
+def test_an_update_that_is_not_finite_leaves_no_stale_loss() -> None:
+    for reason in NOT_FINITE:
+        metrics = learner()
+        metrics.consume(step(loss=1.5))
+        metrics.consume(step(skipped=reason, loss=math.nan, grad_norm=math.nan))
+        assert value(metrics, "loss") is None
+        assert value(metrics, "gradient_norm") is None
+        assert value(metrics, "steps_total") == 1
+        assert value(metrics, "skipped_updates_total", reason=reason) == 1
+        metrics.consume(step(loss=1.25))
+        assert value(metrics, "loss") == 1.25
+
+
+def test_samples_of_skipped_updates_are_not_trained() -> None:
+    metrics = learner()
+    for skipped in (None, "loss", "gradient", "keys", "pace"):
+        metrics.consume(step(skipped=skipped))
+        metrics.consume(step(skipped=skipped, replay=True, admission=None))
+    assert value(metrics, "trained_samples_total") == 4
+    assert value(metrics, "replayed_samples_total") == 4
+    for reason in ("loss", "gradient", "keys", "pace"):
+        assert value(metrics, "skipped_samples_total", reason=reason) == 4
+
+
+def test_divergence_is_exported() -> None:
+    metrics, divergence = learner(), Divergence()
+    for _ in range(3):
+        for _ in range(ROW):
+            divergence.consume(step(skipped="gradient"))
+        metrics.observe_divergence(divergence)
+        assert value(metrics, "skipped_updates_in_a_row") == ROW
+        assert value(metrics, "learner_halted") == 0
+        divergence.reloaded(0)
+    metrics.observe_divergence(divergence)
+    assert value(metrics, "skipped_updates_in_a_row") == 0
+    assert value(metrics, "divergence_reloads_total") == 3
+    assert value(metrics, "learner_halted") == 1
 
 
 def test_idle_tells_lag() -> None:
