@@ -247,7 +247,8 @@ class _Authenticator(Authenticator):
             _run_without_waiting(self.handle_zap_message(message))
         except Exception:
             self._access.failures += 1
-            log.exception("a handshake could not be checked and was denied")
+            text = "a handshake could not be checked and was denied"
+            self._limited_log.log(logging.ERROR, "internal", text, exc_info=True)
         if not self._replied:  # a REP socket must answer, or it is stuck
             request = message[1] if len(message) > 1 else b""
             self._send_zap_reply(request, b"500", b"Internal error")

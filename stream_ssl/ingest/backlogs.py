@@ -98,8 +98,12 @@ class Backlogs:
 
     def _watch(self) -> None:
         while not self._closing.wait(_CHECK_SECONDS):
-            self.follow()
-            self.check(time.monotonic())
+            try:
+                self.follow()
+                self.check(time.monotonic())
+            except Exception:  # without this thread nothing bounds what a connection sends
+                text = "the connections could not be checked; the check is tried again"
+                self._limited_log.log(logging.ERROR, "check", text, exc_info=True)
 
     def follow(self) -> None:
         """Note connections that were accepted or closed; before messages of them are read."""
@@ -121,12 +125,21 @@ class Backlogs:
                     now = time.monotonic()
                     self._connections[descriptor] = _Connection(peer, now, silent_since=now)
 
-    def read(self, frames: Sequence[zmq.Frame]) -> None:
-        """A message was, of these frames."""
-        connection = self._connections.get(int(frames[0].get(zmq.SRCFD))) if frames else None
+    def read(self, frames: Sequence[zmq.Frame]) -> bool:
+        """Record that a message with these frames was read.
+
+        Returns False where libzmq does not name the message's connection: it names none for
+        ZMTP 1 and 2. The bytes of such a connection stay counted as unread.
+        """
+        try:
+            descriptor = int(frames[0].get(zmq.SRCFD))
+        except (IndexError, zmq.ZMQError):
+            return False
+        connection = self._connections.get(descriptor)
         if connection is not None:
             connection.read += sum(len(frame) + _FRAME_OVERHEAD for frame in frames)
             connection.ended, connection.silent_since = True, None
+        return True
 
     def take_refused(self, now: float) -> Mapping[str, int]:
         """Connections that came to nothing since the call before, by reason: "oversize", which

@@ -139,9 +139,13 @@ class ProtocolState:
         except WireError as error:
             self._refuse(route, Nack(0, error.reason, str(error), permanent=True))
         except Exception:
-            self.counters.refused["internal"] += 1
-            text = "a message could not be handled and was left out"
-            self._limited_log.log(logging.ERROR, "internal", text, exc_info=True)
+            self.note_internal()
+
+    def note_internal(self) -> None:
+        """Count and log the exception being handled, which is an error of this program."""
+        self.counters.refused["internal"] += 1
+        text = "a message could not be handled and was left out"
+        self._limited_log.log(logging.ERROR, "internal", text, exc_info=True)
 
     def _handle(
         self, route: bytes, user: str | None, frames: Sequence[memoryview], now: float
@@ -427,6 +431,8 @@ class ProtocolState:
                 self._hello(route, user, hello, now, wait=False)
             except WireError as error:
                 self._refuse(route, Nack(0, error.reason, str(error), permanent=True))
+            except Exception:
+                self.note_internal()
 
     def _acknowledge(self, durable: CommitBatch, now: float) -> None:
         self.room -= durable.bytes

@@ -278,16 +278,31 @@ class Receiver:
         end = time.monotonic() + self._group.seconds
         for _ in range(_BURST):
             try:
-                route, *frames = self._next_frames()
+                frames = self._next_frames()
             except zmq.Again:
                 return
-            user = _user_of(frames[0]) if self._access is not None and frames else None
-            self._backlogs.read(frames)
             now, waiting = time.monotonic(), len(self._group.batch)
-            self._protocol.handle(route.bytes, user, [frame.buffer for frame in frames], now)
+            self._handle(frames, now)
             useless = len(self._group.batch) == waiting
             if self._group.is_full() or (useless and now >= end):
                 return
+
+    def _handle(self, frames: list[zmq.Frame], now: float) -> None:
+        """Handle one message. An error costs this message alone: the loop goes on."""
+        protocol = self._protocol
+        try:
+            route, *rest = frames
+            if not self._backlogs.read(rest):
+                protocol.counters.refused["zmtp"] += 1
+                text = (
+                    "left out a message from a peer that does not speak ZMTP 3, such as a browser"
+                )
+                self._limited_log.warning("zmtp", text)
+                return
+            user = _user_of(rest[0]) if self._access is not None else None
+            protocol.handle(route.bytes, user, [frame.buffer for frame in rest], now)
+        except Exception:
+            protocol.note_internal()
 
     def _next_frames(self) -> list[zmq.Frame]:
         """The frames of the next message, no more of them than show that it is none: empty ones
@@ -370,7 +385,7 @@ class Receiver:
             return False
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
-                log.warning("cannot answer a producer: %s", error)
+                self._limited_log.warning("send", f"cannot answer a producer: {error}")
             return None
         return True
 
