@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import contextlib
 import email.utils
 import ipaddress
@@ -11,6 +12,7 @@ import socket
 import ssl
 import threading
 import time
+import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,8 +23,10 @@ import httpx
 from protego import Protego
 
 from producers.sources.fields import codec_of
+from producers.sources.public_addresses import embedded, is_public, special_row
 
-ROBOTS_BYTES = 512 * 1024  # RFC 9309 asks for 500 KiB at least
+ROBOTS_BYTES = 512 * 1024  # RFC 9309 asks for 500 KiB at least; the rest is ignored
+ROBOTS_REDIRECTS = 5  # RFC 9309 asks for five at least
 ROBOTS_SECONDS = 24 * 3600.0  # RFC 9309: no copy of robots.txt is used for longer
 HEAD_BYTES = 16  # by which a codec is known
 MAX_HOSTS = 20_000  # remembered at a time
@@ -32,6 +36,8 @@ PASSING = {"unreachable", "too slow"}
 UNSAFE = {"private address", "unresolved host", "bad URL"}
 RETRY_SECONDS = 600.0  # before a robots.txt that could not be had is asked for again
 OPT_OUTS = {"noai", "noimageai"}
+PLAIN = {"", "identity"}  # values of Content-Encoding
+GZIP = b"\x1f\x8b"
 
 
 class Skip(Exception):
@@ -80,21 +86,22 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
         self.resolve: Callable[[str, int], Awaitable[list[str]]] = resolve
 
     def check(self, host: str, address: str) -> None:
-        """Raises Skip for an address that is not public and not allowed."""
+        """Check one address of a host.
+
+        Raises:
+            Skip: the address is neither public nor allowed.
+        """
         ip = ipaddress.ip_address(address.partition("%")[0])
-        if isinstance(ip, ipaddress.IPv6Address):
-            # An IPv4 address within an IPv6 one (mapped, 6to4, NAT64) is judged as what it is.
-            inner = ip.ipv4_mapped or ip.sixtofour
-            if inner is None and ip in ipaddress.ip_network("64:ff9b::/96"):
-                inner = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
-            ip = inner or ip
+        ip = (isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped) or ip
         if any(ip in network for network in self._allowed if network.version == ip.version):
             return
-        if not ip.is_global or ip.is_multicast:
+        if not is_public(ip):
+            row = special_row(embedded(ip) or ip) or special_row(ip)
             raise Skip(
                 "private address",
-                f"{host} is at {address}, which is not of the public internet; --source."
-                "allow_networks names networks that may be asked all the same",
+                f"{host} is at {address}, which is not of the public internet"
+                f"{f' ({row[0]}, {row[1]})' if row else ''}; "
+                "--source.allow_networks names networks that may be asked all the same",
             )
 
     async def connect_tcp(
@@ -236,7 +243,7 @@ class Fetcher:
             response = await self._patiently(here)
             if response.status not in REDIRECTS:
                 return response.body
-            here = parsed(response.header("location"), here)
+            here = location(response, here)
         raise Skip("redirects", f"more than {self._redirects}, the last to {str(here)[:200]}")
 
     async def _patiently(self, url: httpx.URL) -> Response:
@@ -311,21 +318,26 @@ class Fetcher:
         return await asyncio.shield(host.robots)
 
     async def _read_robots(self, host: Host, url: httpx.URL) -> Protego | None:
+        """Return the host's rules; None: it has none (RFC 9309, section 2.3.1).
+
+        Raises:
+            Skip: the rules cannot be had, so nothing may be fetched.
+        """
         here = url.copy_with(raw_path=b"/robots.txt", fragment=None)
-        for _ in range(5):
+        for _ in range(ROBOTS_REDIRECTS + 1):
             try:
                 response = await self._request(host, here, ROBOTS_BYTES, image=False)
+                if response.status in REDIRECTS:
+                    here = location(response, here)
+                    continue
             except Skip as skip:
                 reason = skip.reason if skip.reason in UNSAFE else "no robots.txt"
                 raise Skip(reason, f"{url.host}: {skip}") from skip
-            if response.status in REDIRECTS:
-                here = parsed(response.header("location"), here)
-                continue
             if response.status >= 500 or response.status in BUSY:
                 raise Skip("no robots.txt", f"{url.host}: HTTP {response.status}")
             if response.status != 200:
                 return None
-            return Protego.parse(response.body.decode(errors="replace"))
+            return Protego.parse(robots_text(response.body))
         return None
 
     async def _request(
@@ -337,7 +349,10 @@ class Fetcher:
             Skip: no answer, or one that is too long or too slow.
         """
         assert host.pool is not None  # while the turn lasts
-        target = str(url.copy_with(fragment=None, userinfo=b""))
+        # Parts, since httpcore would cut a whole URL at ";" and drop an empty query.
+        target = httpcore.URL(
+            scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path
+        )
         headers = {
             "host": url.netloc.decode(),
             "user-agent": self._agent,
@@ -353,7 +368,8 @@ class Fetcher:
                     named = [(k.decode().lower(), v.decode("latin-1")) for k, v in answer.headers]
                     response = Response(answer.status, named)
                     if answer.status == 200:
-                        response.body = await body(answer, limit, image)
+                        coding = response.header("content-encoding").strip().lower()
+                        response.body = await body(answer, limit, image, coding)
                     return response
         except TimeoutError:
             raise Skip("too slow", f"not there after {self._seconds:g} s") from None
@@ -372,41 +388,94 @@ class Fetcher:
         return response
 
 
-async def body(answer: httpcore.Response, limit: int, image: bool) -> bytes:
-    """All of a response, unless its beginning is no image's or it is too long.
+async def body(answer: httpcore.Response, limit: int, image: bool, coding: str) -> bytes:
+    """Return all of an image, or the first `limit` bytes of another file.
 
     Raises:
-        Skip: so it is.
+        Skip: the image is too long, or is none by its first bytes.
     """
-    parts, size, known = [], 0, not image
+    parts, size, known = [], 0, not image or coding not in PLAIN
     async for part in answer.aiter_stream():
         parts.append(part)
         size += len(part)
         if size > limit:
-            raise Skip("too large", f"more than {limit} bytes")
+            break
         if not known and size >= HEAD_BYTES:
             known = codec_of(b"".join(parts)) is not None
             if not known:
                 break
     whole = b"".join(parts)
-    if image and codec_of(whole) is None:
+    if coding not in PLAIN or (not image and whole.startswith(GZIP)):
+        whole = unpacked(whole, coding, limit + 1)
+    if not image:
+        return whole[:limit]
+    if size > limit or len(whole) > limit:
+        raise Skip("too large", f"more than {limit} bytes")
+    if codec_of(whole) is None:
         raise Skip("no image", f"it begins with {whole[:HEAD_BYTES]!r}: no JPEG, PNG or WebP")
     return whole
 
 
-def parsed(url: str, base: httpx.URL | None = None) -> httpx.URL:
-    """The URL, relative to another where there is one.
+def unpacked(data: bytes, coding: str, limit: int) -> bytes:
+    """Return up to `limit` bytes of a body that was sent compressed, though identity was asked for.
 
     Raises:
-        Skip: it is none of http or https.
+        Skip: the coding is unknown, or the bytes are not of it.
+    """
+    if data.startswith(GZIP):
+        form = 16 + zlib.MAX_WBITS
+    elif coding == "deflate":  # hosts send it with zlib's two bytes, and without
+        form = zlib.MAX_WBITS if data[:1] == b"x" else -zlib.MAX_WBITS
+    elif coding in ("gzip", "x-gzip"):
+        return data[:limit]  # some hosts announce it and send plain bytes
+    else:
+        raise Skip("no image", f"sent as {coding[:80]!r}, though identity was asked for")
+    state = zlib.decompressobj(form)
+    try:
+        plain = state.decompress(data, limit)
+    except zlib.error as error:
+        raise Skip("no image", f"sent as {coding[:80]!r}, which is damaged: {error}") from error
+    if not state.eof and len(plain) < limit:
+        raise Skip("no image", f"sent as {coding[:80]!r}, whose end is missing")
+    return plain
+
+
+def robots_text(data: bytes) -> str:
+    """Return the text of a robots.txt: UTF-8, or UTF-16 where it begins with a byte-order mark."""
+    wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    text = data.decode("utf-16" if wide else "utf-8", errors="replace")
+    return text.replace("\ufeff", "")  # files that were joined have a mark before each part
+
+
+def parsed(url: str, base: httpx.URL | None = None) -> httpx.URL:
+    """Return the URL, relative to `base` if one is given. What is percent-encoded stays as it is.
+
+    Raises:
+        Skip: the URL is not one of http or https.
     """
     try:
-        found = httpx.URL(url) if base is None else base.join(url)
+        found = httpx.URL(url)
+        if base is not None:
+            empty_query = "?" in url.partition("#")[0] and not found.query
+            found = base.join(found)
+            if empty_query:  # which `join` drops
+                found = found.copy_with(query=b"")
     except (httpx.InvalidURL, ValueError, TypeError) as error:
         raise Skip("bad URL", f"{error}") from error
     if found.scheme not in ("http", "https") or not found.host or not url:
         raise Skip("bad URL", "must be http://HOST/... or https://HOST/...")
     return found
+
+
+def location(response: Response, base: httpx.URL) -> httpx.URL:
+    """Return where a redirect leads.
+
+    Raises:
+        Skip: the response names no URL of http or https.
+    """
+    # Hosts send raw UTF-8 too; its bytes are percent-encoded as they are.
+    raw = response.header("location").encode("latin-1")
+    return parsed("".join(chr(byte) if byte < 128 else f"%{byte:02X}" for byte in raw), base)
 
 
 def opted_out(headers: list[tuple[str, str]], agent: str) -> str:

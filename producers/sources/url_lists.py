@@ -8,9 +8,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from producers.sources.base import SourceError
+
+MAX_LINE = 1 << 20  # characters; a list without line ends must not fill the memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,8 @@ def read_rows(path: Path, column: str) -> Iterator[Row]:
             yield from parquet_rows(path, column)
             return
         # utf-8-sig: spreadsheets begin their files with a mark.
-        with path.open(encoding="utf-8-sig", errors="replace", newline="") as lines:
+        with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+            lines = bounded_lines(file)
             if kind == ".csv":
                 yield from csv_rows(path, lines, column)
             elif kind in (".jsonl", ".ndjson"):
@@ -50,6 +53,15 @@ def read_rows(path: Path, column: str) -> Iterator[Row]:
         raise SourceError(f"{path} cannot be read: {error}") from error
 
 
+def bounded_lines(file: TextIO) -> Iterator[str]:
+    """Yield the lines of a list; a line that is too long becomes one that holds no URL."""
+    while line := file.readline(MAX_LINE):
+        long = len(line) == MAX_LINE
+        while len(line) == MAX_LINE and line[-1] not in "\r\n":
+            line = file.readline(MAX_LINE)
+        yield "a line that is too long" if long else line
+
+
 def parquet_rows(path: Path, column: str) -> Iterator[Row]:
     """Those of a Parquet file."""
     from pyarrow import parquet
@@ -59,7 +71,7 @@ def parquet_rows(path: Path, column: str) -> Iterator[Row]:
         raise absent(path, column, file.schema_arrow.names)
     for batch in file.iter_batches(4096):
         for facts in batch.to_pylist():
-            yield Row(str(facts.pop(column) or ""), facts)
+            yield Row(text(facts.pop(column)), facts)
 
 
 def csv_rows(path: Path, lines: Iterable[str], column: str) -> Iterator[Row]:
@@ -75,16 +87,23 @@ def csv_rows(path: Path, lines: Iterable[str], column: str) -> Iterator[Row]:
         except csv.Error:  # a field that is too long; the next line is another row
             yield Row("")
         else:
-            yield Row((facts.pop(column) or "").strip(), facts)
+            yield Row(text(facts.pop(column)), facts)
 
 
 def json_row(column: str, line: str) -> Row:
     """That of a line of JSON."""
     try:
         facts = json.loads(line)
-        return Row(str(facts.pop(column)).strip(), facts)
+        return Row(text(facts.pop(column)), facts)
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         return Row("")
+
+
+def text(value: object) -> str:
+    """Return a cell as a URL, without the spaces and line ends around it."""
+    if isinstance(value, bytes):
+        value = value.decode(errors="replace")
+    return "" if value is None else str(value).strip()
 
 
 def absent(path: Path, column: str, there: list[str]) -> SourceError:

@@ -1,0 +1,270 @@
+"""Forms of lists, redirects and robots.txt as hosts have them, and addresses that are public."""
+
+import contextlib
+import gzip
+import ipaddress
+import tracemalloc
+import zlib
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+from source_files import encoded, pixels
+from table import table
+from web import web
+
+from producers.sources import Crawl
+from producers.sources.base import SourceError
+from producers.sources.fetch import GuardedBackend, Skip
+from producers.sources.public_addresses import IPV4, IPV6, is_public
+
+PNG = encoded(pixels(1, 6, 5, 3)[0])
+
+
+@pytest.fixture
+def served():
+    with web() as running:
+        running.answers["*"] = image
+        running.answers["/robots.txt"] = page(status=404)
+        yield running
+
+
+async def image(request):
+    await request.send(PNG)
+
+
+def page(body=b"", **more):
+    async def answer(request):
+        await request.send(body, **more)
+
+    return answer
+
+
+def crawled(served, path):
+    """The paths that a crawl of a list asks for, and the source."""
+    source = Crawl(str(path), allow_networks=["127.0.0.0/8"], retries=0, seconds=5)
+
+    async def here(_host, _port):
+        return ["127.0.0.1"]
+
+    source.fetcher.backend.resolve = here
+    served.asked.clear()
+    with contextlib.suppress(SourceError):  # a pass that gives nothing is one
+        list(source.samples())
+    asked = [one.removeprefix("a.test") for one in served.asked]
+    return [one for one in asked if one != "/robots.txt" and "hop" not in one], source
+
+
+def listed(served, folder, *paths):
+    path = folder / "urls.txt"
+    path.write_text("".join(f"http://a.test:{served.port}{one}\n" for one in paths))
+    return path
+
+
+def test_a_url_is_asked_for_as_it_is_written(served, tmp_path):
+    urls = [
+        *("/a.jpg;width=400", "/a.jpg;v=2?x=1", "/d;x/a.jpg", "/a.jpg?", "/?", "/;", "/a.jpg;"),
+        *("/a%2Fb%3B%20c?d=%2F+e", "/a//b", "/a?b;c=d?e", "/a%zz", "/%E9", "/~u/$!*'(),:@&=+"),
+    ]
+    asked, source = crawled(served, listed(served, tmp_path, *urls))
+    assert sorted(asked) == sorted(urls)
+    assert source.skipped.by_reason == {}
+
+
+@table(
+    ("location", "asked"),
+    [
+        ("/a%2Fb%3Fc%20d;e=1", "/a%2Fb%3Fc%20d;e=1"),
+        ("/b?", "/b?"),
+        ("c;d?e=%26#f", "/dir/c;d?e=%26"),
+        ("/caf\u00e9", "/caf%C3%A9"),  # raw UTF-8
+        ("/a%zz b", "/a%zz%20b"),
+        ("?x=%2F", "/dir/a?x=%2F"),
+        ("//a.test:PORT/x%2Fy;z", "/x%2Fy;z"),
+        ("http://a.test:PORT/k;l?m;n", "/k;l?m;n"),
+    ],
+)
+def test_a_redirect_is_followed_as_it_is_written(served, tmp_path, location, asked):
+    async def moved(request):
+        where = location.replace("PORT", str(served.port)).encode()
+        await request.raw(
+            b"HTTP/1.1 302 X\r\ncontent-length: 0\r\nlocation: " + where + b"\r\n\r\n"
+        )
+
+    served.answers["/dir/a"] = moved
+    paths, source = crawled(served, listed(served, tmp_path, "/dir/a"))
+    assert paths == ["/dir/a", asked]
+    assert source.skipped.by_reason == {}
+
+
+def test_spaces_around_urls_are_taken_off_in_every_list(served, tmp_path):
+    base = f"http://a.test:{served.port}"
+    urls = [f" {base}/a", f"{base}/b\t", f"\u00a0{base}/c\r", f"{base}/d"]
+    parquet.write_table(pyarrow.table({"url": urls}), tmp_path / "a.parquet")
+    binary = [url.encode() for url in urls]
+    parquet.write_table(pyarrow.table({"url": binary}), tmp_path / "b.parquet")
+    (tmp_path / "a.csv").write_text("n,url\n" + "".join(f'1,"{url}"\n' for url in urls))
+    (tmp_path / "a.txt").write_text("\n".join(urls))
+    for name in ("a.parquet", "b.parquet", "a.csv", "a.txt"):
+        assert sorted(crawled(served, tmp_path / name)[0]) == ["/a", "/b", "/c", "/d"], name
+
+
+@table("suffix", [".txt", ".jsonl", ".csv"])
+def test_a_line_without_end_fills_no_memory(served, tmp_path, suffix):
+    path = tmp_path / f"urls{suffix}"
+    url = f"http://a.test:{served.port}/b"
+    row = {".txt": url, ".jsonl": f'{{"url": "{url}"}}', ".csv": url}[suffix]
+    head = "url\n" if suffix == ".csv" else ""
+    path.write_bytes(head.encode() + b"x" * (1 << 25) + f"\n{row}\n".encode())
+    tracemalloc.start()
+    try:
+        assert crawled(served, path)[0] == ["/b"]
+        assert tracemalloc.get_traced_memory()[1] < 1 << 24
+    finally:
+        tracemalloc.stop()
+
+
+RULES = "User-agent: *\nDisallow: /private;x\n"
+ROBOTS = {
+    "plain": (RULES.encode(), {}),
+    "CRLF": (RULES.replace("\n", "\r\n").encode(), {}),
+    "CR": (RULES.replace("\n", "\r").encode(), {}),
+    "a mark": (RULES.encode("utf-8-sig"), {}),
+    "a mark in the middle": ("\ufeff# none\n\ufeff".encode() + RULES.encode(), {}),
+    "UTF-16, little": (("\ufeff" + RULES).encode("utf-16-le"), {}),
+    "UTF-16, big": (("\ufeff" + RULES).encode("utf-16-be"), {}),
+    "Latin-1": (b"# caf\xe9\n" + RULES.encode(), {}),
+    "gzip": (gzip.compress(RULES.encode()), {"content_encoding": "gzip"}),
+    "gzip unannounced": (gzip.compress(RULES.encode()), {}),
+    "gzip that is none": (RULES.encode(), {"content_encoding": "gzip"}),
+    "gzip with a mark": (gzip.compress(RULES.encode("utf-8-sig")), {"content_encoding": "GZIP"}),
+    "deflate": (zlib.compress(RULES.encode()), {"content_encoding": "deflate"}),
+    "raw deflate": (zlib.compress(RULES.encode(), wbits=-15), {"content_encoding": "deflate"}),
+    "longer than the limit": (RULES.encode() + b"# more\n" * 100_000, {}),
+    "a gzip bomb": (gzip.compress(RULES.encode() + bytes(1 << 25)), {"content_encoding": "gzip"}),
+}
+
+
+@table("kind", ROBOTS)
+def test_robots_txt_is_obeyed_in_every_form(served, tmp_path, kind):
+    body, headers = ROBOTS[kind]
+    served.answers["/robots.txt"] = page(body, **headers)
+    asked, source = crawled(served, listed(served, tmp_path, "/private;x/a", "/public;x/a"))
+    assert asked == ["/public;x/a"]
+    assert source.skipped.by_reason == {"robots.txt": 1}
+
+
+UNREADABLE = {
+    "br": page(b"\x0b\x02\x80", content_encoding="br"),
+    "damaged gzip": page(b"\x1f\x8bx", content_encoding="gzip"),
+    "cut gzip": page(gzip.compress(RULES.encode())[:20], content_encoding="gzip"),
+    "too many requests": page(status=429),
+    "an error": page(status=503),
+    "to nowhere": page(status=301),
+    "to another scheme": page(status=302, location="ftp://a.test/robots.txt"),
+}
+
+
+@table("kind", UNREADABLE)
+def test_a_host_whose_robots_txt_cannot_be_read_is_left_alone(served, tmp_path, kind, caplog):
+    served.answers["/robots.txt"] = UNREADABLE[kind]
+    asked, source = crawled(served, listed(served, tmp_path, "/a"))
+    assert asked == []
+    assert set(source.skipped.by_reason) <= {"no robots.txt", "bad URL"}
+    assert source.skipped.by_reason.total() == 1
+
+
+@table("status", [400, 401, 403, 404, 410, 451])
+def test_a_host_without_robots_txt_may_be_fetched(served, tmp_path, status):
+    served.answers["/robots.txt"] = page(status=status)
+    assert crawled(served, listed(served, tmp_path, "/a"))[0] == ["/a"]
+
+
+def test_robots_txt_is_read_behind_five_redirects(served, tmp_path):
+    for hop in range(5):
+        here = f"/hop{hop}" if hop else "/robots.txt"
+        served.answers[here] = page(status=302, location=f"/hop{hop + 1}")
+    served.answers["/hop5"] = page(RULES.encode())
+    _, source = crawled(served, listed(served, tmp_path, "/private;x", "/a"))
+    assert source.skipped.by_reason == {"robots.txt": 1}
+
+
+@table("coding", ["gzip", "deflate"])
+def test_an_image_that_is_sent_compressed_is_unpacked(served, tmp_path, coding):
+    squeezed = gzip.compress(PNG) if coding == "gzip" else zlib.compress(PNG)
+    served.answers["/a"] = page(squeezed, content_encoding=coding)
+    served.answers["/cut"] = page(squeezed[:-9], content_encoding=coding)
+    bomb = PNG + bytes(1 << 25)
+    packed = gzip.compress(bomb) if coding == "gzip" else zlib.compress(bomb)
+    served.answers["/bomb"] = page(packed, content_encoding=coding)
+    path = listed(served, tmp_path, "/a", "/cut", "/bomb")
+    source = Crawl(str(path), allow_networks=["127.0.0.0/8"], retries=0, max_bytes=100_000)
+
+    async def here(_host, _port):
+        return ["127.0.0.1"]
+
+    source.fetcher.backend.resolve = here
+    assert [sample.data for sample, _ in source.samples()] == [PNG]
+    assert source.skipped.by_reason == {"no image": 1, "too large": 1}
+
+
+def ends(block):
+    network = ipaddress.ip_network(block)
+    return network, [network[0], network[-1], network[network.num_addresses // 2]]
+
+
+@table("row", [*IPV4, *IPV6])
+def test_addresses_are_judged_by_the_registries(row):
+    block, _, reachable = row
+    network, addresses = ends(block)
+    inner = [
+        ipaddress.ip_network(other)
+        for other, _, _ in (*IPV4, *IPV6)
+        if other != block and ipaddress.ip_network(other).version == network.version
+    ]
+    for address in addresses:
+        more_specific = any(
+            address in other and other.prefixlen > network.prefixlen for other in inner
+        )
+        if more_specific or block in ("64:ff9b::/96", "::ffff:0:0/96"):  # judged by what it embeds
+            continue
+        assert is_public(address) is reachable, address
+        if not reachable:
+            with pytest.raises(Skip, match="not of the public internet"):
+                GuardedBackend([]).check("a.test", str(address))
+            GuardedBackend([block]).check("a.test", str(address))
+
+
+@table("block", [row[0] for row in IPV4 if not row[2]])
+def test_an_embedded_address_is_judged_too(block):
+    for inner in ends(block)[1]:
+        if is_public(inner):  # a more specific row allows it
+            continue
+        low = f"{int(inner) >> 16:x}:{int(inner) & 0xFFFF:x}"
+        client = int(inner) ^ 0xFFFFFFFF
+        for address in (
+            *(f"::ffff:{inner}", f"::{inner}", f"::ffff:0:{inner}", f"64:ff9b::{inner}"),
+            *(f"64:ff9b:1::{inner}", f"2002:{low}::1", f"2001:0:{low}::1"),
+            f"2001:0:808:808:0:0:{client >> 16:x}:{client & 0xFFFF:x}",
+            *(f"2606:4700::5efe:{inner}", f"2606:4700::200:5efe:{inner}"),
+        ):
+            assert not is_public(ipaddress.ip_address(address)), address
+
+
+@table(
+    ("address", "public"),
+    [
+        *((one, True) for one in ("8.8.8.8", "93.184.216.34", "2606:4700::1111", "2a00:1450::1")),
+        *((one, True) for one in ("::ffff:8.8.8.8", "64:ff9b::8.8.8.8", "2606::5efe:8.8.8.8")),
+        *((one, False) for one in ("fec0::1", "::8.8.8.8", "::ffff:0:8.8.8.8", "2002:808:808::1")),
+        *((one, False) for one in ("4000::1", "ff02::1", "224.0.0.1", "64:ff9b:1::808:808")),
+    ],
+)
+def test_other_addresses_are_judged_by_what_iana_assigned(address, public):
+    assert is_public(ipaddress.ip_address(address)) is public
+
+
+def test_a_proxy_of_the_environment_is_not_asked(served, tmp_path, monkeypatch):
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://10.1.2.3:1")
+    assert crawled(served, listed(served, tmp_path, "/a"))[0] == ["/a"]
