@@ -34,10 +34,55 @@ def configure(environment: Mapping[str, str] = os.environ) -> None:
         raise ValueError(f"STREAM_SSL_LOG_FORMAT is {form!r}: choose one of {', '.join(FORMATS)}")
     handler = logging.StreamHandler(sys.stderr)
     rank = environment.get("RANK") if environment.get("WORLD_SIZE", "1") != "1" else None
+    handler.addFilter(LibraryLimit())
     handler.setFormatter(JsonLines(rank) if form == "json" else Lines(rank))
     logging.basicConfig(level=level, handlers=[handler])
     for library in ("faiss", "onnx_ir", "onnxscript"):  # they tell of each try and each rewrite
         logging.getLogger(library).setLevel(logging.WARNING)
+
+
+class LibraryLimit(logging.Filter):
+    """Limits what a library logs, because a peer decides how often the library has a reason to.
+
+    Args:
+        lines: most lines of one kind within a window. A kind is a logger, a level and the beginning
+            of the text before its arguments are filled in.
+        seconds: length of a window.
+        clock: monotonic seconds.
+    """
+
+    OURS = ("stream_ssl", "producers", "memory", "__main__")
+    KINDS = 256
+
+    def __init__(
+        self,
+        lines: int = 3,
+        seconds: float = 60.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__()
+        self._lines, self._seconds, self._clock = lines, seconds, clock
+        self._windows: dict[tuple[str, int, str], tuple[float, int, int]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Tell whether the record is logged; the first of a window says how many were left out."""
+        if record.name.partition(".")[0] in self.OURS:
+            return True
+        kind = (record.name, record.levelno, str(record.msg)[:32])
+        if kind not in self._windows and len(self._windows) >= self.KINDS:
+            kind = ("", 0, "")
+        now = self._clock()
+        start, lines, left_out = self._windows.get(kind, (now, 0, 0))
+        if now - start >= self._seconds:
+            start, lines = now, 0
+        if lines >= self._lines:
+            self._windows[kind] = (start, lines, left_out + 1)
+            return False
+        if left_out:
+            record.msg = f"{record.getMessage()} ({left_out} more of these since the last line)"
+            record.args = ()
+        self._windows[kind] = (start, lines + 1, 0)
+        return True
 
 
 class Lines(logging.Formatter):

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from stream_ssl import __version__
 from stream_ssl.observe.catalogue import Role
@@ -31,8 +31,14 @@ from stream_ssl.wire.address import is_loopback_host
 MOST_CONNECTIONS = 64
 """Connections held open at once; one more closes the one that has been quiet for longest."""
 
+BACKLOG = 128
+"""Connections that the kernel holds until they are accepted."""
+
 REQUEST_SECONDS = 10.0
-"""Seconds in which a connection must send its request."""
+"""Seconds in which a connection must send its request, body included."""
+
+ANSWER_SECONDS = 60.0
+"""Seconds after REQUEST_SECONDS in which an answer must be made and taken."""
 
 LOG_IN_SECONDS = 1.0
 """Seconds that a wrong token is answered after."""
@@ -76,10 +82,11 @@ class Server:
         self._socket = _listen(host, port)
         shown = reachable(host)
         self.address = f"http://{shown}:{self._socket.getsockname()[1]}"
-        self._server = uvicorn.Server(
+        self._server = BoundedServer(
             uvicorn.Config(
                 application(registry, health, role, self._history, self.sources, public),
                 http=BoundedProtocol,
+                backlog=1,  # accepted in one turn: see BoundedServer
                 ws="none",
                 loop="asyncio",
                 lifespan="off",
@@ -119,41 +126,67 @@ class Server:
         self.close()
 
 
+class BoundedServer(uvicorn.Server):
+    """uvicorn's server, which accepts few connections at a time.
+
+    asyncio accepts as many connections in a turn as its backlog has, and logs an error for each one
+    while descriptors are short. All of them are open before the first one is counted.
+    """
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen with a short turn of `Config.backlog`, and with the kernel's long queue."""
+        await super().startup(sockets)
+        for listening in sockets or ():
+            listening.listen(BACKLOG)
+
+
 class BoundedProtocol(H11Protocol):
-    """uvicorn's protocol waits for ever for a first request; this one does not."""
+    """A connection of uvicorn's that cannot stay open for longer than it is used.
+
+    A request must be complete within REQUEST_SECONDS, also one that follows another one. Its answer
+    must be taken within ANSWER_SECONDS.
+    """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.since = self.loop.time()
-        self.timer = self.loop.call_later(REQUEST_SECONDS, self._close_if_silent)
+        self.timer = self.loop.call_later(REQUEST_SECONDS, self._end_request)
         if len(self.connections) > MOST_CONNECTIONS:
             others = [
                 cast(BoundedProtocol, other) for other in self.connections if other is not self
             ]
-            min(others, key=lambda other: (other.busy, other.since)).transport.abort()
+            min(others, key=lambda other: (other.busy, other.since)).abort()
 
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if self._asked:  # from here on keep-alive has its own time-out
-            self.since = self.loop.time()
+    def on_response_complete(self) -> None:
+        """Wait for the next request, or until the last bytes of the answer are taken."""
+        self.timer.cancel()
+        self.since = self.loop.time()
+        if self.transport.is_closing():
+            self.timer = self.loop.call_later(ANSWER_SECONDS, self.abort)
+        else:
+            self.timer = self.loop.call_later(REQUEST_SECONDS, self._end_request)
+        super().on_response_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.timer.cancel()
         super().connection_lost(exc)
 
-    @property
-    def _asked(self) -> bool:
-        """The head of a request was read."""
-        return hasattr(self.cycle, "response_complete")
+    def abort(self) -> None:
+        """Close the connection at once, and stop counting it."""
+        self.connections.discard(self)
+        self.transport.abort()
 
     @property
     def busy(self) -> bool:
-        """An answer is being made or sent."""
-        return self._asked and not self.cycle.response_complete
+        """Whether a request was received whole and its answer is being made or sent."""
+        cycle = cast(RequestResponseCycle | None, self.cycle)
+        return cycle is not None and not cycle.more_body and not cycle.response_complete
 
-    def _close_if_silent(self) -> None:
-        if not self._asked:
-            self.transport.abort()
+    def _end_request(self) -> None:
+        if self.busy:
+            self.timer = self.loop.call_later(ANSWER_SECONDS, self.abort)
+        else:
+            self.abort()
 
 
 def application(
@@ -257,7 +290,7 @@ def reachable(host: str) -> str:
 def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=128)
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
         raise OSError(
             error.errno,
@@ -267,10 +300,10 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _reply(status: Status, all_of_it: bool) -> JSONResponse:
-    """The parts are for those who may read the metrics too."""
-    failing = [name for name, part in status.parts.items() if not part["ok"]]
-    body: dict[str, object] = {"ok": status.ok, "failing": failing}
+    """Answer yes or no to everybody, and tell the reasons to those who may read the metrics."""
+    body: dict[str, object] = {"ok": status.ok}
     if all_of_it:
+        body["failing"] = [name for name, part in status.parts.items() if not part["ok"]]
         body["parts"] = status.parts
     return JSONResponse(
         body, status_code=200 if status.ok else 503, headers={"cache-control": "no-store"}

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from stream_ssl.app.logs import JsonLines, Lines, StepLog, configure
+from stream_ssl.app.logs import JsonLines, LibraryLimit, Lines, StepLog, configure
 
 
 def record(message: str = "%s left", *arguments: object, **extra: object) -> logging.LogRecord:
@@ -51,6 +51,25 @@ def test_an_object_is_one_line_whatever_it_says() -> None:
     assert set(told) == {
         *("time", "level", "logger", "message", "pid", "exception", "step", "path"),
     }
+
+
+def test_a_library_cannot_fill_the_log() -> None:
+    now = [0.0]
+    limit = LibraryLimit(lines=2, seconds=60.0, clock=lambda: now[0])
+
+    def logged(name: str, text: str, *arguments: object) -> list[str]:
+        made = logging.LogRecord(name, logging.WARNING, __file__, 1, text, arguments, None)
+        return [made.getMessage()] if limit.filter(made) else []
+
+    told = [line for port in range(500) for line in logged("uvicorn.error", "invalid: %s", port)]
+    assert told == ["invalid: 0", "invalid: 1"]
+    assert logged("uvicorn.error", "another kind") == ["another kind"]
+    now[0] = 61.0
+    again = logged("uvicorn.error", "invalid: %s", 7)
+    assert again == ["invalid: 7 (498 more of these since the last line)"]
+    assert all(logged("stream_ssl.ingest.access", "ours: %s", each) for each in range(500))
+    many = [line for each in range(5000) for line in logged("asyncio", f"{each} in the text")]
+    assert len(many) <= 2 * LibraryLimit.KINDS + 2
 
 
 def test_a_step_line_has_loss_and_rates(caplog: pytest.LogCaptureFixture) -> None:

@@ -166,6 +166,16 @@ def hostile(scratch: Path, minutes: float) -> Rows:
     return [{"gate": 10, **checked(found, "RSS < 300 MB, share > 0.8", held)}]
 
 
+def connections(scratch: Path, minutes: float) -> Rows:
+    from chaos import connections
+
+    found = connections.run(scratch, idle=1500, bad=4000)
+    held = found["descriptors"] < 128 and found["answered"] == found["asked"]
+    quiet = found["log_lines"] < 40 and not found["tracebacks"]
+    target = "< 128 descriptors, the page answers, < 40 lines of log"
+    return [{"gate": "idle connections", **checked(found, target, held and quiet)}]
+
+
 def tests(scratch: Path, minutes: float) -> Rows:
     """Gates whose whole form is in the test suite."""
     gates = {
@@ -234,6 +244,7 @@ GATES: dict[str, Callable[[Path, float], Rows]] = {
     "slow-learner": slow_learner,
     "silence": silence,
     "hostile": hostile,
+    "connections": connections,
     "tests": tests,
     "faults": faults,
     "speed": speed,

@@ -10,7 +10,18 @@ import numpy as np
 import pytest
 import yaml
 
-from chaos import bad_disk, damage, fuzz, kills, power_cuts, powercut, ranks, silence, soak
+from chaos import (
+    bad_disk,
+    connections,
+    damage,
+    fuzz,
+    kills,
+    power_cuts,
+    powercut,
+    ranks,
+    silence,
+    soak,
+)
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -87,6 +98,16 @@ def test_a_fuzzer_harms_nobody(tmp_path: Path) -> None:
     found = fuzz.run(tmp_path, seconds=3.0)
     assert found["messages"] > 10
     assert found["rss_mb"] < 300
+
+
+def test_idle_connections_and_bad_requests_take_neither_descriptors_nor_log(
+    tmp_path: Path,
+) -> None:
+    found = connections.run(tmp_path, idle=150, bad=60)
+    assert found["descriptors"] < 128
+    assert found["answered"] == found["asked"]
+    assert found["log_lines"] < 20
+    assert found["tracebacks"] == 0
 
 
 def test_a_slope_is_that_of_most_pairs() -> None:

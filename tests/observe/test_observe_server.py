@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -48,6 +49,17 @@ def server(health: Health) -> Iterator[Server]:
     Gauge("answer", "The answer.", registry=registry).set(42)
     with Server(registry, health, "learner") as server:
         yield server
+
+
+def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "nothing came of it"
+        time.sleep(0.005)
+
+
+def descriptors() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
 def get(server: Server, path: str, **headers: str) -> httpx.Response:
@@ -172,6 +184,70 @@ def test_silent_connections_are_closed(monkeypatch: pytest.MonkeyPatch, health: 
             deadline = time.monotonic() + 0.8
             while time.monotonic() < deadline:  # one that has asked is left to keep-alive
                 assert keep_alive.get("/healthz").status_code == 200
+
+
+def test_connections_that_wait_together_never_exceed_the_limit_together(
+    monkeypatch: pytest.MonkeyPatch, health: Health
+) -> None:
+    """The kernel's queue is full when the server begins to accept."""
+    seen: list[int] = []
+    made = http.BoundedProtocol.connection_made
+
+    def count(protocol: http.BoundedProtocol, transport: asyncio.Transport) -> None:
+        made(protocol, transport)
+        seen.append(descriptors())
+
+    monkeypatch.setattr(http.BoundedProtocol, "connection_made", count)
+    server = Server(CollectorRegistry(), health, "learner")
+    port = int(server.address.rsplit(":", 1)[1])
+    with contextlib.ExitStack() as stack:
+        for _ in range(http.BACKLOG):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), 10))
+        before = descriptors()
+        stack.enter_context(server)
+        until(lambda: len(seen) == http.BACKLOG)
+        assert max(seen) - before < http.MOST_CONNECTIONS + 16
+        assert get(server, "/healthz").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n",
+        b"POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\ntoken",
+    ],
+    ids=["head", "body"],
+)
+def test_a_request_that_never_ends_is_closed_also_after_a_whole_one(
+    second: bytes, monkeypatch: pytest.MonkeyPatch, health: Health
+) -> None:
+    monkeypatch.setattr(http, "REQUEST_SECONDS", 0.3)
+    with Server(CollectorRegistry(), health, "learner") as server:
+        port = int(server.address.rsplit(":", 1)[1])
+        with socket.create_connection(("127.0.0.1", port), 4) as client:
+            client.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert client.recv(4096).startswith(b"HTTP/1.1 200")
+            client.sendall(second)
+            while client.recv(4096):  # the time-out of the socket is 4 s
+                pass
+
+
+@pytest.mark.parametrize("header", ["close", "keep-alive"])
+def test_an_answer_that_nobody_takes_is_ended(
+    header: str, monkeypatch: pytest.MonkeyPatch, health: Health
+) -> None:
+    monkeypatch.setattr(http, "REQUEST_SECONDS", 0.2)
+    monkeypatch.setattr(http, "ANSWER_SECONDS", 0.2)
+    registry = CollectorRegistry()
+    Gauge("answer", "x" * (16 << 20), registry=registry).set(42)
+    with Server(registry, health, "learner") as server:
+        port = int(server.address.rsplit(":", 1)[1])
+        connections = server._server.server_state.connections
+        with socket.create_connection(("127.0.0.1", port), 4) as client:
+            request = f"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: {header}\r\n\r\n"
+            client.sendall(request.encode())
+            assert client.recv(12) == b"HTTP/1.1 200"
+            until(lambda: not connections)
 
 
 def test_unknown_loops_do_not_tick() -> None:
