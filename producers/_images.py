@@ -85,14 +85,13 @@ def _is_pillow(image: Any) -> bool:
 
 
 def _pixels(image: Image) -> NDArray[np.uint8]:
-    """8-bit grey, RGB or RGBA pixels of a PIL image."""
+    """Return 8-bit grey, RGB or RGBA pixels of a PIL image, turned as its EXIF data says."""
+    from stream_ssl.pictures import upright  # loads Pillow, which the user has loaded already
+
     mode = image.mode
     if mode.startswith(("I", "F")):
         raise ValueError(f"a PIL image of mode {mode!r} has more than 8 bits; scale it to mode 'L'")
-    if mode not in ("L", "RGB", "RGBA"):
-        transparent = mode in ("LA", "PA", "La", "RGBa") or "transparency" in image.info
-        image = image.convert("RGBA" if transparent else "L" if mode == "1" else "RGB")
-    return np.asarray(image)
+    return np.asarray(upright(image))
 
 
 def _seconds(time: Any) -> Any:

@@ -236,8 +236,8 @@ class Producer:
         Args:
             image: uint8 pixels H x W or H x W x C, which are copied; an encoded file as bytes,
                 bytearray or memoryview, or the path of one, which is read; a PIL image, which
-                travels as its pixels; a vector, float16 or float32 [D], which is copied; or a
-                Sample, with nothing of the following.
+                travels as its pixels, turned as its EXIF data says; a vector, float16 or float32
+                [D], which is copied; or a Sample, with nothing of the following.
             id: names the image within its source; the same image keeps its id. None: a new one.
             label: class, where there is one.
             codec: "jpeg", "png", "webp" or "raw"; None: found from the bytes.

@@ -15,10 +15,12 @@ ROOT = Path(__file__).parent.parent
 OURS = ("memory", "producers", "stream_ssl")
 PARTS = (
     *("wire", "ingest", "losses", "methods", "learning", "evaluation"),
-    *("reproduction", "observe", "app", "batch", "durable", "rate_limited_logger"),
+    *("reproduction", "observe", "app", "batch", "durable", "pictures", "rate_limited_logger"),
 )
 # But in memory, a package of its own.
-ANYWHERE = {"stream_ssl.batch", "stream_ssl.durable", "stream_ssl.rate_limited_logger"}
+ANYWHERE = {
+    f"stream_ssl.{part}" for part in ("batch", "durable", "pictures", "rate_limited_logger")
+}
 
 # What each part may import of ours, and which heavy libraries it may touch.
 MAY = {
@@ -59,6 +61,7 @@ MAY = {
     "stream_ssl.app": {f"stream_ssl.{part}" for part in PARTS} | {"memory", "producers"},
     "stream_ssl.batch": set(),
     "stream_ssl.durable": set(),
+    "stream_ssl.pictures": set(),
     "stream_ssl.rate_limited_logger": set(),
 }
 LIBRARIES = {

@@ -109,20 +109,19 @@ def reencode(sample: Sample, rng: np.random.Generator) -> dict[str, Any] | None:
 
 
 def decode(sample: Sample) -> Image.Image:
-    """An encoded image, grey or RGB.
+    """Return the pixels of an encoded image, grey or RGB, as the learner would see them.
 
     Raises:
         ValueError: it cannot be decoded.
         ImportError: Pillow is not installed.
     """
     pillow = load_pillow()
-    from PIL import ImageOps
+    from stream_ssl.pictures import over_white, upright
 
     try:
         with pillow.open(io.BytesIO(sample.data)) as image:
-            # The orientation tag is lost: turn the pixels instead.
-            upright: Image.Image = ImageOps.exif_transpose(image)
-            return upright if upright.mode in ("L", "RGB") else upright.convert("RGB")
+            # A new file has neither the orientation tag nor an alpha channel.
+            return over_white(upright(image))
     except (OSError, ValueError, SyntaxError, pillow.DecompressionBombError) as error:
         # Pillow names the buffer that it could not read, which tells nobody anything.
         what = f"no {sample.codec} image" if "cannot identify image" in str(error) else str(error)

@@ -42,15 +42,20 @@ class Encoder:
             self._pillow = Image
 
     def __call__(self, image_HWC: NDArray[np.uint8]) -> dict[str, Any]:
-        """A sample's data, codec and shape of H x W x C pixels, C in {1, 3, 4}."""
+        """Return a sample's data, codec and shape of H x W x C pixels, C in {1, 3, 4}.
+
+        JPEG has no alpha channel: transparent pixels are laid over white, as the learner does it.
+        """
         if self.codec == "raw":
             return {"data": image_HWC.tobytes(), "codec": "raw", "shape": image_HWC.shape}
-        if image_HWC.shape[2] == 4 and self.codec == "jpeg":
-            image_HWC = image_HWC[..., :3]
         grey = image_HWC.shape[2] == 1
         image = self._pillow.fromarray(
             np.ascontiguousarray(image_HWC[..., 0] if grey else image_HWC)
         )
+        if self.codec == "jpeg":
+            from stream_ssl.pictures import over_white
+
+            image = over_white(image)
         file = io.BytesIO()
         # The fastest of WebP's methods: the others cost up to ten times as much for a tenth.
         image.save(
@@ -116,7 +121,8 @@ class Frames:
         if self._size is not None and min(width, height) > self._size:
             scale = self._size / min(width, height)
             width, height = round(width * scale), round(height * scale)
-        kind = "gray" if frame.format.name.startswith("gray") else "rgb24"
+        clear = any(part.is_alpha for part in frame.format.components)
+        kind = "gray" if frame.format.name.startswith("gray") else "rgba" if clear else "rgb24"
         image = frame.reformat(width, height, kind, interpolation="AREA").to_ndarray()
         image_HWC = image.reshape(height, width, -1)
         return self._encoder(np.rot90(image_HWC, round(frame.rotation / 90)))

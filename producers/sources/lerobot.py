@@ -322,7 +322,9 @@ def images(clip: Clip, first: int) -> Iterator[tuple[int, Any]]:
 
 
 def picture(root: Path, cell: Any) -> VideoFrame:
-    """The image of a cell, {"bytes": an encoded file, "path": where it lies without}.
+    """Return the image of a cell, {"bytes": an encoded file, "path": where it lies without}.
+
+    The image is turned as its EXIF data says, and laid over white where it is transparent.
 
     Raises:
         OSError: it cannot be read.
@@ -330,6 +332,8 @@ def picture(root: Path, cell: Any) -> VideoFrame:
     """
     import av
     from PIL import Image
+
+    from stream_ssl.pictures import over_white, upright
 
     if not (isinstance(cell, Mapping) and (cell.get("bytes") or cell.get("path"))):
         raise ValueError("neither bytes nor a path")
@@ -339,9 +343,10 @@ def picture(root: Path, cell: Any) -> VideoFrame:
     with Image.open(io.BytesIO(data)) as image:
         if image.mode[0] in "IF":
             raise ValueError(f"pixels of mode {image.mode} are no 8-bit numbers")
-        grey = image.mode == "L"
-        pixels = np.asarray(image.convert("L" if grey else "RGB"))
-    return av.VideoFrame.from_ndarray(pixels, format="gray" if grey else "rgb24")
+        shown = over_white(upright(image))
+    return av.VideoFrame.from_ndarray(
+        np.asarray(shown), format="gray" if shown.mode == "L" else "rgb24"
+    )
 
 
 def frame_rows(clip: Clip) -> dict[int, dict[str, Any]]:

@@ -22,6 +22,7 @@ from PIL import Image, UnidentifiedImageError
 from torch.nn import functional as F
 
 from stream_ssl.batch import Batch, Origin
+from stream_ssl.pictures import over_white, plain, turn
 from stream_ssl.wire import Sample, sample_of
 from stream_ssl.wire.sample import DTYPES, MAX_ID_BYTES
 
@@ -46,16 +47,6 @@ _MAGIC = {"jpeg": b"\xff\xd8", "png": b"\x89PNG\r\n\x1a\n", "webp": b"RIFF"}
 _SOS = b"\xff\xda"  # begins a scan of a JPEG
 _MARKER = re.compile(rb"\xff+[^\x00\xff]")
 _ALONE = {0x01, *range(0xD0, 0xD9)}  # markers that no length follows
-_ORIENTATION = 0x0112  # EXIF tag
-_TURN = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
 
 
 class BadSample(ValueError):
@@ -360,12 +351,11 @@ class Decoder:
                 self._check_size(*image.size)
                 if sample.codec == "jpeg":
                     self._check_scans(data, *image.size)
-                turn = _turn(image)
                 if sample.codec == "jpeg" and image.mode in ("L", "RGB"):
                     if (scaled_HWC := self._jpeg(data)) is not None:
-                        return _turned(scaled_HWC, turn)
+                        return _turned(scaled_HWC, turn(image))
                     image.draft("L" if self.channels == 1 else image.mode, (self.size, self.size))
-                return self._shape(image, turn)
+                return self._shape(image)
         except (BadSample, MemoryError):  # out of memory is our fault, not the sample's
             raise
         except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
@@ -404,19 +394,17 @@ class Decoder:
         scaled_HWC: Pixels = scaled_1CHW.permute(0, 2, 3, 1)[0].numpy()
         return scaled_HWC
 
-    def _shape(self, image: Image.Image, turn: Image.Transpose | None = None) -> Pixels:
-        image = _plain(image)
+    def _shape(self, image: Image.Image) -> Pixels:
+        stored, image = image, plain(image)
         side, (width, height) = min(image.size), image.size
         if image.size != (self.size, self.size):
             left, top = (width - side) / 2, (height - side) / 2
             box = (left, top, left + side, top + side)
             image = image.resize((self.size, self.size), Image.Resampling.BILINEAR, box=box)
-        if image.mode == "RGBA":
-            white = Image.new("RGBA", image.size, "white")
-            white.alpha_composite(image)
-            image = white
-        if turn is not None:  # the crop is square and central: turning it now is the same
-            image = image.transpose(turn)
+        image = over_white(image)
+        how = turn(stored)
+        if how is not None:  # the crop is square and central: turning it now is the same
+            image = image.transpose(how)
         image = image.convert("L" if self.channels == 1 else "RGB")
         return np.asarray(image).reshape(self.size, self.size, self.channels)
 
@@ -500,32 +488,11 @@ def scans_of(data: bytes) -> int:
     return scans
 
 
-def _plain(image: Image.Image) -> Image.Image:
-    """The image as L, RGB or RGBA, which Pillow scales well."""
-    if image.mode.startswith("I"):  # 16-bit grey
-        high_HW = np.asarray(image).clip(0, 65_535) >> 8
-        return Image.fromarray(high_HW.astype(np.uint8))
-    if image.has_transparency_data:
-        return image.convert("RGBA")
-    if image.mode == "1":
-        return image.convert("L")
-    return image if image.mode in ("L", "RGB") else image.convert("RGB")
-
-
-def _turn(image: Image.Image) -> Image.Transpose | None:
-    try:
-        return _TURN.get(image.getexif().get(_ORIENTATION, 1))
-    except MemoryError:
-        raise
-    except Exception:  # damaged EXIF in a good image
-        return None
-
-
-def _turned(image_HWC: Pixels, turn: Image.Transpose | None) -> Pixels:
-    if turn is None:
+def _turned(image_HWC: Pixels, how: Image.Transpose | None) -> Pixels:
+    if how is None:
         return image_HWC
     image = Image.fromarray(image_HWC[:, :, 0] if image_HWC.shape[2] == 1 else image_HWC)
-    return np.asarray(image.transpose(turn)).reshape(image_HWC.shape)
+    return np.asarray(image.transpose(how)).reshape(image_HWC.shape)
 
 
 def _begins_like(codec: str, data: bytes) -> bool:
