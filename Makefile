@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 READY  := $(VENV)/.ready
 FAISS  := $(if $(shell command -v nvidia-smi 2>/dev/null),gpu,cpu)
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 UV     := $(shell command -v uv 2>/dev/null)
 SERVERS := python3-gi gir1.2-gst-rtsp-server-1.0 gstreamer1.0-plugins-base gstreamer1.0-plugins-good gstreamer1.0-plugins-ugly nats-server
 IMAGES       ?= receiver learner
@@ -25,10 +26,10 @@ $(READY): pyproject.toml constraints.txt
 	@echo "Installing into $(VENV), once: 3.3 GB to download, 6.1 GB on disk. UV_TORCH_BACKEND=cpu leaves CUDA out: 0.5 and 1.6 GB (docs/install.md)"
 ifneq ($(UV),)
 	$(UV) venv --quiet --allow-existing --python $(PYTHON) $(VENV)
-	$(UV) pip install --quiet --python $(VENV)/bin/python -c constraints.txt -e '.[learner,$(FAISS),dev]'
+	$(UV) pip install --python $(VENV)/bin/python -c constraints.txt -e '.[learner,$(FAISS),dev]'
 else
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[learner,$(FAISS),dev]'
+	$(VENV)/bin/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[learner,$(FAISS),dev]'
 endif
 	@touch $@
 
@@ -86,7 +87,7 @@ prometheus: $(READY)  ## alerts on recorded runs, and the dashboard's questions,
 
 containers: $(READY)  ## the receiver's and the learner's images: built by buildah, run by podman
 	@command -v buildah >/dev/null && command -v podman >/dev/null || { echo "make containers needs: apt-get install buildah podman"; exit 1; }
-	for role in $(IMAGES); do buildah build --format docker --layers $(BUILD_FLAGS) --target $$role -t stream-ssl-$$role -f deploy/containers/Containerfile . || exit 1; done
+	for role in $(IMAGES); do buildah build --format docker --layers $(BUILD_FLAGS) --target $$role -t stream-ssl-$$role:$(VERSION) -f deploy/containers/Containerfile . || exit 1; done
 	buildah images --filter reference=stream-ssl-*
 	$(VENV)/bin/python -m pytest -m containers tests/deploy
 
@@ -99,6 +100,7 @@ endif
 	$(VENV)/bin/python -m pytest -m manifests tests/deploy
 
 docs: $(READY)  ## regenerate the pages that are made from code
+	$(VENV)/bin/python -m stream_ssl.app.help > stream_ssl/app/learner_help.txt
 	$(VENV)/bin/python -m stream_ssl.observe.catalogue > docs/metrics.md
 	$(VENV)/bin/python deploy/grafana/dashboard.py > deploy/grafana/stream-ssl.json
 	{ printf '# From deploy/prometheus/alerts.yml, by `make docs`.\napiVersion: monitoring.coreos.com/v1\nkind: PrometheusRule\nmetadata: {name: stream-ssl}\nspec:\n'; grep -v '^#' deploy/prometheus/alerts.yml | sed 's/^\(.\)/  \1/'; } > deploy/kubernetes/components/monitoring/prometheus-rule.yaml

@@ -20,6 +20,7 @@ import yaml
 from jsonargparse import ArgumentParser, Namespace
 
 from stream_ssl.app.failures import readable
+from stream_ssl.app.help import HelpFormatter
 
 RECEIVER_SECTIONS = ("receiver", "journal", "access")
 LEARNER_SECTIONS = (
@@ -452,10 +453,12 @@ def _parser(command: str) -> ArgumentParser:
     parser = _Parser(
         prog=f"stream-ssl {command}",
         usage=f"stream-ssl {command} CONFIG [--SECTION.OPTION VALUE ...]",
-        description="Sections of the config file and their options; each option may be given on "
-        "the command line as well, or in the environment, as STREAM_SSL_MEMORY__CAPACITY=4096.",
+        description="The config file has a section for each part. Each option may also stand on "
+        "the command line, or in the environment: STREAM_SSL_MEMORY__CAPACITY=4096. Some options "
+        "name a class by a short name or its path; --loss.help infonce shows that class's options.",
         default_env=True,
         env_prefix="STREAM_SSL",
+        formatter_class=HelpFormatter,
     )
     parser.add_argument("--config", action="config", help="config file (YAML)")
     parser.add_argument("--run", type=Path, default=Path("runs/default"), help="the run's folder")
@@ -485,5 +488,5 @@ def _carry(parser: ArgumentParser, sections: Sequence[str], role: str) -> None:
             f"--{name}",
             type=dict | int | str | None,
             default=None,
-            help=f"of the {role}; its options are told by: stream-ssl {role} --help",
+            help=f"a section of the {role}; stream-ssl {role} --help lists its options",
         )

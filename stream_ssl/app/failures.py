@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
 import re
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -81,7 +83,9 @@ def existing(folder: Path) -> Path:
 
 
 def check_writable(folder: Path, what: str, remedy: str) -> None:
-    """Refuse a folder in which no file can be made; it need not exist yet, and nothing is written.
+    """Refuse a folder in which no file can be created. The folder need not exist yet.
+
+    The check creates a file without a name in the folder, or in the nearest folder above it.
 
     Args:
         folder: the folder.
@@ -94,10 +98,19 @@ def check_writable(folder: Path, what: str, remedy: str) -> None:
     above = existing(folder)
     if not above.is_dir():
         raise ValueError(f"{what} {folder} cannot be written, because {above} is a file; {remedy}")
-    if not os.access(above, os.W_OK | os.X_OK):
+    try:
+        # os.access says yes to root for folders that take no file, such as /proc.
+        with tempfile.TemporaryFile(dir=above):
+            pass
+        with contextlib.suppress(FileNotFoundError):
+            folder.lstat()  # a name may be too long
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):  # a full disk is not a wrong folder
+            return
         raise ValueError(
-            f"{what} {folder} cannot be written, because {above} may not be by this user; {remedy}"
-        )
+            f"{what} {folder} cannot be written, because {above} takes no file "
+            f"({error.strerror}); {remedy}"
+        ) from error
 
 
 def listening(listen: Callable[[], T]) -> T:

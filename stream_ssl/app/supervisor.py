@@ -52,6 +52,8 @@ class Child:
     restarts: int = 0
     worked: bool = False
     """Whether it has once lived for as long as `back_off` calls healthy."""
+    may_start: Callable[[], bool] = lambda: True
+    """Asked before each start; a start that may not happen yet is tried again."""
 
     def start(self, clock: Callable[[], float]) -> None:
         """Start the process; it stops by itself should we die."""
@@ -106,7 +108,7 @@ class Supervisor:
         """Start the child if it is due; returns USAGE if it will never live."""
         now = self._clock()
         if child.process is None:
-            if now >= child.start_at:
+            if now >= child.start_at and child.may_start():
                 try:
                     child.start(self._clock)
                 except OSError as error:  # no memory, no processes left, an upgrade half done

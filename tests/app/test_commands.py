@@ -76,6 +76,20 @@ def test_every_command_and_every_source_has_help(capsys: pytest.CaptureFixture[s
             assert "--to" in said, words
 
 
+def test_the_learner_s_help_is_short_current_and_needs_no_torch() -> None:
+    blocked = (
+        "import sys\nsys.modules['torch'] = None\nfrom stream_ssl.app.cli import main\n"
+        "main(['learner', '--help'])"
+    )
+    done = subprocess.run([sys.executable, "-c", blocked], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) <= 400
+    made = config.learner_parser().format_help()
+    assert done.stdout.split() == made.split(), "run `make docs`"
+    named = [action.dest for action in config.learner_parser()._actions if "." in action.dest]
+    assert [name for name in named if not name.endswith(".help") and name not in done.stdout] == []
+
+
 def test_keys_are_made_once_and_entered_in_the_allow_list(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

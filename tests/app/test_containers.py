@@ -17,6 +17,7 @@ import yaml
 from prometheus_client import CollectorRegistry
 from table import table
 
+from stream_ssl import __version__
 from stream_ssl.app import config
 from stream_ssl.app.commands import status
 from stream_ssl.app.endpoints import publish
@@ -239,3 +240,18 @@ def test_a_pod_is_restricted_and_refers_to_what_is_there(role: str) -> None:
         role,
         *("--config", "--config", "--run"),
     ]
+
+
+def test_every_manifest_and_page_names_the_version_of_our_images() -> None:
+    named = 0
+    files = [path for path in (ROOT / "deploy").rglob("*") if path.suffix in (".yaml", ".md")]
+    for path in files:
+        text = path.read_text()
+        tags = re.findall(r"stream-ssl-(?:receiver|learner)(?:-gpu)?:(\S+)|newTag: (\S+)", text)
+        for tag in map("".join, tags):
+            assert tag.strip('"}') == __version__, f"{path}: {tag}"
+            named += 1
+        images = re.findall(r"image: (?:&\S+ )?(stream-ssl-\S+)", text)
+        if "kubernetes" not in path.parts:  # kustomize adds the tag there
+            assert all(":" in image for image in images), f"{path}: {images}"
+    assert named >= 14

@@ -153,6 +153,15 @@ def test_summary_table_fits_a_terminal(found):
     assert "78.0% trained from the DUEL memory" in " ".join(file.getvalue().split())
 
 
+@pytest.mark.parametrize(("updates", "warned"), [(199, True), (200, False)])
+def test_a_short_run_warns_in_its_report(found, tmp_path, updates, warned):
+    figures = {**found, "updates": float(updates)}
+    path = tmp_path / "report.html"
+    history, replay = made_up_history(), made_up_replay()
+    report.write(path, history, made_up_evaluation(), figures, replay, made_up_facts())
+    assert ("199 updates are too few to judge the encoder by" in path.read_text()) == warned
+
+
 def test_a_run_without_steps_still_gives_figures():
     from stream_ssl.app.scrape import History
 

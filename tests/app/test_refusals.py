@@ -143,8 +143,6 @@ def test_a_run_folder_that_cannot_be_written_is_refused(
         "below a file": tmp_path / "file" / "run",
         "kept by the system": Path("/proc/stream-ssl"),
     }[place]
-    if place == "kept by the system" and main is check.main and os.getuid() == 0:
-        return  # who may write everywhere is told by the system alone, and check writes nothing
     assert refused(main, config_file(tmp_path), "--run", str(folder)) == USAGE
     assert f"run folder {folder} cannot be written" in caplog.text
     assert "another run folder with --run" in caplog.text
@@ -159,6 +157,33 @@ def test_a_run_without_a_configuration_starts_nothing(
     assert refused(run_command.main) == USAGE
     assert "there is no CONFIG: give one, such as deploy/configs/" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_of_the_run_that_takes_no_file_is_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "checkpoints").symlink_to("/proc/self")
+    assert refused(check.main, config_file(tmp_path), "--run", str(tmp_path / "run")) == USAGE
+    assert "checkpoints cannot be written" in caplog.text
+
+
+def test_a_run_checks_the_learner_s_options_before_it_starts_the_receiver(tmp_path: Path) -> None:
+    run, file = tmp_path / "run", config_file(tmp_path)
+    wrong = command("run", file, "--run", str(run), "--memory.capcity", "5")
+    done = subprocess.run(wrong, capture_output=True, text=True, timeout=120)
+    assert done.returncode == USAGE
+    assert "did you mean --memory.capacity?" in done.stderr
+    assert not (run / "journal").exists()
+    assert not (run / "receiver.lock").exists()
+
+
+def test_the_usage_of_run_and_check_names_the_config_file(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for main in (run_command.main, check.main):
+        assert refused(main, "--ranks", "0", "--memory.capacity", "5", "--batches.batch_size", "5")
+        assert " CONFIG [--SECTION.OPTION VALUE ...] [--ranks N]" in capsys.readouterr().err
 
 
 def test_a_device_that_is_not_there_ends_a_run_instead_of_restarting_it(tmp_path: Path) -> None:
@@ -336,12 +361,12 @@ def test_what_is_printed_is_no_markup(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize("command", [check.main, run_command.main])
-def test_the_help_says_where_the_learner_s_options_are_told(
+def test_the_help_says_where_the_learner_s_options_are_listed(
     command: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert refused(command, "--help") == 0
     said = " ".join(capsys.readouterr().out.split())
-    told = said.count("of the learner; its options are told by: stream-ssl learner --help")
+    told = said.count("a section of the learner; stream-ssl learner --help lists its options")
     ranks = command is run_command.main  # which takes a number of them, too
     assert told == len(config.LEARNER_SECTIONS) - ranks
     assert ("how many processes of this host learn together" in said) == ranks

@@ -14,8 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from stream_ssl.app.commands.run import LearnerParsed
+from stream_ssl.app.endpoints import publish
 from stream_ssl.app.signals import PARENT
-from stream_ssl.app.supervisor import USAGE, BackOff, Supervisor
+from stream_ssl.app.supervisor import USAGE, BackOff, Child, Supervisor
 
 # Each child appends its pid when it starts, so that a test sees starts without asking the child.
 LIVES = "import os, sys, time; open(sys.argv[1], 'a').write(f'{os.getpid()}\\n'); time.sleep(60)"
@@ -221,3 +223,29 @@ def _running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def test_a_child_starts_once_it_may(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    supervisor = Supervisor({"receiver": python(LIVES, first), "learner": python(LIVES, second)})
+    allowed = threading.Event()
+    supervisor.children[0].may_start = allowed.is_set
+    running = Running(supervisor)
+    until(lambda: bool(starts(second)))
+    assert not starts(first)
+    allowed.set()
+    until(lambda: bool(starts(first)))
+    running.join()
+
+
+def test_receivers_wait_for_a_learner_that_parses_and_for_no_other(tmp_path: Path) -> None:
+    learner = Child("learner", [])
+    publish(tmp_path, "learner", http="http://127.0.0.1:1")
+    parsed = LearnerParsed(tmp_path, learner)
+    assert not parsed(), "the announcement is an earlier learner's"
+    publish(tmp_path, "learner", http="http://127.0.0.1:1")
+    assert parsed()
+    failing = LearnerParsed(tmp_path, learner)
+    assert not failing()
+    learner.restarts = 1
+    assert failing()

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import queue
+import re
 import shlex
 import shutil
 import socket
@@ -219,9 +220,11 @@ def test_each_unit_is_locked_down_and_waits_longer_than_a_stop_takes() -> None:
             ("ProtectSystem", "strict"),
             ("CapabilityBoundingSet", ""),
             ("RestartPreventExitStatus", "2"),
+            ("StartLimitIntervalSec", "0"),
         ):
             assert found[name] == [value], f"{path.name}: {name}"
         assert "MALLOC_ARENA_MAX=2" in " ".join(found["Environment"])
+        assert re.fullmatch(r"\d+(G|%)", *found["MemoryMax"]), path.name
     assert options("stream-ssl-learner.service")["TimeoutStopSec"] == ["10min"]
 
 

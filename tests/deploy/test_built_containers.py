@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from harness import TINY, until
 
+from stream_ssl import __version__
 from stream_ssl.app.supervisor import command
 
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(600)]
@@ -50,7 +51,7 @@ class Containers:
             f"--volume={self.config}:/etc/stream-ssl/config.yaml:ro",
         )
         words = ("--detach", "--name", name, "--network=host", *LOCKED, *mounts, *FLAGS)
-        podman("run", *words, f"stream-ssl-{role}")
+        podman("run", *words, f"stream-ssl-{role}:{__version__}")
         return name
 
     def exec(self, name: str, *words: str) -> str:
@@ -86,7 +87,7 @@ def containers(tmp_path: Path) -> Iterator[Containers]:
 
 def test_the_receiver_is_small_and_each_image_says_how_it_is_run() -> None:
     for role in ("receiver", "learner"):
-        (image,) = json.loads(podman("image", "inspect", f"stream-ssl-{role}"))
+        (image,) = json.loads(podman("image", "inspect", f"stream-ssl-{role}:{__version__}"))
         assert image["Config"]["User"] == "65532:65532"
         assert image["Config"]["StopSignal"] == "SIGTERM"
         assert image["Healthcheck"]["Test"][-1] == role

@@ -21,7 +21,8 @@ log = logging.getLogger("stream_ssl.check")
 
 def main(arguments: Sequence[str]) -> int:
     """Parse with both roles' parsers and build what can be built without touching the run."""
-    count = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    usage = "stream-ssl check CONFIG [--SECTION.OPTION VALUE ...] [--ranks N]"
+    count = argparse.ArgumentParser(usage=usage, add_help=False, allow_abbrev=False)
     count.add_argument("--ranks", type=int, default=1)
     given, arguments = count.parse_known_args(arguments)
     if given.ranks < 1:
@@ -53,7 +54,8 @@ def check_receiver(settings: Namespace) -> None:
     """
     from stream_ssl.app import receive
 
-    check_writable(settings.run, "run folder", OTHER_FOLDER)
+    for name in ("", "journal", "checkpoints", "quarantine"):
+        check_writable(settings.run / name, "run folder", OTHER_FOLDER)
     token = page_sources(settings).token
     for role in ("receiver", "learner"):
         host, _ = config.split_address(settings.http[role])

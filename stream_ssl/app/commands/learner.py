@@ -6,12 +6,15 @@ from collections.abc import Sequence
 
 from stream_ssl.app import config
 from stream_ssl.app.failures import reported
+from stream_ssl.app.help import print_learner_help
 from stream_ssl.app.signals import stop_on_signals
 from stream_ssl.app.threads import share_cores
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run until SIGTERM or SIGINT; returns the exit status."""
+    if {"-h", "--help"} & {*arguments}:
+        print_learner_help()
     share_cores()
     parser = config.learner_parser()
     settings = config.read(parser, arguments)

@@ -5,16 +5,18 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from pathlib import Path
 
 from jsonargparse import Namespace
 
 from stream_ssl.app import config
-from stream_ssl.app.endpoints import hold_role
+from stream_ssl.app.endpoints import forget, hold_role, load
 from stream_ssl.app.failures import DONE, configuring, reported
 from stream_ssl.app.signals import stop_on_signals
-from stream_ssl.app.supervisor import Supervisor, command, learner_command
+from stream_ssl.app.supervisor import Child, Supervisor, command, learner_command
 
 LEARNER_NEEDS = {
     "--memory.capacity": "STREAM_SSL_MEMORY__CAPACITY",
@@ -22,14 +24,19 @@ LEARNER_NEEDS = {
 }
 """Options without a default, on the command line and in the environment."""
 
+PARSE_SECONDS = 120.0
+"""Seconds after which the receivers start, whether or not the learner has parsed its settings."""
+
 
 def main(arguments: Sequence[str]) -> int:
     """Start receiver and learner, restart what dies, until SIGTERM or SIGINT.
 
-    The receiver's settings are parsed here, for they cost nothing; the learner's by itself, so
-    that this process never loads torch. One that finds its settings wrong stops the whole.
+    This process parses the receiver's settings. The learner parses its own, so that this process
+    never loads torch. The receivers start once the learner has parsed them. A process that finds
+    its settings wrong stops the whole.
     """
-    count = argparse.ArgumentParser("stream-ssl run", add_help=False, allow_abbrev=False)
+    usage = "stream-ssl run CONFIG [--SECTION.OPTION VALUE ...] [--ranks N] [--receivers N]"
+    count = argparse.ArgumentParser(usage=usage, add_help=False, allow_abbrev=False)
     count.add_argument("--ranks", type=int, default=1)
     count.add_argument("--receivers", type=int, default=1)
     given, rest = count.parse_known_args(arguments)
@@ -59,9 +66,39 @@ def main(arguments: Sequence[str]) -> int:
         with ExitStack() as stack:
             with configuring():
                 stack.enter_context(hold_role(settings.run, "supervisor"))
+            *receiving, learner = supervisor.children
+            parsed = LearnerParsed(settings.run, learner)
+            for child in receiving:
+                child.may_start = parsed
             status = supervisor.run(stop_on_signals())
 
     return reported(work) or status
+
+
+class LearnerParsed:
+    """Whether the learner has parsed its settings. The receivers start after that.
+
+    A learner that fails for another reason, or takes long, must not keep the receivers waiting.
+
+    Args:
+        run: the run's folder. A running learner announces itself there.
+        learner: the supervised process.
+    """
+
+    def __init__(self, run: Path, learner: Child) -> None:
+        self._run, self._learner = run, learner
+        self._deadline = time.monotonic() + PARSE_SECONDS
+        forget(run, "learner")  # an earlier learner's announcement
+        self._parsed = False
+
+    def __call__(self) -> bool:
+        self._parsed = (
+            self._parsed
+            or self._learner.restarts > 0
+            or time.monotonic() > self._deadline
+            or "learner" in load(self._run)
+        )
+        return self._parsed
 
 
 def receivers(

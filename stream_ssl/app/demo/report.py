@@ -25,7 +25,7 @@ from stream_ssl.app.demo.measures import (
     true_collisions,
 )
 from stream_ssl.app.demo.stream import Replay
-from stream_ssl.app.demo.summary import Figures
+from stream_ssl.app.demo.summary import Figures, too_few_updates
 from stream_ssl.app.scrape import History, Points
 
 COLUMNS, ROWS = 24, 24
@@ -87,6 +87,7 @@ def write(
         classes=CLASSES,
         headlines=headlines(found),
         outcome=outcome(found),
+        warning=too_few_updates(found),
         beside=beside(found),
         plots=plots(history, evaluation, facts),
         mosaics=mosaics(evaluation, sent),

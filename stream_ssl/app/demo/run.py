@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from stream_ssl.app.demo import data, folder, machine, stream
+from stream_ssl.app.demo import data, folder, machine, stream, summary
 from stream_ssl.app.demo.children import Child, ChildFailed
 from stream_ssl.app.demo.display import Display, Progress
 from stream_ssl.app.demo.measures import side_by_side
@@ -31,7 +31,6 @@ POLL_SECONDS = 0.5
 START_SECONDS = 180.0
 FIRST_STEP_SECONDS = 90.0
 STOP_SECONDS = 60.0
-ENOUGH_UPDATES = 200
 INTERRUPTED = 130
 LATEST = "checkpoints/latest"
 
@@ -114,12 +113,8 @@ class Demo:
                 self._stream(stack)
             figures, shown = self._finish()
         self._console.print(shown)
-        if (updates := figures["updates"]) < ENOUGH_UPDATES:
-            self._console.print(
-                f"  {updates:.0f} updates are too few to judge the encoder by: a network that has "
-                "just begun to learn is often worse than a random one. Give it more seconds.",
-                style="yellow",
-            )
+        if warning := summary.too_few_updates(figures):
+            self._console.print(f"  {warning}", style="yellow")
         for what, where in self._places():
             line = f"  {what:<22} {where}"
             self._console.print(line, highlight=False, soft_wrap=True, markup=False)

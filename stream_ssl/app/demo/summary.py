@@ -33,6 +33,9 @@ if TYPE_CHECKING:  # it brings torch, which the live display does without
 
 Figures = dict[str, float]
 
+ENOUGH_UPDATES = 200
+"""Updates below which an encoder has hardly begun to learn."""
+
 NAMES: Mapping[Holder, str] = {"stream": "stream", "queue": "queue", "working": "memory"}
 
 
@@ -50,6 +53,16 @@ def figures(history: History, evaluation: Evaluation, sent: Replay) -> Figures:
         **_resources(history),
         **_accuracy(evaluation),
     }
+
+
+def too_few_updates(found: Mapping[str, float]) -> str:
+    """Return the warning of a run that was too short to judge its encoder, or an empty string."""
+    if found["updates"] >= ENOUGH_UPDATES:
+        return ""
+    return (
+        f"{found['updates']:.0f} updates are too few to judge the encoder by: a network that has "
+        "just begun to learn is often worse than a random one. Give it more seconds."
+    )
 
 
 def write(path: Path, found: Figures) -> None:
