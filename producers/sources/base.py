@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import traceback
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
 from stream_ssl.wire.sample import Position, Sample
@@ -37,18 +39,34 @@ class SourceError(ValueError):
     """A source cannot go on; the message is a line for the user."""
 
 
+def own_fault(error: Exception) -> bool:
+    """Return whether the program caused an error, and not the data that it read.
+
+    Libraries raise errors of any type at damaged bytes, but in their own code. A call of ours that
+    a library's version does not know fails in our code.
+    """
+    if isinstance(error, ImportError | NameError | MemoryError):
+        return True
+    if not isinstance(error, TypeError | AttributeError) or error.__traceback__ is None:
+        return False
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return Path(frame.f_code.co_filename).is_relative_to(Path(__file__).parents[1])
+
+
 class Skipped:
     """What a source has left out, counted by reason; the first ones of each reason are logged."""
 
     def __init__(self, source: str) -> None:
         self.by_reason: Counter[str] = Counter()
+        self._logged: Counter[str] = Counter()
         self._source = source
 
-    def note(self, reason: str, what: object, why: object) -> None:
-        """Count `what` under `reason`; `why` is for the log."""
-        self.by_reason[reason] += 1
-        if (count := self.by_reason[reason]) <= SHOWN:
-            more = "; more of this reason are only counted" if count == SHOWN else ""
+    def note(self, reason: str, what: object, why: object, count: int = 1) -> None:
+        """Count `what` under `reason`, once or `count` times; the log has `why`."""
+        self.by_reason[reason] += count
+        self._logged[reason] += 1
+        if (logged := self._logged[reason]) <= SHOWN:
+            more = "; more of this reason are only counted" if logged == SHOWN else ""
             log.warning("source %s: left out %s (%s): %s%s", self._source, what, reason, why, more)
 
     def __str__(self) -> str:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from producers.sources.base import Facts, Skipped, SourceError, checked, mark
 from producers.sources.frames import Frames
-from producers.sources.video import decoded
+from producers.sources.recordings import DamagedError
+from producers.sources.video import Film, film_of, lenient
 from stream_ssl.wire.sample import Position, Sample
 
 if TYPE_CHECKING:
@@ -185,7 +186,7 @@ class Camera:
                     self._hand_over(frame, id_, captured)
                     if self._stopped.is_set():
                         return
-            except (av.FFmpegError, OSError) as error:
+            except (av.FFmpegError, OSError, DamagedError) as error:
                 why = self._reason(error)
             silent = time.monotonic() - came
             if self._give_up_seconds is not None and silent >= self._give_up_seconds:
@@ -198,19 +199,17 @@ class Camera:
     def _received(self) -> Iterator[tuple[VideoFrame, str, float]]:
         """Chosen frames of one connection, with their ids and capture times."""
         with self._opened() as container:
-            if not container.streams.video:
-                raise OSError("there is no video in it")
-            stream = container.streams.video[0]
-            if self._frames.key_frames:
-                stream.codec_context.skip_frame = "NONKEY"
+            stream = film_of(container)
             log.info("source %s: connected: %s", self.name, stream)
             connected = round(time.time() * 1000)
             gate, clock = self._frames.gate(), CaptureClock()
-            for number, frame in enumerate(decoded(container, stream, self.skipped, "the stream")):
+            what, key_frames = "the stream", self._frames.key_frames
+            film = Film(container, stream, self.skipped.note, what, key_frames, live=True)
+            for number, frame in enumerate(film.frames(container.demux(stream))):
                 now = time.time()
                 # A stream's first frames may come before its clock is known; some have none.
                 captured = now if frame.pts is None else clock.capture_time(frame.time, now)
-                if gate.takes(frame, captured):
+                if self._frames.wants(frame) and gate.takes(frame, captured):
                     yield frame, f"{connected}-{number}", captured
 
     def _opened(self) -> InputContainer:
@@ -218,13 +217,14 @@ class Camera:
 
         began = time.monotonic()
         try:
-            return av.open(
+            container: InputContainer = av.open(
                 self._url,
                 format="v4l2" if self._url.startswith(DEVICES) else None,
                 options=self._options,
-                metadata_errors="replace",
                 timeout=self._timeout,
+                **lenient(),
             )
+            return container
         except av.error.InvalidDataError:  # so FFmpeg calls an RTSP server's silence, too
             if time.monotonic() - began < self._timeout:
                 raise

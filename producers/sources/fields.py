@@ -14,6 +14,7 @@ from stream_ssl.wire.sample import MAX_ID_BYTES, MAX_META_BYTES, Scalar
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 DIGEST_CHARS = 16
+PROBE = 2**16  # bytes
 MAX_FILE = 256 * 2**20  # bytes; far above any packet
 
 
@@ -48,6 +49,32 @@ def digest(parts: Iterable[bytes | memoryview]) -> str:
     for part in parts:
         state.update(part)
     return state.hexdigest()
+
+
+def file_name(path: Path) -> str:
+    """Return NAME~DIGEST, which names a file's content wherever the file lies.
+
+    Files of one name in several folders differ by the digest, which is of the size and of 64 KiB
+    at the beginning, in the middle and at the end. The digest of a folder is that of its files.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    state = hashlib.blake2b(digest_size=DIGEST_CHARS // 2)
+    parts = sorted(part for part in path.iterdir() if part.is_file()) if path.is_dir() else [path]
+    for part in parts:
+        size = part.stat().st_size
+        state.update(size.to_bytes(8, "big"))
+        with part.open("rb") as file:
+            for at in (0, max(0, (size - PROBE) // 2), max(0, size - PROBE)):
+                file.seek(at)
+                state.update(file.read(PROBE))
+    return f"{path.name}~{state.hexdigest()}"
+
+
+def content_id(name: str, data: bytes | memoryview) -> str:
+    """Return NAME#DIGEST as an id: the same name and content have the same id, others have not."""
+    return short_id(f"{name}#{digest([data])}")
 
 
 def short_id(text: str) -> str:

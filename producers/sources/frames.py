@@ -15,6 +15,12 @@ if TYPE_CHECKING:
     from av import VideoFrame
 
 SIDE = 32  # of the thumbnails that are compared
+INTRA = 1  # FFmpeg's AV_PICTURE_TYPE_I: a frame that refers to no other
+LIMITED = 1  # FFmpeg's AVCOL_RANGE_MPEG: black is 16, white is 235
+FULL_RANGE = np.clip((np.arange(256) - 16) * 255 / 219 + 0.5, 0, 255).astype(np.uint8)
+"""The grey level from 0 to 255, by the one of limited range. FFmpeg converts colours alone."""
+SIDE_DATA_KINDS = 64  # more than FFmpeg has
+MATRIX_BYTES = 36
 ROUNDING = 1e-6  # of a frame: times of frames are floating-point numbers
 
 Codec = Literal["raw", "jpeg", "webp"]
@@ -72,7 +78,7 @@ class Frames:
 
     Args:
         fps: frames a second of the stream's time, at most; null: all.
-        key_frames: only those frames that the stream stores whole; others are not even decoded.
+        key_frames: only frames that the stream stores whole. Most decoders pass over the others.
         scene_change: send a frame only where it differs from the last one sent by more than this:
             the mean absolute difference of 32 x 32 grey thumbnails, 0 to 1. Noise is below 0.01,
             a cut above 0.1; 0: off.
@@ -115,8 +121,12 @@ class Frames:
         """A new choice of frames, which has sent none."""
         return Gate(self._fps, self._scene_change)
 
+    def wants(self, frame: VideoFrame) -> bool:
+        """Return whether `key_frames` allows this frame."""
+        return not self.key_frames or frame.key_frame or int(frame.pict_type) == INTRA
+
     def payload(self, frame: VideoFrame) -> dict[str, Any]:
-        """A sample's data, codec and shape; turned as the stream says that it is to be seen."""
+        """Return a sample's data, codec and shape, oriented as the stream says."""
         width, height = frame.width, frame.height
         if self._size is not None and min(width, height) > self._size:
             scale = self._size / min(width, height)
@@ -124,8 +134,10 @@ class Frames:
         clear = any(part.is_alpha for part in frame.format.components)
         kind = "gray" if frame.format.name.startswith("gray") else "rgba" if clear else "rgb24"
         image = frame.reformat(width, height, kind, interpolation="AREA").to_ndarray()
-        image_HWC = image.reshape(height, width, -1)
-        return self._encoder(np.rot90(image_HWC, round(frame.rotation / 90)))
+        image_HWC: NDArray[np.uint8] = image.reshape(height, width, -1).view(np.uint8)
+        if kind == "gray" and frame.color_range == LIMITED:
+            image_HWC = FULL_RANGE[image_HWC]
+        return self._encoder(oriented(image_HWC, display_matrix(frame)))
 
 
 class Gate:
@@ -148,6 +160,37 @@ class Gate:
                 return False
         self._slot, self._seen_HW = slot, seen_HW
         return True
+
+
+def display_matrix(frame: VideoFrame) -> tuple[int, int, int, int]:
+    """Return a, b, c, d: the pixel (x, y) is shown at (a x + c y, b x + d y), but for a shift.
+
+    Files (QuickTime's matrix), bitstreams (H.264's and H.265's display orientation) and pictures
+    (EXIF in Motion JPEG) all arrive here.
+    """
+    from av.sidedata import sidedata
+
+    kinds: Any = sidedata.Type
+    if not hasattr(kinds, "EXIF"):  # PyAV before 19 fails at kinds of side data that it lacks
+        for value in range(SIDE_DATA_KINDS):
+            if value not in kinds._value2member_map_:
+                member = object.__new__(kinds)
+                member._name_, member._value_ = f"UNKNOWN_{value}", value
+                kinds._value2member_map_[value] = member
+    held: Any = frame.side_data
+    found = held.get(kinds.DISPLAYMATRIX)
+    if found is None or len(bytes(found)) < MATRIX_BYTES:
+        return 1, 0, 0, 1
+    a, b, _, c, d, *_ = np.frombuffer(bytes(found), np.int32).tolist()
+    return a, b, c, d
+
+
+def oriented(image_HWC: NDArray[np.uint8], matrix: tuple[int, int, int, int]) -> NDArray[np.uint8]:
+    """Return the image turned and mirrored as the nearest of the eight orientations asks."""
+    a, b, c, d = matrix
+    if abs(b) + abs(c) > abs(a) + abs(d):
+        image_HWC, a, d = image_HWC.transpose(1, 0, 2), c, b
+    return image_HWC[:: -1 if d < 0 else 1, :: -1 if a < 0 else 1]
 
 
 def thumbnail(frame: VideoFrame) -> NDArray[np.int16]:

@@ -7,7 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from producers.sources.base import Skipped
-from producers.sources.fields import SUFFIXES, codec_of, digest, fitting_meta, read_image, short_id
+from producers.sources.fields import (
+    SUFFIXES,
+    codec_of,
+    content_id,
+    digest,
+    fitting_meta,
+    read_image,
+)
 from producers.sources.finite import Finite
 from stream_ssl.wire.sample import Sample
 
@@ -17,8 +24,9 @@ class ImageFolder(Finite):
 
     Each subfolder is a class, numbered by the sorted names, which may have folders within. Images
     beside the subfolders have no label.
-    Sample ids are paths below the root. A file that cannot be read, or is none of these formats,
-    is logged, counted in `skipped` and left out. The root is listed once, at the start.
+    Sample ids are PATH#DIGEST: the path below the root, and a digest of the content. A file that
+    cannot be read, or is none of these formats, is logged, counted in `skipped` and left out. The
+    root is listed once, at the start.
 
     Args:
         root: the folder.
@@ -58,7 +66,7 @@ class ImageFolder(Finite):
             self.skipped.note("no image", file, "neither JPEG, PNG nor WebP by its first bytes")
             return None
         return Sample(
-            id=short_id(file),
+            id=content_id(file, data),
             data=data,
             codec=codec,
             source=self.name,

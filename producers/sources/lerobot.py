@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from producers.sources.fields import codec_of, digest, fitting_meta, read_image, short_id
+from producers.sources.base import own_fault
+from producers.sources.fields import (
+    codec_of,
+    digest,
+    file_name,
+    fitting_meta,
+    read_image,
+    short_id,
+)
 from producers.sources.finite import select
 from producers.sources.frames import Frames
 from producers.sources.recordings import DamagedError, Recordings, Where
@@ -44,7 +52,8 @@ class Clip:
 class LeRobot(VideoFiles):
     """Frames of a LeRobot data set on disk, episode after episode and in each camera after camera.
 
-    Sample ids are CAMERA/EPISODE#FRAME, labels the index of the task. Capture time is the creation
+    Sample ids are CAMERA/EPISODE~DIGEST#FRAME, with the digest of the film or table that has the
+    frame. Labels are the index of the task. Capture time is the creation
     time of the video file (that of its last change, less its duration, where it does not tell) plus
     the frame's place in it: the format keeps times within an episode alone, which meta has as
     `seconds`. Images in the Parquet files are encoded anew as films' frames are; their table's last
@@ -112,7 +121,9 @@ class LeRobot(VideoFiles):
                 clip = clip_of(self._root, self._info, rows[episode], camera)
                 for sample, frame in self._filmed(clip, last if number == first else -1):
                     yield sample, (number, frame)
-            except Exception as error:  # whatever damaged bytes lead the libraries to
+            except Exception as error:  # damaged bytes lead the libraries to any
+                if own_fault(error):
+                    raise
                 why = error if isinstance(error, DamagedError) else repr(error)
                 self.skipped.note("damaged", f"{camera} of episode {episode}", why)
             if self._stopped.is_set():
@@ -121,6 +132,7 @@ class LeRobot(VideoFiles):
     def _filmed(self, clip: Clip, last: int) -> Iterator[tuple[Sample, int]]:
         """A clip's frames behind frame `last`, with their numbers."""
         row_N = frame_rows(clip)
+        file = file_name(clip.video or clip.table).rpartition("~")[2]
         if clip.video is None:
             begun = clip.table.stat().st_mtime - clip.length / float(self._info["fps"])
             chosen = self._in_table(clip, last)
@@ -128,12 +140,12 @@ class LeRobot(VideoFiles):
             begun, chosen = creation_time(clip.video), self._in_film(clip, clip.video, last)
         for (frame, number), payload in ahead(lambda each: self._frames.payload(each[0]), chosen):
             row = row_N[number]
-            task = int(row["task_index"])
+            task = int(number_in(row, "task_index"))
             facts = {"episode": clip.episode, "frame": number, "camera": clip.camera}
-            facts |= {"seconds": round(float(row["timestamp"]), 6)}
+            facts |= {"seconds": round(number_in(row, "timestamp"), 6)}
             yield (
                 Sample(
-                    id=short_id(f"{clip.camera}/{clip.episode}#{number}"),
+                    id=short_id(f"{clip.camera}/{clip.episode}~{file}#{number}"),
                     time=begun + frame.time,
                     source=self.name,
                     label=task if task >= 0 else None,
@@ -152,6 +164,8 @@ class LeRobot(VideoFiles):
             try:
                 frame = picture(self._root, cell)
             except Exception as error:  # as above
+                if own_fault(error):
+                    raise
                 what = f"frame {number} of {clip.camera} of episode {clip.episode}"
                 self.skipped.note("damaged", what, error)
                 continue
@@ -164,7 +178,7 @@ class LeRobot(VideoFiles):
         import av
 
         fps, gate = float(self._info["fps"]), self._frames.gate()
-        with opened(video, key_frames=False) as (_, stream):
+        with opened(video) as (_, stream):
             unit = time_base(stream)
         seconds = clip.begins + max(last, 0) / fps
         sought, sent = round(seconds / unit) if seconds else None, last
@@ -178,7 +192,7 @@ class LeRobot(VideoFiles):
                     gate.takes(frame, number / fps)  # as when it was sent
                 elif number > sent:
                     sent = number
-                    if gate.takes(frame, number / fps):
+                    if self._frames.wants(frame) and gate.takes(frame, number / fps):
                         yield frame, number
         except av.FFmpegError as error:
             why = str(error.strerror)
@@ -276,20 +290,47 @@ def tasks(root: Path) -> Iterator[tuple[int, str]]:
 
 def clip_of(root: Path, info: Mapping[str, Any], row: Mapping[str, Any], camera: str) -> Clip:
     """Where an episode's film of a camera lies, or its images do."""
-    episode, filmed = int(row["episode_index"]), info["features"][camera]["dtype"] == "video"
+    episode, filmed = (
+        int(number_in(row, "episode_index")),
+        info["features"][camera]["dtype"] == "video",
+    )
     of_video, begins = {}, 0.0
     if info["codebase_version"] == "v3.0":
         at = {"chunk_index": row["data/chunk_index"], "file_index": row["data/file_index"]}
         if filmed:
             of_video = {k: row[f"videos/{camera}/{k}"] for k in ("chunk_index", "file_index")}
-            begins = float(row[f"videos/{camera}/from_timestamp"])
+            begins = number_in(row, f"videos/{camera}/from_timestamp")
     else:
         chunk = episode // int(info.get("chunks_size", 1000))
         at = of_video = {"episode_chunk": chunk, "episode_index": episode}
-    table, video = inside(root, info["data_path"].format(**at)), None
+    table, video = inside(root, filled(info["data_path"], **at)), None
     if filmed:
-        video = inside(root, info["video_path"].format(video_key=camera, **of_video))
-    return Clip(episode, camera, int(row["length"]), table, video, begins)
+        video = inside(root, filled(info["video_path"], video_key=camera, **of_video))
+    return Clip(episode, camera, int(number_in(row, "length")), table, video, begins)
+
+
+def number_in(row: Mapping[str, Any], name: str) -> float:
+    """Return a finite number of a table's row.
+
+    Raises:
+        DamagedError: it is none.
+    """
+    value = row.get(name)
+    if isinstance(value, int | float) and math.isfinite(value):
+        return value
+    raise DamagedError(f"{name} is {value!r:.40}: no number")
+
+
+def filled(pattern: Any, **values: Any) -> str:
+    """Return the path that a pattern of meta/info.json makes.
+
+    Raises:
+        DamagedError: it makes none.
+    """
+    try:
+        return str(pattern.format(**values))
+    except (AttributeError, TypeError, ValueError, LookupError) as error:
+        raise DamagedError(f"meta/info.json: the path {pattern!r:.80}: {error!r}") from error
 
 
 def inside(root: Path, name: str) -> Path:
@@ -335,9 +376,12 @@ def picture(root: Path, cell: Any) -> VideoFrame:
 
     from stream_ssl.pictures import over_white, upright
 
-    if not (isinstance(cell, Mapping) and (cell.get("bytes") or cell.get("path"))):
-        raise ValueError("neither bytes nor a path")
-    data: bytes = cell.get("bytes") or read_image(inside(root, cell["path"]))
+    held = cell if isinstance(cell, Mapping) else {}
+    data, path = held.get("bytes"), held.get("path")
+    if not (data and isinstance(data, bytes)):
+        if not (path and isinstance(path, str)):
+            raise ValueError("neither bytes nor a path")
+        data = read_image(inside(root, path))
     if codec_of(data) is None:
         raise ValueError(f"neither JPEG, PNG nor WebP: it begins with {data[:8].hex(' ')}")
     with Image.open(io.BytesIO(data)) as image:
@@ -362,8 +406,10 @@ def frame_rows(clip: Clip) -> dict[int, dict[str, Any]]:
             clip.table, columns=COLUMNS, filters=[("episode_index", "==", clip.episode)]
         ).to_pylist()
     except Exception as error:
+        if own_fault(error):
+            raise
         raise DamagedError(f"{clip.table} cannot be read: {error!r}") from error
-    found = {int(row["frame_index"]): row for row in rows}
+    found = {int(number_in(row, "frame_index")): row for row in rows}
     if set(found) < set(range(clip.length)):
         raise DamagedError(f"{clip.table} has {len(found)} of {clip.length} frames")
     return found

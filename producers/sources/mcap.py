@@ -19,7 +19,7 @@ class McapFiles(RobotLogs):
     """Images of MCAP files: ROS 2 messages, and Foxglove's as Protobuf.
 
     A file without an index, such as after a power cut, is read from its beginning up to the damage.
-    Sample ids are FILE/TOPIC@LOGTIME, in nanoseconds.
+    Sample ids are FILE~DIGEST/TOPIC@LOGTIME, in nanoseconds.
 
     Args:
         files: paths, globs, or brace expansions such as "drive-{00..09}.mcap".

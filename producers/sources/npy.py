@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from producers.sources.base import Skipped
-from producers.sources.fields import digest
+from producers.sources.base import Skipped, own_fault
+from producers.sources.fields import digest, file_name, short_id
 from producers.sources.finite import Finite
 from stream_ssl.wire.sample import DTYPES, Sample
 
@@ -20,7 +20,7 @@ from stream_ssl.wire.sample import DTYPES, Sample
 class NpyVectors(Finite):
     """Vectors of a NumPy file: the embeddings of another model, or sensors' readings.
 
-    The file is mapped, not read at once. Sample ids are "FILE/INDEX".
+    The file is mapped, not read at once. Sample ids are FILE~DIGEST/INDEX.
 
     Args:
         file: .npy of float16 or float32 [N, D]; float64 is sent as float32.
@@ -52,7 +52,7 @@ class NpyVectors(Finite):
                 f"{labels}: {self._label_N.dtype} of shape {self._label_N.shape}: the labels of "
                 f"{file} are {len(self._value_ND)} whole numbers"
             )
-        self._prefix = file.stem
+        self._prefix = file_name(file)
         self.skipped = Skipped(name or file.stem)
         ends = [self._value_ND[:1].tobytes(), self._value_ND[-1:].tobytes()]
         label = b"" if self._label_N is None else self._label_N.tobytes()
@@ -60,7 +60,7 @@ class NpyVectors(Finite):
         super().__init__(name or file.stem, len(self._value_ND), content, **passes)
 
     def _sample(self, index: int) -> Sample | None:
-        name = f"{self._prefix}/{index}"
+        name = short_id(f"{self._prefix}/{index}")
         label = None if self._label_N is None else int(self._label_N[index])
         with np.errstate(over="ignore"):  # what is too large becomes infinite, which is refused
             value_D = self._value_ND[index].astype(self._dtype)
@@ -82,6 +82,8 @@ def mapped(file: Path) -> NDArray[Any]:
     except OSError:
         raise
     except Exception as error:  # NumPy raises whatever a damaged header leads it to
+        if own_fault(error):
+            raise
         raise ValueError(
             f"{file}: no array of NumPy; save one array as .npy, with numpy.save ({error})"
         ) from None

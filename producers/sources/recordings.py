@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from producers.sources.base import Facts, Skipped, checked, mark, wrong_position
+from producers.sources.base import Facts, Skipped, checked, mark, own_fault, wrong_position
 from producers.sources.finite import nothing_readable
 from producers.sources.shards import find_files
 from stream_ssl.wire.sample import Position, Sample
@@ -103,15 +103,24 @@ class Recordings(ABC):
         log.info("source %s has been read to its end; %s", self.name, self.skipped)
 
     def _readable(self, path: Path, after: Where | None) -> Iterator[tuple[Sample, Where]]:
-        """What lies before a file's end, its damage, or `stop`."""
+        """Yield what lies before a file's end, its damage, or `stop`."""
         try:
             for item in self._recorded(path, after):
                 if self._stopped.is_set():
                     return
                 yield item
-        except Exception as error:  # the libraries raise whatever damaged bytes lead them to
+        except self.damages() as error:
+            if own_fault(error):
+                raise
             why = error if isinstance(error, DamagedError) else f"{type(error).__name__}: {error}"
             self.skipped.note("damaged", f"{path}, or the rest of it", why)
+
+    def damages(self) -> tuple[type[Exception], ...]:
+        """Return the errors that damaged bytes lead to: with most libraries they are of any type.
+
+        Another error is a fault of the program, and ends the source.
+        """
+        return (Exception,)
 
     @abstractmethod
     def _recorded(self, path: Path, after: Where | None) -> Iterator[tuple[Sample, Where]]:

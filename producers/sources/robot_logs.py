@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from producers.sources.base import Facts
-from producers.sources.fields import codec_of, fitting_meta, short_id
+from producers.sources.base import Facts, own_fault
+from producers.sources.fields import codec_of, file_name, fitting_meta, short_id
 from producers.sources.frames import Codec, Encoder
 from producers.sources.recordings import Recordings, Where
 from stream_ssl.wire.sample import Sample
@@ -101,7 +101,7 @@ class RobotLogs(Recordings):
         return self._topics is None or topic in self._topics or kind in self._topics
 
     def _recorded(self, path: Path, after: Where | None) -> Iterator[tuple[Sample, Where]]:
-        where = None
+        where, name = None, file_name(path)
         for message in self._messages(path, 0 if after is None else after[0]):
             if self._stopped.is_set():
                 return
@@ -111,29 +111,32 @@ class RobotLogs(Recordings):
             else:
                 where = (where[0], where[1] + 1)
             if after is None or where > after:
-                sample = self._sample(path, message, where)
+                sample = self._sample(path, name, message, where)
                 if sample is not None:
                     yield sample, where
         if where is None and after is None:
             self.skipped.note("without images", path, "no message of a topic that is asked for")
 
-    def _sample(self, path: Path, message: Message, where: Where) -> Sample | None:
+    def _sample(self, path: Path, name: str, message: Message, where: Where) -> Sample | None:
         what = f"{message.topic} at {message.log_time} of {path}"
         try:
             decoded = message.decode()
-        except Exception as error:  # whatever damaged bytes lead the libraries to
+        except Exception as error:  # damaged bytes lead the libraries to any
+            if own_fault(error):
+                raise
             self.skipped.note("undecodable", what, f"{type(error).__name__}: {error}")
             return None
         try:
             payload = self._payload(decoded, message.kind)
-        except ValueError as error:
+            header = getattr(decoded, "header", decoded)  # which Foxglove's have not
+            stamped = stamp(header)
+        except (ValueError, TypeError, AttributeError) as error:  # the log defines its own types
             self.skipped.note("no image", what, error)
             return None
-        header = getattr(decoded, "header", decoded)  # which Foxglove's have not
         number = f".{where[1]}" if where[1] else ""
         return Sample(
-            id=short_id(f"{path.name}{message.topic}@{where[0]}{number}"),
-            time=stamp(header) or message.log_time * 1e-9,
+            id=short_id(f"{name}{message.topic}@{where[0]}{number}"),
+            time=stamped or message.log_time * 1e-9,
             source=self.name,
             meta=fitting_meta(
                 {

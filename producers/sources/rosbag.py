@@ -24,7 +24,7 @@ class RosBags(RobotLogs):
 
     A ROS 1 bag without an index, such as after a power cut, is read from its beginning up to the
     damage; of a ROS 2 folder without metadata.yaml the files that lie there are read. Sample ids
-    are FILE/TOPIC@LOGTIME, in nanoseconds.
+    are FILE~DIGEST/TOPIC@LOGTIME, in nanoseconds.
 
     Args:
         files: paths, globs, or brace expansions such as "drive-{00..09}.bag".

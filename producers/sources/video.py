@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import heapq
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from producers.sources.base import Skipped
-from producers.sources.fields import fitting_meta, short_id
+from producers.sources.fields import file_name, fitting_meta, short_id
 from producers.sources.frames import Frames
 from producers.sources.recordings import DamagedError, Recordings, Where
+from producers.sources.truncation import missing_bytes
 from stream_ssl.wire.sample import Sample
 
 if TYPE_CHECKING:
@@ -24,22 +28,33 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 U = TypeVar("U")
+Frac = Any  # a Fraction, or from PyAV 19 on an AVRational
+Packets = Iterator["Packet[VideoStream]"]
+Start = Callable[["InputContainer", "VideoStream"], Packets]
+"""Positions an opened file, and returns its packets from there on."""
 
+SEEKABLE = ("mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm")
+"""Formats that store the time of each packet: it is the same after a seek."""
+NO_TIMES = 0x80  # AVFMT_NOTIMESTAMPS: formats that store no times
+HIDDEN = ("vp8", "vp9", "av1")  # codecs some of whose packets are not to be shown
 BACK_SECONDS = (0, 2, 10, 60)
 """How long before a position a key frame is sought, before a file is read from its beginning."""
+BACK_KEYS = (1, 2, 10)  # the same in key frames, where a file is read up to them
 ENCODERS = 2  # threads
 OLDEST = 631_152_000  # 1990: an earlier creation time is a clock or a field that was never set
 GUESSED_RATE = 25  # frames a second of a stream that does not tell
 
 
 class VideoFiles(Recordings):
-    """Frames of video files: MP4, Matroska, MPEG-TS, AVI and what else FFmpeg reads.
+    """Frames of video files: MP4, Matroska, MPEG-TS, AVI and others that FFmpeg reads.
 
-    Sample ids are FILE#TIME, in units of the stream's time base; that time is the position, too.
-    Capture time is the file's creation time (of its last change, less its duration, where it does
-    not tell) plus the time in the stream. What cannot be decoded, and frames whose time does not
-    rise, are logged, counted in `skipped` and left out; of a damaged file what lies before the
-    damage is sent.
+    Sample ids are FILE~DIGEST#TIME, see `file_name`. TIME counts in units of the stream's time
+    base, and is the position, too. Capture time is the file's creation time plus the time in the
+    stream. A file without a creation time began at its last change, less its duration.
+
+    Of several video streams the first that is no cover picture is sent. Damaged packets and
+    frames, frames whose time does not rise, and the missing end of a file that was cut off are
+    logged, counted in `skipped` and left out.
 
     Args:
         files: paths, globs, or brace expansions such as "drive-{00..09}.mp4".
@@ -64,19 +79,33 @@ class VideoFiles(Recordings):
         self._frames = Frames(**frames)
         super().__init__(files, epochs, name, "video", self._frames.facts)
 
+    def damages(self) -> tuple[type[Exception], ...]:
+        """Return the errors that a file's bytes may raise."""
+        import av
+
+        return av.FFmpegError, OSError, DamagedError
+
     def _recorded(self, path: Path, after: Where | None) -> Iterator[tuple[Sample, Where]]:
-        begun = creation_time(path)
+        begun, name = creation_time(path), file_name(path)
+        self._note_other_streams(path)
         chosen = self._chosen(path, None if after is None else after[0])
         for frame, payload in ahead(self._frames.payload, chosen):
             assert frame.pts is not None
             sample = Sample(
-                id=short_id(f"{path.name}#{frame.pts}"),
+                id=short_id(f"{name}#{frame.pts}"),
                 time=begun + frame.time,
                 source=self.name,
                 meta=fitting_meta({"file": path.name, "seconds": round(frame.time, 6)}),
                 **payload,
             )
             yield sample, (frame.pts, 0)
+
+    def _note_other_streams(self, path: Path) -> None:
+        with opened(path) as (container, chosen):
+            for stream in container.streams.video:
+                if stream is not chosen and not is_picture(stream):
+                    what = f"video stream {stream.index} of {path}"
+                    self.skipped.note("other stream", what, f"stream {chosen.index} is sent")
 
     def _chosen(self, path: Path, after: int | None) -> Iterator[VideoFrame]:
         import av
@@ -91,44 +120,42 @@ class VideoFiles(Recordings):
                     if frame.pts == after:
                         gate.takes(frame, frame.time)  # as when it was sent
                 elif last is not None and frame.pts <= last:
-                    self.skipped.note("out of order", f"{path} at {frame.time:.3f} s", "again")
+                    what = f"a frame of {path} at {frame.time:.3f} s"
+                    remedy = (
+                        "its time does not rise; remultiplex the file: ffmpeg -i IN -c copy OUT"
+                    )
+                    self.skipped.note("out of order", what, remedy)
                 else:
                     last = frame.pts
-                    if gate.takes(frame, frame.time):
+                    if self._frames.wants(frame) and gate.takes(frame, frame.time):
                         yield frame
         except av.FFmpegError as error:
             self.skipped.note("damaged", f"the rest of {path}", error.strerror)
+        else:
+            if lost := missing_bytes(path):
+                why = f"{lost:,} bytes are missing or blank: copy the file again"
+                self.skipped.note("damaged", f"the rest of {path}", why)
 
     def _from(self, path: Path, after: int | None) -> Iterator[VideoFrame]:
-        """Frames from the one at `after` or before it, for a seek may come down behind it."""
-        import av
-
-        for back in () if after is None else BACK_SECONDS:
-            assert after is not None
-            with opened(path, self._frames.key_frames) as (container, stream):
-                try:
-                    container.seek(after - int(back / time_base(stream)), stream=stream)
-                except av.FFmpegError:
-                    break
-                frames = decoded(container, stream, self.skipped, path)
+        """Yield frames from the one at `after`, or from an earlier one."""
+        for start in starts(path, after):
+            with opened(path) as (container, stream):
+                note = self.skipped.note if start is beginning else ignore
+                film = Film(container, stream, note, path, self._frames.key_frames, after)
+                frames = film.frames(start(container, stream))
                 first = next(frames, None)
-                if first is None or first.pts is None:
-                    break
-                if first.pts <= after:
+                if start is not beginning and (first is None or (first.pts or 0) > (after or 0)):
+                    continue
+                film.note = self.skipped.note
+                if first is not None:
                     yield first
                     yield from frames
-                    return
-        with opened(path, self._frames.key_frames) as (container, stream):
-            step = int(1 / ((stream.guessed_rate or GUESSED_RATE) * time_base(stream)))
-            for number, frame in enumerate(decoded(container, stream, self.skipped, path)):
-                if frame.pts is None:
-                    frame.pts, frame.time_base = number * step, time_base(stream)
-                yield frame
+                return
 
 
 @contextmanager
-def opened(path: Path, key_frames: bool) -> Iterator[tuple[InputContainer, VideoStream]]:
-    """The file and its video.
+def opened(path: Path) -> Iterator[tuple[InputContainer, VideoStream]]:
+    """Open the file, and choose its video.
 
     Raises:
         DamagedError: it is no video.
@@ -136,64 +163,247 @@ def opened(path: Path, key_frames: bool) -> Iterator[tuple[InputContainer, Video
     import av
 
     try:
-        # Of a playlist that poses as a video FFmpeg opens other files alone, and no host.
-        container = av.open(f"file:{path}", metadata_errors="replace")  # titles in Latin-1
+        # FFmpeg opens only files that a playlist names, and no host.
+        container = av.open(f"file:{path}", **lenient())
     except av.FFmpegError as error:
-        raise DamagedError(f"not a video that can be read: {error.strerror}") from error
+        raise DamagedError(unreadable(path, str(error.strerror))) from error
     with container:
-        if not container.streams.video:
-            raise DamagedError("there is no video in it")
-        stream = container.streams.video[0]
-        stream.thread_type = "AUTO"
-        if key_frames:
-            stream.codec_context.skip_frame = "NONKEY"
-        yield container, stream
+        yield container, film_of(container)
 
 
-def decoded(
-    container: InputContainer, stream: VideoStream, skipped: Skipped, what: object
-) -> Iterator[VideoFrame]:
-    """The frames that can be decoded.
+def unreadable(path: Path, why: str) -> str:
+    """Say why FFmpeg cannot read a file, and what to do about it."""
+    with path.open("rb") as file:
+        head = file.read(12)
+    if not head:
+        return "the file is empty: copy it again"
+    if head[4:8] in (b"ftyp", b"moov", b"mdat", b"wide", b"free"):
+        return (
+            f"{why}: an MP4 file without its index (moov), which is written last. The recording "
+            "or the copy was cut off: copy the file again, or repair it (untrunc)"
+        )
+    if head.startswith((b"#EXTM3U", b"ffconcat")):
+        return f"{why}: a playlist. Name the files themselves, or give the URL to the source camera"
+    return f"not a video that FFmpeg can read: {why}; it begins with {head!r}"
+
+
+def film_of(container: InputContainer) -> VideoStream:
+    """Return the first video stream that is no cover picture.
 
     Raises:
-        av.FFmpegError: the rest cannot be read.
+        DamagedError: there is none.
+    """
+    for stream in container.streams.video:
+        if not is_picture(stream):
+            stream.thread_type = "AUTO"
+            return stream
+    also = " but a cover picture" * bool(container.streams.video)
+    raise DamagedError(f"there is no video in it{also}")
+
+
+def is_picture(stream: VideoStream) -> bool:
+    """Return whether the stream is a cover or thumbnails, and no film."""
+    from av.stream import Disposition
+
+    return bool(stream.disposition & (Disposition.attached_pic | Disposition.timed_thumbnails))
+
+
+def lenient() -> dict[str, Any]:
+    """Return the arguments of `av.open` that allow titles in Latin-1. PyAV 19 always does."""
+    import av
+
+    return {"metadata_errors": "replace"} if int(av.__version__.split(".")[0]) < 19 else {}
+
+
+def ignore(*_loss: object) -> None:
+    """Leave the losses of an attempt uncounted."""
+
+
+def beginning(container: InputContainer, stream: VideoStream) -> Packets:
+    """Start with the first packet."""
+    return container.demux(stream)
+
+
+def starts(path: Path, after: int | None) -> Iterator[Start]:
+    """Yield places from which to read, the nearest first, so that the frame at `after` comes.
+
+    A place may turn out to lie behind that frame; the last one is the beginning.
     """
     import av
 
-    def frames_of(packet: Packet[VideoStream] | None) -> Iterator[VideoFrame]:
+    def sought(pts: int, container: InputContainer, stream: VideoStream) -> Packets:
         try:
-            frames = stream.decode(packet)
+            container.seek(pts, stream=stream)
+        except av.FFmpegError:
+            return iter(())
+        return container.demux(stream)
+
+    def behind(count: int, container: InputContainer, stream: VideoStream) -> Packets:
+        return itertools.islice(container.demux(stream), count, None)
+
+    if after is not None:
+        with opened(path) as (container, stream):
+            name, unit = container.format.name, time_base(stream)
+            counted = tells_no_times(container, stream)
+            keys: list[int] = []
+            if name not in SEEKABLE and not counted:
+                # After a seek FFmpeg may tell other times. Reading without decoding is fast.
+                keys = key_packets(container, stream, after)
+        if name in SEEKABLE:
+            for back in BACK_SECONDS:
+                yield partial(sought, after - int(back / unit))
+        for back in BACK_KEYS[: len(keys)]:
+            yield partial(behind, keys[-min(back, len(keys))])
+    yield beginning
+
+
+def key_packets(container: InputContainer, stream: VideoStream, last: int) -> list[int]:
+    """Return the numbers of the key packets up to the time `last`."""
+    import av
+
+    found = []
+    with contextlib.suppress(av.FFmpegError):
+        for number, packet in enumerate(container.demux(stream)):
+            if packet.dts is not None and packet.dts > last:
+                break
+            if packet.is_keyframe and packet.pts is not None and packet.pts <= last:
+                found.append(number)
+    return found
+
+
+def tells_no_times(container: InputContainer, stream: VideoStream) -> bool:
+    """Return whether frames must be counted from the beginning to know their times."""
+    flags = container.format.flags
+    bare = bool(int(getattr(flags, "value", flags)) & NO_TIMES)
+    return bare or (container.format.name == "avi" and stream.codec_context.has_b_frames)
+
+
+class Film:
+    """The frames of packets, with their times and a count of the packets that gave none.
+
+    Args:
+        container: the opened file or live stream.
+        stream: its video.
+        note: is told of losses, as `Skipped.note` is.
+        what: how messages call the file.
+        key_frames: decode only frames that are stored whole.
+        after: time of the frame that was sent last; losses before it are not counted again.
+        live: what precedes the first key frame of a live stream is no loss.
+    """
+
+    def __init__(
+        self,
+        container: InputContainer,
+        stream: VideoStream,
+        note: Callable[..., None],
+        what: object,
+        key_frames: bool = False,
+        after: int | None = None,
+        live: bool = False,
+    ) -> None:
+        self.note, self._stream, self._what, self._after = note, stream, what, after
+        self._avi = container.format.name == "avi"
+        self._waiting: list[int] = []  # a heap: times of AVI's packets whose frames did not come
+        self._last: int | None = None
+        self._due = 0  # packets behind `after`, less their frames and what is counted already
+        # Not decoding all frames would spoil the count that stands for their times.
+        partly = key_frames and not tells_no_times(container, stream)
+        self._counts = not (partly or live or stream.codec_context.name in HIDDEN)
+        if partly:
+            # NONKEY passes over key frames of open GOPs in H.264 without recovery points.
+            stream.codec_context.skip_frame = "NONINTRA"
+
+    def frames(self, packets: Packets) -> Iterator[VideoFrame]:
+        """Yield the frames that can be decoded.
+
+        Raises:
+            av.FFmpegError: the rest cannot be read.
+        """
+        import av
+
+        try:
+            for packet in packets:
+                yield from self._decoded(packet)
+        except av.FFmpegError:
+            yield from self._decoded(None)  # frames that the decoder still holds
+            raise
+        if self._counts and self._due > 0:
+            what = f"{self._due} packets of {self._what}"
+            why = "the decoder gave no frame for them: what they refer to is missing"
+            self.note("without a frame", what, why, self._due)
+
+    def _decoded(self, packet: Packet[VideoStream] | None) -> Iterator[VideoFrame]:
+        import av
+
+        due = False
+        if packet is not None and packet.size:
+            time = packet.dts if self._avi or packet.pts is None else packet.pts
+            due = not packet.is_discard and (self._after is None or (time or 0) > self._after)
+            if self._avi and packet.dts is not None:  # AVI stores an order, and no times of frames
+                heapq.heappush(self._waiting, packet.dts)
+                packet.pts = None
+        elif packet is not None and packet.dts is not None:
+            return  # AVI's sign for "as before", which a decoder would take for the end
+        self._due += due
+        try:
+            frames = self._stream.decode(packet)
         except av.FFmpegError as error:
             at = packet.pts if packet else "the end"
-            skipped.note("undecodable", f"a packet of {what} at {at}", error.strerror)
+            self.note("undecodable", f"a packet of {self._what} at {at}", error.strerror)
+            self._due -= due
+            if self._waiting:
+                heapq.heappop(self._waiting)
             return
         for frame in frames:
-            if frame.is_corrupt:
-                skipped.note("corrupt", f"a frame of {what} at {frame.pts}", "parts are missing")
-            else:
+            self._set_time(frame)
+            new = self._is_new(frame.pts)
+            self._due -= new
+            if frame.interlaced_frame:  # a packet may be half of a frame
+                self._counts = False
+            if not frame.is_corrupt:
                 yield frame
+            elif new:
+                what = f"a frame of {self._what} at {frame.pts}"
+                self.note("corrupt", what, "parts are missing")
 
-    try:
-        for packet in container.demux(stream):
-            yield from frames_of(packet)
-    except av.FFmpegError:
-        yield from frames_of(None)  # which the decoder still held
-        raise
+    def _is_new(self, pts: int | None) -> bool:
+        return self._after is None or pts is None or pts > self._after
+
+    def _set_time(self, frame: VideoFrame) -> None:
+        if frame.pts is None:
+            step = step_of(self._stream)
+            frame.pts = 0 if self._last is None else self._last + step
+            if self._waiting:
+                frame.pts = heapq.heappop(self._waiting)
+            frame.time_base = time_base(self._stream)
+        self._last = frame.pts
+
+
+def fraction(value: Frac, default: Fraction) -> Fraction:
+    """Return a number of PyAV's as a Fraction; the default where the file tells none."""
+    if value is None or not value.numerator or not value.denominator:
+        return default
+    return Fraction(value.numerator, value.denominator)
 
 
 def time_base(stream: VideoStream) -> Fraction:
-    """Seconds in the unit of the stream's times."""
-    assert stream.time_base is not None
-    return stream.time_base
+    """Return the seconds in the unit of the stream's times."""
+    return fraction(stream.time_base, Fraction(1, 90_000))
+
+
+def step_of(stream: VideoStream) -> int:
+    """Return the usual time between two frames, in units of the stream's times."""
+    rate = fraction(stream.guessed_rate, Fraction(GUESSED_RATE))
+    return max(1, round(1 / (rate * time_base(stream))))
 
 
 def creation_time(path: Path) -> float:
-    """When a file's stream began, in seconds since the Unix epoch.
+    """Return when a file's stream began, in seconds since the Unix epoch.
 
     Raises:
         DamagedError: it is no video.
     """
-    with opened(path, key_frames=False) as (container, _):
+    with opened(path) as (container, _):
         try:
             told = datetime.datetime.fromisoformat(container.metadata["creation_time"]).timestamp()
             if told > OLDEST:

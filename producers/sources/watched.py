@@ -13,7 +13,7 @@ from stat import S_ISREG
 from typing import Literal
 
 from producers.sources.base import Facts, Skipped, checked, mark, wrong_position
-from producers.sources.fields import SUFFIXES, codec_of, digest, read_image, short_id
+from producers.sources.fields import SUFFIXES, codec_of, content_id, read_image
 from stream_ssl.wire.sample import Position, Sample
 
 log = logging.getLogger(__name__)
@@ -209,7 +209,7 @@ class WatchedFolder:
             self.skipped.note("no image", path, "neither JPEG, PNG nor WebP by its first bytes")
             return None
         return Sample(
-            id=short_id(f"{path}#{digest([data])}"),
+            id=content_id(path, data),
             data=data,
             codec=codec,
             time=found.mtime * 1e-9,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from producers.sources.base import Facts, Skipped, mark, place, wrong_position
-from producers.sources.fields import SUFFIXES, codec_of, fitting_meta, short_id
+from producers.sources.fields import SUFFIXES, codec_of, content_id, fitting_meta
 from producers.sources.finite import ENDLESS, nothing_readable
 from producers.sources.shards import ShardError, find_files, read_members
 from stream_ssl.wire.sample import Position, Sample
@@ -33,8 +33,8 @@ class WebDataset:
     Members that follow one another and share a name up to the first "." of its last part are one
     sample: an image (.jpg, .jpeg, .png, .webp), a label (.cls, a decimal number) and facts (.json,
     of which the scalars go along as meta); other members are passed over. Sample ids are
-    "SHARD/KEY". A sample that is not well formed is logged, counted in `skipped` and left out; of
-    a damaged shard what lies before the damage is sent.
+    SHARD/KEY#DIGEST, with a digest of the image. A sample that is not well formed is logged,
+    counted in `skipped` and left out; of a damaged shard what lies before the damage is sent.
 
     Shards may be gzipped. A position is a byte in a shard: going on from it seeks in a plain tar,
     and unpacks up to it in a gzipped one. Shards may be added behind the one a position lies in.
@@ -103,7 +103,7 @@ class WebDataset:
 
     def _shard(self, number: int, start: int) -> Iterator[tuple[Sample, int]]:
         path = self._shards[number]
-        stem = path.name.partition(".")[0]
+        stem = path.name.removesuffix(".gz").removesuffix(".tar")
         group: Group | None = None
         try:
             for member in read_members(path, start, WANTED, self._stopped.is_set):
@@ -151,7 +151,7 @@ def build(stem: str, group: Group, source: str) -> Sample:
     if not isinstance(described, dict):
         raise ValueError("the .json is no object")
     return Sample(
-        id=short_id(f"{stem}/{group.key}"),
+        id=content_id(f"{stem}/{group.key}", images[0]),
         data=images[0],
         codec=codec,
         source=source,

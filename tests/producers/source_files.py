@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from stream_ssl.wire import Sample
+
 
 def idx_bytes(array: np.ndarray) -> bytes:
     head = bytes([0, 0, 8, array.ndim])
@@ -26,6 +28,13 @@ def write_idx(raw: Path, stem: str, images: np.ndarray, labels: np.ndarray, pack
             path.with_name(path.name + ".gz").write_bytes(gzip.compress(data))
         else:
             path.write_bytes(data)
+
+
+def named(sample: Sample) -> str:
+    """An id without the digest of the content."""
+    name, _, digest = sample.id.rpartition("#")
+    assert len(digest) == 16
+    return name
 
 
 def pixels(count: int, *shape: int, seed: int = 0) -> np.ndarray:

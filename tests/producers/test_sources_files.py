@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from source_files import idx_bytes, pixels, write_cifar, write_idx, write_images
+from source_files import idx_bytes, named, pixels, write_cifar, write_idx, write_images
 from table import table
 
 from producers.sources import CifarBinary, IdxDataset, ImageFolder, NpyVectors
 from producers.sources.cifar import read_records
-from producers.sources.fields import MAX_FILE
+from producers.sources.fields import MAX_FILE, file_name
 from producers.sources.finite import select
 
 EMBEDDED = Path(__file__).parents[2] / "stream_ssl/app/data"
@@ -195,9 +195,10 @@ def test_a_bad_vector_takes_no_other_with_it(tmp_path, caplog):
     np.save(tmp_path / "a.npy", value_ND)
     np.save(tmp_path / "b.npy", label_N)
     source = NpyVectors(tmp_path / "a.npy", tmp_path / "b.npy", shuffle=False)
-    assert [sample.id for sample, _ in source.samples()] == ["a/0", "a/5"]
+    name = file_name(tmp_path / "a.npy")
+    assert [sample.id for sample, _ in source.samples()] == [f"{name}/{n}" for n in (0, 5)]
     assert source.skipped.by_reason == {"bad vector": 4}
-    assert "left out a/1 (bad vector): " in caplog.text
+    assert f"left out {name}/1 (bad vector): " in caplog.text
 
 
 def test_image_folder_sends_files_as_they_are(tmp_path):
@@ -207,7 +208,7 @@ def test_image_folder_sends_files_as_they_are(tmp_path):
     write_images(tmp_path, 1, "PNG")
     (tmp_path / "ant/notes.txt").write_text("no image")
     source = ImageFolder(tmp_path, shuffle=False)
-    sent = {sample.id: sample for sample, _ in source.samples()}
+    sent = {named(sample): sample for sample, _ in source.samples()}
     assert {name: (s.label, s.codec) for name, s in sent.items()} == {
         "ant/000.png": (0, "png"),
         "ant/inner/000.webp": (0, "webp"),
@@ -233,7 +234,7 @@ def test_image_folder_goes_by_content_and_skips_what_is_no_image(tmp_path, caplo
     source = ImageFolder(tmp_path, shuffle=False)
     third.unlink()
     with caplog.at_level(logging.WARNING):
-        assert [(s.id, s.codec) for s, _ in source.samples()] == [("ant/000.jpg", "png")]
+        assert [(named(s), s.codec) for s, _ in source.samples()] == [("ant/000.jpg", "png")]
     assert source.skipped.by_reason == {"no image": 1, "unreadable": 3}
     assert "ant/001.png (no image): neither JPEG" in caplog.text
     assert "ant/pipe.png (unreadable): not a regular file" in caplog.text

@@ -10,13 +10,14 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from lerobot_files import CAMERAS, LENGTHS, TASKS, V2, V2_VIDEO, png, write_lerobot
+from lerobot_files import CAMERAS, LENGTHS, TASKS, V2, V2_VIDEO, V3_VIDEO, png, write_lerobot
 from PIL import Image
 from pyarrow import parquet
 from table import table
 from video_files import RATE, number_of
 
 from producers.sources import LeRobot
+from producers.sources.fields import file_name
 
 BEGAN = 1_714_979_289.0  # what the videos tell
 TOP, WRIST = CAMERAS
@@ -58,12 +59,15 @@ def test_every_frame_is_sent_once_and_gone_on_from(
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_sample_tells_episode_task_and_time(version: str, tmp_path: Path) -> None:
-    sample = next(
-        s
-        for s, _ in LeRobot(write_lerobot(tmp_path, version), "1:2").samples()
-        if s.meta["frame"] == 4
+    root = write_lerobot(tmp_path, version)
+    sample = next(s for s, _ in LeRobot(root, "1:2").samples() if s.meta["frame"] == 4)
+    film = root / (
+        V3_VIDEO.format(chunk_index=0, file_index=0, video_key=TOP)
+        if version == "v3.0"
+        else V2_VIDEO.format(episode_chunk=0, episode_index=1, video_key=TOP)
     )
-    assert sample.id == f"{TOP}/1#4"
+    digest = file_name(film).rpartition("~")[2]
+    assert sample.id == f"{TOP}/1~{digest}#4"
     assert sample.label == 1
     assert sample.meta == {
         "episode": 1,

@@ -11,6 +11,7 @@ from table import table
 from video_files import HEIGHT, RATE, WIDTH, number_of, numbered, write_video
 
 from producers.sources import VideoFiles
+from producers.sources.fields import file_name
 from producers.sources.frames import Encoder
 
 BEGAN = 1_714_979_289.0  # 2024-05-06T07:08:09Z
@@ -53,7 +54,7 @@ def test_times_are_the_files_and_the_streams(tmp_path):
     )
     assert samples[3].meta == {"file": "drive.mp4", "seconds": 0.12}
     assert len({sample.id for sample in samples}) == 5
-    assert samples[0].id == "drive.mp4#0"
+    assert samples[0].id == f"{file_name(path)}#0"
 
 
 @table(("fps", "step"), [(25, 1), (12.5, 2), (5, 5), (1, 25), (1000, 1)])
@@ -68,7 +69,7 @@ def test_key_frames_alone(tmp_path):
         keys = [f.pts for f in container.decode(video=0) if f.key_frame]
     source = VideoFiles(str(path), key_frames=True)
     stream = list(source.samples())
-    assert [sample.id for sample, _ in stream] == [f"a.mp4#{pts}" for pts in keys]
+    assert [sample.id for sample, _ in stream] == [f"{file_name(path)}#{pts}" for pts in keys]
     assert 2 <= len(stream) < 35
     assert list(source.samples(stream[0][1])) == stream[1:]
 

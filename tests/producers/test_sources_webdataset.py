@@ -3,7 +3,7 @@
 import logging
 
 import pytest
-from source_files import encoded, pixels, shard_members, write_tar
+from source_files import encoded, named, pixels, shard_members, write_tar
 from table import table
 
 from producers.sources import WebDataset
@@ -13,7 +13,7 @@ PNG = encoded(pixels(1, 6, 5, 3)[0])
 
 
 def ids(source):
-    return [sample.id for sample, _ in source.samples()]
+    return [named(sample) for sample, _ in source.samples()]
 
 
 @pytest.mark.parametrize("mode", ["w", "w:gz"])
@@ -22,7 +22,7 @@ def test_a_shard_is_read_as_it_was_written(tmp_path, mode):
     write_tar(tmp_path / "data-007.tar", members, mode)
     source = WebDataset(str(tmp_path / "data-007.tar"))
     stream = [sample for sample, _ in source.samples()]
-    assert [sample.id for sample in stream] == [f"data-007/{n:06d}" for n in range(10, 14)]
+    assert [named(sample) for sample in stream] == [f"data-007/{n:06d}" for n in range(10, 14)]
     assert [sample.label for sample in stream] == [n % 3 for n in range(10, 14)]
     assert [sample.meta for sample in stream] == [{"n": n} for n in range(10, 14)]
     assert [sample.data for sample in stream] == [members[3 * n][1] for n in range(4)]
@@ -37,7 +37,10 @@ def test_going_on_reads_no_earlier_member(tmp_path):
     # Were it read from the start, this would end the shard at once.
     path.write_bytes(b"\xff" * 1024 + path.read_bytes()[1024:])
     source = WebDataset(str(path))
-    assert [sample.id for sample, _ in source.samples(position)] == ["data/000004", "data/000005"]
+    assert [named(sample) for sample, _ in source.samples(position)] == [
+        "data/000004",
+        "data/000005",
+    ]
     assert source.skipped.by_reason == {}
 
 
@@ -54,7 +57,7 @@ def test_members_group_by_folder_and_name_up_to_the_first_dot(tmp_path):
     ]
     write_tar(tmp_path / "data.tar", members)
     stream = [sample for sample, _ in WebDataset(str(tmp_path / "data.tar")).samples()]
-    assert [(s.id, s.label, s.codec) for s in stream] == [
+    assert [(named(s), s.label, s.codec) for s in stream] == [
         ("data/x/a", 4, "png"),
         ("data/y/a", None, "png"),
         ("data/c", None, "png"),
@@ -151,7 +154,7 @@ def test_shards_may_be_added_behind(tmp_path):
     (*_, (_, position)) = WebDataset(str(tmp_path / "*.tar")).samples()
     write_tar(tmp_path / "b.tar", shard_members(3, 2))
     source = WebDataset(str(tmp_path / "*.tar"))
-    assert [sample.id for sample, _ in source.samples(position)] == ["b/000003", "b/000004"]
+    assert [named(sample) for sample, _ in source.samples(position)] == ["b/000003", "b/000004"]
 
 
 def test_other_shards_do_not_fit_a_position(tmp_path):
