@@ -2,6 +2,9 @@
 PYTHON ?= python3
 VENV   := .venv
 READY  := $(VENV)/.ready
+LATEST := .venv-latest
+# Some libraries' newest versions need a newer Python than ours does.
+NEWEST_PYTHON = for one in python3.15 python3.14 python3.13 python3.12 $(PYTHON); do $$one -c "" 2>/dev/null && { command -v $$one; break; }; done
 FAISS  := $(if $(shell command -v nvidia-smi 2>/dev/null),gpu,cpu)
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 UV     := $(shell command -v uv 2>/dev/null)
@@ -11,13 +14,14 @@ BUILD_FLAGS  ?=
 DEMO_SECONDS ?= 120
 DEMO_OUT     ?= demo-out
 GATES        ?=
+TESTS        ?=
 SOAK_MINUTES ?= 60
 
 # Where it is set, as container images have it, each of a target's processes compiles all of torch
 # anew, which takes longer than the import.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test mutations browser check chaos bench gpu servers servers-packages prometheus containers manifests lint format docs setup clean
+.PHONY: demo test latest mutations browser check chaos bench gpu servers servers-packages prometheus containers manifests lint format docs setup clean
 
 setup: $(READY)
 
@@ -38,6 +42,18 @@ demo: $(READY)  ## the whole system on embedded real images, then a report
 
 test: $(READY)  ## all tests, in a few processes more than cores; each computes on one thread
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n auto --dist worksteal
+
+latest:  ## all tests with the newest version of each dependency, in a virtual environment of its own
+	@echo "Installing the newest versions into $(LATEST), with the newest Python that is here"
+	rm -rf $(LATEST)
+ifneq ($(UV),)
+	$(UV) venv --quiet --python "$$($(NEWEST_PYTHON))" $(LATEST)
+	$(UV) pip install --quiet --upgrade --python $(LATEST)/bin/python -e '.[learner,$(FAISS),dev]'
+else
+	"$$($(NEWEST_PYTHON))" -m venv $(LATEST)
+	$(LATEST)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade -e '.[learner,$(FAISS),dev]'
+endif
+	OMP_NUM_THREADS=1 $(LATEST)/bin/python -m pytest -n auto --dist worksteal $(TESTS)
 
 mutations: $(READY)  ## breaks the code in many places, which the tests must notice
 	OMP_NUM_THREADS=1 $(VENV)/bin/python tests/mutations.py
@@ -106,5 +122,5 @@ docs: $(READY)  ## regenerate the pages that are made from code
 	{ printf '# From deploy/prometheus/alerts.yml, by `make docs`.\napiVersion: monitoring.coreos.com/v1\nkind: PrometheusRule\nmetadata: {name: stream-ssl}\nspec:\n'; grep -v '^#' deploy/prometheus/alerts.yml | sed 's/^\(.\)/  \1/'; } > deploy/kubernetes/components/monitoring/prometheus-rule.yaml
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(LATEST) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,361 @@
+"""Containers and codecs against a plain decode loop; orientation, losses, and whose fault it is."""
+
+from __future__ import annotations
+
+import io
+import re
+import struct
+from fractions import Fraction
+
+import av
+import numpy as np
+import pytest
+from av.bitstream import BitStreamFilterContext
+from lerobot_files import CAMERAS, V2_VIDEO, write_lerobot
+from PIL import Image, ImageOps
+from pyarrow import parquet
+from robot_files import ROS2, drive, write_mcap
+from source_files import encoded, pixels, write_tar
+from table import table
+from video_files import HEIGHT, RATE, WIDTH, number_of, numbered, write_video
+
+from producers.sources import ImageFolder, LeRobot, McapFiles, NpyVectors, VideoFiles, WebDataset
+from producers.sources.base import own_fault
+from producers.sources.truncation import missing_bytes
+
+OPEN = {"x264-params": "open-gop=1:scenecut=0", "bf": "2"}
+
+
+def film(path, frames, codec="libx264", fmt="yuv420p", src="rgb24", options=None, limited=False):
+    """Write frames (arrays) with options of the encoder."""
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream(codec, rate=RATE)
+        stream.height, stream.width = frames[0].shape[:2]
+        stream.pix_fmt, stream.options = fmt, {"g": "12", **(options or {})}
+        if limited:
+            stream.codec_context.color_range = 1
+        for number, array in enumerate(frames):
+            frame = av.VideoFrame.from_ndarray(array, format=src)
+            frame = frame if fmt == src else frame.reformat(format=fmt)
+            frame.pts, frame.time_base = number, Fraction(1, RATE)
+            if limited:
+                frame.color_range = 1
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    return path
+
+
+def decoded(path):
+    """The naive twin: the number in each frame, in the order of a plain decode loop."""
+    with av.open(str(path)) as container:
+        arrays = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+    middle = np.linspace(0, WIDTH, 17).astype(int)[1::2]
+    levels = [array[HEIGHT // 2, middle].mean(axis=-1) > 120 for array in arrays]
+    return [sum(1 << bit for bit, on in enumerate(level) if on) for level in levels]
+
+
+@pytest.mark.parametrize(
+    ("file", "codec", "options"),
+    [
+        ("a.mp4", "libx264", OPEN),
+        ("a.mkv", "libx264", OPEN),
+        ("a.ts", "libx264", OPEN),
+        ("a.flv", "libx264", {"bf": "2"}),
+        ("a.avi", "libx264", {"bf": "2"}),
+        ("a.avi", "mpeg4", {"bf": "2"}),
+        ("a.mpg", "mpeg2video", {"bf": "2"}),
+        ("a.m2v", "mpeg2video", {"bf": "2"}),
+        ("a.mov", "prores_ks", {}),
+        ("a.webm", "libvpx-vp9", {"cpu-used": "8"}),
+    ],
+)
+def test_frames_are_those_of_a_plain_decode_loop(tmp_path, file, codec, options):
+    fmt = "yuv422p10le" if codec == "prores_ks" else "yuv420p"
+    path = film(tmp_path / file, [numbered(n) for n in range(40)], codec, fmt, options=options)
+    source = VideoFiles(str(path), codec="raw")
+    stream = list(source.samples())
+    assert [number_of(sample) for sample, _ in stream] == decoded(path) == list(range(40))
+    assert len({sample.id for sample, _ in stream}) == 40
+    assert source.skipped.by_reason == {}
+    for at in (0, 11, 13, 24, 38):
+        rest = list(VideoFiles(str(path), codec="raw").samples(stream[at][1]))
+        assert rest == stream[at + 1 :]
+
+
+def test_a_program_stream_whose_frames_share_packs_is_gone_on_from(tmp_path):
+    grey = [np.full((HEIGHT, WIDTH, 3), 20 + n * 9 % 220, np.uint8) for n in range(100)]
+    path = film(tmp_path / "a.mpg", grey, "mpeg2video", options={"bf": "2"})
+    stream = list(VideoFiles(str(path), codec="raw").samples())
+    assert len(stream) == 100
+    for at in range(4, 100, 12):
+        assert list(VideoFiles(str(path), codec="raw").samples(stream[at][1])) == stream[at + 1 :]
+
+
+def without_recovery_points(path, out):
+    """Copy an H.264 film, and leave out the messages that mark key frames of open GOPs."""
+    with av.open(str(path)) as film, av.open(str(out), "w") as copy:
+        stream = copy.add_stream_from_template(film.streams.video[0])
+        units = BitStreamFilterContext("filter_units=remove_types=6", film.streams.video[0])
+        for packet in film.demux(video=0):
+            for kept in units.filter(packet if packet.dts is not None else None):
+                kept.stream = stream
+                copy.mux(kept)
+    return out
+
+
+@table(
+    ("file", "codec", "options"),
+    [("a.mp4", "libx264", OPEN), ("a.webm", "libvpx-vp9", {"cpu-used": "8"})],
+)
+def test_key_frames_are_those_that_are_stored_whole(tmp_path, file, codec, options):
+    path = film(tmp_path / file, [numbered(n) for n in range(40)], codec, options=options)
+    if codec == "libx264":
+        path = without_recovery_points(path, tmp_path / "open.mp4")
+    with av.open(str(path)) as container:
+        whole = [
+            number
+            for number, frame in enumerate(container.decode(video=0))
+            if frame.key_frame or int(frame.pict_type) == 1
+        ]
+    assert whole == [0, 12, 24, 36]
+    source = VideoFiles(str(path), key_frames=True, codec="raw")
+    stream = list(source.samples())
+    assert [number_of(sample) for sample, _ in stream] == whole
+    assert list(source.samples(stream[1][1])) == stream[2:]
+
+
+def quarters():
+    image = np.zeros((HEIGHT, WIDTH, 3), np.uint8)
+    image[:24, :32], image[:24, 32:] = (220, 30, 30), (30, 200, 40)
+    image[24:, :32], image[24:, 32:] = (40, 50, 210), (240, 230, 40)
+    return image
+
+
+MATRICES = {
+    1: (1, 0, 0, 1, 0, 0),
+    2: (-1, 0, 0, 1, WIDTH, 0),
+    3: (-1, 0, 0, -1, WIDTH, HEIGHT),
+    4: (1, 0, 0, -1, 0, HEIGHT),
+    5: (0, 1, 1, 0, 0, 0),
+    6: (0, 1, -1, 0, HEIGHT, 0),
+    7: (0, -1, -1, 0, HEIGHT, WIDTH),
+    8: (0, -1, 1, 0, 0, WIDTH),
+}
+"""QuickTime's display matrix, a, b, c, d, x, y, by the value of EXIF's orientation."""
+
+
+def turned(data, orientation):
+    """An MP4 file with another display matrix."""
+    a, b, c, d, x, y = MATRICES[orientation]
+    at = data.index(b"tkhd") + 44
+    matrix = struct.pack(">9i", a << 16, b << 16, 0, c << 16, d << 16, 0, x << 16, y << 16, 1 << 30)
+    return data[:at] + matrix + data[at + 36 :]
+
+
+def shown(sample):
+    if sample.codec == "raw":
+        return np.frombuffer(sample.data, np.uint8).reshape(sample.shape).astype(int)
+    return np.asarray(Image.open(io.BytesIO(sample.data))).astype(int)
+
+
+def picture(orientation):
+    exif = Image.Exif()
+    exif[0x112] = orientation
+    file = io.BytesIO()
+    Image.fromarray(quarters()).save(file, "JPEG", quality=98, subsampling=0, exif=exif)
+    return file.getvalue()
+
+
+@table("orientation", MATRICES)
+@pytest.mark.parametrize("codec", ["raw", "jpeg"])
+def test_a_film_is_shown_in_each_of_the_eight_orientations(tmp_path, codec, orientation):
+    plain = film(tmp_path / "plain.mp4", [quarters()] * 2, options={"crf": "1"}).read_bytes()
+    right = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(picture(orientation)))))
+    for name, data in (("a.mp4", turned(plain, orientation)), ("a.mjpeg", picture(orientation))):
+        (tmp_path / name).write_bytes(data)
+        sample, _ = next(VideoFiles(str(tmp_path / name), codec=codec).samples())
+        image = shown(sample)
+        assert image.shape == right.shape
+        assert np.abs(image - right).mean() < 12
+
+
+def test_a_film_of_a_robot_is_shown_as_it_is_to_be_seen(tmp_path):
+    root = write_lerobot(tmp_path / "set", "v2.1")
+    path = root / V2_VIDEO.format(episode_chunk=0, episode_index=0, video_key=CAMERAS[0])
+    upright = [shown(s) for s, _ in LeRobot(root, "0:1", CAMERAS[:1], codec="raw").samples()]
+    path.write_bytes(turned(path.read_bytes(), 7))
+    mirrored = [shown(s) for s, _ in LeRobot(root, "0:1", CAMERAS[:1], codec="raw").samples()]
+    assert len(mirrored) == len(upright) == 6
+    for before, after in zip(upright, mirrored, strict=True):
+        assert (after == np.rot90(before, 2).transpose(1, 0, 2)).all()
+
+
+@table(("codec", "fmt", "file"), [("ffv1", "gray", "a.mkv"), ("ffv1", "gray10le", "a.mkv")])
+def test_grey_of_limited_range_is_sent_in_full_range(tmp_path, codec, fmt, file):
+    scale, kind = (4, np.uint16) if fmt == "gray10le" else (1, np.uint8)
+    levels = [np.full((HEIGHT, WIDTH), level * scale, kind) for level in (8, 16, 126, 235, 250)]
+    for limited, right in ((True, [0, 0, 128, 255, 255]), (False, [8, 16, 126, 235, 250])):
+        path = film(tmp_path / file, levels, codec, fmt, fmt, limited=limited)
+        sent = [shown(s).mean() for s, _ in VideoFiles(str(path), codec="raw").samples()]
+        assert sent == pytest.approx(right, abs=1.5)
+
+
+def box(kind, *parts):
+    body = b"".join(parts)
+    return (8 + len(body)).to_bytes(4, "big") + kind + body
+
+
+def covered(path):
+    """Put a cover picture before the film in an MP4 file, as taggers do."""
+    data = path.read_bytes()
+    own = data.rfind(b"udta")
+    data = data[:own] + b"free" + data[own + 4 :]
+    image = encoded(np.full((64, 64, 3), 250, np.uint8), "JPEG")
+    item = box(b"covr", box(b"data", (13).to_bytes(4, "big") + bytes(4), image))
+    kind = box(b"hdlr", bytes(8) + b"mdirappl" + bytes(9))
+    user = box(b"udta", box(b"meta", bytes(4), kind, box(b"ilst", item)))
+    at = data.find(b"moov") - 4
+    size = int.from_bytes(data[at : at + 4], "big") + len(user)
+    path.write_bytes(data[:at] + size.to_bytes(4, "big") + b"moov" + user + data[at + 8 :])
+
+
+def test_a_cover_picture_is_no_film(tmp_path):
+    path = write_video(tmp_path / "a.mp4", 12)
+    covered(path)
+    with av.open(str(path)) as container:
+        assert len(container.streams.video) == 2
+    source = VideoFiles(str(path), codec="raw")
+    assert [number_of(sample) for sample, _ in source.samples()] == list(range(12))
+    assert source.skipped.by_reason == {}
+
+
+def test_other_films_of_a_file_are_counted(tmp_path, caplog):
+    with av.open(str(tmp_path / "a.mkv"), "w") as container:
+        streams = [container.add_stream("libx264", rate=RATE) for _ in range(2)]
+        for stream in streams:
+            stream.width, stream.height, stream.pix_fmt = WIDTH, HEIGHT, "yuv420p"
+        for number in range(3):
+            for stream in streams:
+                frame = av.VideoFrame.from_ndarray(numbered(number), format="rgb24")
+                container.mux(stream.encode(frame))
+        for stream in streams:
+            container.mux(stream.encode())
+    source = VideoFiles(str(tmp_path / "a.mkv"))
+    assert len(list(source.samples())) == 3
+    assert source.skipped.by_reason == {"other stream": 1}
+    assert "stream 0 is sent" in caplog.text
+
+
+@table(
+    ("file", "codec", "container"),
+    [
+        ("a.mp4", "libx264", {"movflags": "faststart"}),
+        ("a.mp4", "libx264", {"movflags": "frag_keyframe+empty_moov"}),
+        ("a.mkv", "libx264", {}),
+        ("a.mkv", "libx264", {"live": "1"}),
+        ("a.avi", "mpeg4", {}),
+    ],
+)
+def test_a_file_that_was_cut_off_is_counted_as_damaged(tmp_path, caplog, file, codec, container):
+    path = write_video(tmp_path / file, 40, codec, container_options=container)
+    whole = VideoFiles(str(path))
+    assert len(list(whole.samples())) == 40
+    assert (whole.skipped.by_reason, missing_bytes(path)) == ({}, 0)
+    data = path.read_bytes()
+    path.write_bytes(data[: int(len(data) * 0.8)])
+    source = VideoFiles(str(path))
+    assert 0 < len(list(source.samples())) < 40
+    assert source.skipped.by_reason["damaged"] == 1
+    assert "bytes are missing or blank: copy the file again" in caplog.text
+
+
+def test_blank_bytes_of_matroska_are_counted(tmp_path):
+    path = write_video(tmp_path / "a.mkv", 60, gop=5)
+    data = path.read_bytes()
+    path.write_bytes(data[:2000] + bytes(800) + data[2800:])
+    source = VideoFiles(str(path))
+    assert len(list(source.samples())) < 60
+    assert source.skipped.by_reason["damaged"] == 1
+
+
+def test_frames_before_the_first_key_frame_are_counted(tmp_path):
+    path = write_video(tmp_path / "a.ts", 40, gop=20)
+    data = path.read_bytes()
+    with av.open(str(path)) as container:
+        second = [packet.pos for packet in container.demux(video=0)][4]
+    path.write_bytes(data[second:])
+    source = VideoFiles(str(path), codec="raw")
+    sent = [number_of(sample) for sample, _ in source.samples()]
+    assert sent == list(range(40 - len(sent), 40))
+    assert source.skipped.by_reason == {"without a frame": 36 - len(sent)}
+
+
+@table(
+    ("data", "says"),
+    [
+        (b"", "the file is empty: copy it again"),
+        (b"no video " * 500, "not a video that FFmpeg can read: Invalid data .* b'no video no '"),
+        (b"#EXTM3U\n#EXTINF:1,\nx.ts\n", "a playlist. Name the files themselves"),
+        (None, r"an MP4 file without its index \(moov\).* was cut off: copy the file again"),
+    ],
+)
+def test_what_is_no_video_is_told_with_its_remedy(tmp_path, caplog, data, says):
+    path = write_video(tmp_path / "a.mp4", 5)
+    path.write_bytes(path.read_bytes()[:1500] if data is None else data)
+    with pytest.raises(ValueError, match="not one sample"):
+        list(VideoFiles(str(path)).samples())
+    assert caplog.messages
+    assert re.search(says, caplog.text)
+
+
+def test_a_call_that_a_library_does_not_know_is_no_damage(tmp_path, monkeypatch):
+    write_video(tmp_path / "a.mp4", 2)
+    np.save(tmp_path / "a.npy", np.ones((2, 3)))
+    root = write_lerobot(tmp_path / "set", "v2.1", films=False)
+    write_mcap(tmp_path / "a.mcap", drive(ROS2, 2))
+    monkeypatch.setattr("producers.sources.video.lenient", lambda: {"metadata_error": "x"})
+    monkeypatch.setattr(np.lib.format, "open_memmap", lambda file: None)
+    monkeypatch.setattr(parquet, "read_table", lambda file: None)
+    monkeypatch.setattr("mcap.reader.SeekingReader", lambda file: None)
+    for read in (
+        lambda: list(VideoFiles(str(tmp_path / "a.mp4")).samples()),
+        lambda: list(LeRobot(root).samples()),
+        lambda: list(McapFiles(str(tmp_path / "a.mcap")).samples()),
+        lambda: NpyVectors(tmp_path / "a.npy"),
+    ):
+        with pytest.raises(TypeError, match="unexpected keyword"):
+            read()
+
+
+def test_an_error_within_a_library_is_the_datas():
+    with pytest.raises(AttributeError) as within:
+        Image.fromarray(None)
+    assert not own_fault(within.value)
+    assert own_fault(ImportError("no module"))
+    assert not own_fault(ValueError("bad"))
+
+
+@table("kind", ["video", "webdataset", "npy", "images", "mcap"])
+def test_files_of_one_name_have_ids_of_their_own(tmp_path, kind):
+    sources = []
+    for number, folder in enumerate((tmp_path / "a", tmp_path / "b")):
+        folder.mkdir()
+        image = pixels(1, 8, 8, 3, seed=number)[0]
+        if kind == "video":
+            film(folder / "cam.mp4", [numbered(3 * number + n) for n in range(3)])
+            source = VideoFiles(str(folder / "cam.mp4"), codec="raw")
+        elif kind == "webdataset":
+            write_tar(folder / "0.tar", [("x.png", encoded(image))])
+            source = WebDataset(str(folder / "0.tar"))
+        elif kind == "npy":
+            np.save(folder / "0.npy", np.full((2, 3), number, np.float32))
+            source = NpyVectors(folder / "0.npy")
+        elif kind == "images":
+            (folder / "0.png").write_bytes(encoded(image))
+            source = ImageFolder(folder, name="images")
+        else:
+            write_mcap(folder / "0.mcap", drive(ROS2, 2 + number))
+            source = McapFiles(str(folder / "0.mcap"))
+        sources.append({sample.id for sample, _ in source.samples()})
+    assert sources[0]
+    assert not sources[0] & sources[1]
