@@ -11,6 +11,7 @@ import yaml
 from forked import Forked, run_script
 from harness import TINY
 
+from producers.sources import SOURCES
 from stream_ssl.app.commands import check
 
 ROOT = Path(__file__).parents[2]
@@ -88,3 +89,14 @@ def test_every_method_loss_and_preset_is_told() -> None:
     named += [file.name for file in (ROOT / "deploy" / "configs" / "presets").iterdir()]
     assert len(named) >= 20
     assert [name for name in named if f"`{name}`" not in text] == []
+
+
+def test_every_source_that_a_page_names_exists() -> None:
+    pages = [*map(ROOT.joinpath, PAGES), *(ROOT / "deploy").rglob("*.md")]
+    named = {
+        name
+        for page in pages
+        for name in re.findall(r"stream-ssl produce ([a-z_]+)", page.read_text())
+    }
+    assert len(named) >= 5
+    assert named <= SOURCES.keys()
