@@ -24,6 +24,7 @@ def main(arguments: Sequence[str]) -> int:
         stop = threading.Event()
         threading.Thread(target=watch_parent, args=(int(parent), stop), daemon=True).start()
         threading.Thread(target=_terminate_when, args=(stop,), daemon=True).start()
+    os.environ["PYTHONSAFEPATH"] = "1"  # torchrun starts the ranks without -P
     share_cores()
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.api import SignalException

@@ -157,12 +157,15 @@ class Supervisor:
 
 
 def command(*arguments: str) -> list[str]:
-    """The command line of one of our own commands, in this interpreter."""
-    return [sys.executable, "-m", "stream_ssl.app.cli", *arguments]
+    """Return the command line of one of our own commands, in this interpreter.
+
+    With `-P`, a file of the working folder (`click.py`) does not replace a library of that name.
+    """
+    return [sys.executable, "-P", "-m", "stream_ssl.app.cli", *arguments]
 
 
 def learner_command(ranks: int, arguments: Sequence[str]) -> list[str]:
-    """The command line of a learner of so many ranks on this host."""
+    """Return the command line of a learner of so many ranks on this host."""
     if ranks == 1:
         return command("learner", *arguments)
-    return [sys.executable, "-m", "stream_ssl.app.launch_ranks", str(ranks), *arguments]
+    return [sys.executable, "-P", "-m", "stream_ssl.app.launch_ranks", str(ranks), *arguments]

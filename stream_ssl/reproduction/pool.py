@@ -54,6 +54,7 @@ def finished(
 
     if preset.device == "cpu":
         os.environ["OMP_NUM_THREADS"] = "1"  # read when a worker loads torch
+    os.environ["PYTHONSAFEPATH"] = "1"  # a worker imports no file of the working folder
     with ProcessPoolExecutor(workers, get_context("spawn"), _start, (str(data),)) as pool:
         try:
             while waiting or on:

@@ -9,15 +9,26 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
+from stream_ssl.app import launch_ranks
 from stream_ssl.app.commands.run import LearnerParsed
 from stream_ssl.app.endpoints import publish
+from stream_ssl.app.failures import DONE
 from stream_ssl.app.signals import PARENT
-from stream_ssl.app.supervisor import USAGE, BackOff, Child, Supervisor
+from stream_ssl.app.supervisor import (
+    USAGE,
+    BackOff,
+    Child,
+    Supervisor,
+    command,
+    learner_command,
+)
 
 # Each child appends its pid when it starts, so that a test sees starts without asking the child.
 LIVES = "import os, sys, time; open(sys.argv[1], 'a').write(f'{os.getpid()}\\n'); time.sleep(60)"
@@ -249,3 +260,28 @@ def test_receivers_wait_for_a_learner_that_parses_and_for_no_other(tmp_path: Pat
     assert not failing()
     learner.restarts = 1
     assert failing()
+
+
+@pytest.mark.parametrize(
+    "words", [command("keys", "--help"), [sys.executable, "-m", "stream_ssl", "keys", "--help"]]
+)
+def test_a_file_of_the_working_folder_replaces_no_library(words: list[str], tmp_path: Path) -> None:
+    (tmp_path / "argparse.py").write_text("raise SystemExit('the wrong argparse')")
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_ranks_import_nothing_from_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launcher is started with -P, and tells torchrun's children the same."""
+    assert learner_command(2, ["config.yaml"])[1] == "-P"
+    seen: list[str | None] = []
+    fake = types.ModuleType("torch.distributed.run")
+    fake.main = lambda _: seen.append(os.environ.get("PYTHONSAFEPATH"))  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch.distributed.run", fake)
+    monkeypatch.setattr(torch.distributed, "run", fake, raising=False)
+    monkeypatch.setenv("PYTHONSAFEPATH", "")
+    monkeypatch.setattr(launch_ranks, "share_cores", lambda: None)
+    assert launch_ranks.main(["2"]) == DONE
+    assert seen == ["1"]
