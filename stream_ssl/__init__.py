@@ -14,7 +14,10 @@ __all__ = ["load_encoder"]
 
 
 def load_encoder(
-    place: Path | str, of: Literal["features", "embeddings"] | None = None, device: str = "cpu"
+    place: Path | str,
+    of: Literal["features", "embeddings"] | None = None,
+    device: str = "cpu",
+    trust_code: bool = False,
 ) -> Encoder:
     """A trained encoder: a `torch.nn.Module`, frozen and in evaluation mode.
 
@@ -28,10 +31,13 @@ def load_encoder(
         of: "features" of the backbone, or the "embeddings" behind the projector, unit rows, that
             the memory holds. None: features, or what the folder was exported as.
         device: "cpu", "cuda" or "cuda:1".
+        trust_code: import whatever class the files name, which runs its code. Without it, only
+            networks of stream_ssl, torch.nn, torchvision and timm are loaded.
 
     Raises:
         FileNotFoundError: there is no checkpoint.
-        ValueError: it is damaged or of a newer version, or an argument outside its range.
+        ValueError: it is damaged or of a newer version, it names a class that needs
+            `trust_code`, or an argument is outside its range.
         ModuleNotFoundError: the extra `learner` is not installed.
     """
     from stream_ssl.app.failures import missing_extra
@@ -40,4 +46,4 @@ def load_encoder(
         from stream_ssl.app import encoder
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(missing_extra(error), name=error.name) from error
-    return encoder.load_encoder(place, of, device)
+    return encoder.load_encoder(place, of, device, trust_code)

@@ -5,10 +5,10 @@ Shapes: B samples, C channels, H height, W width, F features or the embedding's 
 
 from __future__ import annotations
 
-import json
 import logging
 from argparse import ArgumentError
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -21,11 +21,13 @@ from torch import Tensor, nn
 
 from producers._images import as_sample
 from stream_ssl.app import build, config
+from stream_ssl.app.trust import only_known_classes
+from stream_ssl.bounded_files import read_map
 from stream_ssl.durable import damage
 from stream_ssl.ingest.decode import Decoder, VectorDecoder
 from stream_ssl.learning.encoder import Projector
 from stream_ssl.learning.randomness import OwnRandomness
-from stream_ssl.learning.saved import FORMAT, LATEST, PREFIX, STATE, checkpoint_damage
+from stream_ssl.learning.saved import FORMAT, LATEST, MOST_STATE, PREFIX, STATE, checkpoint_damage
 from stream_ssl.learning.vectors import VectorViews
 from stream_ssl.learning.views import Views
 from stream_ssl.methods import Method
@@ -160,18 +162,20 @@ class Encoder(nn.Module):
         return f"of={self.of}, dim={self.dim}, size={self.size}, channels={self.channels}"
 
 
-def load_encoder(place: Path | str, of: Of | None = None, device: str = "cpu") -> Encoder:
+def load_encoder(
+    place: Path | str, of: Of | None = None, device: str = "cpu", trust_code: bool = False
+) -> Encoder:
     """See `stream_ssl.load_encoder`."""
     place = Path(place)
     if of not in (None, "features", "embeddings"):
         raise ValueError(f'of is {of!r}: choose "features" or "embeddings"')
     build.check_device(device, "device")
     if (place / ENCODER).is_file():
-        return _exported(place, of).to(device)
+        return _exported(place, of, trust_code).to(device)
 
     def load(checkpoint: Path) -> Encoder:
         return run_encoder(
-            stored_settings(facts(checkpoint)["config"]),
+            stored_settings(facts(checkpoint)["config"], trust_code=trust_code),
             of or "features",
             lambda network: network.load_state_dict(load_file(checkpoint / "model.safetensors")),
         )
@@ -179,9 +183,14 @@ def load_encoder(place: Path | str, of: Of | None = None, device: str = "cpu") -
     return read_newest(place, load).to(device)
 
 
-def fresh_encoder(stored: Mapping[str, Any], of: Of = "features", device: str = "cpu") -> Encoder:
-    """The encoder as it was before its first update, by a checkpoint's configuration."""
-    return run_encoder(stored_settings(stored), of).to(device)
+def fresh_encoder(
+    stored: Mapping[str, Any],
+    of: Of = "features",
+    device: str = "cpu",
+    trust_code: bool = False,
+) -> Encoder:
+    """Return the encoder as it was before its first update, by a checkpoint's configuration."""
+    return run_encoder(stored_settings(stored, trust_code=trust_code), of).to(device)
 
 
 def run_encoder(
@@ -206,25 +215,33 @@ def run_encoder(
     return Encoder(*network.key_networks, views, decoder, network.key_statistics)
 
 
-def stored_settings(stored: Mapping[str, Any], *of_memory: str) -> Namespace:
-    """SECTIONS of a checkpoint's configuration as `build` takes them, the memory's capacity, and
-    these further options of the memory.
+def stored_settings(
+    stored: Mapping[str, Any], *of_memory: str, trust_code: bool = False
+) -> Namespace:
+    """Return SECTIONS of a checkpoint's configuration as `build` takes them.
+
+    Args:
+        stored: the configuration.
+        of_memory: options of the memory that are returned beside its capacity.
+        trust_code: import whatever class the configuration names.
 
     Raises:
-        ValueError: another version of this program wrote it.
+        ValueError: another version of this program wrote it, or it names a class from elsewhere.
     """
     kept = {section: stored[section] for section in SECTIONS if section in stored}
     memory = {name: stored["memory"].get(name) for name in ("capacity", *of_memory)}
-    return _settings(kept | {"memory": memory}, "the checkpoint's")
+    return _settings(kept | {"memory": memory}, "the checkpoint's", trust_code)
 
 
-def _settings(sections: Mapping[str, Any], whose: str) -> Namespace:
+def _settings(sections: Mapping[str, Any], whose: str, trust_code: bool) -> Namespace:
     parser = _parser()
+    whose = f"{whose} configuration"
     needed = {"batches": {"batch_size": 1}, "memory": {"capacity": 1}}  # have no defaults
     try:
-        settings: Namespace = parser.instantiate(parser.parse_object(needed | dict(sections)))
+        with nullcontext() if trust_code else only_known_classes(whose, sections):
+            settings: Namespace = parser.instantiate(parser.parse_object(needed | dict(sections)))
     except ArgumentError as error:
-        raise ValueError(f"{whose} configuration cannot be read: {error}") from error
+        raise ValueError(f"{whose} cannot be read: {error}") from error
     return settings
 
 
@@ -236,10 +253,10 @@ def _parser() -> ArgumentParser:
     return parser
 
 
-def _exported(folder: Path, of: Of | None) -> Encoder:
-    if (reason := damage(folder)) is not None:
+def _exported(folder: Path, of: Of | None, trust_code: bool) -> Encoder:
+    if (reason := damage(folder, links=True)) is not None:
         raise ValueError(f"the encoder in {folder} is damaged ({reason}); export it again")
-    found = json.loads((folder / ENCODER).read_text())
+    found = _described(folder)
     if found["format"] > EXPORT_FORMAT:
         raise ValueError(
             f"{folder} has format {found['format']}, this program reads up to {EXPORT_FORMAT}: "
@@ -252,7 +269,7 @@ def _exported(folder: Path, of: Of | None) -> Encoder:
         )
     sections = {name: found[name] for name in PARTS if found.get(name)}
     sections["views"] = found["views"] | found["normalisation"]
-    settings = _settings(sections, f"{folder}: its")
+    settings = _settings(sections, f"{folder}: its", trust_code)
     with torch.random.fork_rng(devices=[]):
         backbone = build.backbone(settings)
         projector = Projector(backbone.dim, **settings.projector) if found["projector"] else None
@@ -260,6 +277,25 @@ def _exported(folder: Path, of: Of | None) -> Encoder:
     encoder = Encoder(backbone, projector, views, decoder, found["statistics"])
     encoder.networks.load_state_dict(load_file(folder / WEIGHTS))
     return encoder
+
+
+def _described(folder: Path) -> dict[str, Any]:
+    """Return the content of an export's encoder.json.
+
+    Raises:
+        ValueError: it lacks a key, or holds a value of another type.
+    """
+    found = read_map(folder / ENCODER, links=True)
+    sections = ("views", "normalisation", "decoder", "encoder")
+    due = dict.fromkeys(sections, dict) | {"format": int, "of": str, "statistics": str}
+    for name, kind in due.items():
+        value = found.get(name)
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise ValueError(
+                f"{folder / ENCODER}: {name} is {value!r:.80}, and must be of type "
+                f"{kind.__name__}; export the encoder again"
+            )
+    return found
 
 
 def read_newest(place: Path, read: Callable[[Path], T]) -> T:
@@ -327,5 +363,4 @@ def _checkpoints(run: Path) -> list[Path]:
 
 def facts(checkpoint: Path) -> Mapping[str, Any]:
     """What a checkpoint says of itself: step, samples, created, config."""
-    stored: Mapping[str, Any] = json.loads((checkpoint / STATE).read_text())
-    return stored
+    return read_map(checkpoint / STATE, MOST_STATE)

@@ -41,7 +41,7 @@ from stream_ssl.app.encoder import (
     stored_settings,
 )
 from stream_ssl.app.failures import Failure, check_writable, missing_extra
-from stream_ssl.durable import MANIFEST, publish, seal, write_json
+from stream_ssl.durable import MANIFEST, listed, publish, seal, write_json
 from stream_ssl.ingest.decode import VectorDecoder
 from stream_ssl.learning.origins import Origins
 from stream_ssl.learning.saved import memory_of, origins_of
@@ -74,7 +74,7 @@ def check_target(option: str, folder: Path, marker: str) -> None:
     found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     ours = set()
     if {marker, MANIFEST} <= found:
-        ours = {MANIFEST, *json.loads((folder / MANIFEST).read_text())["files"]}
+        ours = {MANIFEST, *listed(folder)}
     if others := sorted(found - ours):
         raise ValueError(
             f"{option} {folder} holds {others[0]}, which no such export has written, and the whole "
@@ -104,22 +104,26 @@ def replacing(folder: Path) -> Iterator[Path]:
 # -- The encoder
 
 
-def export_encoder(checkpoint: Path, folder: Path, of: Of, onnx: bool) -> float | None:
-    """Write a checkpoint's encoder; returns by how much ONNX differs from torch, relative to the
-    largest value, or None without `onnx`.
+def export_encoder(
+    checkpoint: Path, folder: Path, of: Of, onnx: bool, trust_code: bool = False
+) -> float | None:
+    """Write a checkpoint's encoder.
+
+    Returns by how much ONNX differs from torch, relative to the largest value; None without `onnx`.
+    `trust_code` imports whatever class the checkpoint names.
 
     Raises:
         Failure: it differs by more than ONNX_TOLERANCE; then `folder` is as it was.
     """
     stored = facts(checkpoint)
-    encoder = load_encoder(checkpoint, of)
+    encoder = load_encoder(checkpoint, of, trust_code=trust_code)
     difference = None
     with replacing(folder) as scratch:
         weights = {
             name: value.contiguous() for name, value in encoder.networks.state_dict().items()
         }
         (scratch / WEIGHTS).write_bytes(safetensors.torch.save(weights))
-        write_json(scratch / ENCODER, describe(encoder, stored))
+        write_json(scratch / ENCODER, describe(encoder, stored, trust_code))
         if onnx:
             difference = write_onnx(encoder, scratch / ONNX)
             if not difference <= ONNX_TOLERANCE:  # nor where it is no number
@@ -131,10 +135,10 @@ def export_encoder(checkpoint: Path, folder: Path, of: Of, onnx: bool) -> float 
     return difference
 
 
-def describe(encoder: Encoder, stored: Mapping[str, Any]) -> dict[str, Any]:
-    """What encoder.json holds: all that `load_encoder` needs beside the weights."""
+def describe(encoder: Encoder, stored: Mapping[str, Any], trust_code: bool) -> dict[str, Any]:
+    """Return the content of encoder.json: all that `load_encoder` needs beside the weights."""
     config = stored["config"]
-    settings = stored_settings(config)
+    settings = stored_settings(config, trust_code=trust_code)
     sections = {name: settings[name].as_dict() for name in PARTS}
     views = sections.pop("views")
     # As plain values: of a class its path. The weights that it began with are not asked for again.
@@ -224,7 +228,10 @@ class MemoryExport:
 
 
 def export_memory(
-    checkpoint: Path, folder: Path, tell: Callable[[int, int], object]
+    checkpoint: Path,
+    folder: Path,
+    tell: Callable[[int, int], object],
+    trust_code: bool = False,
 ) -> MemoryExport:
     """Write the samples of a checkpoint's memory, in the order of its slots.
 
@@ -232,9 +239,10 @@ def export_memory(
         checkpoint: its folder.
         folder: where to.
         tell: hears how many slots were read, and of how many.
+        trust_code: import whatever eviction policy the checkpoint names.
 
     Raises:
-        ValueError: a later version wrote the memory.
+        ValueError: a later version wrote the memory, or its policy is a class from elsewhere.
         OSError: a file cannot be read or written.
     """
     stored = facts(checkpoint)
@@ -245,7 +253,7 @@ def export_memory(
     descriptor_KA = columns.get("descriptors", columns["embeddings"]).numpy().astype(np.float32)
     origins = Origins()
     origins.load(origins_of(checkpoint), columns["ids"].tolist())
-    rows = _rows(columns, origins, stored["config"])
+    rows = _rows(columns, origins, stored["config"], trust_code)
     kept: list[NDArray[np.int64]] = []
     with replacing(folder) as scratch:
         for shard, start in enumerate(range(0, len(rows), SHARD)):
@@ -278,10 +286,10 @@ def export_memory(
 
 
 def _rows(
-    columns: Mapping[str, Tensor], origins: Origins, config: Mapping[str, Any]
+    columns: Mapping[str, Tensor], origins: Origins, config: Mapping[str, Any], trust_code: bool
 ) -> list[dict[str, Any]]:
     """What is known of each sample, beside image and embedding."""
-    policy = stored_settings(config, "eviction").memory.eviction
+    policy = stored_settings(config, "eviction", trust_code=trust_code).memory.eviction
     score = Linear() if policy is None else policy.score
     counts_K = score.counts(columns.get("descriptors", columns["embeddings"]))
     named = {

@@ -42,6 +42,12 @@ EXTRAS = {
 SLIM = ("receiver", "status", "produce", "keys")
 """Commands that need no torch. All others need the whole learner, whichever module they miss."""
 
+TRUST_CODE = (
+    "import whatever class the files of the encoder name, which runs its code; "
+    "without it, only networks of stream_ssl, torch.nn, torchvision and timm are loaded"
+)
+"""Help of `--trust-code`."""
+
 NO_MEMORY = re.compile("out of memory|can't allocate memory|not enough memory", re.IGNORECASE)
 
 NOISE = re.compile(

@@ -122,7 +122,7 @@ def test_a_function_takes_what_its_signature_does_not_name(tmp_path: Path) -> No
     weights = load_file(checkpoint / "model.safetensors")
     weight = next(w for name, w in weights.items() if name.endswith("encoder.module.stem.0.weight"))
     assert weight.shape[0] == 7
-    assert stream_ssl.load_encoder(checkpoint).dim == 5
+    assert stream_ssl.load_encoder(checkpoint, trust_code=True).dim == 5
 
 
 def plain_resnet18() -> nn.Module:
@@ -214,10 +214,14 @@ def test_a_network_transform_and_decoder_of_one_s_own(tmp_path: Path) -> None:
     assert all(torch.equal(t, before[n]) for n, t in stem.state_dict().items())
     assert learner.method.encoder.dim == 5
 
-    assert cli.main(["export", str(tmp_path / "run"), "--encoder", str(tmp_path / "out")]) == 0
+    words = ["export", str(tmp_path / "run"), "--encoder", str(tmp_path / "out")]
+    assert cli.main(words) == USAGE
+    assert cli.main([*words, "--trust-code"]) == 0
     image_HW = np.arange(144, dtype=np.uint8).reshape(12, 12)
     for place in (tmp_path / "run", checkpoint, tmp_path / "out"):
-        encoder = stream_ssl.load_encoder(place)
+        with pytest.raises(ValueError, match=r"test_own_models\..*trust_code=True"):
+            stream_ssl.load_encoder(place)
+        encoder = stream_ssl.load_encoder(place, trust_code=True)
         image_CHW = encoder.preprocess(image_HW)
         assert torch.equal(image_CHW[0], torch.from_numpy(200 - image_HW))
         assert encoder(image_CHW[None]).shape == (1, 5)

@@ -11,7 +11,7 @@ from typing import Literal
 from jsonargparse import Namespace
 
 from stream_ssl.app.config import Parser
-from stream_ssl.app.failures import check_writable, configuring, reported
+from stream_ssl.app.failures import TRUST_CODE, check_writable, configuring, reported
 from stream_ssl.app.threads import share_cores
 
 DESCRIPTION = """Writes the features of a data set's images, by a run's encoder, into an .npz file
@@ -63,6 +63,7 @@ def embed_parser() -> Parser:
     )
     add("--device", type=str, default="cpu", help='"cpu", "cuda" or "cuda:1"')
     add("--batch", type=int, default=256, help="images encoded at once")
+    add("--trust-code", action="store_true", help=TRUST_CODE)
     return parser
 
 
@@ -91,7 +92,7 @@ def embed(settings: Namespace, name: str) -> None:
             raise ValueError(f"--out {settings.out} is a folder: name a file, such as features.npz")
         check_writable(settings.out.parent, "the folder of --out,", "choose another")
         build.check_device(settings.device)
-        encoder = load_encoder(settings.run, settings.of, settings.device)
+        encoder = load_encoder(settings.run, settings.of, settings.device, settings.trust_code)
         options = settings.source.as_dict() if "source" in settings else {}
         source = sets.make(name, options, seed=0 if encoder.statistics == "batch" else None)
         reader = Reader(source, encoder.decoder, Division(1), settings.batch, labels=False)

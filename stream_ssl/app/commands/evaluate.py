@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from stream_ssl.app.config import Parser
-from stream_ssl.app.failures import reported
+from stream_ssl.app.failures import TRUST_CODE, reported
 from stream_ssl.app.threads import share_cores
 
 DESCRIPTION = """What a checkpoint's encoder is worth on a labelled set it was not trained on:
@@ -119,6 +119,7 @@ def evaluate_parser() -> Parser:
     )
     add("--device", type=str, default="cpu", help='"cpu", "cuda" or "cuda:1"')
     add("--batch", type=int, default=256, help="images encoded at once")
+    add("--trust-code", action="store_true", help=TRUST_CODE)
     add("--seed", type=int, default=0, help="of all draws: order, balance, augmented views")
     return parser
 

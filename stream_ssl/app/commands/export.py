@@ -9,7 +9,7 @@ from typing import Literal
 
 from jsonargparse import ActionYesNo, ArgumentParser, Namespace
 
-from stream_ssl.app.failures import configuring, reported
+from stream_ssl.app.failures import TRUST_CODE, configuring, reported
 from stream_ssl.app.threads import share_cores
 
 DESCRIPTION = """Writes what a run has learned: its encoder, as safetensors and ONNX, and the
@@ -54,6 +54,7 @@ def export_parser() -> ArgumentParser:
         default=True,
         help="write the encoder as ONNX too, and compare it with torch",
     )
+    add("--trust-code", action="store_true", help=TRUST_CODE)
     return parser
 
 
@@ -82,7 +83,9 @@ def write(settings: Namespace, checkpoint: Path) -> None:
 
     print(f"checkpoint: {checkpoint}")
     if settings.encoder is not None:
-        difference = export_encoder(checkpoint, settings.encoder, settings.of, settings.onnx)
+        difference = export_encoder(
+            checkpoint, settings.encoder, settings.of, settings.onnx, settings.trust_code
+        )
         print(f"encoder: {settings.encoder}")
         if difference is not None:
             print(
@@ -96,6 +99,7 @@ def write(settings: Namespace, checkpoint: Path) -> None:
                 checkpoint,
                 settings.memory,
                 lambda done, total: progress.update(bar, completed=done, total=total),
+                settings.trust_code,
             )
         print(f"memory: {settings.memory}, {found.samples:,} samples in {found.shards} shards")
         if found.lost:

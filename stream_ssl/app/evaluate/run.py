@@ -46,7 +46,9 @@ def evaluate(settings: Namespace, name: str) -> Evaluation:
         checkpoint, asked, stored = encoder.read_newest(
             settings.checkpoint, lambda path: (path, _encoders(settings, path), encoder.facts(path))
         )
-        decoder = build.decoder(encoder.stored_settings(stored["config"]))
+        decoder = build.decoder(
+            encoder.stored_settings(stored["config"], trust_code=settings.trust_code)
+        )
         readers = _readers(settings, name, decoder)
     with Progress(
         TextColumn("{task.description}"),
@@ -107,16 +109,16 @@ def check_settings(settings: Namespace) -> None:
 
 
 def _encoders(settings: Namespace, checkpoint: Path) -> dict[str, Encoder]:
-    of, device = settings.of, settings.device
-    asked = {"trained": encoder.load_encoder(checkpoint, of, device)}
+    how = settings.of, settings.device, settings.trust_code
+    asked = {"trained": encoder.load_encoder(checkpoint, *how)}
     if settings.untrained:
-        asked["untrained"] = encoder.fresh_encoder(encoder.facts(checkpoint)["config"], of, device)
+        asked["untrained"] = encoder.fresh_encoder(encoder.facts(checkpoint)["config"], *how)
     if settings.decorrelated is not None:
         other = encoder.find(settings.decorrelated)
-        asked["decorrelated"] = encoder.load_encoder(_alike(checkpoint, other), of, device)
+        asked["decorrelated"] = encoder.load_encoder(_alike(checkpoint, other), *how)
     for number, path in enumerate(settings.stages or [], start=1):
         stage = _alike(checkpoint, encoder.find(path))
-        asked[STAGE.format(number)] = encoder.load_encoder(stage, of, device)
+        asked[STAGE.format(number)] = encoder.load_encoder(stage, *how)
     return asked
 
 

@@ -1,0 +1,118 @@
+"""Which classes a file may name that somebody else wrote: an export, or a checkpoint."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from jsonargparse import _actions, _typehints, _util
+
+OURS = ("stream_ssl", "memory", "producers")
+NETWORKS = ("torch.nn", "torchvision", "timm")
+"""Packages whose modules (`torch.nn.Module`) may be named; their other classes may not."""
+BUILDERS = ("torchvision.models", "timm")
+"""Packages whose functions may be named: these functions return a network."""
+TIMM_FILES = ("checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay")
+"""Arguments of `timm.create_model` that name files or addresses, which timm may unpickle."""
+
+_refused: ContextVar[list[str] | None] = ContextVar("refused", default=None)
+_import_object = _util.import_object
+
+
+@contextmanager
+def only_known_classes(whose: str, sections: Any) -> Iterator[None]:
+    """Let jsonargparse import nothing but known classes within the block.
+
+    Args:
+        whose: names the file in the error.
+        sections: what the file says.
+
+    Raises:
+        ValueError: the file names something else; nothing of that was imported.
+    """
+    refused: list[str] = []
+    token = _refused.set(refused)
+    try:
+        _check_timm(sections)
+        yield
+    except Exception as error:
+        if not refused:
+            raise
+        raise _untrusted(whose, refused) from error
+    finally:
+        _refused.reset(token)
+    if refused:  # jsonargparse has tried another type of the option
+        raise _untrusted(whose, refused)
+
+
+def _untrusted(whose: str, refused: list[str]) -> ValueError:
+    return ValueError(
+        f"{whose} names {refused[0]}, and to load it would run code that the file's author chose. "
+        "Only networks of stream_ssl, torch.nn, torchvision and timm are loaded unasked. "
+        "If you trust the author, pass trust_code=True (--trust-code)"
+    )
+
+
+def _guarded(name: str, *arguments: Any, **options: Any) -> Any:
+    """Import an object as jsonargparse does; inside `only_known_classes`, a known class alone."""
+    refused = _refused.get()
+    if refused is None:
+        return _import_object(name, *arguments, **options)
+    if not _within(name, (*OURS, *NETWORKS)):
+        refused.append(name)
+        raise ImportError(f"{name} is not imported")
+    try:
+        found = _import_object(name, *arguments, **options)
+    except (ImportError, AttributeError):  # there is no such class
+        raise
+    except Exception:  # jsonargparse denies some paths of its own accord
+        refused.append(name)
+        raise
+    if not _known(found):
+        refused.append(name)
+        raise ImportError(f"{name} is not used")
+    return found
+
+
+def _known(found: Any) -> bool:
+    """Whether an object is one that a file may name, by the module in which it is defined."""
+    from torch import nn
+
+    home = str(getattr(found, "__module__", ""))
+    if isinstance(found, types.FunctionType):
+        return _within(home, BUILDERS)
+    if not isinstance(found, type):
+        return False
+    return _within(home, OURS) or (issubclass(found, nn.Module) and _within(home, NETWORKS))
+
+
+def _within(name: str, packages: tuple[str, ...]) -> bool:
+    return any(name == package or name.startswith(f"{package}.") for package in packages)
+
+
+def _check_timm(value: Any) -> None:
+    """Refuse arguments by which `timm.create_model` reads files or asks a model hub."""
+    if isinstance(value, list):
+        for part in value:
+            _check_timm(part)
+    if not isinstance(value, dict):
+        return
+    if str(value.get("class_path", "")).startswith("timm."):
+        arguments = {**(value.get("init_args") or {}), **(value.get("dict_kwargs") or {})}
+        named = [name for name in TIMM_FILES if arguments.get(name)]
+        if ":" in str(arguments.get("model_name", "")):
+            named.append("model_name")
+        if named:
+            refused = _refused.get()
+            assert refused is not None
+            refused.append(f"{named[0]} of {value['class_path']}: {arguments[named[0]]!r}")
+            raise ImportError(refused[0])
+    for part in value.values():
+        _check_timm(part)
+
+
+for _module in (_util, _actions, _typehints):  # each has taken the function's name over
+    setattr(_module, "import_object", _guarded)  # noqa: B010 - mypy does not know it
