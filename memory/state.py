@@ -84,7 +84,10 @@ def encode(description: Mapping[str, Any]) -> Tensor:
 
 def decode(state: State) -> dict[str, Any]:
     """What `encode` was given."""
-    found: dict[str, Any] = json.loads(bytes(state["description"].cpu().numpy()))
+    try:
+        found: dict[str, Any] = json.loads(bytes(state["description"].cpu().numpy()))
+    except RecursionError:
+        raise ValueError("the memory's description is nested too deep") from None
     return found
 
 

@@ -32,6 +32,7 @@ import msgpack
 
 from producers._packer import Packet
 from stream_ssl import durable
+from stream_ssl.bounded_files import open_binary, open_file, read_map
 from stream_ssl.wire import Data, Position
 
 MAGIC = b"SSSPOOL1"
@@ -90,7 +91,7 @@ class Spool:
         import fcntl  # not on Windows, where only the spool is missing
 
         durable.make_folder(folder)
-        self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._lock = open_file(folder / "lock", os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.epoch = self._next_epoch(producer)
@@ -229,10 +230,14 @@ class Spool:
         path, epoch = self.folder / "spool.json", time.time_ns()
         if path.exists():
             try:
-                known: Any = json.loads(path.read_text(encoding="utf-8"))
-                owner, last = known["producer"], int(known["epoch"])
-            except (ValueError, KeyError, TypeError):
-                raise ValueError(f"spool {path}: is no spool's; choose another folder") from None
+                known = read_map(path)
+                owner, last = known["producer"], known["epoch"]
+                if type(last) is not int or not 0 <= last < 1 << 63:
+                    raise ValueError(f"{path}: epoch is {last!r:.80}")
+            except (ValueError, KeyError) as error:
+                raise ValueError(
+                    f"spool {path}: is no spool's ({error}); choose another folder"
+                ) from None
             if owner != producer:
                 raise ValueError(
                     f"spool {self.folder}: belongs to producer {owner!r}, not {producer!r}; "
@@ -323,7 +328,7 @@ class Spool:
 
 def _is_segment(path: Path) -> bool:
     """Whether a file is a segment; one that a power cut left empty is removed."""
-    with path.open("rb") as file:
+    with open_binary(path) as file:
         head = file.read(len(MAGIC))
     if head == MAGIC:
         return True
@@ -353,7 +358,7 @@ def _record(kind: int, info: bytes, header: Any, payload: Any) -> bytes:
 
 def _records_of(path: Path) -> Iterator[tuple[int, Any, int, int]]:
     """Kind, info, offset and size of each whole record of a segment."""
-    with path.open("rb") as file:
+    with open_binary(path) as file:
         offset = file.seek(len(MAGIC))
         while (found := _read_record(file)) is not None:
             yield found[0], msgpack.unpackb(found[1]), offset, found[4]
@@ -367,6 +372,8 @@ def _read_record(file: Any) -> tuple[int, bytes, bytes, bytes, int] | None:
         return None
     *lengths, crc = _HEAD.unpack(head)
     kind, info, header, payload = lengths
+    if info + header + payload > os.fstat(file.fileno()).st_size:
+        return None
     body = file.read(info + header + payload)
     whole = len(body) == info + header + payload
     if not whole or crc != zlib.crc32(body, zlib.crc32(bytes(str(tuple(lengths)), "ascii"))):
@@ -377,7 +384,7 @@ def _read_record(file: Any) -> tuple[int, bytes, bytes, bytes, int] | None:
 
 def _read_packet(record: Record) -> Packet | None:
     found = None
-    with contextlib.suppress(OSError), record.segment.open("rb") as file:
+    with contextlib.suppress(OSError), open_binary(record.segment) as file:
         file.seek(record.offset)
         found = _read_record(file)
     if found is None:

@@ -13,6 +13,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from stream_ssl.bounded_files import open_binary, read_map
+
 MANIFEST = "manifest.json"
 
 UNREADABLE = (
@@ -105,20 +107,39 @@ def seal(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.iterdir())
 
 
-def damage(folder: Path) -> str | None:
-    """What is wrong with a sealed folder; None if every file is as it was sealed.
+def listed(folder: Path, links: bool = False) -> dict[str, dict[str, Any]]:
+    """Return the files that a sealed folder's manifest lists: their sizes and hashes by name.
 
-    Raises OSError where that cannot be said: a file may not be read, or not be opened for now.
+    Args:
+        folder: the sealed folder.
+        links: follow a link in the place of the manifest.
+
+    Raises:
+        UNREADABLE: there is no manifest, or it is damaged.
+    """
+    entries: dict[str, dict[str, Any]] = read_map(folder / MANIFEST, links=links)["files"]
+    return {name: dict(entry) for name, entry in entries.items()}
+
+
+def damage(folder: Path, links: bool = False) -> str | None:
+    """Return what is wrong with a sealed folder; None if every file is as it was sealed.
+
+    Args:
+        folder: the sealed folder.
+        links: follow links in the places of its files, as tools for large files make them.
+
+    Raises:
+        OSError: nothing can be said: a file may not be read, or not be opened for now.
     """
     try:
-        entries = json.loads((folder / MANIFEST).read_text())["files"]
+        entries = listed(folder, links)
         for name, entry in entries.items():
             path = folder / name
             if Path(name).name != name or not path.is_file():
                 return f"{MANIFEST} lists {name!r}, which is no file of it"
             if path.stat().st_size != entry["bytes"]:
                 return f"{name} has {path.stat().st_size} bytes instead of {entry['bytes']}"
-            if _hash(path) != entry["sha256"]:
+            if _hash(path, links) != entry["sha256"]:
                 return f"{name} does not have the hash it was written with"
     except UNREADABLE as error:
         return damage_told_by(error)
@@ -155,6 +176,6 @@ def discard(folder: Path) -> None:
     shutil.rmtree(doomed, ignore_errors=True)
 
 
-def _hash(path: Path) -> str:
-    with path.open("rb") as file:
+def _hash(path: Path, links: bool = False) -> str:
+    with open_binary(path, links) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -60,6 +60,7 @@ MAY = {
     },
     "stream_ssl.app": {f"stream_ssl.{part}" for part in PARTS} | {"memory", "producers"},
     "stream_ssl.batch": set(),
+    "stream_ssl.bounded_files": set(),
     "stream_ssl.durable": set(),
     "stream_ssl.pictures": set(),
     "stream_ssl.rate_limited_logger": set(),

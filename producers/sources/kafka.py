@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from producers.sources.acknowledged import UnreadableError, sample_of
 from producers.sources.base import Facts, Skipped, SourceError, checked, mark, wrong_position
+from stream_ssl.bounded_files import read_text
 from stream_ssl.wire.sample import MAX_POSITION_BYTES, Position, Sample
 
 if TYPE_CHECKING:
@@ -413,9 +414,11 @@ def settings_of(config: Path) -> dict[str, str]:
             value, which may be a password.
     """
     try:
-        mode, text = config.stat().st_mode, config.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"config {config}: {getattr(error, 'strerror', error)}") from None
+        mode, text = config.stat().st_mode, read_text(config, links=True)
+    except OSError as error:
+        raise ValueError(f"config {config}: {error.strerror}") from None
+    except ValueError as error:
+        raise ValueError(f"config {error}") from None
     settings: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), 1):
         key, equals, value = (part.strip() for part in line.partition("="))

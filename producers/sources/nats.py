@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import ssl
 import threading
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from producers.sources.acknowledged import UnreadableError, sample_of
 from producers.sources.base import Facts, Skipped, SourceError, mark, place
+from stream_ssl.bounded_files import parse_json, read_text
 from stream_ssl.wire.sample import Position, Sample
 
 if TYPE_CHECKING:
@@ -442,9 +442,11 @@ def secrets_of(path: Path) -> dict[str, Any]:
         ValueError: the file is missing, others may read it, or it is neither; never with a secret.
     """
     try:
-        mode, text = path.stat().st_mode, path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"credentials {path}: {getattr(error, 'strerror', error)}") from None
+        mode, text = path.stat().st_mode, read_text(path, links=True)
+    except OSError as error:
+        raise ValueError(f"credentials {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise ValueError(f"credentials {error}") from None
     if mode & 0o007:
         raise ValueError(
             f"credentials {path}: everybody may read this secret (mode {mode & 0o777:04o}); "
@@ -453,7 +455,7 @@ def secrets_of(path: Path) -> dict[str, Any]:
     if "BEGIN NATS USER JWT" in text:
         return {"user_credentials": str(path)}
     with contextlib.suppress(ValueError):
-        fields = json.loads(text)
+        fields = parse_json(text)
         if isinstance(fields, dict) and set(fields) in ({"user", "password"}, {"token"}):
             return fields
     raise ValueError(

@@ -21,6 +21,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 from stream_ssl.app.failures import readable
 from stream_ssl.app.help import HelpFormatter
+from stream_ssl.bounded_files import DEPTH, read_bytes
 
 RECEIVER_SECTIONS = ("receiver", "journal", "access")
 LEARNER_SECTIONS = (
@@ -136,6 +137,9 @@ class AccessFiles:
     keys: Path
     allow: Path
 
+
+MOST_VALUES = 100_000
+"""Of a config file, with its aliases written out."""
 
 OWN_PARTS = ("encoder.model", "views.transform", "decoder.subclass")
 """Options that name a class or function by its path, which `build` calls."""
@@ -384,10 +388,17 @@ def check_files(parser: ArgumentParser, arguments: Sequence[str]) -> None:
 
 def _faults(file: Path, known: Set[str]) -> Iterator[str]:
     try:
-        root = yaml.compose(file.read_bytes().decode(), yaml.SafeLoader)
+        text = read_bytes(file, links=True).decode()
+        root = yaml.compose(text, yaml.SafeLoader)
     except UnicodeDecodeError as error:
         byte = error.object[error.start]
         yield f": byte {error.start} (0x{byte:02x}) is no UTF-8 text; save the file as UTF-8"
+        return
+    except ValueError as error:  # too large, or no regular file
+        yield f" cannot be read: {error}"
+        return
+    except RecursionError:
+        yield f" is nested too deep; at most {DEPTH} levels are read"
         return
     except yaml.MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
@@ -398,6 +409,9 @@ def _faults(file: Path, known: Set[str]) -> Iterator[str]:
     if not isinstance(root, yaml.MappingNode):
         held = "is empty" if root is None else "begins with something else"
         yield f" {held}: it has to hold options by name, such as\nrun: runs/mine"
+        return
+    if (fault := _too_much(root)) is not None:
+        yield fault
         return
     yield from _duplicates(root)
     for key, _ in root.value:
@@ -410,6 +424,37 @@ def _faults(file: Path, known: Set[str]) -> Iterator[str]:
                 else "there are: " + ", ".join(sorted(known - {"help", "config", "print_config"}))
             )
             yield f", line {key.start_mark.line + 1}: there is no section {name!r}; {meant}"
+
+
+def _too_much(root: yaml.Node) -> str | None:
+    """Return what is wrong with the size of a YAML document whose aliases are written out.
+
+    A few aliases of aliases ("billion laughs") make a file of some hundred bytes endless.
+    """
+    sizes: dict[int, int] = {}
+    open_nodes: set[int] = set()
+
+    def size(node: yaml.Node, level: int) -> int:
+        if level > DEPTH or id(node) in open_nodes:
+            raise RecursionError
+        if id(node) not in sizes:
+            open_nodes.add(id(node))
+            parts: list[yaml.Node] = []
+            if isinstance(node, yaml.MappingNode):
+                parts = [part for pair in node.value for part in pair]
+            elif isinstance(node, yaml.SequenceNode):
+                parts = node.value
+            sizes[id(node)] = 1 + sum(size(part, level + 1) for part in parts)
+            open_nodes.remove(id(node))
+        return sizes[id(node)]
+
+    try:
+        values = size(root, 1)
+    except RecursionError:
+        return f" is nested too deep, or in itself; at most {DEPTH} levels are read"
+    if values > MOST_VALUES:
+        return f" holds {values:,} values with its aliases written out; at most {MOST_VALUES:,}"
+    return None
 
 
 def _duplicates(node: yaml.Node | None) -> Iterator[str]:

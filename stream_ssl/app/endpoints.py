@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from stream_ssl.app.failures import Failure, check_writable
+from stream_ssl.bounded_files import open_file, read_map
 from stream_ssl.durable import make_folder, write
 from stream_ssl.rate_limited_logger import RateLimitedLogger
 
@@ -40,7 +41,7 @@ def hold_role(run: Path, role: str) -> Iterator[None]:
     check_writable(run, "run folder", OTHER_FOLDER)
     try:
         make_folder(run)
-        handle = os.open(run / f"{role}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        handle = open_file(run / f"{role}.lock", os.O_RDWR | os.O_CREAT, mode=0o644)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
             raise
@@ -52,7 +53,7 @@ def hold_role(run: Path, role: str) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise RoleTaken(
-                f"{run}: a {role} already runs here (pid {lock.read().strip() or 'unknown'}). "
+                f"{run}: a {role} already runs here (pid {lock.read(32).strip() or 'unknown'}). "
                 f"Stop it, or give this one another run folder with --run."
             ) from None
         with contextlib.suppress(OSError):  # a full disk: the lock holds all the same
@@ -90,7 +91,8 @@ class Announcement:
 
 def publish(run: Path, role: str, **addresses: str) -> None:
     """Write a role's addresses and process id; the other roles' stay."""
-    with (run / f"{FILE}.lock").open("w") as lock:
+    handle = open_file(run / f"{FILE}.lock", os.O_RDWR | os.O_CREAT, mode=0o644)
+    with os.fdopen(handle, "r+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         endpoints = load(run)
         endpoints[role] = {**addresses, "pid": os.getpid()}
@@ -113,10 +115,10 @@ def load(run: Path) -> dict[str, dict[str, Any]]:
     """
     path = run / FILE
     try:
-        endpoints = json.loads(path.read_bytes())
+        endpoints = read_map(path)
         return {role: entry for role, entry in endpoints.items() if isinstance(entry["http"], str)}
     except FileNotFoundError:
         return {}
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        log.warning("%s is damaged (%s): written again when a process starts", path, error)
+        log.warning("%s cannot be used (%s): written again when a process starts", path, error)
         return {}

@@ -6,7 +6,6 @@ option that is on neither.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Any
 from jsonargparse import ArgumentParser, Namespace
 
 from stream_ssl.app.config import EVICTION, RECEIVER_SECTIONS, resolved
+from stream_ssl.bounded_files import read_map
 
 log = logging.getLogger("stream_ssl.learner")
 
@@ -141,10 +141,11 @@ def resume(parser: ArgumentParser, settings: Namespace, run: Mapping[str, Any]) 
 
 
 def stored(run: Path) -> Mapping[str, Any] | None:
-    """The configuration in the newest checkpoint of a run's folder, read without a lock or a check;
-    None where there is none."""
+    """Return the configuration in a run's newest checkpoint; None where there is none.
+
+    It is read without a lock, and without a check of the checkpoint's hashes."""
     try:
-        state = json.loads((run / "checkpoints" / "latest" / "state.json").read_text())
+        state = read_map(run / "checkpoints" / "latest" / "state.json", 16 << 20)
         config: Mapping[str, Any] = state["config"]
     except (OSError, ValueError, KeyError, TypeError):
         return None

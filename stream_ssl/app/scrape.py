@@ -13,6 +13,8 @@ from urllib.parse import urlsplit
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from stream_ssl.bounded_files import read_text
+
 PREFIX = "stream_ssl_"
 Points = Sequence[tuple[float, float]]
 """Moments, seconds, and the values then."""
@@ -164,7 +166,7 @@ class History:
     @classmethod
     def load(cls, path: Path) -> History:
         """Read what `save` wrote."""
-        return cls(list(_read(path.read_text().splitlines())))
+        return cls(list(_read(read_text(path, 256 << 20, links=True).splitlines())))
 
 
 def _read(lines: Iterable[str]) -> Iterator[Snapshot]:

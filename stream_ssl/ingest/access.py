@@ -20,6 +20,7 @@ import zmq
 from zmq.auth.base import Authenticator
 from zmq.utils import z85
 
+from stream_ssl.bounded_files import read_json
 from stream_ssl.durable import write
 from stream_ssl.rate_limited_logger import RateLimitedLogger
 from stream_ssl.wire import Keys, check_name
@@ -29,6 +30,8 @@ log = logging.getLogger(__name__)
 
 DOMAIN = "stream-ssl"
 _RELOAD_SECONDS = 0.2
+MOST_BYTES = 16 << 20
+"""Of an allow-list: 100,000 producers take less."""
 
 
 class AllowList:
@@ -46,6 +49,7 @@ class AllowList:
         self._loaded_stat = self._stat()
         self._names = self._read()  # key -> producer
         self._checked = time.monotonic()
+        self._errors = 0
         self._limited_log = RateLimitedLogger(log)
 
     @classmethod
@@ -79,12 +83,18 @@ class AllowList:
         try:
             self._names = self._read()
         except ValueError as error:
+            self._errors += 1
             if isinstance(error.__cause__, OSError):  # descriptors ran out, say: it is tried again
                 self._loaded_stat = None
             text = f"{error}; the list before it stays in force"
             self._limited_log.log(logging.ERROR, "list", text)
         else:
             log.info("allow-list %s: %d keys", self.path, len(self._names))
+
+    def take_errors(self) -> int:
+        """Return how often a changed file was bad since the last call."""
+        errors, self._errors = self._errors, 0
+        return errors
 
     def _stat(self) -> tuple[int, int, int] | None:
         try:
@@ -95,14 +105,14 @@ class AllowList:
 
     def _read(self) -> dict[str, str]:
         try:
-            names = json.loads(self.path.read_text(encoding="utf-8"))
+            names = read_json(self.path, MOST_BYTES, links=True)
         except OSError as error:
             raise ValueError(
                 f"allow-list {self.path}: {error.strerror}; "
                 f"enter a producer with: stream-ssl keys NAME --allow {self.path}"
             ) from error
         except ValueError as error:
-            raise ValueError(f"allow-list {self.path}: is not JSON: {error}") from None
+            raise ValueError(f"allow-list {error}") from None
         return _key_to_name(names, self.path)
 
 

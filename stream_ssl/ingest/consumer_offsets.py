@@ -9,6 +9,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from stream_ssl.bounded_files import open_file, read_map
 from stream_ssl.durable import write
 from stream_ssl.rate_limited_logger import RateLimitedLogger
 
@@ -17,6 +18,8 @@ log = logging.getLogger(__name__)
 FILE_NAME = "cursor.json"
 FULL_NAME = "journal.full"
 _FILE_BYTES = 128  # of cursor.json, padded: more than two positions and an id take
+_MOST_BYTES = 4096
+LARGEST_POSITION = (1 << 63) - 1  # the journal keeps positions in 64 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,7 @@ class ConsumerOffsets:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             # The receiver must learn what it may trim: overwrite the bytes the file already has.
-            with self.path.open("r+b") as file:
+            with os.fdopen(open_file(self.path, os.O_RDWR), "r+b") as file:
                 file.write(content)
 
     def load(self) -> Positions:
@@ -83,13 +86,15 @@ class ConsumerOffsets:
             if identity == self._loaded_stat:
                 return self._positions
             self._loaded_stat = identity  # before parsing: a damaged file is logged once
-            fields = json.loads(self.path.read_bytes())
-            read, checkpointed = int(fields["read"]), int(fields["durable"])
-            if not 1 <= checkpointed <= read:
+            fields = read_map(self.path, _MOST_BYTES)
+            read, checkpointed = fields["read"], fields["durable"]
+            if type(read) is not int or type(checkpointed) is not int:
+                raise ValueError(f"read={read!r}, durable={checkpointed!r}")
+            if not 1 <= checkpointed <= read <= LARGEST_POSITION:
                 raise ValueError(f"read={read}, durable={checkpointed}")
             journal = fields.get("journal")
             if not isinstance(journal, str | None):
-                raise ValueError(f"journal={journal!r}")
+                raise ValueError(f"journal={journal!r:.80}")
         except FileNotFoundError:
             return self._positions
         except OSError as error:  # descriptors ran out, say: the next call tries again
@@ -112,10 +117,10 @@ class ConsumerOffsets:
         """Creates or removes `journal.full`; for the receiver. Never raises: whether it is done."""
         try:
             if full:
-                self._full_path.touch()
+                os.close(open_file(self._full_path, os.O_RDWR | os.O_CREAT, mode=0o644))
             else:
                 self._full_path.unlink(missing_ok=True)
-        except OSError as error:  # no room for a name on a disk that is full
+        except (OSError, ValueError) as error:  # no room for a name on a disk that is full
             text = f"cannot tell the learner whether the journal is full: {error}"
             self._limited_log.warning("full", text)
             return False

@@ -25,6 +25,7 @@ from typing import Any
 
 import lmdb
 
+from stream_ssl.bounded_files import open_file, read_text
 from stream_ssl.durable import make_folder, write
 from stream_ssl.ingest.recovery import (
     BackgroundCheck,
@@ -519,7 +520,7 @@ class Journal:
 def journal_id(path: Path) -> str | None:
     """The id of the journal in a folder; None if it has none, or a damaged one."""
     try:
-        first, second = (path / ID_FILE).read_text().split()
+        first, second = read_text(path / ID_FILE, 4096).split()
     except (OSError, ValueError):
         return None
     return first if first == second else None  # it stands there twice: a flipped bit is seen
@@ -533,8 +534,8 @@ def _lock_for_writing(path: Path) -> int:
     """
     try:
         make_folder(path, mode=0o700)
-        handle = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
+        handle = open_file(path / LOCK_FILE, os.O_RDWR | os.O_CREAT)
+    except (OSError, ValueError) as error:
         raise _translate(error, path) from error
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

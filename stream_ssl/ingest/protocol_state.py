@@ -49,6 +49,7 @@ class Counters:
     missing: int = 0
     acked_samples: int = 0
     journal_failures: int = 0
+    allow_list_errors: int = 0
     rejected: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
     fsync_seconds: float | None = None

@@ -60,6 +60,7 @@ class ReceiverRecord:
     producer_bytes: Mapping[str, int] = field(default_factory=dict)
     producer_received: Mapping[str, float] = field(default_factory=dict)  # its latest packet
     journal_failures: int = 0  # commits that found no room or a failing disk
+    allow_list_errors: int = 0  # changed lists that could not be used
     journal_damaged: int = 0  # segments found damaged, since the journal was opened
 
     producers: int = 0  # connected
@@ -326,7 +327,9 @@ class Receiver:
         positions = self._consumed()
         refused = protocol.counters.refused
         if self._access is not None:
-            self._access.allow.reload()
+            allow = self._access.allow
+            allow.reload()
+            protocol.counters.allow_list_errors += allow.take_errors()
             denied, self._denied = self._access.denied - self._denied, self._access.denied
             refused["denied"] += denied
         refused.update(self._backlogs.take_refused(now))

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from memory.process_group import SINGLE_PROCESS
 from stream_ssl.batch import START, Offset
+from stream_ssl.bounded_files import read_json, read_map
 from stream_ssl.durable import (
     discard,
     make_folder,
@@ -36,6 +37,7 @@ from stream_ssl.learning.records import Idle, StepRecord
 from stream_ssl.learning.saved import (
     FORMAT,
     LATEST,
+    MOST_STATE,
     OWN,
     PREFIX,
     SHARED,
@@ -260,7 +262,7 @@ class Checkpointer:
             raise CheckpointError(told[1])
         if told[0] is not None and found is None:
             path = self.folder / told[0]
-            found = Saved(path, json.loads((path / STATE).read_text()))
+            found = Saved(path, read_map(path / STATE, MOST_STATE))
         if found is not None:
             self._before = found.before(self._ranks.group.size)
             self.journal = found.journal
@@ -274,7 +276,7 @@ class Checkpointer:
             if reason is not None:
                 self._set_aside(path, reason)
                 continue
-            facts = json.loads((path / STATE).read_text())
+            facts = read_map(path / STATE, MOST_STATE)
             if facts["version"] > FORMAT:
                 raise CheckpointError(
                     f"{path} has format {facts['version']}, this program reads up to {FORMAT}: "
@@ -323,7 +325,7 @@ class Checkpointer:
         offsets = []
         for path in self._paths():
             try:
-                facts = json.loads((path / STATE).read_text())
+                facts = read_map(path / STATE, MOST_STATE)
                 if self._journals is None:
                     same = facts.get("journal") in (None, self.journal)
                     offsets.append(offset_of(facts) if same else START)
@@ -385,7 +387,7 @@ class Checkpointer:
         try:
             told = [scratch / f"{TOLD}{other}" for other in range(1, self._ranks.group.size)]
             _wait_until(lambda: all(path.exists() for path in told), "the parts of all ranks")
-            if faults := [f for f in (fault, *(json.loads(p.read_text()) for p in told)) if f]:
+            if faults := [f for f in (fault, *(read_json(p) for p in told)) if f]:
                 raise OSError("; ".join(faults))
             for path in told:
                 path.unlink()

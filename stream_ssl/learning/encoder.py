@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from stream_ssl.bounded_files import open_binary
 from stream_ssl.methods.norm import BatchNorm1d, BatchNorm2d, freeze
 
 log = logging.getLogger("stream_ssl.learner")
@@ -221,8 +222,9 @@ def load_weights(encoder: nn.Module, file: Path, head: str | None = None) -> Non
         ValueError: it cannot be read, lacks a weight, or holds one of another shape.
     """
     try:
+        open_binary(file, links=True).close()  # the library would wait for a pipe
         found = load_file(file)
-    except (OSError, SafetensorError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise ValueError(f"encoder.weights {file} cannot be read as safetensors: {error}") from None
     if any(name.startswith(PREFIX) for name in found):
         found = {n.removeprefix(PREFIX): t for n, t in found.items() if n.startswith(PREFIX)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +14,14 @@ from torch import Tensor
 
 from memory.shards import resharded
 from stream_ssl.batch import START, Offset
-from stream_ssl.durable import MANIFEST, UNREADABLE, damage, damage_told_by
+from stream_ssl.bounded_files import read_map
+from stream_ssl.durable import MANIFEST, UNREADABLE, damage, damage_told_by, listed
 from stream_ssl.learning.learner import Capture, Learner
 
 FORMAT = 3  # raised when an older reader could not read it; the manifest's form stays
 STATE = "state.json"
+MOST_STATE = 16 << 20
+"""Bytes of `STATE`, at most."""
 LATEST = "latest"
 PREFIX = "step-"
 PARTS = ("model", "optimiser", "memory", "rng")
@@ -141,7 +143,7 @@ def memory_of(checkpoint: Path) -> dict[str, Tensor]:
     Raises:
         OSError: there is no such file.
     """
-    saved = Saved(checkpoint, json.loads((checkpoint / STATE).read_text()))
+    saved = Saved(checkpoint, read_map(checkpoint / STATE, MOST_STATE))
     parts = saved._parts("memory")
     return parts[0] if saved.ranks == 1 else resharded(parts, 0, 1)
 
@@ -152,9 +154,7 @@ def origins_of(checkpoint: Path) -> dict[str, Tensor]:
     Raises:
         OSError: there is no such file.
     """
-    return _joined(
-        Saved(checkpoint, json.loads((checkpoint / STATE).read_text()))._parts("origins")
-    )
+    return _joined(Saved(checkpoint, read_map(checkpoint / STATE, MOST_STATE))._parts("origins"))
 
 
 def place(offset: Offset) -> dict[str, int]:
@@ -178,18 +178,18 @@ def checkpoint_damage(folder: Path) -> str | None:
     if (reason := damage(folder)) is not None:
         return reason
     try:
-        listed = json.loads((folder / MANIFEST).read_text())["files"]
+        files = listed(folder)
         due = {STATE, *(f"{name}.safetensors" for name in PARTS)}
-        if missing := sorted(due - set(listed)):
+        if missing := sorted(due - set(files)):
             return f"{MANIFEST} does not list {', '.join(missing)}"
-        facts = json.loads((folder / STATE).read_text())
+        facts = read_map(folder / STATE, MOST_STATE)
         if int(facts["version"]) > FORMAT:
             return None
         others = range(1, int(facts.get("ranks", 1)))
         due = {
             f"{name}{suffix_of(rank)}.safetensors" for name in ("memory", "rng") for rank in others
         }
-        if missing := sorted(due - set(listed)):
+        if missing := sorted(due - set(files)):
             return f"{MANIFEST} does not list {', '.join(missing)}"
         number = folder.name.removeprefix(PREFIX)
         if number.isdigit() and int(number) != int(facts["step"]):

@@ -212,6 +212,12 @@ CATALOGUE: tuple[Spec, ...] = (
         field="ReceiverRecord.journal_failures",
     ),
     Spec(
+        "receiver", "counter", "allow_list_errors_total", "reads",
+        "Reads of a changed allow-list that could not be used; the list before it stays in force.",
+        "Any growth: a revoked key may still be admitted; the log names the fault.",
+        field="ReceiverRecord.allow_list_errors",
+    ),
+    Spec(
         "receiver", "counter", "journal_damaged_segments_total", "segments",
         "Segments of the journal found damaged.", "Must stay 0; the disk is failing.",
     ),

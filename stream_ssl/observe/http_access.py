@@ -19,11 +19,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from stream_ssl.bounded_files import read_bytes
 from stream_ssl.wire.address import is_loopback_host
 
 COOKIE = "stream-ssl-session"
 SESSION_SECONDS = 7 * 24 * 3600
 """How long a browser stays logged in."""
+MOST_BYTES = 4096
+"""Of a token's file."""
 LEAST_TOKEN = 16
 """Characters of a token, at least."""
 MOST_BODY = 4096
@@ -72,14 +75,20 @@ class Token:
         Raises:
             ValueError: the file cannot be read, may be read by everybody, or holds no token.
         """
+        remedy = (
+            "make one with: (umask 077; "
+            f"python3 -c 'import secrets; print(secrets.token_urlsafe(32))' > {path})"
+        )
         try:
-            mode, secret = path.stat().st_mode, path.read_text(encoding="ascii").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            why = getattr(error, "strerror", None) or "it is no ASCII text"
-            raise ValueError(
-                f"http.token_file {path}: {why}; make one with: (umask 077; "
-                f"python3 -c 'import secrets; print(secrets.token_urlsafe(32))' > {path})"
-            ) from None
+            mode = path.stat().st_mode
+            secret = read_bytes(path, MOST_BYTES, links=True).decode("ascii").strip()
+        except UnicodeDecodeError:
+            raise ValueError(f"http.token_file {path}: it is no ASCII text; {remedy}") from None
+        except ValueError as error:
+            raise ValueError(f"http.token_file {error}; {remedy}") from None
+        except OSError as error:
+            why = error.strerror or str(error)
+            raise ValueError(f"http.token_file {path}: {why}; {remedy}") from None
         if mode & 0o007:
             raise ValueError(
                 f"http.token_file {path}: everybody may read it (mode {mode & 0o777:04o}); "

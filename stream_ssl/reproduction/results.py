@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stream_ssl.bounded_files import read_text
 from stream_ssl.reproduction.arms import Experiment, Run
 
 
@@ -103,7 +104,7 @@ def entries(path: Path) -> list[dict[str, Any]]:
     """The lines of a file of runs, each with its "run", "settings" and "numbers"; those that a kill
     tore are left out."""
     found = []
-    for line in path.read_text().splitlines() if path.exists() else ():
+    for line in read_text(path, 256 << 20, links=True).splitlines() if path.exists() else ():
         try:
             entry = json.loads(line)
             entry["run"], entry["settings"], entry["numbers"]

@@ -11,6 +11,10 @@ from typing import Any
 import zmq
 
 from stream_ssl import durable
+from stream_ssl.bounded_files import read_json
+
+MOST_BYTES = 16 << 10
+"""Of a key file."""
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 _Z85 = re.compile(r"[0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
@@ -66,11 +70,11 @@ class Keys:
         remedy = f"make a pair with: stream-ssl keys {name or 'NAME'}"
         try:
             mode = path.stat().st_mode
-            fields: Any = json.loads(path.read_text(encoding="utf-8"))
+            fields = read_json(path, MOST_BYTES, links=True)
         except OSError as error:
             raise ValueError(f"key file {path}: {error.strerror}; {remedy}") from None
-        except ValueError:
-            raise ValueError(f"key file {path}: is not JSON; {remedy}") from None
+        except ValueError as error:
+            raise ValueError(f"key file {error}; {remedy}") from None
         if not isinstance(fields, dict) or not {"name", "public"} <= fields.keys():
             raise ValueError(f'key file {path}: must hold {{"name", "public"}}; {remedy}')
         if fields.get("secret") is not None and mode & 0o007:
@@ -79,7 +83,7 @@ class Keys:
                 f"run: chmod 600 {path}"
             )
         try:
-            return cls(fields["name"], fields["public"], fields.get("secret"))
+            return cls(str(fields["name"]), fields["public"], fields.get("secret"))
         except ValueError as error:
             raise ValueError(f"key file {path}: {error}; {remedy}") from None
 

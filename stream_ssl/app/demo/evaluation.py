@@ -5,7 +5,6 @@ Shapes: B batch, C channels, F features, H height, W width, K slots, N images, Q
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from safetensors.numpy import load_file
 from torch import Tensor
 
 from stream_ssl.app.demo import data
+from stream_ssl.bounded_files import read_map
 from stream_ssl.evaluation.neighbours import knn_accuracy
 
 Extractor = Callable[[Tensor], Tensor]
@@ -69,9 +69,7 @@ def evaluate(checkpoint: Path, of_queue: Path) -> Evaluation:
     """Evaluate the checkpoint folders of both learners; takes some seconds."""
     from stream_ssl.app.encoder import fresh_encoder, load_encoder
 
-    state, queue_state = (
-        json.loads((folder / "state.json").read_text()) for folder in (checkpoint, of_queue)
-    )
+    state, queue_state = (read_map(folder / "state.json") for folder in (checkpoint, of_queue))
     extractors: dict[str, Extractor] = {
         "memory": load_encoder(checkpoint),
         "queue": load_encoder(of_queue),

@@ -8,7 +8,6 @@ wrongly, 404 what is not there, 503 what cannot be had now, 502 what the other p
 from __future__ import annotations
 
 import http.client
-import json
 import math
 import re
 import threading
@@ -24,6 +23,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from stream_ssl import __version__
+from stream_ssl.bounded_files import read_map
 from stream_ssl.observe.catalogue import Role
 from stream_ssl.observe.health import Health
 from stream_ssl.observe.http_access import Token
@@ -341,7 +341,7 @@ def checkpoints(folder: Path) -> list[dict[str, Any]]:
 
 def _checkpoint(path: Path) -> dict[str, Any]:
     try:
-        facts = json.loads((path / "state.json").read_text())
+        facts = read_map(path / "state.json", 16 << 20)
         size = sum(file.stat().st_size for file in path.iterdir())
         return {
             "name": path.name,
