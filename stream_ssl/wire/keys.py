@@ -83,7 +83,7 @@ class Keys:
                 f"run: chmod 600 {path}"
             )
         try:
-            return cls(str(fields["name"]), fields["public"], fields.get("secret"))
+            return cls(fields["name"], fields["public"], fields.get("secret"))
         except ValueError as error:
             raise ValueError(f"key file {path}: {error}; {remedy}") from None
 

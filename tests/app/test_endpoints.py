@@ -71,7 +71,7 @@ def test_a_damaged_file_is_written_anew(
     """As a power cut leaves it: nobody may be kept from starting by it."""
     (tmp_path / FILE).write_bytes(content)
     assert load(tmp_path) == {}
-    assert "endpoints.json is damaged" in caplog.text
+    assert "endpoints.json cannot be used" in caplog.text
     publish(tmp_path, "receiver", http="http://127.0.0.1:2")
     assert load(tmp_path) == {"receiver": {"http": "http://127.0.0.1:2", "pid": os.getpid()}}
 

@@ -309,7 +309,7 @@ def test_keys_leaves_none_behind_that_nobody_could_use(
     assert keys.main(["robot", "--folder", str(folder), "--allow", below]) == USAGE
     assert "--allow" in capsys.readouterr().err
     assert keys.main(["robot", "--folder", str(folder), "--allow", str(tmp_path)]) == USAGE
-    assert "Is a directory" in capsys.readouterr().err
+    assert "is a folder" in capsys.readouterr().err
     assert not folder.exists()
     Keys.generate("other").save(folder)  # whose public half alone is there
     (folder / "other.secret.json").unlink()

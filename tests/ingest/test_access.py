@@ -5,7 +5,6 @@ import errno
 import json
 import socket
 import threading
-from pathlib import Path
 
 import pytest
 import zmq
@@ -152,7 +151,7 @@ def test_a_list_that_could_not_be_opened_is_read_at_the_next_look(listed, monkey
         raise OSError(errno.EMFILE, "Too many open files")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Path, "read_text", no_descriptors)
+        patched.setattr("stream_ssl.bounded_files.os.open", no_descriptors)
         names.reload()
     assert names.name_of(ROBOT.public) == "robot"
     names.reload()

@@ -31,11 +31,11 @@ def test_a_file_that_could_not_be_opened_is_read_at_the_next_look(tmp_path, monk
     offsets = ConsumerOffsets(tmp_path)
     offsets.publish(7, 5)
 
-    def no_descriptor(_):
+    def no_descriptor(*_):
         raise OSError(24, "Too many open files")
 
     with monkeypatch.context() as patched:
-        patched.setattr("pathlib.Path.read_bytes", no_descriptor)
+        patched.setattr("stream_ssl.bounded_files.os.open", no_descriptor)
         for _ in range(20):
             assert offsets.load() == Positions(1, 1)
     assert caplog.text.count("Too many open files") == 1
