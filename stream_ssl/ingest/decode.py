@@ -29,6 +29,7 @@ from stream_ssl.wire.sample import DTYPES, MAX_ID_BYTES
 REASONS = (
     "damaged",  # cut short, or its bytes make no image
     "empty",  # no bytes
+    "expensive",  # few bytes that take long to decode
     "fields",  # id, time, label or meta breaks a rule of the wire
     "format",  # the file is not of the codec that it came under
     "packet",  # the packet's header cannot be read: counted as one sample
@@ -39,6 +40,13 @@ REASONS = (
 MOST_SCANS = 16
 """Scans of a JPEG of `max_pixels`, and as many more as it has fewer pixels: encoders write a dozen,
 each takes the decoder as long as reading all pixels, and may be 76 bytes."""
+
+FREE_WORK = 1 << 20
+"""Pixels that any image may have, however few its bytes are."""
+WORK_PER_BYTE = 512
+"""Further pixels for each byte. Credit counts bytes, so that this bounds how long the decoding of
+one producer's credit takes. Every baseline JPEG and every 8-bit RGB PNG stays below it: their
+formats need a byte for 256 pixels, and for 344."""
 
 Pixels = NDArray[np.uint8]
 Row = Mapping[str, Any]
@@ -253,9 +261,11 @@ class Decoder:
         channels: 1 or 3.
         fit: "resize" scales the short side to `size` and keeps the middle; "refuse" takes only
             images of `size` x `size`, of any colour mode.
-        max_pixels: larger images are refused by their header, before a pixel is decoded, and so
-            are JPEGs of more than 16 scans of so many pixels. A decode may hold up to 16 bytes a
-            pixel for a moment.
+        max_pixels: images with more pixels are refused by their header, and so are JPEGs with
+            more than 16 scans of so many pixels. Decoding takes up to 16 bytes of memory a pixel
+            and 45 ns: with the default up to 400 MB and 1.1 s in each worker. A full frame of a
+            24-megapixel camera fits. Images of more than 2^20 pixels are also refused where they
+            have more than 512 pixels a byte ("expensive"): nearly blank ones, and bombs.
 
     Raises:
         ValueError: an argument outside its range.
@@ -266,7 +276,7 @@ class Decoder:
         size: int = 32,
         channels: Literal[1, 3] = 3,
         fit: Literal["resize", "refuse"] = "resize",
-        max_pixels: int = 50_000_000,
+        max_pixels: int = 25_000_000,
     ) -> None:
         if channels not in (1, 3):
             raise ValueError(f"channels {channels}: must be 1 or 3")
@@ -335,6 +345,20 @@ class Decoder:
                 "pixels are decoded",
             )
 
+    def _check_work(self, data: bytes, codec: str, width: int, height: int) -> None:
+        """Refuse few bytes that take long to decode, by the header: the same at each replay."""
+        work, most = width * height, max(FREE_WORK, WORK_PER_BYTE * len(data))
+        if codec == "jpeg":  # 16 scans take as long as the pixels of another format
+            work = work * max(1, data.count(_SOS)) // MOST_SCANS
+            if work > most:
+                work = width * height * max(1, scans_of(data)) // MOST_SCANS
+        if work > most:
+            raise BadSample(
+                "expensive",
+                f"{width} x {height} pixels in {len(data)} bytes take as long to decode as {work} "
+                f"pixels; of so few bytes at most {most} are decoded",
+            )
+
     def _raw(self, sample: Sample) -> Pixels:
         assert sample.shape is not None  # the wire's rule for raw
         height, width, channels = sample.shape
@@ -351,6 +375,7 @@ class Decoder:
                 self._check_size(*image.size)
                 if sample.codec == "jpeg":
                     self._check_scans(data, *image.size)
+                self._check_work(data, sample.codec, *image.size)
                 if sample.codec == "jpeg" and image.mode in ("L", "RGB"):
                     if (scaled_HWC := self._jpeg(data)) is not None:
                         return _turned(scaled_HWC, turn(image))

@@ -6,6 +6,7 @@ import random
 import re
 import threading
 import time
+from collections.abc import Callable
 from io import BytesIO
 from typing import Any
 
@@ -310,7 +311,7 @@ def test_damaged_exif_harms_nothing(exif: bytes) -> None:
 # -- what is refused
 
 
-@table("sides", [(12_000, 12_000), (60_000, 60_000), (2**31 - 1, 1), (10_000, 5_001)])
+@table("sides", [(12_000, 12_000), (60_000, 60_000), (2**31 - 1, 1), (5_000, 5_001)])
 def test_a_pixel_bomb_goes_by_its_header(
     sides: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -347,12 +348,61 @@ def scan_bomb(side: int, scans: int) -> bytes:
 def test_a_scan_bomb_goes_by_its_markers() -> None:
     """Each scan takes as long as all pixels, and next to no bytes: this one some minutes."""
     began = time.perf_counter()
-    error = refused(scan_bomb(7000, 20_000), "jpeg")
+    error = refused(scan_bomb(7000, 20_000), "jpeg", max_pixels=50_000_000)
     assert (error.reason, time.perf_counter() - began < 5.0) == ("pixels", True)
     assert re.search("7000 x 7000 pixels in 20000 scans; at most 16 scans", str(error))
     assert decode(scan_bomb(64, 400), "jpeg").shape == (8, 8, 3)  # small ones may have many
     assert decode(scan_bomb(2000, 16), "jpeg", max_pixels=4_000_000).shape == (8, 8, 3)
     assert refused(scan_bomb(2000, 17), "jpeg", max_pixels=4_000_000).reason == "pixels"
+
+
+def truncated_jpeg(side: int, scans: int) -> bytes:
+    """A JPEG whose header claims a large picture, and whose scans are cut short."""
+    data = scan_bomb(8, scans)
+    frame = data.index(b"\xff\xc2") + 5
+    return data[:frame] + side.to_bytes(2, "big") * 2 + data[frame + 4 :]
+
+
+@table(
+    ("make", "codec"),
+    [
+        (lambda: truncated_jpeg(5000, 10), "jpeg"),
+        (lambda: truncated_jpeg(5000, 1), "jpeg"),
+        (lambda: scan_bomb(1400, 200), "jpeg"),
+        (lambda: encoded(Image.new("RGB", (2000, 1000)), "WEBP", lossless=True), "webp"),
+        (lambda: png_bomb(2000, 1000), "png"),
+        (lambda: encoded(Image.new("1", (2000, 2000)), "PNG"), "png"),
+    ],
+)
+def test_few_bytes_that_take_long_to_decode_are_refused(
+    make: Callable[[], bytes], codec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A producer's credit is in bytes: without a limit it holds hours of decoding."""
+
+    def load(*_: Any) -> None:
+        raise AssertionError("pixels were decoded")
+
+    data = make()
+    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", load)
+    monkeypatch.setattr("simplejpeg.decode_jpeg", load)
+    error = refused(data, codec)
+    assert error.reason == "expensive"
+    assert f"in {len(data)} bytes" in str(error)
+
+
+@table(
+    ("make", "codec"),
+    [
+        (lambda: encoded(Image.new("L", (2000, 1000)), "JPEG", optimize=True), "jpeg"),
+        (lambda: encoded(Image.new("RGB", (1920, 1080)), "PNG", compress_level=9), "png"),
+        (lambda: encoded(Image.new("RGB", (1024, 1024)), "WEBP", lossless=True), "webp"),
+        (lambda: encoded(Image.new("RGB", (1024, 1024)), "JPEG", progressive=True), "jpeg"),
+        (lambda: encoded(picture(RNG, 30, 40).resize((2000, 1500)), "JPEG", progressive=True),
+         "jpeg"),
+    ],
+)  # fmt: skip
+def test_blank_images_of_usual_sizes_are_decoded(make: Callable[[], bytes], codec: str) -> None:
+    assert decode(make(), codec).shape == (8, 8, 3)
 
 
 def test_pictures_within_a_jpeg_are_no_scans_of_it() -> None:
