@@ -5,7 +5,7 @@ A producer that goes on where its last run ended:
     import numpy as np
     from producers import Producer
 
-    with Producer("tcp://127.0.0.1:5557", name="camera-1") as producer:
+    with Producer(run="runs/laptop", name="camera-1") as producer:
         start = producer.connect().position or 0
         for number in range(start, 1000):
             pixels = np.random.default_rng(number).integers(0, 256, (32, 32, 3), np.uint8)

@@ -17,6 +17,7 @@ from zmq.utils.monitor import parse_monitor_message
 from stream_ssl.wire import Keys, require_loopback
 from stream_ssl.wire.keys import public_key
 from stream_ssl.wire.messages import Frame, Frames
+from stream_ssl.wire.run_folder import find_receiver
 
 HEARTBEAT_MS = 1000
 HEARTBEAT_TIMEOUT_MS = 3000
@@ -25,7 +26,10 @@ RETRY_MS = 100
 RETRY_MAX_MS = 1000
 DIAGNOSE_SECONDS = 1.0  # for each of the peer's answers
 MAX_REPLY = 1 << 20  # bytes; the receiver's messages are small
-KEYS_REMEDY = "pass keys= and server_key=, or --key and --server_key to `stream-ssl produce`"
+KEYS_REMEDY = (
+    "pass run=FOLDER (--run FOLDER to `stream-ssl produce`) where the run's folder is on this "
+    "machine, or keys= and server_key= (--key and --server_key)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,30 @@ def curve_of(
             f"made with: stream-ssl keys {pair.name}"
         )
     return Curve(pair.name, pair.public, pair.secret, public_key(server_key))
+
+
+def curve_in_run(
+    run: str | Path,
+    name: str,
+    keys: Keys | str | Path | None,
+    server_key: Keys | str | Path | None,
+) -> tuple[str, Curve | None]:
+    """The address of a run's receiver for a producer of this name, and what CURVE needs there.
+
+    Raises:
+        ValueError: the run has no receiver, or no key that this producer can use.
+    """
+    found = find_receiver(run, name)
+    server = found.server_key if server_key is None else server_key
+    if server is None:
+        return found.address, curve_of(found.address, keys, None)
+    own = found.key if keys is None else keys
+    if own is None:
+        raise ValueError(
+            f"run {run}: its receiver uses keys that are kept elsewhere; pass this producer's as "
+            f"keys= (--key), made with: stream-ssl keys {name or 'NAME'} --allow ALLOW_LIST"
+        )
+    return found.address, curve_of(found.address, own, server)
 
 
 def diagnose(address: str) -> str | None:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from producers._connection import curve_of
+from producers._connection import Curve, curve_in_run, curve_of
 from producers._images import as_sample, owned
 from producers._io_thread import IoThread
 from producers._packer import NOT_GIVEN, OnDelivery, Packer, cost_of, pack
@@ -73,8 +73,9 @@ class Producer:
     uses it. Callbacks run in the producer's thread, and must not wait for the producer.
 
     Args:
-        address: of the receiver, as "tcp://HOST:PORT". In plain text only on loopback. Of several
-            the producer stays with one, which its name decides; with keys they have the same.
+        address: of the receiver, as "tcp://HOST:PORT"; None: that of `run`. In plain text only on
+            loopback. Of several the producer stays with one, which its name decides; with keys they
+            have the same.
         name: of this producer, unique at the receiver, and the same after a restart. 1 to 128
             characters of letters, digits and `._/-`; with keys the key's name on the allow-list,
             or that + "/...".
@@ -97,6 +98,8 @@ class Producer:
             remembers its receiver by itself.
         abandon: do not ask it, for it is gone for good. What it took and did not acknowledge is
             sent again, and counts twice should its journal ever be read.
+        run: the folder of a run on this machine. Address, server key and this producer's key come
+            from there, except for `keys` and `server_key` where they are given.
         takeover: displace a running producer of the same name; otherwise this one is refused.
         exit_timeout: seconds that the interpreter's end, or the garbage collection of a producer
             that nobody closed, still waits for acknowledgements.
@@ -114,8 +117,8 @@ class Producer:
 
     def __init__(
         self,
-        address: str | Sequence[str],
-        name: str,
+        address: str | Sequence[str] | None = None,
+        name: str = "",
         keys: Keys | str | Path | None = None,
         server_key: Keys | str | Path | None = None,
         source: str | None = None,
@@ -135,6 +138,7 @@ class Producer:
         on_verdict: Callable[[Verdict], None] | None = None,
         before: str | Sequence[str] = (),
         abandon: bool = False,
+        run: str | Path | None = None,
     ) -> None:
         if on_full not in get_args(OnFull):
             raise ValueError(f"on_full {on_full!r}: must be one of {', '.join(get_args(OnFull))}")
@@ -152,12 +156,19 @@ class Producer:
         if not (linger >= 0 and exit_timeout >= 0):
             raise ValueError(f"linger {linger}, exit_timeout {exit_timeout}: must be 0 or more")
         self.name = check_name(name)
+        if (address is None) == (run is None):
+            raise ValueError("give either the receiver's address, or the folder of its run as run=")
+        curve: Curve | None = None
+        if run is not None:
+            address, curve = curve_in_run(run, name, keys, server_key)
+        assert address is not None
         home, last = _chosen(address, name, "address"), _chosen(before, name, "before")
         if home is None:
             raise ValueError("address: an empty list; give at least one receiver")
         self.address = home
         self.source = source or name[:MAX_SOURCE_BYTES]
-        curve = curve_of(home, keys, server_key)
+        if run is None:
+            curve = curve_of(home, keys, server_key)
         self._buffer_bytes, self._on_full = buffer_bytes, on_full
         label = f"producer {name!r} to {home}"
         reporter = Reporter(label, on_state, on_stats, on_rejected, stats_seconds, on_verdict)

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import yaml
 from jsonargparse import ArgumentParser, Namespace
@@ -127,7 +127,7 @@ class RanksSettings:
 
 @dataclass
 class AccessFiles:
-    """Who may send: without these the receiver speaks plain text, on loopback.
+    """Keys and allow-list of your own, instead of those that the run makes in its folder.
 
     Args:
         keys: the receiver's own NAME.secret.json, as `stream-ssl keys` makes it.
@@ -232,9 +232,10 @@ def _add_receiver(parser: ArgumentParser) -> None:
     _section(parser, Journal, "journal", skip={"path"})
     parser.add_argument(
         "--access",
-        type=AccessFiles | None,
+        type=AccessFiles | Literal["plain"] | None,
         default=None,
-        help="CURVE keys and allow-list; without it the receiver speaks plain text on loopback",
+        help="CURVE keys and allow-list; null: the run makes them in RUN/keys, and local producers "
+        "take theirs by --run; plain: no encryption and no keys, on loopback only",
     )
 
 

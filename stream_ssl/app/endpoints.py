@@ -17,12 +17,11 @@ from stream_ssl.app.failures import Failure, check_writable
 from stream_ssl.bounded_files import open_file, read_map
 from stream_ssl.durable import make_folder, write
 from stream_ssl.rate_limited_logger import RateLimitedLogger
+from stream_ssl.wire.run_folder import ENDPOINTS
 
 log = logging.getLogger(__name__)
 
-FILE = "endpoints.json"
-
-
+FILE = ENDPOINTS
 OTHER_FOLDER = "choose another run folder with --run"
 
 

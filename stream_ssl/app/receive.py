@@ -28,9 +28,12 @@ from stream_ssl.observe.metrics import ReceiverMetrics
 from stream_ssl.observe.page.producers import ProducersView
 from stream_ssl.observe.server import Server
 from stream_ssl.wire.address import check_bind, require_loopback
+from stream_ssl.wire.run_folder import KEYS, make_keys
 
 log = logging.getLogger("stream_ssl.receiver")
 
+PLAIN = "plain"
+"""Value of `access` that asks for plain text."""
 PATIENCE = 15.0
 """Seconds without a round of the loop after which the process counts as stuck."""
 
@@ -62,10 +65,9 @@ def receive(settings: Namespace, resolved: Mapping[str, Any], stop: threading.Ev
                 lambda: Server(metrics.registry, health, "receiver", host, port, public, sources)
             )
             stack.enter_context(server)
+            access = access_of(settings, settings.run)
             journal = Journal(settings.run / "journal", **settings.journal)
             stack.callback(journal.close)
-            files = settings.access
-            access = Access(files["keys"], files["allow"]) if files else None
             offsets = ConsumerOffsets(settings.run)
             receiver = listening(
                 lambda: Receiver(
@@ -83,10 +85,12 @@ def receive(settings: Namespace, resolved: Mapping[str, Any], stop: threading.Ev
             data=receiver.endpoint,
             http=server.address,
             **announced(settings),
+            **({} if access is None else {"server_key": access.keys.public}),
         )
         log.info(
-            "taking samples at %s; page at %s/, metrics at %s/metrics",
+            "listening on %s, %s; page at %s/, metrics at %s/metrics",
             receiver.endpoint,
+            "in plain text" if access is None else f"with the allow-list {access.allow.path}",
             server.address,
             server.address,
         )
@@ -104,6 +108,32 @@ def receive(settings: Namespace, resolved: Mapping[str, Any], stop: threading.Ev
     log.info("drained: all that was taken is journalled and acknowledged")
 
 
+def access_of(settings: Namespace, run: Path) -> Access | None:
+    """Return who may send; None: plain text. Keys of the run are made in the folder `run`.
+
+    Raises:
+        ValueError: plain text is asked for beyond loopback, or a key file cannot be used.
+    """
+    files = settings.access
+    if files == PLAIN:
+        remedy = "leave `access` out, and the run makes keys"
+        require_loopback(settings.receiver.bind, remedy)
+        return None
+    if files:
+        return Access(files["keys"], files["allow"])
+    before = (run / "journal").exists() and not (run / KEYS).exists()
+    keys, allow = make_keys(run)
+    if before:
+        log.warning(
+            "this run had no keys and has made them in %s: local producers connect with --run %s, "
+            "or run=%r in Python; set `access: plain` to go on in plain text",
+            keys.parent,
+            run,
+            str(run),
+        )
+    return Access(keys, allow)
+
+
 def dry_run(settings: Namespace) -> None:
     """Build what `receive` builds, in a folder that is then removed and without a port.
 
@@ -111,11 +141,9 @@ def dry_run(settings: Namespace) -> None:
         ValueError: the settings cannot work.
     """
     check_bind(settings.receiver.bind)
-    files = settings.access
-    access = Access(files["keys"], files["allow"]) if files else None
-    if access is None:
-        require_loopback(settings.receiver.bind, "give `access` keys and an allow-list")
     with TemporaryDirectory() as folder:
+        made = (settings.run / KEYS).exists()
+        access = access_of(settings, settings.run if made else Path(folder))
         settings = settings.clone()
         settings.receiver.bind = "inproc://check"
         with closing(Journal(Path(folder) / "journal", **settings.journal)) as journal:

@@ -25,6 +25,7 @@ from stream_ssl.durable import write
 from stream_ssl.rate_limited_logger import RateLimitedLogger
 from stream_ssl.wire import Keys, check_name
 from stream_ssl.wire.keys import check_key
+from stream_ssl.wire.run_folder import ANY_NAME
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +37,8 @@ MOST_BYTES = 16 << 20
 
 class AllowList:
     """A JSON file {"producer name": "public key", ...}, read again when it changes.
+
+    The key under the name "*" may speak for every producer.
 
     Args:
         path: the file.
@@ -135,7 +138,8 @@ def _key_to_name(names: Any, path: Path) -> dict[str, str]:
     found: dict[str, str] = {}
     for name, key in names.items():
         try:
-            check_name(name)
+            if name != ANY_NAME:
+                check_name(name)
             check_key("public", key)
         except ValueError as error:
             raise ValueError(f"allow-list {path}: {name!r}: {error}") from None
@@ -213,8 +217,8 @@ class Access:
 
 
 def belongs(producer: str, name: str) -> bool:
-    """Whether a producer has this name of the allow-list, or one below it: NAME/..."""
-    return producer == name or producer.startswith(f"{name}/")
+    """Whether a name of the allow-list covers a producer: the same, one above it, or "*"."""
+    return name in (producer, ANY_NAME) or producer.startswith(f"{name}/")
 
 
 def _peer_of(message: list[bytes]) -> str:

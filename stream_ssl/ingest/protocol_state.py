@@ -25,6 +25,7 @@ from stream_ssl.ingest.sessions import (
 from stream_ssl.rate_limited_logger import RateLimitedLogger, printable
 from stream_ssl.wire import CODECS, Ack, Bye, Data, Hello, Message, Nack, Welcome, WireError, decode
 from stream_ssl.wire.messages import DATA_HEAD, Verdict, Verdicts
+from stream_ssl.wire.run_folder import ANY_NAME
 
 log = logging.getLogger(__name__)
 
@@ -367,8 +368,9 @@ class ProtocolState:
         session.gap_sent = 0.0
 
     def _listed_name(self, session: Session) -> str:
-        """The name of its key on the allow-list; in plain text the one it gives itself."""
-        return self._key_name(session.user) or session.producer
+        """The name of its key on the allow-list; in plain text, or for "*", the producer's own."""
+        name = self._key_name(session.user)
+        return session.producer if name is None or name == ANY_NAME else name
 
     def _count_missing(self, session: Session) -> None:
         if session.missing:

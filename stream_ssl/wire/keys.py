@@ -113,6 +113,24 @@ class Keys:
         return Keys(self.name, self.public)
 
 
+def make_pair(folder: Path, name: str) -> Keys:
+    """Return the pair NAME in a folder, made there if it is missing; a secret is never replaced.
+
+    Raises:
+        ValueError: the secret file is malformed, or everybody may read it.
+        OSError: the disk does not take a file.
+    """
+    secret, public = folder / f"{name}.secret.json", folder / f"{name}.public.json"
+    if secret.exists():
+        keys = Keys.load(secret)
+    else:
+        keys = Keys.generate(name)
+        durable.write(secret, _json(asdict(keys)), 0o600)
+    if not public.exists():
+        durable.write(public, _json({"name": name, "public": keys.public}))
+    return keys
+
+
 def check_key(what: str, key: Any) -> str:
     """Returns a valid Z85 key.
 

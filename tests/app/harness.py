@@ -23,6 +23,7 @@ from stream_ssl.app.supervisor import command
 
 BATCH = 16
 TINY: dict[str, Any] = {
+    "access": "plain",
     "receiver": {"bind": "tcp://127.0.0.1:0"},
     "http": {"receiver": "127.0.0.1:0", "learner": "127.0.0.1:0"},
     "journal": {"budget": 64 << 20},

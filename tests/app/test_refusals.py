@@ -98,7 +98,7 @@ def test_a_file_is_looked_at_however_it_is_named(
         (check.main, ("--journal.bugdet=5",), "did you mean --journal.budget?"),
         (check.main, ("--memory.elephants", "5"), "unrecognized arguments: --memory.elephants 5\n"),
         (produce.main, ("--shape.limt", "5"), "did you mean --shape.limit?"),
-        (produce.main, ("--name", "robot"), "the following arguments are required: --to\n"),
+        (produce.main, ("--name", "robot"), "give either --run FOLDER"),
         (embed.main, ("run",), "the following arguments are required: --data\n"),
         (embed.main, ("--data", "synthetic"), "the following arguments are required: RUN\n"),
     ],

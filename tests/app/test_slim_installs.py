@@ -7,7 +7,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from pathlib import Path
 
-from harness import Processes, stop, until
+from harness import TINY, Processes, stop, until
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -73,7 +73,8 @@ def test_the_extras_are_as_slim_as_they_say() -> None:
 
 def test_a_receiver_without_torch_takes_what_a_producer_without_it_sends(tmp_path: Path) -> None:
     main = "from stream_ssl.app.cli import main\nsys.exit(main(sys.argv[1:]))"
-    processes = Processes(tmp_path)
+    settings = {name: value for name, value in TINY.items() if name != "access"}
+    processes = Processes(tmp_path, settings)
     started = []
 
     def start(extra: str, *arguments: str) -> subprocess.Popen[bytes]:
@@ -92,7 +93,7 @@ def test_a_receiver_without_torch_takes_what_a_producer_without_it_sends(tmp_pat
             lambda: said("receiver"),
         )
         assert receiver.poll() is None, said("receiver")
-        to = ("--to", processes.address, "--name", "robot", "--source.count", "300")
+        to = ("--run", str(tmp_path), "--name", "robot", "--source.count", "300")
         producer = start("producer", "produce", "synthetic", *to)
         assert producer.wait(60) == 0, said("producer")
         assert processes.metric("received_samples_total") == 300

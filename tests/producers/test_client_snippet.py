@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import textwrap
 from pathlib import Path
@@ -14,7 +15,7 @@ import producers
 from producers.client import OnFull
 from producers.stats import Outcome, State
 
-ADDRESS = "tcp://127.0.0.1:5557"
+RUN = '"runs/laptop"'
 README = Path(__file__).parents[2] / "README.md"
 
 
@@ -24,15 +25,19 @@ def snippet() -> str:
     return textwrap.dedent(documented[documented.index("    import numpy") :])
 
 
-def run(code: str) -> None:
+def run(code: str, folder: Path, address: str) -> None:
+    """Run a snippet whose run folder names a receiver in plain text at an address."""
+    (folder / "endpoints.json").write_text(json.dumps({"receiver": {"data": address}}))
+    assert RUN in code
+    code = code.replace(RUN, repr(str(folder)))
     names: dict[str, Any] = {"__name__": "__main__"}
     exec(compile(code, "snippet", "exec"), names)
 
 
 @pytest.mark.parametrize("position", [None, 990])
-def test_it_runs(position: int | None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_runs(tmp_path: Path, position: int | None, capsys: pytest.CaptureFixture[str]) -> None:
     with Peer() as peer, peer.serving(position=position) as journal:
-        run(snippet().replace(ADDRESS, peer.address))
+        run(snippet(), tmp_path, peer.address)
     sent = [sample for data in journal for sample in data.samples()]
     assert [sample.id for sample in sent] == [f"frame-{n}" for n in range(position or 0, 1000)]
     assert (journal[-1].position, sent[-1].shape, sent[-1].source) == (
@@ -65,7 +70,7 @@ def test_the_pages_snippets_run(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "frame.jpg").write_bytes(b"\xff\xd8\xff and so on")
     with Peer() as peer, peer.serving() as journal:
-        run(code.replace(ADDRESS, peer.address))
+        run(code, tmp_path, peer.address)
     assert sum(len(data) for data in journal) == sent
 
 

@@ -41,7 +41,7 @@ STALL_SECONDS = 1.0
 PART_SECONDS = 1.5
 """How long a broker may take over the last acknowledgements once asked to stop."""
 OWN = {
-    *("address", "name", "keys", "server_key", "source", "takeover", "before", "abandon"),
+    *("address", "run", "name", "keys", "server_key", "source", "takeover", "before", "abandon"),
     *("on_rejected", "on_state", "on_stats", "stats_seconds", "exit_timeout"),
 }
 """Arguments of Producer that are options of another name here, or not the command line's."""
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str]) -> int:
     """Send until the source ends, or SIGTERM; then wait until all is acknowledged."""
     names = argparse.ArgumentParser(
         prog="stream-ssl produce",
-        usage="stream-ssl produce SOURCE --to ADDRESS --name NAME [OPTIONS]",
+        usage="stream-ssl produce SOURCE (--run FOLDER | --to ADDRESS) --name NAME [OPTIONS]",
         description="Send a source to a receiver. A producer of the same name that was stopped "
         "goes on where the receiver's journal ends.",
         epilog="stream-ssl produce SOURCE --help tells a source's options.",
@@ -71,6 +71,8 @@ def main(arguments: Sequence[str]) -> int:
     parser = source_parser(chosen.source)
     check_files(parser, arguments[1:])
     settings = parser.parse_args(list(arguments[1:]))
+    if (settings.run is None) == (not settings.to):
+        parser.error("give either --run FOLDER, the run's folder on this machine, or --to ADDRESS")
     given = parser.parse_args(list(arguments[1:]), defaults=False)
     return reported(lambda: produce(settings, SOURCES[chosen.source], given))
 
@@ -79,15 +81,21 @@ def source_parser(name: str) -> Parser:
     """The parser of one source's options, the shaping's and the producer's."""
     parser = Parser(
         prog=f"stream-ssl produce {name}",
-        usage=f"stream-ssl produce {name} --to ADDRESS --name NAME [OPTIONS]",
+        usage=f"stream-ssl produce {name} (--run FOLDER | --to ADDRESS) --name NAME [OPTIONS]",
         description=first_line(SOURCES[name]),
     )
     parser.add_argument("--config", action="config", help="file with these options (YAML)")
     parser.add_argument(
+        "--run",
+        type=Path | None,
+        default=None,
+        help="the folder of a run on this machine, which has the receiver's address and the keys",
+    )
+    parser.add_argument(
         "--to",
-        required=True,
-        help="the receiver, as tcp://HOST:PORT; of several with commas between, the one that the "
-        "name decides",
+        default="",
+        help="instead of --run: the receiver, as tcp://HOST:PORT; of several with commas between, "
+        "the one that the name decides",
     )
     parser.add_argument(
         "--before",
@@ -100,7 +108,10 @@ def source_parser(name: str) -> Parser:
         "--name", required=True, help="of this producer; the same after a restart, unlike others'"
     )
     parser.add_argument(
-        "--key", type=Path | None, default=None, help="this producer's NAME.secret.json"
+        "--key",
+        type=Path | None,
+        default=None,
+        help="this producer's NAME.secret.json; with --run: instead of the run's own",
     )
     parser.add_argument(
         "--server_key", type=Path | None, default=None, help="the receiver's NAME.public.json"
@@ -134,8 +145,9 @@ def produce(settings: Namespace, cls: Callable[..., Source], given: Namespace) -
         if broker is not None:
             _check_broker(settings, source, broker)
         producer = Producer(
-            settings.to.split(","),
+            settings.to.split(",") if settings.to else None,
             settings.name,
+            run=settings.run,
             before=[one for one in settings.before.split(",") if one],
             abandon=settings.abandon,
             keys=settings.key,

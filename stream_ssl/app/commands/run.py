@@ -17,6 +17,7 @@ from stream_ssl.app.endpoints import forget, hold_role, load
 from stream_ssl.app.failures import DONE, configuring, reported
 from stream_ssl.app.signals import stop_on_signals
 from stream_ssl.app.supervisor import Child, Supervisor, command, learner_command
+from stream_ssl.wire.run_folder import KEYS, make_keys
 
 LEARNER_NEEDS = {
     "--memory.capacity": "STREAM_SSL_MEMORY__CAPACITY",
@@ -54,6 +55,7 @@ def main(arguments: Sequence[str]) -> int:
             f"--receivers is {given.receivers}: 1 to {given.ranks}, a rank or more for each"
         )
     commands = receivers(settings, given.receivers, rest)
+    shared_keys = given.receivers > 1 and settings.access is None
     if given.receivers > 1:
         folders = [str(settings.run / name) for name in commands]
         rest = [*rest, "--ranks.receivers", json.dumps(folders)]
@@ -66,6 +68,8 @@ def main(arguments: Sequence[str]) -> int:
         with ExitStack() as stack:
             with configuring():
                 stack.enter_context(hold_role(settings.run, "supervisor"))
+                if shared_keys:  # else each receiver makes its own
+                    make_keys(settings.run)
             *receiving, learner = supervisor.children
             parsed = LearnerParsed(settings.run, learner)
             for child in receiving:
@@ -109,12 +113,20 @@ def receivers(
     if count == 1:
         return {"receiver": command("receiver", *arguments)}
     found: dict[str, Sequence[str]] = {}
+    access: dict[str, str] = {}
+    if settings.access is None:  # producers that know several receivers have one key for all
+        folder = settings.run / KEYS
+        access = {
+            "access.keys": str(folder / "receiver.secret.json"),
+            "access.allow": str(folder / "allow.json"),
+        }
     for number in range(count):
         name = f"receiver-{number}"
         options = {
             "run": str(settings.run / name),
             "receiver.bind": _port_after(settings.receiver.bind, number),
             "http.receiver": _port_after(settings.http.receiver, number),
+            **access,
         }
         given = [part for option, value in options.items() for part in (f"--{option}", value)]
         found[name] = command("receiver", *arguments, *given)

@@ -131,7 +131,7 @@ class Demo:
         source = ("idx", "--config", str(self._out / folder.STREAM))
         producers = []
         for name, out in (("producer", self._out), ("queue-producer", self._queue)):
-            to = ("--to", load(out)["receiver"]["data"], "--name", stream.NAME)
+            to = ("--run", str(out), "--name", stream.NAME)
             producers.append(self._start(stack, name, "produce", *source, *to))
         try:
             self._watch([*daemons, *producers])

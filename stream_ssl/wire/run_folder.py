@@ -1,0 +1,101 @@
+"""Keys and addresses in a run's folder: the receiver writes them, local producers read them.
+
+RUN/endpoints.json             the receiver's address and public key
+RUN/keys/receiver.secret.json  the receiver's pair
+RUN/keys/producer.secret.json  a pair that local producers may use under any name
+RUN/keys/allow.json            the allow-list, with that pair under the name "*"
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stream_ssl import durable
+from stream_ssl.wire.address import receiver_of
+from stream_ssl.wire.keys import make_pair
+
+ENDPOINTS = "endpoints.json"
+KEYS = "keys"
+ANY_NAME = "*"
+"""On an allow-list: the key of this entry may speak for every producer."""
+
+
+def make_keys(run: Path) -> tuple[Path, Path]:
+    """Return the receiver's secret file and the allow-list of a run, made where they are missing.
+
+    Files that exist are never overwritten.
+
+    Raises:
+        ValueError: a key file is malformed, or everybody may read a secret.
+        OSError: the disk does not take a file.
+    """
+    folder = run / KEYS
+    durable.make_folder(folder, 0o700)
+    make_pair(folder, "receiver")
+    producer = make_pair(folder, "producer")
+    allow = folder / "allow.json"
+    if not allow.exists():
+        durable.write(allow, json.dumps({ANY_NAME: producer.public}, indent=1) + "\n")
+    return folder / "receiver.secret.json", allow
+
+
+@dataclass(frozen=True, slots=True)
+class Receiver:
+    """How a local producer reaches a run's receiver.
+
+    Args:
+        address: where it listens.
+        server_key: its public key; None: it speaks plain text.
+        key: the secret file that local producers may use; None: the run has made none.
+    """
+
+    address: str
+    server_key: str | None
+    key: Path | None
+
+
+def find_receiver(run: str | Path, name: str) -> Receiver:
+    """Return the receiver of a run; of several, the one that a producer of this name stays with.
+
+    Raises:
+        ValueError: the folder names no receiver, or its file is malformed.
+    """
+    run = Path(run)
+    entry = _entry(run)
+    # `stream-ssl run --receivers N` gives each receiver a folder below the run's.
+    entries = [entry] if entry else [_entry(folder) for folder in sorted(run.glob("receiver-*"))]
+    found = [entry for entry in entries if entry]
+    if not found:
+        raise ValueError(
+            f"run {run}: no receiver has started there; start it with `stream-ssl run CONFIG "
+            f"--run {run}`, or give the receiver's address instead"
+        )
+    by_address = {_reachable(str(entry["data"])): entry for entry in found}
+    address = receiver_of(name, list(by_address))
+    server_key = by_address[address].get("server_key")
+    key = run / KEYS / "producer.secret.json"
+    return Receiver(address, server_key, key if key.exists() else None)
+
+
+def _entry(folder: Path) -> dict[str, Any] | None:
+    """The receiver's entry in a folder's endpoints.json; None: there is none."""
+    path = folder / ENDPOINTS
+    try:
+        entry = json.loads(path.read_bytes()).get("receiver")
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}; run the producer as the run's user") from None
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{path}: damaged ({error}); restart the receiver") from None
+    if entry is None or (isinstance(entry, dict) and isinstance(entry.get("data"), str)):
+        return entry
+    raise ValueError(f"{path}: damaged (it names no address); restart the receiver")
+
+
+def _reachable(address: str) -> str:
+    """An address to connect to, for one that listens on all addresses of this machine."""
+    return address.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")

@@ -1,0 +1,168 @@
+"""Keys that a run makes in its folder, and producers that take them from there."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import TINY, kill, processes, until
+
+from producers import CannotConnectError, Keys, Producer
+from stream_ssl.app import config
+from stream_ssl.app.commands import produce
+from stream_ssl.app.commands.run import receivers
+from stream_ssl.app.receive import access_of, dry_run
+from stream_ssl.wire.address import receiver_of
+from stream_ssl.wire.keys import make_pair
+from stream_ssl.wire.run_folder import find_receiver, make_keys
+
+KEYED: dict[str, Any] = {name: value for name, value in TINY.items() if name != "access"}
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def announce(folder: Path, address: str, **entry: str) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / "endpoints.json").write_text(json.dumps({"receiver": {"data": address, **entry}}))
+
+
+def test_keys_are_private_made_once_and_never_replaced(tmp_path: Path) -> None:
+    secret, allow = make_keys(tmp_path / "run")
+    keys = secret.parent
+    assert mode(keys) == 0o700
+    assert mode(secret) == mode(keys / "producer.secret.json") == 0o600
+    assert json.loads(allow.read_text()) == {"*": Keys.load(keys / "producer.secret.json").public}
+    (keys / "producer.public.json").unlink()  # as after a power cut between the two files
+    allow.write_text("{}")
+    before = {path.name: path.read_bytes() for path in keys.iterdir()}
+    make_keys(tmp_path / "run")
+    after = {path.name: path.read_bytes() for path in keys.iterdir()}
+    public = json.loads(after.pop("producer.public.json"))["public"]
+    assert after == before
+    assert public == Keys.load(keys / "producer.secret.json").public
+
+
+def test_a_secret_that_everybody_may_read_is_refused(tmp_path: Path) -> None:
+    secret, _ = make_keys(tmp_path)
+    secret.chmod(0o644)
+    with pytest.raises(ValueError, match=r"run: chmod 600"):
+        make_keys(tmp_path)
+
+
+def test_a_run_takes_samples_of_who_has_its_keys(tmp_path: Path) -> None:
+    """Over a kill and a restart; others are refused, told why, and counted."""
+    with processes(tmp_path / "run", KEYED) as run:
+        receiver = run.role("receiver")
+        secrets = {path: path.read_bytes() for path in (run.folder / "keys").iterdir()}
+        with Producer(run=run.folder, name="camera-1") as producer:
+            producer.send(b"\xff\xd8\xff", "a", position=1)
+        told = r"pass run=FOLDER \(--run FOLDER"
+        with Producer(run.address, "plain") as plain, pytest.raises(CannotConnectError, match=told):
+            plain.connect(3.0)
+        stranger = make_pair(tmp_path, "stranger")
+        with (
+            Producer(run=run.folder, name="stranger", keys=stranger) as other,
+            pytest.raises(CannotConnectError, match="is not on the receiver's allow-list"),
+        ):
+            other.connect(3.0)
+        for reason in ("denied", "no-key"):
+            key = f'refused_connections_total{{reason="{reason}"}}'
+            until(lambda key=key: run.metric(key) >= 1, lambda: run.log("receiver"), 10)
+        assert run.metric('producer_samples_total{producer="camera-1"}') == 1
+        kill(receiver)
+        run.role("receiver")
+        assert {path: path.read_bytes() for path in (run.folder / "keys").iterdir()} == secrets
+        with Producer(run=run.folder, name="camera-1") as producer:
+            assert producer.connect().position == 1
+        sent = run.start(
+            *("produce", "synthetic", "--run", str(run.folder), "--name", "camera-2"),
+            *("--source.size", "16", "--source.channels", "1", "--shape.limit", "20"),
+        )
+        assert sent.wait(60) == 0, run.log("produce")
+        assert run.metric("received_samples_total") == 20
+
+
+def test_several_receivers_share_keys_and_a_name_finds_its_own(tmp_path: Path) -> None:
+    arguments = ["--run", str(tmp_path), "--receiver.bind", "tcp://127.0.0.1:7000"]
+    settings = config.read(config.receiver_parser("run"), arguments)
+    for command in receivers(settings, 2, arguments).values():
+        given = config.read(config.receiver_parser(), command[command.index("receiver") + 1 :])
+        assert given.access["keys"] == tmp_path / "keys" / "receiver.secret.json"
+        assert given.access["allow"] == tmp_path / "keys" / "allow.json"
+    make_keys(tmp_path)
+    addresses = [f"tcp://127.0.0.1:{port}" for port in (7000, 7001)]
+    for number, address in enumerate(addresses):
+        announce(tmp_path / f"receiver-{number}", address, server_key="k" * 40)
+    names = [f"camera-{number}" for number in range(8)]
+    found = [find_receiver(tmp_path, name) for name in names]
+    assert [one.address for one in found] == [receiver_of(name, addresses) for name in names]
+    assert {one.key for one in found} == {tmp_path / "keys" / "producer.secret.json"}
+
+
+def test_a_plain_run_is_found_too(tmp_path: Path) -> None:
+    announce(tmp_path, "tcp://0.0.0.0:7000")
+    make_keys(tmp_path)  # from a time before `access: plain`
+    found = find_receiver(tmp_path, "a")
+    assert (found.address, found.server_key) == ("tcp://127.0.0.1:7000", None)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "no receiver has started there; start it with `stream-ssl run"),
+        ('{"learner": {"http": "x"}}', "no receiver has started there"),
+        ("[" * 100_000, "damaged"),
+        ('{"receiver": {"data": 5}}', r"damaged \(it names no address\); restart"),
+        ("[]", "damaged"),
+    ],
+)
+def test_a_folder_without_a_receiver_is_named(
+    tmp_path: Path, content: str | None, message: str
+) -> None:
+    if content is not None:
+        (tmp_path / "endpoints.json").write_text(content)
+    with pytest.raises(ValueError, match=message):
+        Producer(run=tmp_path, name="camera-1")
+
+
+def test_a_run_whose_keys_are_elsewhere_asks_for_the_producers(tmp_path: Path) -> None:
+    server = Keys.generate("server")
+    announce(tmp_path, "tcp://127.0.0.1:7000", server_key=server.public)
+    with pytest.raises(ValueError, match=r"pass this producer's as keys= \(--key\)"):
+        Producer(run=tmp_path, name="camera-1")
+
+
+def test_address_and_run_exclude_each_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ValueError, match="give either"):
+        Producer("tcp://127.0.0.1:1", name="camera-1", run=tmp_path)
+    with pytest.raises(ValueError, match="give either"):
+        Producer(name="camera-1")
+    arguments = ["synthetic", "--name", "a", "--run", str(tmp_path), "--to", "tcp://127.0.0.1:1"]
+    with pytest.raises(SystemExit):
+        produce.main(arguments)
+    assert "give either --run FOLDER" in capsys.readouterr().err
+
+
+def test_plain_text_is_asked_for_by_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def settings(*arguments: str) -> Any:
+        return config.read(config.receiver_parser(), ["--run", str(tmp_path), *arguments])
+
+    assert access_of(settings("--access", "plain"), tmp_path) is None
+    with pytest.raises(ValueError, match="leave `access` out, and the run makes keys"):
+        access_of(settings("--access", "plain", "--receiver.bind", "tcp://0.0.0.0:0"), tmp_path)
+    assert not (tmp_path / "keys").exists()
+    dry_run(settings("--receiver.bind", "tcp://0.0.0.0:0"))
+    assert not (tmp_path / "keys").exists()
+    (tmp_path / "journal").mkdir()  # a run of before
+    assert access_of(settings(), tmp_path) is not None
+    assert "set `access: plain` to go on in plain text" in caplog.text
+    caplog.clear()
+    assert access_of(settings(), tmp_path) is not None
+    assert not caplog.text
