@@ -6,17 +6,18 @@ import logging
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+from producers.sources.base import own_fault
+from producers.sources.mcap_file import Channel, McapFile, Schema
 from producers.sources.robot_logs import Message, RobotLogs
+from producers.sources.ros_messages import decoder
 
 log = logging.getLogger(__name__)
 
-MAX_RECORD = 1 << 30  # bytes; a damaged length must not fill the memory
-
 
 class McapFiles(RobotLogs):
-    """Images of MCAP files: ROS 2 messages, and Foxglove's as Protobuf.
+    """Images of MCAP files: ROS messages, and Foxglove's as Protobuf.
 
     A file without an index, such as after a power cut, is read from its beginning up to the damage.
     Sample ids are FILE~DIGEST/TOPIC@LOGTIME, in nanoseconds.
@@ -32,62 +33,75 @@ class McapFiles(RobotLogs):
     """
 
     def __init__(self, files: list[str] | str, name: str = "mcap", **logs: Any) -> None:
-        import mcap_protobuf  # noqa: F401  # a machine without them is to say so at once
-        import mcap_ros2  # noqa: F401
+        import mcap_protobuf  # noqa: F401  # a machine without it is to say so at once
 
         super().__init__(files, name=name, **logs)
 
     def _messages(self, path: Path, start: int) -> Iterator[Message]:
-        from mcap_protobuf.decoder import DecoderFactory as Protobuf
-        from mcap_ros2.decoder import DecoderFactory as Ros2
+        return mcap_messages(self, path, start)
 
-        factories = (Ros2(), Protobuf())
-        decoders: dict[int, Callable[[bytes], Any]] = {}
 
-        def decode(schema: Any, channel: Any, data: bytes) -> Any:
-            if channel.id not in decoders:
-                made = [each.decoder_for(channel.message_encoding, schema) for each in factories]
-                found = [decoder for decoder in made if decoder is not None]
-                if not found:
-                    raise ValueError(
-                        f"{channel.message_encoding} messages with a schema in {schema.encoding}: "
-                        "only cdr with ros2msg and protobuf are known"
-                    )
-                decoders[channel.id] = found[0]
-            return decoders[channel.id](data)
+def mcap_messages(logs: RobotLogs, path: Path, start: int) -> Iterator[Message]:
+    """Yield the images of one MCAP file.
 
-        with path.open("rb") as file:
-            for schema, channel, message in self._records(file, path, start):
-                if self._stopped.is_set():
-                    return
-                if schema is not None and self.wanted(channel.topic, schema.name):
-                    yield Message(
-                        channel.topic,
-                        schema.name,
-                        message.log_time,
-                        partial(decode, schema, channel, message.data),
-                    )
+    Raises:
+        DamagedError: the rest cannot be read.
+    """
+    decoders: dict[tuple[Channel, Schema], Callable[[bytes], Any] | ValueError] = {}
 
-    def _records(self, file: IO[bytes], path: Path, start: int) -> Iterator[tuple[Any, Any, Any]]:
-        """Schema, channel and message of each record, by the index where there is one."""
-        from mcap.exceptions import McapError
-        from mcap.reader import NonSeekingReader, SeekingReader
+    def decode(channel: Channel, schema: Schema, data: bytes) -> Any:
+        if (channel, schema) not in decoders:
+            try:
+                decoders[channel, schema] = decoder_of(channel, schema)
+            except Exception as error:  # whatever a damaged schema leads to
+                if own_fault(error):
+                    raise
+                decoders[channel, schema] = ValueError(f"{type(error).__name__}: {error}")
+        made = decoders[channel, schema]
+        if isinstance(made, ValueError):
+            raise made
+        return made(data)
 
-        indexed = SeekingReader(file, validate_crcs=True, record_size_limit=MAX_RECORD)
-        try:
-            summary = indexed.get_summary()
-        except (McapError, ValueError, OSError) as error:
-            log.warning("source %s: %s has no index: %s", self.name, path, error)
-            summary = None
-        if summary is not None and summary.chunk_indexes:
-            topics = [
-                channel.topic
-                for channel in summary.channels.values()
-                if channel.schema_id in summary.schemas
-                and self.wanted(channel.topic, summary.schemas[channel.schema_id].name)
-            ]
-            yield from indexed.iter_messages(topics, starting_at=start)
-        else:
-            file.seek(0)
-            linear = NonSeekingReader(file, validate_crcs=True, record_size_limit=MAX_RECORD)
-            yield from linear.iter_messages(log_time_order=False)
+    with path.open("rb") as stream:
+        file = McapFile(
+            stream,
+            lambda channel, schema: logs.wanted(channel.topic, schema.name, path),
+            partial(logs.damaged, path),
+            partial(logs.no_index, path),
+            logs.stopped,
+        )
+        for stored in file.messages(start):
+            channel = file.channels[stored.channel]
+            schema = file.schemas[channel.schema]
+            yield Message(
+                channel.topic,
+                schema.name,
+                stored.log_time,
+                partial(decode, channel, schema, stored.data),
+            )
+
+
+def decoder_of(channel: Channel, schema: Schema) -> Callable[[bytes], Any]:
+    """Return what decodes the messages of a channel.
+
+    Raises:
+        ValueError: its encoding is not known.
+        Exception: whatever a damaged schema leads to.
+    """
+    form = channel.message_encoding, schema.encoding
+    if form in (("cdr", "ros2msg"), ("ros1", "ros1msg")):
+        return decoder(schema.name, schema.data.decode(errors="replace"), form[0] == "ros1")
+    if form in (("cdr", "ros2idl"), ("cdr", "omgidl")):
+        return decoder(schema.name, "", ros1=False)
+    if form == ("protobuf", "protobuf"):
+        from mcap.records import Schema as Record
+        from mcap_protobuf.decoder import DecoderFactory
+
+        record = Record(schema.id, schema.data, schema.encoding, schema.name)
+        found = DecoderFactory().decoder_for("protobuf", record)
+        assert found is not None
+        return found
+    raise ValueError(
+        f"{form[0]!r:.80} messages with a schema in {form[1]!r:.80}: only cdr with ros2msg or "
+        "ros2idl, ros1 with ros1msg, and protobuf are known"
+    )

@@ -5,6 +5,8 @@ Shapes: H x W pixels of C channels.
 
 from __future__ import annotations
 
+import logging
+import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,11 +19,18 @@ from numpy.typing import NDArray
 from producers.sources.base import Facts, own_fault
 from producers.sources.fields import codec_of, file_name, fitting_meta, short_id
 from producers.sources.frames import Codec, Encoder
-from producers.sources.recordings import Recordings, Where
+from producers.sources.recordings import DamagedError, Recordings, Where
 from stream_ssl.wire.sample import Sample
+
+log = logging.getLogger(__name__)
 
 IMAGES = {"Image", "RawImage", "CompressedImage"}
 PACKAGES = {"sensor_msgs", "foxglove", "foxglove_msgs"}
+VIDEO = {"CompressedVideo", "FFMPEGPacket", "theora_image_transport.Packet"}
+"""Types whose messages are parts of a video, which are counted and not read."""
+NOT_FITTING = (ValueError, TypeError, AttributeError, ArithmeticError, OSError)
+"""Errors of messages whose log defines its own types, or whose sides an encoder does not take."""
+MAX_PIXELS = 1 << 26  # of an image that is not compressed; far above any camera of a robot
 CHANNELS = {
     **{encoding: [0] for encoding in ("mono8", "8UC1", "mono16", "16UC1")},
     **{encoding: [0, 1, 2] for encoding in ("rgb8", "rgb16")},
@@ -36,6 +45,11 @@ BAYER = {
     for bits in (8, 16)
 }
 """By encoding, the colours of the upper left 2 x 2 pixels, row by row."""
+YUV = {
+    **dict.fromkeys(("yuv422", "uyvy"), (1, 0, 2)),
+    **dict.fromkeys(("yuv422_yuy2", "yuyv"), (0, 1, 3)),
+}
+"""By encoding, where the first level, U and V lie in the four bytes of two pixels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +107,34 @@ class RobotLogs(Recordings):
             Exception: the rest cannot be read.
         """
 
-    def wanted(self, topic: str, kind: str) -> bool:
-        """Whether messages of this topic and type are sent."""
-        package, name = kind.replace("/", ".").split(".")[0], kind.replace("/", ".").split(".")[-1]
-        if package not in PACKAGES or name not in IMAGES:
+    @property
+    def stopped(self) -> threading.Event:
+        """Set when `stop` was called."""
+        return self._stopped
+
+    def wanted(self, topic: str, kind: str, path: Path) -> bool:
+        """Return whether messages of this topic and type are sent.
+
+        A topic of video is counted under "video messages", since no part of it is read.
+        """
+        names = kind.replace("/", ".").split(".")
+        package, name = names[0], names[-1]
+        if self._topics is not None and topic not in self._topics and kind not in self._topics:
             return False
-        return self._topics is None or topic in self._topics or kind in self._topics
+        if name in VIDEO or f"{package}.{name}" in VIDEO:
+            self.skipped.note("video messages", f"{topic} of {path}", f"{kind} is not read")
+        return package in PACKAGES and name in IMAGES
+
+    def damaged(self, path: Path, what: object, why: object) -> None:
+        """Count a part of a file that cannot be read; the rest is read."""
+        if isinstance(why, Exception) and own_fault(why):
+            raise why
+        told = why if isinstance(why, DamagedError | str) else f"{type(why).__name__}: {why}"
+        self.skipped.note("damaged", f"{what} of {path}", told)
+
+    def no_index(self, path: Path, why: Exception) -> None:
+        """Log that a file is read in its own order."""
+        log.warning("source %s: %s has no index: %s", self.name, path, why)
 
     def _recorded(self, path: Path, after: Where | None) -> Iterator[tuple[Sample, Where]]:
         where, name = None, file_name(path)
@@ -126,33 +162,33 @@ class RobotLogs(Recordings):
                 raise
             self.skipped.note("undecodable", what, f"{type(error).__name__}: {error}")
             return None
+        header = getattr(decoded, "header", decoded)  # which Foxglove's have not
+        number = f".{where[1]}" if where[1] else ""
         try:
-            payload = self._payload(decoded, message.kind)
-            header = getattr(decoded, "header", decoded)  # which Foxglove's have not
-            stamped = stamp(header)
-        except (ValueError, TypeError, AttributeError) as error:  # the log defines its own types
+            return Sample(
+                id=short_id(f"{name}{message.topic}@{where[0]}{number}"),
+                time=stamp(header) or message.log_time * 1e-9,
+                source=self.name,
+                meta=fitting_meta(
+                    {
+                        "file": path.name,
+                        "topic": message.topic,
+                        "frame_id": getattr(header, "frame_id", ""),
+                    }
+                ),
+                **self._payload(decoded, message.kind),
+            )
+        except NOT_FITTING as error:
             self.skipped.note("no image", what, error)
             return None
-        number = f".{where[1]}" if where[1] else ""
-        return Sample(
-            id=short_id(f"{name}{message.topic}@{where[0]}{number}"),
-            time=stamped or message.log_time * 1e-9,
-            source=self.name,
-            meta=fitting_meta(
-                {
-                    "file": path.name,
-                    "topic": message.topic,
-                    "frame_id": getattr(header, "frame_id", ""),
-                }
-            ),
-            **payload,
-        )
 
     def _payload(self, decoded: Any, kind: str) -> dict[str, Any]:
         if not kind.endswith("CompressedImage"):
             return self._encoder(pixels(decoded))
         data = bytes(decoded.data)
         codec = codec_of(data)
+        if "compressedDepth" in decoded.format:
+            raise ValueError(f"format {decoded.format!r:.80} is of depths, and no picture")
         if codec is None:
             raise ValueError(f"format {decoded.format!r:.80} is neither JPEG, PNG nor WebP")
         return {"data": data, "codec": codec}
@@ -168,27 +204,34 @@ def stamp(header: Any) -> float:
 
 
 def pixels(message: Any) -> NDArray[np.uint8]:
-    """The uint8 pixels [H, W, C] of sensor_msgs/Image or foxglove.RawImage, C in {1, 3, 4}.
+    """Return the uint8 pixels [H, W, C] of sensor_msgs/Image or foxglove.RawImage, C in {1, 3, 4}.
 
     16 bits become their upper 8.
 
     Raises:
-        ValueError: an unknown encoding, or too few bytes.
+        ValueError: an unknown encoding, too few bytes, or too many pixels.
     """
     encoding, height, width = message.encoding, message.height, message.width
     channels = CHANNELS.get(encoding) or BAYER.get(encoding, [])[:1]
-    if not channels:
-        raise ValueError(f"encoding {encoding!r:.80} is none of {', '.join([*CHANNELS, *BAYER])}")
+    if not channels and encoding not in YUV:
+        known = ", ".join([*CHANNELS, *BAYER, *YUV])
+        raise ValueError(f"encoding {encoding!r:.80} is none of {known}")
+    if height * width > MAX_PIXELS:
+        raise ValueError(f"{height} x {width} pixels; at most {MAX_PIXELS} are read")
     wide = "16" in encoding
-    row = width * len(channels) * (1 + wide)
+    row = width * (len(channels) or 2) * (1 + wide)
     step = message.step or row
     raw = np.frombuffer(message.data, np.uint8)
     if not (height and width and step >= row and len(raw) >= step * (height - 1) + row):
         raise ValueError(
             f"{len(raw)} bytes in rows of {step} do not fill {height} x {width} {encoding}"
         )
-    raw = np.pad(raw, (0, max(0, step * height - len(raw))))[: step * height]
-    image_HWC = np.ascontiguousarray(raw.reshape(height, step)[:, :row])
+    # A view of rows, for the last one may end with its pixels, whatever `step` claims.
+    image_HWC = np.ascontiguousarray(
+        np.lib.stride_tricks.as_strided(raw, (height, row), (step if height > 1 else row, 1))
+    )
+    if encoding in YUV:
+        return from_yuv(image_HWC, YUV[encoding])
     if wide:
         order = ">u2" if getattr(message, "is_bigendian", 0) else "<u2"
         image_HWC = (image_HWC.view(order) >> 8).astype(np.uint8)
@@ -196,6 +239,30 @@ def pixels(message: Any) -> NDArray[np.uint8]:
     if encoding in BAYER:
         return demosaic(image_HWC[..., 0], BAYER[encoding])
     return image_HWC if channels == [0] else image_HWC[..., channels]
+
+
+def from_yuv(pair_HW: NDArray[np.uint8], places: tuple[int, int, int]) -> NDArray[np.uint8]:
+    """Return the colours [H, W, 3] of 4:2:2 bytes [H, 2 W], by BT.601 of limited range.
+
+    Raises:
+        ValueError: the width is odd.
+    """
+    height, row = pair_HW.shape
+    if row % 4:
+        raise ValueError(f"width {row // 2}: must be even, for two pixels share their colours")
+    level, blue, red = places
+    pair_HWC = pair_HW.reshape(height, row // 4, 4).astype(np.float32)
+    level_HW = 1.164 * (pair_HWC[..., [level, level + 2]].reshape(height, row // 2) - 16)
+    blue_HW, red_HW = (np.repeat(pair_HWC[..., at] - 128, 2, axis=1) for at in (blue, red))
+    image_HWC = np.stack(
+        [
+            level_HW + 1.596 * red_HW,
+            level_HW - 0.392 * blue_HW - 0.813 * red_HW,
+            level_HW + 2.017 * blue_HW,
+        ],
+        axis=-1,
+    )
+    return image_HWC.round().clip(0, 255).astype(np.uint8)
 
 
 def demosaic(image_HW: NDArray[np.uint8], pattern: list[int]) -> NDArray[np.uint8]:

@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
-import io
-import logging
+import contextlib
+import re
+import shutil
+import sqlite3
+import tempfile
+import threading
 from collections.abc import Iterator
-from contextlib import closing
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+from urllib.parse import quote
 
+from producers.sources.bag_file import BagFile
+from producers.sources.chunked import MAX_BYTES, PIECE
+from producers.sources.mcap import mcap_messages
+from producers.sources.recordings import DamagedError
 from producers.sources.robot_logs import Message, RobotLogs
+from producers.sources.ros_messages import decoder
 
-if TYPE_CHECKING:
-    from rosbags.rosbag1.reader import Header
-    from rosbags.typesys.store import Typestore
-
-log = logging.getLogger(__name__)
+STORED = re.compile(r"^\s*-\s*['\"]?(?:.*/)?([^/'\"\s]+\.(?:db3|mcap)(?:\.zstd)?)['\"]?\s*$", re.M)
+MAX_METADATA = 1 << 24  # bytes
+GROWTH, ROOM = 1000, 1 << 30  # an unpacked bag has so many times its bytes, and a GiB, at most
+STEPS, STEPS_EACH = 10_000_000, 200  # of SQLite's machine: for any file, and for each of its bytes
+LOOK = 10_000  # steps between two looks
 
 
 class RosBags(RobotLogs):
     """Images of ROS 1 bags (.bag) and of ROS 2 bags: folders, or .db3 and .mcap files.
 
     A ROS 1 bag without an index, such as after a power cut, is read from its beginning up to the
-    damage; of a ROS 2 folder without metadata.yaml the files that lie there are read. Sample ids
-    are FILE~DIGEST/TOPIC@LOGTIME, in nanoseconds.
+    damage. The files that lie in a ROS 2 folder are read one after the other; a damaged one costs
+    itself alone, and metadata.yaml is only asked which files are missing. Files and messages that
+    are compressed by zstd are unpacked. Sample ids are FILE~DIGEST/TOPIC@LOGTIME, in nanoseconds.
 
     Args:
         files: paths, globs, or brace expansions such as "drive-{00..09}.bag".
@@ -33,82 +43,232 @@ class RosBags(RobotLogs):
     Raises:
         FileNotFoundError: a pattern matches no file.
         ValueError: an argument breaks its rule.
-        ModuleNotFoundError: rosbags or Pillow is not installed.
+        ModuleNotFoundError: lz4, zstandard or Pillow is not installed.
     """
 
     def __init__(self, files: list[str] | str, name: str = "rosbag", **logs: Any) -> None:
-        import rosbags.highlevel  # noqa: F401  # a machine without it is to say so at once
+        import lz4  # noqa: F401  # a machine without them is to say so at once
+        import zstandard  # noqa: F401
 
         super().__init__(files, name=name, **logs)
 
     def _messages(self, path: Path, start: int) -> Iterator[Message]:
-        from rosbags.highlevel import AnyReader
-
-        files = [path]
-        if path.is_dir() and not (path / "metadata.yaml").exists():
-            files = sorted([*path.glob("*.db3"), *path.glob("*.mcap")])
-        reader = AnyReader(files, default_typestore=usual_types())
-        try:
-            reader.open()
-        except Exception as error:  # whatever damaged bytes lead to
-            if path.suffix != ".bag":
-                raise
-            log.warning("source %s: %s has no index: %s", self.name, path, error)
-            yield from self._unindexed(path)
+        if not path.is_dir():
+            yield from self._file(path, start)
             return
-        with closing(reader):
-            wanted = [one for one in reader.connections if self.wanted(one.topic, one.msgtype)]
-            if wanted:  # of none the reader would make all
-                for connection, log_time, data in reader.messages(wanted, start=start):
-                    decode = partial(reader.deserialize, data, connection.msgtype)
-                    yield Message(connection.topic, connection.msgtype, log_time, decode)
+        files, missing = parts(path)
+        for name in missing:
+            self.damaged(path, name, "metadata.yaml names it, and it is not there")
+        if not files:
+            raise DamagedError("no .db3 or .mcap file lies in the folder")
+        for file in files:
+            try:
+                yield from self._file(file, start)
+            except Exception as error:  # the libraries raise whatever damaged bytes lead them to
+                self.damaged(file, "the rest of it", error)
 
-    def _unindexed(self, path: Path) -> Iterator[Message]:
-        """Messages of a ROS 1 bag in its own order; see wiki.ros.org/Bags/Format/2.0."""
-        from rosbags.rosbag1.reader import Header, RecordType
-        from rosbags.typesys import Stores, get_types_from_msg, get_typestore
-        from rosbags.typesys.msg import normalize_msgtype
-
-        types, topics = get_typestore(Stores.EMPTY), {}
-        with path.open("rb") as file:
-            if not file.readline().startswith(b"#ROSBAG V2.0"):
-                raise ValueError("it does not begin as a ROS 1 bag does")
-            for header, data in unpacked(file):
-                if self._stopped.is_set():
-                    return
-                kind = header.get_uint8("op")
-                if kind not in (RecordType.CONNECTION, RecordType.MSGDATA):
-                    continue
-                number = header.get_uint32("conn")
-                if kind == RecordType.CONNECTION and number not in topics:
-                    told = Header.read(io.BytesIO(len(data).to_bytes(4, "little") + data))
-                    name = normalize_msgtype(told.get_string("type"))
-                    topics[number] = header.get_string("topic"), name
-                    types.register(get_types_from_msg(told.get_string("message_definition"), name))
-                elif kind == RecordType.MSGDATA:
-                    topic, name = topics[number]
-                    if self.wanted(topic, name):
-                        decode = partial(types.deserialize_ros1, data, name)
-                        yield Message(topic, name, header.get_time("time"), decode)
-
-
-@cache
-def usual_types() -> Typestore:
-    """For bags of older ROS 2, which do not define their types; those of images never changed."""
-    from rosbags.typesys import Stores, get_typestore
-
-    return get_typestore(Stores.LATEST)
-
-
-def unpacked(file: io.BufferedReader) -> Iterator[tuple[Header, bytes]]:
-    """Header and data of a ROS 1 bag's records, those in chunks too, up to the end of the file."""
-    from rosbags.rosbag1.reader import Header, RecordType, decompressors, read_bytes, read_uint32
-
-    while file.peek(1):
-        header = Header.read(file)
-        data = read_bytes(file, read_uint32(file))
-        if header.get_uint8("op") == RecordType.CHUNK:
-            plain = decompressors[header.get_string("compression")](data)
-            yield from unpacked(io.BufferedReader(io.BytesIO(plain)))
+    def _file(self, path: Path, start: int) -> Iterator[Message]:
+        if path.suffix == ".zstd":
+            with tempfile.TemporaryDirectory() as folder:
+                plain = Path(folder, path.stem)
+                self._unpack(path, plain)
+                yield from self._file(plain, start)
+        elif path.suffix == ".bag":
+            yield from self._ros1(path, start)
+        elif path.suffix == ".mcap":
+            yield from mcap_messages(self, path, start)
+        elif path.suffix == ".db3":
+            try:
+                yield from self._sqlite(path, start)
+            except sqlite3.OperationalError as error:
+                if "interrupted" not in str(error):
+                    raise
+                if not self.stopped.is_set():
+                    raise DamagedError("a bag of its size takes SQLite less time") from error
         else:
-            yield header, data
+            raise DamagedError("it is no .bag, .db3 or .mcap file, nor a folder with such files")
+
+    def _ros1(self, path: Path, start: int) -> Iterator[Message]:
+        with path.open("rb") as stream:
+            file = BagFile(
+                stream,
+                lambda connection: self.wanted(connection.topic, connection.kind, path),
+                partial(self.damaged, path),
+                partial(self.no_index, path),
+                self.stopped,
+            )
+            for stored in file.messages(start):
+                topic = file.connections[stored.channel]
+                yield Message(
+                    topic.topic,
+                    topic.kind,
+                    stored.log_time,
+                    partial(decode, topic.kind, topic.definition, True, stored.data),
+                )
+
+    def _unpack(self, path: Path, plain: Path) -> None:
+        """Unpack a compressed file.
+
+        Raises:
+            DamagedError: it is damaged, or becomes too large.
+        """
+        import zstandard
+
+        free = shutil.disk_usage(plain.parent).free // 2
+        most = min(free, ROOM + GROWTH * path.stat().st_size)
+        with path.open("rb") as packed, plain.open("wb") as out:
+            reader = zstandard.ZstdDecompressor().stream_reader(packed, read_across_frames=True)
+            try:
+                while not self.stopped.is_set() and (piece := reader.read(PIECE)):
+                    if out.tell() + len(piece) > most:
+                        raise DamagedError(
+                            f"it unpacks to more than {most} bytes, the most that {plain.parent} "
+                            "may take; unpack it elsewhere with zstd -d"
+                        )
+                    out.write(piece)
+            except zstandard.ZstdError as error:  # what came before it may be read
+                self.damaged(path, "the rest of it", error)
+
+    def _sqlite(self, path: Path, start: int) -> Iterator[Message]:
+        """Yield the messages of a .db3 file.
+
+        Raises:
+            DamagedError, sqlite3.Error: the rest cannot be read.
+        """
+        # A log of writes that were not merged, as after a crash, is read too.
+        with path.open("rb") as stream:
+            missing = cut_off(stream.read(100), path.stat().st_size)
+        logged = path.with_name(f"{path.name}-wal").exists()
+        place = f"file:{quote(str(path))}?mode=ro{'' if logged else '&immutable=1'}"
+        with contextlib.closing(
+            sqlite3.connect(place, uri=True, check_same_thread=False)
+        ) as database:
+            bound(database, path.stat().st_size, self.stopped)
+            if missing:  # without this SQLite reads nothing of a file that was cut off
+                database.execute("PRAGMA writable_schema = ON")
+            check_tables(database)
+            topics = {}
+            for number, topic, kind in database.execute("SELECT id, name, type FROM topics"):
+                if self.wanted(str(topic), str(kind), path):
+                    topics[number] = str(topic), str(kind)
+            told = definitions(database)
+            query = f"topic_id IN ({','.join('?' * len(topics))}) AND timestamp >= ?"
+            table, order = "messages", "ORDER BY timestamp, id"
+            try:  # whether the index is whole; images are not read for that
+                for _ in database.execute(select(table, query, order), (*topics, start)):
+                    pass
+            except sqlite3.DatabaseError as error:
+                if "interrupted" in str(error):
+                    raise
+                self.no_index(path, error)
+                table, order, start = "messages NOT INDEXED", "", -(2**63)
+            rows = database.execute(select(table, query, order), (*topics, start))
+            for log_time, number, row in rows:
+                topic, kind = topics[number]
+                try:
+                    ((data,),) = database.execute("SELECT data FROM messages WHERE id = ?", (row,))
+                    if type(log_time) is not int or type(data) is not bytes:
+                        raise DamagedError("its columns are of other types")
+                except Exception as error:  # of a damaged page, for one
+                    self.damaged(path, f"the message {row} of {topic}", error)
+                    continue
+                made = partial(decode, kind, told.get(kind, ""), False, data)
+                yield Message(topic, kind, log_time, made)
+        if missing:
+            raise DamagedError(missing)
+
+
+def select(table: str, query: str, order: str) -> str:
+    """Return a query of where messages lie."""
+    return f"SELECT timestamp, topic_id, id FROM {table} WHERE {query} {order}"  # noqa: S608
+
+
+def decode(kind: str, definition: str, ros1: bool, data: bytes) -> Any:
+    """Return a message of ROS; see `decoder`."""
+    return decoder(kind, definition, ros1)(data)
+
+
+def parts(folder: Path) -> tuple[list[Path], list[str]]:
+    """Return the files of a ROS 2 bag in the order of their numbers, and the names of missing ones.
+
+    Of a file that lies there both packed and unpacked the latter is read.
+    """
+    there = {
+        file.name: file
+        for pattern in ("*.db3", "*.mcap", "*.db3.zstd", "*.mcap.zstd")
+        for file in folder.glob(pattern)
+        if file.is_file()
+    }
+    files = [
+        file
+        for name, file in there.items()
+        if not (name.endswith(".zstd") and name.removesuffix(".zstd") in there)
+    ]
+    files.sort(
+        key=lambda file: [int(p) if p.isdigit() else p for p in re.split(r"(\d+)", file.name)]
+    )
+    metadata = folder / "metadata.yaml"
+    text = ""
+    if metadata.is_file():
+        with metadata.open(encoding="utf-8", errors="replace") as lines:
+            text = lines.read(MAX_METADATA)
+    named = dict.fromkeys(STORED.findall(text))
+    return files, [
+        name for name in named if name not in there and name.removesuffix(".zstd") not in there
+    ]
+
+
+def cut_off(header: bytes, size: int) -> str:
+    """Return how much of a database is missing (sqlite.org/fileformat); empty: nothing."""
+    if len(header) < 100 or header[24:28] != header[92:96]:  # the number of pages is not told
+        return ""
+    page = int.from_bytes(header[16:18], "big")
+    whole = (65536 if page == 1 else page) * int.from_bytes(header[28:32], "big")
+    return f"it has {size} of {whole} bytes" if size < whole else ""
+
+
+def bound(database: sqlite3.Connection, size: int, stopped: threading.Event) -> None:
+    """Bound what SQLite does for a file of `size` bytes, and interrupt it when the source stops."""
+    database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_BYTES)
+    database.execute("PRAGMA trusted_schema = OFF")
+    left = (STEPS + STEPS_EACH * size) // LOOK
+
+    def look() -> int:
+        nonlocal left
+        left -= 1
+        return left < 0 or stopped.is_set()
+
+    database.set_progress_handler(look, LOOK)
+
+
+def check_tables(database: sqlite3.Connection) -> None:
+    """Check that what is read are plain tables, and nothing that computes its rows.
+
+    Raises:
+        DamagedError: they are not.
+    """
+    found = database.execute(
+        "SELECT name FROM sqlite_master WHERE type = 'table' AND rootpage > 0 "
+        "AND name IN ('topics', 'messages')"
+    ).fetchall()
+    computed = [
+        column
+        for table in ("topics", "messages")
+        for column in database.execute("SELECT hidden FROM pragma_table_xinfo(?)", (table,))
+        if column[0]
+    ]
+    if len(found) != 2 or computed:
+        raise DamagedError("it has no plain tables 'topics' and 'messages', as ROS 2 bags do")
+
+
+def definitions(database: sqlite3.Connection) -> dict[str, str]:
+    """Return the definitions of types by name; bags of older ROS 2 have none."""
+    with contextlib.suppress(sqlite3.Error):
+        return {
+            str(kind): str(told)
+            for kind, told in database.execute(
+                "SELECT topic_type, encoded_message_definition FROM message_definitions "
+                "WHERE encoding = 'ros2msg'"
+            )
+        }
+    return {}

@@ -29,8 +29,8 @@ EXTRAS = {
     "faiss": "cpu",
     "PIL": "images",
     "av": "video",
-    **dict.fromkeys(("mcap", "mcap_ros2", "mcap_protobuf"), "mcap"),
-    "rosbags": "rosbag",
+    **dict.fromkeys(("mcap", "mcap_protobuf"), "mcap"),
+    **dict.fromkeys(("lz4", "zstandard"), "rosbag"),  # mcap has them as well
     **dict.fromkeys(("nats", "nkeys"), "nats"),
     "confluent_kafka": "kafka",
     **dict.fromkeys(("httpx", "httpcore", "sniffio", "protego"), "crawl"),

@@ -247,8 +247,8 @@ def test_a_log_level_that_is_none_is_refused() -> None:
         ("rich", ("status", "runs/x"), "receiver"),
         ("av", ("produce", "lerobot", *SENT, "--source.root", "x"), "lerobot"),
         ("protego", ("produce", "crawl", *SENT, "--source.urls", "x.txt"), "crawl"),
-        ("mcap_ros2", ("produce", "mcap", *SENT, "--source.files", "x.mcap"), "mcap"),
-        ("rosbags", ("produce", "rosbag", *SENT, "--source.files", "x.bag"), "rosbag"),
+        ("mcap_protobuf", ("produce", "mcap", *SENT, "--source.files", "x.mcap"), "mcap"),
+        ("lz4", ("produce", "rosbag", *SENT, "--source.files", "x.bag"), "rosbag"),
         ("av", ("produce", "camera", *SENT, "--source.url", "rtsp://x/"), "video"),
     ],
 )
@@ -281,7 +281,7 @@ def test_every_extra_is_known() -> None:
         for line in extras[name]
     }
     packages = {"PIL": "pillow", "faiss": "faiss-cpu", "prometheus_client": "prometheus-client"}
-    packages |= {"mcap_ros2": "mcap-ros2-support", "mcap_protobuf": "mcap-protobuf-support"}
+    packages |= {"mcap_protobuf": "mcap-protobuf-support"}
     packages |= {"markdown_it": "markdown-it-py", "confluent_kafka": "confluent-kafka"}
     packages |= dict.fromkeys(("nats", "nkeys"), "nats-py") | {"umap": "umap-learn"}
     assert {packages.get(module, module) for module in EXTRAS} == {

@@ -1,0 +1,250 @@
+"""ROS 1 bags (wiki.ros.org/Bags/Format/2.0): messages by the index, or in the order of the file."""
+
+from __future__ import annotations
+
+import io
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from producers.sources.chunked import (
+    MAX_BYTES,
+    ChunkPlace,
+    Drop,
+    Stored,
+    check_count,
+    disjoint,
+    in_order,
+    unpacked,
+)
+from producers.sources.recordings import DamagedError
+
+MAGIC = b"#ROSBAG V2.0\n"
+MAX_HEADER = 1 << 20  # bytes of a record's header or a connection's definition
+MESSAGE, BAG, CHUNK, CHUNK_INFO, CONNECTION = 2, 3, 5, 6, 7
+NO_COUNT = 2**32 - 1
+
+BadRecord = (DamagedError, ValueError, KeyError, struct.error)
+Header = dict[str, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """A topic of a bag."""
+
+    topic: str
+    kind: str  # such as sensor_msgs/msg/Image
+    definition: str
+
+
+class BagFile:
+    """The messages of a ROS 1 bag whose connections are wanted.
+
+    Args:
+        file: open for reading, in binary.
+        wanted: whether messages of a connection are to be read.
+        drop: hears of each part that cannot be read.
+        no_index: hears why the file is read in its own order, if it is.
+        stopped: ends the reading.
+
+    Raises:
+        DamagedError: it does not begin as ROS 1 bags do.
+    """
+
+    def __init__(
+        self,
+        file: BinaryIO,
+        wanted: Callable[[Connection], bool],
+        drop: Drop,
+        no_index: Callable[[Exception], None],
+        stopped: threading.Event,
+    ) -> None:
+        self._file, self._wanted, self._stopped = file, wanted, stopped
+        self._drop, self._no_index = drop, no_index
+        self._size = file.seek(0, io.SEEK_END)
+        if self._read(0, len(MAGIC)) != MAGIC:
+            raise DamagedError("it does not begin as ROS 1 bags do")
+        self.connections: dict[int, Connection] = {}
+        self._known: dict[int, bool] = {}  # by connection: whether it is wanted
+
+    def messages(self, start: int) -> Iterator[Stored]:
+        """Yield the messages in the order of log times, from `start` on.
+
+        A bag without a sound index is read in its own order, from the beginning up to the damage.
+
+        Raises:
+            DamagedError: the rest cannot be read.
+        """
+        try:
+            chunks = self._index()
+        except BadRecord as error:
+            self._no_index(error)
+            self.connections.clear()
+            yield from self._in_file_order()
+            return
+        wanted = [chunk for chunk, ids in chunks.items() if any(map(self._is_wanted, ids))]
+        yield from in_order(
+            wanted,
+            self._indexed,
+            start,
+            lambda chunk, why: self._drop(f"the chunk at byte {chunk.at}", why),
+        )
+
+    def _read(self, at: int, size: int) -> bytes:
+        self._file.seek(at)
+        return self._file.read(size)
+
+    def _records(self, at: int, end: int) -> Iterator[tuple[Header, int, int]]:
+        """Yield header, place and size of the data of each record.
+
+        Raises:
+            DamagedError: the bytes from there on are no records.
+        """
+        while at < end and not self._stopped.is_set():
+            head, data_at = self._length(at, end)
+            header = header_of(self._read(at + 4, head))
+            size, _ = self._length(data_at, end, MAX_BYTES)
+            yield header, data_at + 4, size
+            at = data_at + 4 + size
+
+    def _length(self, at: int, end: int, most: int = MAX_HEADER) -> tuple[int, int]:
+        """Return a length that stands at a place, and where what has this length ends."""
+        raw = self._read(at, 4)
+        size = int.from_bytes(raw, "little")
+        if len(raw) < 4 or size > end - at - 4:
+            raise DamagedError(f"no whole record stands at byte {at}")
+        if size > most:
+            raise DamagedError(f"{size} bytes in one record; at most {most} are read")
+        return size, at + 4 + size
+
+    def _index(self) -> dict[ChunkPlace, list[int]]:
+        """Return the chunks, with the connections of their messages.
+
+        Raises:
+            DamagedError, ValueError, KeyError, struct.error: the index is missing or unsound.
+        """
+        header, at, size = next(self._records(len(MAGIC), self._size))
+        begin, connections, chunks = (
+            number(header, name) for name in ("index_pos", "conn_count", "chunk_count")
+        )
+        if operation(header) != BAG or not at + size <= begin <= self._size:
+            raise DamagedError(f"its index should begin at byte {begin}")
+        found: dict[ChunkPlace, list[int]] = {}
+        for header, at, size in self._records(begin, self._size):
+            if operation(header) == CONNECTION:
+                self._connect(header, self._read(at, size))
+            elif operation(header) == CHUNK_INFO:
+                times = log_time(header, "start_time"), log_time(header, "end_time")
+                counts = struct.iter_unpack("<II", self._read(at, size))
+                found[ChunkPlace(number(header, "chunk_pos"), *times)] = [one for one, _ in counts]
+        if (len(self.connections), len(found)) != (connections, chunks):
+            raise DamagedError(
+                f"its index has {len(self.connections)} of {connections} connections and "
+                f"{len(found)} of {chunks} chunks"
+            )
+        return {chunk: found[chunk] for chunk in disjoint(found, len(MAGIC), begin)}
+
+    def _connect(self, header: Header, data: bytes) -> None:
+        if len(data) > MAX_HEADER:
+            raise DamagedError(f"a connection of {len(data)} bytes")
+        told = header_of(data)
+        self.connections[number(header, "conn")] = Connection(
+            header["topic"].decode(),
+            "/msg/".join(told["type"].decode().split("/")),  # as ROS 2 spells types
+            told["message_definition"].decode(errors="replace"),
+        )
+        self._known.pop(number(header, "conn"), None)
+
+    def _is_wanted(self, conn: int) -> bool:
+        if conn not in self._known:
+            connection = self.connections.get(conn)
+            if connection is None:
+                self._drop(f"messages of connection {conn}", "the bag does not define it")
+            self._known[conn] = connection is not None and self._wanted(connection)
+        return self._known[conn]
+
+    def _indexed(self, chunk: ChunkPlace) -> Iterator[Stored]:
+        header, at, size = next(self._records(chunk.at, self._size))
+        if operation(header) != CHUNK:
+            raise DamagedError("another record stands there")
+        yield from self._chunk(header, at, size)
+
+    def _chunk(self, header: Header, at: int, size: int) -> Iterator[Stored]:
+        """Yield the messages of a chunk that are wanted, and learn its connections.
+
+        Raises:
+            DamagedError, ValueError, KeyError, struct.error: the rest of it cannot be read.
+        """
+        plain = unpacked(
+            header["compression"].decode(), self._read(at, size), number(header, "size")
+        )
+        begin, count = 0, 0
+        while begin < len(plain) and not self._stopped.is_set():
+            count += 1
+            check_count(count, size)
+            inner, begin = prefixed(plain, begin)
+            data, begin = prefixed(plain, begin)
+            yield from self._record(header_of(inner), data)
+
+    def _record(self, header: Header, data: bytes) -> Iterator[Stored]:
+        if operation(header) == CONNECTION:
+            self._connect(header, data)
+        elif operation(header) == MESSAGE and self._is_wanted(number(header, "conn")):
+            yield Stored(number(header, "conn"), log_time(header, "time"), data)
+
+    def _in_file_order(self) -> Iterator[Stored]:
+        for header, at, size in self._records(len(MAGIC), self._size):
+            try:
+                if operation(header) == CHUNK:
+                    yield from self._chunk(header, at, size)
+                elif operation(header) in (CONNECTION, MESSAGE):
+                    yield from self._record(header, self._read(at, size))
+            except BadRecord as error:
+                self._drop(f"the record at byte {at}", error)
+
+
+def header_of(data: bytes) -> Header:
+    """Return the fields of a record's header, by name.
+
+    Raises:
+        DamagedError: it is no header.
+    """
+    fields: Header = {}
+    at = 0
+    while at < len(data):
+        field, at = prefixed(data, at)
+        name, equals, value = field.partition(b"=")
+        if not equals:
+            raise DamagedError("a header's field without a name")
+        fields[name.decode(errors="replace")] = value
+    return fields
+
+
+def prefixed(data: bytes, at: int) -> tuple[bytes, int]:
+    """Return the bytes that follow their own length, and where they end.
+
+    Raises:
+        DamagedError: the length goes beyond the end.
+    """
+    size = int.from_bytes(data[at : at + 4], "little")
+    if at + 4 + size > len(data):
+        raise DamagedError(f"a part claims {size} bytes, of which {len(data) - at} are there")
+    return data[at + 4 : at + 4 + size], at + 4 + size
+
+
+def number(header: Header, name: str) -> int:
+    """Return a number of a header."""
+    return int.from_bytes(header[name], "little")
+
+
+def operation(header: Header) -> int:
+    """Return what kind of record a header begins."""
+    return number(header, "op")
+
+
+def log_time(header: Header, name: str) -> int:
+    """Return a time of a header, in nanoseconds."""
+    seconds, nanoseconds = struct.unpack("<II", header[name])
+    return int(seconds * 1_000_000_000 + nanoseconds)

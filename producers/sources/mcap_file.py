@@ -1,0 +1,334 @@
+"""The MCAP container (mcap.dev/spec): messages by the index, or in the order of the file."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import struct
+import threading
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from producers.sources.chunked import (
+    MAX_BYTES,
+    PIECE,
+    ChunkPlace,
+    Drop,
+    Stored,
+    check_count,
+    disjoint,
+    in_order,
+    unpacked,
+)
+from producers.sources.recordings import DamagedError
+
+MAGIC = b"\x89MCAP0\r\n"
+FOOTER_BYTES = 9 + 20 + len(MAGIC)
+MAX_TEXT = 1 << 20  # bytes of a schema or channel
+FOOTER, SCHEMA, CHANNEL, MESSAGE, CHUNK = 2, 3, 4, 5, 6
+CHUNK_INDEX, STATISTICS, DATA_END = 8, 11, 15
+
+BadRecord = (DamagedError, ValueError, struct.error)
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """What messages of a channel look like."""
+
+    id: int
+    name: str
+    encoding: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Channel:
+    """A topic of a file."""
+
+    id: int
+    schema: int
+    topic: str
+    message_encoding: str
+
+
+class McapFile:
+    """The messages of an MCAP file whose channels are wanted.
+
+    Args:
+        file: open for reading, in binary.
+        wanted: whether messages of a channel and its schema are to be read.
+        drop: hears of each part that cannot be read.
+        no_index: hears why the file is read in its own order, if it is.
+        stopped: ends the reading.
+
+    Raises:
+        DamagedError: it does not begin as MCAP files do.
+    """
+
+    def __init__(
+        self,
+        file: BinaryIO,
+        wanted: Callable[[Channel, Schema], bool],
+        drop: Drop,
+        no_index: Callable[[Exception], None],
+        stopped: threading.Event,
+    ) -> None:
+        self._file, self._wanted, self._stopped = file, wanted, stopped
+        self._drop, self._no_index = drop, no_index
+        self._size = file.seek(0, io.SEEK_END)
+        if self._read(0, len(MAGIC)) != MAGIC:
+            raise DamagedError("it does not begin as MCAP files do")
+        self.schemas: dict[int, Schema] = {}
+        self.channels: dict[int, Channel] = {}
+        self._known: dict[int, bool] = {}  # by channel: whether it is wanted
+
+    def messages(self, start: int) -> Iterator[Stored]:
+        """Yield the messages in the order of log times, from `start` on.
+
+        A file without a sound index is read in its own order, from the beginning up to the damage.
+
+        Raises:
+            DamagedError: the rest cannot be read.
+        """
+        try:
+            chunks = self._index()
+        except BadRecord as error:
+            self._no_index(error)
+            self.schemas.clear()
+            self.channels.clear()
+            yield from self._in_file_order()
+            return
+        if not chunks:
+            yield from self._in_file_order()
+            return
+        wanted = [
+            chunk for chunk, ids in chunks.items() if not ids or any(map(self._is_wanted, ids))
+        ]
+        yield from in_order(
+            wanted,
+            self._indexed,
+            start,
+            lambda chunk, why: self._drop(f"the chunk at byte {chunk.at}", why),
+        )
+
+    def _read(self, at: int, size: int) -> bytes:
+        self._file.seek(at)
+        return self._file.read(size)
+
+    def _records(self, at: int, end: int) -> Iterator[tuple[int, int, int]]:
+        """Yield opcode, place and size of the content of each record.
+
+        Raises:
+            DamagedError: the bytes from there on are no records.
+        """
+        while at < end and not self._stopped.is_set():
+            head = self._read(at, 9)
+            if len(head) < 9:
+                raise DamagedError(f"it is cut off at byte {at + len(head)}")
+            opcode, size = struct.unpack("<BQ", head)
+            if opcode == 0 or size > end - at - 9:
+                raise DamagedError(f"no whole record begins at byte {at}")
+            yield opcode, at + 9, size
+            at += 9 + size
+
+    def _content(self, at: int, size: int) -> bytes:
+        if size > MAX_BYTES:
+            raise DamagedError(
+                f"a record of {size} bytes at byte {at}; at most {MAX_BYTES} are read"
+            )
+        return self._read(at, size)
+
+    def _index(self) -> dict[ChunkPlace, list[int]]:
+        """Return the chunks with the channels of their messages; none without an index.
+
+        Raises:
+            DamagedError, ValueError, struct.error: the summary is missing or unsound.
+        """
+        footer_at = self._size - FOOTER_BYTES
+        footer = self._read(max(0, footer_at), FOOTER_BYTES)
+        if len(footer) < FOOTER_BYTES or footer[0] != FOOTER or not footer.endswith(MAGIC):
+            raise DamagedError("it does not end as MCAP files do")
+        begin, _, checksum = struct.unpack_from("<QQI", footer, 9)
+        if begin == 0:
+            return {}
+        if begin > footer_at:
+            raise DamagedError(f"its summary claims to begin at byte {begin}")
+        if checksum and checksum != self._checksum(begin, footer_at + 25):
+            raise DamagedError("its summary has another checksum")
+        found: dict[ChunkPlace, list[int]] = {}
+        counted: tuple[int, ...] | None = None
+        for opcode, at, size in self._records(begin, footer_at):
+            if opcode == CHUNK_INDEX:
+                chunk, ids = chunk_index(self._content(at, size))
+                found[chunk] = ids
+            elif opcode == STATISTICS:
+                counted = struct.unpack_from("<QHIIII", self._content(at, size))
+            else:
+                self._note(opcode, at, size)
+        if not found:
+            return {}
+        chunks = disjoint(found, len(MAGIC), begin)
+        if counted is not None and counted[5] != len(found):
+            raise DamagedError(f"its index has {len(found)} of {counted[5]} chunks")
+        used = {one for ids in found.values() for one in ids}
+
+        def complete() -> bool:
+            if any(one.schema and one.schema not in self.schemas for one in self.channels.values()):
+                return False
+            if counted is not None:
+                return len(self.channels) >= counted[2]
+            return all(found.values()) and used <= self.channels.keys()
+
+        if not complete():
+            self._learn(begin, complete)
+        return {chunk: found[chunk] for chunk in chunks}
+
+    def _learn(self, end: int, complete: Callable[[], bool]) -> None:
+        """Read channels and schemas that the summary does not repeat, until all are known."""
+        try:
+            for opcode, at, size in self._records(len(MAGIC), end):
+                if opcode == CHUNK:
+                    with contextlib.suppress(*BadRecord):  # told when its messages are due
+                        for _ in self._chunk(at, size):
+                            pass
+                else:
+                    self._note(opcode, at, size)
+                if complete():
+                    return
+        except BadRecord as error:
+            self._drop("channels from there on", error)
+
+    def _note(self, opcode: int, at: int, size: int) -> None:
+        """Remember a schema or channel; other records are left alone."""
+        if opcode in (SCHEMA, CHANNEL):
+            self._define(opcode, self._content(at, size))
+
+    def _define(self, opcode: int, data: bytes) -> None:
+        if len(data) > MAX_TEXT:
+            raise DamagedError(f"a schema or channel of {len(data)} bytes")
+        if opcode == SCHEMA:
+            (number,) = struct.unpack_from("<H", data)
+            name, at = text(data, 2)
+            encoding, at = text(data, at)
+            content, _ = prefixed(data, at)
+            self.schemas[number] = Schema(number, name, encoding, content)
+            self._known.clear()
+        else:
+            number, schema = struct.unpack_from("<HH", data)
+            topic, at = text(data, 4)
+            encoding, _ = text(data, at)
+            self.channels[number] = Channel(number, schema, topic, encoding)
+            self._known.pop(number, None)
+
+    def _is_wanted(self, number: int) -> bool:
+        if number not in self._known:
+            channel = self.channels.get(number)
+            if channel is None:
+                self._drop(f"messages of channel {number}", "the file does not define the channel")
+            schema = self.schemas.get(channel.schema) if channel is not None else None
+            if channel is not None and channel.schema and schema is None:
+                self._drop(f"messages of {channel.topic}", "the file does not define their schema")
+            self._known[number] = bool(channel and schema and self._wanted(channel, schema))
+        return self._known[number]
+
+    def _indexed(self, chunk: ChunkPlace) -> Iterator[Stored]:
+        for opcode, at, size in self._records(chunk.at, chunk.at + chunk.size):
+            if opcode != CHUNK:
+                raise DamagedError("another record stands there")
+            yield from self._chunk(at, size)
+            return
+
+    def _chunk(self, at: int, size: int) -> Iterator[Stored]:
+        """Yield the messages of a chunk that are wanted, and learn its channels.
+
+        Raises:
+            DamagedError, ValueError, struct.error: the rest of it cannot be read.
+        """
+        data = self._content(at, size)
+        whole, checksum = struct.unpack_from("<QI", data, 16)
+        compression, behind = text(data, 28)
+        (length,) = struct.unpack_from("<Q", data, behind)
+        packed = data[behind + 8 : behind + 8 + length]
+        if len(packed) < length:
+            raise DamagedError(f"it claims {length} bytes of data, and has {len(packed)}")
+        plain = unpacked(compression, packed, whole)
+        if checksum and checksum != zlib.crc32(plain):
+            raise DamagedError("its data have another checksum")
+        begin, count = 0, 0
+        while begin < len(plain) and not self._stopped.is_set():
+            count += 1
+            check_count(count, len(packed))
+            opcode, size = struct.unpack_from("<BQ", plain, begin)
+            begin += 9
+            if opcode == 0 or size > len(plain) - begin:
+                raise DamagedError(f"no whole record begins at byte {begin - 9} of its data")
+            if opcode in (SCHEMA, CHANNEL):
+                self._define(opcode, plain[begin : begin + size])
+            elif opcode == MESSAGE:
+                channel, _, log_time = struct.unpack_from("<HIQ", plain, begin)
+                if self._is_wanted(channel):
+                    yield Stored(channel, log_time, plain[begin + 22 : begin + size])
+            begin += size
+
+    def _in_file_order(self) -> Iterator[Stored]:
+        loose = False
+        for opcode, at, size in self._records(len(MAGIC), self._size):
+            if opcode == CHUNK:
+                try:
+                    yield from self._chunk(at, size)
+                except BadRecord as error:
+                    self._drop(f"the chunk at byte {at - 9}", error)
+            elif opcode == MESSAGE:
+                loose = True
+                try:
+                    data = self._content(at, size)
+                    channel, _, log_time = struct.unpack_from("<HIQ", data)
+                except BadRecord as error:
+                    self._drop(f"the message at byte {at - 9}", error)
+                    continue
+                if self._is_wanted(channel):
+                    yield Stored(channel, log_time, data[22:])
+            elif opcode == DATA_END:
+                (checksum,) = struct.unpack("<I", self._read(at, 4))
+                if loose and checksum and checksum != self._checksum(0, at - 9):
+                    self._drop("the checksum of all data", "it differs: some images may be wrong")
+            elif opcode == FOOTER:
+                return
+            else:
+                self._note(opcode, at, size)
+        if not self._stopped.is_set():
+            raise DamagedError("its end is missing")
+
+    def _checksum(self, begin: int, end: int) -> int:
+        checksum = 0
+        for at in range(begin, end, PIECE):
+            checksum = zlib.crc32(self._read(at, min(PIECE, end - at)), checksum)
+        return checksum
+
+
+def prefixed(data: bytes, at: int) -> tuple[bytes, int]:
+    """Return the bytes that follow their own length, and where they end.
+
+    Raises:
+        DamagedError, struct.error: the length goes beyond the record.
+    """
+    (length,) = struct.unpack_from("<I", data, at)
+    if length > len(data) - at - 4:
+        raise DamagedError(f"a text of {length} bytes in a record of {len(data)}")
+    return data[at + 4 : at + 4 + length], at + 4 + length
+
+
+def text(data: bytes, at: int) -> tuple[str, int]:
+    """Return the text at a place of a record, and where it ends."""
+    raw, end = prefixed(data, at)
+    return raw.decode(), end
+
+
+def chunk_index(data: bytes) -> tuple[ChunkPlace, list[int]]:
+    """Return the place of a chunk, and the channels of its messages where the index names them."""
+    start, end, at, size = struct.unpack_from("<QQQQ", data)
+    offsets, _ = prefixed(data, 32)
+    ids = [channel for channel, _ in struct.iter_unpack("<HQ", offsets)]
+    return ChunkPlace(at, start, end, size), ids

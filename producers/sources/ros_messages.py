@@ -1,0 +1,152 @@
+"""Image messages as ROS 1 and ROS 2 serialise them.
+
+The types of images never changed, so their layouts stand here. A definition in a file is somebody
+else's text: it is compared with the layout, and never made into a decoder.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from functools import lru_cache
+from types import SimpleNamespace
+from typing import Any
+
+from producers.sources.chunked import unpacked
+
+ZSTD = b"\x28\xb5\x2f\xfd"  # begins what is compressed so; no CDR message begins so
+
+Layout = tuple[tuple[str, str], ...]
+
+STAMP = (("int32", "sec"), ("uint32", "nanosec"))
+HEADER = (("time", "stamp"), ("string", "frame_id"))
+IMAGE = (
+    ("header", "header"),
+    ("uint32", "height"),
+    ("uint32", "width"),
+    ("string", "encoding"),
+    ("uint8", "is_bigendian"),
+    ("uint32", "step"),
+    ("uint8[]", "data"),
+)
+COMPRESSED = (("header", "header"), ("string", "format"), ("uint8[]", "data"))
+FOXGLOVE_RAW = (
+    ("time", "timestamp"),
+    ("string", "frame_id"),
+    ("uint32", "width"),
+    ("uint32", "height"),
+    ("string", "encoding"),
+    ("uint32", "step"),
+    ("uint8[]", "data"),
+)
+FOXGLOVE_COMPRESSED = (
+    ("time", "timestamp"),
+    ("string", "frame_id"),
+    ("uint8[]", "data"),
+    ("string", "format"),
+)
+LAYOUTS: dict[tuple[str, str], Layout] = {
+    ("sensor_msgs", "Image"): IMAGE,
+    ("sensor_msgs", "CompressedImage"): COMPRESSED,
+    ("foxglove_msgs", "RawImage"): FOXGLOVE_RAW,
+    ("foxglove_msgs", "CompressedImage"): FOXGLOVE_COMPRESSED,
+}
+"""By package and name of a message's type."""
+
+
+@lru_cache(maxsize=64)
+def decoder(kind: str, definition: str, ros1: bool) -> Callable[[bytes], Any]:
+    """Return what decodes messages of a type.
+
+    Args:
+        kind: such as sensor_msgs/msg/Image.
+        definition: its text in the file; empty: the file has none.
+        ros1: whether the messages are serialised as in ROS 1, and not as CDR.
+
+    Raises:
+        ValueError: the type is not one of LAYOUTS, or the file defines it otherwise.
+    """
+    layout = LAYOUTS.get((kind.split("/")[0], kind.split("/")[-1]))
+    if layout is None:
+        raise ValueError(f"type {kind!r:.80}: known are {', '.join(map('/'.join, LAYOUTS))}")
+    if definition.strip():
+        check_definition(kind, definition, layout, ros1)
+    return lambda data: Decoder(plain(data, ros1), ros1).message(layout)
+
+
+def plain(data: bytes, ros1: bool) -> bytes:
+    """Return a message that rosbag2 may have compressed; neither metadata nor schema tell it.
+
+    Raises:
+        DamagedError: it is damaged, or becomes too large.
+    """
+    return unpacked("zstd", data) if data.startswith(ZSTD) and not ros1 else data
+
+
+def check_definition(kind: str, definition: str, layout: Layout, ros1: bool) -> None:
+    """Compare a file's definition of a type with the layout by which its messages are decoded.
+
+    Raises:
+        ValueError: they differ.
+    """
+    sections: dict[str, list[tuple[str, str]]] = {"": []}
+    name = ""
+    for line in definition.splitlines():
+        words = line.partition("#")[0].split()
+        if line.startswith("MSG:"):
+            name = line.rpartition("/")[2].strip().lower()
+            sections[name] = []
+        elif len(words) >= 2 and "=" not in words[1] and "=" not in "".join(words[2:3]):
+            sections[name].append((words[0].rpartition("/")[2].lower(), words[1]))
+    header = ((("uint32", "seq"),) if ros1 else ()) + HEADER
+    for part, expected in (("", layout), ("header", header)):
+        found = sections.get(part)
+        if found is not None and found != list(expected):
+            raise ValueError(
+                f"the file defines {part or kind} as {found!r:.200}, and not as ROS does"
+            )
+
+
+class Decoder:
+    """Reads the fields of one message; lengths are checked against its bytes."""
+
+    def __init__(self, data: bytes, ros1: bool) -> None:
+        self._data, self._ros1 = data, ros1
+        self._at = 0 if ros1 else 4  # CDR begins with two bytes of its kind, and two more
+        self._order = "<" if ros1 or data[1:2] in (b"\1", b"\3") else ">"
+        if not ros1 and len(data) < 4:
+            raise ValueError(f"a message of {len(data)} bytes")
+
+    def message(self, layout: Layout) -> SimpleNamespace:
+        """Return the fields of a layout, by name."""
+        return SimpleNamespace(**{name: self._field(kind) for kind, name in layout})
+
+    def _field(self, kind: str) -> Any:
+        if kind == "string":
+            return bytes(self._bytes()).rstrip(b"\0").decode(errors="replace")
+        if kind == "uint8[]":
+            return self._bytes()
+        if kind == "uint8":
+            return self._take(1)[0]
+        if kind == "time":
+            return self.message(STAMP)
+        if kind == "header":
+            if self._ros1:
+                self._number("I")  # a sequence number
+            return self.message(HEADER)
+        return self._number("i" if kind == "int32" else "I")
+
+    def _number(self, form: str) -> int:
+        if not self._ros1:
+            self._at += -self._at % 4  # numbers of CDR lie at multiples of their size
+        return int(struct.unpack(self._order + form, self._take(4))[0])
+
+    def _bytes(self) -> memoryview:
+        return self._take(self._number("I"))
+
+    def _take(self, size: int) -> memoryview:
+        taken = memoryview(self._data)[self._at : self._at + size]
+        if len(taken) < size:
+            raise ValueError(f"a field of {size} bytes, of which {len(taken)} are there")
+        self._at += size
+        return taken
