@@ -32,6 +32,8 @@ _KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFSOCK: "a socket",
 }
+_FLAGS = ("O_NONBLOCK", "O_NOCTTY", "O_CLOEXEC", "O_BINARY")
+"""Of `os.open`, where the system has them: producers run on Windows too."""
 _STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)
 
 
@@ -48,7 +50,8 @@ def open_file(path: Path, flags: int = os.O_RDONLY, links: bool = False, mode: i
         ValueError: it is a link, or no regular file.
         OSError: it cannot be opened.
     """
-    flags |= os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | (0 if links else os.O_NOFOLLOW)
+    for name in _FLAGS if links else (*_FLAGS, "O_NOFOLLOW"):
+        flags |= getattr(os, name, 0)
     try:
         handle = os.open(path, flags, mode)
     except OSError as error:

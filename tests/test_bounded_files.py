@@ -100,6 +100,16 @@ def test_a_file_that_an_operator_names_may_be_a_link(tmp_path: Path) -> None:
         bounded_files.read_bytes(device, links=True)
 
 
+def test_keys_are_read_where_the_system_has_no_such_flags(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on Windows, where producers run."""
+    for name in ("O_NONBLOCK", "O_NOCTTY", "O_CLOEXEC", "O_NOFOLLOW"):
+        monkeypatch.delattr(os, name)
+    (tmp_path / "file.json").write_text("{}")
+    assert bounded_files.read_map(tmp_path / "file.json") == {}
+
+
 def load_config(path: Path) -> None:
     parser = config.receiver_parser()
     config.check_files(parser, ["--config", str(path)])
