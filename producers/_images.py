@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from producers.sources.fields import codec_of
+from producers.sources.fields import codec_of, read_image
 from stream_ssl.wire import Sample
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def _bytes_of(image: Any) -> bytes:
     if isinstance(image, bytes | bytearray | memoryview):
         return bytes(image)
     if isinstance(image, str | os.PathLike):
-        return Path(image).read_bytes()
+        return read_image(Path(image))
     raise TypeError(
         f"an image is bytes, bytearray, memoryview, a uint8 array H x W or H x W x C, a PIL image "
         f"or a path, not {type(image).__name__}"

@@ -9,11 +9,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from stream_ssl.rate_limited_logger import printable
 from stream_ssl.wire.sample import Position, Sample
 
 log = logging.getLogger(__name__)
 
 SHOWN = 10  # of each reason
+SHOWN_CHARS = 300
 Facts = Mapping[str, str | int | float | bool | None]
 """What a position holds true for: the settings and the files that fix the order of samples."""
 
@@ -67,7 +69,9 @@ class Skipped:
         self._logged[reason] += 1
         if (logged := self._logged[reason]) <= SHOWN:
             more = "; more of this reason are only counted" if logged == SHOWN else ""
-            log.warning("source %s: left out %s (%s): %s%s", self._source, what, reason, why, more)
+            # Names in archives and folders may hold line ends and escape sequences.
+            parts = (printable(str(part), SHOWN_CHARS) for part in (what, reason, why))
+            log.warning("source %s: left out %s (%s): %s%s", self._source, *parts, more)
 
     def __str__(self) -> str:
         counted = ", ".join(f"{count} {reason}" for reason, count in self.by_reason.most_common())

@@ -13,6 +13,22 @@ import msgpack
 from stream_ssl.wire.sample import MAX_ID_BYTES, MAX_META_BYTES, Scalar
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
+OTHER_IMAGES = (
+    *(".jpe", ".jfif", ".bmp", ".dib", ".tif", ".tiff", ".gif", ".avif", ".heic", ".heif"),
+    *(".jp2", ".jxl", ".ppm", ".pgm", ".pnm"),
+)
+"""Names of images that folders list too: the bytes decide, and what is not sent is counted."""
+MAGIC = {
+    b"BM": "BMP",
+    b"II*\0": "TIFF",
+    b"MM\0*": "TIFF",
+    b"GIF8": "GIF",
+    b"\0\0\0\x0cjP": "JPEG 2000",
+    b"\0\0\0\x0cJXL": "JPEG XL",
+    b"\xff\x0a": "JPEG XL",
+    b"P5": "PGM",
+    b"P6": "PPM",
+}
 DIGEST_CHARS = 16
 PROBE = 2**16  # bytes
 MAX_FILE = 256 * 2**20  # bytes; far above any packet
@@ -29,6 +45,14 @@ def codec_of(data: bytes) -> str | None:
     return None
 
 
+def no_image(data: bytes) -> str:
+    """Return why bytes without a codec are not sent, and the remedy if there is one."""
+    kind = next((kind for magic, kind in MAGIC.items() if data.startswith(magic)), None)
+    if data[4:12] in (b"ftypavif", b"ftypheic", b"ftypmif1"):
+        kind = "AVIF or HEIF"
+    return f"neither JPEG, PNG nor WebP by its first bytes{f': {kind}; convert it' * bool(kind)}"
+
+
 def read_image(path: Path) -> bytes:
     """The content of an image's file.
 
@@ -40,7 +64,8 @@ def read_image(path: Path) -> bytes:
         raise OSError("not a regular file")
     if stat.st_size > MAX_FILE:
         raise OSError(f"{stat.st_size} bytes, more than the {MAX_FILE} that are read")
-    return path.read_bytes()
+    with path.open("rb") as file:
+        return file.read(MAX_FILE + 1)  # of a file that grows meanwhile, a part
 
 
 def digest(parts: Iterable[bytes | memoryview]) -> str:

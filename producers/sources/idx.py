@@ -5,7 +5,6 @@ Shapes: N images, H x W pixels, C channels.
 
 from __future__ import annotations
 
-import gzip
 import math
 import zlib
 from pathlib import Path
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 
 from producers.sources.fields import digest
 from producers.sources.finite import Finite
+from producers.sources.tar import GZIP, ShardError, unpacked
 from stream_ssl.wire.sample import Sample
 
 UBYTE = 0x08
@@ -151,8 +151,8 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
         packed = file.read(2) == b"\x1f\x8b"
     if packed:
         try:
-            body = np.frombuffer(gzip.decompress(path.read_bytes()), dtype=np.uint8)
-        except (EOFError, OSError, zlib.error) as error:
+            body = np.frombuffer(unpack(path), dtype=np.uint8)
+        except (EOFError, OSError, zlib.error, ShardError) as error:
             raise ValueError(f"{path}: cannot be unpacked ({error}); fetch it again") from error
     elif path.stat().st_size == 0:
         raise ValueError(f"{path}: the file is empty; fetch it again")
@@ -162,16 +162,33 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
     return parse_idx(body, path)
 
 
+def unpack(path: Path) -> bytearray:
+    """Return the content of a gzipped IDX file, or a little more than its sizes need."""
+    body = bytearray()
+    with path.open("rb") as file:
+        for part in unpacked(file, GZIP, lambda: False):
+            body += part
+            if len(body) > needed(body)[1]:
+                break
+    return body
+
+
+def needed(body: bytearray | bytes) -> tuple[tuple[int, ...], int]:
+    """Return the sizes that an IDX file's head tells, and how many bytes the file needs."""
+    head = 4 + 4 * body[3] if len(body) > 3 else 4
+    sizes = tuple(int.from_bytes(body[at : at + 4], "big") for at in range(4, head, 4))
+    return sizes, head + math.prod(sizes)
+
+
 def parse_idx(body: NDArray[np.uint8], path: Path) -> NDArray[np.uint8]:
     """The array that an IDX file's bytes describe: 0, 0, type, rank, sizes (big-endian), values."""
     magic = body[:4].tolist()
     if magic[:3] != [0, 0, UBYTE] or not magic[3:] or not 1 <= magic[3] <= 4:
         raise ValueError(f"{path}: begins with {magic}, not 0, 0, {UBYTE}, 1..4: no IDX of bytes")
-    head = 4 + 4 * magic[3]
-    sizes = tuple(int.from_bytes(body[at : at + 4].tobytes(), "big") for at in range(4, head, 4))
-    if len(body) != head + math.prod(sizes):
+    sizes, need = needed(body[:20].tobytes())
+    if len(body) != need:
         raise ValueError(
-            f"{path}: {len(body)} bytes, but dimensions {sizes} need {head + math.prod(sizes)}; "
+            f"{path}: {len(body)} bytes, but dimensions {sizes} need {need}; "
             "it is truncated or damaged: fetch it again"
         )
-    return body[head:].reshape(sizes)
+    return body[need - math.prod(sizes) :].reshape(sizes)

@@ -13,9 +13,11 @@ from producers.sources.fields import (
     content_id,
     digest,
     fitting_meta,
+    no_image,
     read_image,
 )
 from producers.sources.finite import Finite
+from producers.sources.folders import walk
 from stream_ssl.wire.sample import Sample
 
 
@@ -25,8 +27,9 @@ class ImageFolder(Finite):
     Each subfolder is a class, numbered by the sorted names, which may have folders within. Images
     beside the subfolders have no label.
     Sample ids are PATH#DIGEST: the path below the root, and a digest of the content. A file that
-    cannot be read, or is none of these formats, is logged, counted in `skipped` and left out. The
-    root is listed once, at the start.
+    cannot be read, or is an image of another format, is logged, counted in `skipped` and left out.
+    Links to files and folders are followed; a folder is listed once, even if several links lead to
+    it. The root is listed once, at the start.
 
     Args:
         root: the folder.
@@ -41,17 +44,20 @@ class ImageFolder(Finite):
         self._root = Path(root)
         if not self._root.is_dir():
             raise FileNotFoundError(f"no folder {root}")
+        name = name or self._root.absolute().name
+        self.skipped = Skipped(name)
         self.classes = sorted(entry.name for entry in self._root.iterdir() if entry.is_dir())
         labels = {name: label for label, name in enumerate(self.classes)}
         self._files = sorted(
-            ((file, labels.get(file.split("/")[0])) for file in list_images(self._root)),
+            (
+                (file, labels.get(file.split("/")[0]))
+                for file, _ in walk(self._root, self.skipped.note)
+            ),
             key=lambda file: (file[1] is None, file[1], file[0]),
         )
         if not self._files:
             raise ValueError(f"{root}: no {', '.join(SUFFIXES)} in it or below")
         content = digest(os.fsencode(file) + b"\0" for file, _ in self._files)
-        name = name or self._root.absolute().name
-        self.skipped = Skipped(name)
         super().__init__(name, len(self._files), content, **passes)
 
     def _sample(self, index: int) -> Sample | None:
@@ -63,7 +69,7 @@ class ImageFolder(Finite):
             return None
         codec = codec_of(data)
         if codec is None:
-            self.skipped.note("no image", file, "neither JPEG, PNG nor WebP by its first bytes")
+            self.skipped.note("no image", file, no_image(data))
             return None
         return Sample(
             id=content_id(file, data),
@@ -73,12 +79,3 @@ class ImageFolder(Finite):
             label=label,
             meta=None if label is None else fitting_meta({"class": self.classes[label]}),
         )
-
-
-def list_images(root: Path) -> list[str]:
-    """Paths below root, with "/" between, of the images in it and in the folders within."""
-    found = []
-    for parent, _, names in os.walk(root):
-        below = Path(parent).relative_to(root)
-        found += [(below / name).as_posix() for name in names if name.lower().endswith(SUFFIXES)]
-    return found

@@ -16,6 +16,8 @@ from producers.sources.fields import digest, file_name, short_id
 from producers.sources.finite import Finite
 from stream_ssl.wire.sample import DTYPES, Sample
 
+MAX_HEADER = 2**16  # bytes, as many as version 1 of the format allows
+
 
 class NpyVectors(Finite):
     """Vectors of a NumPy file: the embeddings of another model, or sensors' readings.
@@ -72,12 +74,18 @@ class NpyVectors(Finite):
 
 
 def mapped(file: Path) -> NDArray[Any]:
-    """The array of a .npy file, from disk as it is used.
+    """Return the array of a .npy file, from disk as it is used.
 
     Raises:
         ValueError: it is none, or an archive of several (.npz), or of objects in need of pickle.
     """
     try:
+        if file.exists() and not file.is_file():
+            raise ValueError("it is not a regular file")  # opening a pipe would wait
+        with file.open("rb") as begin:
+            head = begin.read(12)
+        if head[6:7] > b"\1" and (size := int.from_bytes(head[8:12], "little")) > MAX_HEADER:
+            raise ValueError(f"its header claims {size} bytes; at most {MAX_HEADER} are read")
         return np.lib.format.open_memmap(file, mode="r")
     except OSError:
         raise

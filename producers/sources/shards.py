@@ -1,35 +1,13 @@
-"""Tar shards: which ones, and their members in order from any header on."""
+"""The files that names, globs and brace expansions stand for."""
 
 from __future__ import annotations
 
 import glob
-import gzip
 import re
-import tarfile
-import zlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, cast
 
-MAX_MEMBER = 256 * 2**20
-SEEK = 2**24  # bytes between two looks at whether to stop
-DAMAGE = (tarfile.TarError, EOFError, OSError, zlib.error, ValueError)
 BRACES = re.compile(r"\{([^{}]*)\}")
-
-
-class ShardError(Exception):
-    """A shard cannot be read on from here."""
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """A file in a shard."""
-
-    start: int  # where its header begins, in bytes of the unpacked shard
-    name: str
-    data: bytes | None  # None: not wanted
 
 
 def find_files(patterns: str | Sequence[str], what: str) -> list[Path]:
@@ -78,63 +56,3 @@ def expand_braces(pattern: str) -> list[str]:
     else:
         raise ValueError(f"{pattern}: {{{inner}}} must be a range {{000..009}} or a list {{a,b}}")
     return [head + part + rest for part in parts for rest in expand_braces(tail)]
-
-
-@contextmanager
-def open_shard(path: Path) -> Iterator[IO[bytes]]:
-    """The shard's tar bytes, unpacked on the way where it is gzipped."""
-    with path.open("rb") as file:
-        packed = file.read(2) == b"\x1f\x8b"
-        file.seek(0)
-        if not packed:
-            yield file
-            return
-        with gzip.GzipFile(fileobj=file) as unpacked:
-            yield cast(IO[bytes], unpacked)
-
-
-def read_members(
-    path: Path,
-    start: int,
-    suffixes: tuple[str, ...],
-    stopped: Callable[[], bool] = lambda: False,
-) -> Iterator[Member]:
-    """The shard's files from the header at byte `start` on, wanted ones with their content.
-
-    The last item has an empty name and stands where the members end; there is none once stopped.
-
-    Raises:
-        ShardError: the shard is damaged or cut off; names the byte.
-    """
-    at = start
-    try:
-        with open_shard(path) as file:
-            for at in (*range(0, start, SEEK), start):  # unpacks so far where it is gzipped
-                if stopped():
-                    return
-                file.seek(at)
-            if not file.read(1):
-                if start == 0:
-                    raise ShardError("the file is empty")
-                return
-            file.seek(start)
-            # Not tarfile's streaming mode: that cannot begin at an offset.
-            with tarfile.open(fileobj=file, mode="r:", errorlevel=0) as tar:
-                while (info := tar.next()) is not None:
-                    if stopped():
-                        return
-                    # Else it keeps every header that it has seen.
-                    tar.members.clear()  # type: ignore[attr-defined]
-                    at = info.offset
-                    if info.isfile():
-                        wanted = info.name.lower().endswith(suffixes) and info.size <= MAX_MEMBER
-                        content = tar.extractfile(info) if wanted else None
-                        yield Member(at, info.name, content.read() if content else None)
-                at = tar.offset
-                # tarfile takes a damaged header within the archive for its end.
-                file.seek(at)
-                if file.read(tarfile.BLOCKSIZE).strip(b"\0"):
-                    raise ShardError(f"no header at byte {at}")
-                yield Member(at, "", None)
-    except DAMAGE as error:
-        raise ShardError(f"unreadable from byte {at}: {error}") from error

@@ -13,7 +13,8 @@ from stat import S_ISREG
 from typing import Literal
 
 from producers.sources.base import Facts, Skipped, checked, mark, wrong_position
-from producers.sources.fields import SUFFIXES, codec_of, content_id, read_image
+from producers.sources.fields import codec_of, content_id, no_image, read_image
+from producers.sources.folders import walk
 from stream_ssl.wire.sample import Position, Sample
 
 log = logging.getLogger(__name__)
@@ -62,7 +63,8 @@ class WatchedFolder:
 
     Sample ids are the path below the root and a digest of the content, capture time is the file's
     modification time. What cannot be read, or is no image, is logged, counted in `skipped` and
-    passed over.
+    passed over. Links to files and folders are followed; a folder is listed once, even if several
+    links lead to it.
 
     Args:
         root: the folder.
@@ -97,7 +99,7 @@ class WatchedFolder:
         self.name = name or Path(root).absolute().name
         self.late = 0
         self.skipped = Skipped(self.name)
-        self._unlisted: set[Path] = set()
+        self._left_out: set[tuple[str, str]] = set()
         self._stopped = threading.Event()
         # Public for tests, whose time passes as they say.
         self.wall: Callable[[], float] = time.time
@@ -157,26 +159,17 @@ class WatchedFolder:
             self.sleep(self._poll)
 
     def _look(self) -> Iterator[Found]:
-        folders = [(self._root, "")]
-        while folders and not self._stopped.is_set():
-            folder, below = folders.pop()
-            try:
-                entries = list(os.scandir(folder))
-            except OSError as error:  # taken away while we looked
-                if folder not in self._unlisted:  # not at every look
-                    log.warning("source %s: cannot list %s: %s", self.name, folder, error)
-                self._unlisted.add(folder)
-                continue
-            for entry in entries:
-                if entry.name.startswith((".", "~")):
-                    continue
-                path = below + entry.name
-                if entry.is_dir(follow_symlinks=False):
-                    folders.append((Path(entry.path), path + "/"))
-                elif entry.name.lower().endswith(SUFFIXES):
-                    found = look_at(entry.path, self._order, path)
-                    if found is not None:
-                        yield found
+        for path, entry in walk(self._root, self._leave_out, hidden=(".", "~")):
+            if self._stopped.is_set():
+                return
+            found = look_at(entry.path, self._order, path)
+            if found is not None:
+                yield found
+
+    def _leave_out(self, reason: str, what: str, why: object) -> None:
+        if (reason, what) not in self._left_out:  # once, not at every look
+            self._left_out.add((reason, what))
+            self.skipped.note(reason, what, why)
 
     def _note_late(self, keys: set[Key]) -> None:
         for stamp, path in sorted(keys):
@@ -206,7 +199,7 @@ class WatchedFolder:
             found = again  # a chmod, or a new link: its time is the same, it does not come again
         codec = codec_of(data)
         if codec is None:
-            self.skipped.note("no image", path, "neither JPEG, PNG nor WebP by its first bytes")
+            self.skipped.note("no image", path, no_image(data))
             return None
         return Sample(
             id=content_id(path, data),

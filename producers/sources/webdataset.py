@@ -5,18 +5,30 @@ from __future__ import annotations
 import itertools
 import json
 import posixpath
+import re
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from producers.sources.base import Facts, Skipped, mark, place, wrong_position
-from producers.sources.fields import SUFFIXES, codec_of, content_id, fitting_meta
+from producers.sources.fields import (
+    OTHER_IMAGES,
+    SUFFIXES,
+    codec_of,
+    content_id,
+    fitting_meta,
+    no_image,
+)
 from producers.sources.finite import ENDLESS, nothing_readable
-from producers.sources.shards import ShardError, find_files, read_members
+from producers.sources.shards import find_files
+from producers.sources.tar import Member, ShardError, read_members, split_key
 from stream_ssl.wire.sample import Position, Sample
 
-WANTED = (*SUFFIXES, ".cls", ".json")
+LIMITS = {**dict.fromkeys(SUFFIXES, 2**26), ".cls": 2**10, ".json": 2**22}
+"""The most bytes of a member, by its extension: more than a packet holds."""
+SHOWN = 8  # extensions of other members that an error names
 
 
 @dataclass(slots=True)
@@ -24,7 +36,9 @@ class Group:
     """The members that share a key: one sample."""
 
     key: str
-    parts: dict[str, bytes | None] = field(default_factory=dict)
+    parts: dict[str, bytes] = field(default_factory=dict)  # wanted ones, by extension
+    others: list[str] = field(default_factory=list)  # extensions
+    lost: tuple[str, str] | None = None  # reason and sentence: why it is not sent
 
 
 class WebDataset:
@@ -33,11 +47,16 @@ class WebDataset:
     Members that follow one another and share a name up to the first "." of its last part are one
     sample: an image (.jpg, .jpeg, .png, .webp), a label (.cls, a decimal number) and facts (.json,
     of which the scalars go along as meta); other members are passed over. Sample ids are
-    SHARD/KEY#DIGEST, with a digest of the image. A sample that is not well formed is logged,
-    counted in `skipped` and left out; of a damaged shard what lies before the damage is sent.
+    SHARD/KEY#DIGEST, with a digest of the image.
 
-    Shards may be gzipped. A position is a byte in a shard: going on from it seeks in a plain tar,
-    and unpacks up to it in a gzipped one. Shards may be added behind the one a position lies in.
+    A sample that is not well formed is logged, counted in `skipped` and left out. So is a sample
+    with a link, a file with holes, or a file that is too large. Damage costs the samples on both
+    its sides, since they may lack members. Of two members with one name the later one counts, as
+    for tar.
+
+    A shard may be packed by gzip, bzip2 or xz, and may be several archives one after the other. A
+    position is a byte in a shard. Going on from it seeks in a plain tar, and unpacks up to it in a
+    packed one. Shards may be added behind the one a position lies in.
 
     Args:
         shards: paths, globs, or brace expansions such as "data-{000000..000009}.tar".
@@ -103,27 +122,52 @@ class WebDataset:
 
     def _shard(self, number: int, start: int) -> Iterator[tuple[Sample, int]]:
         path = self._shards[number]
-        stem = path.name.removesuffix(".gz").removesuffix(".tar")
+        stem = re.sub(r"(\.tar)?(\.gz|\.bz2|\.xz)?$", "", path.name)
         group: Group | None = None
+        torn: tuple[str, str] | None = None
         try:
-            for member in read_members(path, start, WANTED, self._stopped.is_set):
-                folder, base = posixpath.split(member.name)
-                key, _, extension = base.partition(".")
-                key = posixpath.join(folder, key)
-                if group is not None and key != group.key:
+            for member in read_members(path, start, LIMITS, self._stopped.is_set):
+                if not member.name and member.lost:
+                    self._note_damage(path, group, member.lost[1])
+                    group, torn = None, ("damaged", "the damage before it may have cost a part")
+                    continue
+                key, extension = split_key(member.name)
+                if group is not None and (not member.name or key != group.key):
                     sample = self._sample(stem, group)
                     if sample is not None:
                         yield sample, member.start
                     group = None
-                if base and not base.startswith((".", "__")):
-                    group = group or Group(key)
-                    group.parts[extension.lower()] = member.data
+                base = posixpath.basename(key)
+                if base and not base.startswith("__"):
+                    group = group or Group(key, lost=torn)
+                    torn = None
+                    self._add(stem, group, extension, member)
         except ShardError as error:
-            self.skipped.note(
-                "damaged", f"{path} after {group.key if group else 'its beginning'}", error
-            )
+            self._note_damage(path, group, error)
+
+    def _note_damage(self, path: Path, group: Group | None, why: object) -> None:
+        after = group.key if group else "its beginning"
+        self.skipped.note("damaged", f"{path} after {after}", why)
+
+    def _add(self, stem: str, group: Group, extension: str, member: Member) -> None:
+        if extension not in LIMITS:
+            if len(group.others) < SHOWN:
+                group.others.append(extension[1:])
+            return
+        if extension[1:] in group.parts:
+            what = f"{stem}/{member.name} at an earlier place"
+            self.skipped.note("twice", what, "a later member of this name replaces it")
+        group.lost = group.lost or member.lost
+        # One image of a sample is enough to hold: a sample with two of them is refused.
+        images = {part for part in group.parts if f".{part}" in SUFFIXES}
+        spare = extension in SUFFIXES and bool(images - {extension[1:]})
+        group.parts[extension[1:]] = b"" if spare or member.data is None else member.data
 
     def _sample(self, stem: str, group: Group) -> Sample | None:
+        if group.lost:
+            reason, why = group.lost
+            self.skipped.note(reason, f"{stem}/{group.key}", why)
+            return None
         try:
             return build(stem, group, self.name)
         except ValueError as error:  # JSON's and UTF-8's errors are ValueErrors too
@@ -139,10 +183,13 @@ def build(stem: str, group: Group, source: str) -> Sample:
     """
     images = [part for suffix in SUFFIXES if (part := group.parts.get(suffix[1:])) is not None]
     if len(images) != 1:
-        raise ValueError(f"{len(images)} images under {sorted(group.parts)}; must be one")
+        found = sorted([*group.parts, *group.others])
+        other = [name for name in found if f".{name}" in OTHER_IMAGES]
+        remedy = f"; convert .{other[0]} to PNG" if other and not images else ""
+        raise ValueError(f"{len(images)} images under {found}; must be one{remedy}")
     codec = codec_of(images[0])
     if codec is None:
-        raise ValueError("neither JPEG, PNG nor WebP by its first bytes")
+        raise ValueError(no_image(images[0]))
     label, facts = group.parts.get("cls"), group.parts.get("json")
     try:
         described: Any = {} if facts is None else json.loads(facts)

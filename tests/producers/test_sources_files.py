@@ -1,13 +1,25 @@
 """IDX, CIFAR and image folders: what is read, and what is refused."""
 
+import gzip
 import io
 import logging
 import os
+import random
+import time
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
-from source_files import idx_bytes, named, pixels, write_cifar, write_idx, write_images
+from source_files import (
+    encoded,
+    idx_bytes,
+    named,
+    pixels,
+    write_cifar,
+    write_idx,
+    write_images,
+)
 from table import table
 
 from producers.sources import CifarBinary, IdxDataset, ImageFolder, NpyVectors
@@ -321,3 +333,97 @@ def test_a_replaced_file_does_not_fit_an_old_position(tmp_path):
     write_idx(tmp_path, "train", pixels(40, 2, 2, seed=9), np.arange(40), packed=False)
     with pytest.raises(ValueError, match="content was"):
         make(tmp_path).samples(position)
+
+
+def test_linked_class_folders_are_read_once(tmp_path, caplog):
+    pool, root = tmp_path / "pool", tmp_path / "root"
+    write_images(pool / "ant", 2)
+    write_images(root / "cat", 1)
+    (root / "bee").symlink_to(pool / "ant")
+    (root / "cat" / "round").symlink_to(root)  # a loop
+    (root / "feline").symlink_to(root / "cat")
+    (root / "gone").symlink_to(tmp_path / "missing")
+    (root / "self").symlink_to(root / "self")
+    with caplog.at_level(logging.WARNING):
+        source = ImageFolder(root, shuffle=False)
+        sent = [(named(sample), sample.label) for sample, _ in source.samples()]
+    assert sent == [("bee/000.png", 0), ("bee/001.png", 0), ("cat/000.png", 1)]
+    assert source.skipped.by_reason == {"link": 4}
+    for name in ("cat/round/", "feline/", "gone", "self"):
+        assert f"left out {name} (link): a link to" in caplog.text
+
+
+def test_folders_that_cannot_be_listed_are_counted(tmp_path, monkeypatch):
+    write_images(tmp_path / "ant", 1)
+    write_images(tmp_path / "bee", 1)
+    scandir = os.scandir
+
+    def refuse(folder):
+        if Path(folder).name == "bee":
+            raise PermissionError(13, "Permission denied", folder)
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    source = ImageFolder(tmp_path)
+    assert [named(sample) for sample, _ in source.samples()] == ["ant/000.png"]
+    assert source.skipped.by_reason == {"unlisted": 1}
+
+
+@table("kind", ["BMP", "TIFF", "GIF", "PPM"])
+def test_images_of_other_formats_are_counted(tmp_path, caplog, kind):
+    write_images(tmp_path / "ant", 1)
+    image = encoded(pixels(1, 4, 4, 3)[0], kind)
+    (tmp_path / "ant" / f"b.{kind}").write_bytes(image)
+    (tmp_path / "ant" / "c.tif").write_bytes(encoded(pixels(1, 4, 4, 3)[0]))  # PNG in truth
+    source = ImageFolder(tmp_path, shuffle=False)
+    with caplog.at_level(logging.WARNING):
+        assert [named(s) for s, _ in source.samples()] == ["ant/000.png", "ant/c.tif"]
+    assert source.skipped.by_reason == {"no image": 1}
+    assert f"first bytes: {kind}; convert it" in caplog.text
+
+
+def test_a_gzipped_idx_file_is_unpacked_only_as_far_as_it_says(tmp_path):
+    path = tmp_path / "a-images-idx3-ubyte.gz"
+    body = idx_bytes(pixels(2, 4, 4))
+    path.write_bytes(gzip.compress(body + bytes(2**26)))
+    tracemalloc.start()
+    with pytest.raises(ValueError, match="truncated or damaged"):
+        IdxDataset(images=path)
+    assert tracemalloc.get_traced_memory()[1] < 2**24
+    tracemalloc.stop()
+    path.write_bytes(gzip.compress(bytes([0, 0, 8, 3]) + b"\x7f\xff\xff\xff" * 3 + bytes(2**27)))
+    with pytest.raises(ValueError, match="unpacks to more than 100 times its size"):
+        IdxDataset(images=path)
+
+
+def test_an_npy_header_is_bounded(tmp_path):
+    path = tmp_path / "a.npy"
+    path.write_bytes(b"\x93NUMPY\x02\x00" + (2**31).to_bytes(4, "little"))
+    os.truncate(path, 2**31 + 12)  # with holes
+    began = time.perf_counter()
+    with pytest.raises(ValueError, match="its header claims 2147483648 bytes"):
+        NpyVectors(path)
+    assert time.perf_counter() - began < 1
+    (tmp_path / "b.npy").symlink_to("/dev/zero")
+    with pytest.raises(ValueError, match="not a regular file"):
+        NpyVectors(tmp_path / "b.npy")
+
+
+@table("kind", ["npy", "idx", "idx.gz"])
+def test_whatever_is_flipped_in_a_data_set_it_is_read_or_refused(tmp_path, kind):
+    rng = random.Random(3)
+    data = npy_bytes(np.ones((5, 3))) if kind == "npy" else idx_bytes(pixels(5, 4, 4))
+    data = gzip.compress(data) if kind == "idx.gz" else data
+    outcomes = set()
+    for _ in range(150):
+        hostile = bytearray(data)
+        for _ in range(rng.randint(1, 4)):
+            hostile[rng.randrange(min(len(data), 100))] = rng.randrange(256)
+        path = tmp_path / f"a-images.{kind}"
+        path.write_bytes(hostile[: rng.randrange(1, len(data)) if rng.random() < 0.2 else None])
+        try:
+            list((NpyVectors(path) if kind == "npy" else IdxDataset(images=path)).samples())
+            outcomes.add("read")
+        except ValueError:
+            outcomes.add("refused")
+    assert "refused" in outcomes

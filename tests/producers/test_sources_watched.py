@@ -303,3 +303,26 @@ def test_wrong_arguments_are_named(tmp_path):
     ((_, position),) = source.samples()
     with pytest.raises(ValueError, match="order was 'mtime' and is 'ctime'"):
         watch(tmp_path, order="ctime").samples(position)
+
+
+def test_linked_folders_are_watched_and_loops_are_told_of_once(tmp_path, caplog):
+    pool, root = tmp_path / "pool", tmp_path / "root"
+    add(pool, "ant/a.png", 1)
+    add(root, "b.png", 2)
+    (root / "linked").symlink_to(pool)
+    (pool / "round").symlink_to(root)
+    source = watch(root, idle_seconds=5)
+    with caplog.at_level(logging.WARNING):
+        assert names(source.samples()) == ["linked/ant/a.png", "b.png"]
+    assert source.skipped.by_reason == {"link": 1}
+    assert caplog.text.count("linked/round/ (link): a link to a folder that is listed already") == 1
+
+
+def test_images_of_other_formats_are_counted_once(tmp_path, caplog):
+    add(tmp_path, "a.png", 1)
+    (tmp_path / "b.bmp").write_bytes(encoded(pixels(1, 4, 4, 3)[0], "BMP"))
+    source = watch(tmp_path, idle_seconds=5)
+    with caplog.at_level(logging.WARNING):
+        assert names(source.samples()) == ["a.png"]
+    assert source.skipped.by_reason == {"no image": 1}
+    assert "BMP; convert it" in caplog.text

@@ -1,0 +1,60 @@
+"""Files in a folder and below it, through links to folders too."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from producers.sources.fields import OTHER_IMAGES, SUFFIXES
+
+
+def walk(
+    root: Path, leave_out: Callable[[str, str, object], None], hidden: tuple[str, ...] = ()
+) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """Yield the image files below the root, with their paths below it, "/" between.
+
+    Links to folders are followed, after all folders that are none. Each folder is listed once, so
+    links cannot lead round in circles.
+
+    Args:
+        root: the folder.
+        leave_out: is told of what cannot be listed: the reason, the path, and why.
+        hidden: names that begin so are passed over.
+    """
+    folders, links = [(str(root), "")], list[tuple[str, str]]()
+    listed: set[tuple[int, int]] = set()
+    while folders or links:
+        if not folders:
+            links.sort(reverse=True)
+            folders.append(links.pop())
+        folder, below = folders.pop()
+        try:
+            stat = os.stat(folder)  # noqa: PTH116
+            if (stat.st_dev, stat.st_ino) in listed:
+                leave_out("link", below, "a link to a folder that is listed already")
+                continue
+            listed.add((stat.st_dev, stat.st_ino))
+            with os.scandir(folder) as found:
+                entries = list(found)
+        except OSError as error:
+            leave_out("unlisted", below or folder, f"cannot list it: {error}")
+            continue
+        for entry in entries:
+            path = below + entry.name
+            if entry.name.startswith(hidden):
+                continue
+            if is_folder(entry):
+                (links if entry.is_symlink() else folders).append((entry.path, path + "/"))
+            elif entry.name.lower().endswith((*SUFFIXES, *OTHER_IMAGES)):
+                yield path, entry
+            elif entry.is_symlink() and not os.path.exists(entry.path):  # noqa: PTH110
+                leave_out("link", path, "a link to nothing, or to itself")
+
+
+def is_folder(entry: os.DirEntry[str]) -> bool:
+    """Return whether the entry is a folder, or a link to one."""
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False

@@ -1,0 +1,346 @@
+"""Members of tar shards, in order from any header on; no size that a shard claims is believed."""
+
+from __future__ import annotations
+
+import bz2
+import lzma
+import os
+import posixpath
+import re
+import tarfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+BLOCK = tarfile.BLOCKSIZE
+CHUNK = 2**18
+MAX_HEADER = 2**20  # bytes of a pax header or a long name: file systems allow names of some KiB
+MAX_PADDING = 2**24  # zero bytes between two archives
+MAX_RATIO, SLACK = 100, 2**26  # a packed shard has at most MAX_RATIO * its size + SLACK bytes
+MAX_DICTIONARY = 2**27  # bytes that unpacking xz may hold; `xz -9` needs 2**26
+DAMAGE = (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError, ValueError)
+EXTRA = (
+    *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
+    *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
+)
+"""Types of headers that describe the next member."""
+WITHOUT_CONTENT = (
+    *(tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.DIRTYPE),
+    *(tarfile.FIFOTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE),
+)
+CHECKSUM = re.compile(rb" *[0-7]{1,7}[\0 ]*")
+RECORD = re.compile(rb"([0-9]{1,9}) ([^=]+)=")
+
+
+class ShardError(Exception):
+    """A shard cannot be read on from here."""
+
+
+Lost = tuple[str, str]
+"""Reason and sentence: why a member cannot be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A file in a shard, the end of an archive, or a place that cannot be read."""
+
+    start: int  # where its header begins, in bytes of the unpacked shard
+    name: str  # "": no file
+    data: bytes | None = None  # None: not wanted, or lost
+    lost: Lost | None = None
+
+
+def split_key(name: str) -> tuple[str, str]:
+    """Return a member's key and its extension: all from the first "." of its last part on."""
+    folder, base = posixpath.split(name)
+    key, dot, extension = base.partition(".")
+    return posixpath.join(folder, key), (dot + extension).lower()
+
+
+class Gunzip:
+    """A decompressor of gzip with the interface of those of bz2 and lzma."""
+
+    def __init__(self) -> None:
+        self._zlib, self._rest = zlib.decompressobj(31), b""
+
+    @property
+    def eof(self) -> bool:
+        return self._zlib.eof
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._zlib.unused_data
+
+    @property
+    def needs_input(self) -> bool:
+        return not self._rest
+
+    def decompress(self, data: bytes, max_length: int) -> bytes:
+        part = self._zlib.decompress(self._rest + data, max_length)
+        self._rest = b"" if self._zlib.eof else self._zlib.unconsumed_tail
+        return part
+
+
+GZIP = b"\x1f\x8b"
+PACKED: dict[bytes, Callable[[], Any]] = {
+    GZIP: Gunzip,
+    b"BZh": bz2.BZ2Decompressor,
+    b"\xfd7zXZ\0": lambda: lzma.LZMADecompressor(memlimit=MAX_DICTIONARY),
+}
+UNREAD = {
+    b"\x28\xb5\x2f\xfd": "packed by Zstandard; unpack it with `zstd -d`, or pack it with gzip",
+    b"\x04\x22\x4d\x18": "packed by LZ4; unpack it with `lz4 -d`, or pack it with gzip",
+    b"PK\x03\x04": "a ZIP archive; pack its files with tar",
+    b"7z\xbc\xaf": "a 7z archive; pack its files with tar",
+}
+
+
+def unpacked(file: IO[bytes], magic: bytes, stopped: Callable[[], bool]) -> Iterator[bytes]:
+    """Yield the content of a packed file in parts of at most CHUNK bytes.
+
+    Raises:
+        ShardError: the content is larger than MAX_RATIO allows, or other bytes follow it.
+        EOFError: the file is cut off.
+    """
+    unpacker, total = PACKED[magic](), 0
+    while not stopped():
+        packed = b""
+        if unpacker.eof:  # another packed stream may follow, behind padding
+            packed = unpacker.unused_data.lstrip(b"\0")
+            while not packed:
+                if not (more := file.read(CHUNK)):
+                    return
+                packed = more.lstrip(b"\0")
+            if not packed.startswith(magic[: len(packed)]):
+                raise ShardError("other bytes follow the packed data")
+            unpacker = PACKED[magic]()
+        elif unpacker.needs_input:
+            packed = file.read(CHUNK)
+            if not packed:
+                raise EOFError("the packed data is cut off")
+        part = unpacker.decompress(packed, CHUNK)
+        total += len(part)
+        if total > MAX_RATIO * file.tell() + SLACK:
+            raise ShardError(
+                f"the file unpacks to more than {MAX_RATIO} times its size; pack it uncompressed"
+            )
+        if part:
+            yield part
+
+
+class Stream:
+    """The bytes of a shard's tar, read forward, and unpacked on the way.
+
+    Attributes:
+        at: how many bytes were read or skipped.
+        most: an upper bound of the bytes in all. A larger claim is a lie.
+
+    Raises:
+        ShardError: the shard is packed in a way that is not read.
+    """
+
+    def __init__(self, file: IO[bytes], stopped: Callable[[], bool]) -> None:
+        head, size = file.read(6), os.fstat(file.fileno()).st_size
+        file.seek(0)
+        for magic, what in UNREAD.items():
+            if head.startswith(magic):
+                raise ShardError(what)
+        packing = [magic for magic in PACKED if head.startswith(magic)]
+        self.at, self._file, self._part = 0, file, memoryview(b"")
+        self._parts = unpacked(file, packing[0], stopped) if packing else None
+        self.most = MAX_RATIO * size + SLACK if packing else size
+
+    def read(self, size: int) -> bytes:
+        """Return the next `size` bytes; fewer at the end."""
+        data = self._file.read(size) if self._parts is None else b"".join(self._taken(size))
+        self.at += len(data)
+        return data
+
+    def skip(self, size: int) -> None:
+        """Leave out the next `size` bytes, or all up to the end."""
+        if self._parts is None:
+            self._file.seek(self.at + size)
+            self.at += size
+        else:
+            self.at += sum(map(len, self._taken(size)))
+
+    def _taken(self, size: int) -> Iterator[memoryview]:
+        assert self._parts is not None
+        while size:
+            if not self._part:
+                self._part = memoryview(next(self._parts, b""))
+                if not self._part:
+                    return
+            part, self._part = self._part[:size], self._part[size:]
+            size -= len(part)
+            yield part
+
+
+def read_members(
+    path: Path,
+    start: int,
+    limits: Mapping[str, int],
+    stopped: Callable[[], bool] = lambda: False,
+) -> Iterator[Member]:
+    """Yield the shard's files from the header at byte `start` on.
+
+    An item without a name marks the end of an archive, or a place that cannot be read. Reading
+    goes on at the next header.
+
+    Args:
+        path: the shard.
+        start: where a header begins, in bytes of the unpacked shard.
+        limits: the most bytes of a wanted file, by its extension. Only these files are read.
+        stopped: whether to end.
+
+    Raises:
+        ShardError: the shard cannot be read on; names the byte.
+    """
+    at = start
+    try:
+        with path.open("rb") as file:
+            stream = Stream(file, stopped)
+            stream.skip(start)
+            for member in Members(stream, limits, stopped):
+                at = member.start
+                yield member
+    except (*DAMAGE, ShardError) as error:
+        raise ShardError(f"unreadable from byte {at}: {error}") from error
+
+
+class Members:
+    """The members behind a place of a stream; see `read_members`."""
+
+    def __init__(
+        self, stream: Stream, limits: Mapping[str, int], stopped: Callable[[], bool]
+    ) -> None:
+        self._stream, self._limits, self._stopped = stream, limits, stopped
+        self._told: dict[str, str] = {}  # what an extra header tells of the next member
+        self._lost: Lost | None = None  # why the next member cannot be read
+        self._zeros = 0  # bytes of zeros just read
+        self._searching = False  # for a header, behind a place that cannot be read
+
+    def __iter__(self) -> Iterator[Member]:
+        begin = self._stream.at
+        while not self._stopped():
+            at = self._stream.at
+            block = self._stream.read(BLOCK)
+            if len(block) < BLOCK:
+                whole = self._zeros or self._searching or (at == begin > 0 and not block)
+                if not (whole or self._stopped()):
+                    raise ShardError(f"no end mark at byte {at}: the shard is empty or cut off")
+                yield Member(at, "", lost=self._lost)
+                return
+            if not self._searching and not block.strip(b"\0"):
+                if not self._zeros:
+                    yield Member(at, "", lost=self._lost)
+                    self._told, self._lost = {}, None
+                self._zeros += BLOCK
+                if self._zeros > MAX_PADDING:
+                    raise ShardError(f"more than {MAX_PADDING} zero bytes behind an archive")
+            elif (info := header(block)) is not None:
+                self._zeros, self._searching = 0, False
+                yield from self._entry(at, info, block)
+            elif at == 0:
+                raise ShardError("no header at byte 0: it is no tar archive")
+            elif not self._searching:
+                self._searching = True
+                yield Member(at, "", lost=("damaged", f"no header at byte {at}"))
+
+    def _entry(self, at: int, info: tarfile.TarInfo, block: bytes) -> Iterator[Member]:
+        size = int(self._told.get("size", info.size))
+        if not 0 <= size <= self._stream.most - self._stream.at:
+            self._searching = True
+            self._lost = ("damaged", f"unreadable from byte {at}: {size} bytes do not follow")
+            size = 0
+        if info.type in EXTRA:
+            if not self._searching:
+                self._read_extra(at, info.type, size)
+            return
+        if info.type in WITHOUT_CONTENT:
+            size = 0
+        if info.type == tarfile.GNUTYPE_SPARSE and block[482]:
+            while not self._stopped() and self._stream.read(BLOCK)[504:505] not in (b"", b"\0"):
+                pass  # further lists of holes
+        name = self._told.get("GNU.sparse.name") or self._told.get("path") or info.name
+        limit = self._limits.get(split_key(name)[1])
+        data, left_out = None, None
+        if limit is not None:
+            left_out = self._lost or self._why_not(info, size, limit)
+        if limit is not None and not left_out and info.isreg():
+            data = self._stream.read(size)
+            if len(data) < size:
+                raise ShardError(f"the {size} bytes of {name!r:.80} are cut off")
+        self._stream.skip(padded(size) - len(data or b""))
+        self._told, self._lost = {}, None
+        if info.isreg() or left_out:
+            yield Member(at, name, data, left_out)
+
+    def _why_not(self, info: tarfile.TarInfo, size: int, limit: int) -> Lost | None:
+        """Return why the content of a wanted member is not read."""
+        if info.islnk() or info.issym():
+            remedy = "pack its content: tar --dereference --hard-dereference"
+            return "link", f"a link to {info.linkname!r:.80}; {remedy}"
+        if info.type == tarfile.GNUTYPE_SPARSE or any("GNU.sparse" in key for key in self._told):
+            return "sparse", "a file with holes; pack it without --sparse"
+        if size > limit:
+            return "too large", f"{size} bytes; at most {limit} are read"
+        return None
+
+    def _read_extra(self, at: int, kind: bytes, size: int) -> None:
+        """Read a header that describes the next member."""
+        if size > MAX_HEADER:
+            what = f"its extra header at byte {at} has {size} bytes"
+            self._lost = ("damaged", f"{what}; at most {MAX_HEADER} are read")
+            self._stream.skip(padded(size))
+            return
+        body = self._stream.read(padded(size))[:size]
+        if kind == tarfile.GNUTYPE_LONGNAME:
+            self._told["path"] = text(body.rstrip(b"\0"))
+        elif kind in (tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE):
+            try:
+                self._told |= pax_records(body)
+            except ValueError as error:
+                self._lost = ("damaged", f"the pax header at byte {at}: {error}")
+
+
+def header(block: bytes) -> tarfile.TarInfo | None:
+    """Return what a block of 512 bytes says as the header of a member; None: it is no header."""
+    if not CHECKSUM.fullmatch(block[148:156]):  # quickly, for all blocks of a damaged part
+        return None
+    try:
+        return tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
+    except (tarfile.HeaderError, ValueError):
+        return None
+
+
+def pax_records(body: bytes) -> dict[str, str]:
+    """Return the records of a pax header: "LENGTH KEY=VALUE\\n" each.
+
+    Raises:
+        ValueError: they are damaged.
+    """
+    found: dict[str, str] = {}
+    at = 0
+    while at < len(body) and body[at]:
+        match = RECORD.match(body, at)
+        end = at + int(match[1]) if match else 0
+        if not match or not match.end() < end <= len(body):
+            raise ValueError(f"no record at byte {at}")
+        found[text(match[2])] = text(body[match.end() : end - 1])
+        at = end
+    if not found.get("size", "0").isdecimal() or len(found.get("size", "0")) > 20:
+        raise ValueError(f"no size: {found.pop('size')!r:.40}")
+    return found
+
+
+def text(name: bytes) -> str:
+    """Return a name, which need not be UTF-8."""
+    return name.decode("utf-8", "surrogateescape")
+
+
+def padded(size: int) -> int:
+    """Return the bytes that a content takes in whole blocks."""
+    return -(-size // BLOCK) * BLOCK
