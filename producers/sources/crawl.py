@@ -119,7 +119,9 @@ class Crawl:
 
     def rows(self) -> Iterator[Row]:
         """Of all lists, one after the other."""
-        return itertools.chain.from_iterable(read_rows(path, self._column) for path in self._files)
+        facts = [*self._keep, *([] if self._label is None else [self._label])]
+        lists = (read_rows(path, self._column, facts) for path in self._files)
+        return itertools.chain.from_iterable(lists)
 
     async def crawl(self, row: Row) -> Sample | None:
         """What a row gives; None: nothing, and `skipped` says why."""

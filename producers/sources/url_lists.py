@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,8 @@ from typing import Any, TextIO
 from producers.sources.base import SourceError
 
 MAX_LINE = 1 << 20  # characters; a list without line ends must not fill the memory
+
+MAX_COLUMN = 2**30  # bytes of a column in a row group of a Parquet file
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +25,10 @@ class Row:
     facts: dict[str, Any] = field(default_factory=dict)
 
 
-def read_rows(path: Path, column: str) -> Iterator[Row]:
+def read_rows(path: Path, column: str, facts: Sequence[str] = ()) -> Iterator[Row]:
     """The rows of a list: .csv, .parquet, .jsonl (or .ndjson), or text with a URL a line.
+
+    Of a Parquet file only the URL and the named facts are read.
 
     A row that cannot be read has an empty URL. Empty lines of a text, and those that begin with
     "#", are none.
@@ -35,7 +39,7 @@ def read_rows(path: Path, column: str) -> Iterator[Row]:
     kind = path.suffix.lower()
     try:
         if kind == ".parquet":
-            yield from parquet_rows(path, column)
+            yield from parquet_rows(path, column, facts)
             return
         # utf-8-sig: spreadsheets begin their files with a mark.
         with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
@@ -62,16 +66,44 @@ def bounded_lines(file: TextIO) -> Iterator[str]:
         yield "a line that is too long" if long else line
 
 
-def parquet_rows(path: Path, column: str) -> Iterator[Row]:
-    """Those of a Parquet file."""
+def parquet_rows(path: Path, column: str, facts: Sequence[str]) -> Iterator[Row]:
+    """Yield the rows of a Parquet file, which may be far larger than the file."""
     from pyarrow import parquet
 
-    file = parquet.ParquetFile(path)
-    if column not in file.schema_arrow.names:
-        raise absent(path, column, file.schema_arrow.names)
-    for batch in file.iter_batches(4096):
-        for facts in batch.to_pylist():
-            yield Row(text(facts.pop(column)), facts)
+    schema = parquet.read_schema(path)
+    if column not in schema.names:
+        raise absent(path, column, schema.names)
+    wanted = [name for name in dict.fromkeys([column, *facts]) if name in schema.names]
+    # A text that many rows share is held once: a file of a kilobyte may repeat a megabyte.
+    texts = [name for name in wanted if str(schema.field(name).type) in ("string", "large_string")]
+    with parquet.ParquetFile(path, read_dictionary=texts) as file:
+        for number in range(file.metadata.num_row_groups):
+            for part in columns_of(file.metadata.row_group(number)):
+                if part.path_in_schema.split(".")[0] in wanted:
+                    check_bytes(path, part)
+        for batch in file.iter_batches(4096, columns=wanted):
+            for row in range(batch.num_rows):
+                found = {name: batch.column(name)[row].as_py() for name in wanted}
+                yield Row(text(found.pop(column)), found)
+
+
+def columns_of(group: Any) -> Iterator[Any]:
+    """Yield the metadata of each column of a row group."""
+    return (group.column(number) for number in range(group.num_columns))
+
+
+def check_bytes(path: Path, part: Any) -> None:
+    """Refuse a column of a row group that would fill the memory.
+
+    Raises:
+        SourceError: it claims more than MAX_COLUMN bytes.
+    """
+    if part.total_uncompressed_size > MAX_COLUMN:
+        raise SourceError(
+            f"{path}: column {part.path_in_schema!r} has a row group of "
+            f"{part.total_uncompressed_size} bytes; at most {MAX_COLUMN} are read. Write the file "
+            "with smaller row groups"
+        )
 
 
 def csv_rows(path: Path, lines: Iterable[str], column: str) -> Iterator[Row]:

@@ -12,9 +12,17 @@ from pathlib import Path
 from stat import S_ISREG
 from typing import Literal
 
-from producers.sources.base import Facts, Skipped, checked, mark, wrong_position
+from producers.sources.base import (
+    SHOWN_CHARS,
+    Facts,
+    Skipped,
+    checked,
+    mark,
+    wrong_position,
+)
 from producers.sources.fields import codec_of, content_id, no_image, read_image
 from producers.sources.folders import walk
+from stream_ssl.rate_limited_logger import printable
 from stream_ssl.wire.sample import Position, Sample
 
 log = logging.getLogger(__name__)
@@ -177,7 +185,7 @@ class WatchedFolder:
             log.warning(
                 "source %s: left out %s: its time %.3f is not after that of a file already sent; "
                 'touch it, or watch with order="ctime"',
-                *(self.name, path, stamp * 1e-9),
+                *(self.name, printable(path, SHOWN_CHARS), stamp * 1e-9),
             )
 
     def _read(self, found: Found) -> Sample | None:

@@ -1,0 +1,42 @@
+"""Lists of URLs in Parquet files that claim, or hold, more than the memory does."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from producers.sources import url_lists
+from producers.sources.base import SourceError
+from producers.sources.url_lists import Row, read_rows
+
+
+def test_a_text_that_all_rows_share_is_held_once(tmp_path: Path) -> None:
+    """Two hundred bytes a row group that unpack to 400 MB a batch."""
+    text, path = "http://host/" + "a" * 100_000, tmp_path / "a.parquet"
+    shared = pa.DictionaryArray.from_arrays(pa.array([0] * 4096, pa.int32()), pa.array([text]))
+    parquet.write_table(pa.table({"url": shared, "label": shared}), path, compression="zstd")
+    default = pa.default_memory_pool()
+    pool = pa.proxy_memory_pool(default)
+    pa.set_memory_pool(pool)
+    try:
+        rows = list(zip(read_rows(path, "url", ["label"]), range(5000), strict=False))
+    finally:
+        pa.set_memory_pool(default)
+    assert len(rows) == 4096
+    assert rows[-1][0] == Row(text, {"label": text})
+    assert pool.max_memory() < 2**24
+
+
+def test_only_what_is_asked_for_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.parquet"
+    images = [bytes([n]) * 100_000 for n in range(3)]
+    parquet.write_table(pa.table({"url": ["u", "v", None], "n": [1, 2, 3], "jpg": images}), path)
+    monkeypatch.setattr(url_lists, "MAX_COLUMN", 10_000)
+    assert list(read_rows(path, "url", ["n", "absent"])) == [
+        Row("u", {"n": 1}),
+        Row("v", {"n": 2}),
+        Row("", {"n": 3}),
+    ]
+    with pytest.raises(SourceError, match=r"'jpg' has a row group of .* at most 10000"):
+        list(read_rows(path, "url", ["jpg"]))
