@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from memory.compute import to_device
+from memory.fixed import Fixed
 from memory.process_group import SINGLE_PROCESS, RankGroup
 
 Image = tuple[int, int, int]
@@ -98,6 +99,8 @@ class Columns:
     multiplicity: Tensor
     draws: Tensor  # how often a slot's sample was drawn
     drawn_epoch: Tensor  # of its last draw, see draws.by_epochs; 0: none
+    capacity = Fixed[int]()
+    dim = Fixed[int]()
 
     def __init__(
         self,
@@ -287,6 +290,8 @@ class Images:
         device: where the memory computes; the images lie there too unless `host`.
         host: keep them in the host's memory, pinned where the device is a GPU.
     """
+
+    shape = Fixed[Image]()
 
     def __init__(self, capacity: int, shape: Image, device: torch.device, host: bool) -> None:
         self.shape, self.device, self._host = shape, device, host

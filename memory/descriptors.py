@@ -24,6 +24,7 @@ from torch.nn.functional import adaptive_avg_pool2d, normalize
 
 from memory.checks import check_count, check_embeddings, check_number
 from memory.columns import Image
+from memory.fixed import Fixed
 
 CONTRAST = 1 / 64
 """Part of the range of a pixel below which a thumbnail's contrast is taken for noise."""
@@ -118,6 +119,8 @@ class Thumbnail(Descriptor):
     >>> round(float(describe(z_BD, dark.byte()) @ describe(z_BD, light.byte()).T), 4)
     1.0
     """
+
+    side = Fixed[int]()
 
     def __init__(self, side: int = 8) -> None:
         self.side = check_count("side", side, 2, "pixels: a single one has no contrast")

@@ -35,6 +35,7 @@ from memory.descriptors import Descriptor, Embedding, check_descriptor, descript
 from memory.draws import Draw, DrawOrder, Negatives, Strata
 from memory.eviction import Feedback, MostDuplicated, Policy
 from memory.eviction.base import check_free
+from memory.fixed import Fixed
 from memory.process_group import SINGLE_PROCESS, RankGroup
 from memory.scores import Score, check_score
 from memory.shards import RANK_SEEDS, Meeting, check_shareable
@@ -97,6 +98,11 @@ class WorkingMemory(nn.Module):
     >>> admission.evicted.tolist(), memory.ids.tolist()
     ([0], [3, 1, 2])
     """
+
+    capacity = Fixed[int]()
+    capacity_of_all = Fixed[int]()
+    dim = Fixed[int]()
+    image_shape = Fixed[Image | None]()
 
     @torch.inference_mode(False)
     def __init__(

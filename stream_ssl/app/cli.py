@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import importlib
 import os
 import signal
@@ -28,11 +29,19 @@ COMMANDS = {
     "check": "validate a config file without opening a socket",
     "status": "what a running daemon is doing: rates, lag, memory, last checkpoint",
 }
+STDERR = 2
 DAEMONS = ("run", "receiver", "learner", "produce")
+
+
+def trace_crashes() -> None:
+    """Let a crash in native code write the stacks of all threads to standard error."""
+    if not faulthandler.is_enabled():
+        faulthandler.enable(STDERR)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status: 0 done, 1 failed, 2 wrong usage, 130 Ctrl-C."""
+    trace_crashes()
     parser = argparse.ArgumentParser(
         prog="stream-ssl",
         description="Learn an image encoder from an endless, uncurated stream.",

@@ -12,13 +12,15 @@ import sys
 import threading
 from collections.abc import Sequence
 
-from stream_ssl.app.failures import DONE, FAILED
-from stream_ssl.app.signals import PARENT, watch_parent
+from stream_ssl.app.cli import trace_crashes
+from stream_ssl.app.failures import DONE, FAILED, USAGE
+from stream_ssl.app.signals import KILLED, PARENT, watch_parent
 from stream_ssl.app.threads import share_cores
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run until all have ended. The supervisor starts the group again, so torchrun does not."""
+    trace_crashes()
     ranks, *rest = arguments
     if parent := os.environ.pop(PARENT, None):  # that of the ranks is this process
         stop = threading.Event()
@@ -34,11 +36,21 @@ def main(arguments: Sequence[str]) -> int:
     try:
         run.main([*command, "stream_ssl", "learner", *rest])
     except ChildFailedError as error:
-        statuses = [failure.exitcode for failure in error.failures.values()]
-        return max((status for status in statuses if status > 0), default=FAILED)
+        return status_of([failure.exitcode for failure in error.failures.values()])
     except SignalException:
         return DONE
     return DONE
+
+
+def status_of(statuses: Sequence[int]) -> int:
+    """Return the status of a group whose ranks ended with these; -N stands for signal N.
+
+    A rank that crashed names the cause; the others fail because it is gone.
+    """
+    crashes = [-status for status in statuses if status < 0 and -status != signal.SIGTERM]
+    if crashes and USAGE not in statuses:
+        return KILLED + crashes[0]
+    return max((status for status in statuses if status > 0), default=FAILED)
 
 
 def _terminate_when(stop: threading.Event) -> None:

@@ -32,7 +32,7 @@ from stream_ssl.ingest.journal import JournalReader, journal_id
 from stream_ssl.ingest.verdicts import VerdictSender
 from stream_ssl.learning.checkpoint import Checkpointer, CheckpointError, CheckpointRecord
 from stream_ssl.learning.learner import IncompatibleConfig
-from stream_ssl.learning.records import CheckpointDue, Idle, StepRecord
+from stream_ssl.learning.records import CheckpointDue, Idle, ReloadDue, StepRecord
 from stream_ssl.learning.saved import Saved
 from stream_ssl.observe.balance import Balance, class_counts
 from stream_ssl.observe.collisions import ClassCollisions, near_copies
@@ -111,11 +111,14 @@ class Process:
             self._resume(settings, saved, start)
         elif settings["from"] is not None:
             self._begin_from(settings)
+        # Written as the checkpoint of step 0 once the samples have shown that the settings fit.
+        self._first = self.learner.capture().copied() if saved is None else None
         self._offsets = ConsumerOffsets(self._part.folder)
         self._checkpointed = (self._checkpointer.needed() or START).record
         self._free_space_at = 0.0
         self._limited_log = RateLimitedLogger(log, seconds=60.0)
         self._healthy = True  # whether training had not diverged at the last look
+        self._failed_step = 0  # at which it had, the last time
         self._step_log = StepLog(log)
         self._view = self._page.memory = MemoryView(self.learner.memory, self.learner.origins)
         stack.callback(self._view.close)  # before the server, which would wait for it
@@ -235,6 +238,10 @@ class Process:
                 if isinstance(record, CheckpointDue):
                     self._save_behind()
                     continue
+                if isinstance(record, ReloadDue):
+                    self._reload()
+                    continue
+                self._save_first(record)
                 self._conclude_save()
                 self._observers.consume(record)
                 if isinstance(record, StepRecord):
@@ -250,9 +257,11 @@ class Process:
                 if time.monotonic() >= self._tell_at:
                     self._tell_receiver()
                     self._tell_ranks()
-                if self._checkpointer.due(record) and not self._ranks.group.rank:
+                due = self._checkpointer.due(record) and self.learner.divergence.savable
+                if due and not self._ranks.group.rank:
                     self._save_soon()  # the first says when
                 first = self._part.number == 0  # of those that read this journal
+                first = first and not self.learner.divergence.halted
                 if first and isinstance(record, Idle) and self._offsets.journal_full:
                     self._checkpoint_to_free_space()  # the learner has all that there is
         except IncompatibleConfig as error:  # only the samples could tell
@@ -264,7 +273,9 @@ class Process:
         self.health.set("started", False, "stopping")
         self._observers.survey()
         self._conclude_save(wait=True)
-        if self.learner.step:
+        if not self.learner.divergence.savable:
+            log.warning("no last checkpoint is written, because updates were being skipped")
+        elif self.learner.step:
             self._save(lambda: self._checkpointer.save(self.learner, self._config))
 
     def _met(self, saved: Saved | None, settings: Namespace) -> GroupView:
@@ -323,12 +334,43 @@ class Process:
         self._where.write()
         self._tell_at = time.monotonic() + TELL_SECONDS
 
+    def _save_first(self, record: StepRecord | Idle) -> None:
+        """Write the state from before the first step, to which a run can go back."""
+        if self._first is not None and isinstance(record, StepRecord):
+            first, self._first = self._first, None
+            self._save(lambda: self._checkpointer.save(first, self._config))
+
+    def _reload(self) -> None:
+        """Go back to good weights after the present ones have diverged."""
+        divergence, group = self.learner.divergence, self._ranks.group
+        self._conclude_save(wait=True)
+        saved = self._checkpointer.before(divergence.limit)
+        if saved is None:  # there are no earlier ones: those that were reloaded last, once more
+            saved = self._checkpointer.before(divergence.reloaded_from + 1)
+        if saved is None:
+            divergence.halt()
+            log.error("no checkpoint precedes the fault: %s", divergence)
+        else:
+            self._failed_step = self.learner.step
+            self.learner.reload(saved.capture(group.rank, group.size, self.learner.offset))
+            log.warning(
+                "reloaded %s; training goes on with the samples that follow", saved.path.name
+            )
+            if divergence.halted:
+                log.error("%s", divergence)
+        self._tell_of_divergence()
+
     def _tell_of_divergence(self) -> None:
-        """Export the state of divergence; log a warning when it turns bad."""
+        """Export the state of divergence; log when it turns bad and when it is over."""
         divergence = self.learner.divergence
         self.metrics.observe_divergence(divergence)
         if not divergence.healthy and self._healthy:
             log.warning("%s", divergence)
+        if divergence.healthy and not self._healthy:
+            log.info("training has recovered: the reloaded checkpoint takes updates again")
+            self._checkpointer.discard_between(divergence.reloaded_from, self._failed_step)
+            if not self._ranks.group.rank:
+                self._save_soon()
         self._healthy = divergence.healthy
         self.health.set("divergence", self._healthy, str(divergence))
 

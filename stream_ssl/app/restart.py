@@ -50,7 +50,7 @@ MAY_CHANGE = (
     "learner.novelty",
     *("memory.duplicates", "memory.images_on", "memory.measured_by"),
     *("checkpoints.keep", "checkpoints.every_seconds", "checkpoints.every_steps"),
-    "checkpoints.behind",
+    *("checkpoints.behind", "checkpoints.history_bytes"),
     *("decoder.max_pixels", "batches.workers", "batches.prefetch"),
     *("quarantine.max_bytes", "quarantine.max_files", "quarantine.rate"),
     *("shadows", "classes", "observe.held_out", "observe.prequential.window"),

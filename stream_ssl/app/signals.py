@@ -9,6 +9,9 @@ import threading
 PARENT = "STREAM_SSL_PARENT"
 """Environment: the process id of the supervisor that started this one."""
 
+KILLED = 128
+"""Exit status of a process that stands for one that signal N killed: 128 + N."""
+
 STARTED_BY = (PARENT, "TORCHELASTIC_RUN_ID")
 """Environment of a process that our supervisor, or torchrun, asks to stop, and kills where it takes
 too long."""

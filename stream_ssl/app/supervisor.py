@@ -9,16 +9,54 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from stream_ssl.app.signals import PARENT
+from stream_ssl.app.signals import KILLED, PARENT
 from stream_ssl.observe.catalogue import RESTARTS
 
 log = logging.getLogger("stream_ssl.supervisor")
 
 USAGE = 2
 """Exit status of a process whose configuration is wrong: starting it again mends nothing."""
+
+CRASHES, CRASH_SECONDS = 3, 300.0
+"""After so many crashes by one signal within so many seconds, the log says what to change."""
+NATIVE = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT)
+"""Signals of faults in native code. A child writes the stacks of its threads before it ends."""
+NATIVE_REMEDY = (
+    "native code is at fault, and a restart does not repair it. The stacks above name the call. "
+    "For the learner try encoder.width 16 or more, learner.threads 1, learner.device cpu, or "
+    "ONEDNN_MAX_CPU_ISA=AVX2 in the environment; else install other versions of the libraries "
+    "that the stacks name"
+)
+KILLED_REMEDY = (
+    "the system kills processes so when memory runs out (dmesg tells). Lower memory.capacity, "
+    "batches.batch_size or receiver.total_credit, or raise the limit of memory"
+)
+
+
+def signal_of(status: int) -> signal.Signals | None:
+    """Return the signal that killed a process with this exit status, or a process that it ran."""
+    try:
+        return signal.Signals(-status if status < 0 else status - KILLED)
+    except ValueError:
+        return None
+
+
+def ending(status: int, pid: int) -> str:
+    """Return how a process ended, in words, and where its stacks are."""
+    number = signal_of(status)
+    if number is None:
+        return f"ended with status {status}"
+    how = f"was killed by {number.name} (signal {number.value})"
+    if number in NATIVE:
+        how += (
+            '; the stacks of its threads are above, after "Fatal Python error"; where the system '
+            f"keeps core dumps, coredumpctl info {pid} has the native one"
+        )
+    return how
 
 
 @dataclass
@@ -54,6 +92,10 @@ class Child:
     """Whether it has once lived for as long as `back_off` calls healthy."""
     may_start: Callable[[], bool] = lambda: True
     """Asked before each start; a start that may not happen yet is tried again."""
+    crashes: deque[tuple[float, signal.Signals | None]] = field(
+        default_factory=lambda: deque(maxlen=CRASHES)
+    )
+    """When it ended the last times, and by which signal."""
 
     def start(self, clock: Callable[[], float]) -> None:
         """Start the process; it stops by itself should we die."""
@@ -117,7 +159,7 @@ class Supervisor:
         status = child.process.poll()
         if status is None:
             return None
-        child.process = None
+        pid, child.process = child.process.pid, None
         if status == USAGE and not child.worked:
             log.error(
                 "%s: wrong configuration (its message is above); nothing restarts", child.name
@@ -127,8 +169,22 @@ class Supervisor:
         why = ", for its configuration does not work any more" if status == USAGE else ""
         lived = now - child.started
         child.worked |= lived >= child.back_off.healthy
-        self._start_later(child, now, lived, f"ended with status {status}{why}")
+        self._start_later(child, now, lived, f"{ending(status, pid)}{why}")
+        self._tell_of_crashes(child, now, signal_of(status))
         return None
+
+    def _tell_of_crashes(self, child: Child, now: float, number: signal.Signals | None) -> None:
+        """Say what to change once a child crashes over and over in the same way."""
+        child.crashes.append((now, number))
+        alike = number is not None and {other for _, other in child.crashes} == {number}
+        if alike and len(child.crashes) == CRASHES and now - child.crashes[0][0] <= CRASH_SECONDS:
+            assert number is not None
+            remedy = NATIVE_REMEDY if number in NATIVE else KILLED_REMEDY
+            if number in NATIVE or number == signal.SIGKILL:
+                log.error(
+                    "%s was killed by %s %d times within %.0f minutes: %s",
+                    *(child.name, number.name, CRASHES, CRASH_SECONDS / 60, remedy),
+                )
 
     def _start_later(self, child: Child, now: float, lived: float, why: str) -> None:
         wait = child.back_off.after(lived)

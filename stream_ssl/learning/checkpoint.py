@@ -31,9 +31,10 @@ from stream_ssl.durable import (
     write,
     write_json,
 )
-from stream_ssl.learning.learner import Capture, Learner
+from stream_ssl.learning.learner import Capture, Learner, made_by
 from stream_ssl.learning.ranks import Ranks
 from stream_ssl.learning.records import Idle, StepRecord
+from stream_ssl.learning.retention import Entry, history, newest_kept, within
 from stream_ssl.learning.saved import (
     FORMAT,
     LATEST,
@@ -59,6 +60,8 @@ PART_SECONDS = 600.0
 """After which a rank's part of a checkpoint, written behind, is given up."""
 IDLE_SECONDS = 60.0
 """Without a checkpoint, after which one is due while the stream pauses."""
+HISTORY_SHARE = 0.25
+"""Of the disk's free space, that the history may take by default."""
 
 
 class CheckpointError(RuntimeError):
@@ -67,8 +70,8 @@ class CheckpointError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRecord:
-    """A checkpoint that is now durable. `needed` is the least offset that any kept checkpoint
-    would replay from: without it in the journal there is nothing to fall back on."""
+    """A checkpoint that is now durable. `needed` is the least offset that any of the newest
+    checkpoints would replay from: without it in the journal there is nothing to fall back on."""
 
     step: int
     created: float  # seconds since the Unix epoch
@@ -88,10 +91,14 @@ class Checkpointer:
 
     Args:
         folder: where the checkpoints lie.
-        keep: how many stay; 2 or more allow falling back on the one before.
+        keep: how many of the newest stay; 2 or more allow falling back on the one before. A run
+            also keeps the newest one whose weights are known to be good, and a history: the last
+            one of each hour for a day, and of each day for a week.
         every_seconds: a checkpoint is due so long after the last; null: not by time, but for the
             one that is written once the stream has paused for a minute.
         every_steps: or so many steps after the last; null: not by steps.
+        history_bytes: how much disk the history may take, at most; the oldest go first. null: a
+            quarter of the space that would be free without it. 0: there is no history.
         behind: write while training goes on, which waits for a copy of the state alone; that takes
             as much main memory again as the state. false: training waits for the disk.
         ranks: of the run, who all call `newest`, `begin` and `save` alike; None: one process.
@@ -112,6 +119,7 @@ class Checkpointer:
         every_steps: int | None = None,
         behind: bool = True,
         ranks: Ranks | None = None,
+        history_bytes: int | None = None,
     ) -> None:
         if keep < 1:
             raise ValueError(
@@ -122,7 +130,12 @@ class Checkpointer:
             raise ValueError(
                 f"every_seconds={every_seconds}, every_steps={every_steps}: each positive, or None"
             )
-        self.folder, self.keep = Path(folder), keep
+        if history_bytes is not None and history_bytes < 0:
+            raise ValueError(
+                f"history_bytes is {history_bytes}: it is a number of bytes, 0 for no history, or "
+                "None for a quarter of the free space"
+            )
+        self.folder, self.keep, self.history_bytes = Path(folder), keep, history_bytes
         self.every_seconds, self.every_steps = every_seconds, every_steps
         self.damaged = 0
         self._copies = Copies() if behind else None
@@ -164,13 +177,18 @@ class Checkpointer:
         """Whether a checkpoint is being written that `finished` has not told of."""
         return self._writing is not None
 
-    def save(self, learner: Learner, config: Mapping[str, Any]) -> CheckpointRecord:
+    def save(self, source: Learner | Capture, config: Mapping[str, Any]) -> CheckpointRecord:
         """Write a checkpoint; when this returns it survives a power cut. None may be under way.
+
+        Args:
+            source: the learner, or a capture that it gave earlier.
+            config: of the run.
 
         Raises OSError if the disk does not take it: what was there before stays untouched.
         """
         started = time.monotonic()
-        captured, target = self._captured(learner)
+        capture = source if isinstance(source, Capture) else source.capture()
+        captured, target = self._captured(capture)
         if self._ranks.alone:
             size = self._finish(target, lambda: self._write(target, captured, config))
         else:
@@ -190,7 +208,7 @@ class Checkpointer:
             self._writing = Writing(lambda: record)
             return
         started = time.monotonic()
-        found, target = self._captured(learner, live=True)
+        found, target = self._captured(learner.capture(live=True))
         captured = Capture(self._copies.take(found.tensors), found.facts)
         work: Callable[[], int]
         if self._ranks.alone:
@@ -219,9 +237,9 @@ class Checkpointer:
         self._durable_step = record.step
         return record
 
-    def _captured(self, learner: Learner, live: bool = False) -> tuple[Capture, Path]:
-        self._tried, captured = time.monotonic(), learner.capture(live)
-        captured = replace(captured, facts={**captured.facts, "journal": self.journal})
+    def _captured(self, capture: Capture) -> tuple[Capture, Path]:
+        self._tried = time.monotonic()
+        captured = replace(capture, facts={**capture.facts, "journal": self.journal})
         self._step = self._tried_step = int(captured.facts["step"])
         return captured, self.folder / f"{PREFIX}{self._step:09d}"
 
@@ -246,10 +264,43 @@ class Checkpointer:
         Raises CheckpointError if it was written by a newer version of this program, or may not be
         read by this user; OSError where files cannot be opened for now.
         """
+        found = self._told_by_first(self._newest)
+        if found is not None:
+            self._before = found.before(self._ranks.group.size)
+            self.journal = found.journal
+            self._step = self._tried_step = self._durable_step = found.step
+        return found
+
+    def before(self, updated: int) -> Saved | None:
+        """The newest whole checkpoint of weights that were made before step `updated`, or None; the
+        same on all ranks. From now on `latest` names it.
+
+        Raises as `newest` does.
+        """
+
+        def find() -> Saved | None:
+            found = self._newest(updated)
+            if found is not None:
+                self._point_back(found.path)
+            return found
+
+        return self._told_by_first(find)
+
+    def discard_between(self, updated: int, step: int) -> None:
+        """Remove checkpoints up to `step` whose weights were made after step `updated`."""
+        if self._ranks.group.rank == 0:
+            for entry in self._entries():
+                number = int(entry.path.name[len(PREFIX) :])
+                if updated < entry.updated and number <= step:
+                    log.info("checkpoint %s is removed: its weights had diverged", entry.path)
+                    discard(entry.path)
+
+    def _told_by_first(self, find: Callable[[], Saved | None]) -> Saved | None:
+        """The checkpoint that the first rank finds, on all ranks."""
         found, refused = None, ""
         if self._ranks.group.rank == 0:
             try:
-                found = self._newest()
+                found = find()
             except CheckpointError as error:
                 refused = str(error)
             except PermissionError as error:
@@ -263,15 +314,15 @@ class Checkpointer:
         if told[0] is not None and found is None:
             path = self.folder / told[0]
             found = Saved(path, read_map(path / STATE, MOST_STATE))
-        if found is not None:
-            self._before = found.before(self._ranks.group.size)
-            self.journal = found.journal
-            self._step = self._tried_step = self._durable_step = found.step
         return found
 
-    def _newest(self) -> Saved | None:
+    def _newest(self, updated: int | None = None) -> Saved | None:
+        """The newest whole checkpoint; with `updated`, of weights made before that step."""
         next(self.folder.iterdir(), None)  # `glob` would find nothing in a folder it may not read
-        for path in reversed(self._paths()):
+        paths = self._paths()
+        if updated is not None:
+            paths = [entry.path for entry in self._entries() if entry.updated < updated]
+        for path in reversed(paths):
             reason = checkpoint_damage(path)
             if reason is not None:
                 self._set_aside(path, reason)
@@ -285,7 +336,7 @@ class Checkpointer:
             if self.damaged:
                 self._point_back(path)
             return Saved(path, facts)
-        if self.damaged:
+        if self.damaged and updated is None:
             log.error("no checkpoint in %s is whole: the run starts from scratch", self.folder)
         return None
 
@@ -317,15 +368,20 @@ class Checkpointer:
         return changed
 
     def needed(self, beyond: int = 0) -> Offset | None:
-        """The least offset that any checkpoint kept replays from; None without checkpoints.
+        """The least offset that any of the newest `keep` checkpoints replays from; None without.
+
+        The history needs no journal: to go back to one of its checkpoints begins with what the
+        journal still holds. Nor does the checkpoint of step 0, whose place is the beginning.
 
         Args:
             beyond: a journal record; only offsets in later ones count.
         """
         offsets = []
-        for path in self._paths():
+        for path in self._paths()[-self.keep :]:
             try:
                 facts = read_map(path / STATE, MOST_STATE)
+                if not facts["step"]:
+                    continue
                 if self._journals is None:
                     same = facts.get("journal") in (None, self.journal)
                     offsets.append(offset_of(facts) if same else START)
@@ -420,6 +476,7 @@ class Checkpointer:
 
     def _make_scratch(self, scratch: Path) -> None:
         self.folder.mkdir(exist_ok=True)  # somebody may have removed it
+        self._make_room()
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir()
 
@@ -501,9 +558,38 @@ class Checkpointer:
             return 0
         return sum(path.stat().st_size for path in target.iterdir())
 
-    def _prune(self) -> None:
-        for path in self._paths()[: -self.keep]:
-            discard(path)
+    def _prune(self, history_bytes: int | None = None) -> None:
+        """Remove checkpoints that are neither among the newest nor in the history."""
+        if not (entries := self._entries()):
+            return
+        kept = newest_kept(entries, self.keep) | set(self._paths()[-self.keep :])
+        past = history(entries, kept)
+        budget: float | None = self.history_bytes if history_bytes is None else history_bytes
+        if budget is None:
+            held = sum(entry.bytes for entry in past)
+            budget = HISTORY_SHARE * (shutil.disk_usage(self.folder).free + held)
+        kept |= {entry.path for entry in within(budget, past)}
+        for path in self._paths():
+            if path not in kept:
+                discard(path)
+
+    def _make_room(self) -> None:
+        """Give the history up where the disk has no room for another checkpoint."""
+        entries = self._entries()
+        if entries and shutil.disk_usage(self.folder).free < entries[-1].bytes:
+            self._prune(history_bytes=0)
+
+    def _entries(self) -> list[Entry]:
+        """All checkpoints whose facts can be read, the oldest first."""
+        found = []
+        for path in self._paths():
+            try:
+                facts = read_map(path / STATE, MOST_STATE)
+                size = sum(file.stat().st_size for file in path.iterdir())
+                found.append(Entry(path, float(facts["created"]), made_by(facts), size))
+            except (OSError, ValueError, KeyError, TypeError):
+                continue  # damaged: `newest` will set it aside
+        return found
 
     def _set_aside(self, path: Path, reason: str) -> None:
         """Out of the way of `keep`, which would else prune whole ones; the last such stays."""

@@ -25,6 +25,7 @@ class Divergence:
         reloads: checkpoints reloaded since the process started.
         halted: the learner takes no more samples from the journal.
         recovering: a checkpoint was reloaded, and fewer than `ROW` updates followed without a skip.
+        reloaded_from: the step that made the weights that were reloaded last.
         updated: the step that made the present weights. Checkpoints store it, so two checkpoints
             with the same value hold the same weights.
     """
@@ -35,13 +36,13 @@ class Divergence:
         self.halted = False
         self.recovering = False
         self.updated = 0
-        self._reloaded = 0  # `updated` of the checkpoint reloaded last
+        self.reloaded_from = 0
         self._made_in_a_row = 0
         self._attempts = 0
         self._faults: deque[int] = deque(maxlen=FAULTS)  # number of the attempt at each
 
-    def consume(self, record: StepRecord) -> bool:
-        """Take one record; return whether it ends a recovery."""
+    def consume(self, record: StepRecord) -> None:
+        """Take one record."""
         if record.skipped in NOT_FINITE:
             self._attempts += 1
             self._made_in_a_row = 0
@@ -51,10 +52,7 @@ class Divergence:
             self._made_in_a_row += 1
             self.skipped_in_a_row = 0
             self.updated = record.step
-        if not self.recovering or self.halted or self._made_in_a_row < ROW:
-            return False
-        self.recovering = False
-        return True
+            self.recovering &= self._made_in_a_row < ROW
 
     @property
     def due(self) -> bool:
@@ -68,7 +66,7 @@ class Divergence:
         The present weights give no finite update. Weights that were reloaded and failed within
         `ROW` updates are not tried again.
         """
-        return self._reloaded if self.recovering else self.updated
+        return self.reloaded_from if self.recovering else self.updated
 
     def restored(self, updated: int) -> None:
         """The weights are now those that step `updated` made."""
@@ -78,7 +76,7 @@ class Divergence:
         """A checkpoint was reloaded after a fault, with the weights that step `updated` made."""
         self.reloads += 1
         self.recovering = True
-        self.updated = self._reloaded = updated
+        self.updated = self.reloaded_from = updated
         self.skipped_in_a_row = self._made_in_a_row = 0
         self._faults.append(self._attempts)
         if len(self._faults) == FAULTS and self._attempts - self._faults[0] <= WITHIN:
@@ -87,6 +85,11 @@ class Divergence:
     def halt(self) -> None:
         """There is nothing to reload."""
         self.halted = True
+
+    @property
+    def savable(self) -> bool:
+        """Whether a checkpoint of the present weights may be written."""
+        return self.healthy and not self.skipped_in_a_row
 
     @property
     def healthy(self) -> bool:

@@ -32,6 +32,15 @@ BLOCKS = {
 }
 
 
+CHANNELS_LAST_FROM = 16
+"""With fewer channels, oneDNN's kernels for channels last write past their buffers on some CPUs."""
+
+
+def layout_for(width: int) -> torch.memory_format:
+    """Return the fastest safe layout of a network whose narrowest layer has so many channels."""
+    return torch.channels_last if width >= CHANNELS_LAST_FROM else torch.contiguous_format
+
+
 class ResNet(torchvision_resnet.ResNet):  # type: ignore[misc]  # torchvision is untyped
     """Images [B, C, H, W] to features [B, F], F = `dim`.
 
@@ -76,9 +85,7 @@ class ResNet(torchvision_resnet.ResNet):  # type: ignore[misc]  # torchvision is
             self.maxpool = nn.Identity()
         self.fc = nn.Identity()
         self.dim: int = self.inplanes
-        # Channels last is the faster layout, on a CPU too. Below 8 channels, however, oneDNN's
-        # kernels for it write past the end of their buffers and corrupt the heap.
-        self.layout = torch.channels_last if width >= 8 else torch.contiguous_format
+        self.layout = layout_for(width)
         self.to(memory_format=self.layout)
 
     def forward(self, image_BCHW: Tensor) -> Tensor:

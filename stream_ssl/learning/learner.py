@@ -28,7 +28,7 @@ from stream_ssl.learning.origins import Origins
 from stream_ssl.learning.pace import Pace
 from stream_ssl.learning.randomness import OwnRandomness, set_threads
 from stream_ssl.learning.ranks import Ranks, Turn
-from stream_ssl.learning.records import CheckpointDue, Idle, StepRecord
+from stream_ssl.learning.records import CheckpointDue, Idle, ReloadDue, StepRecord
 from stream_ssl.learning.schedule import Constant, Schedule
 from stream_ssl.learning.step import Step, StepResult, true_collisions
 from stream_ssl.learning.vectors import VectorViews
@@ -62,6 +62,19 @@ class Capture:
 
     tensors: Mapping[str, Mapping[str, Tensor]]
     facts: Mapping[str, Any]
+
+    def copied(self) -> Capture:
+        """Return a copy in main memory, which does not change with the run."""
+        copies = {
+            file: {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+            for file, tensors in self.tensors.items()
+        }
+        return Capture(copies, self.facts)
+
+
+def made_by(facts: Mapping[str, Any]) -> int:
+    """Return the step that made a capture's weights; captures of older releases name their own."""
+    return int(facts.get("updated", facts["step"]))
 
 
 class Learner:
@@ -198,26 +211,35 @@ class Learner:
         self._randomness = OwnRandomness(seed + RANK_SEEDS * memory.group.rank, self.device)
         self._batch_size = 0
 
-    def run(self, stop: threading.Event) -> Iterator[StepRecord | Idle | CheckpointDue]:
+    def run(self, stop: threading.Event) -> Iterator[StepRecord | Idle | CheckpointDue | ReloadDue]:
         """Learn until `stop` is set, on any rank. Between two records the state is whole and can be
         captured.
 
         An update that is due comes before the next batch: where a run was interrupted then makes
         no difference to the order of its updates.
+
+        Once the weights have diverged, a `ReloadDue` asks for `reload`. The learner goes on either
+        way. Once it is halted, it takes no batch and makes no update.
         """
         self.method.train()
         last_record = time.monotonic()
+        ignored = 0  # skipped updates in a row, after which nobody reloaded
         while True:
             record: StepRecord | Idle
             self._step.timer.restart()
             stopping, batch = stop.is_set(), None
-            due = self.pace.must_update() and self._can_replay()
-            idle_update = self.pace.may_update() and self._can_replay()
-            if not stopping and not due:
+            reload = self.divergence.due and self.divergence.skipped_in_a_row != ignored
+            self.ranks.reload_asked = reload
+            active = not (reload or self.divergence.halted)
+            due = active and self.pace.must_update() and self._can_replay()
+            idle_update = active and self.pace.may_update() and self._can_replay()
+            if not stopping and not due and active:
                 # Nobody waits for a stream that pauses while others have samples.
                 busy = idle_update or (not self.ranks.alone and any(self.ranks.last.batches))
                 with self._step.timer("data"):
                     batch = self.batches.next(0.0 if busy else POLL)
+            elif self.divergence.halted:
+                stop.wait(POLL)
             offset = self.offset if batch is None else batch.offset
             with self._step.timer("data"):
                 came = 0 if batch is None else len(batch)
@@ -226,6 +248,12 @@ class Learner:
                 return
             if turn.save:
                 yield CheckpointDue()
+            if turn.reload:
+                yield ReloadDue()
+                ignored = self.divergence.skipped_in_a_row
+                due = idle_update = False
+                if self.divergence.halted:
+                    continue
             if due or (idle_update and not any(turn.batches)):
                 record = self._replay()
             elif any(turn.batches):
@@ -263,6 +291,7 @@ class Learner:
                 "offset": {"record": self.offset.record, "sample": self.offset.sample},
                 "pace": self.pace.state_dict(),
                 "schedule": {"factor": self.schedule(self.pace.updates)},
+                "updated": self.divergence.updated,
             },
         )
 
@@ -288,6 +317,19 @@ class Learner:
         self.step, self.samples = int(facts["step"]), int(facts["samples"])
         self._batch_size = int(facts["batch_size"])
         self.offset = Offset(**facts["offset"])
+        self.divergence.restored(made_by(facts))
+
+    def reload(self, capture: Capture) -> None:
+        """Take weights, optimiser, memory and random state from a capture of this run.
+
+        The place in the stream stays: steps, samples, pace and the samples that wait for a batch.
+        So the samples on which the weights diverged are not read again.
+
+        Raises ValueError as `restore` does.
+        """
+        facts = {**self.capture(live=True).facts, "updated": made_by(capture.facts)}
+        self.restore(Capture({**capture.tensors, "waiting": self._novelty.state()}, facts))
+        self.divergence.reloaded(self.divergence.updated)
 
     def _can_replay(self) -> bool:
         return self._batch_size > 0 and self._step.can_draw

@@ -28,6 +28,7 @@ class Turn:
     Attributes:
         stop: some rank was asked to stop: all do, at this turn.
         save: some rank wants a checkpoint: all write theirs before they go on.
+        reload: the weights have diverged: all reload a checkpoint before they go on.
         batches: samples in the batch that came from each one's stream, 0 for none.
         waiting: new samples that each has kept from earlier batches.
         offsets: where each one's stream stands.
@@ -36,6 +37,7 @@ class Turn:
 
     stop: bool = False
     save: bool = False
+    reload: bool = False
     batches: Sequence[int] = (0,)
     waiting: Sequence[int] = (0,)
     offsets: Sequence[Offset] = (START,)
@@ -75,7 +77,7 @@ class Ranks:
 
     def __init__(self, group: RankGroup, device: torch.device) -> None:
         self.group, self._device = group, device
-        self.save_asked = False
+        self.save_asked = self.reload_asked = False
         self.last, self.ready = Turn(), True
         self.work = [Work()] * group.size
         self._since = time.perf_counter(), group.waited
@@ -86,7 +88,7 @@ class Ranks:
         return self.group.size == 1
 
     def agree(self, stop: bool, batch: int, waiting: int, offset: Offset) -> Turn:
-        """One turn, the same on every rank: a single exchange of ten numbers.
+        """One turn, the same on every rank: a single exchange of eleven numbers.
 
         Args:
             stop: whether this rank was asked to.
@@ -95,15 +97,17 @@ class Ranks:
             offset: of the stream behind its last batch.
         """
         if self.alone:
-            self.last = Turn(stop, False, (batch,), (waiting,), (offset,))
+            reload = self.reload_asked
+            self.last = Turn(stop, False, reload, (batch,), (waiting,), (offset,))
             return self.last
         began, waited = self._since
         busy = time.perf_counter() - began - (self.group.waited - waited)
-        numbers = [stop, self.save_asked, batch, waiting, offset.record, offset.sample, self.ready]
+        numbers = [stop, self.save_asked, self.reload_asked, batch, waiting]
+        numbers += [offset.record, offset.sample, self.ready]
         numbers += [int(1e6 * busy), int(1e6 * self.group.waited), self.group.bytes]
-        row_10 = torch.tensor([numbers], dtype=torch.int64, device=self._device)
-        stops, saves, batches, kept, records, samples, ready, *work = to_host(
-            self.group.gather_equal(row_10)
+        row_11 = torch.tensor([numbers], dtype=torch.int64, device=self._device)
+        stops, saves, reloads, batches, kept, records, samples, ready, *work = to_host(
+            self.group.gather_equal(row_11)
         ).T.tolist()
         self._since = time.perf_counter(), self.group.waited
         self.work = [
@@ -113,7 +117,8 @@ class Ranks:
         offsets = [Offset(*pair) for pair in zip(records, samples, strict=True)]
         self.save_asked = False
         all_ready = [bool(one) for one in ready]
-        self.last = Turn(any(stops), any(saves), batches, kept, offsets, all_ready)
+        told = any(stops), any(saves), any(reloads)
+        self.last = Turn(*told, batches, kept, offsets, all_ready)
         return self.last
 
     def tell(self, value: Any) -> list[Any]:

@@ -88,6 +88,11 @@ class CheckpointDue:
 
 
 @dataclass(frozen=True, slots=True)
+class ReloadDue:
+    """On every rank between the same two steps, after the weights have diverged on one of them."""
+
+
+@dataclass(frozen=True, slots=True)
 class Idle:
     """About each second while no batch comes."""
 

@@ -16,7 +16,7 @@ from memory.shards import resharded
 from stream_ssl.batch import START, Offset
 from stream_ssl.bounded_files import read_map
 from stream_ssl.durable import MANIFEST, UNREADABLE, damage, damage_told_by, listed
-from stream_ssl.learning.learner import Capture, Learner
+from stream_ssl.learning.learner import Capture, Learner, made_by
 
 FORMAT = 3  # raised when an older reader could not read it; the manifest's form stays
 STATE = "state.json"
@@ -51,6 +51,11 @@ class Saved:
     @property
     def step(self) -> int:
         return int(self.facts["step"])
+
+    @property
+    def updated(self) -> int:
+        """The step that made the weights."""
+        return made_by(self.facts)
 
     @property
     def offset(self) -> Offset:
@@ -108,6 +113,11 @@ class Saved:
         Other ranks than wrote it get the memory dealt anew, and the samples that waited; each views
         and draws with other seeds then. `start` is of the rank's own journal, where it has one.
         """
+        start = self.start(rank, ranks) if start is None else start
+        learner.restore(self.capture(rank, ranks, start))
+
+    def capture(self, rank: int, ranks: int, start: Offset) -> Capture:
+        """Read what `Learner.restore` and `Learner.reload` take on one of so many ranks."""
         facts = dict(self.facts)
         tensors = {name: load_file(self.path / f"{name}.safetensors") for name in SHARED}
         if ranks == self.ranks:
@@ -123,9 +133,8 @@ class Saved:
                 tensors["waiting"] = _joined(mine)
             tensors["origins"] = _joined(self._parts("origins"))  # each takes those that it holds
             facts["batch_size"] = facts["batch_size"] * self.ranks // ranks
-        start = self.start(rank, ranks) if start is None else start
-        facts["offset"] = {"record": start.record, "sample": start.sample}
-        learner.restore(Capture(tensors, facts))
+        facts["offset"] = place(start)
+        return Capture(tensors, facts)
 
     def _parts(self, name: str) -> list[dict[str, Tensor]]:
         paths = [self.path / f"{name}{suffix_of(rank)}.safetensors" for rank in range(self.ranks)]

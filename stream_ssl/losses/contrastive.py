@@ -58,6 +58,12 @@ class Terms:
         """log of the mean of e^{s_i}."""
         return self.logsumexp_B - self.count_B.log()
 
+    def mean(self, value_B: Tensor) -> Tensor:
+        """Mean over the anchors that have a negative; 0 where none has."""
+        has_B = self.sums.count_B > 0
+        kept_B = value_B.to(self.cosine_BM).where(has_B, 0.0)
+        return kept_B.sum() / has_B.sum().clamp_min(1)
+
 
 class AnchorLoss(NamedTuple):
     """The loss of each anchor.
@@ -79,7 +85,8 @@ class Contrastive(Loss):
     (mean number counted), `effective_negatives` (exponential of the entropy of the softmax over
     the negatives, mean), `clamp_rate` (share of anchors whose estimate fell to its floor; 0 of a
     loss that has none), and `first` (share of anchors closer to their positives than to any
-    negative), which the fused pass of a GPU cannot tell.
+    negative), which the fused pass of a GPU cannot tell. Both shares, and the mean `prior` of the
+    losses that have one, are of the anchors that have a negative.
 
     Args:
         temperature: t; cosines are divided by it. 0.05 to 1 is usual.
@@ -145,12 +152,12 @@ class Contrastive(Loss):
             "negative_similarity": temperature * sums.total_B.sum() / total,
             "negatives": sums.count_B.mean(),
             "effective_negatives": sums.entropy_B.exp().where(sums.count_B > 0, 0.0).mean(),
-            "clamp_rate": zero if clamped_B is None else clamped_B.to(cosine_BM).mean(),
+            "clamp_rate": zero if clamped_B is None else terms.mean(clamped_B),
             **(found.diagnostics or {}),
         }
         if sums.largest_B is not None:
             nearer_B = cosine_BM.amin(1) / temperature > sums.largest_B
-            numbers["first"] = nearer_B.to(cosine_BM).mean()
+            numbers["first"] = terms.mean(nearer_B)
         return Diagnostics(numbers)
 
     def extra_repr(self) -> str:

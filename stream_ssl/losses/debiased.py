@@ -127,7 +127,7 @@ class Debiased(PriorCorrected):
         loss_B, clamped_B = negative_debiased(
             terms, self.log_mean(terms), tau_B, self.floor, self.temperature
         )
-        return AnchorLoss(loss_B, clamped_B, {"prior": tau_B.mean()})
+        return AnchorLoss(loss_B, clamped_B, {"prior": terms.mean(tau_B.detach())})
 
     def log_mean(self, terms: Terms) -> Tensor:
         """log of the mean of e^{s_i} [B]."""

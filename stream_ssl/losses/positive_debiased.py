@@ -111,7 +111,7 @@ class PositiveDebiased(PriorCorrected):
             )
             loss_B = self.alpha * other_B + (1 - self.alpha) * loss_B
             clamped_B = clamped_B | below_B
-        return AnchorLoss(loss_B, clamped_B, {"prior": tau_B.mean()})
+        return AnchorLoss(loss_B, clamped_B, {"prior": terms.mean(tau_B.detach())})
 
     def _grouped(self, terms: Terms, tau_B: Tensor) -> tuple[Tensor, Tensor]:
         """Loss with the positives' mean in P, and where R fell to its floor: [B]."""

@@ -5,10 +5,9 @@ Shapes: B samples, C channels, H height, W width, F features.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
-from stream_ssl.learning.encoder import ResNet
+from stream_ssl.learning.encoder import ResNet, layout_for
 from stream_ssl.reproduction.presets import Network
 
 # (channels, kernel, stride): 32 x 32 images are 16, 8, 4, 2 and 2 wide behind them. A kernel of 4
@@ -34,10 +33,11 @@ class ConvNet(nn.Module):
             ]
             before = channels
         self.layers = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
-        self.to(memory_format=torch.channels_last)
+        self.layout = layout_for(LAYERS[0][0])
+        self.to(memory_format=self.layout)
 
     def forward(self, image_BCHW: Tensor) -> Tensor:
-        feature_BF: Tensor = self.layers(image_BCHW.contiguous(memory_format=torch.channels_last))
+        feature_BF: Tensor = self.layers(image_BCHW.contiguous(memory_format=self.layout))
         return feature_BF
 
 

@@ -15,11 +15,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from table import table
 
 from stream_ssl.app import launch_ranks
 from stream_ssl.app.commands.run import LearnerParsed
 from stream_ssl.app.endpoints import publish
 from stream_ssl.app.failures import DONE
+from stream_ssl.app.launch_ranks import status_of
 from stream_ssl.app.signals import PARENT
 from stream_ssl.app.supervisor import (
     USAGE,
@@ -28,6 +30,7 @@ from stream_ssl.app.supervisor import (
     Supervisor,
     command,
     learner_command,
+    signal_of,
 )
 
 # Each child appends its pid when it starts, so that a test sees starts without asking the child.
@@ -285,3 +288,60 @@ def test_ranks_import_nothing_from_the_working_folder(
     monkeypatch.setattr(launch_ranks, "share_cores", lambda: None)
     assert launch_ranks.main(["2"]) == DONE
     assert seen == ["1"]
+
+
+CRASHES = "import os, signal; os.kill(os.getpid(), getattr(signal, '{}'))"
+
+
+@table(
+    ("name", "advice"), [("SIGSEGV", "encoder.width 16 or more"), ("SIGKILL", "memory.capacity")]
+)
+def test_crashes_alike_say_what_to_change(
+    caplog: pytest.LogCaptureFixture, name: str, advice: str
+) -> None:
+    supervisor = Supervisor({"child": python(CRASHES.format(name))})
+    supervisor.children[0].back_off = BackOff(first=0.01, longest=0.02)
+    running = Running(supervisor)
+    until(lambda: supervisor.children[0].restarts >= 4)
+    running.join()
+    number = getattr(signal, name).value
+    assert f"child was killed by {name} (signal {number})" in caplog.text
+    assert ("Fatal Python error" in caplog.text) == (name == "SIGSEGV"), "where the stacks are"
+    assert f"by {name} 3 times within 5 minutes" in caplog.text
+    assert advice in caplog.text
+
+
+def test_crashes_that_differ_or_are_far_apart_say_nothing_more(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    supervisor = Supervisor({})
+    child = Child("child", [])
+    for at, number in [(0, 11), (1, 6), (2, 11), (400, 11), (702, 11), (703, None)]:
+        found = None if number is None else signal.Signals(number)
+        supervisor._tell_of_crashes(child, float(at), found)
+    assert "times within" not in caplog.text
+    for at in (704.0, 705.0, 706.0):
+        supervisor._tell_of_crashes(child, at, signal.SIGABRT)
+    assert "by SIGABRT 3 times within 5 minutes" in caplog.text
+
+
+@table(
+    ("statuses", "status"),
+    [([1], 1), ([-11, 1], 139), ([1, -6], 134), ([-15, 1], 1), ([-15], 1), ([USAGE, -11], USAGE)],
+)
+def test_a_group_of_ranks_ends_as_the_rank_that_crashed(statuses: list[int], status: int) -> None:
+    assert status_of(statuses) == status
+    killed = signal_of(status)
+    assert (killed is None) == (status < 128)
+
+
+def test_a_crash_of_any_command_writes_its_stacks() -> None:
+    crash = (
+        "import ctypes, sys; from stream_ssl.app import cli\n"
+        "try: cli.main(['--version'])\n"
+        "except SystemExit: ctypes.string_at(0)"
+    )
+    ended = subprocess.run(python(crash), capture_output=True, text=True, timeout=60)
+    assert signal_of(ended.returncode) == signal.SIGSEGV
+    assert "Fatal Python error: Segmentation fault" in ended.stderr
+    assert "string_at" in ended.stderr

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 import torchvision
@@ -104,3 +106,29 @@ def test_an_encoder_takes_one_image_that_shrinks_to_a_pixel() -> None:
     feature_BF = encoder(torch.randn(1, 1, 8, 8))
     assert torch.isfinite(feature_BF).all()
     assert all(torch.isfinite(value).all() for value in encoder.state_dict().values())
+
+
+@table("width", [1, 8, 9, 10, 12, 15])
+def test_narrow_networks_are_contiguous(width: int) -> None:
+    """With channels last, oneDNN corrupts the heap below 16 channels."""
+    encoder = ResNet(width=width, depths=(1, 1, 0, 0))
+    seen = []
+    for layer in encoder.modules():
+        if isinstance(layer, nn.Conv2d):
+            layer.register_forward_hook(lambda layer, given, out: seen.extend([*given, out]))
+            assert layer.weight.is_contiguous()
+    encoder(torch.rand(2, 3, 8, 8).to(memory_format=torch.channels_last))
+    assert all(image_BCHW.is_contiguous() for image_BCHW in seen)
+
+
+def test_wide_networks_have_channels_last() -> None:
+    weights = [layer.weight for layer in ResNet(width=16).modules() if isinstance(layer, nn.Conv2d)]
+    assert all(weight.is_contiguous(memory_format=torch.channels_last) for weight in weights)
+
+
+def test_one_place_chooses_the_layout() -> None:
+    root = Path(__file__).parents[2]
+    folders = ("stream_ssl", "memory", "producers", "benchmarks")
+    files = [path for folder in folders for path in (root / folder).rglob("*.py")]
+    named = [path.name for path in files if "channels_last" in path.read_text()]
+    assert named == ["encoder.py"], "take encoder.layout_for, which knows the safe widths"

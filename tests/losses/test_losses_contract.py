@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import losses_naive as naive
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,7 +14,7 @@ from losses_table import CONTRASTIVE, RICHEST, VARIANTS, Known, T, call, known
 from table import table
 from torch.nn import functional as F
 
-from stream_ssl.losses import LOSSES, Mix
+from stream_ssl.losses import LOSSES, Debiased, HardNegative, Mix, PositiveDebiased
 
 by_name = table("name", sorted(VARIANTS))
 by_class = table("name", RICHEST)
@@ -105,6 +106,45 @@ def test_outputs_have_the_shapes_promised(name: str) -> None:
             assert wanted <= set(out.diagnostics)
         assert all(isinstance(value, float) for value in out.diagnostics.values())
         assert all(math.isfinite(value) for value in out.diagnostics.values())
+
+
+@contrastive
+def test_rates_are_of_the_anchors_that_have_a_negative(name: str) -> None:
+    """Against a loop over anchors, each alone. Rates of all anchors count those without any."""
+    loss, one = VARIANTS[name].build(), case(seed=2, batch=6)
+    said = known(one)
+    one.mask_BN[1::2] = True  # every other anchor is left without a negative
+    found = call(loss, one, said).diagnostics
+    for rate in {"clamp_rate", "first", "prior"} & set(found):
+        total = 0.0
+        for b in range(0, 6, 2):
+            alone = Case(*(x[b : b + 1] for x in one[:2]), one.negative, one.mask_BN[b : b + 1])
+            its = Known(*(None if x is None else x[b : b + 1] for x in said))
+            total += call(loss, alone, its).diagnostics[rate]
+        assert found[rate] == pytest.approx(total / 3, abs=1e-12), rate
+
+
+def test_the_clamp_rate_is_that_of_a_loop() -> None:
+    tau, t = 0.4, 0.3
+    one = case(seed=5, batch=40, negatives=3)
+    one.mask_BN[::3] = True
+    clamped = []
+    for row in naive.rows(*one, t):
+        if row.negatives:
+            average = sum(float(row.e(n)) for n in row.negatives) / len(row.negatives)
+            g = (average - tau * float(row.e(row.positives[0]))) / (1 - tau)
+            clamped.append(g <= math.exp(-1 / t))
+    assert 0 < sum(clamped) < len(clamped) < 40
+    for loss in (Debiased(t, tau), HardNegative(t, tau, beta=0.0)):
+        found = loss(*one).diagnostics["clamp_rate"]
+        assert found == pytest.approx(sum(clamped) / len(clamped))
+
+
+def test_no_rate_is_of_anchors_without_negatives() -> None:
+    for loss in (Debiased(0.1), HardNegative(0.1), PositiveDebiased(0.1, 0.01)):
+        one = case(batch=4)
+        one.mask_BN[:] = True
+        assert call(loss, one).diagnostics["clamp_rate"] == 0
 
 
 @by_class

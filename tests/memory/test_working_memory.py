@@ -6,6 +6,7 @@ image.
 
 from __future__ import annotations
 
+import copy
 import doctest
 import importlib
 import pkgutil
@@ -25,6 +26,7 @@ from torch import Tensor
 
 import memory as package
 from memory import WorkingMemory
+from memory.descriptors import Thumbnail
 from memory.eviction import POLICIES, MinimumRedundancy, MostDuplicated, Policy
 from memory.scores import Score, Threshold, VonMisesFisher
 from tests.naive import unit_rows
@@ -331,3 +333,32 @@ def test_the_examples_in_docstrings_run() -> None:
         done = doctest.testmod(importlib.import_module(name), extraglobs={"torch": torch})
         assert done.failed == 0, name
         assert done.attempted or name not in ("memory.memory", "memory.eviction.most_duplicated")
+
+
+SIZED = [
+    (
+        WorkingMemory(64, 4, image_shape=SHAPE),
+        ("capacity", "capacity_of_all", "dim", "image_shape"),
+    ),
+    (WorkingMemory(64, 4)._columns, ("capacity", "dim", "capacity_of_all")),
+    (WorkingMemory(64, 4, image_shape=SHAPE)._columns.images, ("shape",)),
+    (Thumbnail(side=4), ("side",)),
+]
+
+
+def test_sizes_cannot_be_assigned() -> None:
+    for sized, names in SIZED:
+        for name in names:
+            before = getattr(sized, name)
+            with pytest.raises(AttributeError):
+                setattr(sized, name, 128)
+            assert getattr(sized, name) == before
+
+
+def test_an_assigned_capacity_names_the_remedy() -> None:
+    memory = WorkingMemory(64, 4)
+    with pytest.raises(AttributeError, match="WorkingMemory is 64 for good"):
+        memory.capacity = 128
+    assert memory.capacity == 64
+    again = copy.deepcopy(memory)
+    assert (again.capacity, again.dim) == (64, 4)

@@ -1,0 +1,71 @@
+"""Which checkpoints are kept: the newest few, one to fall back on, and a history."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+HISTORY = ((3600, 24), (86_400, 7))
+"""Seconds of a period, and of how many periods the last checkpoint is kept: 24 hours, 7 days."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A checkpoint on the disk.
+
+    Attributes:
+        path: its folder.
+        created: seconds since the Unix epoch.
+        updated: the step that made its weights.
+        bytes: its size.
+    """
+
+    path: Path
+    created: float
+    updated: int
+    bytes: int
+
+
+def newest_kept(entries: Sequence[Entry], keep: int) -> set[Path]:
+    """Return the newest `keep` and the newest whose weights are known to be good.
+
+    The weights of the newest checkpoint are known to be good only once another update was made on
+    them. So the newest checkpoint of earlier weights is kept too.
+
+    Args:
+        entries: all, the oldest first.
+    """
+    kept = {entry.path for entry in entries[-keep:]}
+    earlier = [entry for entry in entries if entry.updated < entries[-1].updated]
+    return kept | {entry.path for entry in earlier[-1:]}
+
+
+def history(entries: Sequence[Entry], kept: set[Path]) -> list[Entry]:
+    """Return the other checkpoints that the history holds, the newest first.
+
+    Each period counts by the clock of its checkpoints, as backup tools count. Hours and days
+    without a checkpoint do not count.
+
+    Args:
+        entries: all, the oldest first.
+        kept: those that are kept anyway.
+    """
+    chosen: set[Path] = set()
+    for seconds, periods in HISTORY:
+        last: dict[int, Path] = {}
+        for entry in reversed(entries):
+            last.setdefault(int(entry.created // seconds), entry.path)
+        chosen |= set(list(last.values())[:periods])
+    return [entry for entry in reversed(entries) if entry.path in chosen - kept]
+
+
+def within(budget: float, entries: Sequence[Entry]) -> list[Entry]:
+    """Return as many of the first entries as fit into so many bytes."""
+    fitting, total = [], 0
+    for entry in entries:
+        total += entry.bytes
+        if total > budget:
+            break
+        fitting.append(entry)
+    return fitting
