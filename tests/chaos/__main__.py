@@ -215,6 +215,14 @@ def faults(scratch: Path, minutes: float) -> Rows:
     return rows
 
 
+def divergence(scratch: Path, minutes: float) -> Rows:
+    from chaos import divergence
+
+    found = divergence.run(scratch / "run")
+    held = found["red_seconds"] < 120 and found["up"] and found["survived"] and found["repaired"]
+    return [{"gate": "divergence", **checked(found, "red in 2 min, repaired by its rate", held)}]
+
+
 def speed(scratch: Path, minutes: float) -> Rows:
     from benchmarks import ingest
 
@@ -247,6 +255,7 @@ GATES: dict[str, Callable[[Path, float], Rows]] = {
     "connections": connections,
     "tests": tests,
     "faults": faults,
+    "divergence": divergence,
     "speed": speed,
     "soak": soak,
 }

@@ -9,6 +9,7 @@ import hashlib
 import os
 import signal
 import tempfile
+import threading
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -28,7 +29,9 @@ from stream_ssl.ingest.journal import Entry, Journal, JournalReader
 from stream_ssl.ingest.quarantine import Quarantine
 from stream_ssl.learning.checkpoint import Checkpointer
 from stream_ssl.learning.learner import Learner
+from stream_ssl.learning.optimiser import OptimiserSettings
 from stream_ssl.learning.ranks import Ranks
+from stream_ssl.learning.records import ReloadDue
 from stream_ssl.wire import Data, Sample
 
 CPU = torch.device("cpu")
@@ -94,6 +97,49 @@ def restarted(ranks: int, name: str, folder: Path, behind: bool) -> None:
     whole_ones = sorted(path.name for path in folder.glob("step-*"))
     assert whole_ones == ["step-000000003", "step-000000006"]
     assert together(ranks, last) == expected, name
+
+
+def check_divergence(ranks: int) -> None:
+    """All ranks reload the same checkpoint after a fault, at the same step, and go on alike."""
+    with tempfile.TemporaryDirectory() as path:
+        folder = Path(path)
+
+        def work(group: RankGroup) -> list[Any]:
+            learner, checkpointer = resumed(group, folder, "stream, counts on embeddings")
+            lived(learner, checkpointer, last=3, behind=False)
+            plain = learner._step._settings
+            learner._step._settings = OptimiserSettings(learning_rate=1e12)
+            steps(learner, 1)
+            checkpointer.save(learner, {})
+            learner.batches = Cycle(learner.batches)
+            next(one for one in learner.run(threading.Event()) if isinstance(one, ReloadDue))
+            failed = learner.step
+            saved = checkpointer.before(learner.divergence.limit)
+            assert saved is not None
+            learner.reload(saved.capture(group.rank, group.size, learner.offset))
+            learner._step._settings = plain
+            skipped = [record.skipped for record in steps(learner, 5)]
+            weights = [float(one.detach().double().sum()) for one in learner.method.parameters()]
+            return [saved.path.name, failed, learner.step, skipped, weights]
+
+        first, *others = together(ranks, work)
+        assert first[0] == "step-000000003"
+        assert set(first[3]) <= {None, "pace"}
+        assert all(other == first for other in others)
+
+
+class Cycle:
+    """The last batch of a stream over and over, so that it never ends."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream, self._last = stream, None
+
+    def next(self, timeout: float) -> Any:
+        self._last = self._stream.next(timeout) or self._last
+        return self._last
+
+    def lag(self) -> float:
+        return 0.0
 
 
 def check_part_refused(ranks: int) -> None:

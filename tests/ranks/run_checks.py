@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from rank_checkpoints import (
+    check_divergence,
     check_journal_shares,
     check_other_ranks,
     check_part_refused,
@@ -41,6 +42,7 @@ CHECKS: dict[str, tuple[Callable[[int], None], Sequence[int]]] = {
     "turns": (check_turns, (2,)),
     "steps": (check_steps, (2, 4)),
     "restarts": (check_restarts, (2,)),
+    "divergence": (check_divergence, (2,)),
     "part refused": (check_part_refused, (2,)),
     "other ranks": (check_other_ranks, (4,)),
     "refusals": (check_refusals, (2,)),
