@@ -37,15 +37,17 @@ from stream_ssl.learning.saved import Saved
 from stream_ssl.observe.balance import Balance, class_counts
 from stream_ssl.observe.collisions import ClassCollisions, near_copies
 from stream_ssl.observe.drift import Drift
-from stream_ssl.observe.health import Health
+from stream_ssl.observe.health import STARTING, Health
 from stream_ssl.observe.held_out import HeldOutProbe
 from stream_ssl.observe.metrics import WORKING, LearnerMetrics
 from stream_ssl.observe.page.group import GroupView, Member
 from stream_ssl.observe.page.memory import MemoryView
 from stream_ssl.observe.prequential import Prequential
+from stream_ssl.observe.recent_rank import RecentRank
 from stream_ssl.observe.server import Server
 from stream_ssl.observe.shadow import Shadow
 from stream_ssl.observe.slot_history import VerdictFeed
+from stream_ssl.observe.watch import Watch
 from stream_ssl.rate_limited_logger import RateLimitedLogger
 
 log = logging.getLogger("stream_ssl.learner")
@@ -89,6 +91,7 @@ class Process:
         self._ranks = ranks.meet(settings, stack)
         ranks.check_alike(self._ranks, resolved(parser, _for_all(settings)))
         ranks.check_shared(self._ranks, settings.run)
+        self._serve(settings, stack)  # first, for the rest of the start may take minutes
         self._checkpointer = Checkpointer(
             settings.run / "checkpoints", **settings.checkpoints, ranks=self._ranks
         )
@@ -99,12 +102,13 @@ class Process:
         if saved is not None:
             settings = restart.resume(parser, settings, saved.config)
         self._config = resolved(parser, settings)
+        group = self._ranks.group
+        self.metrics.describe(flat(self._config) | {"rank": group.rank, "ranks": group.size})
         for line in build.without_effect(self._config):
             log.warning("%s", line)
         settings = parser.instantiate(settings)
         if saved is not None:
             settings.encoder.weights = None  # the checkpoint holds all of them
-        self._serve(settings, stack)
         reader, start = self._open_journal(settings, saved, stack)
         self.learner = build.learner(settings, self._batches, start, self._ranks.group)
         if saved is not None:
@@ -134,6 +138,7 @@ class Process:
             build.prequential(settings),
             build.held_out(settings, self.learner),
             self.learner.device,
+            RecentRank(settings.run if self._ranks.group.rank == 0 else None),
         )
 
     def _open_journal(
@@ -196,17 +201,16 @@ class Process:
         warm_start(settings, self.learner)
 
     def _serve(self, settings: Namespace, stack: ExitStack) -> None:
-        group = self._ranks.group
+        """Serve page and metrics, and watch the conditions; settings need not be instantiated."""
         self.metrics = LearnerMetrics(
             CollectorRegistry(),
             memories=(WORKING, *settings.shadows),
             classes=settings.classes,
-            config=flat(self._config) | {"rank": group.rank, "ranks": group.size},
             folders=folders(settings),
             producers=settings.http.producers,
         )
         self.health = Health()
-        self.health.set("started", False, "starting")
+        self.health.set("started", False, STARTING)
         with configuring():
             host, port = split_address(settings.http.learner)
             port += self._ranks.group.rank if port else 0  # each rank has its own
@@ -223,6 +227,18 @@ class Process:
             )
         )
         stack.enter_context(server)
+        stack.enter_context(
+            Watch(
+                "learner",
+                self.metrics.registry,
+                self.health,
+                self.metrics.light,
+                folders(settings),
+                journal=settings.run / "journal",
+                checkpoint_seconds=settings.checkpoints.every_seconds,
+                first=self._ranks.group.rank == 0,
+            )
+        )
         self._where = Announcement(
             settings.run, ranks.role(), http=server.address, **announced(settings)
         )
@@ -232,6 +248,7 @@ class Process:
         """The loop."""
         self.health.expect("learner", PATIENCE)
         self.health.set("started", True)
+        self.metrics.started()
         self._tell_receiver()
         try:
             for record in self.learner.run(stop):
@@ -469,6 +486,7 @@ class Observers:
         prequential: predicts the labels that the stream carries.
         held_out: probes a held-out labelled set, where one is given.
         device: what the learner computes on.
+        recent_rank: watches for a collapse.
         every: least seconds between two surveys of the expensive numbers.
     """
 
@@ -482,12 +500,14 @@ class Observers:
         prequential: Prequential | None = None,
         held_out: HeldOutProbe | None = None,
         device: torch.device | None = None,
+        recent_rank: RecentRank | None = None,
         every: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._metrics, self._memory, self._shadows = metrics, memory, shadows
         self._batches, self._reader = batches, reader
         self._balance, self._drift = Balance(), Drift()
+        self._recent_rank = recent_rank or RecentRank()
         self._collisions, self._jitter = ClassCollisions(), torch.Generator().manual_seed(0)
         self._prequential = prequential or Prequential()
         self._held_out, self._device = held_out, device
@@ -501,6 +521,7 @@ class Observers:
         if isinstance(record, StepRecord):
             self._new = record.waiting
         if isinstance(record, StepRecord) and record.batch:
+            self._recent_rank.consume(record)
             self._balance.consume(record)
             self._drift.consume(record)
             self._collisions.consume(record)
@@ -525,6 +546,7 @@ class Observers:
             self._collisions.measure(self._memory), near_copies(self._memory, self._jitter)
         )
         self._metrics.observe_balance(self._balance)
+        self._metrics.observe_ranks_of(self._recent_rank)
         shifts = self._drift.shift, self._drift.image_shift
         self._metrics.observe_drift(*shifts, self._drift.take_new())
         self._metrics.observe_prequential(self._prequential.read(), self._prequential.take_new())

@@ -23,10 +23,11 @@ from stream_ssl.ingest.consumer_offsets import ConsumerOffsets
 from stream_ssl.ingest.journal import Journal
 from stream_ssl.ingest.receiver import Receiver
 from stream_ssl.ingest.verdicts import VerdictInbox
-from stream_ssl.observe.health import Health
+from stream_ssl.observe.health import STARTING, Health
 from stream_ssl.observe.metrics import ReceiverMetrics
 from stream_ssl.observe.page.producers import ProducersView
 from stream_ssl.observe.server import Server
+from stream_ssl.observe.watch import Watch
 from stream_ssl.wire.address import check_bind, require_loopback
 from stream_ssl.wire.run_folder import KEYS, make_keys
 
@@ -49,14 +50,15 @@ def receive(settings: Namespace, resolved: Mapping[str, Any], stop: threading.Ev
         host, port = split_address(settings.http.receiver)
         sources = page_sources(settings)
         sources.producers = ProducersView()
+    folders = {"journal": settings.run / "journal"}
     metrics = ReceiverMetrics(
         CollectorRegistry(),
         flat(resolved),
-        folders={"journal": settings.run / "journal"},
+        folders=folders,
         producers=settings.http.producers,
     )
     health = Health()
-    health.expect("receiver", PATIENCE)
+    health.set("started", False, STARTING)
     with ExitStack() as stack:
         with configuring():
             stack.enter_context(hold_role(settings.run, "receiver"))
@@ -65,6 +67,7 @@ def receive(settings: Namespace, resolved: Mapping[str, Any], stop: threading.Ev
                 lambda: Server(metrics.registry, health, "receiver", host, port, public, sources)
             )
             stack.enter_context(server)
+            stack.enter_context(Watch("receiver", metrics.registry, health, metrics.light, folders))
             access = access_of(settings, settings.run)
             journal = Journal(settings.run / "journal", **settings.journal)
             stack.callback(journal.close)
@@ -94,6 +97,9 @@ def receive(settings: Namespace, resolved: Mapping[str, Any], stop: threading.Ev
             server.address,
             server.address,
         )
+        health.expect("receiver", PATIENCE)
+        health.set("started", True)
+        metrics.started()
         stack.enter_context(Notifier(health))
         for record in receiver.run(stop):
             where.write()

@@ -57,6 +57,9 @@ class Counters:
     producer_samples: Counter[str] = field(default_factory=Counter)
     producer_bytes: Counter[str] = field(default_factory=Counter)
     producer_received: dict[str, float] = field(default_factory=dict)
+    producer_captured: dict[str, float] = field(default_factory=dict)
+    producer_rejected: Counter[str] = field(default_factory=Counter)
+    producer_finished: dict[str, float] = field(default_factory=dict)
 
 
 class ProtocolState:
@@ -172,6 +175,7 @@ class ProtocolState:
         elif isinstance(message, Bye):
             if session is not None:
                 self.sessions.drop(session)
+                self.counters.producer_finished[self._listed_name(session)] = 1.0
         else:
             raise WireError("malformed", f"{type(message).__name__} is the receiver's to send")
 
@@ -263,6 +267,7 @@ class ProtocolState:
             verdicts=hello.verdicts,
         )
         self.sessions.open(session)
+        self.counters.producer_finished[self._listed_name(session)] = 0.0
         self._acks_due.pop(route, None)
         return session
 
@@ -342,6 +347,7 @@ class ProtocolState:
         except WireError as error:
             counters.rejected[error.reason] += samples
             session.record.reject(error.reason, samples)
+            counters.producer_rejected[self._listed_name(session)] += samples
             text = f"{session.producer}: refused a packet: {error}"
             self._limited_log.warning(error.reason, text)
             nack = Nack(data.sequence, error.reason, str(error), permanent=True)
@@ -360,7 +366,7 @@ class ProtocolState:
             counters.producer_received[name] = self.received
             captured = float(data.fields["samples"][-1]["time"])
             if math.isfinite(captured):
-                self.captured = captured
+                self.captured = counters.producer_captured[name] = captured
         self._count_missing(session)
         self._known.add(session.producer)
         session.take(data.size, self.policy.least(session), session.last_received)

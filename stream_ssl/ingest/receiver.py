@@ -59,6 +59,9 @@ class ReceiverRecord:
     producer_samples: Mapping[str, int] = field(default_factory=dict)
     producer_bytes: Mapping[str, int] = field(default_factory=dict)
     producer_received: Mapping[str, float] = field(default_factory=dict)  # its latest packet
+    producer_captured: Mapping[str, float] = field(default_factory=dict)  # its latest sample
+    producer_rejected: Mapping[str, int] = field(default_factory=dict)  # samples
+    producer_finished: Mapping[str, float] = field(default_factory=dict)  # 1: it said BYE
     journal_failures: int = 0  # commits that found no room or a failing disk
     allow_list_errors: int = 0  # changed lists that could not be used
     journal_damaged: int = 0  # segments found damaged, since the journal was opened

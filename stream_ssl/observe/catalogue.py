@@ -9,8 +9,6 @@ CONTRIBUTING.md has all files in order.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -100,6 +98,16 @@ CATALOGUE: tuple[Spec, ...] = (
         "Space that is left to us on the file system of a folder that this process writes.",
         "Less than a checkpoint and the journal's room: it will be full.", ("folder",),
     ),
+    Spec(
+        "both", "gauge", "condition", "",
+        "Whether a condition that asks for attention is present, by the producer that it concerns.",
+        "1: see the runbook of that name. The alerts are made of this.", ("name", "producer"),
+    ),
+    Spec(
+        "both", "gauge", "starting", "",
+        "1 until the process has reached its loop, else 0.",
+        "1 for minutes: it loads a large checkpoint, or hangs.",
+    ),
     # -- receiver: what comes in
     Spec(
         "receiver", "counter", "received_packets_total", "packets",
@@ -165,6 +173,24 @@ CATALOGUE: tuple[Spec, ...] = (
         "Unix time at which the latest packet of a producer came.",
         "time() less this: silent for so long.", ("producer",),
         field="ReceiverRecord.producer_received",
+    ),
+    Spec(
+        "receiver", "gauge", "producer_last_captured_timestamp_seconds", "seconds",
+        "Capture time of a producer's latest sample, by the producer's clock.",
+        "Ahead of producer_last_received_timestamp_seconds: the producer's clock is wrong.",
+        ("producer",), field="ReceiverRecord.producer_captured",
+    ),
+    Spec(
+        "receiver", "counter", "producer_rejected_samples_total", "samples",
+        "Samples refused at the wire, by producer.",
+        "As rejected_samples_total; the receiver's log has the reason.", ("producer",),
+        field="ReceiverRecord.producer_rejected",
+    ),
+    Spec(
+        "receiver", "gauge", "producer_finished", "",
+        "1 after a producer said BYE, until it connects again; else 0.",
+        "0 while producer_last_received_timestamp_seconds stands still: it hangs, or was lost.",
+        ("producer",), field="ReceiverRecord.producer_finished",
     ),
     Spec(
         "receiver", "gauge", "producers_connected", "producers",
@@ -260,6 +286,16 @@ CATALOGUE: tuple[Spec, ...] = (
         "Samples of the journal turned away as near-copies, before they were encoded.",
         "Its share of the stream: encodings and updates that novelty saves.",
         field="StepRecord.near_copies",
+    ),
+    Spec(
+        "learner", "counter", "producer_admitted_samples_total", "samples",
+        "Fresh samples that were not dropped and reached a step, by producer.",
+        "Against producer_dropped_samples_total.", ("producer",),
+    ),
+    Spec(
+        "learner", "counter", "producer_dropped_samples_total", "samples",
+        "Samples dropped as near-duplicates before they were encoded, by producer.",
+        "Nearly all of a producer's samples: its camera shows nothing new.", ("producer",),
     ),
     Spec(
         "learner", "counter", "replayed_samples_total", "samples",
@@ -365,6 +401,24 @@ CATALOGUE: tuple[Spec, ...] = (
         "learner", "gauge", "stream_effective_rank", "directions",
         "Effective rank of the stream's embeddings: exponential of the entropy of their spectrum.",
         "Towards 1: collapse. Less than the memory's where the stream repeats itself.",
+    ),
+    Spec(
+        "learner", "gauge", "recent_effective_rank", "directions",
+        "Effective rank of the keys of the last thousand samples or so, replays included.",
+        "Far below effective_rank_peak while recent_image_rank stays: collapse.",
+    ),
+    Spec(
+        "learner", "gauge", "effective_rank_peak", "directions",
+        "The recent maximum of recent_effective_rank, kept over restarts.", "Steady.",
+    ),
+    Spec(
+        "learner", "gauge", "recent_image_rank", "directions",
+        "The same of the samples' thumbnails, which no training changes.",
+        "A fall: the stream shows less, as when a camera is covered.",
+    ),
+    Spec(
+        "learner", "gauge", "image_rank_peak", "directions",
+        "The recent maximum of recent_image_rank, kept over restarts.", "Steady.",
     ),
     Spec(
         "learner", "counter", "stream_class_samples_total", "samples",
@@ -631,59 +685,3 @@ CATALOGUE: tuple[Spec, ...] = (
 def of_role(role: Role) -> tuple[Spec, ...]:
     """The metrics that a process of this role exports."""
     return tuple(spec for spec in CATALOGUE if spec.role in (role, "both"))
-
-
-# -- the page
-
-PAGE_HEAD = """# Metrics
-
-Made from the code by `make docs`; edit `stream_ssl/observe/catalogue.py` instead.
-
-Receiver and learner each serve `/metrics` from a port of their own, on loopback unless they are
-told otherwise: [deploy/prometheus](../deploy/prometheus) has a scrape configuration and alerts,
-[deploy/grafana](../deploy/grafana) a dashboard. Counters count from the start of the process: use
-`rate`. Counters whose labels are known in advance are there from the start, at 0; a gauge is there
-once something has set it, the loss from the first update on. A label has at most 65 values; what
-goes beyond is counted under `other`. Classes are told apart up to `63`.
-"""
-
-PAGE_SECTIONS = {"receiver": "Receiver", "learner": "Learner", "both": "Both"}
-
-
-def page() -> str:
-    """docs/metrics.md, Markdown."""
-    lines = [PAGE_HEAD]
-    for role, title in PAGE_SECTIONS.items():
-        lines += [f"## {title}", ""]
-        for spec in CATALOGUE:
-            if spec.role == role:
-                lines += _entry(spec)
-    lines += ["## From the client library", "", "Both roles export these too.", ""]
-    lines += [f"- `{name}` ({kind}): {text}" for name, kind, text in _library()]
-    return "\n".join(lines) + "\n"
-
-
-def _entry(spec: Spec) -> list[str]:
-    facts: list[str] = [spec.kind]
-    if spec.unit:
-        facts.append(spec.unit)
-    if spec.labels:
-        facts.append("by " + ", ".join(f"`{label}`" for label in spec.labels))
-    return [f"**`{spec.full_name}`** ({', '.join(facts)})", "", f"{spec.help} *{spec.look}*", ""]
-
-
-def _library() -> Iterator[tuple[str, str, str]]:
-    """Name, kind and help of what the client library exports of a process."""
-    # Imported here: `stream-ssl run` needs the catalogue and no metrics.
-    from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
-
-    registry = CollectorRegistry()
-    ProcessCollector(registry=registry)
-    PlatformCollector(registry=registry)
-    for family in registry.collect():
-        suffix = "_total" if family.type == "counter" else ""
-        yield family.name + suffix, family.type, family.documentation
-
-
-if __name__ == "__main__":
-    sys.stdout.write(page())

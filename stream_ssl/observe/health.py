@@ -7,6 +7,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from stream_ssl.observe.conditions import CONDITIONS, OF_CHECK, Lit
+
+STARTING = "starting"
+"""The detail of the check "started" until the loop runs."""
+
 
 @dataclass(frozen=True, slots=True)
 class Status:
@@ -23,9 +28,13 @@ class Health:
 
     Args:
         clock: monotonic seconds.
+
+    Attributes:
+        conditions: those that `watch.py` found lit at its last look, the worst first.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.conditions: tuple[Lit, ...] = ()
         self._clock = clock
         self._lock = threading.Lock()
         self._loops: dict[str, tuple[float, float]] = {}
@@ -76,12 +85,50 @@ class Health:
         return _status(parts)
 
     def ready(self) -> Status:
-        """Alive, and every check holds."""
+        """Alive, every check holds, and no condition is lit that makes the process unready."""
         with self._lock:
             parts: dict[str, dict[str, object]] = {
                 name: {"ok": ok, "detail": detail} for name, (ok, detail) in self._checks.items()
             }
-        return _status({**self.live().parts, **parts})
+        unready: dict[str, dict[str, object]] = {
+            lit.condition.name: {"ok": False, "detail": lit.says}
+            for lit in self.conditions
+            if lit.condition.unready
+        }
+        return _status({**self.live().parts, **parts, **unready})
+
+    @property
+    def starting(self) -> bool:
+        """The process has not reached its loop yet."""
+        with self._lock:
+            return self._checks.get("started") == (False, STARTING)
+
+    def problems(self) -> list[dict[str, object]]:
+        """All that needs attention, the worst first, as plain values: the lit conditions, and
+        failing checks whose condition is not lit yet."""
+        told = [lit.told() for lit in self.conditions]
+        known = {lit.condition.name for lit in self.conditions}
+        for name, part in self.ready().parts.items():
+            condition = CONDITIONS.get(OF_CHECK.get(name, ""))
+            if part["ok"] or name in known or (condition and condition.name in known):
+                continue
+            if name == "started":
+                continue  # it is starting or stopping, which is no fault
+            detail = part.get("detail") or (
+                f"the {name}'s loop last went round {part.get('seconds_since_tick')} s ago"
+            )
+            told.append(
+                {
+                    "name": condition.name if condition else name,
+                    "producer": "",
+                    "severity": condition.severity if condition else "warning",
+                    "says": f"{name}: {detail}",
+                    "remedy": condition.remedy if condition else "",
+                    "since": None,
+                    "runbook": f"runbooks/{condition.name}" if condition else None,
+                }
+            )
+        return told
 
 
 def _status(parts: dict[str, dict[str, object]]) -> Status:

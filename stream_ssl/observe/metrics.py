@@ -9,6 +9,7 @@ import platform
 import re
 import shutil
 import time
+from collections import Counter as Counting
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import metadata
@@ -30,6 +31,7 @@ from prometheus_client.registry import Collector
 
 from stream_ssl import __version__
 from stream_ssl.learning.records import NOT_FINITE, PHASES
+from stream_ssl.observe import conditions
 from stream_ssl.observe.catalogue import (
     BAD_SAMPLES,
     CLASSES,
@@ -51,12 +53,14 @@ from stream_ssl.wire.messages import REASONS
 if TYPE_CHECKING:
     from memory import Admission, MemoryStats
     from memory.process_group import RankGroup
+    from stream_ssl.batch import Origin
     from stream_ssl.ingest.receiver import ReceiverRecord
     from stream_ssl.learning.checkpoint import CheckpointRecord
     from stream_ssl.learning.divergence import Divergence
     from stream_ssl.learning.records import Idle, StepRecord
     from stream_ssl.observe.balance import Balance
     from stream_ssl.observe.held_out import HeldOutRecord
+    from stream_ssl.observe.recent_rank import RecentRank
 
 # A `_created` series beside each counter would double their number; Prometheus does not use them.
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -130,7 +134,11 @@ class Families:
     ) -> None:
         self.registry = registry
         self.role = role
-        self._specs = [one for one in of_role(role) if not {*one.labels} & {*without}]
+        self._specs = [
+            one
+            for one in of_role(role)
+            if one.name == "condition" or not {*one.labels} & {*without}
+        ]
         self._known = {name: tuple(values) for name, values in known.items()}
         self._labels: dict[tuple[str, str], Labels] = {}
         self._families: dict[str, Family] = {}
@@ -141,6 +149,9 @@ class Families:
         PlatformCollector(registry=registry)
         self._describe(config or {})
         self.add("restarts_total", int(os.environ.get(RESTARTS, 0)))
+        self.set("starting", 1.0)
+        self._were_lit: set[tuple[str, str]] = set()
+        self.light({})
 
     def add(self, name: str, value: float = 1.0, /, **labels: str) -> None:
         """Add to a counter."""
@@ -159,6 +170,22 @@ class Families:
         child = self._child(name, labels)
         assert isinstance(child, Histogram), f"{name} is no histogram"
         child.observe(value)
+
+    def light(self, lit: Mapping[tuple[str, str], bool]) -> None:
+        """Tell which conditions are lit, by name and producer; all others are not."""
+        shown = dict.fromkeys(
+            {(one.name, "") for one in conditions.of_role(self.role)} | self._were_lit, False
+        )
+        self._were_lit |= set(lit)
+        for (name, producer), value in {**shown, **lit}.items():
+            if not value:  # first, for several producers may count as "other"
+                self.set("condition", 0.0, name=name, producer=producer)
+        for name, producer in lit:
+            self.set("condition", 1.0, name=name, producer=producer)
+
+    def describe(self, config: Mapping[str, object]) -> None:
+        """Export settings that are known only now as labels of config_info."""
+        self._config.info(settings(config))
 
     def fill(self, record: object, /, **labels: str) -> None:
         """Take the metrics that name a field of the record; one that is None, or no finite number,
@@ -231,7 +258,9 @@ class Families:
             build["torch"] = metadata.version("torch")
         for name, values in (("build_info", build), ("config_info", settings(config))):
             stem = PREFIX + name.removesuffix("_info")
-            Info(stem, specs[name].help, registry=self.registry).info(values)
+            info = Info(stem, specs[name].help, registry=self.registry)
+            info.info(values)
+        self._config = info
 
 
 def free(folder: Path) -> float:
@@ -297,6 +326,15 @@ class ReceiverMetrics:
         self._damaged = 0
         self._ticked = math.nan
         self._families.compute("loop_age_seconds", lambda: time.monotonic() - self._ticked)
+
+    @property
+    def light(self) -> Callable[[Mapping[tuple[str, str], bool]], None]:
+        """Tells which conditions are lit."""
+        return self._families.light
+
+    def started(self) -> None:
+        """The process has reached its loop."""
+        self._families.set("starting", 0.0)
 
     def consume(self, record: ReceiverRecord) -> None:
         """Take one record of `Receiver.run`."""
@@ -365,6 +403,19 @@ class LearnerMetrics:
         compute("checkpoint_lag_seconds", lambda: max(0.0, monotonic() - self._unsaved_since))
         compute("loop_age_seconds", lambda: monotonic() - self._ticked)
 
+    @property
+    def light(self) -> Callable[[Mapping[tuple[str, str], bool]], None]:
+        """Tells which conditions are lit."""
+        return self._families.light
+
+    def describe(self, config: Mapping[str, object]) -> None:
+        """Export the settings, where they were not known at the start."""
+        self._families.describe(config)
+
+    def started(self) -> None:
+        """The process has reached its loop."""
+        self._families.set("starting", 0.0)
+
     def consume(self, record: StepRecord | Idle | CheckpointRecord) -> None:
         """Take one record of `Learner.run`, or what `Checkpointer.save` returned."""
         # Imported here: the receiver's process has no torch.
@@ -428,6 +479,16 @@ class LearnerMetrics:
             self._families.add(
                 "stream_class_samples_total", samples, **{"class": _class_label(label)}
             )
+
+    def observe_ranks_of(self, recent: RecentRank) -> None:
+        """Report the effective ranks of recent keys and images, and their maxima."""
+        names = {
+            "keys": ("recent_effective_rank", "effective_rank_peak"),
+            "images": ("recent_image_rank", "image_rank_peak"),
+        }
+        for kind, rank in recent.measure().items():
+            for name, value in zip(names[kind], (rank, recent.peaks[kind]), strict=True):
+                self._families.set(name, value)
 
     def observe_drift(
         self, shift: float, image_shift: float, detections: Mapping[str, int]
@@ -544,6 +605,9 @@ class LearnerMetrics:
             add("steps_total")
         else:
             add("skipped_updates_total", 1, reason=record.skipped)
+        self._by_producer("producer_dropped_samples_total", record.turned_away)
+        if not record.replay:
+            self._by_producer("producer_admitted_samples_total", record.origins_B or ())
         if record.skipped is None:
             name = "replayed_samples_total" if record.replay else "trained_samples_total"
             add(name, record.batch)
@@ -565,6 +629,13 @@ class LearnerMetrics:
             self._set_finite("collision_probability", record.collision_true, kind="true")
         if record.admission is not None:
             self.admitted(WORKING, record.admission)
+
+    def _by_producer(self, name: str, origins: Iterable[Origin | None]) -> None:
+        """Count samples by who sent them."""
+        for producer, count in Counting(
+            one.producer if one is not None and self._producers else OTHER for one in origins
+        ).items():
+            self._families.add(name, count, producer=producer)
 
     def _set_finite(self, name: str, value: float, /, **labels: str) -> None:
         if math.isfinite(value):

@@ -211,7 +211,7 @@ def application(
         return _reply(health.live(), request.state.admitted)
 
     async def readyz(request: Request) -> Response:
-        return _reply(health.ready(), request.state.admitted)
+        return _reply(health.ready(), request.state.admitted, health.problems())
 
     def render(template: str, status: int = 200, **values: object) -> HTMLResponse:
         html = templates.get_template(template).render(role=role, version=__version__, **values)
@@ -219,9 +219,7 @@ def application(
 
     async def page(_: Request) -> Response:
         run = None if sources.run is None else sources.run.name
-        return render(
-            "page.html.j2", run=run, log_out=token is not None, down=runbooks.link("down") or ""
-        )
+        return render("page.html.j2", run=run, log_out=token is not None, down="runbooks/down")
 
     async def runbook(request: Request) -> Response:
         name = request.path_params["name"]
@@ -299,12 +297,16 @@ def _listen(host: str, port: int) -> socket.socket:
         ) from None
 
 
-def _reply(status: Status, all_of_it: bool) -> JSONResponse:
+def _reply(
+    status: Status, all_of_it: bool, problems: list[dict[str, object]] | None = None
+) -> JSONResponse:
     """Answer yes or no to everybody, and tell the reasons to those who may read the metrics."""
     body: dict[str, object] = {"ok": status.ok}
     if all_of_it:
         body["failing"] = [name for name, part in status.parts.items() if not part["ok"]]
         body["parts"] = status.parts
+        if problems is not None:
+            body["conditions"] = problems
     return JSONResponse(
         body, status_code=200 if status.ok else 503, headers={"cache-control": "no-store"}
     )

@@ -107,12 +107,18 @@ def _ask(address: str, path: str, token: str | None = None) -> tuple[int, str]:
         connection.close()
 
 
-def not_ready(address: str, token: str | None = None) -> list[str]:
-    """What /readyz says is not as it should be, such as "journal: cannot be written"."""
+def readiness(address: str, token: str | None = None) -> dict[str, Any]:
+    """What /readyz says: parts, and the conditions that need attention; empty without an answer."""
     try:
-        parts = json.loads(_ask(address, "/readyz", token)[1])["parts"]
-    except (OSError, HTTPException, ValueError, LookupError):
-        return []
+        told = json.loads(_ask(address, "/readyz", token)[1])
+    except (OSError, HTTPException, ValueError):
+        return {}
+    return told if isinstance(told, dict) else {}
+
+
+def not_ready(told: Mapping[str, Any]) -> list[str]:
+    """The parts that are not as they should be, such as "journal: cannot be written"."""
+    parts: Mapping[str, Any] = told.get("parts", {})
     failing = {name: part.get("detail") for name, part in parts.items() if not part["ok"]}
     return [f"{name}: {detail}" if detail else name for name, detail in failing.items()]
 
@@ -163,9 +169,11 @@ def measure(
     if ranks is not None:  # an earlier start of the group may have had more
         up = {name: answers for name, answers in up.items() if _number(name) < ranks}
     answering = [name for name, answers in up.items() if answers]
+    told = {name: readiness(addresses[name], token) for name in answering}
     return {
         "up": dict.fromkeys((role for role in ROLES if not _any(role, up)), False) | up,
-        "not_ready": {name: not_ready(addresses[name], token) for name in answering},
+        "not_ready": {name: not_ready(told[name]) for name in answering},
+        "conditions": {name: told[name].get("conditions", []) for name in answering},
         "receiver": _summed(
             [receiver_figures(histories[name]) for name in answering if name[0] == "r"],
             set(RECEIVER_PARTS),
@@ -271,7 +279,12 @@ def table(run: Path, addresses: Mapping[str, str], figures: Mapping[str, Any]) -
         state = "[green]up[/]" if answers else "[red]does not answer[/]"
         failing = figures["not_ready"].get(role, [])
         reasons = "".join(f"\n[red]not ready[/]: {escape(reason)}" for reason in failing)
+        reasons += "".join(
+            f"\n[red]{one['name']}[/]: {escape(one['says'])}. {escape(one['remedy'])}"
+            for one in figures["conditions"].get(role, [])
+        )
         shown.add_row(role, f"{state}  {addresses.get(role, 'never started')}{reasons}")
+    shown.add_row("health", _verdict(figures))
     if not any(figures["up"].values()):
         shown.add_row("", "where it was stopped, it goes on with: stream-ssl run CONFIG")
     if (r := figures["receiver"]) is not None:
@@ -321,6 +334,19 @@ def table(run: Path, addresses: Mapping[str, str], figures: Mapping[str, Any]) -
             + (f"; [red]{parked:.0f} journals parked[/]" if parked else ""),
         )
     return shown
+
+
+def _verdict(figures: Mapping[str, Any]) -> str:
+    """One line: all well only if every process answers and says so."""
+    conditions = sum(len(found) for found in figures["conditions"].values())
+    silent = [role for role, answers in figures["up"].items() if not answers]
+    if silent:
+        return f"[red]not known of {' and '.join(silent)}[/], which does not answer"
+    if conditions:
+        return f"[red]{conditions} need{'s' if conditions == 1 else ''} attention[/], see above"
+    if any(figures["not_ready"].values()):
+        return "[yellow]not ready yet[/]"
+    return "[green]all well[/]"
 
 
 def _checkpoint(figures: Mapping[str, float]) -> str:

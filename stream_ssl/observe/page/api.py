@@ -25,9 +25,9 @@ from starlette.routing import Route
 from stream_ssl import __version__
 from stream_ssl.bounded_files import read_map
 from stream_ssl.observe.catalogue import Role
+from stream_ssl.observe.conditions import of_role
 from stream_ssl.observe.health import Health
 from stream_ssl.observe.http_access import Token
-from stream_ssl.observe.page import runbooks
 from stream_ssl.observe.page.history import History
 from stream_ssl.observe.page.producers import SORTS as PRODUCER_SORTS
 from stream_ssl.observe.page.producers import ProducersView
@@ -141,25 +141,14 @@ class Api:
             "now": time.time(),
             "started": self._started,
             "ok": ready.ok,
-            "checks": [
-                {
-                    "name": name,
-                    "ok": part["ok"],
-                    "why": explain(name, part),
-                    "runbook": runbooks.link(name),
-                }
-                for name, part in (ready.parts | self._damaged()).items()
+            "starting": self._health.starting,
+            "problems": self._health.problems(),
+            "watched": [
+                {"name": one.name, "summary": one.summary.replace("{producer}", "a producer")}
+                for one in of_role(self._role)
             ],
             "figures": self._history.latest(),
         }
-
-    def _damaged(self) -> dict[str, dict[str, object]]:
-        """Asks for attention, and is no reason to be unready: the run goes on."""
-        if self._role != "learner" or self._sources.run is None:
-            return {}
-        found = sorted(one.name for one in self._sources.run.glob("checkpoints/damaged-*"))
-        why = f"set aside, for a start found them damaged: {', '.join(found)}"
-        return {"damaged checkpoints": {"ok": False, "detail": why}} if found else {}
 
     def _figures(self, query: Query) -> object:
         track = query.choice("track", ("recent", "whole"))
@@ -352,16 +341,6 @@ def _checkpoint(path: Path) -> dict[str, Any]:
         }
     except (OSError, ValueError, LookupError, TypeError) as error:
         return {"name": path.name, "error": f"{type(error).__name__}: {error}"}
-
-
-def explain(name: str, part: Mapping[str, object]) -> str:
-    """The state of a part, for people."""
-    if "seconds_since_tick" not in part:
-        return str(part["detail"]) or ("" if part["ok"] else "not ready")
-    ago, patience = part["seconds_since_tick"], part["patience_seconds"]
-    if part["ok"]:
-        return f"went round {ago} s ago"
-    return f"the {name}'s loop last went round {ago} s ago; {patience} s are allowed"
 
 
 def _json(body: object, status: int = 200) -> JSONResponse:

@@ -10,27 +10,9 @@ HERE = Path(__file__).parent
 FOLDERS = (HERE / "docs" / "runbooks", HERE.parents[2] / "docs" / "runbooks")
 """Where they lie in an installed package, and in a checkout."""
 
-OF_CHECK = {
-    "receiver": "loop-stopped",
-    "learner": "loop-stopped",
-    "journal": "journal-failing",
-    "credit": "no-credit",
-    "cursor": "disk-low",
-    "checkpoint": "checkpoint-failing",
-    "damaged checkpoints": "checkpoint-damaged",
-    "down": "down",
-}
-"""The runbook of each check of a process's health; "down" is of one that does not answer."""
-
 NAMES = frozenset(
     path.stem for folder in FOLDERS if folder.is_dir() for path in folder.glob("*.md")
 )
-
-
-def link(check: str) -> str | None:
-    """Where the page finds a check's runbook; None where there is none."""
-    name = OF_CHECK.get(check)
-    return f"runbooks/{name}" if name in NAMES else None
 
 
 def render(name: str) -> str:

@@ -39,21 +39,23 @@ async function showStates() {
   await Promise.all(ROLES.map(async (role) => {
     try { states[role] = await ask(role, "state"); } catch (error) { states[role] = { error: error.message }; }
   }));
-  const checks = ROLES.flatMap((role) => states[role].error
-    ? [{ name: role, ok: false, why: states[role].error, runbook: document.body.dataset.down }]
-    : states[role].checks.map((check) => ({ ...check, name: check.name === role ? role : `${role}: ${check.name}` })));
-  checks.sort((a, b) => a.ok - b.ok);
-  document.querySelector("#checks").replaceChildren(...checks.map((check) => {
-    const more = check.runbook ? [element("a", { href: check.runbook }, "what to do")] : [];
-    return check.ok
-      ? element("li", { title: check.why }, check.name)
-      : element("li", { class: "bad" }, element("span", {}, element("b", {}, check.name), " — ", check.why, " "), ...more);
-  }));
-  const bad = checks.filter((check) => !check.ok).length;
+  const problems = ROLES.flatMap((role) => states[role].error
+    ? [{ name: role, says: states[role].error, remedy: "Whether this process is well is not known.", severity: "critical", runbook: document.body.dataset.down }]
+    : states[role].problems);
+  const lit = new Set(problems.map((problem) => problem.name));
+  const well = new Map(ROLES.flatMap((role) => (states[role].watched ?? []).map((one) => [one.name, one.summary])));
+  const starting = ROLES.filter((role) => states[role].starting);
+  document.querySelector("#checks").replaceChildren(
+    ...problems.map(({ name, producer, says, remedy, runbook, severity }) => element("li", { class: `bad ${severity}` },
+      element("span", {}, element("b", {}, name), ` — ${says}. `, remedy ? `${remedy} ` : ""),
+      ...(runbook ? [element("a", { href: runbook }, "what to do")] : []))),
+    ...starting.map((role) => element("li", { class: "wait" }, `the ${role} is starting`)),
+    ...[...well].filter(([name]) => !lit.has(name)).map(([name, summary]) => element("li", { title: `not so: ${summary}` }, name)));
+  const bad = problems.length;
   const verdict = document.querySelector("#verdict");
-  const text = bad ? `${bad} need${bad === 1 ? "s" : ""} attention` : "all well";
+  const text = bad ? `${bad} need${bad === 1 ? "s" : ""} attention` : starting.length ? "starting" : "all well";
   if (verdict.textContent !== text) verdict.textContent = text;
-  verdict.className = `pill ${bad ? "bad" : "ok"}`;
+  verdict.className = `pill ${bad ? "bad" : starting.length ? "wait" : "ok"}`;
   document.querySelector("#tiles").replaceChildren(...TILES.flatMap(([name, role, figure, format, shown]) => {
     const figures = states[role]?.figures ?? {};
     const value = figures[figure];

@@ -1,0 +1,61 @@
+"""Makes docs/metrics.md from the catalogue."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+from stream_ssl.observe.catalogue import CATALOGUE, Spec
+
+PAGE_HEAD = """# Metrics
+
+Made from the code by `make docs`; edit `stream_ssl/observe/catalogue.py` instead.
+
+Receiver and learner each serve `/metrics` from a port of their own, on loopback unless they are
+told otherwise: [deploy/prometheus](../deploy/prometheus) has a scrape configuration and alerts,
+[deploy/grafana](../deploy/grafana) a dashboard. Counters count from the start of the process: use
+`rate`. Counters whose labels are known in advance are there from the start, at 0; a gauge is there
+once something has set it, the loss from the first update on. A label has at most 65 values; what
+goes beyond is counted under `other`. Classes are told apart up to `63`.
+"""
+
+PAGE_SECTIONS = {"receiver": "Receiver", "learner": "Learner", "both": "Both"}
+
+
+def page() -> str:
+    """docs/metrics.md, Markdown."""
+    lines = [PAGE_HEAD]
+    for role, title in PAGE_SECTIONS.items():
+        lines += [f"## {title}", ""]
+        for spec in CATALOGUE:
+            if spec.role == role:
+                lines += _entry(spec)
+    lines += ["## From the client library", "", "Both roles export these too.", ""]
+    lines += [f"- `{name}` ({kind}): {text}" for name, kind, text in _library()]
+    return "\n".join(lines) + "\n"
+
+
+def _entry(spec: Spec) -> list[str]:
+    facts: list[str] = [spec.kind]
+    if spec.unit:
+        facts.append(spec.unit)
+    if spec.labels:
+        facts.append("by " + ", ".join(f"`{label}`" for label in spec.labels))
+    return [f"**`{spec.full_name}`** ({', '.join(facts)})", "", f"{spec.help} *{spec.look}*", ""]
+
+
+def _library() -> Iterator[tuple[str, str, str]]:
+    """Name, kind and help of what the client library exports of a process."""
+    # Imported here: `stream-ssl run` needs the catalogue and no metrics.
+    from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
+
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    PlatformCollector(registry=registry)
+    for family in registry.collect():
+        suffix = "_total" if family.type == "counter" else ""
+        yield family.name + suffix, family.type, family.documentation
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())

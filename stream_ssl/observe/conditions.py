@@ -1,0 +1,359 @@
+"""Every condition of a run that asks for attention: its thresholds, its words and its alert.
+
+The table is the one source of the page's lights, `stream-ssl status`, /readyz, the log and the
+alerts. `watch.py` decides which conditions are lit. `make docs` makes the alert rules from it.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Literal
+
+from stream_ssl.observe.catalogue import Role
+
+Severity = Literal["warning", "critical"]
+
+HOLD_SECONDS = 60.0
+"""A condition ends when it has been absent for so long, so that it does not flap."""
+
+# -- thresholds
+
+LAG_SECONDS = 600.0
+LAG_GROWS_SECONDS = 600.0
+"""Lag that has grown in each minute of this time counts, too ..."""
+LAG_GROWN_SECONDS = 60.0
+"""... once it is above this."""
+GAPS = 20.0
+"""A producer is silent when it has sent nothing for so many of its usual gaps, ..."""
+SILENT_SECONDS = 60.0
+"""... and for at least this long."""
+UNKNOWN_GAP_SECONDS = 100.0
+"""The same for a producer that has sent too little to have a usual gap."""
+NO_PRODUCER_SECONDS = 90.0
+NO_CREDIT_SECONDS = 60.0
+BAD_SHARE, BAD_SAMPLES, BAD_SECONDS = 0.01, 3, 600.0
+"""Bad samples above this share, and at least this many, within so many seconds."""
+DROPPED_SHARE, DROPPED_SAMPLES, DROPPED_SECONDS = 0.99, 50, 240.0
+"""Near-duplicates from this share on, and at least this many, within so many seconds."""
+STUCK_SECONDS = 90.0
+SKIPPED_IN_A_ROW = 20
+SKIPPED_IN_AN_HOUR = 10
+RANK_SHARE = 0.5
+"""Collapse: the effective rank, less 1, has fallen below this share of its recent maximum ..."""
+IMAGE_SHARE = 0.7
+"""... while that of the images has kept more than this share of its own ..."""
+COLLAPSE_SECONDS = 30.0
+"""... for so long."""
+COLLAPSED_RANK = 1.1
+"""An effective rank below this is a collapse by itself, once it was so for ..."""
+COLLAPSED_SECONDS = 240.0
+CHECKPOINT_SECONDS = 3600.0
+DISK_BYTES, DISK_CHECKPOINTS = 1e9, 2
+CLOCK_SECONDS = 60.0
+"""A step of this machine's clock, or a producer's clock that is ahead by more."""
+CLOCK_JUMP_SHOWN_SECONDS = 600.0
+REFUSED, SILENT_CONNECTIONS, REFUSED_SECONDS = 3, 12, 120.0
+RESTART_SECONDS = 900.0
+START_SECONDS = 600.0
+SLOW_COMMIT_SHARE, SLOW_COMMITS, SLOW_SECONDS = 0.01, 5, 600.0
+EVENT_SECONDS = 3600.0
+"""Events that need a look at any time, such as a damaged segment, are shown for so long."""
+COLLISION_PROBABILITY, NEAR_DUPLICATE_SHARE, QUALITY_SECONDS = 0.5, 0.5, 1800.0
+SLOW_RANK, SLOW_RANK_SECONDS = 1.5, 900.0
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """One way in which a run needs attention.
+
+    Attributes:
+        name: as in the metric's label; also the file name of its runbook.
+        role: the process that sees it.
+        summary: one sentence for an alert, which knows no figures; {producer} is its label.
+        remedy: what to do, in one or two sentences.
+        unready: /readyz says no while it is lit. A receiver stays in service while a camera is
+            silent, so this is true only where the process itself cannot do its work.
+    """
+
+    name: str
+    role: Role
+    severity: Severity
+    summary: str
+    remedy: str
+    unready: bool = False
+
+    @property
+    def alert(self) -> str:
+        """Its alert's name."""
+        return "StreamSsl" + "".join(word.capitalize() for word in self.name.split("-"))
+
+
+@dataclass(frozen=True, slots=True)
+class Lit:
+    """A condition that is present.
+
+    Attributes:
+        producer: whom it concerns; "" for all.
+        says: a sentence that names the cause, with figures.
+        since: Unix time at which it began.
+    """
+
+    condition: Condition
+    producer: str
+    says: str
+    since: float
+
+    def told(self) -> dict[str, object]:
+        """The same as plain values, for JSON."""
+        one = self.condition
+        return {
+            "name": one.name,
+            "producer": self.producer,
+            "severity": one.severity,
+            "says": self.says,
+            "remedy": one.remedy,
+            "since": round(self.since, 1),
+            "runbook": f"runbooks/{one.name}",
+        }
+
+
+TABLE: tuple[Condition, ...] = (
+    Condition(
+        "starting", "both", "critical",
+        "a process has been starting for more than 10 minutes",
+        "The process's log says what it waits for: a large checkpoint, or weights to download.",
+    ),
+    Condition(
+        "restarting", "both", "warning",
+        "a process has died and was started again",
+        "The supervisor's log has its exit status.",
+    ),
+    Condition(
+        "loop-stopped", "both", "critical",
+        "the main loop of a process has stopped, though its port answers",
+        "Read the process's log, then restart it. It goes on where it was.",
+    ),
+    Condition(
+        "disk-low", "both", "warning",
+        "a disk that the run writes to is nearly full",
+        "Make room, or lower checkpoints.keep, journal.budget or quarantine.max_bytes.",
+    ),
+    Condition(
+        "journal-damaged", "both", "critical",
+        "the journal was found damaged when it was read",
+        "The damaged records are left out. Check the disk.",
+    ),
+    Condition(
+        "no-producers", "receiver", "warning",
+        "no producer is connected, so nothing is received",
+        "Start the producers, or check that they use this receiver's address and keys.",
+    ),
+    Condition(
+        "nothing-received", "receiver", "warning",
+        "producers are connected, but none of them sends",
+        "Look at the producers' logs and at their cameras or sources.",
+    ),
+    Condition(
+        "producer-silent", "receiver", "warning",
+        "{producer} has sent nothing for longer than 20 times its usual gap",
+        "Look at the log of this producer and at its camera or source. A producer that says BYE is "
+        "not waited for.",
+    ),
+    Condition(
+        "no-credit", "receiver", "warning",
+        "no producer may send, because the journal is full or cannot be written",
+        "Check that the learner runs and that its checkpoints succeed; they free the journal.",
+    ),
+    Condition(
+        "journal-failing", "receiver", "critical",
+        "the journal cannot be written",
+        "Make room on the disk, or repair it. Nothing that was acknowledged is lost.",
+    ),
+    Condition(
+        "missing-packets", "receiver", "critical",
+        "packets that were once acknowledged are not in the journal",
+        "The journal was lost or replaced. Put it back, or accept the loss.",
+    ),
+    Condition(
+        "slow-disk", "receiver", "warning",
+        "more than 1 % of the commits to the journal take longer than 0.25 s",
+        "Look for a failing disk, or for other programs that write to it.",
+    ),
+    Condition(
+        "refusals", "receiver", "warning",
+        "connections are refused because of their key",
+        "Put the producer's key on the allow-list, or stop the producer whose key was revoked.",
+    ),
+    Condition(
+        "rejected-samples", "receiver", "warning",
+        "more than 1 % of {producer}'s samples are refused by the receiver",
+        "The producer's log has the reason. Mend what it sends.",
+    ),
+    Condition(
+        "clock", "receiver", "warning",
+        "a clock is wrong: this machine's clock jumped, or {producer}'s clock is ahead",
+        "Set the clocks by NTP.",
+    ),
+    Condition(
+        "lag", "learner", "warning",
+        "the learner is more than 10 minutes behind the stream, or falls further behind",
+        "Give the learner more workers or a GPU, lower pace.updates_per_sample, or send less.",
+    ),
+    Condition(
+        "learner-stuck", "learner", "critical",
+        "samples wait, and none is trained on",
+        "Read the learner's log, then restart the learner. It goes on from its checkpoint.",
+    ),
+    Condition(
+        "divergence", "learner", "critical",
+        "the updates have no finite loss or gradient, so nothing is learned",
+        "Lower optimiser.learning_rate or set optimiser.clip, and restart the learner.",
+    ),
+    Condition(
+        "learner-halted", "learner", "critical",
+        "the learner has stopped taking samples, because its updates diverged again and again",
+        "Lower optimiser.learning_rate or set optimiser.clip, and restart the learner.",
+        unready=True,
+    ),
+    Condition(
+        "updates-skipped", "learner", "warning",
+        "more than 10 updates in an hour had no finite loss or gradient, or bad keys",
+        "Lower optimiser.learning_rate, or set optimiser.clip.",
+    ),
+    Condition(
+        "collapse", "learner", "critical",
+        "the embeddings have collapsed: the encoder hardly tells samples apart any more",
+        "Stop the run, go back to a checkpoint from before, and lower optimiser.learning_rate.",
+    ),
+    Condition(
+        "everything-dropped", "learner", "warning",
+        "at least 99 % of {producer}'s samples are dropped as near-duplicates",
+        "Point the camera at something that changes, send fewer frames, or raise learner.novelty.",
+    ),
+    Condition(
+        "bad-samples", "learner", "warning",
+        "more than 1 % of {producer}'s samples cannot be decoded",
+        "The quarantine folder of the run has some of them, each with its reason.",
+    ),
+    Condition(
+        "checkpoint-old", "learner", "critical",
+        "what was learned more than an hour ago is in no checkpoint",
+        "The log says why no checkpoint is written. The journal cannot be trimmed meanwhile.",
+    ),
+    Condition(
+        "checkpoint-failing", "learner", "critical",
+        "a checkpoint could not be written",
+        "Make room on the disk, or repair it. The checkpoint before is untouched.",
+    ),
+    Condition(
+        "checkpoint-damaged", "learner", "warning",
+        "a checkpoint was found damaged and was set aside",
+        "Check the disk. Remove checkpoints/damaged-* to end this.",
+    ),
+    Condition(
+        "collisions", "learner", "warning",
+        "a sample and a slot of the memory share a class with a probability above 0.5",
+        "See which class crowds the memory, in stream_ssl_memory_class_slots.",
+    ),
+    Condition(
+        "near-copies", "learner", "warning",
+        "more than half of the memory's slots are near-duplicates of others",
+        "Choose memory.eviction most-duplicated, or lower the rate of the camera that rests.",
+    ),
+    Condition(
+        "drift", "learner", "warning",
+        "the stream shows something else than it did",
+        "Check whether a source came, went, was covered or was turned.",
+    ),
+    Condition(
+        "slow-rank", "learner", "warning",
+        "one rank works longer at each step than the others, which wait for it",
+        "Look at the machine of that rank. The group goes at the pace of its slowest rank.",
+    ),
+    Condition(
+        "parked-journal", "learner", "warning",
+        "journals of the run are read by no rank",
+        "Start the group with the hosts that have them, or list the lost ones in ranks.lost.",
+    ),
+)  # fmt: skip
+
+CONDITIONS = {condition.name: condition for condition in TABLE}
+
+OF_CHECK = {
+    "receiver": "loop-stopped",
+    "learner": "loop-stopped",
+    "journal": "journal-failing",
+    "credit": "no-credit",
+    "cursor": "disk-low",
+    "checkpoint": "checkpoint-failing",
+}
+"""The condition of each loop and readiness check."""
+
+
+def of_role(role: Role) -> tuple[Condition, ...]:
+    """The conditions that a process of this role watches."""
+    return tuple(one for one in TABLE if one.role in (role, "both"))
+
+
+# -- the alert rules
+
+HEAD = """# Made from stream_ssl/observe/conditions.py by `make docs`; edit that instead.
+#
+# Each process decides which conditions are present, by the thresholds of that file, and exports
+# them as stream_ssl_condition. Only what a dead process cannot say is decided here. A runbook's
+# link opens on the page of the process itself. To have it open elsewhere, put the address of your
+# copy of the repository in prometheus.yml, with its last slash:
+#   global: {external_labels: {runbooks: "https://git.example/robots/stream-ssl/blob/main/"}}
+groups:
+  - name: stream-ssl
+    rules:
+"""
+
+DOWN_SUMMARY = "{{ $labels.role }} at {{ $labels.instance }} does not answer"
+DOWN = (
+    "Producers keep what is not acknowledged; the journal keeps what is. Look at the process's log."
+)
+
+
+def alerts() -> str:
+    """deploy/prometheus/alerts.yml, YAML."""
+    rules = [_rule("StreamSslDown", "down", 'up{job="stream-ssl"} == 0', "critical", "90s")]
+    rules += [
+        _rule(one.alert, one.name, f'stream_ssl_condition{{name="{one.name}"}} == 1')
+        for one in TABLE
+    ]
+    return HEAD + "\n".join(rules)
+
+
+def _rule(alert: str, name: str, expression: str, severity: str = "", wait: str = "") -> str:
+    one = CONDITIONS.get(name)
+    if one is None:
+        summary, description = DOWN_SUMMARY, DOWN
+    else:
+        summary = one.summary.replace(
+            "{producer}", "{{ with $labels.producer }}{{ . }}{{ else }}the producer{{ end }}"
+        )
+        summary = f"{summary} (at {{{{ $labels.instance }}}})"
+        description, severity = one.remedy, one.severity
+    link = (
+        "{{ with $externalLabels.runbooks }}{{ . }}docs/runbooks/NAME.md"
+        "{{ else }}http://{{ $labels.instance }}/runbooks/NAME{{ end }}"
+    ).replace("NAME", name)
+    return "".join(
+        f"{line}\n"
+        for line in (
+            f"      - alert: {alert}",
+            f"        expr: {expression}",
+            *([f"        for: {wait}"] if wait else []),
+            f"        labels: {{severity: {severity}}}",
+            "        annotations:",
+            f'          runbook_url: "{link}"',
+            f'          summary: "{summary}"',
+            f'          description: "{description}"',
+        )
+    )
+
+
+if __name__ == "__main__":
+    sys.stdout.write(alerts())

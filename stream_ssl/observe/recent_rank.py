@@ -1,0 +1,108 @@
+"""The effective rank of the recent keys, against its own recent maximum: what shows a collapse.
+
+Shapes: B batch, D embedding.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from memory.descriptors import Thumbnail
+from memory.stats import spectral_rank
+from stream_ssl import durable
+from stream_ssl.observe.conditions import RANK_SHARE
+
+if TYPE_CHECKING:
+    from stream_ssl.learning.records import StepRecord
+
+HALF_LIFE = 512.0
+"""Samples after which one counts half as much in a rank: a collapse shows within a thousand."""
+LEAST_SAMPLES = 512
+"""Samples before a rank means anything."""
+PEAK_HALF_LIFE = 200_000.0
+"""Samples in which a maximum that is not reached again falls by half of what is above 1."""
+FILE = "ranks.json"
+MOST_BYTES = 4096
+
+
+class RecentRank:
+    """Effective ranks of keys and of thumbnails, each with its recent maximum.
+
+    A covered camera lowers both ranks; a collapse lowers that of the keys alone. The maxima are
+    kept in a file of the run's folder, so that a restart of a collapsed run does not hide it.
+
+    Args:
+        folder: of the run; None keeps nothing.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._file = None if folder is None else folder / FILE
+        self._moments: dict[str, Tensor] = {}
+        self._thumbnail = Thumbnail(side=8)
+        self._samples = self._new = 0
+        self.peaks = self._load()
+        self._saved = dict(self.peaks)
+
+    def consume(self, record: StepRecord) -> None:
+        """Take the keys of a step, replays included: an encoder may collapse on those alone."""
+        keys_BD = record.keys_BD.float()
+        if not len(keys_BD) or not bool(torch.isfinite(keys_BD).all()):
+            return
+        self._samples += len(keys_BD)
+        self._new += len(keys_BD)
+        self._add("keys", keys_BD)
+        if record.images_BCHW is not None:
+            self._add("images", self._thumbnail(keys_BD, record.images_BCHW).float())
+
+    def measure(self) -> dict[str, float]:
+        """The ranks of now, by "keys" and "images"; empty before there are enough samples. The
+        maxima follow, and are saved when they have changed."""
+        if self._samples < LEAST_SAMPLES:
+            return {}
+        ranks = {name: spectral_rank(moment) for name, moment in self._moments.items()}
+        decay, self._new = 0.5 ** (self._new / PEAK_HALF_LIFE), 0
+        for name, rank in ranks.items():
+            peak = self.peaks.get(name, rank)
+            if rank - 1 >= RANK_SHARE * (peak - 1):  # what has collapsed is not forgotten
+                peak = 1 + (peak - 1) * decay
+            self.peaks[name] = max(peak, rank)
+        self._save()
+        return ranks
+
+    def _add(self, name: str, rows_BD: Tensor) -> None:
+        moment_DD = rows_BD.T @ rows_BD
+        before_DD = self._moments.get(name)
+        if before_DD is not None and before_DD.shape == moment_DD.shape:
+            moment_DD = moment_DD + before_DD * 0.5 ** (len(rows_BD) / HALF_LIFE)
+        self._moments[name] = moment_DD
+
+    def _load(self) -> dict[str, float]:
+        """The maxima of the run so far; none where the file is missing or damaged."""
+        if self._file is None or not self._file.is_file():
+            return {}
+        try:
+            with self._file.open("rb") as file:
+                told = json.loads(file.read(MOST_BYTES))
+            found = {name: float(told[name]) for name in ("keys", "images") if name in told}
+        except durable.UNREADABLE:
+            return {}
+        return {name: peak for name, peak in found.items() if math.isfinite(peak) and peak >= 1}
+
+    def _save(self) -> None:
+        near = all(
+            abs(peak - self._saved.get(name, 0.0)) < 0.02 * peak
+            for name, peak in self.peaks.items()
+        )
+        if self._file is None or near:
+            return
+        try:
+            durable.write(self._file, json.dumps(self.peaks), wait=False)
+        except OSError:
+            return  # the disk is full, which other conditions tell; tried again at the next change
+        self._saved = dict(self.peaks)

@@ -1,0 +1,586 @@
+"""Decides which conditions of a process are lit, from the process's own metrics.
+
+A thread reads the metrics every two seconds, so that it also sees a loop that has stopped.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import statistics
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from prometheus_client import CollectorRegistry
+
+from stream_ssl.observe import conditions as at
+from stream_ssl.observe.catalogue import PREFIX, Role
+from stream_ssl.observe.conditions import CONDITIONS, OF_CHECK, Lit
+from stream_ssl.observe.health import Health
+from stream_ssl.rate_limited_logger import RateLimitedLogger
+
+log = logging.getLogger("stream_ssl.health")
+
+EVERY = 2.0
+"""Seconds between two looks."""
+GAPS_KEPT, LEAST_GAPS = 64, 3
+KEYS = frozenset({"denied", "unauthorised", "no-key", "server-key"})
+"""Reasons of refusal that speak of a key."""
+SKIPS_OF_CHOICE = frozenset({"pace", "novelty"})
+
+Finding = tuple[str, str, str]
+"""Name of a condition, the producer or "", and a sentence; an empty sentence for the summary."""
+
+
+class Figures:
+    """The metrics of one moment.
+
+    Args:
+        registry: what to read.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._samples: dict[str, list[tuple[Mapping[str, str], float]]] = defaultdict(list)
+        for family in registry.collect():
+            for sample in family.samples:
+                if sample.name.startswith(PREFIX):
+                    name = sample.name.removeprefix(PREFIX)
+                    self._samples[name].append((sample.labels, float(sample.value)))
+
+    def get(self, name: str, **labels: str) -> float:
+        """The sum over the series with these labels; NaN where there is none."""
+        found = [
+            value
+            for given, value in self._samples.get(name, ())
+            if all(given.get(label) == wanted for label, wanted in labels.items())
+        ]
+        return sum(found) if found else math.nan
+
+    def by(self, name: str, label: str) -> dict[str, float]:
+        """The sums by one label."""
+        sums: dict[str, float] = defaultdict(float)
+        for labels, value in self._samples.get(name, ()):
+            sums[labels.get(label, "")] += value
+        return dict(sums)
+
+
+class Rise:
+    """By how much counters rose within the last `seconds`.
+
+    Args:
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
+        self._seconds, self._clock = seconds, clock
+        self._old: deque[tuple[float, Mapping[str, float]]] = deque()
+
+    def __call__(self, totals: Mapping[str, float]) -> dict[str, float]:
+        """Take the totals of now, and return the rises; a new counter counts from 0."""
+        now = self._clock()
+        while len(self._old) > 1 and self._old[1][0] <= now - self._seconds:
+            self._old.popleft()
+        before = self._old[0][1] if self._old else totals
+        if not self._old or now - self._old[-1][0] >= self._seconds / 24:
+            self._old.append((now, dict(totals)))
+        return {key: value - before.get(key, 0.0) for key, value in totals.items()}
+
+    @property
+    def span(self) -> float:
+        """Seconds that the rises are over."""
+        return self._clock() - self._old[0][0] if self._old else 0.0
+
+
+class Held:
+    """For how long something has been true without a break.
+
+    Args:
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._since: dict[str, float] = {}
+
+    def __call__(self, key: str, true: bool) -> float:
+        """Seconds; 0 where it is not true."""
+        if not true:
+            self._since.pop(key, None)
+            return 0.0
+        return self._clock() - self._since.setdefault(key, self._clock())
+
+
+class Silence:
+    """How long each counter has stood still, and how long it usually does.
+
+    Args:
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._last: dict[str, tuple[float, float]] = {}  # value, and when it changed
+        self._gaps: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=GAPS_KEPT))
+
+    def take(self, totals: Mapping[str, float], counted: bool) -> None:
+        """Take the totals of now.
+
+        Args:
+            counted: whether a gap that ends now is the producers' own; else they were held back.
+        """
+        now = self._clock()
+        for key, value in totals.items():
+            before = self._last.get(key)
+            if before is None or value != before[0]:
+                if before is not None and counted:
+                    self._gaps[key].append(now - before[1])
+                self._last[key] = (value, now)
+
+    def restart(self, key: str | None) -> None:
+        """Wait for one counter, or for all, anew from now on."""
+        now = self._clock()
+        for one, (value, _) in self._last.items():
+            if key in (None, one):
+                self._last[one] = (value, now)
+
+    def usual(self, key: str) -> float | None:
+        """The mean of the last gaps; None where there were too few."""
+        gaps = self._gaps[key]
+        return statistics.fmean(gaps) if len(gaps) >= LEAST_GAPS else None
+
+    def too_long(self, key: str) -> float:
+        """Seconds of a silence that is longer than it should be; else 0."""
+        if key not in self._last:
+            return 0.0
+        silent, usual = self._clock() - self._last[key][1], self.usual(key)
+        limit = at.UNKNOWN_GAP_SECONDS if usual is None else max(at.SILENT_SECONDS, at.GAPS * usual)
+        return silent if silent > limit else 0.0
+
+
+class Watch:
+    """Looks at a process's metrics and health, and lights conditions; a context manager.
+
+    A condition that begins is logged as a WARNING, one that ends as INFO.
+
+    Args:
+        role: of the process.
+        registry: its metrics.
+        health: its loops and checks; the lit conditions are put there.
+        light: tells the metrics that a condition is lit, by its name and producer.
+        folders: where the process writes, by what for.
+        journal: of a learner: the folder of the journal, on whose disk the receiver reports.
+        checkpoint_seconds: between two checkpoints, as configured.
+        first: whether this process speaks for all ranks.
+        clock: monotonic seconds.
+        wall: seconds since the Unix epoch.
+    """
+
+    def __init__(
+        self,
+        role: Role,
+        registry: CollectorRegistry,
+        health: Health,
+        light: Callable[[Mapping[tuple[str, str], bool]], None],
+        folders: Mapping[str, Path] | None = None,
+        journal: Path | None = None,
+        checkpoint_seconds: float | None = None,
+        first: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._role, self._registry, self._health, self._light = role, registry, health, light
+        self._folders, self._journal = folders or {}, journal
+        self._checkpoint_limit = max(at.CHECKPOINT_SECONDS, 3 * (checkpoint_seconds or 0.0))
+        self._first, self._clock, self._wall = first, clock, wall
+        self._started = clock()
+        self._rises: dict[str, Rise] = {}
+        self._held, self._silence = Held(clock), Silence(clock)
+        self._lags: deque[tuple[float, float]] = deque()
+        self._offset = wall() - clock()
+        self._jump = (-math.inf, 0.0)  # when, and by how much
+        self._progress = (math.nan, clock())  # samples, and when they last changed
+        self._updated = (math.nan, clock())
+        self._lit: dict[tuple[str, str], Lit] = {}
+        self._seen: dict[tuple[str, str], float] = {}
+        self._log = RateLimitedLogger(log, seconds=600.0, lines=3)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.wait(EVERY):
+            try:
+                self.look()
+            except Exception as error:  # a fault here must not end what is watched
+                text = f"the conditions cannot be decided: {type(error).__name__}: {error}"
+                self._health.set("conditions", False, text)
+                self._log.log(logging.ERROR, "conditions", text, exc_info=True)
+            else:
+                self._health.set("conditions", True)
+
+    def look(self) -> None:
+        """Decide once which conditions are lit."""
+        now, figures = self._clock(), Figures(self._registry)
+        found = {(name, who): says for name, who, says in self._findings(figures)}
+        for key, says in found.items():
+            self._seen[key] = now
+            condition, old = CONDITIONS[key[0]], self._lit.get(key)
+            says = says or condition.summary.replace("{producer}", key[1] or "a producer")
+            self._lit[key] = Lit(condition, key[1], says, old.since if old else self._wall())
+            if old is None:
+                text = f"{key[0]} begins: {says}. {condition.remedy} (runbook {key[0]}.md)"
+                self._log.warning("/".join(key), text)
+        for key in [one for one in self._lit if now - self._seen[one] >= at.HOLD_SECONDS]:
+            says = self._lit.pop(key).says
+            self._log.log(logging.INFO, "/".join((*key, "end")), f"{key[0]} is over: {says}")
+        self._light(dict.fromkeys(self._lit, True))
+        severe = sorted(
+            self._lit.values(),
+            key=lambda lit: (lit.condition.severity != "critical", lit.since, lit.producer),
+        )
+        self._health.conditions = tuple(severe)
+
+    def _findings(self, figures: Figures) -> Iterator[Finding]:
+        yield from self._process(figures)
+        yield from self._disk(figures)
+        yield from self._receiver(figures) if self._role == "receiver" else self._learner(figures)
+
+    # -- both
+
+    def _process(self, figures: Figures) -> Iterator[Finding]:
+        up = self._clock() - self._started
+        for name, part in self._health.ready().parts.items():
+            condition = OF_CHECK.get(name)
+            if part["ok"] or condition is None or condition == "no-credit":
+                continue
+            if "seconds_since_tick" in part:
+                ago = seconds(float(str(part["seconds_since_tick"])))
+                yield condition, "", f"the {name}'s loop last went round {ago} ago"
+            elif condition == "disk-low":
+                yield condition, "", f"the run folder cannot be written: {part['detail']}"
+            else:
+                yield condition, "", f"{CONDITIONS[condition].summary}: {part['detail']}"
+        if figures.get("starting") > 0 and up > at.START_SECONDS:
+            yield "starting", "", f"the {self._role} has been starting for {seconds(up)}"
+        if figures.get("restarts_total") > 0 and up < at.RESTART_SECONDS:
+            says = f"the {self._role} has died and was started again {seconds(up)} ago"
+            yield "restarting", "", says
+        damaged = self._rise("journal", at.EVENT_SECONDS, {
+            name: figures.get(name)
+            for name in ("journal_damaged_segments_total", "journal_corrupt_records_total")
+        })  # fmt: skip
+        if any(value > 0 for value in damaged.values()):
+            count = sum(value for value in damaged.values() if value > 0)
+            yield "journal-damaged", "", f"{count:.0f} parts of the journal were found damaged"
+
+    def _disk(self, figures: Figures) -> Iterator[Finding]:
+        """One finding for each disk. The receiver speaks for the journal's."""
+        journal = None if self._journal is None else device(self._journal)
+        least = at.DISK_CHECKPOINTS * figures.get("checkpoint_bytes")
+        told: set[int | None] = set() if journal is None else {journal}
+        short: list[str] = []
+        for name, folder in self._folders.items():
+            disk, free = device(folder), figures.get("disk_free_bytes", folder=name)
+            if free < at.DISK_BYTES and disk not in told:
+                told.add(disk)
+                short.append(f"{free / 1e6:,.0f} MB are left on the disk of {folder}")
+            elif name == "checkpoints" and at.DISK_BYTES <= free < least:
+                short.append(
+                    f"less than two checkpoints fit on the disk of {folder}: "
+                    f"{free / 1e9:,.1f} GB are left"
+                )
+        if short:
+            yield "disk-low", "", "; ".join(short)
+
+    # -- receiver
+
+    def _receiver(self, figures: Figures) -> Iterator[Finding]:
+        yield from self._incoming(figures)
+        if self._rise_of("journal_failures_total", figures, at.HOLD_SECONDS) > 0:
+            yield "journal-failing", "", "the journal could not be written within the last minute"
+        missing = self._rise_of("missing_packets_total", figures, at.EVENT_SECONDS)
+        if missing > 0:
+            yield (
+                "missing-packets",
+                "",
+                f"{missing:.0f} packets that were once acknowledged are not in the journal",
+            )
+        commits = figures.get("journal_fsync_seconds_count")
+        slow = commits - figures.get("journal_fsync_seconds_bucket", le="0.25")
+        risen = self._rise("fsync", at.SLOW_SECONDS, {"all": commits, "slow": slow})
+        if risen["slow"] >= max(at.SLOW_COMMITS, at.SLOW_COMMIT_SHARE * risen["all"]):
+            share = risen["slow"] / risen["all"]
+            yield "slow-disk", "", f"{share:.1%} of the commits take longer than 0.25 s"
+        yield from self._refusals(figures)
+        yield from self._shares(
+            "rejected-samples",
+            figures.by("producer_rejected_samples_total", "producer"),
+            figures.by("producer_samples_total", "producer"),
+            "{share:.1%} of {who}'s samples were refused by the receiver within {span}",
+        )
+        yield from self._clocks(figures)
+
+    def _incoming(self, figures: Figures) -> Iterator[Finding]:
+        connected, credit = figures.get("producers_connected"), figures.get("credit_bytes")
+        received = {"": figures.get("received_samples_total")}
+        by_producer = figures.by("producer_samples_total", "producer")
+        gone = self._held("no-producers", connected == 0)
+        if gone > at.NO_PRODUCER_SECONDS:
+            before = "since the start" if not received[""] > 0 else f"for {seconds(gone)}"
+            yield "no-producers", "", f"no producer has been connected {before}"
+        blocked = self._held("no-credit", connected > 0 and credit == 0)
+        if blocked > at.NO_CREDIT_SECONDS:
+            detail = self._health.ready().parts.get("credit", {}).get("detail") or "no credit"
+            yield "no-credit", "", f"for {seconds(blocked)}: {detail}"
+        self._silence.take(received | by_producer, counted=not blocked)
+        if blocked or not connected > 0:
+            self._silence.restart("" if not connected > 0 else None)
+            return
+        silent = self._silence.too_long("")
+        if silent:
+            yield (
+                "nothing-received",
+                "",
+                f"none of {connected:.0f} connected producers has sent for {seconds(silent)}",
+            )
+            return
+        finished = figures.by("producer_finished", "producer")
+        for producer in by_producer:
+            silent, usual = self._silence.too_long(producer), self._silence.usual(producer)
+            if silent and not finished.get(producer):
+                often = "" if usual is None else f"; its usual gap is {seconds(usual)}"
+                says = f"{producer} has sent nothing for {seconds(silent)}{often}"
+                yield "producer-silent", producer, says
+
+    def _refusals(self, figures: Figures) -> Iterator[Finding]:
+        risen = self._rise(
+            "refused", at.REFUSED_SECONDS, figures.by("refused_connections_total", "reason")
+        )
+        keys = {reason: risen.get(reason, 0.0) for reason in KEYS}
+        if sum(keys.values()) >= at.REFUSED or risen.get("silent", 0) >= at.SILENT_CONNECTIONS:
+            shown = {reason: count for reason, count in keys.items() if count}
+            if silent := risen.get("silent", 0.0):
+                shown["silent"] = silent
+            told = ", ".join(f"{count:.0f} {reason}" for reason, count in sorted(shown.items()))
+            span = seconds(at.REFUSED_SECONDS)
+            yield "refusals", "", f"connections were refused within {span}: {told}"
+
+    def _clocks(self, figures: Figures) -> Iterator[Finding]:
+        now, offset = self._clock(), self._wall() - self._clock()
+        if abs(offset - self._offset) > at.CLOCK_SECONDS:
+            self._jump = (now, offset - self._offset)
+        self._offset = offset
+        when, by = self._jump
+        if now - when < at.CLOCK_JUMP_SHOWN_SECONDS:
+            way = "ahead" if by > 0 else "back"
+            yield "clock", "", f"this machine's clock jumped {way} by {seconds(abs(by))}"
+        received = figures.by("producer_last_received_timestamp_seconds", "producer")
+        for who, captured in figures.by(
+            "producer_last_captured_timestamp_seconds", "producer"
+        ).items():
+            ahead = captured - received.get(who, math.nan)
+            if ahead > at.CLOCK_SECONDS:
+                yield "clock", who, f"{who}'s clock is {seconds(ahead)} ahead of this machine's"
+
+    # -- learner
+
+    def _learner(self, figures: Figures) -> Iterator[Finding]:
+        yield from self._lag(figures)
+        yield from self._updates(figures)
+        yield from self._collapse(figures)
+        admitted = figures.by("producer_admitted_samples_total", "producer")
+        dropped = figures.by("producer_dropped_samples_total", "producer")
+        bad = figures.by("quarantined_samples_total", "producer")
+        read = {who: admitted.get(who, 0) + dropped.get(who, 0) for who in {*admitted, *dropped}}
+        yield from self._shares(
+            "bad-samples",
+            bad,
+            read,
+            "{share:.1%} of {who}'s samples within {span} could not be decoded",
+        )
+        yield from self._dropped(figures, dropped, admitted)
+        yield from self._checkpoints(figures)
+        if self._first:
+            yield from self._quality(figures)
+
+    def _lag(self, figures: Figures) -> Iterator[Finding]:
+        now, lag = self._clock(), figures.get("lag_seconds")
+        if not self._lags or now - self._lags[-1][0] >= 60.0:
+            self._lags.append((now, lag))
+        while len(self._lags) > at.LAG_GROWS_SECONDS / 60 + 1:
+            self._lags.popleft()
+        values = [value for _, value in self._lags]
+        grown = (
+            len(values) > at.LAG_GROWS_SECONDS / 60
+            and lag > at.LAG_GROWN_SECONDS
+            and all(before < after for before, after in pairwise(values))
+        )
+        if lag > at.LAG_SECONDS:
+            yield "lag", "", f"the learner is {seconds(lag)} behind the stream"
+        elif grown:
+            says = f"the learner is {seconds(lag)} behind the stream, and this has grown for 10 min"
+            yield "lag", "", says
+
+    def _updates(self, figures: Figures) -> Iterator[Finding]:
+        skipped = figures.by("skipped_updates_total", "reason")
+        risen = self._rise("skipped", at.EVENT_SECONDS, skipped)
+        count = sum(value for reason, value in risen.items() if reason not in SKIPS_OF_CHOICE)
+        in_a_row = figures.get("skipped_updates_in_a_row")
+        reloads = self._rise_of("divergence_reloads_total", figures, at.CLOCK_JUMP_SHOWN_SECONDS)
+        halted = figures.get("learner_halted") > 0
+        diverged = halted or in_a_row >= at.SKIPPED_IN_A_ROW or reloads > 0
+        if halted:
+            yield "learner-halted", "", ""
+        if in_a_row >= at.SKIPPED_IN_A_ROW:
+            says = f"{in_a_row:.0f} updates in a row had no finite loss or gradient"
+            yield "divergence", "", says
+        elif reloads > 0:
+            says = f"the updates diverged, and a checkpoint was reloaded {reloads:.0f} times"
+            yield "divergence", "", says
+        elif count > at.SKIPPED_IN_AN_HOUR:
+            says = f"{count:.0f} updates within an hour had no finite loss or gradient, or bad keys"
+            yield "updates-skipped", "", says
+        done = sum(
+            value
+            for name in ("trained_samples_total", "near_copies_total", "quarantined_samples_total")
+            if not math.isnan(value := figures.get(name))
+        )
+        done += figures.by("skipped_samples_total", "reason").get("pace", 0.0)
+        waiting = figures.get("lag_records") > 0 and not diverged
+        if done != self._progress[0] or not waiting:
+            self._progress = (done, self._clock())
+        stuck = self._clock() - self._progress[1]
+        if stuck > at.STUCK_SECONDS:
+            says = f"samples wait, and none was trained on for {seconds(stuck)}"
+            yield "learner-stuck", "", says
+
+    def _collapse(self, figures: Figures) -> Iterator[Finding]:
+        rank, peak = figures.get("recent_effective_rank"), figures.get("effective_rank_peak")
+        images = figures.get("recent_image_rank")
+        image_peak = figures.get("image_rank_peak")
+        varied = not images - 1 < at.IMAGE_SHARE * (image_peak - 1)
+        fallen = self._held("collapse", varied and rank - 1 < at.RANK_SHARE * (peak - 1))
+        flat = self._held("flat", varied and rank < at.COLLAPSED_RANK)
+        if fallen > at.COLLAPSE_SECONDS or flat > at.COLLAPSED_SECONDS:
+            says = (
+                f"the effective rank of the embeddings is {rank:.1f}, and it was {peak:.1f} before"
+            )
+            yield "collapse", "", says
+
+    def _dropped(
+        self, figures: Figures, dropped: Mapping[str, float], admitted: Mapping[str, float]
+    ) -> Iterator[Finding]:
+        away = self._rise("dropped", at.DROPPED_SECONDS, dropped)
+        kept = self._rise("admitted", at.DROPPED_SECONDS, admitted)
+        steps = figures.get("steps_total")
+        if steps != self._updated[0]:
+            self._updated = (steps, self._clock())
+        still = self._clock() - self._updated[1]
+        idle = f"; no update for {seconds(still)}" if still >= 60 else ""
+        over = self._rises["dropped"].span >= 0.9 * at.DROPPED_SECONDS
+        for who, count in away.items():
+            share = count / max(1.0, count + kept.get(who, 0.0))
+            if over and count >= at.DROPPED_SAMPLES and share >= at.DROPPED_SHARE:
+                says = f"{percent(share)} of {who}'s samples were dropped as near-duplicates{idle}"
+                yield "everything-dropped", who, says
+
+    def _checkpoints(self, figures: Figures) -> Iterator[Finding]:
+        behind = figures.get("checkpoint_lag_seconds")
+        if behind > self._checkpoint_limit:
+            says = f"what was learned {seconds(behind)} ago is in no checkpoint yet"
+            yield "checkpoint-old", "", says
+        damaged = figures.get("checkpoints_damaged")
+        if damaged > 0:
+            says = f"{damaged:.0f} checkpoints were found damaged and were set aside"
+            yield "checkpoint-damaged", "", says
+
+    def _quality(self, figures: Figures) -> Iterator[Finding]:
+        kinds = figures.by("collision_probability", "kind").values()
+        likely = max(kinds, default=math.nan)
+        if self._held("collisions", likely > at.COLLISION_PROBABILITY) > at.QUALITY_SECONDS:
+            says = f"a sample and a slot of the memory share a class with probability {likely:.2f}"
+            yield "collisions", "", says
+        alike = figures.get("memory_near_copies_ratio")
+        if self._held("near-copies", alike > at.NEAR_DUPLICATE_SHARE) > at.QUALITY_SECONDS:
+            says = f"{alike:.0%} of the memory's slots are near-duplicates of others"
+            yield "near-copies", "", says
+        changes = figures.by("drift_detections_total", "signal").get("image", 0.0)
+        if self._rise("drift", at.EVENT_SECONDS, {"image": changes})["image"] > 0:
+            yield "drift", "", "the stream shows something else than it did an hour ago"
+        parked = figures.get("parked_journals")
+        if self._held("parked", parked > 0) > 0:
+            yield "parked-journal", "", f"{parked:.0f} journals of the run are read by no rank"
+        busy = self._rise(
+            "busy", at.SLOW_RANK_SECONDS, figures.by("rank_busy_seconds_total", "rank")
+        )
+        if len(busy) > 1 and self._rises["busy"].span > 0.9 * at.SLOW_RANK_SECONDS:
+            usual = sorted(busy.values())[(len(busy) - 1) // 4]
+            slow = [rank for rank, spent in busy.items() if spent > at.SLOW_RANK * usual]
+            if slow:
+                says = f"rank {', '.join(slow)} works longer at each step than the others"
+                yield "slow-rank", "", says
+
+    # -- helpers
+
+    def _shares(
+        self, name: str, bad: Mapping[str, float], good: Mapping[str, float], says: str
+    ) -> Iterator[Finding]:
+        """A finding for each producer of whose samples too many are bad."""
+        worse = self._rise(f"{name} bad", at.BAD_SECONDS, bad)
+        better = self._rise(f"{name} good", at.BAD_SECONDS, good)
+        span = seconds(max(EVERY, self._rises[f"{name} bad"].span))
+        for who, count in worse.items():
+            share = count / max(1.0, count + better.get(who, 0.0))
+            if count >= at.BAD_SAMPLES and share > at.BAD_SHARE:
+                yield name, who, says.format(share=share, who=who, span=span)
+
+    def _rise(self, key: str, window: float, totals: Mapping[str, float]) -> dict[str, float]:
+        if key not in self._rises:
+            self._rises[key] = Rise(window, self._clock)
+        return self._rises[key](totals)
+
+    def _rise_of(self, name: str, figures: Figures, window: float) -> float:
+        """Of one counter; NaN where there is none."""
+        return self._rise(name, window, {name: figures.get(name)})[name]
+
+
+def device(folder: Path) -> int | None:
+    """The disk that a folder, or the nearest folder above it, is on; None where nobody can say."""
+    for path in (folder, *folder.parents):
+        try:
+            return path.stat().st_dev
+        except OSError:
+            continue
+    return None
+
+
+def percent(share: float) -> str:
+    """99.9 %, and 100 % only for all."""
+    return "100 %" if share == 1 else f"{min(share, 0.9999):.2%}".replace("%", " %")
+
+
+def seconds(value: float) -> str:
+    """A time for people: 45 s, 12 min, 3.5 h, 40 days."""
+    for size, name in ((86_400, "days"), (3600, "h"), (60, "min")):
+        if value >= 2 * size or (value >= size and name == "min"):
+            shown = value / size
+            return f"{shown:.1f} {name}" if shown < 10 and name != "min" else f"{shown:.0f} {name}"
+    return f"{value:.1f} s" if value < 10 else f"{value:.0f} s"

@@ -1,0 +1,445 @@
+"""Each condition is lit by real records, is told everywhere, and ends."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from condition_world import World, messages, quiet, received
+from observe_records import step
+
+from stream_ssl.app.commands import status
+from stream_ssl.app.endpoints import FILE
+from stream_ssl.batch import Origin
+from stream_ssl.learning.checkpoint import CheckpointRecord
+from stream_ssl.learning.records import Idle
+from stream_ssl.observe import metrics as exported
+from stream_ssl.observe.conditions import TABLE
+from stream_ssl.observe.server import Server
+
+Fault = Callable[[World, Path], None]
+
+
+def sent(world: World, **fields: Any) -> Callable[[], None]:
+    return lambda: world.receiver.consume(received(**fields))
+
+
+def idle(world: World, **fields: Any) -> Callable[[], None]:
+    return lambda: world.receiver.consume(quiet(**fields))
+
+
+def stepped(world: World, **fields: Any) -> Callable[[], None]:
+    origins = [Origin("yard", "lens", str(number), 0.0) for number in range(4)]
+    return lambda: world.learner.consume(step(**{"origins_B": origins, **fields}))
+
+
+# -- what each fault is, in the records of a process that went well for a minute
+
+
+def no_producers(world: World, _: Path) -> None:
+    world.pass_(100, idle(world, producers=0, credit=0))
+
+
+def nothing_received(world: World, _: Path) -> None:
+    world.pass_(210, idle(world))
+
+
+def producer_silent(world: World, _: Path) -> None:
+    world.pass_(210, sent(world, samples=10, producer_samples={"gate": 10}))
+
+
+def no_credit(world: World, _: Path) -> None:
+    world.health.set("credit", False, "no producer may send: journal full")
+    world.pass_(80, idle(world, credit=0))
+
+
+def journal_failing(world: World, _: Path) -> None:
+    world.health.set("journal", False, "no space left")
+    world.pass_(10, sent(world, journal_failures=1))
+
+
+def journal_damaged(world: World, _: Path) -> None:
+    world.pass_(10, sent(world, journal_damaged=1))
+
+
+def missing_packets(world: World, _: Path) -> None:
+    world.pass_(10, sent(world, missing=3))
+
+
+def slow_disk(world: World, _: Path) -> None:
+    world.pass_(60, sent(world, fsync_seconds=0.4))
+
+
+def refusals(world: World, _: Path) -> None:
+    world.pass_(30, sent(world, refused={"unauthorised": 1}))
+
+
+def rejected_samples(world: World, _: Path) -> None:
+    world.pass_(30, sent(world, producer_rejected={"yard": 1}))
+
+
+def clock_jumped(world: World, _: Path) -> None:
+    world.wall += 40 * 86_400
+    world.pass_(10, sent(world))
+
+
+def clock_ahead(world: World, _: Path) -> None:
+    world.pass_(10, sent(world, producer_captured={"yard": 50.0 + 3600}))
+
+
+def lag(world: World, _: Path) -> None:
+    world.pass_(10, stepped(world, lag_seconds=2220.0))
+
+
+def lag_grows(world: World, _: Path) -> None:
+    begun = world.now
+    world.pass_(720, lambda: world.learner.consume(step(lag_seconds=60 + (world.now - begun) / 4)))
+
+
+def learner_stuck(world: World, _: Path) -> None:
+    world.learner.observe_journal(9, 0, 0, {})
+    world.pass_(110, lambda: world.learner.consume(Idle(30.0)))
+
+
+def divergence(world: World, _: Path) -> None:
+    world.pass_(230, stepped(world, skipped="loss", skipped_in_a_row=23))
+
+
+def updates_skipped(world: World, _: Path) -> None:
+    world.pass_(120, stepped(world, skipped="gradient", skipped_in_a_row=1))
+
+
+def collapse(world: World, _: Path) -> None:
+    world.pass_(50, lambda: ranks(world, keys=1.05, images=30.0))
+
+
+def everything_dropped(world: World, _: Path) -> None:
+    away = [Origin("yard", "lens", str(number), 0.0) for number in range(32)]
+    nothing = {"batch": 0, "keys_BD": torch.empty(0, 3), "origins_B": []}
+    world.pass_(
+        290,
+        stepped(world, **nothing, near_copies=32, turned_away=away, skipped="novelty"),
+    )
+
+
+def bad_samples(world: World, _: Path) -> None:
+    world.learner.observe_journal(0, 0, 0, {("damaged", "yard"): 9})
+    world.pass_(10, stepped(world))
+
+
+def checkpoint_old(world: World, _: Path) -> None:
+    world.pass_(3700, stepped(world))
+
+
+def checkpoint_failing(world: World, _: Path) -> None:
+    world.health.set("checkpoint", False, "no space left")
+    world.pass_(10, stepped(world))
+
+
+def checkpoint_damaged(world: World, folder: Path) -> None:
+    (folder / "damaged-step-7").mkdir()
+    world.pass_(10, stepped(world))
+
+
+def collisions(world: World, _: Path) -> None:
+    world.learner.observe_collisions(0.7, None)
+    world.pass_(1820, stepped(world))
+
+
+def near_copies(world: World, _: Path) -> None:
+    world.learner.observe_collisions(None, 0.8)
+    world.pass_(1820, stepped(world))
+
+
+def drift(world: World, _: Path) -> None:
+    world.learner.observe_drift(0.1, 0.4, {"image": 1})
+    world.pass_(10, stepped(world))
+
+
+def parked_journal(world: World, _: Path) -> None:
+    world.learner.parked(1)
+    world.pass_(20, stepped(world))
+
+
+def slow_rank(world: World, _: Path) -> None:
+    def work() -> None:
+        for rank, share in enumerate((0.4, 0.4, 0.9)):
+            world.learner._raise_to(
+                "rank_busy_seconds_total", share * (world.now - 1000), rank=str(rank)
+            )
+
+    world.pass_(1000, work)
+
+
+def starting(world: World, _: Path) -> None:
+    world.learner._families.set("starting", 1.0)
+    world.pass_(620)
+
+
+def restarting(world: World, _: Path) -> None:
+    world.learner._families.add("restarts_total")
+    world.pass_(10, stepped(world))
+
+
+def loop_stopped(world: World, _: Path) -> None:
+    world.health.expect("learner", 60.0)
+    world.pass_(80)
+
+
+def ranks(world: World, keys: float, images: float) -> None:
+    put = world.learner._families.set
+    put("recent_effective_rank", keys)
+    put("effective_rank_peak", 4.4)
+    put("recent_image_rank", images)
+    put("image_rank_peak", 30.0)
+
+
+def disk_low(world: World, _: Path) -> None:
+    world.pass_(10, stepped(world))
+
+
+RECEIVER: dict[str, tuple[Fault, str, str]] = {
+    "no-producers": (no_producers, "", "no producer has been connected for"),
+    "nothing-received": (nothing_received, "", "none of 2 connected producers has sent for"),
+    "producer-silent": (producer_silent, "yard", "yard has sent nothing for 3 min; its usual gap"),
+    "no-credit": (no_credit, "", "journal full"),
+    "journal-failing": (journal_failing, "", "no space left"),
+    "journal-damaged": (journal_damaged, "", "1 parts of the journal were found damaged"),
+    "missing-packets": (missing_packets, "", "3 packets that were once acknowledged"),
+    "slow-disk": (slow_disk, "", "of the commits take longer than 0.25 s"),
+    "refusals": (refusals, "", "connections were refused within 2 min: 3 unauthorised"),
+    "rejected-samples": (rejected_samples, "yard", "of yard's samples were refused"),
+    "clock": (clock_jumped, "", "this machine's clock jumped ahead by 40 days"),
+    "clock of a producer": (clock_ahead, "yard", "yard's clock is 60 min ahead"),
+}
+LEARNER: dict[str, tuple[Fault, str, str]] = {
+    "lag": (lag, "", "the learner is 37 min behind the stream"),
+    "lag that grows": (lag_grows, "", "this has grown for 10 min"),
+    "learner-stuck": (learner_stuck, "", "none was trained on for"),
+    "divergence": (divergence, "", "23 updates in a row had no finite loss"),
+    "updates-skipped": (updates_skipped, "", "12 updates within an hour"),
+    "collapse": (collapse, "", "the effective rank of the embeddings is 1.1"),
+    "everything-dropped": (
+        everything_dropped,
+        "yard",
+        "of yard's samples were dropped as near-duplicates; no update for 5 min",
+    ),
+    "bad-samples": (bad_samples, "yard", "of yard's samples within"),
+    "checkpoint-old": (checkpoint_old, "", "is in no checkpoint yet"),
+    "checkpoint-failing": (checkpoint_failing, "", "no space left"),
+    "checkpoint-damaged": (checkpoint_damaged, "", "1 checkpoints were found damaged"),
+    "collisions": (collisions, "", "with probability 0.70"),
+    "near-copies": (near_copies, "", "80% of the memory's slots"),
+    "drift": (drift, "", "the stream shows something else"),
+    "parked-journal": (parked_journal, "", "1 journals of the run are read by no rank"),
+    "slow-rank": (slow_rank, "", "rank 2 works longer"),
+    "starting": (starting, "", "the learner has been starting for"),
+    "restarting": (restarting, "", "has died and was started again"),
+    "loop-stopped": (loop_stopped, "", "the learner's loop last went round"),
+    "disk-low": (disk_low, "", "MB are left on the disk of"),
+}
+ELSEWHERE = {"learner-halted"}
+"""Conditions with a test of their own below."""
+
+
+def test_each_condition_has_a_test_that_lights_it() -> None:
+    lit = {name.partition(" ")[0] for name in {**RECEIVER, **LEARNER}} | ELSEWHERE
+    assert lit == {condition.name for condition in TABLE}
+
+
+def going_well(world: World, role: str) -> None:
+    """A minute of a process that goes well."""
+    if role == "receiver":
+        world.receiver.started()
+        world.pass_(100, sent(world, fsync_seconds=0.01))
+    else:
+        world.learner.started()
+        ranks(world, 4.2, 30.0)
+        world.learner.observe_journal(0, 0, 0, {("damaged", "yard"): 0})
+        world.pass_(60, stepped(world))
+
+
+def ask(world: World, role: Any, folder: Path) -> tuple[Any, Any, str]:
+    """/readyz and the page's state; and what `stream-ssl status` prints, which asks over HTTP."""
+    with Server(world.registry, world.health, role) as server:
+        (folder / FILE).write_text(json.dumps({role: {"http": server.address}}))
+        ready = httpx.get(f"{server.address}/readyz", trust_env=False)
+        state = httpx.get(f"{server.address}/api/{role}/state", trust_env=False).json()
+        return ready, state, str(status.endpoints_of(folder))
+
+
+CASES = [("receiver", name) for name in RECEIVER] + [("learner", name) for name in LEARNER]
+
+
+@pytest.mark.parametrize(("role", "case"), CASES, ids=[case.replace(" ", "-") for _, case in CASES])
+def test_a_condition_is_told_everywhere_and_ends(
+    role: Any,
+    case: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    fault, producer, says = {**RECEIVER, **LEARNER}[case]
+    name = case.partition(" ")[0]
+    folder = "journal" if role == "receiver" else "checkpoints"
+    world = World(role, folders={folder: tmp_path})
+    free = {"disk-low": 5e8}.get(name, 5e11)
+    caplog.set_level(logging.INFO, "stream_ssl.health")
+    monkeypatch.setattr(exported, "free", lambda _: 5e11)
+    world = World(role, folders={folder: tmp_path})
+    going_well(world, role)
+    assert world.lit == {}
+    assert world.gauge(name) == 0
+    monkeypatch.setattr(exported.shutil, "disk_usage", lambda _: replace_free(free))
+    world = world if name != "disk-low" else World(role, folders={folder: tmp_path})
+    if name == "disk-low":
+        monkeypatch.undo()
+        monkeypatch.setattr(exported, "free", lambda _: free)
+        world = World(role, folders={folder: tmp_path})
+        going_well(world, role)
+    fault(world, tmp_path)
+
+    assert set(world.lit) == {(name, producer)}
+    assert says in world.lit[name, producer]
+    assert world.gauge(name, producer) == 1  # what the alert asks for
+    (begun,) = [line for line in messages(caplog) if line.startswith(f"{name} begins")]
+    assert says in begun
+    with Server(world.registry, world.health, role) as server:
+        (tmp_path / FILE).write_text(json.dumps({role: {"http": server.address}}))
+        ready = httpx.get(f"{server.address}/readyz", trust_env=False)
+        page = httpx.get(f"{server.address}/api/{role}/state", trust_env=False).json()
+        status.main([str(tmp_path), "--seconds", "0.01"])
+    for told in (ready.json()["conditions"], page["problems"]):
+        (one,) = told
+        assert (one["name"], one["producer"]) == (name, producer)
+        assert says in one["says"]
+        assert one["remedy"]
+    if role == "learner":
+        assert page["ok"] == (ready.status_code == 200)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"{name}: " in printed
+
+
+def replace_free(free: float) -> Any:
+    return type("Usage", (), {"free": free})()
+
+
+def test_a_condition_ends_after_a_minute_without_it(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "stream_ssl.health")
+    world = World("receiver")
+    going_well(world, "receiver")
+    producer_silent(world, Path())
+    world.pass_(50, sent(world))
+    assert world.gauge("producer-silent", "yard") == 1  # held, so that it does not flap
+    world.pass_(20, sent(world))
+    assert world.lit == {}
+    assert world.gauge("producer-silent", "yard") == 0
+    (over,) = messages(caplog, logging.INFO)
+    assert over.startswith("producer-silent is over: yard has sent nothing")
+
+
+def test_a_condition_that_flaps_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "stream_ssl.health")
+    world = World("learner")
+    going_well(world, "learner")
+    for _ in range(20):
+        world.pass_(10, stepped(world, lag_seconds=700.0))
+        world.pass_(70, stepped(world))
+    assert len(messages(caplog)) == 3
+    assert len(messages(caplog, logging.INFO)) == 3
+
+
+def test_a_camera_that_says_goodbye_is_not_waited_for() -> None:
+    world = World("receiver")
+    going_well(world, "receiver")
+    gone = {"producers": 1, "samples": 10, "producer_samples": {"gate": 10}}
+    world.pass_(10, sent(world, **gone, producer_finished={"yard": 1.0}))
+    world.pass_(600, sent(world, **gone))
+    assert world.lit == {}
+    world.pass_(10, sent(world, producer_finished={"yard": 0.0}))
+    world.pass_(300, sent(world, samples=10, producer_samples={"gate": 10}))
+    assert set(world.lit) == {("producer-silent", "yard")}
+
+
+def test_a_slow_producer_is_given_twenty_of_its_gaps() -> None:
+    world = World("receiver")
+    world.receiver.started()
+    for _ in range(6):
+        world.pass_(10, sent(world))
+        world.pass_(50, idle(world))
+    world.pass_(1000, idle(world))
+    assert world.lit == {}
+    world.pass_(300, idle(world))
+    assert set(world.lit) == {("nothing-received", "")}
+
+
+def test_a_covered_camera_is_no_collapse() -> None:
+    world = World("learner")
+    going_well(world, "learner")
+    world.pass_(400, lambda: ranks(world, keys=1.05, images=1.3))
+    assert world.lit == {}
+
+
+def test_a_producer_that_shows_something_new_is_not_dropped() -> None:
+    world = World("learner")
+    going_well(world, "learner")
+    away = [Origin("yard", "lens", str(number), 0.0) for number in range(40)]
+    world.pass_(600, stepped(world, near_copies=40, turned_away=away))  # 4 of 44 are new
+    assert world.lit == {}
+
+
+def test_a_halted_learner_is_not_ready() -> None:
+    world = World("learner")
+    going_well(world, "learner")
+    world.learner._families.set("learner_halted", 1.0)
+    world.pass_(10)
+    assert ("learner-halted", "") in world.lit
+    assert not world.health.ready().ok
+
+
+def test_one_disk_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exported, "free", lambda _: 5e8)
+    folders = {"checkpoints": tmp_path / "checkpoints", "quarantine": tmp_path / "quarantine"}
+    learner = World("learner", folders)
+    learner.pass_(10)
+    ((key, says),) = learner.lit.items()
+    assert key == ("disk-low", "")
+    assert says.count("left on the disk") == 1
+    beside = World("learner", folders, journal=tmp_path / "journal")
+    beside.pass_(10)
+    assert beside.lit == {}  # the receiver speaks for that disk
+    receiver = World("receiver", {"journal": tmp_path / "journal"})
+    receiver.receiver.consume(received())
+    receiver.pass_(10)
+    assert set(receiver.lit) == {("disk-low", "")}
+
+
+def test_a_disk_without_room_for_two_checkpoints_is_low(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exported, "free", lambda _: 7e9)
+    learner = World("learner", {"checkpoints": tmp_path}, journal=tmp_path)
+    record = CheckpointRecord(**{**checkpoint(), "bytes": 4 * 10**9})
+    learner.learner.consume(record)
+    learner.pass_(10)
+    assert "less than two checkpoints fit" in learner.lit["disk-low", ""]
+
+
+def checkpoint() -> dict[str, Any]:
+    from test_observe_metrics import checkpoint_record
+
+    return {name: getattr(checkpoint_record(), name) for name in CheckpointRecord.__slots__}
+
+
+def test_page_and_readiness_do_not_wait_for_the_next_look() -> None:
+    world = World("receiver")
+    world.health.set("journal", False, "cannot be written")
+    (one,) = world.health.problems()
+    assert (one["name"], one["says"]) == ("journal-failing", "journal: cannot be written")
