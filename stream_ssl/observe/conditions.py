@@ -39,7 +39,7 @@ DROPPED_SHARE, DROPPED_SAMPLES, DROPPED_SECONDS = 0.99, 50, 240.0
 STUCK_SECONDS = 90.0
 SKIPPED_IN_A_ROW = 20
 SKIPPED_IN_AN_HOUR = 10
-RANK_SHARE = 0.5
+RANK_SHARE = 0.2
 """Collapse: the effective rank, less 1, has fallen below this share of its recent maximum ..."""
 IMAGE_SHARE = 0.7
 """... while that of the images has kept more than this share of its own ..."""

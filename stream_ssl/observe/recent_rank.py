@@ -21,9 +21,9 @@ from stream_ssl.observe.conditions import RANK_SHARE
 if TYPE_CHECKING:
     from stream_ssl.learning.records import StepRecord
 
-HALF_LIFE = 512.0
+HALF_LIFE = 256.0
 """Samples after which one counts half as much in a rank: a collapse shows within a thousand."""
-LEAST_SAMPLES = 512
+LEAST_SAMPLES = 256
 """Samples before a rank means anything."""
 PEAK_HALF_LIFE = 200_000.0
 """Samples in which a maximum that is not reached again falls by half of what is above 1."""

@@ -138,8 +138,8 @@ class Silence:
         for key, value in totals.items():
             before = self._last.get(key)
             if before is None or value != before[0]:
-                if before is not None and counted:
-                    self._gaps[key].append(now - before[1])
+                if before is not None and counted:  # an outage is no usual gap
+                    self._gaps[key].append(min(now - before[1], self._limit(key)))
                 self._last[key] = (value, now)
 
     def restart(self, key: str | None) -> None:
@@ -158,9 +158,14 @@ class Silence:
         """Seconds of a silence that is longer than it should be; else 0."""
         if key not in self._last:
             return 0.0
-        silent, usual = self._clock() - self._last[key][1], self.usual(key)
-        limit = at.UNKNOWN_GAP_SECONDS if usual is None else max(at.SILENT_SECONDS, at.GAPS * usual)
-        return silent if silent > limit else 0.0
+        silent = self._clock() - self._last[key][1]
+        return silent if silent > self._limit(key) else 0.0
+
+    def _limit(self, key: str) -> float:
+        usual = self.usual(key)
+        if usual is None:
+            return at.UNKNOWN_GAP_SECONDS
+        return max(at.SILENT_SECONDS, at.GAPS * usual)
 
 
 class Watch:
@@ -314,7 +319,8 @@ class Watch:
 
     def _receiver(self, figures: Figures) -> Iterator[Finding]:
         yield from self._incoming(figures)
-        if self._rise_of("journal_failures_total", figures, at.HOLD_SECONDS) > 0:
+        failed = self._rise_of("journal_failures_total", figures, at.HOLD_SECONDS) > 0
+        if failed and self._health.ready().parts.get("journal", {"ok": True})["ok"]:
             yield "journal-failing", "", "the journal could not be written within the last minute"
         missing = self._rise_of("missing_packets_total", figures, at.EVENT_SECONDS)
         if missing > 0:
@@ -350,6 +356,10 @@ class Watch:
         if blocked > at.NO_CREDIT_SECONDS:
             detail = self._health.ready().parts.get("credit", {}).get("detail") or "no credit"
             yield "no-credit", "", f"for {seconds(blocked)}: {detail}"
+        finished = figures.by("producer_finished", "producer")
+        for producer in by_producer:
+            if finished.get(producer):
+                self._silence.restart(producer)
         self._silence.take(received | by_producer, counted=not blocked)
         if blocked or not connected > 0:
             self._silence.restart("" if not connected > 0 else None)
@@ -362,7 +372,6 @@ class Watch:
                 f"none of {connected:.0f} connected producers has sent for {seconds(silent)}",
             )
             return
-        finished = figures.by("producer_finished", "producer")
         for producer in by_producer:
             silent, usual = self._silence.too_long(producer), self._silence.usual(producer)
             if silent and not finished.get(producer):

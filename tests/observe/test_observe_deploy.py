@@ -14,6 +14,8 @@ from typing import Any
 import yaml
 from observe_records import exported
 
+from stream_ssl.observe.conditions import alerts
+
 DEPLOY = Path(__file__).parents[2] / "deploy"
 RULES = DEPLOY / "prometheus" / "alerts.yml"
 DASHBOARD = DEPLOY / "grafana" / "stream-ssl.json"
@@ -53,6 +55,10 @@ def test_every_metric_exists() -> None:
 def test_the_dashboard_is_what_its_source_makes() -> None:
     made = [sys.executable, str(DASHBOARD.with_name("dashboard.py"))]
     assert subprocess.check_output(made, text=True) == DASHBOARD.read_text(), "run `make docs`"
+
+
+def test_the_alerts_are_what_the_conditions_make() -> None:
+    assert alerts() == RULES.read_text(), "run `make docs`"
 
 
 def test_panels_name_what_they_show() -> None:
@@ -112,7 +118,10 @@ def test_promtool_parses_the_dashboards_questions(tmp_path: Path) -> None:
 
 
 RUNBOOKS = Path(__file__).parents[2] / "docs" / "runbooks"
-OPERATORS = "{{ $externalLabels.runbooks }}"
+LINK = (
+    "{{ with $externalLabels.runbooks }}{{ . }}docs/runbooks/NAME.md"
+    "{{ else }}http://{{ $labels.instance }}/runbooks/NAME{{ end }}"
+)
 PARTS = ["Symptom", "Look at", "Act", "Verify"]
 
 
@@ -122,8 +131,9 @@ def test_each_alert_has_a_runbook_and_each_runbook_an_alert() -> None:
     asked = {}
     for rule in group["rules"]:
         address = rule["annotations"]["runbook_url"]
-        assert address.startswith(OPERATORS), "an operator's copy of the repository"
-        file = RUNBOOKS.parents[1] / address.removeprefix(OPERATORS)
+        name = address.partition("/runbooks/")[2].partition(".md")[0]
+        assert address == LINK.replace("NAME", name), "the page's own, or an operator's copy"
+        file = RUNBOOKS / f"{name}.md"
         text = asked[file] = file.read_text()
         assert text.startswith(f"# {rule['alert']}\n"), file
         assert re.findall(r"^## (.+)$", text, re.MULTILINE) == PARTS, file

@@ -19,9 +19,9 @@ from prometheus_client import CollectorRegistry
 from table import table
 
 from stream_ssl.ingest.sessions import ProducerTable
+from stream_ssl.observe.conditions import CONDITIONS
 from stream_ssl.observe.metrics import LearnerMetrics, ReceiverMetrics
 from stream_ssl.observe.page import memory as memory_page
-from stream_ssl.observe.page import runbooks
 from stream_ssl.observe.page.api import Sources
 from stream_ssl.observe.page.history import SERIES, History, Track
 from stream_ssl.observe.page.memory import MemoryView
@@ -278,12 +278,10 @@ def test_each_process_answers_for_the_other(feed: Feed) -> None:
         assert "the learner does not answer at http://127.0.0.1:1" in error
 
 
-def test_runbooks_of_all_checks_are_there() -> None:
+def test_the_runbook_of_each_condition_is_there() -> None:
     with serving(None) as (server, _):
-        for check in runbooks.OF_CHECK:
-            where = runbooks.link(check)
-            assert where is not None, check
-            reply = httpx.get(f"{server.address}/{where}", trust_env=False)
+        for name in ("down", *CONDITIONS):
+            reply = httpx.get(f"{server.address}/runbooks/{name}", trust_env=False)
             assert reply.status_code == 200
             assert "<h2>Act</h2>" in reply.text
         reply = httpx.get(f"{server.address}/runbooks/..%2F..%2FREADME", trust_env=False)
@@ -302,22 +300,6 @@ def test_checkpoints_are_listed_and_damage_is_named(tmp_path: Path) -> None:
         newest, damaged = ask(server, "learner/checkpoints")["checkpoints"]
     assert (newest["step"], newest["samples"], newest["latest"]) == (2, 16, True)
     assert "JSONDecodeError" in damaged["error"]
-
-
-def test_a_checkpoint_that_was_set_aside_asks_for_attention(tmp_path: Path) -> None:
-    aside = tmp_path / "checkpoints" / "damaged-step-000000007"
-    aside.mkdir(parents=True)
-    with serving(None, sources=Sources(run=tmp_path)) as (server, _):
-        state = ask(server, "learner/state")
-        (check,) = (one for one in state["checks"] if not one["ok"])
-        assert (check["name"], check["runbook"]) == (
-            "damaged checkpoints",
-            "runbooks/checkpoint-damaged",
-        )
-        assert aside.name in check["why"]
-        assert state["ok"], "the run goes on"
-        aside.rmdir()
-        assert all(one["ok"] for one in ask(server, "learner/state")["checks"])
 
 
 def test_series_name_metrics_that_exist() -> None:

@@ -1,7 +1,8 @@
-"""The alerts on what real runs exported: silent where nothing is wrong, and not on a fault.
+"""Conditions and alerts on what real runs exported: which are lit in it, and which on a fault.
 
-`record.py` makes the recordings. Where promtool is missing, which is in Debian's package
-`prometheus`, they cannot be evaluated; `make prometheus` then fails.
+`record.py` makes the recordings. The watch of each process reads them as its own metrics, and
+promtool evaluates the alerts on what the watch then exports. Without promtool, which is in Debian's
+package `prometheus`, they cannot be evaluated; `make prometheus` then fails.
 """
 
 from __future__ import annotations
@@ -10,12 +11,17 @@ import json
 import re
 import shutil
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from record import EVERY, notation, plain, told
 
 from stream_ssl.app.scrape import key
+from stream_ssl.observe.health import Health
+from stream_ssl.observe.watch import Watch
 
 RULES = Path(__file__).parents[2] / "deploy" / "prometheus" / "alerts.yml"
 LEARNER = {"job": "stream-ssl", "instance": "learner", "role": "learner"}
@@ -27,10 +33,60 @@ Series = dict[str, list[float | None]]
 needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="no promtool here")
 
 
-def firing(series: Series, folder: Path) -> set[str]:
-    """The alerts that fire at some moment, looked at every five minutes."""
+def lit_in(series: Series) -> Series:
+    """The series of stream_ssl_condition that both processes would have exported."""
     length = max(map(len, series.values()))
-    minutes = range(0, int(length * EVERY / 60) + 1, 5)
+    found: Series = {}
+    by_role: dict[str, dict[int, list[Any]]] = {"receiver": {}, "learner": {}}
+    for name, values in series.items():
+        metric, _, inner = name.partition("{")
+        labels = dict(re.findall(r'(\w+)="([^"]*)"', inner))
+        points = by_role[labels.get("role", "learner")]
+        for at, value in enumerate(values):
+            if value is not None and metric != "up":
+                points.setdefault(at, []).append(
+                    SimpleNamespace(name=metric, labels=labels, value=value)
+                )
+    for role, points in by_role.items():
+        process = Replayed(role, points)
+        for at in range(length):
+            if at in points:
+                for name, producer in process.look(at):
+                    full = {"job": "stream-ssl", "instance": role, "role": role}
+                    one = key("stream_ssl_condition", {**full, "name": name, "producer": producer})
+                    found.setdefault(one, [0.0] * length)[at] = 1.0
+            else:
+                process = Replayed(role, points)  # it was down, and starts anew
+    return found
+
+
+class Replayed:
+    """A process whose metrics are those of a recording."""
+
+    def __init__(self, role: Any, points: dict[int, list[Any]]) -> None:
+        self._points, self._at = points, 0
+        self._lit: Iterable[tuple[str, str]] = ()
+        clock = lambda: self._at * EVERY  # noqa: E731
+
+        def light(lit: Any) -> None:
+            self._lit = lit
+
+        self._watch = Watch(role, self, Health(clock), light, clock=clock, wall=clock)  # type: ignore[arg-type]
+
+    def collect(self) -> list[Any]:
+        return [SimpleNamespace(samples=self._points.get(self._at, []))]
+
+    def look(self, at: int) -> Iterable[tuple[str, str]]:
+        self._at = at
+        self._watch.look()
+        return self._lit
+
+
+def firing(series: Series, folder: Path) -> set[str]:
+    """The alerts that fire at some moment, looked at every minute."""
+    series = series | lit_in(series)
+    length = max(map(len, series.values()))
+    minutes = range(int(length * EVERY / 60) + 1)
     ask = [
         {"expr": 'ALERTS{alertstate="firing"}', "eval_time": f"{minute}m", "exp_samples": []}
         for minute in minutes
@@ -47,23 +103,26 @@ def firing(series: Series, folder: Path) -> set[str]:
 
 
 def idle_night() -> Series:
-    """The recorded pause, its quiet drawn out by twelve hours; then its restart."""
+    """The recorded pause, its quiet drawn out by three hours; then its restart."""
     recording = told("pause")
     at = recording["marks"]["restarted"]
     found: Series = {}
     for name, values in recording["series"].items():
         every = plain(values)
-        found[name] = [*every[:at], *[every[at - 1]] * (12 * HOUR), *every[at:]]
+        found[name] = [*every[:at], *[every[at - 1]] * (3 * HOUR), *every[at:]]
     return found
 
 
 @needs_promtool
-def test_nothing_fires_when_a_stream_ends_nor_in_the_night_nor_at_a_restart(tmp_path: Path) -> None:
-    assert firing(idle_night(), tmp_path) == set()
+def test_a_night_without_samples_fires_one_alert_and_a_restart_none(tmp_path: Path) -> None:
+    night = idle_night()
+    assert firing(night, tmp_path) == {"StreamSslNothingReceived"}
+    ended = told("pause")["marks"]["ended"]
+    assert firing({name: values[:ended] for name, values in night.items()}, tmp_path) == set()
 
 
 FAULTS = {
-    "StreamSslLearnerStuck": ("lag_records", [0.0] * 12 + [9.0] * (2 * HOUR)),
+    "StreamSslLearnerStuck": ("lag_records", [0.0] * 12 + [9.0] * HOUR),
     "StreamSslLag": ("lag_seconds", [EVERY * scrape for scrape in range(2 * HOUR)]),
     "StreamSslCheckpointOld": (
         "checkpoint_lag_seconds",
@@ -79,9 +138,9 @@ def test_the_same_night_with_a_fault_fires(alert: str, tmp_path: Path) -> None:
     """What the silence above is worth: one series as it would be, were something wrong."""
     name, values = FAULTS[alert]
     fault = key(name if name == "up" else f"stream_ssl_{name}", LEARNER)
-    series = {name: values[: 3 * HOUR] for name, values in idle_night().items()}
+    series = {name: values[: 2 * HOUR] for name, values in idle_night().items()}
     assert fault in series
-    assert firing(series | {fault: values}, tmp_path) == {alert}
+    assert firing(series | {fault: values}, tmp_path) == {alert, "StreamSslNothingReceived"}
 
 
 def test_the_recorded_pause_is_one() -> None:
