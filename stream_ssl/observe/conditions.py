@@ -45,7 +45,7 @@ IMAGE_SHARE = 0.7
 """... while that of the images has kept more than this share of its own ..."""
 COLLAPSE_SECONDS = 30.0
 """... for so long."""
-COLLAPSED_RANK = 1.1
+COLLAPSED_RANK = 1.5
 """An effective rank below this is a collapse by itself, once it was so for ..."""
 COLLAPSED_SECONDS = 240.0
 CHECKPOINT_SECONDS = 3600.0
