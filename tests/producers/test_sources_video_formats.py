@@ -182,6 +182,7 @@ def test_a_film_is_shown_in_each_of_the_eight_orientations(tmp_path, codec, orie
 def test_a_film_of_a_robot_is_shown_as_it_is_to_be_seen(tmp_path):
     root = write_lerobot(tmp_path / "set", "v2.1")
     path = root / V2_VIDEO.format(episode_chunk=0, episode_index=0, video_key=CAMERAS[0])
+    film(path, [quarters()] * 6)
     upright = [shown(s) for s, _ in LeRobot(root, "0:1", CAMERAS[:1], codec="raw").samples()]
     path.write_bytes(turned(path.read_bytes(), 7))
     mirrored = [shown(s) for s, _ in LeRobot(root, "0:1", CAMERAS[:1], codec="raw").samples()]
