@@ -22,6 +22,7 @@ from producers._protocol import ProtocolState
 from producers._reporter import Reporter
 from producers.errors import ProducerError
 from producers.stats import Stats
+from stream_ssl.rate_limited_logger import RateLimitedLogger
 from stream_ssl.wire import Bye, Data, Hello, WireError, decode, encode
 from stream_ssl.wire.messages import Frames
 
@@ -74,6 +75,7 @@ class IoThread:
         _all.add(self)
         self._backoff = BACKOFF[0]
         self._diagnosis: str | None = None
+        self._limited_log = RateLimitedLogger(logger)
         self._diagnose_at = 0.0
         self._seen: tuple[object, ...] = ()
         self._look_at = 0.0
@@ -333,25 +335,24 @@ class IoThread:
 
     def _receive(self, connection: Connection) -> None:
         """Takes in all that has arrived."""
-        received = False
         while (frames := connection.receive()) is not None:
-            received = True
-            try:
-                message = decode(frames)
-            except WireError as error:
-                with self.changed:
-                    self._protocol.unreadable(error)
-                continue
             with self.changed:
-                self._protocol.received(message, time.monotonic())
+                try:
+                    self._protocol.received(decode(frames), time.monotonic())
+                except WireError as error:
+                    self._protocol.unreadable(error)
+                except Exception:  # no peer may end this thread: another connection begins anew
+                    text = "a message could not be handled; the connection is closed"
+                    self._limited_log.log(logging.ERROR, "internal", text, exc_info=True)
+                    connection.lost, connection.reason = True, text
+                self.changed.notify_all()
+                if connection.lost:
+                    return
                 if self._protocol.state == "active":
                     self._backoff = BACKOFF[0]
                     if self._ask_first is not None:
                         self._move(connection)
                         return
-        if received:
-            with self.changed:
-                self.changed.notify_all()
 
     def _move(self, connection: Connection) -> None:
         """Leaves the receiver before, which has said what it has. Called with `changed` held."""

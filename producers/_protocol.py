@@ -24,6 +24,7 @@ from producers.errors import (
     VersionRefusedError,
 )
 from producers.stats import Delivery, Outcome, Rejection, State, Stats
+from stream_ssl.rate_limited_logger import RateLimitedLogger, printable
 from stream_ssl.wire import VERSION, Ack, Bye, Hello, Message, Nack, Position, Welcome, WireError
 from stream_ssl.wire.messages import Verdict, Verdicts
 
@@ -35,6 +36,7 @@ REWIND_SECONDS = 1.0  # in which further NACKs for the same gap are echoes of th
 SUPERSEDED_SECONDS = 8.0  # in which a connection that died silently is found out by the receiver
 LOAD_BYTES = 4 * 1024 * 1024  # from the spool at a time
 MAX_DAMAGED = 3
+MAX_RESUME = 1 << 63  # leaves room for the sequences that follow, which have 64 bits
 MIN_SLEEP_SECONDS = 0.05
 MAX_UNTOLD = 4096  # verdicts that wait for the callback
 
@@ -120,6 +122,7 @@ class ProtocolState:
         self._superseded_since: float | None = None
         self._gap: tuple[int, float] = (0, 0.0)
         self._damaged = 0
+        self._limited_log = RateLimitedLogger(logger)
         if spool is not None:
             self.taken = spool.samples
             self.window.limit = buffer_bytes // 4
@@ -356,17 +359,21 @@ class ProtocolState:
                 self._greet(now, f"the receiver said BYE: {message.reason or 'no reason'}")
                 self._next_hello = now + HELLO_SECONDS
             case _:
-                logger.warning("ignored a %s from the receiver", type(message).__name__)
+                text = f"ignored a {type(message).__name__} from the receiver"
+                self._limited_log.warning("ignored", text)
 
     def unreadable(self, error: WireError) -> None:
         """A message came that could not be read."""
         if error.reason == "version":
             self._stop(VersionRefusedError(self._refusal("version", str(error))))
         else:
-            logger.warning("ignored a message that could not be read: %s", error)
+            text = f"ignored a message that could not be read: {printable(str(error), 200)}"
+            self._limited_log.warning("unreadable", text)
 
     def _welcomed(self, welcome: Welcome) -> None:
         window, previous = self.window, self.welcome
+        if welcome.resume > MAX_RESUME:
+            raise WireError("malformed", f"WELCOME: resume {welcome.resume} exceeds {MAX_RESUME}")
         if self.state != "greeting":  # the answer to a repeated HELLO
             self._acked(welcome.resume, welcome.credit)
             return

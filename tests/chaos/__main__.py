@@ -176,6 +176,14 @@ def connections(scratch: Path, minutes: float) -> Rows:
     return [{"gate": "idle connections", **checked(found, target, held and quiet)}]
 
 
+def foreign(scratch: Path, minutes: float) -> Rows:
+    from chaos import foreign
+
+    target = "alive, acknowledges, RSS and descriptors bounded"
+    found = [foreign.run(scratch / str(plain), 300.0, plain) for plain in (True, False)]
+    return [{"gate": 19, **checked(row, target, foreign.holds(row))} for row in found]
+
+
 def tests(scratch: Path, minutes: float) -> Rows:
     """Gates whose whole form is in the test suite."""
     gates = {
@@ -253,6 +261,7 @@ GATES: dict[str, Callable[[Path, float], Rows]] = {
     "silence": silence,
     "hostile": hostile,
     "connections": connections,
+    "foreign": foreign,
     "tests": tests,
     "faults": faults,
     "divergence": divergence,

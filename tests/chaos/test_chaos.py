@@ -14,6 +14,7 @@ from chaos import (
     bad_disk,
     connections,
     damage,
+    foreign,
     fuzz,
     kills,
     power_cuts,
@@ -108,6 +109,13 @@ def test_idle_connections_and_bad_requests_take_neither_descriptors_nor_log(
     assert found["answered"] == found["asked"]
     assert found["log_lines"] < 20
     assert found["tracebacks"] == 0
+
+
+@pytest.mark.parametrize("plain", [True, False], ids=["plain", "curve"])
+def test_bytes_of_other_protocols_harm_nobody(tmp_path: Path, plain: bool) -> None:
+    found = foreign.run(tmp_path / "run", seconds=2.0, plain=plain, roles=["receiver"])
+    assert found["connections"] > 20
+    assert foreign.holds(found), found
 
 
 def test_a_slope_is_that_of_most_pairs() -> None:

@@ -16,7 +16,7 @@ from producers import (
     UnauthorisedError,
     VersionRefusedError,
 )
-from stream_ssl.wire import Ack, Bye, Data, Hello, Nack
+from stream_ssl.wire import Ack, Bye, Data, Hello, Message, Nack, Welcome
 
 MANY = 1 << 24
 
@@ -278,3 +278,35 @@ def test_not_refused_for_good_is_tried_again(peer: Peer, producer: Producer) -> 
     peer.say(Nack(1, "unauthorised", "being rotated", permanent=False))
     peer.welcome()
     assert arrive(peer, 1) == [(1, "1")]
+
+
+def test_a_bad_answer_does_not_end_the_producers_thread(peer: Peer) -> None:
+    """Sequences behind such a `resume` would not fit their 64 bits."""
+    with Producer(peer.address, name="a") as producer:
+        peer.expect(Hello)
+        peer.say(Welcome(2**64 - 1, None, MANY, MANY, 64, ("raw",), 1))
+        peer.frames(b"\x00", b"GET / HTTP/1.1")
+        peer.welcome()
+        producer.connect()
+        send(producer, "1")
+        assert arrive(peer, 1) == [(1, "1")]
+        peer.say(Ack(1, MANY))
+
+
+def test_an_error_while_a_message_is_handled_costs_the_connection(
+    peer: Peer, producer: Producer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handled = producer._protocol.received
+
+    def broken(message: Message, now: float) -> None:
+        monkeypatch.setattr(producer._protocol, "received", handled)
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(producer._protocol, "received", broken)
+    send(producer, "1")
+    arrive(peer, 1)
+    peer.say(Ack(1, MANY))
+    peer.welcome()
+    assert arrive(peer, 1) == [(1, "1")]
+    peer.say(Ack(1, MANY))
+    producer.flush()

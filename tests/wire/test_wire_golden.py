@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections import defaultdict
+from dataclasses import fields
 from pathlib import Path
+from typing import get_args
 
+import msgpack
 from wire_golden import DATA, GOLDEN
 
 from stream_ssl.wire import REASONS, Data, decode, encode
@@ -16,6 +20,9 @@ from stream_ssl.wire.messages import (
     MAX_NESTED,
     MAX_PAIRS,
     MAX_TEXT,
+    MapMessage,
+    Verdict,
+    Verdicts,
 )
 from stream_ssl.wire.sample import (
     CODECS,
@@ -25,6 +32,7 @@ from stream_ssl.wire.sample import (
     MAX_POSITION_DEPTH,
     MAX_SIDE,
     MAX_SOURCE_BYTES,
+    Sample,
 )
 
 PAGE = (Path(__file__).parents[2] / "docs" / "wire.md").read_text(encoding="utf-8")
@@ -75,3 +83,27 @@ def test_the_page_names_every_reason_codec_and_limit() -> None:
 
 def test_data_is_compared_by_its_bytes() -> None:
     assert Data(42, memoryview(bytes(DATA.header)), DATA.payload) == DATA
+
+
+def test_every_field_of_every_message_has_bytes() -> None:
+    """A field that is left out where it has its default needs golden bytes of its own."""
+    named: dict[type, set[str]] = defaultdict(set)
+    for message, frames in GOLDEN.values():
+        if isinstance(message, Data):
+            named[Data] |= message.fields.keys()
+            named[Sample] |= {name for row in message.fields["samples"] for name in row}
+        else:
+            named[type(message)] |= msgpack.unpackb(bytes.fromhex(frames[1])).keys()
+        if isinstance(message, Verdicts):
+            named[Verdict] |= {
+                name
+                for row in message.rows
+                for name in Verdict._fields
+                if getattr(row, name) != Verdict._field_defaults.get(name)
+            }
+    for kind in get_args(MapMessage):
+        assert named[kind] == {field.name for field in fields(kind)}, kind
+    assert named[Verdict] == set(Verdict._fields)
+    assert named[Data] == {"source", "position", "samples"}
+    in_header = {field.name for field in fields(Sample)} - {"data", "source"}
+    assert named[Sample] == in_header | {"size"}
