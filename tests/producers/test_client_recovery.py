@@ -285,7 +285,7 @@ def test_a_bad_answer_does_not_end_the_producers_thread(peer: Peer) -> None:
     with Producer(peer.address, name="a") as producer:
         peer.expect(Hello)
         peer.say(Welcome(2**64 - 1, None, MANY, MANY, 64, ("raw",), 1))
-        peer.frames(b"\x00", b"GET / HTTP/1.1")
+        peer.socket.send_multipart([peer.who, b"\x00", b"GET / HTTP/1.1"])
         peer.welcome()
         producer.connect()
         send(producer, "1")
