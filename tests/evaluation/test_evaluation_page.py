@@ -45,7 +45,7 @@ def test_the_config_section_is_sound(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_options_probes_and_metrics_are_told_as_they_are() -> None:
     options = {option for action in evaluate_parser()._actions for option in action.option_strings}
     named = set(re.findall(r"(?<![\w-])--[a-z_]+\b(?![.\w])", PAGE))
-    named -= {"--to", "--name"}  # of produce
+    named -= {"--run", "--name"}  # of produce
     assert named <= options
     assert {"--references", "--of", "--stages", "--decorrelated", "--untrained"} <= named
     for name in PROBES:
