@@ -87,8 +87,9 @@ def curve_in_run(
     own = found.key if keys is None else keys
     if own is None:
         raise ValueError(
-            f"run {run}: its receiver uses keys that are kept elsewhere; pass this producer's as "
-            f"keys= (--key), made with: stream-ssl keys {name or 'NAME'} --allow ALLOW_LIST"
+            f"run {run}: this user can read no producer's key there; run the producer as the run's "
+            "user, or pass a key of its own as keys= (--key), made with: "
+            f"stream-ssl keys {name or 'NAME'} --allow ALLOW_LIST"
         )
     return found.address, curve_of(found.address, own, server)
 

@@ -9,6 +9,7 @@ RUN/keys/allow.json            the allow-list, with that pair under the name "*"
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,7 @@ class Receiver:
     Args:
         address: where it listens.
         server_key: its public key; None: it speaks plain text.
-        key: the secret file that local producers may use; None: the run has made none.
+        key: the secret file that local producers may use; None: this user can read none.
     """
 
     address: str
@@ -77,7 +78,7 @@ def find_receiver(run: str | Path, name: str) -> Receiver:
     address = receiver_of(name, list(by_address))
     server_key = by_address[address].get("server_key")
     key = run / KEYS / "producer.secret.json"
-    return Receiver(address, server_key, key if key.exists() else None)
+    return Receiver(address, server_key, key if os.access(key, os.R_OK) else None)
 
 
 def _entry(folder: Path) -> dict[str, Any] | None:

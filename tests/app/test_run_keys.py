@@ -130,10 +130,18 @@ def test_a_folder_without_a_receiver_is_named(
         Producer(run=tmp_path, name="camera-1")
 
 
-def test_a_run_whose_keys_are_elsewhere_asks_for_the_producers(tmp_path: Path) -> None:
+def test_who_can_read_no_key_is_asked_for_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The keys are kept elsewhere, or belong to another user."""
     server = Keys.generate("server")
     announce(tmp_path, "tcp://127.0.0.1:7000", server_key=server.public)
-    with pytest.raises(ValueError, match=r"pass this producer's as keys= \(--key\)"):
+    told = r"run the producer as the run's user, or pass a key of its own as keys= \(--key\)"
+    with pytest.raises(ValueError, match=told):
+        Producer(run=tmp_path, name="camera-1")
+    make_keys(tmp_path)
+    monkeypatch.setattr("stream_ssl.wire.run_folder.os.access", lambda *_: False)
+    with pytest.raises(ValueError, match=told):
         Producer(run=tmp_path, name="camera-1")
 
 
