@@ -1,0 +1,72 @@
+"""The recent effective rank falls when the keys collapse, and its maximum outlives a restart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from condition_world import World
+from observe_records import step
+from torch.nn.functional import normalize
+
+from stream_ssl.observe.recent_rank import FILE, RecentRank
+
+DRAW = torch.Generator().manual_seed(3)
+
+
+def feed(recent: RecentRank, varied_keys: bool = True, varied_images: bool = True) -> None:
+    """1,280 samples: forty batches of 32."""
+    for _ in range(40):
+        keys_BD = torch.randn(32, 16, generator=DRAW) * (1.0 if varied_keys else 0.01)
+        keys_BD[:, 0] += 1.0
+        noise_BCHW = torch.randint(0, 256, (32, 3, 8, 8), generator=DRAW)
+        image_BCHW = noise_BCHW if varied_images else noise_BCHW // 64 + 100
+        recent.consume(
+            step(keys_BD=normalize(keys_BD, dim=1), images_BCHW=image_BCHW.to(torch.uint8))
+        )
+
+
+def lit(recent: RecentRank) -> set[str]:
+    """Conditions after a minute of these figures."""
+    world = World("learner")
+    world.learner.started()
+    world.pass_(60, lambda: world.learner.observe_ranks_of(recent))
+    return {name for name, _ in world.lit}
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_collapse_is_found_also_after_a_restart(restarted: bool, tmp_path: Path) -> None:
+    recent = RecentRank(tmp_path)
+    feed(recent)
+    assert lit(recent) == set()
+    if restarted:
+        recent = RecentRank(tmp_path)
+    feed(recent, varied_keys=False)
+    ranks = recent.measure()
+    assert ranks["keys"] < 1.3 < 10 < recent.peaks["keys"]
+    assert lit(recent) == {"collapse"}
+    feed(recent)
+    assert lit(recent) == set()
+
+
+def test_a_covered_camera_lowers_both_ranks() -> None:
+    recent = RecentRank()
+    feed(recent)
+    recent.measure()
+    feed(recent, varied_keys=False, varied_images=False)
+    assert lit(recent) == set()
+
+
+@pytest.mark.parametrize("content", [b"", b"[" * 5000, b'{"keys": "nan", "images": 1e999}', b"7"])
+def test_a_damaged_file_is_as_none(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / FILE).write_bytes(content)
+    assert RecentRank(tmp_path).peaks == {}
+
+
+def test_keys_that_are_not_finite_are_left_out() -> None:
+    recent = RecentRank()
+    feed(recent)
+    before = recent.measure()["keys"]
+    recent.consume(step(keys_BD=torch.full((32, 16), torch.nan)))
+    assert recent.measure()["keys"] == before
