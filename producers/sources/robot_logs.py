@@ -227,9 +227,7 @@ def pixels(message: Any) -> NDArray[np.uint8]:
             f"{len(raw)} bytes in rows of {step} do not fill {height} x {width} {encoding}"
         )
     # A view of rows, for the last one may end with its pixels, whatever `step` claims.
-    image_HWC = np.ascontiguousarray(
-        np.lib.stride_tricks.as_strided(raw, (height, row), (step if height > 1 else row, 1))
-    )
+    image_HWC = np.ascontiguousarray(np.lib.stride_tricks.as_strided(raw, (height, row), (step, 1)))
     if encoding in YUV:
         return from_yuv(image_HWC, YUV[encoding])
     if wide:

@@ -4,6 +4,7 @@ import bz2
 import sqlite3
 import struct
 import time
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -448,7 +449,7 @@ HOSTILE = {
 
 
 @table("kind", HOSTILE)
-def test_a_hostile_database_costs_itself_alone(tmp_path, kind):
+def test_a_hostile_database_costs_itself_alone(tmp_path, kind, caplog):
     path = tmp_path / f"{kind}.db3"
     database = sqlite3.connect(path)
     database.executescript(
@@ -463,6 +464,7 @@ def test_a_hostile_database_costs_itself_alone(tmp_path, kind):
     assert sent(source) == [0, 1]
     assert time.monotonic() - began < 20
     assert source.skipped.by_reason.total() >= 1
+    assert ("has no plain tables" in caplog.text) == (kind in ("a view", "computed columns"))
 
 
 def test_sqlite_stops_where_its_work_outgrows_the_file(tmp_path, monkeypatch, caplog):
@@ -540,6 +542,15 @@ def test_an_image_that_claims_too_much_costs_itself_alone(tmp_path, claim, why, 
     assert len(samples) == (3 if why is None else 2)
     assert source.skipped.by_reason == ({} if why is None else {"no image": 1})
     assert (why or "") in caplog.text
+
+
+def test_a_row_that_claims_gigabytes_takes_no_memory():
+    tracemalloc.start()
+    try:
+        assert pixels(claimed(1, 4, "rgb8", 0xFFFFFFFF, 12)).shape == (1, 4, 3)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 @table(("encoding", "order"), [("yuv422", "UYVY"), ("yuv422_yuy2", "YUYV"), ("yuyv", "YUYV")])
