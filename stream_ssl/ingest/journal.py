@@ -25,7 +25,7 @@ from typing import Any
 
 import lmdb
 
-from stream_ssl.bounded_files import open_file, read_text
+from stream_ssl.bounded_files import open_file
 from stream_ssl.durable import make_folder, write
 from stream_ssl.ingest.recovery import (
     BackgroundCheck,
@@ -36,6 +36,7 @@ from stream_ssl.ingest.recovery import (
     salvage,
 )
 from stream_ssl.ingest.segment import (
+    ID_FILE,
     MAX_RECORDS,
     PAGE,
     Damaged,
@@ -50,6 +51,7 @@ from stream_ssl.ingest.segment import (
     file_bytes,
     identity,
     is_coming,
+    journal_id,
     key_of,
     list_segments,
     pack_record,
@@ -78,7 +80,6 @@ log = logging.getLogger(__name__)
 
 MIN_SEGMENT = 256 << 10
 MAX_SEGMENT = 64 << 20
-ID_FILE = "id"
 LOCK_FILE = "writer.lock"
 _TREE = 16 * PAGE  # beside a transaction's values; the first of a new segment takes up to 12
 _CLOCK_SET = 1_577_836_800  # 2020: a clock that says less was not set when it was asked
@@ -116,7 +117,8 @@ class Journal:
         segment_bytes: size at which a new segment begins; an eighth of the budget, within 256 KiB
             and 64 MiB.
         forget_days: when a segment begins, the state of a producer that has sent nothing for so
-            long is dropped, and takes no more bytes in each segment.
+            long is dropped, and takes no more bytes in each segment. Time counts while a writer
+            has the journal open.
         check: whether segments are searched for damage, the old ones in the background.
 
     Attributes:
@@ -165,14 +167,17 @@ class Journal:
         self.id = journal_id(self.path)
         self.damaged = found.damaged
         self._sealed = found.segments  # (first position, bytes) of all segments but the active one
-        wall, now = time.time(), time.monotonic()
-        self._states = {  # those of format 1 have no time of writing
-            name: state if state.written > _CLOCK_SET else replace(state, written=wall)
+        # The wall clock may jump, so idle time is counted while a writer has the journal open.
+        self._opened = time.monotonic()
+        self._active_before = max((s.active for s in found.states.values()), default=0.0) or 1.0
+        wall = time.time()
+        self._states = {  # format 1 has neither time, format 2 only the first one
+            name: replace(
+                state,
+                written=state.written if state.written > _CLOCK_SET else wall,
+                active=state.active or self._active_before,
+            )
             for name, state in found.states.items()
-        }
-        # When each producer last sent, time.monotonic: a wall clock that is set makes nobody idle.
-        self._sent = {
-            name: now - max(0.0, wall - state.written) for name, state in self._states.items()
         }
         self._state_bytes = sum(state_bytes(*item) for item in self._states.items())
         self._total = found.total  # bytes of header and payload ever journalled
@@ -322,16 +327,17 @@ class Journal:
         room = self.budget - self.bytes - self._reserve
         return sum(size <= room for size in accumulate(map(entry_bytes, entries)))
 
-    def trim(self, before: int) -> int:
-        """Deletes the segments that lie wholly below position `before`; returns the bytes freed.
+    def trim(self, before: int, seconds: float = float("inf")) -> int:
+        """Delete segments that lie wholly below position `before`; return the bytes freed.
 
-        Needs no free space.
+        Needs no free space. At least one segment is deleted where there is one; the others are left
+        to the next call once `seconds` are over.
 
         Raises:
             JournalError: the disk refuses to delete.
         """
-        freed = 0
-        while self._sealed:
+        freed, end = 0, time.monotonic() + seconds
+        while self._sealed and (not freed or time.monotonic() < end):
             following = self._sealed[1][0] if len(self._sealed) > 1 else self._active_first
             if following > before:
                 break
@@ -432,11 +438,10 @@ class Journal:
         """
         self._check_lock()
         self._seal()
-        oldest = time.monotonic() - self._forget_seconds
-        for name in [name for name, sent in self._sent.items() if sent < oldest]:
+        oldest = self._active_now() - self._forget_seconds
+        for name in [name for name, state in self._states.items() if state.active < oldest]:
             log.info("journal %s: producer %s is forgotten: long idle", self.path, name)
             self._state_bytes -= state_bytes(name, self._states.pop(name))
-            del self._sent[name]
         path = segment_path(self.path, self._active_first)
         size = 2 * max(self.segment_bytes, need) + 4 * self._state_bytes + (1 << 20)
         follows = self._sealed[-1][0] if self._sealed else 0
@@ -459,18 +464,18 @@ class Journal:
         segment = self._active
         assert segment is not None
         position, total, states = self._last, self._total, dict[str, ProducerState]()
-        now = time.time()
+        times = time.time(), self._active_now()
         with segment.env.begin(write=True, buffers=True) as txn:
             for entry in entries:
+                token = entry.resume_token
                 if entry.header is not None:
                     position += 1
                     total += len(entry.header) + len(entry.payload)
                     value = pack_record(position, total, entry)
                     txn.put(key_of(position), value, db=segment.records, append=True)
-                    states[entry.producer] = ProducerState(entry.sequence, entry.resume_token, now)
                 else:
-                    before = states.get(entry.producer, self.state(entry.producer))
-                    states[entry.producer] = ProducerState(entry.sequence, before.resume_token, now)
+                    token = states.get(entry.producer, self.state(entry.producer)).resume_token
+                states[entry.producer] = ProducerState(entry.sequence, token, *times)
             for name, state in states.items():
                 txn.put(name.encode(), state.pack(), db=segment.producers)
             began = time.monotonic()
@@ -481,15 +486,19 @@ class Journal:
             raise Damaged(f"{path} was replaced by another")
         self._last, self._total = position, total
         self._active_bytes = segment.used()
-        self._keep(states, began)
+        self._keep(states)
         return commit
 
-    def _keep(self, states: Mapping[str, ProducerState], now: float) -> None:
-        """Takes over states that are durable."""
+    def _active_now(self) -> float:
+        """Return the seconds for which writers have had the journal open, over all its runs."""
+        return self._active_before + time.monotonic() - self._opened
+
+    def _keep(self, states: Mapping[str, ProducerState]) -> None:
+        """Take over states that are durable."""
         for name, state in states.items():
             if name in self._states:
                 self._state_bytes -= state_bytes(name, self._states[name])
-            self._states[name], self._sent[name] = state, now
+            self._states[name] = state
             self._state_bytes += state_bytes(name, state)
 
     def _close_active(self) -> None:
@@ -515,15 +524,6 @@ class Journal:
                 return head.total - (head.end - head.header_at)
         finally:
             segment.close()
-
-
-def journal_id(path: Path) -> str | None:
-    """The id of the journal in a folder; None if it has none, or a damaged one."""
-    try:
-        first, second = read_text(path / ID_FILE, 4096).split()
-    except (OSError, ValueError):
-        return None
-    return first if first == second else None  # it stands there twice: a flipped bit is seen
 
 
 def _lock_for_writing(path: Path) -> int:

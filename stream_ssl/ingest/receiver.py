@@ -32,6 +32,7 @@ _HANDSHAKE_MS = 5000
 _FRAME_SLACK = 64 << 10
 _LEAST_MEMORY = 64 << 20  # bytes that the receiver may hold beside what it does when it starts
 _TICK_SECONDS = 0.05
+_TRIM_SECONDS = 0.02  # of a tick, in which old segments are deleted
 _IDLE_SECONDS = 1.0
 _MOST_FRAMES = 5  # of a message, with the connection's routing id
 _BURST = 256  # messages read before anything else is done
@@ -337,7 +338,7 @@ class Receiver:
             refused["denied"] += denied
         refused.update(self._backlogs.take_refused(now))
         try:
-            self.journal.trim(positions.checkpointed)
+            self.journal.trim(positions.checkpointed, _TRIM_SECONDS)
         except JournalError as error:
             self._limited_log.warning("trim", f"cannot trim: {error}")
         self._lag = self.journal.bytes_after(positions.read)

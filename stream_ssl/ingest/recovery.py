@@ -353,11 +353,12 @@ def states_after(
 ) -> dict[str, ProducerState]:
     """The producers' states after salvaged records, from those before them."""
     after = dict(states)
+    newest = max((state.active for state in states.values()), default=0.0)
     for value in values.values():
         record = unpack_record(memoryview(value))
         if record.sequence > after.get(record.producer, ProducerState()).sequence:
             after[record.producer] = ProducerState(
-                record.sequence, _resume_token(record), record.received
+                record.sequence, _resume_token(record), record.received, newest
             )
     return after
 

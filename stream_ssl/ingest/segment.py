@@ -22,14 +22,16 @@ from typing import Any
 import lmdb
 import msgpack
 
+from stream_ssl.bounded_files import read_text
 from stream_ssl.durable import sync
 from stream_ssl.wire import Data, Position
 
-FORMAT = 2  # 1: producer states without the time of writing
+FORMAT = 3  # 2: producer states without `active`; 1: also without `written`
 PAGE = 4096  # bytes, LMDB's
 MAX_RECORDS = 1 << 20  # of a segment, so that a lost one leaves a known gap of positions
 RECORD_MAGIC = b"SSJ1"
 
+ID_FILE = "id"
 _PREFIX = "segment-"
 _NEW, _OLD = ".new-", ".old-"  # before the name of a segment that comes, and of one that goes
 _LOCK_BYTES = 8192  # LMDB's size for 126 readers
@@ -91,10 +93,12 @@ class ProducerState:
     sequence: int = 0
     resume_token: Position = None
     written: float = field(default=0.0, compare=False)  # seconds since the Unix epoch
+    # Seconds for which writers had had the journal open by then: unlike `written`, they never jump.
+    active: float = field(default=0.0, compare=False)
 
     def pack(self) -> bytes:
         """The value in the database `producers`."""
-        packed: bytes = msgpack.packb((self.sequence, self.resume_token, self.written))
+        packed: bytes = msgpack.packb((self.sequence, self.resume_token, self.written, self.active))
         return packed
 
 
@@ -200,6 +204,15 @@ def disk_bytes(length: int) -> int:
 
 
 # -- segments in the journal's folder
+
+
+def journal_id(path: Path) -> str | None:
+    """The id of the journal in a folder; None if it has none, or a damaged one."""
+    try:
+        first, second = read_text(path / ID_FILE, 4096).split()
+    except (OSError, ValueError):
+        return None
+    return first if first == second else None  # it stands there twice: a flipped bit is seen
 
 
 def list_segments(folder: Path, coming: bool = False) -> list[tuple[int, Path]]:

@@ -599,13 +599,62 @@ def test_a_clock_that_is_set_makes_no_producer_idle(tmp_path, monkeypatch):
         assert set(journal.producers()) == {"camera", "robot"}
 
 
-def test_a_name_long_idle_is_forgotten_for_good_when_a_segment_begins(tmp_path):
+@pytest.mark.parametrize("jump", [40 * 86_400.0, -40 * 86_400.0])
+def test_restarts_with_another_clock_forget_no_producer(tmp_path, monkeypatch, jump):
+    wall = [1.8e9]
+    monkeypatch.setattr(time, "time", lambda: wall[0])
+    with closing(Journal(tmp_path)) as journal:
+        journal.append([entry(7, producer="camera")])
+    for sequence in (1, 2):
+        wall[0] += jump
+        with closing(Journal(tmp_path)) as journal:
+            journal.append([entry(sequence, producer="robot")])
+            assert journal.state("camera") == ProducerState(7, ["file", 7])
+
+
+def test_format_2_is_read_and_says_nothing_of_idle_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(ProducerState, "pack", lambda state: msgpack.packb((*pair(state), 1.6e9)))
+    monkeypatch.setattr("stream_ssl.ingest.segment.FORMAT", 2)
+    with closing(Journal(tmp_path)) as journal:
+        journal.append([entry(7, producer="camera")])
+    monkeypatch.undo()
+    for sequence in (1, 2):
+        with closing(Journal(tmp_path, forget_days=1)) as journal:
+            journal.append([entry(sequence, producer="robot")])
+            assert pair(journal.state("camera")) == (7, ["file", 7])
+            assert journal.state("camera").written == 1.6e9
+
+
+def pair(state):
+    return state.sequence, state.resume_token
+
+
+def test_trimming_stops_when_its_time_is_over(memory_path):
+    with closing(Journal(memory_path, budget=8 * MIB, segment_bytes=SEGMENT)) as journal:
+        last = fill(journal) - 1
+        segments = len(list_segments(memory_path))
+        freed = [journal.trim(last, seconds=0.0) for _ in range(3)]
+        assert all(freed)
+        assert len(list_segments(memory_path)) == segments - 3
+        assert journal.trim(last) > max(freed)
+        assert len(list_segments(memory_path)) < segments - 4
+
+
+def test_a_name_long_idle_is_forgotten_for_good_when_a_segment_begins(tmp_path, monkeypatch):
+    """Idle time adds up over runs of the receiver, and only while the receiver runs."""
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     with closing(Journal(tmp_path)) as journal:
         journal.append([entry(1, producer="old")])
-    time.sleep(0.2)
-    with closing(Journal(tmp_path, forget_days=0.1 / 86_400)) as journal:
-        assert journal.state("old") == ProducerState(1, ["file", 1])
+        now[0] += 0.6 * 86_400
         journal.append([entry(1, producer="new")])
+    now[0] = 5.0  # the machine was started again
+    with closing(Journal(tmp_path, forget_days=1)) as journal:
+        journal.append([entry(2, producer="new")])
+        assert journal.state("old") == ProducerState(1, ["file", 1])
+        now[0] += 0.6 * 86_400
+        journal.skip_to(100)
+        journal.append([entry(3, producer="new")])
         assert set(journal.producers()) == {"new"}
     with closing(Journal(tmp_path)) as journal:  # an older segment still has it
         assert set(journal.producers()) == {"new"}
