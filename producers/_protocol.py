@@ -343,6 +343,9 @@ class ProtocolState:
     def received(self, message: Message, now: float) -> None:
         """Takes a message in."""
         self._quiet_since = now
+        if isinstance(message, Nack):  # its words reach logs, errors and terminals
+            words = printable(message.reason), printable(message.detail, 1000)
+            message = replace(message, reason=words[0], detail=words[1])
         match message:
             case Welcome():
                 self._welcomed(message)
@@ -356,7 +359,8 @@ class ProtocolState:
                 if len(self.verdicts) < MAX_UNTOLD:  # a callback that is slow misses some
                     self.verdicts += message.rows
             case Bye():
-                self._greet(now, f"the receiver said BYE: {message.reason or 'no reason'}")
+                why = printable(message.reason) or "no reason"
+                self._greet(now, f"the receiver said BYE: {why}")
                 self._next_hello = now + HELLO_SECONDS
             case _:
                 text = f"ignored a {type(message).__name__} from the receiver"

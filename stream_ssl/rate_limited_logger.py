@@ -36,11 +36,16 @@ class RateLimitedLogger:
             self._windows[kind] = (start, lines, left_out + 1)
             return
         more = f" ({left_out} more of these since the last line)" if left_out else ""
-        self._log.log(level, "%s%s", message, more, exc_info=exc_info)
+        self._log.log(level, "%s%s", printable(message, 2000), more, exc_info=exc_info)
         self._windows[kind] = (start, lines + 1, 0)
 
 
-def printable(text: str, length: int = 80) -> str:
-    """A remote peer's text made safe for one line of a log: cut, no line ends or escapes."""
-    cut = text[:length] + ("..." if len(text) > length else "")
+def printable(text: object, length: int = 200) -> str:
+    """Return foreign text as one bounded line without control characters.
+
+    Peers, files and servers choose names, reasons and URLs. Escape sequences in them would act on
+    the terminal that shows a log, and line ends would forge lines of it.
+    """
+    whole = str(text)
+    cut = whole[:length] + ("..." if len(whole) > length else "")
     return "".join(sign if sign.isprintable() else "?" for sign in cut)

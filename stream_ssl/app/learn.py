@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import socket
 import threading
 import time
@@ -28,10 +29,11 @@ from stream_ssl.app.warm_start import warm_start
 from stream_ssl.batch import START, Offset
 from stream_ssl.ingest.batches import Batches, JournalReplaced, JournalShare
 from stream_ssl.ingest.consumer_offsets import ConsumerOffsets
-from stream_ssl.ingest.journal import JournalReader, journal_id
+from stream_ssl.ingest.journal import JournalReader
+from stream_ssl.ingest.segment import journal_id
 from stream_ssl.ingest.verdicts import VerdictSender
 from stream_ssl.learning.checkpoint import Checkpointer, CheckpointError, CheckpointRecord
-from stream_ssl.learning.learner import IncompatibleConfig
+from stream_ssl.learning.learner import IncompatibleConfig, Learner
 from stream_ssl.learning.records import CheckpointDue, Idle, ReloadDue, StepRecord
 from stream_ssl.learning.saved import Saved
 from stream_ssl.observe.balance import Balance, class_counts
@@ -119,6 +121,7 @@ class Process:
         self._first = self.learner.capture().copied() if saved is None else None
         self._offsets = ConsumerOffsets(self._part.folder)
         self._checkpointed = (self._checkpointer.needed() or START).record
+        self._checkpoint_bytes = expected_bytes(self.learner)
         self._free_space_at = 0.0
         self._limited_log = RateLimitedLogger(log, seconds=60.0)
         self._healthy = True  # whether training had not diverged at the last look
@@ -340,7 +343,8 @@ class Process:
             offsets = [told[rank] for rank in self._part.readers]
         read = max(min(offsets).record, self._checkpointed)
         try:
-            self._offsets.publish(read, self._checkpointed, self._checkpointer.journal)
+            size = self._checkpoint_bytes if self._one_disk(self._checkpointer.folder) else 0
+            self._offsets.publish(read, self._checkpointed, self._checkpointer.journal, size)
         except OSError as error:
             self.health.set("cursor", False, str(error))
             self._limited_log.warning(
@@ -390,6 +394,13 @@ class Process:
                 self._save_soon()
         self._healthy = divergence.healthy
         self.health.set("divergence", self._healthy, str(divergence))
+
+    def _one_disk(self, checkpoints: Path) -> bool:
+        """Whether checkpoints take room from the journal of this learner."""
+        try:
+            return checkpoints.stat().st_dev == (self._part.folder / "journal").stat().st_dev
+        except OSError:
+            return True  # one of them does not exist yet
 
     def _tell_ranks(self) -> None:
         """Readiness is the group's; and what the others took."""
@@ -463,6 +474,7 @@ class Process:
             return
         self.health.set("checkpoint", True)
         self.metrics.consume(record)
+        self._checkpoint_bytes = max(self._checkpoint_bytes, record.bytes)
         self._checkpointed = max(self._checkpointed, record.needed.record)
         self._tell_receiver()
         log.info(
@@ -570,6 +582,19 @@ def _for_all(settings: Namespace) -> Namespace:
     shared.ranks.receivers = []
     shared.learner.device = torch.device(settings.learner.device).type
     return shared
+
+
+def expected_bytes(learner: Learner) -> int:
+    """Estimate the bytes of a checkpoint with a full memory, before there is one."""
+    weights = sum(value.nbytes for value in learner.method.state_dict().values())
+    moments = sum(2 * value.nbytes for value in learner.method.parameters() if value.requires_grad)
+    columns = learner.memory.state_dict(keep_vars=True)
+    slot = sum(
+        math.prod(column.shape[1:]) * column.element_size()
+        for name, column in columns.items()
+        if name.startswith("columns.")
+    )
+    return int(weights + moments + learner.memory.capacity * slot) + (1 << 20)
 
 
 def folders(settings: Namespace) -> dict[str, Path]:

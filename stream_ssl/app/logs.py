@@ -92,6 +92,8 @@ class Lines(logging.Formatter):
         rank: of this process, among several.
     """
 
+    MOST = 1 << 15  # characters of a line, traceback included
+
     def __init__(self, rank: str | None = None) -> None:
         self._rank = int(rank) if rank is not None and rank.isdecimal() else None
         whose = "" if self._rank is None else f"rank {self._rank} "
@@ -102,6 +104,12 @@ class Lines(logging.Formatter):
         return (
             datetime.fromtimestamp(record.created).astimezone().isoformat(timespec="milliseconds")
         )
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Leave out control characters, which act on a terminal, and what is beyond MOST."""
+        text = super().format(record)
+        cut = text[: self.MOST] + ("..." if len(text) > self.MOST else "")
+        return "".join(sign if sign.isprintable() or sign in "\n\t" else "?" for sign in cut)
 
 
 class JsonLines(Lines):

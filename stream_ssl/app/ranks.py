@@ -26,7 +26,7 @@ from stream_ssl.app.build import check_device
 from stream_ssl.app.config import flat
 from stream_ssl.app.failures import Failure, Misconfigured, configuring
 from stream_ssl.durable import make_folder
-from stream_ssl.ingest.journal import journal_id
+from stream_ssl.ingest.segment import journal_id
 from stream_ssl.learning.ranks import Ranks
 from stream_ssl.learning.saved import Saved
 

@@ -29,6 +29,9 @@ class Positions:
     read: int = 1  # the next record to read
     checkpointed: int = 1  # the first record that a restart from a checkpoint would read again
     journal: str | None = None  # whose positions they are; None: of a release without ids
+    # Bytes of a checkpoint, which the learner writes to the disk of the journal; 0: not known, or
+    # it writes to another disk.
+    checkpoint_bytes: int = 0
 
 
 class ConsumerOffsets:
@@ -48,7 +51,13 @@ class ConsumerOffsets:
         self._positions = Positions()
         self._limited_log = RateLimitedLogger(log)
 
-    def publish(self, read: int, checkpointed: int, journal: str | None = None) -> None:
+    def publish(
+        self,
+        read: int,
+        checkpointed: int,
+        journal: str | None = None,
+        checkpoint_bytes: int = 0,
+    ) -> None:
         """Replaces the positions atomically; for the learner.
 
         Called twice a second, so without fsync: a power cut that loses the newest file only delays
@@ -68,6 +77,8 @@ class ConsumerOffsets:
         fields = {"read": read, "durable": checkpointed}
         if journal is not None:
             fields["journal"] = journal
+        if checkpoint_bytes:
+            fields["checkpoint"] = checkpoint_bytes
         content = json.dumps(fields).ljust(_FILE_BYTES).encode()
         try:
             write(self.path, content, wait=False)
@@ -92,7 +103,7 @@ class ConsumerOffsets:
                 raise ValueError(f"read={read!r}, durable={checkpointed!r}")
             if not 1 <= checkpointed <= read <= LARGEST_POSITION:
                 raise ValueError(f"read={read}, durable={checkpointed}")
-            journal = fields.get("journal")
+            journal, checkpoint = fields.get("journal"), int(fields.get("checkpoint", 0))
             if not isinstance(journal, str | None):
                 raise ValueError(f"journal={journal!r:.80}")
         except FileNotFoundError:
@@ -105,7 +116,7 @@ class ConsumerOffsets:
         except (ValueError, KeyError, TypeError) as error:
             log.warning("%s cannot be read (%r): keeping %s", self.path, error, self._positions)
             return self._positions
-        self._positions = Positions(read, checkpointed, journal)
+        self._positions = Positions(read, checkpointed, journal, max(0, checkpoint))
         return self._positions
 
     @property

@@ -136,13 +136,19 @@ class ProtocolState:
     # -- messages from producers
 
     def handle(
-        self, route: bytes, user: str | None, frames: Sequence[memoryview], now: float
+        self,
+        route: bytes,
+        user: str | None,
+        frames: Sequence[memoryview],
+        now: float,
+        peer: str = "an unknown address",
     ) -> None:
-        """Answers one message."""
+        """Answer one message; `peer` is the sender's address for the log."""
         try:
             self._handle(route, user, frames, now)
         except WireError as error:
-            self._refuse(route, Nack(0, error.reason, str(error), permanent=True))
+            whom = f" from {peer}" + (f" with the public key {user}" if user else "")
+            self._refuse(route, Nack(0, error.reason, str(error), permanent=True), whom)
         except Exception:
             self.note_internal()
 
@@ -405,9 +411,9 @@ class ProtocolState:
             sequence = session.expected
         self._send(route, Nack(sequence, "checksum", str(error), permanent=False))
 
-    def _refuse(self, route: bytes, nack: Nack) -> None:
+    def _refuse(self, route: bytes, nack: Nack, whom: str = "") -> None:
         self.counters.refused[nack.reason] += 1
-        text = f"refused a message ({nack.reason}): {nack.detail}"
+        text = f"refused a message{whom} ({nack.reason}): {nack.detail}"
         self._limited_log.warning(nack.reason, text)
         self._send(route, nack)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -32,6 +33,8 @@ _HANDSHAKE_MS = 5000
 _FRAME_SLACK = 64 << 10
 _LEAST_MEMORY = 64 << 20  # bytes that the receiver may hold beside what it does when it starts
 _TICK_SECONDS = 0.05
+_MOST_RESERVE = 256 << 20  # bytes left free for a checkpoint, until the learner tells its size
+_RESERVE_SHARE = 16  # of the disk, one part is left free then, where that is less
 _TRIM_SECONDS = 0.02  # of a tick, in which old segments are deleted
 _IDLE_SECONDS = 1.0
 _MOST_FRAMES = 5  # of a message, with the connection's routing id
@@ -145,6 +148,7 @@ class Receiver:
         self._limited_log = RateLimitedLogger(log)
         self._lag = 0
         self._full = False
+        self._room = journal.room
         self._told_full: bool | None = None  # what the learner was told; None: nothing yet
         self._record_at = self._tick_at = self._probe_at = 0.0
         self._group = GroupCommit(
@@ -260,7 +264,7 @@ class Receiver:
         protocol.flush(now)
         if self._group.is_due(now, wait=not protocol.closing):
             protocol.commit(now)
-            if self.journal.room < 4 * self._policy.total:
+            if self._room < 4 * self._policy.total:
                 self._tick_at = 0.0  # near the end of the room, measure it after every commit
         if now >= self._tick_at:
             self._tick(now)
@@ -305,7 +309,8 @@ class Receiver:
                 self._limited_log.warning("zmtp", text)
                 return
             user = _user_of(rest[0]) if self._access is not None else None
-            protocol.handle(route.bytes, user, [frame.buffer for frame in rest], now)
+            buffers = [frame.buffer for frame in rest]
+            protocol.handle(route.bytes, user, buffers, now, str(rest[0].get("Peer-Address")))
         except Exception:
             protocol.note_internal()
 
@@ -342,7 +347,8 @@ class Receiver:
         except JournalError as error:
             self._limited_log.warning("trim", f"cannot trim: {error}")
         self._lag = self.journal.bytes_after(positions.read)
-        room = self.journal.room // 2  # bytes take more on disk, small packets above all
+        self._room = self._free_room(positions.checkpoint_bytes)
+        room = self._room // 2  # bytes take more on disk, small packets above all
         self._full = full = self._group.journal_full or room < self._policy.max_packet
         if self._told_full != full and self.offsets.set_journal_full(full):
             self._told_full = full  # else at the next tick
@@ -361,6 +367,28 @@ class Receiver:
             protocol.probe(now)
             self.journal.clear_readers()
             self.journal.take_checked()
+
+    def _free_room(self, checkpoint_bytes: int) -> int:
+        """Return the bytes that the journal can take and leave room for a checkpoint on its disk.
+
+        A checkpoint is what lets the journal be trimmed: where it finds no room, a disk that the
+        journal has filled stays full.
+        """
+        try:
+            disk = shutil.disk_usage(self.journal.path)
+        except OSError as error:
+            self._limited_log.warning("disk", f"the room on the disk is not known: {error}")
+            return self.journal.room
+        reserve = max(checkpoint_bytes, min(_MOST_RESERVE, disk.total // _RESERVE_SHARE))
+        left = max(0, disk.free - reserve)
+        if left // 2 < self._policy.max_packet:
+            text = (
+                f"the disk of {self.journal.path} has {disk.free >> 20} MiB free, and "
+                f"{reserve >> 20} MiB are for a checkpoint: producers get no credit until there is "
+                "more; make room on it"
+            )
+            self._limited_log.warning("disk", text)
+        return min(self.journal.room, left)
 
     def _consumed(self) -> Positions:
         """How far the learner is; at the beginning where it tells of another journal."""
@@ -410,7 +438,7 @@ class Receiver:
             journal_last=journal.last,
             credit=sum(session.credit for session in protocol.sessions),
             full=self._full,
-            room=journal.room,
+            room=self._room,
             lag_bytes=self._lag,
             captured=protocol.captured,
             received=protocol.received,

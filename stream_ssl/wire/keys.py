@@ -151,9 +151,14 @@ def public_key(value: Keys | str | Path) -> str:
     """
     if isinstance(value, Keys):
         return value.public
-    if isinstance(value, str) and _Z85.fullmatch(value):
+    if isinstance(value, str) and _Z85.fullmatch(value) and not _is_file(value):
         return value
     return Keys.load(value).public
+
+
+def _is_file(value: str) -> bool:
+    """Tell a path of 40 characters from a key, which has the same characters."""
+    return value.endswith(".json") or Path(value).exists()
 
 
 def _json(fields: dict[str, str]) -> str:

@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 import pytest
 
 from stream_ssl.app.logs import JsonLines, LibraryLimit, Lines, StepLog, configure
+from stream_ssl.rate_limited_logger import RateLimitedLogger
 
 
 def record(message: str = "%s left", *arguments: object, **extra: object) -> logging.LogRecord:
@@ -51,6 +52,19 @@ def test_an_object_is_one_line_whatever_it_says() -> None:
     assert set(told) == {
         *("time", "level", "logger", "message", "pid", "exception", "step", "path"),
     }
+
+
+def test_a_line_has_no_control_characters_and_an_end() -> None:
+    line = Lines().format(record("%s", "a\x1b[2J\x9b31m\r\tb\nc"))
+    assert line.endswith("stream_ssl.x: a?[2J?31m?\tb\nc")
+    assert len(Lines().format(record("%s", "x" * (1 << 20)))) < 1 << 16
+
+
+def test_a_rate_limited_line_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    RateLimitedLogger(logging.getLogger("stream_ssl.x")).warning("kind", "a\x1b[2J\nb" + "x" * 9999)
+    (made,) = caplog.records
+    assert made.getMessage().startswith("a?[2J?bxx")
+    assert len(made.getMessage()) < 2100
 
 
 def test_a_library_cannot_fill_the_log() -> None:

@@ -132,6 +132,7 @@ def bad_disk(scratch: Path, minutes: float) -> Rows:
     ]
     if os.geteuid() == 0:  # who may mount a file system
         found.append(bad_disk.real_full(scratch / "full", 20.0))
+        found.append(bad_disk.own_journal(scratch / "own"))
         found.append(bad_disk.real_read_only(scratch / "read-only", 20.0))
     return [{"gate": 7, **none_lost(figures)} for figures in found]
 

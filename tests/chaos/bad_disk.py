@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -125,6 +126,36 @@ def real_full(scratch: Path, seconds: float) -> dict[str, object]:
             found = robot.trained("ext4 filled", meanwhile)
         assert (stop(learner), stop(receiver)) == (0, 0)
         return found
+
+
+def own_journal(scratch: Path) -> dict[str, object]:
+    """Receiver on a small file system that it fills before a learner starts and makes room."""
+    disk = scratch / "disk"
+    disk.mkdir(parents=True)
+    tool("mount", "-t", "tmpfs", "-o", "size=48m", "tmpfs", str(disk))
+    limits = {"max_packet": 1 << 20, "credit": 2 << 20, "total_credit": 2 << 20}
+    settings = SMALL | {"receiver": SMALL["receiver"] | limits, "journal": {"budget": 256 << 20}}
+    try:
+        with processes(disk / "run", settings, whole=True) as run:
+            receiver = run.role("receiver")
+            with sender(run) as robot:
+                while httpx.get(robot.ready, timeout=30).status_code == 200:
+                    robot.send(20)
+                    time.sleep(0.05)
+                free = shutil.disk_usage(disk).free
+                before = robot.producer.stats.acked.samples
+                learner = run.role("learner")
+                robot.producer.flush(120)
+                robot.until_ready(200)
+                robot.send(50)
+                robot.producer.flush(60)
+                found = robot.trained("tmpfs filled by the journal", 0)
+            until(lambda: (disk / "run/checkpoints/latest").exists(), lambda: run.log("learner"))
+            assert "checkpoint not written" not in run.log("learner")
+            assert (stop(learner), stop(receiver)) == (0, 0)
+            return found | {"journalled_before": before, "free_mb": round(free / 1e6, 1)}
+    finally:
+        tool("umount", "--lazy", str(disk))
 
 
 def real_read_only(scratch: Path, seconds: float) -> dict[str, object]:

@@ -93,7 +93,7 @@ def test_without_a_listed_key_and_ours_nothing_gets_in(running, caplog):
     assert f"connection denied: 127.0.0.1 with the public key {unknown.public}: " in caplog.text
 
 
-def test_a_revoked_key_is_refused_on_its_living_connection(running, listed):
+def test_a_revoked_key_is_refused_on_its_living_connection(running, listed, caplog):
     with Peer(running.endpoint, ROBOT, SERVER) as peer:
         peer.hello()
         peer.say(packet(1))
@@ -103,6 +103,9 @@ def test_a_revoked_key_is_refused_on_its_living_connection(running, listed):
         for _ in range(2):
             peer.say(packet(2))
             assert peer.nacked() == ("unauthorised", 0, True)
+        until(lambda: running.counted("refused")["unauthorised"] == 2)
+        whom = f"refused a message from 127.0.0.1 with the public key {ROBOT.public}"
+        assert caplog.text.count(whom) == 1
         peer.say(Hello("robot", 1, 1))
         assert peer.nacked() == ("unauthorised", 0, True)
         assert running.journalled() == [("robot", 1)]

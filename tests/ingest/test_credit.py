@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from receiver_peer import KIB, MIB, Peer, Running, packet, until
 
+from stream_ssl.ingest import receiver
+from stream_ssl.ingest.consumer_offsets import ConsumerOffsets
 from stream_ssl.ingest.sessions import DRAIN_SECONDS, QUIET_SECONDS, TURN_SECONDS, CreditPolicy
 from stream_ssl.wire import Ack
 
@@ -188,7 +191,34 @@ def test_credit_stops_before_the_journal_is_full_and_comes_back_after_a_checkpoi
         running.offsets.publish(read=sequence, checkpointed=sequence)
         peer.with_credit()
         until(lambda: running.last.journal_first > 1)
-        assert running.journal.room > MIB
+        until(lambda: running.journal.room > MIB)  # it is trimmed in turns
+
+
+def test_credit_stops_while_a_checkpoint_fits_on_the_disk(tmp_path, monkeypatch):
+    """The disk ends before the journal's budget does."""
+    reserve, free = 8 * MIB, [11 * MIB]
+    journal = tmp_path / "journal"
+
+    def usage(path):
+        assert path == journal
+        used = sum(file.stat().st_size for file in journal.glob("*/data.mdb"))
+        return shutil._ntuple_diskusage(1 << 40, used, free[0] - used)
+
+    ConsumerOffsets(tmp_path).publish(1, 1, None, reserve)
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+    monkeypatch.setattr(receiver, "_MOST_RESERVE", 1)
+    with Running(tmp_path, budget=64 * MIB, **SMALL) as running, Peer(running.endpoint) as peer:
+        peer.hello()
+        sequence = 0
+        while peer.credit:
+            sequence += 1
+            peer.say(packet(sequence, samples=1, side=200))
+            peer.acked(sequence)
+        assert sequence > 5
+        assert usage(journal).free >= reserve
+        until(lambda: running.offsets.journal_full)
+        free[0] += 4 * MIB
+        peer.with_credit()
 
 
 def test_a_group_larger_than_the_journal_is_written_as_room_comes(tmp_path):

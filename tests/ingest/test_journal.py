@@ -293,7 +293,11 @@ def test_the_bytes_on_disk_are_those_of_earlier_versions():
     value = pack_record(7, 10, Entry("robot/1", 3, ["file", 3], 1.5, b"head", b"body"))
     assert value.hex() == golden
     assert unpack_record(memoryview(value)) == Record(7, "robot/1", 3, 1.5, b"head", b"body")
-    assert ProducerState(3, ["file", 3], 1.5).pack().hex() == "930392a466696c6503cb3ff8000000000000"
+    state = "0392a466696c6503cb3ff8000000000000"
+    fresh = ProducerState(3, ["file", 3], 1.5, 2.5)
+    assert fresh.pack().hex() == f"94{state}cb4004000000000000"
+    before = ProducerState(*msgpack.unpackb(bytes.fromhex(f"93{state}")))  # of format 2
+    assert (before, before.written, before.active) == (fresh, 1.5, 0.0)
 
 
 def test_a_journal_of_format_1_is_read_and_continued(tmp_path):

@@ -13,7 +13,7 @@ from client_peer import image, welcome
 from producers import Delivery
 from producers._packer import OnDelivery, Packer, Packet
 from producers._protocol import GREETING_SECONDS, SILENCE_SECONDS, STARVED_SECONDS, ProtocolState
-from stream_ssl.wire import Ack, Data, Hello, Message, Nack, Sample, Welcome
+from stream_ssl.wire import Ack, Bye, Data, Hello, Message, Nack, Sample, Welcome
 
 SIZE = 200  # at least what a packet of the tests takes
 
@@ -323,3 +323,13 @@ def _limits(**fields: Any) -> Welcome:
 def _packet(sample: Sample) -> Packet:
     data = Data.pack(0, [sample])
     return Packet(data, 1, data.size, (None,), ())
+
+
+def test_the_words_of_a_receiver_are_printable_and_bounded() -> None:
+    words = "\x1b]0;owned\x07\n" + "x" * 5000
+    for message in (Nack(0, "odd\x1b[2J", words, permanent=True), Bye(words)):
+        protocol = new_protocol()
+        protocol.received(message, 1.0)
+        assert protocol.reason.isprintable()
+        assert "?]0;owned" in protocol.reason
+        assert len(protocol.reason) < 1300

@@ -40,6 +40,7 @@ from producers.sources import (
     WatchedFolder,
     WebDataset,
 )
+from producers.sources.base import Skipped
 from stream_ssl.wire.sample import Sample, check_position
 
 
@@ -260,3 +261,9 @@ def test_a_config_file_can_nest_a_source_in_a_shape(tmp_path):
     assert isinstance(shaped, Shaped)
     assert len(shaped.source) == 7
     assert shaped.source.epochs is None
+
+
+def test_names_of_what_is_left_out_are_printable(caplog: pytest.LogCaptureFixture) -> None:
+    Skipped("tar").note("damaged", "a\x1b[2J\nname.jpg", ValueError("b\x9b31m"))
+    (made,) = caplog.records
+    assert made.getMessage() == "source tar: left out a?[2J?name.jpg (damaged): b?31m"

@@ -18,7 +18,7 @@ from memory.process_group import RankGroup
 from memory.scores import Quadratic
 from stream_ssl.app.failures import Failure, Misconfigured
 from stream_ssl.app.ranks import check_alike, check_shared, part_of
-from stream_ssl.ingest.journal import ID_FILE
+from stream_ssl.ingest.segment import ID_FILE
 from stream_ssl.learning.ranks import Ranks
 from stream_ssl.learning.saved import Saved
 from stream_ssl.losses import SelfLabeling

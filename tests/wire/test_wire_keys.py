@@ -29,6 +29,21 @@ def test_files(tmp_path: Path) -> None:
     assert Keys.load(str(public)) == PAIR.public_only()
 
 
+def test_a_path_of_the_length_of_a_key_is_a_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    named = "k" * (40 - len(".public.json")) + ".public.json"
+    for path in (named, "k" * 40):
+        Path(path).write_text(json.dumps({"name": "a", "public": PAIR.public}))
+        assert len(path) == 40
+        assert public_key(path) == PAIR.public
+    Path(named).unlink()
+    with pytest.raises(ValueError, match="No such file"):
+        public_key(named)
+    assert public_key(OTHER.public) == OTHER.public
+
+
 def test_a_secret_shows_nowhere(tmp_path: Path) -> None:
     assert PAIR.secret is not None
     assert PAIR.secret not in repr(PAIR)

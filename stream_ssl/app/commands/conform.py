@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Sequence
 
+from stream_ssl.rate_limited_logger import printable
 from stream_ssl.wire.conformance import RULES, Result, tried
 
 ADDRESS = "ADDRESS"
@@ -63,7 +64,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def line(result: Result) -> str:
     """A row of the table, with what was seen beneath it."""
-    seen = f"\n{'':<26} {result.why}" if result.why else ""
+    seen = f"\n{'':<26} {printable(result.why, 2000)}" if result.why else ""
     return f"{KEPT[result.kept]:<10} {result.rule:<15} {result.promise}{seen}"
 
 

@@ -22,6 +22,7 @@ from stream_ssl.app.endpoints import load
 from stream_ssl.app.failures import DONE, FAILED, USAGE
 from stream_ssl.app.scrape import History, Scraper
 from stream_ssl.observe.http_access import Token
+from stream_ssl.rate_limited_logger import printable
 
 ROLES = ("receiver", "learner")
 HEALTH_SECONDS = 3.0
@@ -92,7 +93,7 @@ def check_health(role: str, address: str | None) -> int:
     except (OSError, HTTPException) as error:
         print(f"the {role} does not answer at {address}: {error or type(error).__name__}")
         return FAILED
-    print(body)
+    print(printable(body, 4000))
     return DONE if code == HTTPStatus.OK else FAILED
 
 
