@@ -47,6 +47,7 @@ from stream_ssl.ingest.segment import (
     Segment,
     create_segment,
     delete_segment,
+    disk_room,
     entry_bytes,
     file_bytes,
     identity,
@@ -107,15 +108,14 @@ class Journal:
 
     Opening needs no operator: a damaged segment is set aside (beside the folder, as
     `<name>.damaged-<time>-<segment>`, or within it), replaced by its intact records and counted in
-    `damaged`.
-    The newest is checked at once, and the journal can then be used; the older ones are read through
-    by a process of its own meanwhile, and `take_checked` deals with what it has found.
+    `damaged`. The newest is checked at once, and the journal can then be used; a process of its own
+    reads the older ones meanwhile, and `take_checked` deals with what it has found.
 
     Args:
         path: folder of the journal; made if missing.
         budget: bytes on disk, at least 1 MiB.
-        segment_bytes: size at which a new segment begins; an eighth of the budget, within 256 KiB
-            and 64 MiB.
+        segment_bytes: size at which a new segment begins; an eighth of the budget, or of the room
+            on the disk, within 256 KiB and 64 MiB.
         forget_days: when a segment begins, the state of a producer that has sent nothing for so
             long is dropped, and takes no more bytes in each segment. Time counts while a writer
             has the journal open.
@@ -142,7 +142,8 @@ class Journal:
             raise ValueError(f"journal budget {budget} bytes: must be at least 1 MiB ({1 << 20})")
         self.path = Path(path)
         self.budget = budget
-        self.segment_bytes = segment_bytes or max(MIN_SEGMENT, min(budget // 8, MAX_SEGMENT))
+        room = min(budget, disk_room(self.path))  # only whole segments can be deleted
+        self.segment_bytes = segment_bytes or max(MIN_SEGMENT, min(room // 8, MAX_SEGMENT))
         if not MIN_SEGMENT <= self.segment_bytes <= budget // 2:
             raise ValueError(
                 f"segment_bytes {self.segment_bytes}: must lie between {MIN_SEGMENT} and half of "
@@ -167,7 +168,7 @@ class Journal:
         self.id = journal_id(self.path)
         self.damaged = found.damaged
         self._sealed = found.segments  # (first position, bytes) of all segments but the active one
-        # The wall clock may jump, so idle time is counted while a writer has the journal open.
+        # Idle time is counted by running time: the wall clock may jump.
         self._opened = time.monotonic()
         self._active_before = max((s.active for s in found.states.values()), default=0.0) or 1.0
         wall = time.time()
@@ -330,8 +331,7 @@ class Journal:
     def trim(self, before: int, seconds: float = float("inf")) -> int:
         """Delete segments that lie wholly below position `before`; return the bytes freed.
 
-        Needs no free space. At least one segment is deleted where there is one; the others are left
-        to the next call once `seconds` are over.
+        Needs no free space. Deletes one at least; once `seconds` are over, the next call goes on.
 
         Raises:
             JournalError: the disk refuses to delete.

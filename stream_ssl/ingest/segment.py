@@ -231,6 +231,14 @@ def list_segments(folder: Path, coming: bool = False) -> list[tuple[int, Path]]:
     return sorted((int(n), folder / f"{_PREFIX}{n}") for n in numbers if n.isdecimal())
 
 
+def disk_room(folder: Path) -> int:
+    """Return the bytes that segments in a folder can take: those that they have, and free ones."""
+    own = sum(file_bytes(path) for _, path in list_segments(folder))
+    while not folder.exists():
+        folder = folder.parent
+    return own + shutil.disk_usage(folder).free
+
+
 def is_coming(path: Path) -> bool:
     """Whether a segment that is not there is to be: its writer makes it, or is exchanging it."""
     return path.with_name(f"{_NEW}{path.name}").exists()

@@ -132,7 +132,7 @@ def own_journal(scratch: Path) -> dict[str, object]:
     """Receiver on a small file system that it fills before a learner starts and makes room."""
     disk = scratch / "disk"
     disk.mkdir(parents=True)
-    tool("mount", "-t", "tmpfs", "-o", "size=48m", "tmpfs", str(disk))
+    tool("mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(disk))
     limits = {"max_packet": 1 << 20, "credit": 2 << 20, "total_credit": 2 << 20}
     settings = SMALL | {"receiver": SMALL["receiver"] | limits, "journal": {"budget": 256 << 20}}
     try:
@@ -140,7 +140,7 @@ def own_journal(scratch: Path) -> dict[str, object]:
             receiver = run.role("receiver")
             with sender(run) as robot:
                 while httpx.get(robot.ready, timeout=30).status_code == 200:
-                    robot.send(20)
+                    robot.send(100)
                     time.sleep(0.05)
                 free = shutil.disk_usage(disk).free
                 before = robot.producer.stats.acked.samples

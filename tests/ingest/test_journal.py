@@ -4,6 +4,7 @@ import errno
 import fcntl
 import os
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -631,6 +632,18 @@ def test_format_2_is_read_and_says_nothing_of_idle_time(tmp_path, monkeypatch):
 
 def pair(state):
     return state.sequence, state.resume_token
+
+
+def test_a_small_disk_has_several_segments(tmp_path, monkeypatch):
+    """Only whole segments are deleted: a single one would keep the disk full for good."""
+    free = 8 * MIB
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1 << 40, 0, free))
+    with closing(Journal(tmp_path / "new" / "journal")) as journal:
+        assert journal.segment_bytes == MIB
+        journal.append([entry(1, size=3 * MIB)])
+    free -= 3 * MIB
+    with closing(Journal(tmp_path / "new" / "journal")) as journal:
+        assert MIB <= journal.segment_bytes < 1.1 * MIB
 
 
 def test_trimming_stops_when_its_time_is_over(memory_path):
