@@ -23,14 +23,12 @@ def run(folder: Path, good: int = 20, samples: int = 120 * BATCH) -> dict[str, A
     settings = TINY | {"checkpoints": {"keep": KEEP, "every_steps": 1, "every_seconds": None}}
     with processes(folder, settings, whole=True) as run:
         daemon = started(run, 1e-3)
-        until(lambda: run.metric("steps_total") >= 0, lambda: run.log("run"))
         assert run.produce(good * BATCH).wait(60) == 0, run.log("robot")
         until(lambda: run.metric("trained_samples_total") == good * BATCH, lambda: run.log("run"))
         assert stop(daemon) == 0, run.log("run")
         weights = newest(folder).read_bytes()
 
-        daemon, began = started(run, 1e12), time.monotonic()
-        until(lambda: run.metric("steps_total") >= 0, lambda: run.log("run"))
+        began, daemon = time.monotonic(), started(run, 1e12)
         assert run.produce(good * BATCH + samples).wait(60) == 0, run.log("robot")
         until(lambda: run.metric("divergence_reloads_total") > 0, lambda: run.log("run"))
         red = time.monotonic() - began
@@ -56,7 +54,10 @@ def started(run: Processes, rate: float) -> Any:
     """A daemon with this learning rate."""
     settings = json.loads(run.config.read_text())
     run.config.write_text(json.dumps({**settings, "optimiser": {"learning_rate": rate}}))
-    return run.start("run", str(run.config))
+    daemon = run.start("run", str(run.config))
+    for name in ("steps_total", "received_samples_total"):
+        until(lambda name=name: run.metric(name) >= 0, lambda: run.log("run"))
+    return daemon
 
 
 def newest(folder: Path) -> Path:
