@@ -144,7 +144,8 @@ def own_journal(scratch: Path) -> dict[str, object]:
                     time.sleep(0.05)
                 free = shutil.disk_usage(disk).free
                 before = robot.producer.stats.acked.samples
-                learner = run.role("learner")
+                learner = run.start("learner", str(run.config))
+                until(lambda: run.metric("credit_bytes") > 0, lambda: run.log("learner"), 400)
                 robot.producer.flush(120)
                 robot.until_ready(200)
                 robot.send(50)
