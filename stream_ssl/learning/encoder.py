@@ -41,6 +41,17 @@ def layout_for(width: int) -> torch.memory_format:
     return torch.channels_last if width >= CHANNELS_LAST_FROM else torch.contiguous_format
 
 
+def in_layout(image_BCHW: Tensor, layout: torch.memory_format) -> Tensor:
+    """Return the images in this layout.
+
+    Grey images are contiguous in both layouts, so `contiguous` would leave the strides of channels
+    last as they are, and each convolution would follow them.
+    """
+    if layout == torch.channels_last:
+        return image_BCHW.contiguous(memory_format=layout)
+    return image_BCHW.clone(memory_format=layout)
+
+
 class ResNet(torchvision_resnet.ResNet):  # type: ignore[misc]  # torchvision is untyped
     """Images [B, C, H, W] to features [B, F], F = `dim`.
 
@@ -89,7 +100,7 @@ class ResNet(torchvision_resnet.ResNet):  # type: ignore[misc]  # torchvision is
         self.to(memory_format=self.layout)
 
     def forward(self, image_BCHW: Tensor) -> Tensor:
-        feature_BF: Tensor = super().forward(image_BCHW.contiguous(memory_format=self.layout))
+        feature_BF: Tensor = super().forward(in_layout(image_BCHW, self.layout))
         return feature_BF
 
     def _make_layer(
@@ -136,6 +147,8 @@ class Model(nn.Module):
             elif type(layer) is nn.BatchNorm1d:
                 layer.__class__ = BatchNorm1d
         self.module = module
+        widths = [m.out_channels for m in module.modules() if isinstance(m, nn.Conv2d)]
+        self._narrow = min(widths, default=CHANNELS_LAST_FROM) < CHANNELS_LAST_FROM
         self.eval()
         try:
             with torch.no_grad():
@@ -155,6 +168,8 @@ class Model(nn.Module):
         self.dim: int = feature_BF.shape[1]
 
     def forward(self, image_BCHW: Tensor) -> Tensor:
+        if self._narrow:
+            image_BCHW = in_layout(image_BCHW, torch.contiguous_format)
         feature_BF: Tensor = self.module(image_BCHW)
         return feature_BF
 

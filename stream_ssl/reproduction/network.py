@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from stream_ssl.learning.encoder import ResNet, layout_for
+from stream_ssl.learning.encoder import ResNet, in_layout, layout_for
 from stream_ssl.reproduction.presets import Network
 
 # (channels, kernel, stride): 32 x 32 images are 16, 8, 4, 2 and 2 wide behind them. A kernel of 4
@@ -37,7 +37,7 @@ class ConvNet(nn.Module):
         self.to(memory_format=self.layout)
 
     def forward(self, image_BCHW: Tensor) -> Tensor:
-        feature_BF: Tensor = self.layers(image_BCHW.contiguous(memory_format=self.layout))
+        feature_BF: Tensor = self.layers(in_layout(image_BCHW, self.layout))
         return feature_BF
 
 

@@ -10,7 +10,7 @@ import torchvision
 from table import table
 from torch import nn
 
-from stream_ssl.learning.encoder import Projector, ResNet
+from stream_ssl.learning.encoder import Model, Projector, ResNet
 
 
 def count(module: nn.Module) -> int:
@@ -108,17 +108,27 @@ def test_an_encoder_takes_one_image_that_shrinks_to_a_pixel() -> None:
     assert all(torch.isfinite(value).all() for value in encoder.state_dict().values())
 
 
-@table("width", [1, 8, 9, 10, 12, 15])
-def test_narrow_networks_are_contiguous(width: int) -> None:
+@table(
+    ("width", "channels", "own"),
+    [*((width, 3, False) for width in (1, 8, 9, 10, 12, 15)), (4, 1, False), (4, 1, True)],
+)
+def test_narrow_networks_are_contiguous(width: int, channels: int, own: bool) -> None:
     """With channels last, oneDNN corrupts the heap below 16 channels."""
-    encoder = ResNet(width=width, depths=(1, 1, 0, 0))
-    seen = []
+    encoder: nn.Module = ResNet(width=width, depths=(1, 1, 0, 0), channels=channels)
+    if own:
+        convolution = nn.Conv2d(channels, width, 3)
+        pooled = nn.Sequential(convolution, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        encoder = Model(pooled, (channels, 8, 8))
+    strides = []
     for layer in encoder.modules():
         if isinstance(layer, nn.Conv2d):
-            layer.register_forward_hook(lambda layer, given, out: seen.extend([*given, out]))
             assert layer.weight.is_contiguous()
-    encoder(torch.rand(2, 3, 8, 8).to(memory_format=torch.channels_last))
-    assert all(image_BCHW.is_contiguous() for image_BCHW in seen)
+            layer.register_forward_hook(lambda _, given, out: strides.extend([*given, out]))
+    encoder(torch.rand(2, 8, 8, channels).permute(0, 3, 1, 2))  # as a decoder gives them
+    assert strides
+    for image_BCHW in strides:
+        _, depth, high, wide = image_BCHW.shape
+        assert image_BCHW.stride() == (depth * high * wide, high * wide, wide, 1)
 
 
 def test_wide_networks_have_channels_last() -> None:
