@@ -6,7 +6,6 @@ Legend: B samples of a chunk, C channels, D numbers of a vector, H height, W wid
 from __future__ import annotations
 
 import math
-import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from PIL import Image, UnidentifiedImageError
 from torch.nn import functional as F
 
 from stream_ssl.batch import Batch, Origin
+from stream_ssl.ingest.decode_cost import MOST_SCANS, SOS, decode_work, most_work, scans_of
 from stream_ssl.pictures import over_white, plain, turn
 from stream_ssl.wire import Sample, sample_of
 from stream_ssl.wire.sample import DTYPES, MAX_ID_BYTES
@@ -37,24 +37,10 @@ REASONS = (
     "shape",  # raw bytes do not fill their shape, or fit="refuse" and other sides
 )
 
-MOST_SCANS = 16
-"""Scans of a JPEG of `max_pixels`, and as many more as it has fewer pixels: encoders write a dozen,
-each takes the decoder as long as reading all pixels, and may be 76 bytes."""
-
-FREE_WORK = 1 << 20
-"""Pixels that any image may have, however few its bytes are."""
-WORK_PER_BYTE = 512
-"""Further pixels for each byte. Credit counts bytes, so that this bounds how long the decoding of
-one producer's credit takes. Every baseline JPEG and every 8-bit RGB PNG stays below it: their
-formats need a byte for 256 pixels, and for 344."""
-
 Pixels = NDArray[np.uint8]
 Row = Mapping[str, Any]
 
 _MAGIC = {"jpeg": b"\xff\xd8", "png": b"\x89PNG\r\n\x1a\n", "webp": b"RIFF"}
-_SOS = b"\xff\xda"  # begins a scan of a JPEG
-_MARKER = re.compile(rb"\xff+[^\x00\xff]")
-_ALONE = {0x01, *range(0xD0, 0xD9)}  # markers that no length follows
 
 
 class BadSample(ValueError):
@@ -338,7 +324,7 @@ class Decoder:
     def _check_scans(self, data: bytes, width: int, height: int) -> None:
         """Each scan of a JPEG goes over all of its pixels, and takes some tens of bytes."""
         most = MOST_SCANS * self.max_pixels // (width * height)
-        if data.count(_SOS) > most and (scans := scans_of(data)) > most:
+        if data.count(SOS) > most and (scans := scans_of(data)) > most:
             raise BadSample(
                 "pixels",
                 f"{width} x {height} pixels in {scans} scans; at most {most} scans of so many "
@@ -347,11 +333,10 @@ class Decoder:
 
     def _check_work(self, data: bytes, codec: str, width: int, height: int) -> None:
         """Refuse few bytes that take long to decode, by the header: the same at each replay."""
-        work, most = width * height, max(FREE_WORK, WORK_PER_BYTE * len(data))
-        if codec == "jpeg":  # 16 scans take as long as the pixels of another format
-            work = work * max(1, data.count(_SOS)) // MOST_SCANS
-            if work > most:
-                work = width * height * max(1, scans_of(data)) // MOST_SCANS
+        pixels, most = width * height, most_work(len(data))
+        work = decode_work(pixels, data.count(SOS) if codec == "jpeg" else None)
+        if codec == "jpeg" and work > most:
+            work = decode_work(pixels, scans_of(data))
         if work > most:
             raise BadSample(
                 "expensive",
@@ -498,19 +483,6 @@ def _usable(value: NDArray[Any]) -> bool:
     with np.errstate(over="ignore", invalid="ignore"):
         square = np.einsum("...d,...d->...", value, value, dtype=np.float32)
     return bool(np.isfinite(square).all())
-
-
-def scans_of(data: bytes) -> int:
-    """How many scans a JPEG's markers begin; those of pictures within its segments do not count."""
-    scans, at = 0, 2  # behind SOI
-    while found := _MARKER.search(data, at):
-        at = found.end()
-        if found[0][-1] == 0xD9:  # EOI
-            break
-        scans += found[0][-1] == _SOS[-1]
-        if found[0][-1] not in _ALONE:
-            at += int.from_bytes(data[at : at + 2], "big")
-    return scans
 
 
 def _turned(image_HWC: Pixels, how: Image.Transpose | None) -> Pixels:

@@ -27,6 +27,7 @@ class CommitBatch:
         last_sequences: producer -> last sequence in the batch.
         epochs: producer -> the incarnation that sent it.
         bytes: of headers and payloads.
+        extra: cost of decoding beyond these bytes.
         samples: in all packets.
         began: when the first packet came, time.monotonic.
     """
@@ -36,10 +37,11 @@ class CommitBatch:
         self.last_sequences: dict[str, int] = {}
         self.epochs: dict[str, int] = {}
         self.bytes = 0
+        self.extra = 0
         self.samples = 0
         self.began = 0.0
-        # Of each entry: epoch, samples, NACK.
-        self._details: list[tuple[int, int, tuple[bytes, Nack] | None]] = []
+        # Of each entry: epoch, samples, extra, NACK.
+        self._details: list[tuple[int, int, int, tuple[bytes, Nack] | None]] = []
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -49,15 +51,20 @@ class CommitBatch:
         """(route, NACK) of the refused packets, to send once their sequences are durable."""
         return [nack for *_, nack in self._details if nack is not None]
 
-    def add(self, producer: str, epoch: int, data: Data, checksum: int) -> None:
-        """Adds a packet.
+    @property
+    def cost(self) -> int:
+        """Bytes and extra cost together."""
+        return self.bytes + self.extra
+
+    def add(self, producer: str, epoch: int, data: Data, checksum: int, extra: int = 0) -> None:
+        """Add a packet; `extra` is the cost of decoding it beyond its bytes.
 
         Raises:
             WireError: its header breaks the protocol.
         """
         packet = (data.header, data.payload, checksum)
         entry = Entry(producer, data.sequence, data.position, time.time(), *packet)
-        self._add(entry, epoch, len(data))
+        self._add(entry, epoch, len(data), extra)
 
     def add_refused(self, producer: str, epoch: int, route: bytes, nack: Nack) -> None:
         """Adds only the advance of the sequence past a packet that is refused for good."""
@@ -77,16 +84,18 @@ class CommitBatch:
         entry: Entry,
         epoch: int,
         samples: int = 0,
+        extra: int = 0,
         nack: tuple[bytes, Nack] | None = None,
     ) -> None:
         if not self.entries:
             self.began = time.monotonic()
         self.entries.append(entry)
-        self._details.append((epoch, samples, nack))
+        self._details.append((epoch, samples, extra, nack))
         self.last_sequences[entry.producer] = entry.sequence
         self.epochs[entry.producer] = epoch
         self.bytes += len(entry.header or b"") + len(entry.payload)
         self.samples += samples
+        self.extra += extra
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from stream_ssl.ingest.access import Access, belongs
+from stream_ssl.ingest.decode_cost import UnreadCost, extra_cost
 from stream_ssl.ingest.group_commit import CommitBatch, GroupCommit
 from stream_ssl.ingest.journal import JournalError
 from stream_ssl.ingest.sessions import (
     IDLE_SECONDS,
     TURN_BYTES,
+    TURN_SECONDS,
     CreditPolicy,
     ProducerRecord,
     ProducerTable,
@@ -33,6 +35,7 @@ MAX_FIRST = 1 << 62
 MAX_WAITING = 65_536
 """Packets that may wait for a journal that takes none: each needs a KiB beside its bytes."""
 _GAP_SECONDS = 1.0  # before the same gap is reported again: packets in flight arrive behind it
+_TAKES_LONG = "takes long to decode: send it again when there is credit"
 _PROBE_SECONDS = 10.0  # without a message, after which a session is probed with an ACK
 
 Send = Callable[[bytes, Message], bool | None]
@@ -75,7 +78,8 @@ class ProtocolState:
         send: how to answer.
 
     Attributes:
-        room: bytes that journal and learner can take, as last measured.
+        room: cost that journal and learner can take, as last measured.
+        unread: the extra cost of what the learner has not read.
         scarce: that is little, and comes as fast as the learner makes it.
         closing: no more credit, no new sessions.
         captured, received: times of the latest sample and packet, seconds since the Unix epoch.
@@ -99,6 +103,7 @@ class ProtocolState:
         self.producers = ProducerTable(sessions.limit)
         self.closing = False
         self.room = 0
+        self.unread = UnreadCost()
         self.scarce = False
         self.captured: float | None = None
         self.received: float | None = None
@@ -328,15 +333,26 @@ class ProtocolState:
                 self._data(route, self._session(route, session.user), data, checksum, now)
             else:
                 self._gap(session, "more than the credit granted: wait for an ACK", now)
+        elif (extra := _extra(data)) and not self._has_time(session, now):
+            session.sent_back = True
+            self._gap(session, _TAKES_LONG, now)
         else:
-            self._accept(session, data, checksum)
+            self._accept(session, data, checksum, extra)
+
+    def _has_time(self, session: Session, now: float) -> bool:
+        """Whether a packet that takes long to decode may come in now.
+
+        Credit counts bytes, and a producer may have sent hours of decoding before its credit fell.
+        """
+        on_credit = session.credit > 0 or now - session.credit_changed < TURN_SECONDS
+        return on_credit and self.unread.waiting + self.group.batch.extra < self.unread.most
 
     def _exceeds_memory(self, size: int) -> bool:
         """Whether the batch cannot hold `size` more bytes within the budget of memory."""
         batch = self.group.batch
         return bool(batch) and (batch.bytes + size > self.policy.total or len(batch) >= MAX_WAITING)
 
-    def _accept(self, session: Session, data: Data, checksum: int) -> None:
+    def _accept(self, session: Session, data: Data, checksum: int, extra: int) -> None:
         """Adds a packet to the batch that waits for the journal, or refuses it for good."""
         counters = self.counters
         samples = 1  # where the header cannot tell
@@ -349,7 +365,7 @@ class ProtocolState:
                 raise WireError(
                     "oversize", f"{samples} samples; WELCOME allows {self._max_samples}"
                 )
-            self.group.batch.add(session.producer, session.epoch, data, checksum)
+            self.group.batch.add(session.producer, session.epoch, data, checksum, extra)
         except WireError as error:
             counters.rejected[error.reason] += samples
             session.record.reject(error.reason, samples)
@@ -375,9 +391,11 @@ class ProtocolState:
                 self.captured = counters.producer_captured[name] = captured
         self._count_missing(session)
         self._known.add(session.producer)
-        session.take(data.size, self.policy.least(session), session.last_received)
+        least = self.policy.least(session)
+        session.take(data.size, data.size + extra, least, session.last_received)
         session.expected += 1
         session.gap_sent = 0.0
+        session.sent_back = False
 
     def _listed_name(self, session: Session) -> str:
         """The name of its key on the allow-list; in plain text, or for "*", the producer's own."""
@@ -450,7 +468,8 @@ class ProtocolState:
                 self.note_internal()
 
     def _acknowledge(self, durable: CommitBatch, now: float) -> None:
-        self.room -= durable.bytes
+        self.room -= durable.cost
+        self.unread.add(self.journal.last, durable.extra)
         self.counters.acked_samples += durable.samples
         for route, nack in durable.nacks:  # before the ACK, which covers the refused packet too
             self._send(route, nack)
@@ -479,7 +498,7 @@ class ProtocolState:
         sessions = list(self.sessions)
         floor = self._note_idle(sessions, now)
         blocked = self.closing or not self.group.ready
-        room = 0 if blocked else max(0, self.room - self.group.batch.bytes)
+        room = 0 if blocked else max(0, self.room - self.group.batch.cost)
         waited_for = floor + TURN_BYTES if any(session.greedy for session in sessions) else floor
         for session, credit in zip(
             sessions, self.policy.plan(sessions, room, now, self.scarce), strict=True
@@ -489,13 +508,16 @@ class ProtocolState:
                 continue  # a small rise is not worth a message; any fall is
             if (credit == 0) != (before == 0):
                 used = session.last_received >= session.credit_changed
-                session.revoked = before if used else 0
+                session.revoked = int(before * session.charge) if used else 0
                 session.credit_changed = now
                 if before and not used:  # those who send come first now
                     session.served = max(session.served, waited_for)
             session.credit = credit
             if session is not quiet:
                 self._ack(session, now)
+        for session in sessions:
+            if session.sent_back and session.credit and self._has_time(session, now):
+                self._gap(session, _TAKES_LONG, now)  # what came meanwhile was passed over
 
     def _note_idle(self, sessions: list[Session], now: float) -> int:
         """Who has credit and sends little is owed nothing; who sends nothing may wait to send a
@@ -539,6 +561,14 @@ class ProtocolState:
             self.sessions.drop(session)
         elif not sent:
             self._acks_due[session.route] = session
+
+
+def _extra(data: Data) -> int:
+    """Return the cost of decoding a packet beyond its bytes; 0 where the header cannot tell."""
+    try:
+        return extra_cost(data.fields["samples"], data.payload)
+    except WireError:
+        return 0
 
 
 def _count_samples(data: Data) -> int:

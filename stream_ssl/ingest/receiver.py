@@ -99,7 +99,7 @@ class Receiver:
         credit: bytes that one producer may have unacknowledged.
         total_credit: bytes for all producers together; bounds the receiver's memory.
         max_lag_bytes: bytes the learner may lie behind before credit stops; None: only the
-            journal's budget limits.
+            journal's budget limits. Images that take long to decode count for more bytes.
         group_packets: packets after which a group is committed.
         group_seconds: how long a packet may wait for its group.
         max_producers: connected at once; beyond, the one silent for longest must say HELLO again.
@@ -347,6 +347,8 @@ class Receiver:
         except JournalError as error:
             self._limited_log.warning("trim", f"cannot trim: {error}")
         self._lag = self.journal.bytes_after(positions.read)
+        protocol.unread.read(positions.read)
+        cost = self._lag + protocol.unread.waiting
         self._room = self._free_room(positions.checkpoint_bytes)
         room = self._room // 2  # bytes take more on disk, small packets above all
         self._full = full = self._group.journal_full or room < self._policy.max_packet
@@ -354,7 +356,9 @@ class Receiver:
             self._told_full = full  # else at the next tick
         most = self.journal.budget // 2
         if self._max_lag is not None:
-            room, most = min(room, self._max_lag - self._lag), min(most, self._max_lag)
+            room, most = min(room, self._max_lag - cost), min(most, self._max_lag)
+        room = min(room, (self.journal.budget - cost) // 2)
+        protocol.unread.most = most
         protocol.room = room
         protocol.scarce = room < min(self._policy.total, most // 4)
         protocol.grant(now)

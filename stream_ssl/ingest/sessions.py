@@ -23,17 +23,20 @@ class Session:
         credit: bytes granted, as last sent.
         credit_changed: when credit last began or ended.
         largest: bytes of its largest packet; 0: not known, or it may wait to send a larger one.
-        served: bytes accepted from it, by which turns are shared out; an idle producer is raised to
+        charge: how many bytes each of its bytes counts for, at the dearest of its latest packets;
+            more than 1 where few bytes take long to decode.
+        served: cost accepted from it, by which turns are shared out; an idle producer is raised to
             the least-served busy one, so that it saves up no claim, and by a turn beyond that one
             when a turn of its own went by unused.
         greedy: whether it sends as much as it may, and others must wait for its turns: at least
             half of a least grant in the time of a turn.
-        taken, taken_since: bytes accepted from it in such a time, and when that began.
-        revoked: bytes of credit that were taken back and may still be in flight.
+        taken, taken_since: cost accepted from it in such a time, and when that began.
+        revoked: credit that was taken back and may still be in flight, as cost.
         last_received: when a message last came.
         last_acked: when an ACK was last sent.
         missing: packets before `expected` that are lost; counted when the first one after them
             comes.
+        sent_back: whether packets were left out because they take long to decode. They come again.
         gap_sent: when NACK "gap" was last sent for `expected`; 0: not yet.
         record: what is told of the producer.
         verdicts: it has asked how its samples fare.
@@ -51,6 +54,7 @@ class Session:
     verdicts: bool = False
     credit: int = 0
     largest: int = 0
+    charge: float = 1.0
     served: int = 0
     greedy: bool = False
     taken: int = 0
@@ -58,16 +62,24 @@ class Session:
     revoked: int = 0
     last_acked: float = 0.0
     missing: int = 0
+    sent_back: bool = False
     gap_sent: float = 0.0
 
-    def take(self, size: int, least: int, now: float) -> None:
-        """Counts an accepted packet; `least` is its least grant."""
+    def take(self, size: int, cost: int, least: int, now: float) -> None:
+        """Count an accepted packet of `size` bytes.
+
+        Args:
+            cost: at least its bytes; see `decode_cost`.
+            least: the least grant of the producer, as cost.
+        """
         if now - self.taken_since >= TURN_SECONDS:
             self.greedy = 2 * self.taken >= least
             self.taken, self.taken_since = 0, now
         self.largest = max(self.largest, size)
-        self.served += size
-        self.taken += size
+        fading = 1.0 + (self.charge - 1.0) * _CHARGE_KEPT if self.charge > _CHARGE_LEAST else 1.0
+        self.charge = max(fading, cost / size) if cost > size else fading
+        self.served += cost
+        self.taken += cost
         self.greedy = self.greedy or 2 * self.taken >= least
 
 
@@ -129,6 +141,8 @@ TURN_SECONDS = 0.25  # a turn of a producer that sends
 QUIET_SECONDS = 0.05  # a turn of a producer that does not
 DRAIN_SECONDS = 0.1  # without a message, after which an expired turn has nothing left in flight
 IDLE_SECONDS = 0.5  # with credit and without a message, after which a producer wants no more
+_CHARGE_KEPT = 0.9  # of a charge above 1, with each packet that costs less
+_CHARGE_LEAST = 1.01  # a charge below it counts as 1
 _TURN_PACKETS = 4  # least grant of a turn, in packets of the producer's largest size
 TURN_BYTES = 256 << 10  # least grant of a turn, where a packet may have so many
 
@@ -139,7 +153,8 @@ class CreditPolicy:
     What is in flight must fit into the receiver's memory and into the journal, so the grants
     together never exceed either. Where that is too little for all at once, producers take turns;
     and where room comes only as fast as a slow learner makes it, those that always have more to
-    send are served the same number of bytes, as by start-time fair queueing (Goyal et al. 1996).
+    send are served the same cost, as by start-time fair queueing (Goyal et al. 1996). The cost of
+    a sample is its bytes, or more where few bytes take long to decode: see `decode_cost`.
 
     Args:
         each: most bytes for one producer.
@@ -161,11 +176,12 @@ class CreditPolicy:
         self.max_packet = max_packet
 
     def least(self, session: Session) -> int:
-        """Bytes below which a grant is of no use: a few packets like the largest that came, or one
-        of any size where none did."""
+        """Return the cost below which a grant is of no use: a few packets like the largest that
+        came, or one of any size where none did."""
         if not session.largest:
             return self.max_packet
-        return min(self.max_packet, max(_TURN_PACKETS * session.largest, TURN_BYTES))
+        largest = int(session.largest * session.charge)
+        return min(self.max_packet, max(_TURN_PACKETS * largest, TURN_BYTES))
 
     def share(self, count: int, room: int) -> int:
         """Bytes for each of `count` producers at once; 0: they must take turns, or wait."""
@@ -177,10 +193,10 @@ class CreditPolicy:
     def plan(
         self, sessions: Sequence[Session], room: int, now: float, scarce: bool = False
     ) -> list[int]:
-        """The grant of each session: 0, or at least `least`.
+        """Return the bytes granted to each session: 0, or at least its largest packet.
 
         Args:
-            room: bytes that journal and learner can take.
+            room: cost that journal and learner can take.
             now: of time.monotonic, as are `credit_changed` and `last_received`.
             scarce: room comes slower than producers could use it.
         """
@@ -189,11 +205,12 @@ class CreditPolicy:
         least = [self.least(session) for session in sessions]
         share = self._share(len(sessions), room)
         if share >= max(least) and not scarce:
-            return [share] * len(sessions)
+            return [_as_bytes(session, share) for session in sessions]
         in_flight = sum(one.revoked for one in sessions if _drains(one, now))
         free = min(self.total, room) - in_flight
         ahead = self._ahead(sessions, least) if scarce else set[int]()
-        return _turns(sessions, least, free, now, ahead)
+        grants = _turns(sessions, least, free, now, ahead)
+        return [_as_bytes(*pair) for pair in zip(sessions, grants, strict=True)]
 
     def _share(self, count: int, room: int) -> int:
         return min(self.each, min(self.total, room) // count)
@@ -208,8 +225,15 @@ class CreditPolicy:
         }
 
 
+def _as_bytes(session: Session, grant: int) -> int:
+    """Return the bytes that cost as much as `grant`, and at least the session's largest packet."""
+    if not grant or not session.largest or session.charge == 1.0:
+        return grant
+    return max(min(grant, session.largest), int(grant / session.charge))
+
+
 def least_served(sessions: Sequence[Session]) -> int:
-    """Bytes of the greedy session that has had the fewest; of the one with the most, where none is
+    """Cost of the greedy session that has had the fewest; of the one with the most, where none is
     greedy."""
     greedy = [session.served for session in sessions if session.greedy]
     return min(greedy) if greedy else max((session.served for session in sessions), default=0)

@@ -31,6 +31,7 @@ class Holder:
     largest: int = 0
     served: int = 0
     greedy: bool = False
+    charge: float = 1.0
 
 
 def give(holders, grants, now):
@@ -52,6 +53,7 @@ def give(holders, grants, now):
             Holder,
             *(st.integers(0, 9), st.floats(0, 9), st.floats(0, 9), st.integers(0, 9)),
             *(st.integers(0, 9), st.integers(0, 999), st.booleans()),
+            st.sampled_from([1.0, 1.5, 400.0]),
         ),
         max_size=40,
     ),

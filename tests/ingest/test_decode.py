@@ -17,7 +17,8 @@ from batches_naive import encoded, picture, png_bomb, raw
 from PIL import Image
 from table import table
 
-from stream_ssl.ingest.decode import REASONS, BadSample, Decoder, scans_of
+from stream_ssl.ingest.decode import REASONS, BadSample, Decoder
+from stream_ssl.ingest.decode_cost import scans_of
 
 RNG = np.random.default_rng(0)
 RED, GREEN, BLUE, GREY = (255, 0, 0), (0, 255, 0), (0, 0, 255), (90, 90, 90)

@@ -16,7 +16,7 @@ from stream_ssl.ingest.group_commit import GroupCommit
 from stream_ssl.ingest.journal import Journal, JournalError, JournalReader
 from stream_ssl.ingest.protocol_state import ProtocolState
 from stream_ssl.ingest.sessions import CreditPolicy, Sessions
-from stream_ssl.wire import Ack, Bye, Data, Hello, Nack, Welcome, encode
+from stream_ssl.wire import Ack, Bye, Data, Hello, Nack, Sample, Welcome, encode
 
 ROUTE, OTHER = b"connection", b"another connection"
 
@@ -140,6 +140,54 @@ def test_a_gap_is_told_of_once_a_second_and_again_after_progress(protocol):
     for sequence, now in ((3, 100.0), (4, 100.9), (5, 101.1), (1, 101.2), (4, 101.3)):
         protocol.say(packet(sequence), now)
     assert protocol.events == ["NACK 1 gap", "NACK 1 gap", "NACK 2 gap"]
+
+
+def test_a_packet_that_takes_long_to_decode_waits_for_the_learner(protocol):
+    """It is asked for again once the learner has read, and what is cheap comes in meanwhile."""
+    header = b"RIFF0000WEBPVP8L0000\x2f" + (1023 << 14 | 1023).to_bytes(4, "little") + bytes(9)
+    bomb = [Data.pack(n, [Sample("a", header, "webp", time=1.0)]) for n in range(6)]
+    protocol.room, protocol.unread.most = MIB, 65_536
+    protocol.grant(100.0)
+    protocol.say(bomb[1])
+    protocol.say(packet(2))
+    protocol.say(bomb[3], 100.1)
+    protocol.commit(100.1)
+    extra = 65_536 - len(header)
+    assert protocol.unread.waiting == 2 * extra
+    assert protocol.room < MIB - 2 * extra
+    protocol.events.clear()
+    for now in (100.2, 100.3):
+        protocol.say(bomb[4], now)
+    assert protocol.events == ["NACK 4 gap"]
+    protocol.say(bomb[4], 100.4)
+    protocol.grant(101.3)
+    assert [event for event in protocol.events if "NACK" in event] == ["NACK 4 gap"]
+
+    protocol.unread.read(protocol.journal.last + 1)
+    assert protocol.unread.waiting == 0
+    protocol.room = MIB
+    protocol.grant(101.4)
+    assert [event for event in protocol.events if "NACK" in event] == ["NACK 4 gap"] * 2
+    protocol.say(bomb[4], 101.5)
+    protocol.commit(101.5)
+    protocol.grant(103.0)
+    assert protocol.journal.state("robot").sequence == 4
+    assert [event for event in protocol.events if "NACK" in event] == ["NACK 4 gap"] * 2
+
+
+def test_a_packet_that_takes_long_to_decode_comes_in_on_credit_alone(protocol):
+    """One that ignores its credit leaves the room to others."""
+    header = b"RIFF0000WEBPVP8L0000\x2f" + (1023 << 14 | 1023).to_bytes(4, "little") + bytes(9)
+    bomb = [Data.pack(n, [Sample("a", header, "webp", time=1.0)]) for n in range(3)]
+    protocol.room, protocol.unread.most = MIB, MIB
+    protocol.grant(100.0)
+    protocol.room = 0
+    protocol.grant(101.0)
+    protocol.events.clear()
+    protocol.say(bomb[1], 101.2)  # may have been on its way
+    protocol.say(bomb[2], 101.3)
+    assert protocol.events == ["NACK 2 gap"]
+    assert len(protocol.group.batch) == 1
 
 
 def test_an_older_epoch_is_superseded_only_while_the_newer_one_is_connected(protocol):
