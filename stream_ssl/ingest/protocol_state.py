@@ -335,6 +335,7 @@ class ProtocolState:
                 self._gap(session, "more than the credit granted: wait for an ACK", now)
         elif (extra := _extra(data)) and not self._has_time(session, now):
             session.sent_back = True
+            session.largest = max(session.largest, data.size)
             self._gap(session, _TAKES_LONG, now)
         else:
             self._accept(session, data, checksum, extra)
@@ -470,6 +471,8 @@ class ProtocolState:
     def _acknowledge(self, durable: CommitBatch, now: float) -> None:
         self.room -= durable.cost
         self.unread.add(self.journal.last, durable.extra)
+        if durable.extra:  # few bytes of credit take much of the room: do not wait for the tick
+            self.grant(now)
         self.counters.acked_samples += durable.samples
         for route, nack in durable.nacks:  # before the ACK, which covers the refused packet too
             self._send(route, nack)
@@ -529,7 +532,9 @@ class ProtocolState:
             and now - max(session.last_received, session.credit_changed) >= IDLE_SECONDS
         ]
         for session in idle:
-            session.greedy, session.largest = False, 0
+            session.greedy = False
+            if not session.sent_back:  # else what waits is known, and comes again
+                session.largest = 0
         floor = least_served(sessions)
         for session in sessions:
             if session.credit and not session.greedy:

@@ -226,10 +226,10 @@ class CreditPolicy:
 
 
 def _as_bytes(session: Session, grant: int) -> int:
-    """Return the bytes that cost as much as `grant`, and at least the session's largest packet."""
+    """Return the bytes that cost as much as `grant`, and at least two of its largest packet."""
     if not grant or not session.largest or session.charge == 1.0:
         return grant
-    return max(min(grant, session.largest), int(grant / session.charge))
+    return max(min(grant, 2 * session.largest), int(grant / session.charge))
 
 
 def least_served(sessions: Sequence[Session]) -> int:

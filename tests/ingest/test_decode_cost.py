@@ -11,7 +11,7 @@ from io import BytesIO
 import numpy as np
 import pytest
 from PIL import Image
-from receiver_peer import KIB, Peer, Running, until
+from receiver_peer import KIB, MIB, Peer, Running, until
 
 from producers import DeadlineError, Producer
 from stream_ssl.ingest.decode import BadSample, Decoder
@@ -227,7 +227,7 @@ def sending(endpoint, name, data, codec, stop):
     """A thread with a producer that always has more to send."""
 
     def run():
-        producer = Producer(endpoint, name, packet_samples=1, buffer_bytes=64 * KIB)
+        producer = Producer(endpoint, name, packet_samples=1, buffer_bytes=512 * KIB)
         number = 0
         while not stop.is_set():
             number += 1
@@ -254,7 +254,7 @@ def test_producers_get_equal_shares_of_decoding(tmp_path) -> None:
             thread.start()
         try:
             end = time.monotonic() + 30
-            while len(reader.cost) < 2 and time.monotonic() < end:
+            while min(reader.cost["bombs"], reader.cost["photos"]) < MIB and time.monotonic() < end:
                 reader.step()
             reader.cost.clear()
             while sum(reader.cost.values()) < 8 << 20 and time.monotonic() < end:
