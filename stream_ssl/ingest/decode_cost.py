@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
+
 MOST_SCANS = 16
 """Scans of a JPEG of `max_pixels`, and as many more as it has fewer pixels: encoders write a dozen,
 each takes the decoder as long as reading all pixels, and may be 76 bytes."""
@@ -116,10 +118,16 @@ def _jpeg_work(data: View) -> int:
     if size < at + 8:
         return 0
     if data[at + 7] not in (1, 3):  # Pillow decodes CMYK in full
-        return max(pixels, decode_work(pixels, bytes(data).count(SOS)))
+        return max(pixels, decode_work(pixels, _count_scans(data)))
     if decode_work(pixels, size // _SCAN_BYTES) <= WORK_PER_CHARGED_BYTE * size:
         return 0  # small: it costs its bytes, however many scans it has
-    return decode_work(pixels, bytes(data).count(SOS))
+    return decode_work(pixels, _count_scans(data))
+
+
+def _count_scans(data: View) -> int:
+    """Return how often SOS stands in the bytes. It is several times as quick as bytes.count."""
+    byte_N = np.frombuffer(data, np.uint8)
+    return int(np.count_nonzero((byte_N[:-1] == SOS[0]) & (byte_N[1:] == SOS[1])))
 
 
 def _png_work(data: View) -> int:
