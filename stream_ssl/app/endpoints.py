@@ -98,15 +98,6 @@ def publish(run: Path, role: str, **addresses: str) -> None:
         write(run / FILE, json.dumps(endpoints, indent=2) + "\n")
 
 
-def forget(run: Path, role: str) -> None:
-    """Remove a role's entry. A file that cannot be written stays as it is."""
-    with contextlib.suppress(OSError), (run / f"{FILE}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        endpoints = load(run)
-        if endpoints.pop(role, None) is not None:
-            write(run / FILE, json.dumps(endpoints, indent=2) + "\n")
-
-
 def load(run: Path) -> dict[str, dict[str, Any]]:
     """The addresses by role; empty when nothing has run here.
 

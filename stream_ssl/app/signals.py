@@ -9,6 +9,9 @@ import threading
 PARENT = "STREAM_SSL_PARENT"
 """Environment: the process id of the supervisor that started this one."""
 
+PARSED = "STREAM_SSL_PARSED"
+"""Environment: the file that the supervisor's learner creates once it has parsed its settings."""
+
 KILLED = 128
 """Exit status of a process that stands for one that signal N killed: 128 + N."""
 

@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stream_ssl import durable
+from stream_ssl import bounded_files, durable
 from stream_ssl.wire.address import receiver_of
 from stream_ssl.wire.keys import make_pair
 
 ENDPOINTS = "endpoints.json"
 KEYS = "keys"
+START_SECONDS = 60.0
+"""Seconds that a producer waits for the receiver of a run that was started just now."""
 ANY_NAME = "*"
 """On an allow-list: the key of this entry may speak for every producer."""
 
@@ -61,15 +64,17 @@ class Receiver:
 def find_receiver(run: str | Path, name: str) -> Receiver:
     """Return the receiver of a run; of several, the one that a producer of this name stays with.
 
+    A run that was started just now has no receiver for some seconds: this waits for it.
+
     Raises:
         ValueError: the folder names no receiver, or its file is malformed.
     """
     run = Path(run)
-    entry = _entry(run)
-    # `stream-ssl run --receivers N` gives each receiver a folder below the run's.
-    entries = [entry] if entry else [_entry(folder) for folder in sorted(run.glob("receiver-*"))]
-    found = [entry for entry in entries if entry]
-    if not found:
+    deadline = time.monotonic() + START_SECONDS
+    while not (found := _entries(run)):
+        if (run / "supervisor.lock").exists() and time.monotonic() < deadline:
+            time.sleep(0.2)
+            continue
         raise ValueError(
             f"run {run}: no receiver has started there; start it with `stream-ssl run CONFIG "
             f"--run {run}`, or give the receiver's address instead"
@@ -81,17 +86,24 @@ def find_receiver(run: str | Path, name: str) -> Receiver:
     return Receiver(address, server_key, key if os.access(key, os.R_OK) else None)
 
 
+def _entries(run: Path) -> list[dict[str, Any]]:
+    entry = _entry(run)
+    # `stream-ssl run --receivers N` gives each receiver a folder below the run's.
+    folders = [] if entry else sorted(run.glob("receiver-*"))
+    return [one for one in (entry, *map(_entry, folders)) if one]
+
+
 def _entry(folder: Path) -> dict[str, Any] | None:
     """The receiver's entry in a folder's endpoints.json; None: there is none."""
     path = folder / ENDPOINTS
     try:
-        entry = json.loads(path.read_bytes()).get("receiver")
+        entry = bounded_files.read_map(path).get("receiver")
     except FileNotFoundError:
         return None
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror}; run the producer as the run's user") from None
-    except (ValueError, AttributeError, RecursionError) as error:
-        raise ValueError(f"{path}: damaged ({error}); restart the receiver") from None
+    except ValueError as error:
+        raise ValueError(f"{error}: damaged; restart the receiver") from None
     if entry is None or (isinstance(entry, dict) and isinstance(entry.get("data"), str)):
         return entry
     raise ValueError(f"{path}: damaged (it names no address); restart the receiver")

@@ -103,6 +103,7 @@ class Processes:
 
     @property
     def address(self) -> str:
+        until(lambda: "receiver" in load(self.folder), lambda: self.log("run"))
         return str(load(self.folder)["receiver"]["data"])
 
     def metric(self, key: str) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,15 @@ def test_a_folder_without_a_receiver_is_named(
         (tmp_path / "endpoints.json").write_text(content)
     with pytest.raises(ValueError, match=message):
         Producer(run=tmp_path, name="camera-1")
+
+
+def test_a_producer_waits_for_the_receiver_of_a_run_that_starts(tmp_path: Path) -> None:
+    (tmp_path / "supervisor.lock").touch()
+    starting = threading.Timer(0.3, announce, (tmp_path, "tcp://127.0.0.1:7000"))
+    starting.start()
+    found = find_receiver(tmp_path, "camera-1")
+    starting.join()
+    assert found.address == "tcp://127.0.0.1:7000"
 
 
 def test_who_can_read_no_key_is_asked_for_one(

@@ -19,7 +19,6 @@ from table import table
 
 from stream_ssl.app import launch_ranks
 from stream_ssl.app.commands.run import LearnerParsed
-from stream_ssl.app.endpoints import publish
 from stream_ssl.app.failures import DONE
 from stream_ssl.app.launch_ranks import status_of
 from stream_ssl.app.signals import PARENT
@@ -253,16 +252,15 @@ def test_a_child_starts_once_it_may(tmp_path: Path) -> None:
 
 
 def test_receivers_wait_for_a_learner_that_parses_and_for_no_other(tmp_path: Path) -> None:
-    learner = Child("learner", [])
-    publish(tmp_path, "learner", http="http://127.0.0.1:1")
-    parsed = LearnerParsed(tmp_path, learner)
-    assert not parsed(), "the announcement is an earlier learner's"
-    publish(tmp_path, "learner", http="http://127.0.0.1:1")
+    learner, marker = Child("learner", []), tmp_path / "parsed"
+    parsed = LearnerParsed(marker, learner)
+    assert not parsed()
+    marker.touch()
     assert parsed()
-    failing = LearnerParsed(tmp_path, learner)
-    assert not failing()
+    marker.unlink()
+    assert not parsed()
     learner.restarts = 1
-    assert failing()
+    assert parsed()
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from chaos import (
     silence,
     soak,
 )
+from chaos.__main__ import _is_of
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -134,3 +135,11 @@ def test_every_fault_names_tests_that_exist() -> None:
         name = rest.split("::")[-1].partition("[")[0]
         assert source.is_file(), one
         assert not name or f"def {name}(" in source.read_text(), one
+
+
+def test_the_faults_gate_finds_the_results_of_an_id() -> None:
+    case = "tests.app.test_logs.test_a_line[of one]"
+    assert _is_of(case, "app/test_logs.py::test_a_line")
+    assert _is_of(case, "app/test_logs.py")
+    assert not _is_of(case, "app/test_logs.py::test_a")
+    assert not _is_of(case, "learning/test_logs.py")

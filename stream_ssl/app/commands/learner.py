@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Sequence
+from pathlib import Path
 
 from stream_ssl.app import config
 from stream_ssl.app.failures import reported
 from stream_ssl.app.help import print_learner_help
-from stream_ssl.app.signals import stop_on_signals
+from stream_ssl.app.signals import PARSED, stop_on_signals
 from stream_ssl.app.threads import share_cores
 
 
@@ -18,6 +21,9 @@ def main(arguments: Sequence[str]) -> int:
     share_cores()
     parser = config.learner_parser()
     settings = config.read(parser, arguments)
+    if marker := os.environ.get(PARSED):
+        with contextlib.suppress(OSError):
+            Path(marker).touch()
 
     def work() -> None:
         from stream_ssl.app.learn import learn

@@ -9,13 +9,14 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from jsonargparse import Namespace
 
 from stream_ssl.app import config
-from stream_ssl.app.endpoints import forget, hold_role, load
+from stream_ssl.app.endpoints import hold_role
 from stream_ssl.app.failures import DONE, configuring, reported
-from stream_ssl.app.signals import stop_on_signals
+from stream_ssl.app.signals import PARSED, stop_on_signals
 from stream_ssl.app.supervisor import Child, Supervisor, command, learner_command
 from stream_ssl.wire.run_folder import KEYS, make_keys
 
@@ -70,8 +71,10 @@ def main(arguments: Sequence[str]) -> int:
                 stack.enter_context(hold_role(settings.run, "supervisor"))
                 if shared_keys:  # else each receiver makes its own
                     make_keys(settings.run)
+            marker = Path(stack.enter_context(TemporaryDirectory())) / "parsed"
+            os.environ[PARSED] = str(marker)
             *receiving, learner = supervisor.children
-            parsed = LearnerParsed(settings.run, learner)
+            parsed = LearnerParsed(marker, learner)
             for child in receiving:
                 child.may_start = parsed
             status = supervisor.run(stop_on_signals())
@@ -85,24 +88,17 @@ class LearnerParsed:
     A learner that fails for another reason, or takes long, must not keep the receivers waiting.
 
     Args:
-        run: the run's folder. A running learner announces itself there.
+        marker: the file that the learner makes then; see `PARSED`.
         learner: the supervised process.
     """
 
-    def __init__(self, run: Path, learner: Child) -> None:
-        self._run, self._learner = run, learner
+    def __init__(self, marker: Path, learner: Child) -> None:
+        self._marker, self._learner = marker, learner
         self._deadline = time.monotonic() + PARSE_SECONDS
-        forget(run, "learner")  # an earlier learner's announcement
-        self._parsed = False
 
     def __call__(self) -> bool:
-        self._parsed = (
-            self._parsed
-            or self._learner.restarts > 0
-            or time.monotonic() > self._deadline
-            or "learner" in load(self._run)
-        )
-        return self._parsed
+        late = time.monotonic() > self._deadline
+        return late or self._learner.restarts > 0 or self._marker.exists()
 
 
 def receivers(
