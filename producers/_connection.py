@@ -15,9 +15,9 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from stream_ssl.wire import Keys, require_loopback
-from stream_ssl.wire.keys import public_key
+from stream_ssl.wire.keys import IN_RUN_REMEDY, public_key
 from stream_ssl.wire.messages import Frame, Frames
-from stream_ssl.wire.run_folder import find_receiver
+from stream_ssl.wire.run_folder import KEYS, find_receiver
 
 HEARTBEAT_MS = 1000
 HEARTBEAT_TIMEOUT_MS = 3000
@@ -78,20 +78,29 @@ def curve_in_run(
     """The address of a run's receiver for a producer of this name, and what CURVE needs there.
 
     Raises:
-        ValueError: the run has no receiver, or no key that this producer can use.
+        ValueError: the run has no receiver, or no key that this producer can use. Or it speaks
+            plain text, and a key is given.
     """
     found = find_receiver(run, name)
-    server = found.server_key if server_key is None else server_key
-    if server is None:
-        return found.address, curve_of(found.address, keys, None)
-    own = found.key if keys is None else keys
-    if own is None:
+    if found.server_key is None:
+        if keys is not None or server_key is not None:
+            raise ValueError(
+                f"run {run}: it speaks plain text (`access: plain`) and takes no key; leave keys= "
+                "and server_key= (--key and --server_key) out"
+            )
+        return found.address, curve_of(found.address, None, None)
+    if keys is None and found.key is not None:
+        keys = Keys.load(found.key, IN_RUN_REMEDY)
+    if keys is None:
+        folder = Path(run) / KEYS
+        allow = folder / "allow.json" if folder.exists() else "ALLOW_LIST"
         raise ValueError(
             f"run {run}: this user can read no producer's key there; run the producer as the run's "
             "user, or pass a key of its own as keys= (--key), made with: "
-            f"stream-ssl keys {name or 'NAME'} --allow ALLOW_LIST"
+            f"stream-ssl keys {name or 'NAME'} --allow {allow}"
         )
-    return found.address, curve_of(found.address, own, server)
+    server = found.server_key if server_key is None else server_key
+    return found.address, curve_of(found.address, keys, server)
 
 
 def diagnose(address: str) -> str | None:

@@ -173,6 +173,11 @@ def hinted(message: str, written: Mapping[str, str]) -> str:
         message: the error.
         written: of the parser's options, by name: {"memory.seed": "--memory.seed", "run": "RUN"}.
     """
+    if message.startswith('Parser key "access":'):
+        return message + (
+            "\n  access is `plain`, or two files: --access.keys NAME.secret.json --access.allow "
+            "LIST.json"
+        )
     if required := re.fullmatch(r"(the following arguments are required: )(.+)", message):
         return required[1] + ", ".join(written.get(name, name) for name in required[2].split(", "))
     if unknown := re.match(r"unrecognized arguments: --([^\s=]+)", message):

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeVar
 
 from jsonargparse import Namespace
 from prometheus_client import CollectorRegistry
 
 from stream_ssl.app.config import flat, split_address
-from stream_ssl.app.endpoints import Announcement, hold_role
+from stream_ssl.app.endpoints import Announcement, hold_role, load
 from stream_ssl.app.failures import configuring, listening
 from stream_ssl.app.notify import Notifier
 from stream_ssl.app.page import announced, page_sources
@@ -30,6 +31,8 @@ from stream_ssl.observe.server import Server
 from stream_ssl.observe.watch import Watch
 from stream_ssl.wire.address import check_bind, require_loopback
 from stream_ssl.wire.run_folder import KEYS, make_keys
+
+T = TypeVar("T")
 
 log = logging.getLogger("stream_ssl.receiver")
 
@@ -72,15 +75,19 @@ def receive(settings: Namespace, resolved: Mapping[str, Any], stop: threading.Ev
             journal = Journal(settings.run / "journal", **settings.journal)
             stack.callback(journal.close)
             offsets = ConsumerOffsets(settings.run)
-            receiver = listening(
-                lambda: Receiver(
-                    journal,
-                    offsets,
-                    access=access,
-                    verdicts=VerdictInbox(settings.run),
-                    **settings.receiver,
+
+            def listen(bind: str) -> Receiver:
+                return listening(
+                    lambda: Receiver(
+                        journal,
+                        offsets,
+                        access=access,
+                        verdicts=VerdictInbox(settings.run),
+                        **{**settings.receiver, "bind": bind},
+                    )
                 )
-            )
+
+            receiver = listen_again(listen, settings.receiver.bind, settings.run)
             stack.callback(receiver.close)
         where = Announcement(
             settings.run,
@@ -112,6 +119,31 @@ def receive(settings: Namespace, resolved: Mapping[str, Any], stop: threading.Ev
             health.set("credit", served, "" if served else f"no producer may send: {why}")
         health.forget("receiver")
     log.info("drained: all that was taken is journalled and acknowledged")
+
+
+def listen_again(listen: Callable[[str], T], bind: str, run: Path) -> T:
+    """Listen; where the port may be any, at the one that the run's receiver had before, if it is
+    free. Producers that are connected know that one.
+
+    Args:
+        listen: listens at an address.
+        bind: the address that the settings name.
+        run: the run's folder, with the endpoints.json of before.
+    """
+    host, _, port = bind.rpartition(":")
+    before = str(load(run).get("receiver", {}).get("data")) if port in ("0", "*") else ""
+    had = before.rpartition(":")[2]
+    if bind.startswith("tcp://") and re.fullmatch(r"tcp://.+:[1-9][0-9]{0,4}", before):
+        try:
+            return listen(f"{host}:{had}")
+        except (OSError, ValueError) as error:
+            log.warning(
+                "port %s, which the receiver had before, cannot be taken (%s); it takes a free "
+                "one, and producers that know the old port must be restarted",
+                had,
+                error,
+            )
+    return listen(bind)
 
 
 def access_of(settings: Namespace, run: Path) -> Access | None:

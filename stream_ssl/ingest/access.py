@@ -25,14 +25,12 @@ from stream_ssl.durable import write
 from stream_ssl.rate_limited_logger import RateLimitedLogger
 from stream_ssl.wire import Keys, check_name
 from stream_ssl.wire.keys import check_key
-from stream_ssl.wire.run_folder import ANY_NAME
+from stream_ssl.wire.run_folder import ANY_NAME, MOST_BYTES
 
 log = logging.getLogger(__name__)
 
 DOMAIN = "stream-ssl"
 _RELOAD_SECONDS = 0.2
-MOST_BYTES = 16 << 20
-"""Of an allow-list: 100,000 producers take less."""
 
 
 class AllowList:

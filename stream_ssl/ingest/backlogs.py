@@ -40,7 +40,6 @@ _CHECK_SECONDS = 0.05  # between two looks, or more, so that they take
 _CHECK_SHARE = 0.05  # of a core's time, at most
 _SILENT_SECONDS = 10.0  # without a message, after which a connection counts as silent
 _HANDSHAKES: dict[int, str] = {
-    zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH: "no-key",  # plain text, where CURVE is asked for
     zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC: "server-key",  # encrypted to another receiver's key
 }
 _HANDSHAKE_FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
@@ -72,17 +71,22 @@ class Backlogs:
         server: the socket to watch, before it is bound.
         limit: bytes of one connection that may wait to be read.
         memory: bytes that this process may come to hold beside what it holds now.
+        plain: whether the socket speaks plain text.
 
     Attributes:
         cut: connections cut off so far.
     """
 
-    def __init__(self, server: zmq.Socket[Any], limit: int, memory: int) -> None:
+    def __init__(
+        self, server: zmq.Socket[Any], limit: int, memory: int, plain: bool = False
+    ) -> None:
         self._monitor = server.get_monitor_socket(
             zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | _HANDSHAKE_FAILED
         )
         self.cut = self._told = 0
         self._failures: Counter[str] = Counter()
+        mismatch = "plain-receiver" if plain else "no-key"  # of one that speaks the other
+        self._reasons = {**_HANDSHAKES, zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH: mismatch}
         self._following = threading.Lock()  # of the monitor, and of what is noted from it
         self._closing, self._thread = threading.Event(), threading.Thread(target=self._watch)
         self._server, self._limit = server, limit
@@ -115,7 +119,7 @@ class Backlogs:
             event = parse_monitor_message(self._monitor.recv_multipart())
             descriptor = int(event["value"])
             if event["event"] & _HANDSHAKE_FAILED:  # the value is no descriptor but what went wrong
-                self._failures[_HANDSHAKES.get(descriptor, "handshake")] += 1
+                self._failures[self._reasons.get(descriptor, "handshake")] += 1
                 continue
             self._connections.pop(descriptor, None)
             if event["event"] == zmq.EVENT_ACCEPTED:
@@ -143,9 +147,9 @@ class Backlogs:
 
     def take_refused(self, now: float) -> Mapping[str, int]:
         """Connections that came to nothing since the call before, by reason: "oversize", which
-        were cut off; "no-key", "server-key", any other "handshake" that failed (a plain peer's
-        too, where it hung up first), and "silent": no message within ten seconds, as from one
-        whose routing id is another's, which libzmq neither reads nor closes.
+        were cut off; "no-key", "plain-receiver", "server-key", any other "handshake" that failed (a
+        plain peer's too, where it hung up first), and "silent": no message within ten seconds, as
+        from one whose routing id is another's, which libzmq neither reads nor closes.
         """
         with self._following:
             found, self._failures = self._failures, Counter()

@@ -188,6 +188,7 @@ class Receiver:
             router,
             WIRE_PER_CREDIT * self._policy.each + largest,
             max(_LEAST_MEMORY, 2 * (self._policy.total + self._policy.each + largest)),
+            plain=self._access is None,
         )
         self._socket = router
         for option, value in (

@@ -23,10 +23,13 @@ CHECKPOINT_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120
 PERCENTILES = ("50", "90", "100")
 EXTREMES = ("mean", "max")
 SKIPS = ("loss", "gradient", "keys", "pace", "novelty")
-REFUSALS = ("denied", "handshake", "internal", "no-key", "server-key", "silent", "zmtp")
+REFUSALS = (
+    *("denied", "handshake", "internal", "no-key", "plain-receiver", "server-key", "silent"),
+    "zmtp",
+)
 """Why a connection is refused, beside the wire's reasons: its key is not on the allow-list; its
-handshake is none; an error of ours; it speaks plain text; it has another receiver's public key; it
-never says HELLO, as one whose routing id is another's; it speaks ZMTP 1 or 2, or HTTP."""
+handshake is none; an error of ours; it speaks plain text; it uses keys and we do not; it has
+another receiver's public key; it never says HELLO, as one whose routing id is another's; it speaks ZMTP 1 or 2, or HTTP."""
 BAD_SAMPLES = ("damaged", "empty", "expensive", "fields", "format", "packet", "pixels", "shape")
 SIGNALS = ("loss", "collision", "embedding", "image")
 CLASSIFIERS = ("linear", "knn", "no_change", "majority")

@@ -183,7 +183,8 @@ TABLE: tuple[Condition, ...] = (
     Condition(
         "refusals", "receiver", "warning",
         "connections are refused because of their key",
-        "Put the producer's key on the allow-list, or stop the producer whose key was revoked.",
+        "Put the producer's key on the allow-list, or stop the producer whose key was revoked. "
+        "Restart producers where `access` of the run changed.",
     ),
     Condition(
         "rejected-samples", "receiver", "warning",

@@ -30,8 +30,15 @@ log = logging.getLogger("stream_ssl.health")
 EVERY = 2.0
 """Seconds between two looks."""
 GAPS_KEPT, LEAST_GAPS = 64, 3
-KEYS = frozenset({"denied", "unauthorised", "no-key", "server-key"})
+KEYS = frozenset({"denied", "unauthorised", "no-key", "plain-receiver", "server-key"})
 """Reasons of refusal that speak of a key."""
+MISMATCHES = {
+    "no-key": "no-key: the producer speaks plain text and this receiver asks for keys; restart the "
+    "producer with --run or with a key",
+    "plain-receiver": "plain-receiver: the producer uses keys and this receiver speaks plain text; "
+    "restart the producer",
+}
+"""What to do where one side uses keys and the other does not, by reason of refusal."""
 SKIPS_OF_CHOICE = frozenset({"pace", "novelty"})
 
 Finding = tuple[str, str, str]
@@ -390,7 +397,8 @@ class Watch:
                 shown["silent"] = silent
             told = ", ".join(f"{count:.0f} {reason}" for reason, count in sorted(shown.items()))
             span = seconds(at.REFUSED_SECONDS)
-            yield "refusals", "", f"connections were refused within {span}: {told}"
+            why = "".join(f". {MISMATCHES[one]}" for one in sorted(MISMATCHES.keys() & shown))
+            yield "refusals", "", f"connections were refused within {span}: {told}{why}"
 
     def _clocks(self, figures: Figures) -> Iterator[Finding]:
         now, offset = self._clock(), self._wall() - self._clock()

@@ -16,6 +16,9 @@ from stream_ssl.bounded_files import read_json
 MOST_BYTES = 16 << 10
 """Of a key file."""
 
+IN_RUN_REMEDY = "remove that file and restart the run, which makes a new pair"
+"""What mends a secret that a run made in its own folder."""
+
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 _Z85 = re.compile(r"[0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 
@@ -58,16 +61,20 @@ class Keys:
         return cls(name, public.decode(), secret.decode())
 
     @classmethod
-    def load(cls, path: str | Path) -> Keys:
-        """Keys from NAME.public.json or NAME.secret.json.
+    def load(cls, path: str | Path, remedy: str = "") -> Keys:
+        """Return the keys in NAME.public.json or NAME.secret.json.
+
+        Args:
+            path: the file.
+            remedy: the end of a message about a missing or malformed file. Empty: it names the
+                command that makes a pair.
 
         Raises:
-            ValueError: the file is missing, malformed, or a secret that others may read. The
-                message ends with the command that helps.
+            ValueError: the file is missing or malformed, or it is a secret that others may read.
         """
         path = Path(path)
         name = path.name.removesuffix(".json").removesuffix(".secret").removesuffix(".public")
-        remedy = f"make a pair with: stream-ssl keys {name or 'NAME'}"
+        remedy = remedy or f"make a pair with: stream-ssl keys {name or 'NAME'}"
         try:
             mode = path.stat().st_mode
             fields = read_json(path, MOST_BYTES, links=True)
@@ -105,29 +112,31 @@ class Keys:
                     "Remove it first, or choose another name"
                 )
         durable.write(secret, _json(asdict(self)), 0o600)
+        return self.save_public(folder), secret
+
+    def save_public(self, folder: Path) -> Path:
+        """Write NAME.public.json, over an old one too, and return its path."""
+        public = folder / f"{self.name}.public.json"
         durable.write(public, _json({"name": self.name, "public": self.public}))
-        return public, secret
+        return public
 
     def public_only(self) -> Keys:
         """The public half, which may be given away."""
         return Keys(self.name, self.public)
 
 
-def make_pair(folder: Path, name: str) -> Keys:
-    """Return the pair NAME in a folder, made there if it is missing; a secret is never replaced.
+def make_secret(folder: Path, name: str) -> Keys:
+    """Return the pair in a run's NAME.secret.json, made there if it is missing.
 
     Raises:
-        ValueError: the secret file is malformed, or everybody may read it.
-        OSError: the disk does not take a file.
+        ValueError: the file is malformed, or everybody may read it.
+        OSError: the disk does not take the file.
     """
-    secret, public = folder / f"{name}.secret.json", folder / f"{name}.public.json"
+    secret = folder / f"{name}.secret.json"
     if secret.exists():
-        keys = Keys.load(secret)
-    else:
-        keys = Keys.generate(name)
-        durable.write(secret, _json(asdict(keys)), 0o600)
-    if not public.exists():
-        durable.write(public, _json({"name": name, "public": keys.public}))
+        return Keys.load(secret, IN_RUN_REMEDY)
+    keys = Keys.generate(name)
+    durable.write(secret, _json(asdict(keys)), 0o600)
     return keys
 
 

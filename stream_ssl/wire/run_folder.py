@@ -9,6 +9,7 @@ RUN/keys/allow.json            the allow-list, with that pair under the name "*"
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 from dataclasses import dataclass
@@ -17,12 +18,16 @@ from typing import Any
 
 from stream_ssl import bounded_files, durable
 from stream_ssl.wire.address import receiver_of
-from stream_ssl.wire.keys import make_pair
+from stream_ssl.wire.keys import Keys, make_secret
+
+log = logging.getLogger(__name__)
 
 ENDPOINTS = "endpoints.json"
 KEYS = "keys"
 START_SECONDS = 60.0
 """Seconds that a producer waits for the receiver of a run that was started just now."""
+MOST_BYTES = 16 << 20
+"""Of an allow-list: 100,000 producers take less."""
 ANY_NAME = "*"
 """On an allow-list: the key of this entry may speak for every producer."""
 
@@ -30,7 +35,7 @@ ANY_NAME = "*"
 def make_keys(run: Path) -> tuple[Path, Path]:
     """Return the receiver's secret file and the allow-list of a run, made where they are missing.
 
-    Files that exist are never overwritten.
+    A secret that exists is never overwritten. Its public half follows a secret that was made anew.
 
     Raises:
         ValueError: a key file is malformed, or everybody may read a secret.
@@ -38,12 +43,63 @@ def make_keys(run: Path) -> tuple[Path, Path]:
     """
     folder = run / KEYS
     durable.make_folder(folder, 0o700)
-    make_pair(folder, "receiver")
-    producer = make_pair(folder, "producer")
     allow = folder / "allow.json"
-    if not allow.exists():
-        durable.write(allow, json.dumps({ANY_NAME: producer.public}, indent=1) + "\n")
+    for name in ("receiver", "producer"):
+        keys = make_secret(folder, name)
+        public = folder / f"{name}.public.json"
+        before = _public_in(public)
+        if name == "producer":
+            _allow_any_name(allow, before, keys.public)
+        if before == keys.public:
+            continue
+        keys.save_public(folder)  # last, so that a start after a power cut still knows the old key
+        if before is not None:
+            log.warning(
+                "%s has a new key, because the secret beside it is new; give the file to those who "
+                "have the old one",
+                public,
+            )
     return folder / "receiver.secret.json", allow
+
+
+def _public_in(path: Path) -> str | None:
+    """The key in NAME.public.json; None: there is none, or it is damaged."""
+    try:
+        return Keys.load(path).public
+    except ValueError:
+        return None
+
+
+def _allow_any_name(allow: Path, before: str | None, public: str) -> None:
+    """Make the allow-list, or replace the old key of local producers in it. No other entry changes.
+
+    Args:
+        allow: the file.
+        before: the public key of local producers until now; None: it is not known.
+        public: their public key from now on.
+    """
+    if not allow.exists():
+        durable.write(allow, json.dumps({ANY_NAME: public}, indent=1) + "\n")
+        return
+    if before == public:
+        return
+    try:
+        names = bounded_files.read_json(allow, MOST_BYTES, links=True)
+    except (OSError, ValueError):
+        return  # who reads the list reports it
+    listed = names.get(ANY_NAME) if isinstance(names, dict) else None
+    if listed in (None, public):
+        return
+    if listed == before:
+        durable.write(allow, json.dumps({**names, ANY_NAME: public}, indent=1) + "\n")
+        log.warning("%s: the entry %r has the new key of local producers", allow, ANY_NAME)
+        return
+    log.warning(
+        "%s: the entry %r has another key than local producers, which are refused; set it to %r",
+        allow,
+        ANY_NAME,
+        public,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,9 @@ from producers import CannotConnectError, Keys, Producer
 from stream_ssl.app import config
 from stream_ssl.app.commands import produce
 from stream_ssl.app.commands.run import receivers
-from stream_ssl.app.receive import access_of, dry_run
+from stream_ssl.app.endpoints import publish
+from stream_ssl.app.receive import access_of, dry_run, listen_again
 from stream_ssl.wire.address import receiver_of
-from stream_ssl.wire.keys import make_pair
 from stream_ssl.wire.run_folder import find_receiver, make_keys
 
 KEYED: dict[str, Any] = {name: value for name, value in TINY.items() if name != "access"}
@@ -48,6 +48,78 @@ def test_keys_are_private_made_once_and_never_replaced(tmp_path: Path) -> None:
     assert public == Keys.load(keys / "producer.secret.json").public
 
 
+@pytest.mark.parametrize("name", ["receiver", "producer"])
+def test_the_public_half_follows_a_removed_secret(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, allow = make_keys(tmp_path)
+    keys, other = allow.parent, Keys.generate("robot").public
+    first = json.loads(allow.read_text())["*"]
+    allow.write_text(json.dumps({"robot": other, "*": first}))
+    (keys / f"{name}.secret.json").unlink()
+    make_keys(tmp_path)
+    for one in ("receiver", "producer"):
+        pair = Keys.load(keys / f"{one}.secret.json")
+        assert Keys.load(keys / f"{one}.public.json").public == pair.public
+    assert json.loads(allow.read_text()) == {"robot": other, "*": pair.public}
+    assert (pair.public == first) == (name == "receiver")
+    assert f"{name}.public.json has a new key" in caplog.text
+    caplog.clear()
+    make_keys(tmp_path)
+    assert not caplog.text
+
+
+def test_an_entry_of_the_operator_stays_after_a_removed_secret(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, allow = make_keys(tmp_path)
+    for content in ({}, {"*": Keys.generate("own").public}):
+        allow.write_text(json.dumps(content))
+        (allow.parent / "producer.secret.json").unlink()
+        make_keys(tmp_path)
+        assert json.loads(allow.read_text()) == content
+    assert caplog.text.count("has another key than local producers") == 1
+
+
+def test_a_damaged_secret_of_a_run_is_to_be_removed(tmp_path: Path) -> None:
+    secret, _ = make_keys(tmp_path)
+    producer = secret.with_name("producer.secret.json")
+    announce(tmp_path, "tcp://127.0.0.1:7000", server_key=Keys.load(secret).public)
+    for path in (secret, producer):
+        path.write_text("{")
+    with pytest.raises(ValueError, match=r"receiver\.secret\.json.* remove that file and restart"):
+        make_keys(tmp_path)
+    with pytest.raises(ValueError, match=r"producer\.secret\.json.* remove that file and restart"):
+        Producer(run=tmp_path, name="camera-1")
+
+
+def test_any_port_is_the_one_of_before_while_it_is_free(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    taken: list[str] = []
+
+    def listen(bind: str) -> str:
+        if bind in taken:
+            raise OSError("in use")
+        return bind
+
+    def again(bind: str) -> str:
+        return listen_again(listen, bind, tmp_path)
+
+    assert again("tcp://127.0.0.1:0") == "tcp://127.0.0.1:0"
+    publish(tmp_path, "receiver", data="tcp://0.0.0.0:7000", http="http://x")
+    assert again("tcp://127.0.0.1:0") == "tcp://127.0.0.1:7000"
+    assert again("tcp://*:*") == "tcp://*:7000"
+    for bind in ("tcp://127.0.0.1:7001", "ipc:///tmp/a:0"):
+        assert again(bind) == bind
+    assert not caplog.text
+    taken.append("tcp://127.0.0.1:7000")
+    assert again("tcp://127.0.0.1:0") == "tcp://127.0.0.1:0"
+    assert "port 7000, which the receiver had before, cannot be taken" in caplog.text
+    publish(tmp_path, "receiver", data="ipc:///tmp/a", http="http://x")
+    assert again("tcp://127.0.0.1:0") == "tcp://127.0.0.1:0"
+
+
 def test_a_secret_that_everybody_may_read_is_refused(tmp_path: Path) -> None:
     secret, _ = make_keys(tmp_path)
     secret.chmod(0o644)
@@ -65,7 +137,7 @@ def test_a_run_takes_samples_of_who_has_its_keys(tmp_path: Path) -> None:
         told = r"pass run=FOLDER \(--run FOLDER"
         with Producer(run.address, "plain") as plain, pytest.raises(CannotConnectError, match=told):
             plain.connect(3.0)
-        stranger = make_pair(tmp_path, "stranger")
+        stranger = Keys.generate("stranger")
         with (
             Producer(run=run.folder, name="stranger", keys=stranger) as other,
             pytest.raises(CannotConnectError, match="is not on the receiver's allow-list"),
@@ -75,8 +147,10 @@ def test_a_run_takes_samples_of_who_has_its_keys(tmp_path: Path) -> None:
             key = f'refused_connections_total{{reason="{reason}"}}'
             until(lambda key=key: run.metric(key) >= 1, lambda: run.log("receiver"), 10)
         assert run.metric('producer_samples_total{producer="camera-1"}') == 1
+        address = run.address
         kill(receiver)
         run.role("receiver")
+        assert run.address == address  # the port is 0 in the configuration
         assert {path: path.read_bytes() for path in (run.folder / "keys").iterdir()} == secrets
         with Producer(run=run.folder, name="camera-1") as producer:
             assert producer.connect().position == 1
@@ -110,6 +184,9 @@ def test_a_plain_run_is_found_too(tmp_path: Path) -> None:
     make_keys(tmp_path)  # from a time before `access: plain`
     found = find_receiver(tmp_path, "a")
     assert (found.address, found.server_key) == ("tcp://127.0.0.1:7000", None)
+    told = "it speaks plain text .* and takes no key; leave keys="
+    with pytest.raises(ValueError, match=told):
+        Producer(run=tmp_path, name="a", keys=Keys.generate("a"))
 
 
 @pytest.mark.parametrize(
@@ -151,6 +228,7 @@ def test_who_can_read_no_key_is_asked_for_one(
         Producer(run=tmp_path, name="camera-1")
     make_keys(tmp_path)
     monkeypatch.setattr("stream_ssl.wire.run_folder.os.access", lambda *_: False)
+    told += rf".* --allow {tmp_path}/keys/allow\.json$"
     with pytest.raises(ValueError, match=told):
         Producer(run=tmp_path, name="camera-1")
 
@@ -166,6 +244,16 @@ def test_address_and_run_exclude_each_other(
     with pytest.raises(SystemExit):
         produce.main(arguments)
     assert "give either --run FOLDER" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["--access", "plan"], ["--access.keys", "K"]])
+def test_a_wrong_access_is_told_what_it_may_be(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        config.read(config.receiver_parser(), arguments)
+    told = "access is `plain`, or two files: --access.keys NAME.secret.json --access.allow LIST"
+    assert told in capsys.readouterr().err
 
 
 def test_plain_text_is_asked_for_by_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -93,6 +93,12 @@ def test_without_a_listed_key_and_ours_nothing_gets_in(running, caplog):
     assert f"connection denied: 127.0.0.1 with the public key {unknown.public}: " in caplog.text
 
 
+def test_keys_at_a_plain_receiver_are_counted_apart(tmp_path):
+    with Running(tmp_path) as running, Peer(running.endpoint, ROBOT, SERVER):
+        until(lambda: running.counted("refused")["plain-receiver"])
+        assert "no-key" not in running.counted("refused")
+
+
 def test_a_revoked_key_is_refused_on_its_living_connection(running, listed, caplog):
     with Peer(running.endpoint, ROBOT, SERVER) as peer:
         peer.hello()

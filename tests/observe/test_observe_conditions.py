@@ -82,6 +82,10 @@ def refusals(world: World, _: Path) -> None:
     world.pass_(30, sent(world, refused={"unauthorised": 1}))
 
 
+def keys_at_a_plain_receiver(world: World, _: Path) -> None:
+    world.pass_(30, sent(world, refused={"plain-receiver": 1}))
+
+
 def rejected_samples(world: World, _: Path) -> None:
     world.pass_(30, sent(world, producer_rejected={"yard": 1}))
 
@@ -234,6 +238,11 @@ RECEIVER: dict[str, tuple[Fault, str, str]] = {
     "missing-packets": (missing_packets, "", "3 packets that were once acknowledged"),
     "slow-disk": (slow_disk, "", "of the commits take longer than 0.25 s"),
     "refusals": (refusals, "", "connections were refused within 2 min: 3 unauthorised"),
+    "refusals in plain text": (
+        keys_at_a_plain_receiver,
+        "",
+        "the producer uses keys and this receiver speaks plain text; restart the producer",
+    ),
     "rejected-samples": (rejected_samples, "yard", "of yard's samples were refused"),
     "clock": (clock_jumped, "", "this machine's clock jumped ahead by 40 days"),
     "clock of a producer": (clock_ahead, "yard", "yard's clock is 60 min ahead"),
