@@ -29,7 +29,8 @@ REFUSALS = (
 )
 """Why a connection is refused, beside the wire's reasons: its key is not on the allow-list; its
 handshake is none; an error of ours; it speaks plain text; it uses keys and we do not; it has
-another receiver's public key; it never says HELLO, as one whose routing id is another's; it speaks ZMTP 1 or 2, or HTTP."""
+another receiver's public key; it never says HELLO, as one whose routing id is another's; it speaks
+ZMTP 1 or 2, or HTTP."""
 BAD_SAMPLES = ("damaged", "empty", "expensive", "fields", "format", "packet", "pixels", "shape")
 SIGNALS = ("loss", "collision", "embedding", "image")
 CLASSIFIERS = ("linear", "knn", "no_change", "majority")
