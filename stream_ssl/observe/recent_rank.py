@@ -6,7 +6,7 @@ Shapes: B batch, D embedding.
 from __future__ import annotations
 
 import json
-import math
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,10 +16,13 @@ from torch import Tensor
 from memory.descriptors import Thumbnail
 from memory.stats import spectral_rank
 from stream_ssl import durable
+from stream_ssl.bounded_files import read_map
 from stream_ssl.observe.conditions import RANK_SHARE
 
 if TYPE_CHECKING:
     from stream_ssl.learning.records import StepRecord
+
+log = logging.getLogger("stream_ssl.health")
 
 HALF_LIFE = 256.0
 """Samples after which one counts half as much in a rank: a collapse shows within a thousand."""
@@ -27,6 +30,8 @@ LEAST_SAMPLES = 256
 """Samples before a rank means anything."""
 PEAK_HALF_LIFE = 200_000.0
 """Samples in which a maximum that is not reached again falls by half of what is above 1."""
+COLLAPSED_HALF_LIFE = 10 * PEAK_HALF_LIFE
+"""The same during a collapse: a true one stays told for long, and a wrong maximum ends."""
 FILE = "ranks.json"
 MOST_BYTES = 4096
 
@@ -61,17 +66,25 @@ class RecentRank:
             self._add("images", self._thumbnail(keys_BD, record.images_BCHW).float())
 
     def measure(self) -> dict[str, float]:
-        """The ranks of now, by "keys" and "images"; empty before there are enough samples. The
-        maxima follow, and are saved when they have changed."""
+        """Return the ranks of now, by "keys" and "images"; empty before there are enough samples.
+
+        The maxima follow the ranks, and are saved when they have changed.
+        """
         if self._samples < LEAST_SAMPLES:
             return {}
         ranks = {name: spectral_rank(moment) for name, moment in self._moments.items()}
-        decay, self._new = 0.5 ** (self._new / PEAK_HALF_LIFE), 0
         for name, rank in ranks.items():
-            peak = self.peaks.get(name, rank)
-            if rank - 1 >= RANK_SHARE * (peak - 1):  # what has collapsed is not forgotten
-                peak = 1 + (peak - 1) * decay
-            self.peaks[name] = max(peak, rank)
+            peak, most = self.peaks.get(name, rank), len(self._moments[name])
+            if peak > 1.01 * most:  # a rank may exceed the dimension by rounding
+                log.warning(
+                    "%s: the maximum %.6g of %s is above %d, its dimension; the run starts a new "
+                    "maximum", self._file, peak, name, most,
+                )  # fmt: skip
+                peak = rank
+            collapsed = rank - 1 < RANK_SHARE * (peak - 1)
+            half_life = COLLAPSED_HALF_LIFE if collapsed else PEAK_HALF_LIFE
+            self.peaks[name] = max(1 + (peak - 1) * 0.5 ** (self._new / half_life), rank)
+        self._new = 0
         self._save()
         return ranks
 
@@ -83,16 +96,25 @@ class RecentRank:
         self._moments[name] = moment_DD
 
     def _load(self) -> dict[str, float]:
-        """The maxima of the run so far; none where the file is missing or damaged."""
-        if self._file is None or not self._file.is_file():
+        """Return the maxima of the run so far; what cannot be one is ignored with a warning."""
+        if self._file is None:
             return {}
         try:
-            with self._file.open("rb") as file:
-                told = json.loads(file.read(MOST_BYTES))
-            found = {name: float(told[name]) for name in ("keys", "images") if name in told}
-        except durable.UNREADABLE:
+            told = read_map(self._file, MOST_BYTES)
+        except FileNotFoundError:
             return {}
-        return {name: peak for name, peak in found.items() if math.isfinite(peak) and peak >= 1}
+        except (OSError, ValueError) as error:
+            log.warning("%s; the run starts new maxima of its ranks", error)
+            return {}
+        found: dict[str, float] = {}
+        for name in {"keys", "images"} & told.keys():
+            peak = told[name]
+            if type(peak) in (int, float) and peak >= 1:
+                found[name] = float(peak)
+            else:
+                text = "%s: the maximum %.40r of %s is no number of at least 1; it is ignored"
+                log.warning(text, self._file, peak, name)
+        return found
 
     def _save(self) -> None:
         near = all(

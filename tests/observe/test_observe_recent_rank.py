@@ -58,10 +58,43 @@ def test_a_covered_camera_lowers_both_ranks() -> None:
     assert lit(recent) == set()
 
 
-@pytest.mark.parametrize("content", [b"", b"[" * 5000, b'{"keys": "nan", "images": 1e999}', b"7"])
-def test_a_damaged_file_is_as_none(content: bytes, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(b"", b"[" * 5000, b'{"keys": "nan", "images": 1e999}', b"7"),
+        *(b'{"keys": "9", "images": 0.5}', b'{"keys": true, "images": null}'),
+    ],
+)
+def test_a_damaged_file_is_as_none(
+    content: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / FILE).write_bytes(content)
     assert RecentRank(tmp_path).peaks == {}
+    assert FILE in caplog.text
+
+
+@pytest.mark.parametrize("peak", ["1e300", "17"])
+def test_a_maximum_above_the_dimension_is_ignored(
+    peak: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / FILE).write_text(f'{{"keys": {peak}, "images": 1.0}}')
+    recent = RecentRank(tmp_path)
+    feed(recent)
+    assert lit(recent) == set()
+    assert recent.peaks["keys"] == recent.measure()["keys"]
+    assert "is above 16, its dimension" in caplog.text
+
+
+def test_a_wrong_maximum_decays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / FILE).write_text('{"keys": 16.0, "images": 1.0}')
+    recent = RecentRank(tmp_path)
+    feed(recent, varied_keys=False)
+    assert lit(recent) == {"collapse"}
+    before = recent.peaks["keys"]
+    monkeypatch.setattr("stream_ssl.observe.recent_rank.COLLAPSED_HALF_LIFE", 1280.0)
+    feed(recent, varied_keys=False)
+    recent.measure()
+    assert recent.peaks["keys"] - 1 == pytest.approx((before - 1) / 2)
 
 
 def test_keys_that_are_not_finite_are_left_out() -> None:
