@@ -43,7 +43,9 @@ class ImageFolder(Finite):
     def __init__(self, root: Path, name: str | None = None, **passes: Any) -> None:
         self._root = Path(root)
         if not self._root.is_dir():
-            raise FileNotFoundError(f"no folder {root}")
+            raise FileNotFoundError(
+                f"no folder {root}: create it, or name another with --source.root"
+            )
         name = name or self._root.absolute().name
         self.skipped = Skipped(name)
         self.classes = sorted(entry.name for entry in self._root.iterdir() if entry.is_dir())

@@ -98,7 +98,9 @@ class WatchedFolder:
         name: str | None = None,
     ) -> None:
         if not Path(root).is_dir():
-            raise FileNotFoundError(f"no folder {root}")
+            raise FileNotFoundError(
+                f"no folder {root}: create it, or name another with --source.root"
+            )
         if settle_seconds < 0 or poll_seconds < 0 or (idle_seconds or 0.0) < 0:
             raise ValueError(
                 f"settle_seconds {settle_seconds}, poll_seconds {poll_seconds} and idle_seconds "

@@ -62,6 +62,35 @@ def hold_role(run: Path, role: str) -> Iterator[None]:
         yield
 
 
+def holder(run: Path, role: str) -> int | None:
+    """Return the id of the living process that holds a role in a run folder; None: there is none.
+
+    The lock is tried only where the process that it names is alive. To try a lock that is free
+    could stop a process that takes it at that moment.
+    """
+    try:
+        with os.fdopen(open_file(run / f"{role}.lock"), errors="replace") as lock:
+            pid = int(lock.read(32))
+            if pid <= 0 or not _alive(pid):
+                return None
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return pid
+    except (OSError, ValueError, OverflowError):
+        return None
+    return None
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
 class Announcement:
     """A role's addresses in endpoints.json, written as soon as the disk takes them.
 

@@ -122,12 +122,12 @@ TABLE: tuple[Condition, ...] = (
     Condition(
         "starting", "both", "critical",
         "a process has been starting for more than 10 minutes",
-        "The process's log says what it waits for: a large checkpoint, or weights to download.",
+        "Read the process's log. It says what the process waits for, such as weights to download.",
     ),
     Condition(
         "restarting", "both", "warning",
         "a process has died and was started again",
-        "The supervisor's log has its exit status.",
+        "Read the exit status in the supervisor's log. The lines above it have the reason.",
     ),
     Condition(
         "loop-stopped", "both", "critical",
@@ -189,12 +189,12 @@ TABLE: tuple[Condition, ...] = (
     Condition(
         "rejected-samples", "receiver", "warning",
         "more than 1 % of {producer}'s samples are refused by the receiver",
-        "The producer's log has the reason. Mend what it sends.",
+        "Read the reason in the producer's log, and correct what the producer sends.",
     ),
     Condition(
         "clock", "receiver", "warning",
         "a clock is wrong: this machine's clock jumped, or {producer}'s clock is ahead",
-        "Set the clocks by NTP.",
+        "Set the clocks of this machine and of the producer by NTP.",
     ),
     Condition(
         "lag", "learner", "warning",
@@ -219,7 +219,7 @@ TABLE: tuple[Condition, ...] = (
     ),
     Condition(
         "updates-skipped", "learner", "warning",
-        "more than 10 updates in an hour had no finite loss or gradient, or bad keys",
+        "more than 10 updates in an hour were skipped: loss, gradient or keys were not usable",
         "Lower optimiser.learning_rate, or set optimiser.clip.",
     ),
     Condition(
@@ -235,12 +235,12 @@ TABLE: tuple[Condition, ...] = (
     Condition(
         "bad-samples", "learner", "warning",
         "more than 1 % of {producer}'s samples cannot be decoded",
-        "The quarantine folder of the run has some of them, each with its reason.",
+        "Read the reasons in the run's quarantine folder. Then correct the source of the samples.",
     ),
     Condition(
         "checkpoint-old", "learner", "critical",
         "what was learned more than an hour ago is in no checkpoint",
-        "The log says why no checkpoint is written. The journal cannot be trimmed meanwhile.",
+        "Read the reason in the learner's log, and remove it. Until then no journal is trimmed.",
     ),
     Condition(
         "checkpoint-failing", "learner", "critical",
@@ -255,7 +255,8 @@ TABLE: tuple[Condition, ...] = (
     Condition(
         "collisions", "learner", "warning",
         "a sample and a slot of the memory share a class with a probability above 0.5",
-        "See which class crowds the memory, in stream_ssl_memory_class_slots.",
+        "Find the class that crowds the memory in stream_ssl_memory_class_slots. With labels, set "
+        "memory.eviction to class-balanced.",
     ),
     Condition(
         "near-copies", "learner", "warning",
@@ -265,7 +266,7 @@ TABLE: tuple[Condition, ...] = (
     Condition(
         "drift", "learner", "warning",
         "the stream shows something else than it did",
-        "Check whether a source came, went, was covered or was turned.",
+        "Check whether a source came, went, was covered or was turned. If you did it, do nothing.",
     ),
     Condition(
         "slow-rank", "learner", "warning",
@@ -274,7 +275,7 @@ TABLE: tuple[Condition, ...] = (
     ),
     Condition(
         "parked-journal", "learner", "warning",
-        "journals of the run are read by no rank",
+        "no rank reads some of the run's journals",
         "Start the group with the hosts that have them, or list the lost ones in ranks.lost.",
     ),
 )  # fmt: skip

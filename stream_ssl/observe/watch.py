@@ -473,7 +473,8 @@ class Watch:
             says = f"the updates diverged, and a checkpoint was reloaded {reloads:.0f} times"
             yield "divergence", "", says
         elif count > at.SKIPPED_IN_AN_HOUR:
-            says = f"{count:.0f} updates within an hour had no finite loss or gradient, or bad keys"
+            why = "loss, gradient or keys were not usable"
+            says = f"{count:.0f} updates within an hour were skipped: {why}"
             yield "updates-skipped", "", says
         done = sum(
             value
@@ -544,7 +545,7 @@ class Watch:
             yield "drift", "", "the stream shows something else than it did an hour ago"
         parked = figures.get("parked_journals")
         if self._held("parked", parked > 0) > 0:
-            yield "parked-journal", "", f"{parked:.0f} journals of the run are read by no rank"
+            yield "parked-journal", "", f"no rank reads {parked:.0f} of the run's journals"
         busy = self._rise(
             "busy", at.SLOW_RANK_SECONDS, figures.by("rank_busy_seconds_total", "rank")
         )

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
 
 from stream_ssl.app.commands import status
-from stream_ssl.app.endpoints import FILE
+from stream_ssl.app.endpoints import FILE, holder
+from stream_ssl.ingest.receiver import ReceiverRecord
 from stream_ssl.observe.health import Health
 from stream_ssl.observe.metrics import LearnerMetrics, ReceiverMetrics
 from stream_ssl.observe.server import Server
@@ -62,3 +69,95 @@ def test_samples_that_were_turned_away_are_told(
     said = capsys.readouterr().out
     assert "3,229 of the stream's samples were turned away" in said
     assert "goes on with" not in said
+
+
+@contextmanager
+def held_by_another(run: Path, role: str) -> Iterator[int]:
+    """Another process holds a role; gives its id."""
+    words = "import sys; from pathlib import Path; from stream_ssl.app.endpoints import hold_role\n"
+    words += "with hold_role(Path(sys.argv[1]), sys.argv[2]): print(flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", words, str(run), role]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"\n"
+        yield process.pid  # the end of the block closes its input, which ends it
+
+
+def shown(run: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """The text of a status whose processes do not all answer."""
+    assert status.main([str(run), "--seconds", "0.01"]) == 1
+    return " ".join(capsys.readouterr().out.replace("│", "").split())
+
+
+def test_a_run_that_starts_is_not_told_to_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a fresh folder, in that of a run that was stopped, and after the end."""
+    with held_by_another(tmp_path, "supervisor") as pid:
+        said = shown(tmp_path, capsys)
+        assert said.count(f"starting (pid {pid})") == 2
+        assert "health starting: receiver and learner" in said
+        assert "stream-ssl run" not in said
+        stopped = {"receiver": {"http": "http://127.0.0.1:1", "pid": os.getpid()}}
+        (tmp_path / FILE).write_text(json.dumps(stopped))
+        said = shown(tmp_path, capsys)
+        assert said.count(f"starting (pid {pid})") == 2
+        assert "stream-ssl run" not in said
+    said = shown(tmp_path, capsys)
+    assert "starting" not in said
+    assert "receiver does not answer at http://127.0.0.1:1" in said
+    assert "learner not started" in said
+    assert "health not known: receiver and learner do not answer" in said
+
+
+def test_a_process_that_told_its_address_and_is_silent_is_not_starting(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with held_by_another(tmp_path, "supervisor"), held_by_another(tmp_path, "receiver") as pid:
+        entry = {"http": "http://127.0.0.1:1", "pid": pid}
+        (tmp_path / FILE).write_text(json.dumps({"receiver": entry}))
+        said = shown(tmp_path, capsys)
+    assert "receiver does not answer at" in said
+    assert "health not known: receiver does not answer" in said
+
+
+def test_a_lock_of_the_past_is_held_by_nobody(tmp_path: Path) -> None:
+    assert holder(tmp_path, "receiver") is None
+    for content in ("", "no number", "-1", "9" * 30, str(os.getpid())):
+        (tmp_path / "receiver.lock").write_text(content)
+        assert holder(tmp_path, "receiver") is None, content
+
+
+def test_a_checkpoint_of_step_0_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    metrics = LearnerMetrics(CollectorRegistry())
+    with Server(metrics.registry, Health(), "learner") as server:
+        (tmp_path / FILE).write_text(json.dumps({"learner": {"http": server.address}}))
+        assert "checkpoint none yet" in shown(tmp_path, capsys)
+        metrics.resumed(0, time.time())
+        assert "checkpoint step 0, 0 s ago" in shown(tmp_path, capsys)
+
+
+def test_a_journal_that_was_not_measured_is_not_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    metrics = ReceiverMetrics(CollectorRegistry())
+    with Server(metrics.registry, Health(), "receiver") as server:
+        (tmp_path / FILE).write_text(json.dumps({"receiver": {"http": server.address}}))
+        assert "budget has room" not in shown(tmp_path, capsys)
+        metrics.consume(ReceiverRecord(journal_bytes=2_000_000, room=0))
+        assert "2.0 MB; its budget has room for 0 MB" in shown(tmp_path, capsys)
+
+
+def test_skipped_updates_are_told_in_place_of_the_loss(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    metrics = LearnerMetrics(CollectorRegistry())
+    with Server(metrics.registry, Health(), "learner") as server:
+        (tmp_path / FILE).write_text(json.dumps({"learner": {"http": server.address}}))
+        metrics._families.set("skipped_updates_in_a_row", 3)
+        assert "no loss: the last 3 updates were skipped" in shown(tmp_path, capsys)
+        metrics._families.set("skipped_updates_in_a_row", 1)
+        assert "no loss: the last update was skipped" in shown(tmp_path, capsys)
+        metrics._families.set("skipped_updates_in_a_row", 0)  # as after a reload
+        metrics._families.add("steps_total", 7)
+        assert "no loss: the last updates were skipped" in shown(tmp_path, capsys)

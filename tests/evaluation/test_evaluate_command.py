@@ -181,7 +181,7 @@ def test_folders_that_are_no_classes_are_refused(
         (["--device", "cuda:99"], 2, "try --device cpu"),
         (["--batch", "1"], 2, "--batch 1"),
         (["--decorrelated", "nowhere"], 1, "no checkpoint at nowhere"),
-        (["--references", "images:nowhere"], 1, "no folder nowhere"),
+        (["--references", "images:nowhere"], 1, "no folder nowhere: create it, or name"),
         (["--out", "/dev/null/report"], 2, "/dev/null is a file; choose another folder"),
     ],
     ids=lambda value: "-".join(value[:2]).strip("-") if isinstance(value, list) else None,
@@ -246,7 +246,7 @@ def test_unlabelled_and_endless_sets(
     arguments = [str(run), "--data", "idx", "--source.images", str(images)]
     assert evaluate.main([*arguments, "--k", "5"]) == 2
     assert_told(caplog, "carries no label.*give a labelled source")
-    assert evaluate.main([str(run), *DATA]) == 2
+    assert evaluate.main([str(tmp_path / "nowhere"), *DATA]) == 2  # told before the run is read
     assert_told(caplog, "--source.count 2000")
 
 

@@ -252,7 +252,7 @@ LEARNER: dict[str, tuple[Fault, str, str]] = {
     "lag that grows": (lag_grows, "", "this has grown for 10 min"),
     "learner-stuck": (learner_stuck, "", "none was trained on for"),
     "divergence": (divergence, "", "updates in a row had no finite loss"),
-    "updates-skipped": (updates_skipped, "", "updates within an hour had no finite"),
+    "updates-skipped": (updates_skipped, "", "updates within an hour were skipped"),
     "collapse": (collapse, "", "the effective rank of the embeddings is 1.1"),
     "everything-dropped": (
         everything_dropped,
@@ -266,7 +266,7 @@ LEARNER: dict[str, tuple[Fault, str, str]] = {
     "collisions": (collisions, "", "with probability 0.70"),
     "near-copies": (near_copies, "", "80% of the memory's slots"),
     "drift": (drift, "", "the stream shows something else"),
-    "parked-journal": (parked_journal, "", "1 journals of the run are read by no rank"),
+    "parked-journal": (parked_journal, "", "no rank reads 1 of the run's journals"),
     "slow-rank": (slow_rank, "", "rank 2 works longer"),
     "starting": (starting, "", "the learner has been starting for"),
     "restarting": (restarting, "", "has died and was started again"),

@@ -294,7 +294,9 @@ def test_stop_ends_a_watch_that_waits(tmp_path):
 
 
 def test_wrong_arguments_are_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match="no folder"):
+    with pytest.raises(
+        FileNotFoundError, match=r"no folder .*none: create it, or name another with --source\.root"
+    ):
         WatchedFolder(tmp_path / "none")
     with pytest.raises(ValueError, match="poll_seconds -1"):
         WatchedFolder(tmp_path, poll_seconds=-1)

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from stream_ssl.app.endpoints import load
+from stream_ssl.app.endpoints import holder, load
 from stream_ssl.app.failures import DONE, FAILED, USAGE
 from stream_ssl.app.scrape import History, Scraper
 from stream_ssl.observe.http_access import Token
@@ -65,16 +65,30 @@ def status(
         print(error, file=sys.stderr)
         return FAILED
     console = Console()
-    if not addresses:
+    if not addresses and _starting(run, "supervisor", {}) is None:
         told = f"{run}: nothing has run here. Start it with: stream-ssl run CONFIG --run {run}"
         console.print(told, markup=False, highlight=False, soft_wrap=True)
         return FAILED
     figures = measure(addresses, seconds, time.sleep, token)
+    silent = [role for role, answers in figures["up"].items() if not answers]
+    pids = {role: _starting(run, role, endpoints) for role in silent}
+    figures["starting"] = {role: pid for role, pid in pids.items() if pid is not None}
     if json:
         console.print_json(data=figures)
     else:
         console.print(table(run, addresses, figures))
     return DONE if all(figures["up"].values()) else FAILED
+
+
+def _starting(run: Path, role: str, endpoints: Mapping[str, Mapping[str, Any]]) -> int | None:
+    """Return the id of a living process that has not told its address yet, or of its supervisor.
+
+    A process that told its address and does not answer is not starting: it may hang.
+    """
+    one_of_several = role.startswith("receiver-")
+    own = holder(run / role, "receiver") if one_of_several else holder(run, role)
+    pid = own if own is not None else holder(run, "supervisor")
+    return None if pid == endpoints.get(role, {}).get("pid") else pid
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -232,7 +246,7 @@ def group_figures(first: History) -> dict[str, float]:
 
 
 def receiver_figures(history: History) -> dict[str, float]:
-    """The receiver's figures."""
+    """Return the receiver's figures."""
     return {
         "producers": history.last("stream_ssl_producers_connected"),
         "samples_per_second": history.rate("stream_ssl_received_samples_total"),
@@ -245,17 +259,20 @@ def receiver_figures(history: History) -> dict[str, float]:
 
 
 def learner_figures(history: History) -> dict[str, float | None]:
-    """The learner's figures; loss and stream are known from its first steps on."""
+    """Return the learner's figures.
 
-    def measured(name: str) -> float | None:
-        return history.last(name) if history.has(name) else None
-
+    The loss is absent before the first step, and after an update that was skipped.
+    """
+    measured = history.snapshots[-1].values.get
+    saved = history.last("stream_ssl_checkpoint_timestamp_seconds") > 0  # it may be of step 0
     return {
         "steps": history.last("stream_ssl_steps_total"),
         "steps_per_second": history.rate("stream_ssl_steps_total"),
         "samples_per_second": history.rate("stream_ssl_trained_samples_total"),
         "turned_away_samples": history.last("stream_ssl_near_copies_total"),
         "loss": measured("stream_ssl_loss"),
+        "skipped_updates_in_a_row": history.last("stream_ssl_skipped_updates_in_a_row"),
+        "divergence_reloads": history.last("stream_ssl_divergence_reloads_total"),
         "lag_seconds": history.last("stream_ssl_lag_seconds"),
         "pending_samples": history.last("stream_ssl_pending_samples"),
         "lag_records": history.last("stream_ssl_lag_records"),
@@ -265,7 +282,7 @@ def learner_figures(history: History) -> dict[str, float | None]:
         "stream_effective_rank": measured("stream_ssl_stream_effective_rank"),
         "collision_similarity": history.last("stream_ssl_collision_similarity"),
         "memory_near_copies_ratio": history.last("stream_ssl_memory_near_copies_ratio"),
-        "checkpoint_step": history.last("stream_ssl_checkpoint_step"),
+        "checkpoint_step": history.last("stream_ssl_checkpoint_step") if saved else None,
         "checkpoint_age_seconds": history.last("stream_ssl_checkpoint_age_seconds"),
         "checkpoint_failures": history.last("stream_ssl_checkpoint_failures_total"),
     }
@@ -277,17 +294,23 @@ def table(run: Path, addresses: Mapping[str, str], figures: Mapping[str, Any]) -
     shown.add_column(style="bold")
     shown.add_column()
     for role, answers in sorted(figures["up"].items(), key=lambda item: item[0], reverse=True):
-        state = "[green]up[/]" if answers else "[red]does not answer[/]"
+        address = addresses.get(role)
+        if answers:
+            state = f"[green]up[/]  {address}"
+        elif (pid := figures["starting"].get(role)) is not None:
+            state = f"[yellow]starting[/] (pid {pid})"
+        else:
+            state = f"[red]does not answer[/] at {address}" if address else "[red]not started[/]"
         failing = figures["not_ready"].get(role, [])
         reasons = "".join(f"\n[red]not ready[/]: {escape(reason)}" for reason in failing)
         reasons += "".join(
             f"\n[red]{one['name']}[/]: {escape(one['says'])}. {escape(one['remedy'])}"
             for one in figures["conditions"].get(role, [])
         )
-        shown.add_row(role, f"{state}  {addresses.get(role, 'never started')}{reasons}")
+        shown.add_row(role, f"{state}{reasons}")
     shown.add_row("health", _verdict(figures))
-    if not any(figures["up"].values()):
-        shown.add_row("", "where it was stopped, it goes on with: stream-ssl run CONFIG")
+    if not any(figures["up"].values()) and not figures["starting"]:
+        shown.add_row("", "if the run was stopped, it goes on with: stream-ssl run CONFIG")
     if (r := figures["receiver"]) is not None:
         shown.add_row(
             "receiving",
@@ -296,13 +319,13 @@ def table(run: Path, addresses: Mapping[str, str], figures: Mapping[str, Any]) -
         )
         room = r["journal_room_bytes"] / 1e6
         held = r["journal_bytes"] / 1e6
-        shown.add_row("journal", f"{held:,.1f} MB; its budget has room for {room:,.0f} MB")
+        if held or room:  # both are 0 until the receiver has measured them
+            shown.add_row("journal", f"{held:,.1f} MB; its budget has room for {room:,.0f} MB")
     if (learning := figures["learner"]) is not None:
         shown.add_row(
             "learning",
             f"{learning['samples_per_second']:,.0f} samples/s, "
-            f"{learning['steps_per_second']:.1f} steps/s, "
-            + ("no step yet" if learning["loss"] is None else f"loss {learning['loss']:.3f}"),
+            f"{learning['steps_per_second']:.1f} steps/s, {_loss(learning)}",
         )
         if away := learning["turned_away_samples"]:
             shown.add_row(
@@ -338,22 +361,39 @@ def table(run: Path, addresses: Mapping[str, str], figures: Mapping[str, Any]) -
 
 
 def _verdict(figures: Mapping[str, Any]) -> str:
-    """One line: all well only if every process answers and says so."""
+    """Return one line: all well only if every process answers and says so."""
     conditions = sum(len(found) for found in figures["conditions"].values())
-    silent = [role for role, answers in figures["up"].items() if not answers]
+    starting = figures["starting"]
+    down = [role for role in sorted(figures["up"], reverse=True) if not figures["up"][role]]
+    silent = [role for role in down if role not in starting]
     if silent:
-        return f"[red]not known of {' and '.join(silent)}[/], which does not answer"
+        verb = "does" if len(silent) == 1 else "do"
+        return f"[red]not known[/]: {' and '.join(silent)} {verb} not answer"
     if conditions:
         return f"[red]{conditions} need{'s' if conditions == 1 else ''} attention[/], see above"
+    if starting:
+        return f"[yellow]starting[/]: {' and '.join(down)}"
     if any(figures["not_ready"].values()):
         return "[yellow]not ready yet[/]"
     return "[green]all well[/]"
 
 
-def _checkpoint(figures: Mapping[str, float]) -> str:
+def _loss(figures: Mapping[str, float | None]) -> str:
+    if (loss := figures["loss"]) is not None:
+        return f"loss {loss:.3f}"
+    if skipped := figures["skipped_updates_in_a_row"]:
+        return "no loss: the last " + (
+            "update was skipped" if skipped == 1 else f"{skipped:.0f} updates were skipped"
+        )
+    if figures["steps"] or figures["divergence_reloads"]:
+        return "no loss: the last updates were skipped"
+    return "no step yet"
+
+
+def _checkpoint(figures: Mapping[str, float | None]) -> str:
     failures = figures["checkpoint_failures"]
     failed = f", [red]{failures:.0f} failed[/]" if failures else ""
-    if not figures["checkpoint_step"]:
+    if figures["checkpoint_step"] is None:
         return f"none yet{failed}"
     age, step = figures["checkpoint_age_seconds"], figures["checkpoint_step"]
     return f"step {step:,.0f}, {age:.0f} s ago{failed}"

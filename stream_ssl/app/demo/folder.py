@@ -18,7 +18,7 @@ REPORT = "report.html"
 MARK = ".stream-ssl-demo"
 OURS = (
     *(CONFIG, QUEUE_CONFIG, QUEUE, STREAM, IMAGES, HISTORY, SUMMARY, REPORT, "logs"),
-    *("journal", "checkpoints", "quarantine", "cursor.json", "endpoints.json"),
+    *("journal", "checkpoints", "quarantine", "cursor.json", "endpoints.json", "ranks.json"),
 )
 
 

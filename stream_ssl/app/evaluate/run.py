@@ -43,6 +43,7 @@ def evaluate(settings: Namespace, name: str) -> Evaluation:
     """
     with configuring():
         check_settings(settings)
+        sets.check_ends(name, _source_options(settings))
         checkpoint, asked, stored = encoder.read_newest(
             settings.checkpoint, lambda path: (path, _encoders(settings, path), encoder.facts(path))
         )
@@ -133,14 +134,17 @@ def _alike(checkpoint: Path, other: Path) -> Path:
     return other
 
 
+def _source_options(settings: Namespace) -> dict[str, Any]:
+    return settings.source.as_dict() if "source" in settings else {}
+
+
 def _readers(settings: Namespace, name: str, decoder: Payloads) -> list[Reader]:
     division = Division(
         settings.query_share, settings.references_per_class, settings.queries_per_class
     )
-    options = settings.source.as_dict() if "source" in settings else {}
     return sets.readers(
         name,
-        options,
+        _source_options(settings),
         settings.references,
         decoder,
         division,

@@ -78,6 +78,16 @@ def has_splits(name: str, options: Mapping[str, Any]) -> bool:
     return splits and options.get("images") is None
 
 
+def check_ends(name: str, options: Mapping[str, Any]) -> None:
+    """Refuse a source that never ends.
+
+    Raises:
+        ValueError: it is the synthetic one, without a count.
+    """
+    if name == "synthetic" and options.get("count") is None:
+        raise ValueError("the synthetic source never ends: say how many with --source.count 2000")
+
+
 def make(name: str, options: Mapping[str, Any], seed: int | None, **more: Any) -> Any:
     """A source that ends, in a keyed order where it can be shuffled; as stored where `seed` is
     None.
@@ -91,8 +101,7 @@ def make(name: str, options: Mapping[str, Any], seed: int | None, **more: Any) -
     given = {key: value for key, value in options.items() if value is not None} | more
     if "passes" in inspect.signature(SOURCES[name]).parameters:
         given |= {"shuffle": seed is not None, "seed": seed or 0, "epochs": 1}
-    if name == "synthetic" and given.get("count") is None:
-        raise ValueError("the synthetic source never ends: say how many with --source.count 2000")
+    check_ends(name, given)
     return SOURCES[name](**given)
 
 
