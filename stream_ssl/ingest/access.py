@@ -41,12 +41,16 @@ class AllowList:
     Args:
         path: the file.
 
+    Attributes:
+        broken: the newest version cannot be read, so the list before it stays in force.
+
     Raises:
         ValueError: it is missing or malformed.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        self.broken = False
         self._loaded_stat = self._stat()
         self._names = self._read()  # key -> producer
         self._checked = time.monotonic()
@@ -85,11 +89,13 @@ class AllowList:
             self._names = self._read()
         except ValueError as error:
             self._errors += 1
+            self.broken = True
             if isinstance(error.__cause__, OSError):  # descriptors ran out, say: it is tried again
                 self._loaded_stat = None
             text = f"{error}; the list before it stays in force"
             self._limited_log.log(logging.ERROR, "list", text)
         else:
+            self.broken = False
             log.info("allow-list %s: %d keys", self.path, len(self._names))
 
     def take_errors(self) -> int:

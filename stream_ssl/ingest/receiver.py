@@ -77,6 +77,7 @@ class ReceiverRecord:
     credit: int = 0  # bytes granted to all producers together
     full: bool = False  # no packet fits: the journal's budget, or the disk, is used up
     room: int = 0  # bytes that the journal can still take
+    allow_list_broken: bool = False  # its newest version cannot be read: the one before is used
     lag_bytes: int = 0  # journalled and not yet read by the learner
     captured: float | None = None  # when the latest sample was, seconds since the Unix epoch
     received: float | None = None  # when the latest packet came, seconds since the Unix epoch
@@ -444,6 +445,7 @@ class Receiver:
             credit=sum(session.credit for session in protocol.sessions),
             full=self._full,
             room=self._room,
+            allow_list_broken=self._access is not None and self._access.allow.broken,
             lag_bytes=self._lag,
             captured=protocol.captured,
             received=protocol.received,

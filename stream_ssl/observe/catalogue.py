@@ -248,6 +248,12 @@ CATALOGUE: tuple[Spec, ...] = (
         field="ReceiverRecord.allow_list_errors",
     ),
     Spec(
+        "receiver", "gauge", "allow_list_broken", "",
+        "1 while the newest version of the allow-list cannot be read, or is deleted.",
+        "1: the list before it stays in force, so a key that was revoked since is admitted.",
+        field="ReceiverRecord.allow_list_broken",
+    ),
+    Spec(
         "receiver", "counter", "journal_damaged_segments_total", "segments",
         "Segments of the journal found damaged.", "Must stay 0; the disk is failing.",
     ),

@@ -187,6 +187,11 @@ TABLE: tuple[Condition, ...] = (
         "Restart producers where `access` of the run changed.",
     ),
     Condition(
+        "allow-list", "receiver", "warning",
+        "the allow-list cannot be read; the list before it stays in force",
+        "Mend the file or put it back. Until then no change of it is in force, revoked keys too.",
+    ),
+    Condition(
         "rejected-samples", "receiver", "warning",
         "more than 1 % of {producer}'s samples are refused by the receiver",
         "Read the reason in the producer's log, and correct what the producer sends.",

@@ -343,6 +343,9 @@ class Watch:
             share = risen["slow"] / risen["all"]
             yield "slow-disk", "", f"{share:.1%} of the commits take longer than 0.25 s"
         yield from self._refusals(figures)
+        if figures.get("allow_list_broken") > 0:
+            says = "it cannot be read or is deleted, so a key revoked since is still admitted"
+            yield "allow-list", "", f"the allow-list before the newest stays in force: {says}"
         yield from self._shares(
             "rejected-samples",
             figures.by("producer_rejected_samples_total", "producer"),

@@ -167,6 +167,18 @@ def test_a_list_that_could_not_be_opened_is_read_at_the_next_look(listed, monkey
     assert names.name_of(ROBOT.public) is None
 
 
+@pytest.mark.parametrize("harm", ["edited", "deleted"])
+def test_a_list_is_broken_until_it_can_be_read_again(running, listed, harm):
+    good, allowed = listed.read_text(), running.receiver._access.allow
+    assert not running.receiver._record().allow_list_broken
+    listed.write_text('{"*": "') if harm == "edited" else listed.unlink()
+    until(lambda: allowed.broken)
+    assert running.receiver._record().allow_list_broken
+    listed.write_text(good)
+    until(lambda: not allowed.broken)
+    assert not running.receiver._record().allow_list_broken
+
+
 def test_a_broken_list_leaves_the_one_before_in_force(running, listed):
     listed.write_text('{"robot": "not a key"}')
     until(

@@ -86,6 +86,10 @@ def keys_at_a_plain_receiver(world: World, _: Path) -> None:
     world.pass_(30, sent(world, refused={"plain-receiver": 1}))
 
 
+def allow_list(world: World, _: Path) -> None:
+    world.pass_(10, sent(world, allow_list_broken=True))
+
+
 def rejected_samples(world: World, _: Path) -> None:
     world.pass_(30, sent(world, producer_rejected={"yard": 1}))
 
@@ -243,6 +247,7 @@ RECEIVER: dict[str, tuple[Fault, str, str]] = {
         "",
         "the producer uses keys and this receiver speaks plain text; restart the producer",
     ),
+    "allow-list": (allow_list, "", "a key revoked since is still admitted"),
     "rejected-samples": (rejected_samples, "yard", "of yard's samples were refused"),
     "clock": (clock_jumped, "", "this machine's clock jumped ahead by 40 days"),
     "clock of a producer": (clock_ahead, "yard", "yard's clock is 60 min ahead"),
