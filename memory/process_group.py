@@ -178,5 +178,5 @@ class ProcessGroup(RankGroup):
             yield
             self.waited += time.perf_counter() - began
         except RuntimeError as error:
-            reason = str(error).splitlines()[0]
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise RankLost(f"rank {self.rank} waited for another in vain: {reason}") from error

@@ -21,7 +21,7 @@ from memory import WorkingMemory
 from memory.descriptors import Embedding, Vector
 from memory.eviction import Policy
 from memory.process_group import SINGLE_PROCESS, RankGroup
-from stream_ssl.app.failures import check_writable
+from stream_ssl.app.failures import check_writable, first_line
 from stream_ssl.batch import START, Offset
 from stream_ssl.ingest.batches import Batches, JournalShare
 from stream_ssl.ingest.decode import Decoder, VectorDecoder
@@ -247,7 +247,7 @@ def check_device(device: str, option: str = "--device") -> None:
     try:
         torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
+        reason = first_line(error)
         raise ValueError(f"device {device!r} cannot be used ({reason}); try {option} cpu") from None
 
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from producers._images import as_sample
 from stream_ssl.app import build, config
-from stream_ssl.app.trust import only_known_classes
+from stream_ssl.app.trust import only_known_classes, without_downloads
 from stream_ssl.bounded_files import read_map
 from stream_ssl.durable import damage
 from stream_ssl.ingest.decode import Decoder, VectorDecoder
@@ -235,7 +235,7 @@ def stored_settings(
 
 def _settings(sections: Mapping[str, Any], whose: str, trust_code: bool) -> Namespace:
     parser = _parser()
-    whose = f"{whose} configuration"
+    whose, sections = f"{whose} configuration", without_downloads(sections)
     needed = {"batches": {"batch_size": 1}, "memory": {"capacity": 1}}  # have no defaults
     try:
         with nullcontext() if trust_code else only_known_classes(whose, sections):

@@ -110,7 +110,7 @@ class Announcement:
             return
         try:
             publish(self._run, self._role, **self._addresses)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # a full disk, or a link in the lock's place
             text = f"{self._run / FILE} cannot be written, and may name an older address: {error}"
             self._limited_log.warning("endpoints", text)
         else:

@@ -77,9 +77,14 @@ def configuring() -> Iterator[None]:
         if not (isinstance(error, MemoryError) or NO_MEMORY.search(str(error))):
             raise
         raise Misconfigured(
-            f"this machine's memory does not hold the run ({str(error).splitlines()[0]}): lower "
+            f"this machine's memory does not hold the run ({first_line(error)}): lower "
             "memory.capacity, or keep the images in a file with memory.image_file"
         ) from error
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text, or its class where it has no text."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def existing(folder: Path) -> Path:

@@ -24,7 +24,7 @@ import stream_ssl
 from memory.process_group import SINGLE_PROCESS, ProcessGroup
 from stream_ssl.app.build import check_device
 from stream_ssl.app.config import flat
-from stream_ssl.app.failures import Failure, Misconfigured, configuring
+from stream_ssl.app.failures import Failure, Misconfigured, configuring, first_line
 from stream_ssl.durable import make_folder
 from stream_ssl.ingest.segment import journal_id
 from stream_ssl.learning.ranks import Ranks
@@ -84,7 +84,7 @@ def meet(settings: Namespace, stack: ExitStack) -> Ranks:
         )
     except (RuntimeError, ValueError) as error:
         raise Failure(
-            f"rank {rank()} cannot meet the others at {where} ({str(error).splitlines()[0]}): is "
+            f"rank {rank()} cannot meet the others at {where} ({first_line(error)}): is "
             "torchrun's --rdzv-endpoint reachable from here, and GLOO_SOCKET_IFNAME (or "
             "NCCL_SOCKET_IFNAME) an interface that the other hosts reach?"
         ) from error

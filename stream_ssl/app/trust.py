@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -17,6 +17,8 @@ BUILDERS = ("torchvision.models", "timm")
 """Packages whose functions may be named: these functions return a network."""
 TIMM_FILES = ("checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay")
 """Arguments of `timm.create_model` that name files or addresses, which timm may unpickle."""
+DOWNLOADS = ("weights", "weights_backbone", "pretrained")
+"""Arguments of torchvision's and timm's builders that start a download."""
 
 _refused: ContextVar[list[str] | None] = ContextVar("refused", default=None)
 _import_object = _util.import_object
@@ -87,6 +89,20 @@ def _known(found: Any) -> bool:
     if not isinstance(found, type):
         return False
     return _within(home, OURS) or (issubclass(found, nn.Module) and _within(home, NETWORKS))
+
+
+def without_downloads(value: Any) -> Any:
+    """Return settings in which no builder downloads weights; the file has all of them."""
+    if isinstance(value, list):
+        return [without_downloads(part) for part in value]
+    if not isinstance(value, Mapping):
+        return value
+    kept = {name: without_downloads(part) for name, part in value.items()}
+    if _within(str(kept.get("class_path", "")), ("torchvision", "timm")):
+        for options in ("init_args", "dict_kwargs"):
+            if isinstance(arguments := kept.get(options), dict):
+                kept[options] = {k: v for k, v in arguments.items() if k not in DOWNLOADS}
+    return kept
 
 
 def _within(name: str, packages: tuple[str, ...]) -> bool:

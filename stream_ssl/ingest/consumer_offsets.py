@@ -19,6 +19,7 @@ FILE_NAME = "cursor.json"
 FULL_NAME = "journal.full"
 _FILE_BYTES = 128  # of cursor.json, padded: more than two positions and an id take
 _MOST_BYTES = 4096
+_MOST_CHECKPOINT = 1 << 44  # bytes: 16 TiB
 LARGEST_POSITION = (1 << 63) - 1  # the journal keeps positions in 64 bits
 
 
@@ -103,9 +104,11 @@ class ConsumerOffsets:
                 raise ValueError(f"read={read!r}, durable={checkpointed!r}")
             if not 1 <= checkpointed <= read <= LARGEST_POSITION:
                 raise ValueError(f"read={read}, durable={checkpointed}")
-            journal, checkpoint = fields.get("journal"), int(fields.get("checkpoint", 0))
+            journal, checkpoint = fields.get("journal"), fields.get("checkpoint", 0)
             if not isinstance(journal, str | None):
                 raise ValueError(f"journal={journal!r:.80}")
+            if type(checkpoint) is not int or not 0 <= checkpoint <= _MOST_CHECKPOINT:
+                raise ValueError(f"checkpoint={checkpoint!r:.80}")
         except FileNotFoundError:
             return self._positions
         except OSError as error:  # descriptors ran out, say: the next call tries again
@@ -116,7 +119,7 @@ class ConsumerOffsets:
         except (ValueError, KeyError, TypeError) as error:
             log.warning("%s cannot be read (%r): keeping %s", self.path, error, self._positions)
             return self._positions
-        self._positions = Positions(read, checkpointed, journal, max(0, checkpoint))
+        self._positions = Positions(read, checkpointed, journal, checkpoint)
         return self._positions
 
     @property

@@ -35,6 +35,7 @@ _LEAST_MEMORY = 64 << 20  # bytes that the receiver may hold beside what it does
 _TICK_SECONDS = 0.05
 _MOST_RESERVE = 256 << 20  # bytes left free for a checkpoint, until the learner tells its size
 _RESERVE_SHARE = 16  # of the disk, one part is left free then, where that is less
+_MOST_LOST = 1 << 32  # records that a power cut may have taken behind the learner's position
 _TRIM_SECONDS = 0.02  # of a tick, in which old segments are deleted
 _IDLE_SECONDS = 1.0
 _MOST_FRAMES = 5  # of a message, with the connection's routing id
@@ -165,7 +166,10 @@ class Receiver:
             self._send,
         )
         journal.identify(offsets.load().journal)
-        journal.skip_to(self._consumed().read)
+        # A power cut may have taken records that the learner had read, but not many.
+        self._positions = Positions()
+        self._positions = self._consumed(journal.last + 1 + _MOST_LOST)
+        journal.skip_to(self._positions.read)
         self._context: zmq.Context[Any] = zmq.Context()
         self._poller = zmq.Poller()
         self._zap: zmq.Socket[Any] | None = None
@@ -335,7 +339,7 @@ class Receiver:
         """What is due at intervals: trim, measure the room, share credit."""
         protocol = self._protocol
         self._tick_at = now + _TICK_SECONDS
-        positions = self._consumed()
+        positions = self._positions = self._consumed(self.journal.last + 1)
         refused = protocol.counters.refused
         if self._access is not None:
             allow = self._access.allow
@@ -396,10 +400,23 @@ class Receiver:
             self._limited_log.warning("disk", text)
         return min(self.journal.room, left)
 
-    def _consumed(self) -> Positions:
-        """How far the learner is; at the beginning where it tells of another journal."""
+    def _consumed(self, end: int) -> Positions:
+        """Return how far the learner is; at the beginning where it tells of another journal.
+
+        A position behind `end` cannot be the learner's. It would delete unread records.
+        """
         positions = self.offsets.load()
-        return positions if positions.journal in (None, self.journal.id) else Positions()
+        if positions.journal not in (None, self.journal.id):
+            return Positions()
+        if positions.read > end:
+            self._limited_log.warning(
+                "cursor",
+                f"{self.offsets.path} says that record {positions.read} is read next, and the "
+                f"journal ends before {end}: keeping {self._positions.read}. Restart the learner, "
+                "which writes the file anew",
+            )
+            return self._positions
+        return positions
 
     def _drain(self) -> Iterator[ReceiverRecord]:
         protocol = self._protocol

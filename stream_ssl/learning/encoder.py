@@ -292,6 +292,10 @@ def _stage(module: nn.Module, name: str, option: str) -> nn.Module:
         ) from None
 
 
+MOST_WIDTH, MOST_BLOCKS = 4096, 1000
+"""Far above any network that was published: a file from elsewhere may claim more."""
+
+
 def _check_resnet(
     width: int, depths: tuple[int, ...], channels: int, stem: str, block: str
 ) -> None:
@@ -301,6 +305,11 @@ def _check_resnet(
         raise ValueError(
             f"depths is {depths}: give four numbers of blocks, the first at least 1, "
             "0 leaving out a later stage"
+        )
+    if width > MOST_WIDTH or max(depths) > MOST_BLOCKS:
+        raise ValueError(
+            f"width is {width} and depths {depths}: at most {MOST_WIDTH} channels in the first "
+            f"stage and {MOST_BLOCKS} blocks in a stage"
         )
     if channels < 1:
         raise ValueError(f"channels is {channels}: images have 1 (grey) or 3 (colour)")

@@ -14,6 +14,7 @@ from table import table
 import stream_ssl
 from stream_ssl.app.encoder import stored_settings
 from stream_ssl.durable import seal
+from stream_ssl.learning.encoder import ResNet
 from stream_ssl.learning.saved import STATE
 
 TIMM = {"class_path": "timm.create_model", "init_args": {"model_name": "resnet18"}}
@@ -90,6 +91,17 @@ def test_what_is_no_known_network_is_refused(
 def test_known_networks_are_loaded_unasked(option: str, value: Any, config: dict[str, Any]) -> None:
     section, _, name = option.partition(".")
     assert stored_settings(changed(config, option, value))[section][name] is not None
+
+
+def test_a_file_from_elsewhere_starts_no_download(config: dict[str, Any]) -> None:
+    pretrained = spec("torchvision.models.resnet18", weights="IMAGENET1K_V1")
+    settings = stored_settings(changed(config, "encoder.model", pretrained))
+    assert "weights" not in settings.encoder.model.init_args
+
+
+def test_a_network_of_absurd_size_is_refused() -> None:
+    with pytest.raises(ValueError, match="at most 4096 channels"):
+        ResNet(depths=(10**9, 1, 0, 0))
 
 
 def test_an_export_from_elsewhere_asks_for_trust(

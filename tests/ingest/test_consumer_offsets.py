@@ -42,9 +42,12 @@ def test_a_file_that_could_not_be_opened_is_read_at_the_next_look(tmp_path, monk
     assert offsets.load() == Positions(7, 5)
 
 
+HUGE = '{"read": 8, "durable": 8, "checkpoint": 1e308}'
+
+
 def test_a_damaged_file_leaves_the_positions_as_they_were(tmp_path, caplog):
     offsets = ConsumerOffsets(tmp_path)
-    for content in ("", "{", "[]", '{"read": 5}', '{"read": 2, "durable": 7}'):
+    for content in ("", "{", "[]", '{"read": 5}', '{"read": 2, "durable": 7}', HUGE):
         offsets.publish(7, 5)
         assert offsets.load() == Positions(7, 5)
         caplog.clear()

@@ -222,6 +222,21 @@ def test_credit_stops_while_a_checkpoint_fits_on_the_disk(tmp_path, monkeypatch)
         peer.with_credit()
 
 
+def test_a_position_behind_the_journals_end_deletes_nothing(tmp_path, caplog):
+    with Running(tmp_path, budget=MIB, **SMALL) as running, Peer(running.endpoint) as peer:
+        peer.hello()
+        for sequence in range(1, 9):
+            peer.with_credit()
+            peer.say(packet(sequence, samples=1, side=200))
+            peer.acked(sequence)
+        held = running.journal.bytes
+        ConsumerOffsets(tmp_path).publish(1 << 40, 1 << 40)
+        until(lambda: "says that record 1099511627776 is read next" in caplog.text)
+        assert running.journal.bytes == held
+        ConsumerOffsets(tmp_path).publish(9, 9)
+        until(lambda: running.journal.bytes < held)
+
+
 def test_a_group_larger_than_the_journal_is_written_as_room_comes(tmp_path):
     flood = {"max_packet": 64 * KIB, "credit": 900 * KIB, "total_credit": 900 * KIB}
     with (
