@@ -96,7 +96,7 @@ def test_known_networks_are_loaded_unasked(option: str, value: Any, config: dict
 def test_a_file_from_elsewhere_starts_no_download(config: dict[str, Any]) -> None:
     pretrained = spec("torchvision.models.resnet18", weights="IMAGENET1K_V1")
     settings = stored_settings(changed(config, "encoder.model", pretrained))
-    assert "weights" not in settings.encoder.model.init_args
+    assert settings.encoder.model.init_args.weights is None
 
 
 def test_a_network_of_absurd_size_is_refused() -> None:
