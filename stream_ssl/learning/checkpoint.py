@@ -53,7 +53,7 @@ from stream_ssl.learning.saved import (
 log = logging.getLogger(__name__)
 
 ALONE, TOGETHER = 1, 2  # formats of one process and of ranks with one journal, as of old
-DAMAGED = "damaged-"
+DAMAGED, MOST_DAMAGED = "damaged-", 3  # whose files are kept
 INCOMPLETE = ".incomplete-"
 TOLD = "told-"
 PART_SECONDS = 600.0
@@ -592,13 +592,19 @@ class Checkpointer:
         return found
 
     def _set_aside(self, path: Path, reason: str) -> None:
-        """Out of the way of `keep`, which would else prune whole ones; the last such stays."""
+        """Move a damaged checkpoint away. The folder of each stays, the files of the newest do."""
         self.damaged += 1
         log.error("checkpoint %s is damaged (%s): using the one before", path, reason)
         try:
-            for older in self.folder.glob(f"{DAMAGED}*"):
+            aside = path.with_name(DAMAGED + path.name)
+            while aside.exists():
+                aside = aside.with_name(aside.name + "-again")
+            path.rename(aside)
+            held = sorted(one for one in self.folder.glob(f"{DAMAGED}*") if any(one.iterdir()))
+            for older in held[:-MOST_DAMAGED]:
                 shutil.rmtree(older, ignore_errors=True)
-            path.rename(path.with_name(DAMAGED + path.name))
+                older.mkdir(exist_ok=True)  # it still counts
+                log.warning("%s: its files were removed; %d newer stay", older, MOST_DAMAGED)
         except OSError as error:
             log.warning("cannot set %s aside: %s", path, error)
 

@@ -530,7 +530,8 @@ class Watch:
             yield "checkpoint-old", "", says
         damaged = figures.get("checkpoints_damaged")
         if damaged > 0:
-            says = f"{damaged:.0f} checkpoints were found damaged and were set aside"
+            were = "checkpoint was" if damaged == 1 else "checkpoints were"
+            says = f"{damaged:.0f} {were} found damaged and set aside"
             yield "checkpoint-damaged", "", says
 
     def _quality(self, figures: Figures) -> Iterator[Finding]:

@@ -25,6 +25,7 @@ from stream_ssl.batch import Offset
 from stream_ssl.learning import checkpoint
 from stream_ssl.learning.checkpoint import Checkpointer, CheckpointError
 from stream_ssl.learning.records import Idle
+from stream_ssl.observe.metrics import set_aside
 
 NOBODY = 65534
 CONFIG = {"memory": {"capacity": 24}, "loss": "infonce"}
@@ -222,6 +223,22 @@ def test_a_damaged_one_does_not_push_out_whole_ones(tmp_path: Path) -> None:
         "step-000000003",
         "step-000000004",
     ]
+
+
+def test_each_damaged_one_is_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    saved(tmp_path, count=5, keep=5)
+    for folder in tmp_path.glob("step-*"):
+        flip(folder / "model.safetensors")
+    assert Checkpointer(tmp_path).newest() is None
+    assert set_aside(tmp_path) == 5
+    held = sorted(path.name for path in tmp_path.glob("damaged-*") if any(path.iterdir()))
+    assert held == [f"damaged-step-00000000{step}" for step in (3, 4, 5)]
+    removed = [line for line in caplog.messages if "its files were removed; 3 newer stay" in line]
+    assert len(removed) == 2
+    saved(tmp_path, count=5, keep=5)
+    flip(tmp_path / "step-000000005" / "model.safetensors")
+    assert Checkpointer(tmp_path).newest().step == 4
+    assert set_aside(tmp_path) == 6
 
 
 def test_all_damaged_is_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -267,7 +267,7 @@ LEARNER: dict[str, tuple[Fault, str, str]] = {
     "bad-samples": (bad_samples, "yard", "of yard's samples within"),
     "checkpoint-old": (checkpoint_old, "", "is in no checkpoint yet"),
     "checkpoint-failing": (checkpoint_failing, "", "no space left"),
-    "checkpoint-damaged": (checkpoint_damaged, "", "1 checkpoints were found damaged"),
+    "checkpoint-damaged": (checkpoint_damaged, "", "1 checkpoint was found damaged and set aside"),
     "collisions": (collisions, "", "with probability 0.70"),
     "near-copies": (near_copies, "", "80% of the memory's slots"),
     "drift": (drift, "", "the stream shows something else"),
