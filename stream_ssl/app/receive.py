@@ -22,7 +22,7 @@ from stream_ssl.app.page import announced, page_sources
 from stream_ssl.ingest.access import Access
 from stream_ssl.ingest.consumer_offsets import ConsumerOffsets
 from stream_ssl.ingest.journal import Journal
-from stream_ssl.ingest.receiver import Receiver
+from stream_ssl.ingest.receiver import Receiver, ReceiverRecord
 from stream_ssl.ingest.verdicts import VerdictInbox
 from stream_ssl.observe.health import STARTING, Health
 from stream_ssl.observe.metrics import ReceiverMetrics
@@ -115,8 +115,7 @@ def receive(settings: Namespace, resolved: Mapping[str, Any], stop: threading.Ev
             health.tick("receiver")
             health.set("journal", record.ready, "" if record.ready else "cannot be written")
             served = not record.full and (record.credit > 0 or not record.producers)
-            why = "journal full" if record.full else "the learner is too far behind"
-            health.set("credit", served, "" if served else f"no producer may send: {why}")
+            health.set("credit", served, "" if served else f"no producer may send: {_why(record)}")
         health.forget("receiver")
     log.info("drained: all that was taken is journalled and acknowledged")
 
@@ -144,6 +143,15 @@ def listen_again(listen: Callable[[str], T], bind: str, run: Path) -> T:
                 error,
             )
     return listen(bind)
+
+
+def _why(record: ReceiverRecord) -> str:
+    """Return what keeps producers from credit, with what to do."""
+    if record.disk_full:
+        return "the disk of the journal is full, the journal is not; make room on the disk"
+    if record.full:
+        return "the journal's budget is used up; check that the learner runs and saves checkpoints"
+    return "the learner is too far behind"
 
 
 def access_of(settings: Namespace, run: Path) -> Access | None:

@@ -77,6 +77,7 @@ class ReceiverRecord:
     journal_last: int = 0  # newest position on disk; first - 1 when empty
     credit: int = 0  # bytes granted to all producers together
     full: bool = False  # no packet fits: the journal's budget, or the disk, is used up
+    disk_full: bool = False  # it is the disk that is used up, and the budget is not
     room: int = 0  # bytes that the journal can still take
     allow_list_broken: bool = False  # its newest version cannot be read: the one before is used
     lag_bytes: int = 0  # journalled and not yet read by the learner
@@ -148,6 +149,7 @@ class Receiver:
         self._verdicts = verdicts
         self._denied = 0
         self._limited_log = RateLimitedLogger(log)
+        self._slow_log = RateLimitedLogger(log, seconds=60.0)
         self._lag = 0
         self._full = False
         self._room = journal.room
@@ -392,12 +394,13 @@ class Receiver:
         reserve = max(checkpoint_bytes, min(_MOST_RESERVE, disk.total // _RESERVE_SHARE))
         left = max(0, disk.free - reserve)
         if left // 2 < self._policy.max_packet:
+            needed = reserve + 2 * self._policy.max_packet
             text = (
-                f"the disk of {self.journal.path} has {disk.free >> 20} MiB free, and "
-                f"{reserve >> 20} MiB are for a checkpoint: producers get no credit until there is "
-                "more; make room on it"
+                f"the disk of {self.journal.path} has {disk.free / 1e6:.0f} MB free, and producers "
+                f"get no credit below {needed / 1e6:.0f} MB ({reserve / 1e6:.0f} MB are for a "
+                "checkpoint, the rest is for one packet); make room on it"
             )
-            self._limited_log.warning("disk", text)
+            self._slow_log.warning("disk", text)
         return min(self.journal.room, left)
 
     def _consumed(self, end: int) -> Positions:
@@ -461,6 +464,7 @@ class Receiver:
             journal_last=journal.last,
             credit=sum(session.credit for session in protocol.sessions),
             full=self._full,
+            disk_full=self._full and self.journal.room // 2 >= self._policy.max_packet,
             room=self._room,
             allow_list_broken=self._access is not None and self._access.allow.broken,
             lag_bytes=self._lag,

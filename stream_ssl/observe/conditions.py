@@ -162,8 +162,8 @@ TABLE: tuple[Condition, ...] = (
     ),
     Condition(
         "no-credit", "receiver", "warning",
-        "no producer may send, because the journal is full or cannot be written",
-        "Check that the learner runs and that its checkpoints succeed; they free the journal.",
+        "no producer may send, because the journal or its disk is full, or the learner is behind",
+        "On a full disk make room. Else check that the learner runs and saves checkpoints.",
     ),
     Condition(
         "journal-failing", "receiver", "critical",

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from receiver_peer import KIB, MIB, Peer, Running, packet, until
 
+from stream_ssl.app.receive import _why
 from stream_ssl.ingest import receiver
 from stream_ssl.ingest.consumer_offsets import ConsumerOffsets
 from stream_ssl.ingest.sessions import DRAIN_SECONDS, QUIET_SECONDS, TURN_SECONDS, CreditPolicy
@@ -196,7 +197,7 @@ def test_credit_stops_before_the_journal_is_full_and_comes_back_after_a_checkpoi
         until(lambda: running.journal.room > MIB)  # it is trimmed in turns
 
 
-def test_credit_stops_while_a_checkpoint_fits_on_the_disk(tmp_path, monkeypatch):
+def test_credit_stops_while_a_checkpoint_fits_on_the_disk(tmp_path, monkeypatch, caplog):
     """The disk ends before the journal's budget does."""
     reserve, free = 8 * MIB, [11 * MIB]
     journal = tmp_path / "journal"
@@ -218,6 +219,10 @@ def test_credit_stops_while_a_checkpoint_fits_on_the_disk(tmp_path, monkeypatch)
         assert sequence > 5
         assert usage(journal).free >= reserve
         until(lambda: running.offsets.journal_full)
+        until(lambda: running.last.disk_full)
+        assert "the disk of the journal is full" in _why(running.last)
+        (told,) = [line for line in caplog.messages if "producers get no credit below" in line]
+        assert "(8 MB are for a checkpoint, the rest is for one packet)" in told
         free[0] += 4 * MIB
         peer.with_credit()
 
