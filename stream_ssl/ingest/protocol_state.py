@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 MAX_FIRST = 1 << 62
 MAX_WAITING = 65_536
 """Packets that may wait for a journal that takes none: each needs a KiB beside its bytes."""
+_AGENT_LENGTH = 80  # characters of a client's own name that a log line shows
 _GAP_SECONDS = 1.0  # before the same gap is reported again: packets in flight arrive behind it
 _TAKES_LONG = "takes long to decode: send it again when there is credit"
 _PROBE_SECONDS = 10.0  # without a message, after which a session is probed with an ACK
@@ -243,7 +244,7 @@ class ProtocolState:
         )
         if not again:
             after = f"goes on after packet {durable.sequence}" if durable.sequence else "is new"
-            text = f"producer {name} ({printable(hello.agent)}) {after}"
+            text = f"producer {name} ({printable(hello.agent, _AGENT_LENGTH)}) {after}"
             self._hello_log.log(logging.INFO, "hello", text)
         self._send(route, welcome)
 
@@ -273,7 +274,7 @@ class ProtocolState:
             missing=missing,
             served=least_served(list(self.sessions)),
             record=self.producers.opened(
-                name, self._key_name(user), printable(hello.agent), now, again
+                name, self._key_name(user), printable(hello.agent, _AGENT_LENGTH), now, again
             ),
             verdicts=hello.verdicts,
         )
