@@ -185,6 +185,7 @@ def samples_bad() -> list[tuple[dict[str, Any], bytes]]:
     return [
         ({"codec": "jpeg"}, jpeg[: len(jpeg) // 2]),
         ({"codec": "png"}, png_bomb(12_000, 12_000)),
+        ({"codec": "webp"}, encoded(Image.new("RGB", (1100, 1100)), "WEBP")),
         ({"codec": "jpeg"}, encoded(picture(rng, 9, 9), "GIF")),
         ({"codec": "webp"}, rng.bytes(40)),
         ({"codec": "png"}, b""),

@@ -313,15 +313,12 @@ def test_a_call_that_a_library_does_not_know_is_no_damage(tmp_path, monkeypatch)
     write_video(tmp_path / "a.mp4", 2)
     np.save(tmp_path / "a.npy", np.ones((2, 3)))
     root = write_lerobot(tmp_path / "set", "v2.1", films=False)
-    write_mcap(tmp_path / "a.mcap", drive(ROS2, 2))
     monkeypatch.setattr("producers.sources.video.lenient", lambda: {"metadata_error": "x"})
     monkeypatch.setattr(np.lib.format, "open_memmap", lambda file: None)
     monkeypatch.setattr(parquet, "read_table", lambda file: None)
-    monkeypatch.setattr("mcap.reader.SeekingReader", lambda file: None)
     for read in (
         lambda: list(VideoFiles(str(tmp_path / "a.mp4")).samples()),
         lambda: list(LeRobot(root).samples()),
-        lambda: list(McapFiles(str(tmp_path / "a.mcap")).samples()),
         lambda: NpyVectors(tmp_path / "a.npy"),
     ):
         with pytest.raises(TypeError, match="unexpected keyword"):
