@@ -44,13 +44,16 @@ async function showStates() {
     : states[role].problems);
   const lit = new Set(problems.map((problem) => problem.name));
   const well = new Map(ROLES.flatMap((role) => (states[role].watched ?? []).map((one) => [one.name, one.summary])));
+  const fine = [...well].filter(([name]) => !lit.has(name));
+  const open = document.querySelector("#checks details")?.open ?? false;
   const starting = ROLES.filter((role) => states[role].starting);
   document.querySelector("#checks").replaceChildren(
     ...problems.map(({ name, producer, says, remedy, runbook, severity }) => element("li", { class: `bad ${severity}` },
       element("span", {}, element("b", {}, name), ` — ${says}. `, remedy ? `${remedy} ` : ""),
       ...(runbook ? [element("a", { href: runbook }, "what to do")] : []))),
     ...starting.map((role) => element("li", { class: "wait" }, `the ${role} is starting`)),
-    ...[...well].filter(([name]) => !lit.has(name)).map(([name, summary]) => element("li", { title: `not so: ${summary}` }, name)));
+    element("li", {}, element("details", open ? { open: "" } : {}, element("summary", {}, `${fine.length} conditions are fine`),
+      ...fine.map(([name, summary]) => element("span", { title: `not so: ${summary}` }, `${name} `)))));
   const bad = problems.length;
   const verdict = document.querySelector("#verdict");
   const text = bad ? `${bad} need${bad === 1 ? "s" : ""} attention` : starting.length ? "starting" : "all well";
