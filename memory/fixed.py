@@ -8,7 +8,7 @@ T = TypeVar("T")
 
 
 class Fixed(Generic[T]):
-    """An attribute that can be read and not assigned again: sizes, by which rows were allocated.
+    """A read-only attribute, for sizes that decided how many rows were allocated.
 
     >>> class Row:
     ...     width = Fixed[int]()

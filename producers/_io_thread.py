@@ -341,7 +341,7 @@ class IoThread:
                     self._protocol.received(decode(frames), time.monotonic())
                 except WireError as error:
                     self._protocol.unreadable(error)
-                except Exception:  # no peer may end this thread: another connection begins anew
+                except Exception:  # no peer may end this thread: connect again
                     text = "a message could not be handled; the connection is closed"
                     self._limited_log.log(logging.ERROR, "internal", text, exc_info=True)
                     connection.lost, connection.reason = True, text

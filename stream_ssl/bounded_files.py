@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 MOST_BYTES = 1 << 20
-"""Of a file whose reader names no other limit."""
+"""The most bytes of a file whose reader names no other limit."""
 DEPTH = 64
 """Levels of lists and maps within each other."""
 LARGEST = 1 << 64

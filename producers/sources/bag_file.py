@@ -230,7 +230,7 @@ def prefixed(data: bytes, at: int) -> tuple[bytes, int]:
     """
     size = int.from_bytes(data[at : at + 4], "little")
     if at + 4 + size > len(data):
-        raise DamagedError(f"a part claims {size} bytes, of which {len(data) - at} are there")
+        raise DamagedError(f"a part claims {size} bytes, and {len(data) - at} are there")
     return data[at + 4 : at + 4 + size], at + 4 + size
 
 

@@ -35,7 +35,7 @@ BadRecord = (DamagedError, ValueError, struct.error)
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """What messages of a channel look like."""
+    """The type and encoding of a channel's messages."""
 
     id: int
     name: str

@@ -84,7 +84,7 @@ def plain(data: bytes, ros1: bool) -> bytes:
 
 
 def check_definition(kind: str, definition: str, layout: Layout, ros1: bool) -> None:
-    """Compare a file's definition of a type with the layout by which its messages are decoded.
+    """Compare a file's definition of a type with the layout that decodes its messages.
 
     Raises:
         ValueError: they differ.
@@ -147,6 +147,6 @@ class Decoder:
     def _take(self, size: int) -> memoryview:
         taken = memoryview(self._data)[self._at : self._at + size]
         if len(taken) < size:
-            raise ValueError(f"a field of {size} bytes, of which {len(taken)} are there")
+            raise ValueError(f"a field claims {size} bytes, and {len(taken)} are there")
         self._at += size
         return taken

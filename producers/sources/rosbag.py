@@ -191,7 +191,7 @@ def decode(kind: str, definition: str, ros1: bool, data: bytes) -> Any:
 def parts(folder: Path) -> tuple[list[Path], list[str]]:
     """Return the files of a ROS 2 bag in the order of their numbers, and the names of missing ones.
 
-    Of a file that lies there both packed and unpacked the latter is read.
+    If a file lies there packed and unpacked, the source reads the unpacked one.
     """
     there = {
         file.name: file

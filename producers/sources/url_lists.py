@@ -28,7 +28,7 @@ class Row:
 def read_rows(path: Path, column: str, facts: Sequence[str] = ()) -> Iterator[Row]:
     """The rows of a list: .csv, .parquet, .jsonl (or .ndjson), or text with a URL a line.
 
-    Of a Parquet file only the URL and the named facts are read.
+    The source reads only the columns of the URL and of the named facts from a Parquet file.
 
     A row that cannot be read has an empty URL. Empty lines of a text, and those that begin with
     "#", are none.

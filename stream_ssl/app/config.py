@@ -139,7 +139,7 @@ class AccessFiles:
 
 
 MOST_VALUES = 100_000
-"""Of a config file, with its aliases written out."""
+"""The most values that a config file may hold, with its aliases expanded."""
 
 OWN_PARTS = ("encoder.model", "views.transform", "decoder.subclass")
 """Options that name a class or function by its path, which `build` calls."""

@@ -95,7 +95,7 @@ class Child:
     crashes: deque[tuple[float, signal.Signals | None]] = field(
         default_factory=lambda: deque(maxlen=CRASHES)
     )
-    """When it ended the last times, and by which signal."""
+    """The time and the signal of each of its latest crashes."""
 
     def start(self, clock: Callable[[], float]) -> None:
         """Start the process; it stops by itself should we die."""

@@ -110,7 +110,7 @@ def _within(name: str, packages: tuple[str, ...]) -> bool:
 
 
 def _check_timm(value: Any) -> None:
-    """Refuse arguments by which `timm.create_model` reads files or asks a model hub."""
+    """Refuse arguments that make `timm.create_model` read files or ask a model hub."""
     if isinstance(value, list):
         for part in value:
             _check_timm(part)

@@ -40,7 +40,7 @@ class CommitBatch:
         self.extra = 0
         self.samples = 0
         self.began = 0.0
-        # Of each entry: epoch, samples, extra, NACK.
+        # One tuple for each entry: epoch, samples, extra cost, NACK.
         self._details: list[tuple[int, int, int, tuple[bytes, Nack] | None]] = []
 
     def __len__(self) -> int:

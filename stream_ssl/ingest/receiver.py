@@ -416,7 +416,7 @@ class Receiver:
                 "cursor",
                 f"{self.offsets.path} says that record {positions.read} is read next, and the "
                 f"journal ends before {end}: keeping {self._positions.read}. Restart the learner, "
-                "which writes the file anew",
+                "which writes the file again",
             )
             return self._positions
         return positions

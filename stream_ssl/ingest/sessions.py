@@ -25,7 +25,8 @@ class Session:
         largest: bytes of its largest packet; 0: not known, or it may wait to send a larger one.
         charge: how many bytes each of its bytes counts for, at the dearest of its latest packets;
             more than 1 where few bytes take long to decode.
-        served: cost accepted from it, by which turns are shared out; an idle producer is raised to
+        served: cost accepted from it. The producer with the least has the next turn; an idle one is
+            raised to
             the least-served busy one, so that it saves up no claim, and by a turn beyond that one
             when a turn of its own went by unused.
         greedy: whether it sends as much as it may, and others must wait for its turns: at least

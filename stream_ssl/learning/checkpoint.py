@@ -61,7 +61,7 @@ PART_SECONDS = 600.0
 IDLE_SECONDS = 60.0
 """Without a checkpoint, after which one is due while the stream pauses."""
 HISTORY_SHARE = 0.25
-"""Of the disk's free space, that the history may take by default."""
+"""The share of the disk's free space that the history may take by default."""
 
 
 class CheckpointError(RuntimeError):

@@ -26,7 +26,7 @@ COOKIE = "stream-ssl-session"
 SESSION_SECONDS = 7 * 24 * 3600
 """How long a browser stays logged in."""
 MOST_BYTES = 4096
-"""Of a token's file."""
+"""The most bytes of a token's file."""
 LEAST_TOKEN = 16
 """Characters of a token, at least."""
 MOST_BODY = 4096

@@ -38,7 +38,7 @@ MISMATCHES = {
     "plain-receiver": "plain-receiver: the producer uses keys and this receiver speaks plain text; "
     "restart the producer",
 }
-"""What to do where one side uses keys and the other does not, by reason of refusal."""
+"""The remedy by reason of refusal, if one side uses keys and the other does not."""
 SKIPS_OF_CHOICE = frozenset({"pace", "novelty"})
 
 Finding = tuple[str, str, str]
@@ -150,7 +150,7 @@ class Silence:
                 self._last[key] = (value, now)
 
     def restart(self, key: str | None) -> None:
-        """Wait for one counter, or for all, anew from now on."""
+        """Start the wait for one counter, or for all, again from now."""
         now = self._clock()
         for one, (value, _) in self._last.items():
             if key in (None, one):
@@ -580,7 +580,7 @@ class Watch:
         return self._rises[key](totals)
 
     def _rise_of(self, name: str, figures: Figures, window: float) -> float:
-        """Of one counter; NaN where there is none."""
+        """Return how much one counter rose within `window` seconds; NaN if there is none."""
         return self._rise(name, window, {name: figures.get(name)})[name]
 
 

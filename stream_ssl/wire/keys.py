@@ -14,10 +14,10 @@ from stream_ssl import durable
 from stream_ssl.bounded_files import read_json
 
 MOST_BYTES = 16 << 10
-"""Of a key file."""
+"""The most bytes of a key file."""
 
 IN_RUN_REMEDY = "remove that file and restart the run, which makes a new pair"
-"""What mends a secret that a run made in its own folder."""
+"""The remedy for a damaged secret that a run made in its own folder."""
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 _Z85 = re.compile(r"[0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")

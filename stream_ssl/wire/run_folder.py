@@ -27,7 +27,7 @@ KEYS = "keys"
 START_SECONDS = 60.0
 """Seconds that a producer waits for the receiver of a run that was started just now."""
 MOST_BYTES = 16 << 20
-"""Of an allow-list: 100,000 producers take less."""
+"""The most bytes of an allow-list: 100,000 producers take less."""
 ANY_NAME = "*"
 """On an allow-list: the key of this entry may speak for every producer."""
 
@@ -35,7 +35,7 @@ ANY_NAME = "*"
 def make_keys(run: Path) -> tuple[Path, Path]:
     """Return the receiver's secret file and the allow-list of a run, made where they are missing.
 
-    A secret that exists is never overwritten. Its public half follows a secret that was made anew.
+    A secret that exists is never overwritten. A new secret replaces its public half.
 
     Raises:
         ValueError: a key file is malformed, or everybody may read a secret.
