@@ -5,12 +5,17 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
+import hypothesis
 import pytest
 import warm
 
 from stream_ssl.app.threads import share_cores
 
 share_cores()
+
+# A process that waits for a busy core is late: an example's time says nothing about the code.
+hypothesis.settings.register_profile("without a deadline", deadline=None)
+hypothesis.settings.load_profile("without a deadline")
 
 
 @pytest.hookimpl(optionalhook=True)  # `make mutations` goes without xdist

@@ -28,7 +28,7 @@ def rows(seed: int, count: int = 12, dim: int = 5) -> torch.Tensor:
     return torch.randn(count, dim, generator=generator, dtype=torch.float64)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 10_000), classes=st.integers(2, 4))
 def test_similarity_as_the_naive_twin(seed: int, classes: int) -> None:
     z, label = rows(seed), torch.arange(12) % classes
@@ -65,7 +65,7 @@ def test_drawn_pairs_of_one_class_are_of_that_class_and_two() -> None:
     assert torch.equal(inter_P, torch.zeros_like(inter_P))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 10_000), alpha=st.sampled_from([0.5, 1.0, 2.0]))
 def test_alignment_as_the_naive_twin(seed: int, alpha: float) -> None:
     x, y = rows(seed), rows(seed + 1)
@@ -80,7 +80,7 @@ def test_alignment_of_equal_and_opposite_views() -> None:
     assert alignment(x, -x, alpha=1) == pytest.approx(2)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 10_000), t=st.sampled_from([0.5, 2.0, 10.0]), block=st.integers(1, 99))
 def test_uniformity_as_the_naive_twin(seed: int, t: float, block: int) -> None:
     z = rows(seed)

@@ -25,7 +25,7 @@ def data(seed: int, queries: int = 9, references: int = 20) -> tuple[torch.Tenso
     )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 10_000), k=st.integers(1, 20), temperature=st.sampled_from([0.01, 0.07, 1])
 )
@@ -38,7 +38,7 @@ def test_votes_as_the_naive_twin(seed: int, k: int, temperature: float) -> None:
     assert knn_classify(query, reference, label, k, temperature).tolist() == expected
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 10_000), k=st.integers(2, 8), among_themselves=st.booleans())
 def test_retrieval_as_the_naive_twin(seed: int, k: int, among_themselves: bool) -> None:
     query, truth, reference, label = data(seed)

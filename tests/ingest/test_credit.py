@@ -43,7 +43,7 @@ def give(holders, grants, now):
         holder.credit = grant
 
 
-@settings(deadline=None, derandomize=True)
+@settings(derandomize=True)
 @given(
     max_packet=st.integers(1, 100),
     more=st.integers(0, 300),

@@ -501,7 +501,6 @@ TestAgainstDict = AgainstDict.TestCase
 TestAgainstDict.settings = settings(
     max_examples=int(os.environ.get("CHAOS_EXAMPLES", "40")),
     stateful_step_count=20,
-    deadline=None,
     derandomize=True,
 )
 

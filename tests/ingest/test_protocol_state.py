@@ -459,6 +459,5 @@ TestDelivery = Delivery.TestCase
 TestDelivery.settings = settings(
     max_examples=int(os.environ.get("CHAOS_EXAMPLES", "60")),
     stateful_step_count=25,
-    deadline=None,
     derandomize=True,
 )

@@ -145,7 +145,6 @@ def copy(source: Path, target: Path) -> None:
 
 @settings(
     max_examples=25,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(file=st.sampled_from(["state.json", "manifest.json", "rng.safetensors"]), data=st.data())

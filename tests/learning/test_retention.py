@@ -74,7 +74,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(made=STEPS, keep=st.integers(1, 4), budget=st.sampled_from([0, 25, 300, 10**9]))
 def test_pruning_keeps_what_a_naive_rule_says(made: list[Step], keep: int, budget: int) -> None:
     held: list[Entry] = []

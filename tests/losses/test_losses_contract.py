@@ -27,7 +27,7 @@ def test_every_loss_is_under_this_contract() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(VARIANTS))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     seed=st.integers(0, 10**6),
     batch=st.integers(1, 5),

@@ -102,9 +102,7 @@ class AgainstDict(RuleBasedStateMachine):
 
 
 TestAgainstDict = AgainstDict.TestCase
-TestAgainstDict.settings = settings(
-    max_examples=30, stateful_step_count=12, deadline=None, derandomize=True
-)
+TestAgainstDict.settings = settings(max_examples=30, stateful_step_count=12, derandomize=True)
 
 
 class Encoder(torch.nn.Module):

@@ -30,7 +30,7 @@ from stream_ssl.wire import (
 )
 from stream_ssl.wire.messages import DATA_HEAD, MAX_ITEMS, unpack_map
 
-seeded = settings(deadline=None, derandomize=True)
+seeded = settings(derandomize=True)
 
 numbers = st.integers(0, 2**64 - 1)
 texts = st.text(max_size=40)
