@@ -34,7 +34,7 @@ NO_PRODUCER_SECONDS = 90.0
 NO_CREDIT_SECONDS = 60.0
 BAD_SHARE, BAD_SAMPLES, BAD_SECONDS = 0.01, 3, 600.0
 """Bad samples above this share, and at least this many, within so many seconds."""
-DROPPED_SHARE, DROPPED_SAMPLES, DROPPED_SECONDS = 0.99, 50, 240.0
+DROPPED_SHARE, DROPPED_SAMPLES, DROPPED_SECONDS = 0.99, 20, 100.0
 """Near-duplicates from this share on, and at least this many, within so many seconds."""
 STUCK_SECONDS = 90.0
 SKIPPED_IN_A_ROW = 20

@@ -151,7 +151,7 @@ def everything_dropped(world: World, _: Path) -> None:
     away = [Origin("yard", "lens", str(number), 0.0) for number in range(32)]
     nothing = {"batch": 0, "keys_BD": torch.empty(0, 3), "origins_B": []}
     world.pass_(
-        290,
+        110,
         stepped(world, **nothing, near_copies=32, turned_away=away, skipped="novelty"),
     )
 
