@@ -18,7 +18,7 @@ from table import table
 
 from producers._images import as_sample
 from producers.shaping.repeat import decode
-from producers.sources.frames import Encoder, Frames
+from producers.sources.frames import Encoder, Frames, converted
 from producers.sources.lerobot import picture
 from stream_ssl.ingest.decode import Decoder
 from stream_ssl.pictures import over_white, upright
@@ -158,10 +158,18 @@ def test_a_jpeg_made_of_pixels_with_alpha_lies_over_white() -> None:
 @pytest.mark.parametrize("kind", ["rgba", "yuva420p", "ya8"])
 def test_a_frame_with_alpha_lies_over_white(kind: str) -> None:
     clear = np.full((SIDE, SIDE, 4), (255, 0, 0, 0), np.uint8)
-    frame = av.VideoFrame.from_ndarray(clear, format="rgba").reformat(format=kind)
+    frame = converted(av.VideoFrame.from_ndarray(clear, format="rgba"), SIDE, SIDE, kind)
     for codec in ("jpeg", "webp", "raw"):
         sample = Sample("a", **Frames(codec=codec).payload(frame))  # type: ignore[arg-type]
         assert learned(sample).min() >= 254
+
+
+def test_no_row_of_a_frame_keeps_the_alpha_of_another_frame() -> None:
+    """FFmpeg's own threads left rows behind in one of forty conversions."""
+    clear = np.full((SIDE, SIDE, 4), (255, 0, 0, 0), np.uint8)
+    frame = converted(av.VideoFrame.from_ndarray(clear, format="rgba"), SIDE, SIDE, "yuva420p")
+    raw = Frames(codec="raw")
+    assert min(learned(Sample("a", **raw.payload(frame))).min() for _ in range(1000)) >= 254
 
 
 def test_opaque_pictures_are_left_as_they_are() -> None:

@@ -133,7 +133,7 @@ class Frames:
             width, height = round(width * scale), round(height * scale)
         clear = any(part.is_alpha for part in frame.format.components)
         kind = "gray" if frame.format.name.startswith("gray") else "rgba" if clear else "rgb24"
-        image = frame.reformat(width, height, kind, interpolation="AREA").to_ndarray()
+        image = converted(frame, width, height, kind).to_ndarray()
         image_HWC: NDArray[np.uint8] = image.reshape(height, width, -1).view(np.uint8)
         if kind == "gray" and frame.color_range == LIMITED:
             image_HWC = FULL_RANGE[image_HWC]
@@ -193,7 +193,19 @@ def oriented(image_HWC: NDArray[np.uint8], matrix: tuple[int, int, int, int]) ->
     return image_HWC[:: -1 if d < 0 else 1, :: -1 if a < 0 else 1]
 
 
+def converted(frame: VideoFrame, width: int, height: int, kind: str) -> VideoFrame:
+    """Return the frame in this size and pixel format.
+
+    One thread converts it. With several, FFmpeg 8 now and then leaves the alpha of the last row
+    that a thread converts as it was before.
+    """
+    how: Any = {"interpolation": "AREA"}
+    try:
+        return frame.reformat(width, height, kind, threads=1, **how)
+    except TypeError:  # an older PyAV has no such option, and converts in one thread
+        return frame.reformat(width, height, kind, **how)
+
+
 def thumbnail(frame: VideoFrame) -> NDArray[np.int16]:
     """Grey levels [32, 32]."""
-    small = frame.reformat(SIDE, SIDE, "gray", interpolation="AREA")
-    return small.to_ndarray().astype(np.int16)
+    return converted(frame, SIDE, SIDE, "gray").to_ndarray().astype(np.int16)
