@@ -212,16 +212,18 @@ def faults(scratch: Path, minutes: float) -> Rows:
     command = [sys.executable, "-m", "pytest", "-q", "-n", "auto", f"--junit-xml={report}"]
     command += [str(TESTS / one) for one in ids]
     subprocess.run(command, capture_output=True, text=True, check=False)
-    ran = [
-        (f"{case.attrib['classname']}.{case.attrib['name']}", not len(case))
-        for case in ElementTree.parse(report).iter("testcase")
-    ]
+    ran: dict[str, str] = {}  # what went wrong by test, "" for nothing
+    for case in ElementTree.parse(report).iter("testcase"):
+        name = f"{case.attrib['classname']}.{case.attrib['name']}"
+        said = " ".join(part.get("message", part.tag) for part in case)
+        ran[name] = " ".join(said.split()).replace("|", "/")[:200]
     rows = []
     for kind, named in kinds.items():
-        by_test = [[passed for name, passed in ran if _is_of(name, one)] for one in named]
-        figures = {"fault": kind, "tests": sum(map(len, by_test))}
-        whole = all(results and all(results) for results in by_test)
-        rows.append(checked(figures, "all pass", whole))
+        found = {one: [name for name in ran if _is_of(name, one)] for one in named}
+        wrong = [f"{one} did not run" for one, names in found.items() if not names]
+        wrong += [f"{name}: {ran[name]}" for names in found.values() for name in names if ran[name]]
+        figures = {"fault": kind, "tests": sum(map(len, found.values())), "wrong": "; ".join(wrong)}
+        rows.append(checked(figures, "all pass", not wrong))
     return rows
 
 

@@ -35,8 +35,11 @@ def run(
     plain: bool,
     roles: Sequence[str] = ("receiver", "learner"),
     seed: int = 0,
+    least: int = 60,
 ) -> dict[str, Any]:
-    """Send foreign bytes to the data port and the HTTP ports of a run for some seconds.
+    """Send foreign bytes to the data port and the HTTP ports of a run.
+
+    It lasts for some seconds, or until `least` connections were made.
 
     Returns:
         connections made, the growth of each process, the most descriptors of one, samples of a good
@@ -51,7 +54,9 @@ def run(
         attack = Attack(ports(folder), seed)
         rss, descriptors = dict(began), dict.fromkeys(roles, 0)
         end = time.monotonic() + seconds
-        while time.monotonic() < end and all(one.poll() is None for one in started.values()):
+        while (time.monotonic() < end or attack.made < least) and all(
+            one.poll() is None for one in started.values()
+        ):
             for _ in range(20):
                 attack.connect()
             for name, process in watched.items():

@@ -115,7 +115,6 @@ def test_idle_connections_and_bad_requests_take_neither_descriptors_nor_log(
 @pytest.mark.parametrize("plain", [True, False], ids=["plain", "curve"])
 def test_bytes_of_other_protocols_harm_nobody(tmp_path: Path, plain: bool) -> None:
     found = foreign.run(tmp_path / "run", seconds=2.0, plain=plain, roles=["receiver"])
-    assert found["connections"] > 20
     assert foreign.holds(found), found
 
 
