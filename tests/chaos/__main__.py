@@ -228,9 +228,14 @@ def faults(scratch: Path, minutes: float) -> Rows:
 
 
 def _is_of(name: str, wanted: str) -> bool:
-    """Whether a name such as "tests.app.test_x.test_y[z]" is of an id "app/test_x.py::test_y"."""
-    dotted = f".{name.partition('[')[0]}."
-    return f".{wanted.replace('.py', '').replace('::', '/').replace('/', '.')}." in dotted
+    """Whether a name such as "tests.app.test_x.test_y[z]" is of an id "app/test_x.py::test_y".
+
+    An id without brackets stands for all values of the test's parameters.
+    """
+    path, _, values = wanted.partition("[")
+    dotted, _, given = name.partition("[")
+    of_test = f".{path.replace('.py', '').replace('::', '/').replace('/', '.')}."
+    return of_test in f".{dotted}." and (not values or given == values)
 
 
 def divergence(scratch: Path, minutes: float) -> Rows:
