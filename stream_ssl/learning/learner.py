@@ -134,10 +134,11 @@ class Learner:
         draw: how they are drawn: "uniform"; "epochs", newcomers first and then each slot once
             before any comes again; or "inverse-count", in proportion to 1 / (1 + N(j)) of their
             duplicate counts.
-        novelty: cosine of descriptors from which a sample counts as a near-copy of what the memory
-            holds, and is turned away before it is encoded; the others join once they fill a batch.
-            The memory's descriptor must be of images, such as Thumbnail, or Weighted with one, of
-            which that part is compared. null: every sample is encoded.
+        novelty: when a sample counts as a near-duplicate of what the memory holds, and is turned
+            away before it is encoded; the others join once they fill a batch. "auto" compares the
+            pictures closely (docs/duplicates.md). A number is a cosine of descriptors: the
+            memory's descriptor must be of images, such as Thumbnail, or Weighted with one, which
+            part alone is compared. null: every sample is encoded.
         sync_batchnorm: of several ranks: in an update BatchNorm normalises by the statistics of all
             ranks' batches, as one process would, for some exchanges a layer (docs/scale.md); else
             by those of its own rank's. What is encoded for the memory alone is so always.
@@ -167,7 +168,7 @@ class Learner:
         plain_keys: bool = False,
         keys: Literal["before", "after"] = "before",
         draw: DrawOrder = "uniform",
-        novelty: float | None = None,
+        novelty: float | Literal["auto"] | None = None,
         sync_batchnorm: bool = False,
         offset: Offset = START,
     ) -> None:

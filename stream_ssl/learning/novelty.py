@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from memory import Duplicates, WorkingMemory
+from memory.near_duplicates import NearDuplicates
 from stream_ssl.batch import Batch, Origin
 from stream_ssl.learning.origins import packed, unpacked
 from stream_ssl.learning.ranks import Turn
@@ -21,45 +23,41 @@ from stream_ssl.learning.step import joined
 
 
 class Novelty:
-    """Turns away near-copies of what the memory holds; the others wait until they fill a batch.
+    """Turns away near-duplicates of what the memory holds; the others wait until they fill a batch.
 
-    A sample is a near-copy if its descriptor has a cosine of `threshold` or more with a slot, with
-    a sample that waits, or with an earlier one of its batch that was not turned away. Of a weighted
-    descriptor its part of images alone counts, which training does not move. So the learner trains
-    as often as the stream brings something new. What waits is part of the learner's state: it was
-    read from the stream, and is trained on later. On several ranks a sample is compared with what
-    all hold and have waiting, and with the batches of all in order of rank.
+    A sample is compared with all slots, with the samples that wait, and with the earlier ones of
+    its batch that were not turned away. So the learner trains as often as the stream brings
+    something new. What waits is part of the learner's state: it was read from the stream, and is
+    trained on later. On several ranks a sample is compared with what all hold and have waiting, and
+    with the batches of all in order of rank.
 
     Args:
-        memory: its descriptor must be of images alone, or Weighted with such a part.
-        threshold: a cosine in (-1, 1]; None: nothing is turned away, and batches pass as they are.
+        memory: it keeps images for "auto"; for a cosine its descriptor must be of images alone, or
+            Weighted with such a part, which alone is compared then.
+        threshold: "auto" compares pictures closely (memory.near_duplicates), and means the same
+            for every stream. A number is a cosine of descriptors in (-1, 1]. None turns nothing
+            away, and batches pass as they are.
 
     Raises:
-        ValueError: the threshold lies outside its range, or the memory's descriptor is made of
-            embeddings alone.
+        ValueError: the threshold lies outside its range, or does not fit the memory.
 
     Attributes:
-        turned_away: where the near-copies of the last batch came from, each None where that is not
-            known.
+        turned_away: where the near-duplicates of the last batch came from, each None where that is
+            not known.
         fresh: samples that each rank's step has: as many as came in its batch, or 0 while too few
             of them were new.
     """
 
-    def __init__(self, memory: WorkingMemory, threshold: float | None) -> None:
-        self._memory, self._test = memory, None
-        self._fixed = memory.descriptor.fixed()
-        if threshold is not None:
-            if self._fixed is None:
-                raise ValueError(
-                    f"novelty is {threshold} and memory.descriptor {memory.descriptor!r}: samples "
-                    "are compared before they are encoded, which takes a descriptor of images "
-                    "alone, or Weighted with one. Choose memory.descriptor: Thumbnail, or "
-                    "novelty: null"
-                )
+    def __init__(self, memory: WorkingMemory, threshold: float | Literal["auto"] | None) -> None:
+        self._memory = memory
+        self._test: NearDuplicates | _Cosine | None = None
+        if threshold == "auto":
             try:
-                self._test = Duplicates(threshold, "refuse")
+                self._test = NearDuplicates(memory)
             except ValueError as error:
-                raise ValueError(f"novelty: {error}") from None
+                raise ValueError(f'novelty is "auto": {error}') from None
+        elif threshold is not None:
+            self._test = _Cosine(memory, threshold)
         self._waiting: Batch[Tensor] | None = None
         self.turned_away: Sequence[Origin | None] = ()
         self.fresh: Sequence[int] = ()
@@ -100,11 +98,13 @@ class Novelty:
     def _new(self, batch: Batch[Tensor], batches: Sequence[int]) -> tuple[Tensor, Sequence[int]]:
         """Which samples of this rank's batch are new, and how many of each rank's are."""
         assert self._test is not None
-        group = self._memory.group
-        (every_BA,) = group.all_gather(self._describe(batch).to(self._memory.dtype))
-        let_in_B = self._test.find(every_BA, self._known(), group).let_in_B
+        waiting, images_BCHW = self._waiting, batch.images_BCHW
+        assert images_BCHW is not None  # a learner's batch has them
+        beside_WCHW = images_BCHW[:0] if waiting is None else waiting.images_BCHW
+        assert beside_WCHW is not None
+        let_in_B = self._test.let_in(images_BCHW, beside_WCHW)
         by_rank = np.split(let_in_B, np.cumsum(batches)[:-1])
-        own_B = torch.from_numpy(by_rank[group.rank].nonzero()[0])
+        own_B = torch.from_numpy(by_rank[self._memory.group.rank].nonzero()[0])
         return own_B, [int(of_rank.sum()) for of_rank in by_rank]
 
     def state(self) -> dict[str, Tensor]:
@@ -126,15 +126,35 @@ class Novelty:
             origins_W = [row and Origin(*row) for row in unpacked(state["origins"])]
             self._waiting = replace(self._waiting, origins_B=origins_W)
 
-    def _describe(self, batch: Batch[Tensor]) -> Tensor:
-        assert self._fixed is not None
-        # A descriptor of images reads of the embeddings only their dtype and device.
-        nothing_B0 = self._memory.embeddings.new_empty(len(batch), 0)
-        return self._fixed(nothing_B0, batch.images_BCHW)
 
-    def _known(self) -> Tensor:
-        """Descriptors of all slots and of what waits."""
-        held_kA = self._memory.descriptor.of_fixed(self._memory.descriptors)
-        if self._waiting is None:
-            return held_kA
-        return torch.cat([held_kA, self._describe(self._waiting).to(held_kA.dtype)])
+class _Cosine:
+    """Near-duplicates by a cosine of descriptors that are known before a sample is encoded."""
+
+    def __init__(self, memory: WorkingMemory, threshold: float) -> None:
+        fixed = memory.descriptor.fixed()
+        if fixed is None:
+            raise ValueError(
+                f"novelty is {threshold} and memory.descriptor {memory.descriptor!r}: samples "
+                "are compared before they are encoded, which takes a descriptor of images "
+                "alone, or Weighted with one. Choose memory.descriptor: Thumbnail, novelty: "
+                '"auto", or novelty: null'
+            )
+        try:
+            self._test = Duplicates(threshold, "refuse")
+        except ValueError as error:
+            raise ValueError(f"novelty: {error}") from None
+        self._memory, self._fixed = memory, fixed
+
+    def let_in(self, image_BCHW: Tensor, beside_WCHW: Tensor) -> NDArray[np.bool_]:
+        """As `NearDuplicates.let_in` does."""
+        memory = self._memory
+        held_kA = memory.descriptor.of_fixed(memory.descriptors)
+        if len(beside_WCHW):
+            held_kA = torch.cat([held_kA, self._describe(beside_WCHW).to(held_kA.dtype)])
+        (every_BA,) = memory.group.all_gather(self._describe(image_BCHW).to(memory.dtype))
+        return self._test.find(every_BA, held_kA, memory.group).let_in_B
+
+    def _describe(self, image_BCHW: Tensor) -> Tensor:
+        # A descriptor of images reads of the embeddings only their dtype and device.
+        nothing_B0 = self._memory.embeddings.new_empty(len(image_BCHW), 0)
+        return self._fixed(nothing_B0, image_BCHW)

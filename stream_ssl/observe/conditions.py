@@ -235,7 +235,8 @@ TABLE: tuple[Condition, ...] = (
     Condition(
         "everything-dropped", "learner", "warning",
         "at least 99 % of {producer}'s samples are dropped as near-duplicates",
-        "Point the camera at something that changes, send fewer frames, or raise learner.novelty.",
+        "Point the camera at something that changes, or send fewer frames. With "
+        "learner.novelty null all is trained on.",
     ),
     Condition(
         "bad-samples", "learner", "warning",

@@ -83,6 +83,33 @@ def test_what_is_let_through_is_what_a_loop_lets_through(descriptor: Any) -> Non
     assert turned_away == 40 * BATCH - len(expected)
 
 
+def test_pictures_that_are_compared_closely_wait_and_go_on_alike() -> None:
+    """A learner that is stopped midway lets through what one does that goes on."""
+    passed = []
+    for stops in (False, True):
+        torch.manual_seed(0)
+        memory = WorkingMemory(500, DIM, Oldest(), SHAPE, descriptor=Embedding())
+        novelty, stream, ids = Novelty(memory, "auto"), Parked(), []
+        for turn in range(30):
+            if stops and turn % 7 == 3:
+                waiting = novelty.state()
+                novelty = Novelty(memory, "auto")
+                novelty.load(waiting, torch.device("cpu"))
+            batch = tensors(stream.next(0.0))
+            new = novelty(batch)
+            if new is not None:
+                ids += new.ids_B.tolist()
+                z_BD = torch.nn.functional.normalize(torch.randn(BATCH, DIM), dim=1)
+                memory.add(new.ids_B, z_BD, new.images_BCHW, new.labels_B, new.hashes_B)
+        passed.append(ids + novelty.state()["ids_B"].tolist())
+    assert passed[0] == passed[1]
+    # Two scenes, and each fourth sample, which is new.
+    assert 2 * 30 <= len(passed[0]) <= 2 * 30 + 6
+    assert [number for number in passed[0] if number % BATCH % 4 == 0] == [
+        number for number in range(BATCH, 31 * BATCH) if number % 4 == 0
+    ]
+
+
 def test_what_waits_goes_on_elsewhere_and_passes_once_nothing_is_turned_away() -> None:
     memory = WorkingMemory(50, DIM, Oldest(), SHAPE, descriptor=Thumbnail(4))
     novelty, stream = Novelty(memory, THRESHOLD), Parked()

@@ -1,0 +1,223 @@
+"""What is a near-duplicate, on photographs that scikit-learn ships, and against loops.
+
+Shapes: B pictures, S = 32.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from sklearn.datasets import load_digits, load_sample_images
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from memory import WorkingMemory
+from memory.eviction import Random
+from memory.near_duplicates import (
+    KEY_SIDE,
+    LIMIT,
+    NEIGHBOURS,
+    REACH,
+    SHIFT,
+    SIDE,
+    WINDOW,
+    NearDuplicates,
+    candidates,
+    distance,
+    key,
+    sketch,
+)
+
+TILE = 96
+RNG = np.random.default_rng(0)
+
+
+@pytest.fixture(scope="module")
+def tiles() -> NDArray[np.uint8]:
+    """Pieces of two photographs that show more than sky, uint8 [B, 96, 96, 3]."""
+    pieces = np.stack(
+        [
+            photo[top : top + TILE, left : left + TILE]
+            for photo in load_sample_images().images
+            for top in range(0, photo.shape[0] - TILE, TILE)
+            for left in range(0, photo.shape[1] - TILE, TILE)
+        ]
+    )
+    return pieces[pieces.std((1, 2, 3)) > 25]
+
+
+def tensor(image_BHWC: NDArray[np.uint8]) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(image_BHWC.transpose(0, 3, 1, 2)))
+
+
+def jpeg(image_HWC: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    data = io.BytesIO()
+    Image.fromarray(image_HWC).save(data, "JPEG", quality=60)
+    return np.asarray(Image.open(data))
+
+
+def resized(image_HWC: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    image = Image.fromarray(image_HWC).resize((61, 61), Image.Resampling.BILINEAR)
+    return np.asarray(image.resize((TILE, TILE), Image.Resampling.BILINEAR))
+
+
+def noised(image_HWC: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    return np.clip(image_HWC + RNG.normal(0, 8, image_HWC.shape), 0, 255).astype(np.uint8)
+
+
+def grey(image_HWC: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    return np.asarray(Image.fromarray(image_HWC).convert("L").convert("RGB"))
+
+
+COPIES = {
+    "itself": lambda image_HWC: image_HWC,
+    "jpeg": jpeg,
+    "resized": resized,
+    "noised": noised,
+    "grey": grey,
+    "darker": lambda image_HWC: (image_HWC * 0.8).astype(np.uint8),
+    "moved": lambda image_HWC: np.roll(image_HWC, (3, -6), (0, 1)),  # 1 and 2 of a sketch
+}
+
+
+@pytest.mark.parametrize("kind", COPIES)
+def test_copies_of_photographs_are_near_duplicates(kind: str, tiles: NDArray[np.uint8]) -> None:
+    copies = np.stack([COPIES[kind](tile) for tile in tiles])
+    far_B = distance(sketch(tensor(tiles)), sketch(tensor(copies)))
+    assert (far_B < LIMIT).float().mean() > 0.9, far_B
+
+
+def test_different_photographs_and_digits_are_not(tiles: NDArray[np.uint8]) -> None:
+    digits = load_digits().images[:200].repeat(4, axis=1).repeat(4, axis=2)
+    for picture_BCHW in (tensor(tiles), torch.from_numpy(digits * 15).byte()[:, None]):
+        sketch_BSS = sketch(picture_BCHW)
+        one_N, other_N = torch.triu_indices(len(sketch_BSS), len(sketch_BSS), 1)
+        near_N = distance(sketch_BSS[one_N], sketch_BSS[other_N]) < LIMIT
+        assert near_N.float().mean() < 0.001
+
+
+def test_something_small_in_a_fixed_scene_is_new(tiles: NDArray[np.uint8]) -> None:
+    """A figure of 6 x 14 pixels walks through pictures of 96 x 96."""
+    with_somebody = tiles.copy()
+    with_somebody[:, 40:54, 30:36] = (
+        255 - with_somebody[:, 40:54, 30:36].mean((1, 2), np.uint8)[:, None, None]
+    )
+    changed_B = np.abs(with_somebody.astype(int) - tiles).max((1, 2, 3)) > 100
+    far_B = distance(sketch(tensor(tiles)), sketch(tensor(with_somebody)))
+    assert changed_B.sum() > 10
+    assert (far_B[torch.from_numpy(changed_B)] > LIMIT).float().mean() > 0.9
+
+
+@pytest.mark.parametrize("size", [16, 32, 96])
+def test_the_noise_of_a_dark_camera_is_no_content(size: int) -> None:
+    dark = torch.from_numpy(RNG.integers(0, 6, (40, 3, size, size), dtype=np.uint8))
+    sketch_BSS = sketch(dark)
+    assert (distance(sketch_BSS[:20], sketch_BSS[20:]) < LIMIT).all()
+
+
+def test_the_distance_is_that_of_a_loop(tiles: NDArray[np.uint8]) -> None:
+    one_BSS, other_BSS = sketch(tensor(tiles[:6])), sketch(tensor(noised(tiles[1:7])))
+    other_BSS[0] = one_BSS[0].roll((1, -2), (0, 1))
+    expected = [by_loop(a, b) for a, b in zip(one_BSS.numpy(), other_BSS.numpy(), strict=True)]
+    assert distance(one_BSS, other_BSS).tolist() == pytest.approx(expected, abs=1e-5)
+
+
+def by_loop(one_SS: NDArray[np.float32], other_SS: NDArray[np.float32]) -> float:
+    def soft(a: NDArray[np.float32], y: int, x: int) -> float:
+        below, right = min(y + 1, SIDE - 1), min(x + 1, SIDE - 1)
+        return (
+            float(a[y, x]) + float(a[below, x]) + float(a[y, right]) + float(a[below, right])
+        ) / 4
+
+    one = np.array([[soft(one_SS, y, x) for x in range(SIDE)] for y in range(SIDE)])
+    other = np.array([[soft(other_SS, y, x) for x in range(SIDE)] for y in range(SIDE)])
+    inner, least = SIDE - 2 * SHIFT, math.inf
+    for down in range(2 * SHIFT + 1):
+        for right in range(2 * SHIFT + 1):
+            worst = 0.0
+            for top in range(0, inner - WINDOW + 1, WINDOW // 2):
+                for left in range(0, inner - WINDOW + 1, WINDOW // 2):
+                    a = one[SHIFT + top :, SHIFT + left :][:WINDOW, :WINDOW]
+                    b = other[down + top :, right + left :][:WINDOW, :WINDOW]
+                    worst = max(worst, float(((a - b) ** 2).mean()) ** 0.5)
+            least = min(least, worst)
+    return least
+
+
+def stream(tiles: NDArray[np.uint8], count: int) -> NDArray[np.uint8]:
+    """Pictures that come again, noised, and sometimes many times in a row."""
+    chosen = RNG.integers(0, len(tiles), count)
+    chosen[count // 2 : count // 2 + 12] = chosen[count // 2]
+    return np.stack([noised(tiles[number]) for number in chosen])
+
+
+def near_by_loop(one_SS: Tensor, others: list[Tensor]) -> bool:
+    """Whether one of the nearest others that are within reach is a near-duplicate."""
+    if not others:
+        return False
+    other_NSS = torch.stack(others)
+    square_N = (key(one_SS[None]) - key(other_NSS)).double().square().sum(1)
+    nearest = square_N.argsort(stable=True)[:NEIGHBOURS]
+    nearest = nearest[square_N[nearest] <= (REACH * KEY_SIDE) ** 2]
+    return any(float(distance(one_SS[None], other_NSS[n][None])[0]) < LIMIT for n in nearest)
+
+
+def test_a_memory_lets_in_what_a_loop_lets_in(tiles: NDArray[np.uint8]) -> None:
+    memory = WorkingMemory(30, 2, Random(), (3, TILE, TILE))
+    door, counted = NearDuplicates(memory), 0
+    batches = [tensor(stream(tiles, 48)) for _ in range(5)]
+    for number, batch in enumerate(batches):
+        beside = batch[:0] if number % 2 else batches[number - 1][:3]
+        held = list(sketch(memory.images)) if len(memory) else []
+        beside_sketches = list(sketch(beside))
+        expected, let_in = [], []
+        for one_SS in sketch(batch):
+            new = not any(near_by_loop(one_SS, part) for part in (held, beside_sketches, let_in))
+            expected.append(new)
+            let_in += [one_SS] if new else []
+        found = door.let_in(batch, beside)
+        assert found.tolist() == expected
+        # A door that never saw the slots before says the same, as after a restart.
+        assert NearDuplicates(memory).let_in(batch, beside).tolist() == expected
+        counted += len(expected) - sum(expected)
+        ids = torch.arange(48) + 48 * number
+        z_BD = normalize(torch.randn(48, 2), dim=1)
+        new_B = torch.from_numpy(found)
+        if new_B.any():
+            memory.add(ids[new_B], z_BD[new_B], batch[new_B])
+    assert memory.stats().evicted > 10
+    assert 40 < counted < 5 * 48 - 40
+
+
+def test_a_row_of_copies_within_a_batch_leaves_one(tiles: NDArray[np.uint8]) -> None:
+    memory = WorkingMemory(30, 2, Random(), (3, TILE, TILE))
+    row = tensor(np.stack([noised(tiles[number // 20]) for number in range(60)]))
+    assert NearDuplicates(memory).let_in(row, row[:0]).nonzero()[0].tolist() == [0, 20, 40]
+    assert NearDuplicates(memory).let_in(row[:0], row[:0]).tolist() == []
+
+
+def test_candidates_are_the_nearest_in_blocks_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    key_BA, held_kA = torch.randn(9, 64) / 4, torch.randn(101, 64) / 4
+    expected = torch.cdist(key_BA, held_kA).argsort(dim=1)[:, :NEIGHBOURS]
+    whole, _ = candidates(key_BA, held_kA)
+    monkeypatch.setattr("memory.near_duplicates.columns_at_a_time", lambda *_: 10)
+    blocks, near = candidates(key_BA, held_kA)
+    assert whole.tolist() == blocks.tolist() == expected.tolist()
+    assert (
+        near.tolist()
+        == (torch.cdist(key_BA, held_kA).gather(1, expected) <= REACH * KEY_SIDE).tolist()
+    )
+
+
+def test_memories_without_pictures_and_odd_limits_are_refused() -> None:
+    for shape in (None, (12, 1, 1)):
+        with pytest.raises(ValueError, match="this memory keeps"):
+            NearDuplicates(WorkingMemory(8, 2, Random(), shape))
+    with pytest.raises(ValueError, match=r"limit is 0: a distance must be above 0"):
+        NearDuplicates(WorkingMemory(8, 2, Random(), (1, 32, 32)), 0)
