@@ -225,7 +225,7 @@ SETTINGS: dict[str, Callable[[], dict[str, Any]]] = {
     "as shipped": lambda: {
         "anchors": "memory",
         "draw": "epochs",
-        "novelty": 0.9,
+        "novelty": "auto",
         "plain_keys": True,
         "descriptor": Thumbnail(4),
     },
