@@ -11,6 +11,7 @@ out.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import itertools
 import random
@@ -48,7 +49,7 @@ def soak(folder: Path, seconds: float, every: float = 10.0, rate: float = 400.0)
     draw = random.Random(0)
     with processes(folder, SETTINGS, whole=True) as run:
         daemon = run.start("run", str(run.config))
-        until(lambda: set(load(folder)) >= set(ROLES), lambda: run.log("run"), 300)
+        until(lambda: answers(folder), lambda: run.log("run"), 300)
         names = itertools.cycle(f"robot-{n}" for n in range(12))
         sending: dict[str, subprocess.Popen[bytes]] = {}
         end, totals = time.monotonic() + seconds, dict[str, int]()
@@ -69,6 +70,16 @@ def soak(folder: Path, seconds: float, every: float = 10.0, rate: float = 400.0)
         for producer in sending.values():
             producer.wait(60)
         assert stop(daemon) == 0, run.log("run")[-2000:]
+
+
+def answers(folder: Path) -> bool:
+    """Whether all processes answer; a run that goes on finds the addresses of its last start."""
+    entries = load(folder)
+    with contextlib.suppress(httpx.TransportError):
+        return set(entries) >= set(ROLES) and all(
+            httpx.get(f"{entries[role]['http']}/healthz", timeout=5.0).is_success for role in ROLES
+        )
+    return False
 
 
 def tend(
