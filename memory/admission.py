@@ -19,9 +19,11 @@ from memory.columns import REFUSED, Columns, Rows
 from memory.compute import columns_at_a_time, to_device, to_host
 from memory.process_group import SINGLE_PROCESS, RankGroup
 from memory.scores import BLOCK_ELEMENTS
+from memory.shares import Turns
 
 if TYPE_CHECKING:
     from memory.eviction.base import Policy
+    from memory.shares import Holdings
 
 NOBODY = -1
 
@@ -115,18 +117,29 @@ class Entry:
         columns: of the memory; what joins is written to them.
         policy: who makes room once every slot is occupied.
         duplicates: the test before that; None for none.
+        holdings: of producers with shares of the slots, kept up to date; None for no shares.
     """
 
     def __init__(
-        self, rows: Rows, columns: Columns, policy: Policy, duplicates: Duplicates | None
+        self,
+        rows: Rows,
+        columns: Columns,
+        policy: Policy,
+        duplicates: Duplicates | None,
+        holdings: Holdings | None = None,
     ) -> None:
         self._let_in, self._columns, self._policy = rows, columns, policy
+        self._holdings = holdings
         self._ids_B, self._born_B = to_host(torch.stack([rows.ids, rows.born])).numpy()
         self._found = Found(0, np.zeros(len(rows), dtype=bool))
         if duplicates is not None:
             self._found = duplicates.find(rows.descriptors, columns.descriptor_kA, columns.group)
             self._let_in = self._found.enter(rows, columns)
         self._turn_b = np.flatnonzero(self._found.let_in_B)
+        if holdings is not None:
+            key_b = self._let_in.producers
+            none_b = np.zeros(len(self._turn_b), dtype=np.int64)
+            self._owner_b = holdings.owners(none_b if key_b is None else to_host(key_b).numpy())
         self._placed = 0  # of those let in
         self._slot_B = np.full(len(rows), NOBODY)  # where each stands now, of all slots
         self._joined_B = np.zeros(len(rows), dtype=bool)
@@ -143,6 +156,8 @@ class Entry:
         free = min(len(rows), columns.capacity_of_all - held)
         if free:
             plan = torch.arange(held, held + free)
+            if self._holdings is not None:
+                self._holdings.fill(plan.numpy(), self._owner_b[:free])
             self._write(plan)
             columns.occupied_of_all = held + free
             came = rows[:free]
@@ -150,9 +165,21 @@ class Entry:
                 came = came[columns.group.mine(plan).nonzero()[:, 0]]
             policy.on_insert(came)
         while len(rows := self._let_in[self._placed :]):
-            plan = policy.choose(rows)
+            plan = self._plan(rows)
             check_plan(plan, policy, len(rows), columns.capacity_of_all)
+            if self._holdings is not None:
+                owner_b = self._owner_b[self._placed :][: len(plan)]
+                self._holdings.take(plan.numpy(), owner_b)
             self._write(plan)
+
+    def _plan(self, rows: Rows) -> Tensor:
+        """What the policy chooses, among the slots that shares leave it."""
+        if self._holdings is None:
+            return self._policy.choose(rows)
+        turns = Turns(self._holdings, self._owner_b[self._placed :])
+        if turns.are_free():
+            return self._policy.choose(rows)
+        return self._policy.choose_shared(rows, turns)
 
     def _write(self, plan: Tensor) -> None:
         """Write the next newcomers, in turn, to the slots that the plan gives them.

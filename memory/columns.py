@@ -31,7 +31,7 @@ REFUSED = -1
 
 INTEGER_COLUMNS = (
     *("ids", "labels", "hashes", "born", "encoded", "multiplicity"),
-    *("draws", "drawn_epoch"),
+    *("draws", "drawn_epoch", "producers"),
 )
 
 
@@ -52,6 +52,7 @@ class Rows:
     born: Tensor  # int64 [B]
     images: Tensor | None = None  # uint8 [B, C, H, W]
     multiplicity: Tensor | None = None  # int64 [B]
+    producers: Tensor | None = None  # int64 [B], shares.key_of each; None: nameless
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -72,6 +73,7 @@ class Rows:
             born=self.born[at],
             images=images,
             multiplicity=None if self.multiplicity is None else self.multiplicity[at],
+            producers=None if self.producers is None else self.producers[at],
         )
 
 
@@ -99,6 +101,7 @@ class Columns:
     multiplicity: Tensor
     draws: Tensor  # how often a slot's sample was drawn
     drawn_epoch: Tensor  # of its last draw, see draws.by_epochs; 0: none
+    producers: Tensor  # shares.key_of who sent a slot's sample; 0: nameless
     capacity = Fixed[int]()
     dim = Fixed[int]()
 
@@ -192,6 +195,7 @@ class Columns:
         self.born[slots] = self.encoded[slots] = rows.born
         self.multiplicity[slots] = 1 if rows.multiplicity is None else rows.multiplicity
         self.draws[slots] = self.drawn_epoch[slots] = 0
+        self.producers[slots] = 0 if rows.producers is None else rows.producers
         if self.images is not None and rows.images is not None:
             self.images.write(slots, rows.images)
 

@@ -6,12 +6,12 @@ negatives, R slots refreshed, n slots drawn, b images encoded at a time, C H W i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.modules.module import _IncompatibleKeys
 
 from memory import draws
@@ -39,22 +39,26 @@ from memory.fixed import Fixed
 from memory.process_group import SINGLE_PROCESS, RankGroup
 from memory.scores import Score, check_score
 from memory.shards import RANK_SEEDS, Meeting, check_shareable
+from memory.shares import Holdings, ProducerNames, Shares, check_kept
+from memory.slots import Slots
 from memory.state import (
     State,
     check_fits,
     counters,
     describe,
     encode,
+    encode_names,
     is_resharded,
     named,
     part,
+    producer_names,
     totals_of,
     upgraded,
 )
 from memory.stats import MemoryStats, effective_cells, measure
 
 
-class WorkingMemory(nn.Module):
+class WorkingMemory(Slots):
     """K slots of embedding, descriptor, id and optional image, label and content hash.
 
     Ids are not rows: an id may occur twice, and a slot is known by its number alone. Empty slots
@@ -87,6 +91,10 @@ class WorkingMemory(nn.Module):
             process would that holds all slots and is offered the batches joined, the first rank's
             first. What is read is of this shard, and so are slots; `add`, `prior`, `check_valid`
             and, where the descriptor is of embeddings, `refresh` must be called by all in turn.
+        shares: the slots that each producer keeps whatever the policy prefers (memory/shares.py).
+            A number below 1: this part of an equal share. Weights by name: half of the slots are
+            divided by weight, and a producer that is not named weighs 1. None: no shares. No part
+            of a state.
 
     Raises:
         ValueError: an argument outside its range, or of another kind, or one that several ranks
@@ -120,6 +128,7 @@ class WorkingMemory(nn.Module):
         measured_by: Score | None = None,
         descriptor: Descriptor | None = None,
         group: RankGroup = SINGLE_PROCESS,
+        shares: float | dict[str, float] | None = None,
     ) -> None:
         super().__init__()
         capacity, dim = check_count("capacity", capacity), check_count("dim", dim)
@@ -145,6 +154,11 @@ class WorkingMemory(nn.Module):
         self.image_shape = image_shape
         if group.size > 1:
             check_shareable(capacity, group, self.eviction, duplicates, image_file)
+        self.shares = Shares.of(shares)
+        if self.shares is not None:
+            check_kept(self.eviction)
+        self._holdings: Holdings | None = None  # made from the columns when they are needed
+        self._names = ProducerNames()
         self._fixed_dtype = dtype is not None
         where, self._seed = check_device(device), check_seed(seed)
         self.descriptor.to(where)
@@ -161,88 +175,6 @@ class WorkingMemory(nn.Module):
         self.eviction.bind(self._columns, self._seed + 1)
         self._description = describe(self.eviction, image_shape, duplicates, self.descriptor)
 
-    # What can be read: the columns of the occupied slots, in slot order; views, never copies.
-
-    def __len__(self) -> int:
-        """k"""
-        return self._columns.occupied
-
-    def __bool__(self) -> bool:
-        """A memory is there, empty or not."""
-        return True
-
-    @property
-    def occupied_of_all(self) -> int:
-        """Slots that all ranks hold; k in a single process."""
-        return self._columns.occupied_of_all
-
-    @property
-    def device(self) -> torch.device:
-        return self._columns.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of the embeddings."""
-        return self._columns.embeddings.dtype
-
-    @property
-    def added(self) -> int:
-        """How many samples have been offered."""
-        return self._totals.added
-
-    @property
-    def ids(self) -> Tensor:
-        """int64 [k]."""
-        return self._columns.ids[: len(self)]
-
-    @property
-    def embeddings(self) -> Tensor:
-        """Unit rows [k, D]."""
-        return self._columns.z_kD
-
-    @property
-    def descriptors(self) -> Tensor:
-        """What duplicates are counted on, unit rows [k, A]."""
-        return self._columns.descriptor_kA
-
-    @property
-    def images(self) -> Tensor | None:
-        """uint8 [k, C, H, W] where the images lie, zeros where one is lost (see ImageFile); None in
-        a memory that keeps none.
-        """
-        images = self._columns.images
-        return None if images is None else images.data_KCHW[: len(self)]
-
-    @property
-    def labels(self) -> Tensor:
-        """int64 [k]; -1 for none. For reports only."""
-        return self._columns.labels[: len(self)]
-
-    @property
-    def hashes(self) -> Tensor:
-        """Content hashes, int64 [k]; 0 for none."""
-        return self._columns.hashes[: len(self)]
-
-    @property
-    def born(self) -> Tensor:
-        """int64 [k]: how many samples had been offered before this one."""
-        return self._columns.born[: len(self)]
-
-    @property
-    def encoded(self) -> Tensor:
-        """int64 [k]: how many samples had been offered when the embedding was last computed."""
-        return self._columns.encoded[: len(self)]
-
-    @property
-    def multiplicity(self) -> Tensor:
-        """int64 [k]: samples that a slot stands for, those merged into it and itself."""
-        return self._columns.multiplicity[: len(self)]
-
-    @property
-    def draws(self) -> Tensor:
-        """int64 [k]: how often `sample` drew what a slot holds."""
-        return self._columns.draws[: len(self)]
-
     # What goes in.
 
     @in_full_precision
@@ -253,6 +185,7 @@ class WorkingMemory(nn.Module):
         images: Array | None = None,
         labels: Array | None = None,
         hashes: Array | None = None,
+        producers: Sequence[str | None] | None = None,
     ) -> Admission:
         """Offer a batch, in order. As if each sample were offered alone, but for what
         `Duplicates` says of near-duplicates and what a policy learns between batches.
@@ -266,17 +199,20 @@ class WorkingMemory(nn.Module):
             images: uint8 [B, C, H, W], where the memory keeps images.
             labels: int64 [B], -1 for none.
             hashes: content hashes, int64 [B], 0 for none.
+            producers: the name of who sent each sample; None for nobody, who has no share.
 
         Raises:
             ValueError: an input breaks its rule; nothing was added. Or a policy from outside chose
                 no slot there is; then the rest of the batch counts as refused.
         """
-        rows = self._rows(ids, z, images, labels, hashes)
+        rows = self._rows(ids, z, images, labels, hashes, producers)
         meeting = None
         if self.group.size > 1:
             meeting = Meeting(rows, self._totals.added, self._columns)
             rows = meeting.rows
-        entry = Entry(rows, self._columns, self.eviction, self.duplicates)
+        if self.shares is not None and (self._holdings is None or self._holdings.crowded):
+            self._holdings = Holdings(self._columns, self.shares)
+        entry = Entry(rows, self._columns, self.eviction, self.duplicates, self._holdings)
         try:
             entry.run()
         finally:
@@ -303,6 +239,7 @@ class WorkingMemory(nn.Module):
         images: Array | None,
         labels: Array | None,
         hashes: Array | None,
+        producers: Sequence[str | None] | None,
     ) -> Rows:
         """A batch of newcomers, checked."""
         z_BD = check_embeddings(z, self.dim, self.device)
@@ -315,6 +252,7 @@ class WorkingMemory(nn.Module):
             check_integers(name, value, device, count)
             for name, value in (("ids", ids), ("labels", labels), ("hashes", hashes))
         ]
+        key_B = None if producers is None else self._names.keys(producers, count, columns.producers)
         z_BD = self._match_dtype(z_BD)
         return Rows(
             ids=integers[0],
@@ -324,6 +262,7 @@ class WorkingMemory(nn.Module):
             hashes=integers[2],
             born=torch.arange(self._totals.added, self._totals.added + count, device=device),
             images=found,
+            producers=None if key_B is None else to_device(key_B, device),
         )
 
     def _match_dtype(self, z_BD: Tensor) -> Tensor:
@@ -607,6 +546,8 @@ class WorkingMemory(nn.Module):
         state["description"] = encode(self._description)
         state["drift"] = self._drift.clone()
         state["generator"] = self._generator.get_state()
+        keys = torch.unique(self._columns.producers[: len(self)])
+        state["producer_names"] = encode_names(self._names.held(to_host(keys).tolist()))
         for name, value in state.items():
             destination[prefix + name] = value
 
@@ -665,6 +606,7 @@ class WorkingMemory(nn.Module):
         self._columns.occupied = 0
         self.eviction.bind(self._columns, self._seed + 1)
         self._columns.load(columns)
+        self._holdings, self._names = None, ProducerNames(producer_names(state))
         self._columns.occupied_of_all = self._totals.inserted - self._totals.evicted
         if is_resharded(state):
             self.eviction.bind(self._columns, self._seed + 1)

@@ -16,7 +16,7 @@ from memory.columns import Columns, Rows
 from memory.compute import to_device
 from memory.eviction.base import Policy
 from memory.process_group import RankGroup
-from memory.state import State, part, shard_of, totals_of
+from memory.state import State, encode_names, part, producer_names, shard_of, totals_of
 
 RANK_SEEDS = 1000
 """Between the seeds of two ranks' draws; a memory's own are next to each other."""
@@ -71,15 +71,18 @@ class Meeting:
     def __init__(self, own: Rows, added: int, columns: Columns) -> None:
         self._columns, self._images, group = columns, own.images, columns.group
         rank_B = torch.full_like(own.ids, group.rank)
-        number_B4 = torch.stack([own.ids, own.labels, own.hashes, rank_B], dim=1)
+        own_key_B = torch.zeros_like(own.ids) if own.producers is None else own.producers
+        number_B5 = torch.stack([own.ids, own.labels, own.hashes, rank_B, own_key_B], dim=1)
         apart = own.descriptors is not own.embeddings
         row_BX = torch.cat([own.embeddings, own.descriptors], 1) if apart else own.embeddings
-        number_B4, row_BX = group.all_gather(number_B4, row_BX)
-        ids, labels, hashes, rank_B = number_B4.unbind(1)
+        number_B5, row_BX = group.all_gather(number_B5, row_BX)
+        ids, labels, hashes, rank_B, key_B = number_B5.unbind(1)
         z_BD = row_BX[:, : own.embeddings.shape[1]].contiguous()
         born = torch.arange(added, added + len(ids), device=ids.device)
         descriptors = row_BX[:, z_BD.shape[1] :].contiguous() if apart else z_BD
-        self.rows = Rows(ids.contiguous(), z_BD, descriptors, labels, hashes, born)
+        self.rows = Rows(
+            ids.contiguous(), z_BD, descriptors, labels, hashes, born, producers=key_B.contiguous()
+        )
         self._rank_B = rank_B.cpu()
         counts: list[int] = torch.bincount(self._rank_B, minlength=group.size).tolist()
         first = sum(counts[: group.rank])
@@ -141,4 +144,6 @@ def resharded(states: Sequence[State], rank: int, size: int) -> State:
     generator = torch.Generator().manual_seed(totals.added + RANK_SEEDS * rank)
     state |= {"generator": generator.get_state(), "resharded": torch.ones(1)}
     state |= {"eviction.head": first["eviction.head"]} if "eviction.head" in first else {}
+    names = {name for each in states for name in producer_names(each)}
+    state["producer_names"] = encode_names(names)
     return state | ({"shard": torch.tensor([rank, size])} if size > 1 else {})

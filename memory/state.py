@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,14 +19,16 @@ from torch import Tensor
 from memory.admission import Duplicates, Totals
 from memory.checks import check_embeddings
 from memory.columns import Columns, Image
+from memory.compute import to_host
 from memory.descriptors import Descriptor
 from memory.eviction.base import Policy, described
 
 if TYPE_CHECKING:
     from memory.memory import WorkingMemory
 
-VERSION = 3
-"""Raised when an older reader could not read it. Version 2 is read too: it did not count draws. A
+VERSION = 4
+"""Raised when an older reader could not read it. Versions from 2 on are read too: version 2 did not
+count draws, and version 3 did not know who sent a sample. A
 description may gain entries within a version: a reader compares those that both sides have.
 """
 
@@ -106,10 +108,29 @@ def upgraded(state: Mapping[str, Any]) -> State:
     if version < 2 or not {"generator", "description"} <= set(state):
         raise ValueError(f"this is no memory state of version 2 to {VERSION}")
     state = _linear_counts_made_exact(state)
-    if version > 2:
-        return state
     none = torch.zeros_like(state.get("columns.ids", torch.empty(0, dtype=torch.int64)))
-    return {**state, "columns.draws": none, "columns.drawn_epoch": none}
+    if version < 4:
+        state["columns.producers"] = none
+    if version < 3:
+        state |= {"columns.draws": none, "columns.drawn_epoch": none}
+    return state
+
+
+def encode_names(names: Iterable[str]) -> Tensor:
+    """Names as bytes of JSON, in order."""
+    return torch.frombuffer(bytearray(json.dumps(sorted(names)).encode()), dtype=torch.uint8)
+
+
+def producer_names(state: Mapping[str, Tensor]) -> list[str]:
+    """The names that `encode_names` wrote into a state; none where it has none.
+
+    >>> producer_names({"producer_names": encode_names(["yard", "robot"])})
+    ['robot', 'yard']
+    """
+    if "producer_names" not in state:
+        return []
+    names: list[str] = json.loads(bytes(to_host(state["producer_names"]).numpy()))
+    return names
 
 
 def _linear_counts_made_exact(state: Mapping[str, Any]) -> State:

@@ -30,10 +30,11 @@ import torch
 from torch import Tensor
 
 from memory.columns import Columns
-from memory.compute import to_device
+from memory.compute import to_device, to_host
 from memory.duel.cells import NOWHERE, Cells, Lines, Seen, blocks
 from memory.duel.simulate import kept_steps, simulate
 from memory.scores import Score
+from memory.shares import Groups, Turns
 
 POOL_ROOTS, POOL_ROWS = 6, 8192
 """P is so many times sqrt(K), at most so many: the rows of a pool are read for each newcomer, all
@@ -135,6 +136,8 @@ class ApproximateCounts:
         self._cell_count = cells or number
         self._seed = seed
         self._cells: Cells | None = None
+        self._groups: Groups | None = None  # what shares leave open, while newcomers are placed
+        self._shared = False  # whether the pool was drawn of that
 
     def _ready(self) -> Cells:
         """Build the cells where there are none, or for less than half of the rows; draw a pool
@@ -142,10 +145,19 @@ class ApproximateCounts:
         """
         if self._cells is None or 2 * self._fitted_to < self._columns.occupied:
             self.recount()
-        elif self._exhausted or self._served >= len(self._pool_P):
+        elif self._exhausted or self._served >= len(self._pool_P) or self._unfit():
             self._draw_pool()
         assert self._cells is not None
         return self._cells
+
+    def _unfit(self) -> bool:
+        """Whether the pool was drawn of other slots than may be taken now."""
+        if self._groups is None or not self._shared:
+            return self._shared != (self._groups is not None)
+        groups, pool_P = self._groups, self._pool_P
+        there = torch.stack([groups.open_n[pool_P].sum(), groups.open_n.sum()])
+        found, all_open = to_host(there).tolist()
+        return bool(found < min(FEWEST, all_open))
 
     def recount(self) -> None:
         """Fit the cells and count every slot anew."""
@@ -204,11 +216,18 @@ class ApproximateCounts:
         cells, k = self._cells, self._columns.occupied
         size = min(POOL_ROWS, max(NEWCOMERS + CANDIDATES, POOL_ROOTS * math.isqrt(k)), k)
         count_K = self.far_K + self.near_K
-        self._set_pool(count_K[:k].topk(size).indices.sort().values)
+        self._shared = self._groups is not None
+        if self._groups is None:
+            self._set_pool(count_K[:k].topk(size).indices.sort().values)
+        else:
+            self._set_pool(self._groups.largest(count_K, max(1, size * 4 // 5)))
         self._cell_P = cells.cell_K[self._pool_P]
         self.count_P = cells.far(self._row_PA, self._cell_P) + self.near_K[self._pool_P]
         cells.remove(self._pool_P)
-        outside = (cells.cell_K >= 0).nonzero()[:, 0]
+        outside_K = cells.cell_K >= 0
+        if self._groups is not None:
+            outside_K = outside_K & self._groups.open_n
+        outside = outside_K.nonzero()[:, 0]
         self._lines = cells.no_lines()
         self._most_C = torch.full_like(self._lines.mean_C, -torch.inf).scatter_reduce_(
             0, cells.cell_K[outside], count_K[outside], "amax"
@@ -224,9 +243,19 @@ class ApproximateCounts:
         self._place_K = torch.full((self._columns.capacity,), NOWHERE, device=pool_P.device)
         self._place_K[pool_P] = torch.arange(len(pool_P), device=pool_P.device)
 
-    def choose(self, x_BA: Tensor) -> Tensor:
-        """Slots of the first newcomers, at most NEWCOMERS; -1 refuses."""
-        cells, x_TA = self._ready(), x_BA[:NEWCOMERS]
+    def choose(self, x_BA: Tensor, shared: Turns | None = None) -> Tensor:
+        """Slots of the first newcomers, at most NEWCOMERS; -1 refuses. `shared`: what shares leave
+        open to the newcomers; None for all slots."""
+        x_TA = x_BA[:NEWCOMERS]
+        if shared is not None:
+            shared = shared[: len(x_TA)]
+            self._groups = Groups(shared, shared.of_shard(x_BA.device))
+        try:
+            return self._choose(self._ready(), x_TA, shared)
+        finally:
+            self._groups = None
+
+    def _choose(self, cells: Cells, x_TA: Tensor, shared: Turns | None) -> Tensor:
         row_PA, pool_P = self._row_PA, self._pool_P
         near_TP = self._score.apply_(x_TA @ row_PA.T)
         cell_T = cells.of(x_TA)
@@ -236,6 +265,12 @@ class ApproximateCounts:
         reach_P = self.count_P + 0.5 * near_TP.sum(dim=0)
         size = min(len(reach_P), CANDIDATES + len(x_TA))
         few = reach_P.topk(size).indices.sort().values
+        if self._groups is not None:
+            groups = self._groups.at(pool_P)
+            first_P = self.count_P.masked_fill(~groups.first_n, -torch.inf)
+            reach_P[first_P.argmax()[None]] = torch.inf
+            few = groups.largest(reach_P, size)
+            size = len(few)
         level = self.count_P.max()  # so that float32 tells the counts apart
         row_WA, cell_W = torch.cat([row_PA[few], x_TA]), torch.cat([self._cell_P[few], cell_T])
         h_Tc = near_TP.index_select(1, few)
@@ -244,7 +279,8 @@ class ApproximateCounts:
         h_WW = torch.cat([torch.cat([h_cc, h_Tc.T], 1), torch.cat([h_Tc, h_TT], 1)])
         h_WW.fill_diagonal_(0)
         count_c, count_T = (self.count_P[few] - level).to(h_WW), (total_T - level).to(h_WW)
-        column_T, most_T = simulate(count_c, count_T, h_WW, self._compete)
+        gate = None if shared is None else shared.gate(pool_P[few])
+        column_T, most_T = simulate(count_c, count_T, h_WW, self._compete, gate)
         outside = (self._most_C + self._lines.mean_C).max()
         exhausted_T = most_T + level < (1 - SLACK) * outside
         exhausted_T[: max(1, FEWEST - self._served)] = False
@@ -379,7 +415,7 @@ class ApproximateCounts:
         cells = self._cells
         numbers = [self._fitted_to, self._next_cell, self._owed, self._served]
         values = (
-            torch.tensor([*numbers, self._exhausted]),
+            torch.tensor([*numbers, self._exhausted + 2 * self._shared]),
             torch.tensor(self._fit_then, dtype=torch.float64),
             *(cells.centre_CA, cells.cell_K, cells.sum_CA, cells.square_C, cells.crowded_C),
             *(self.far_K, self.near_K),
@@ -402,7 +438,8 @@ class ApproximateCounts:
             return
         numbers, fit = found["numbers"].tolist(), found["fit"].tolist()
         self._fitted_to, self._next_cell, self._owed, self._served, exhausted = numbers
-        self._exhausted, self._fit_then = bool(exhausted), (fit[0], fit[1])
+        self._exhausted, self._shared = bool(exhausted & 1), bool(exhausted & 2)
+        self._fit_then = fit[0], fit[1]
         here = {name: value.to(columns.device, copy=True) for name, value in found.items()}
         self._cells = Cells(columns, self._score, here["centres"])
         self._cells.cell_K = here["cells"]

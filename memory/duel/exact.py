@@ -23,6 +23,7 @@ from memory.columns import Columns
 from memory.compute import columns_at_a_time, to_device
 from memory.duel.simulate import Kept, kept_steps, simulate
 from memory.scores import BLOCK_ELEMENTS, Score
+from memory.shares import Barred, Groups, Turns
 
 CANDIDATES = 256
 """Slots of all shards among which the steps of a proposal are simulated."""
@@ -63,8 +64,9 @@ class ExactCounts:
         self._waiting_BK: Tensor | None = None  # similarities of newcomers that wait to be placed
         self.recount()
 
-    def choose(self, x_BA: Tensor) -> Tensor:
-        """Slots of all for the first newcomers, at least one; -1 refuses."""
+    def choose(self, x_BA: Tensor, shared: Turns | None = None) -> Tensor:
+        """Slots of all for the first newcomers, at least one; -1 refuses. `shared` says what shares
+        leave open to the newcomers; None for all slots."""
         row_KA = self._columns.descriptors
         if self._waiting_BK is None:
             self._recount_some()
@@ -75,21 +77,30 @@ class ExactCounts:
         x_TA = x_BA[:turns]
         total_T = self._group.all_reduce_sum(near_TK.sum(dim=1, dtype=torch.float64))
 
-        slot_m = self._candidates(near_TK)
+        groups = None
+        if shared is not None:
+            groups = Groups(shared[:turns], shared.of_shard(row_KA.device))
+        slot_m = self._candidates(near_TK, groups)
         count_c, row_cA, slot_c = self._group.all_gather(
             self.count_K[slot_m], row_KA[slot_m], self._group.of_all(slot_m)
         )
         level = count_c.max()  # counts are followed less this, so that float32 tells them apart
         row_WA = torch.cat([row_cA, x_TA])
         h_WW = self._score.apply_(row_WA @ row_WA.T).fill_diagonal_(0)
+        gate = None if shared is None else shared[:turns].gate(slot_c)
         column_T, count_T = simulate(
-            (count_c - level).to(h_WW), (total_T - level).to(h_WW), h_WW, self._compete
+            (count_c - level).to(h_WW), (total_T - level).to(h_WW), h_WW, self._compete, gate
         )
+        barred = None
+        if gate is not None and groups is not None:
+            turns, used = len(column_T), len(slot_c) + len(column_T)
+            barred = gate.barred(turns, groups.owner_n)
+            near_TK, total_T, h_WW = near_TK[:turns], total_T[:turns], h_WW[:used, :used]
 
         other_K = (self.count_K - level).to(h_WW)
         other_K[slot_m] = -torch.inf
         left_TK = torch.empty_like(near_TK)
-        most_T = self._follow(other_K, near_TK, row_WA[column_T], left_TK)
+        most_T = self._follow(other_K, near_TK, row_WA[column_T], left_TK, barred)
         # Equal rows differ by rounding, and either may leave.
         unit = 4 * torch.finfo(h_WW.dtype).eps * (1 + self._score.slope)
         tie_T = unit * (count_T + level.to(h_WW) + 0.25)
@@ -99,23 +110,35 @@ class ExactCounts:
         self._place(x_BA, kept, column_T, near_TK, left_TK, total_T, h_WW)
         return kept.plan
 
-    def _candidates(self, near_TK: Tensor) -> Tensor:
+    def _candidates(self, near_TK: Tensor, groups: Groups | None) -> Tensor:
         """Slots of this shard that may come to have the largest count, int64 [m]."""
         size = min(-(-CANDIDATES // self._group.size), self._columns.capacity)
         # Half of what joins: evictions take about as much away where counts are largest.
         reach_K = self.count_K + 0.5 * near_TK[:LOOKAHEAD].sum(dim=0)
         first_K = self.count_K + near_TK[0] if self._compete else self.count_K
+        if groups is not None:
+            first_K = first_K.masked_fill(~groups.first_n, -torch.inf)
+            reach_K[first_K.argmax()[None]] = torch.inf
+            return groups.largest(reach_K, size)
         reach_K[first_K.argmax()[None]] = torch.inf
         slot_m: Tensor = reach_K.topk(size, sorted=False).indices.sort().values
         return slot_m
 
-    def _follow(self, other_K: Tensor, near_TK: Tensor, left_TA: Tensor, left_TK: Tensor) -> Tensor:
+    def _follow(
+        self,
+        other_K: Tensor,
+        near_TK: Tensor,
+        left_TA: Tensor,
+        left_TK: Tensor,
+        barred: Barred | None,
+    ) -> Tensor:
         """The largest count of the others that each step sees [T].
 
         Args:
             other_K: their counts now, -inf for candidates; moved along.
             near_TK: similarities of who comes.
             left_TA: who leaves; their similarities are written to `left_TK`.
+            barred: the slots that do not count at each step; None for none.
         """
         turns, row_KA = len(near_TK), self._columns.descriptors
         most_T = torch.full_like(near_TK[:, 0], -torch.inf)
@@ -126,13 +149,20 @@ class ExactCounts:
             joins_Tb: Any = near_TK[:, part]
             leaves_Tb: Any = left_TK[:, part]
             here_T: Any = torch.empty_like(most_T)
-            if other_b.device.type == "cpu":
+            on_host = other_b.device.type == "cpu"
+            if on_host:
                 other_b, joins_Tb, leaves_Tb = other_b.numpy(), joins_Tb.numpy(), leaves_Tb.numpy()
                 here_T = here_T.numpy()
+            if barred is not None:
+                penalty_Ub: Any = barred.penalties(part, most_T.dtype)
+                penalty_Ub = penalty_Ub.numpy() if on_host else penalty_Ub
             for turn in range(turns):
                 if self._compete:
                     other_b += joins_Tb[turn]
-                here_T[turn] = other_b.max()
+                seen_b = other_b
+                if barred is not None:
+                    seen_b = other_b + penalty_Ub[barred.pattern_T[turn]]
+                here_T[turn] = seen_b.max()
                 if not self._compete:
                     other_b += joins_Tb[turn]
                 other_b -= leaves_Tb[turn]

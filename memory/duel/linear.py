@@ -30,6 +30,7 @@ from memory.compute import fast_in_bfloat16, to_device
 from memory.duel.simulate import kept_steps, simulate
 from memory.index import products, top
 from memory.scores import sum_rows
+from memory.shares import Barred, Gate, Groups, Turns
 
 POOL_ROWS = 8192
 """Of a pool. Its rows are read for each proposal, the column for each pool."""
@@ -112,14 +113,21 @@ class LinearCounts:
             found = torch.minimum(shortest, least), torch.maximum(longest, most)
             self._norms = torch.stack(found)
 
-    def choose(self, x_BA: Tensor) -> Tensor:
-        """Slots of the first newcomers, at least one; -1 refuses."""
+    def choose(self, x_BA: Tensor, shared: Turns | None = None) -> Tensor:
+        """Slots of the first newcomers, at least one; -1 refuses. `shared` says what shares leave
+        open to the newcomers; None for all slots."""
         if self._since > 4 * self._columns.capacity + RECOUNT_AFTER:
             self.recount()
+        if shared is not None and self._columns.capacity > POOL_ROWS:
+            # A pool holds the largest counts of all, and not those of each producer.
+            self._scans = max(self._scans, len(x_BA))
+            if self._pool is not None and self._pool.slots is not None:
+                self._drop_pool()
         plan = torch.empty(0, dtype=torch.int64)
         while not len(plan):
             pool = self._pool = self._pool or self._draw_pool()
-            plan = self._place(pool, x_BA[: self._steps].to(torch.float64))
+            turns = None if shared is None else shared[: self._steps]
+            plan = self._place(pool, x_BA[: self._steps].to(torch.float64), turns)
         self._widen(x_BA[: len(plan)])
         self._since += len(plan)
         return plan
@@ -137,19 +145,27 @@ class LinearCounts:
         slots = slots[at + (at >= last)]
         return Pool(row_KA[slots], slots, bound)
 
-    def _place(self, pool: Pool, x_TA: Tensor) -> Tensor:
+    def _place(self, pool: Pool, x_TA: Tensor, shared: Turns | None = None) -> Tensor:
         """The plan of the first newcomers; of none where the first step is not proven."""
         first_A = self._sum_A + x_TA[0] if self._compete else self._sum_A
         every = self._close >= len(pool.row_PA)
         gain_P = pool.gains(first_A) if every else pool.roughly(first_A)
-        few = self._candidates(pool, gain_P, x_TA)
-        proposal = self._simulate(pool.row_PA[few], x_TA)
+        groups, gate, barred = None, None, None
+        if shared is not None:  # the pool is the whole column
+            groups = Groups(shared, shared.of_shard(gain_P.device))
+        few = self._candidates(pool, gain_P, x_TA, groups)
+        if shared is not None:
+            gate = shared.gate(few)
+        proposal = self._simulate(pool.row_PA[few], x_TA, gate)
+        x_TA = x_TA[: len(proposal.column_T)]
+        if gate is not None and groups is not None:
+            barred = gate.barred(len(x_TA), groups.owner_n)
         # Equal rows differ by rounding, and either may leave.
         moved_T = torch.linalg.vector_norm(proposal.query_TA - first_A, dim=1)
         tie_T = 4 * torch.finfo(pool.row_PA.dtype).eps * (1 + moved_T)
         tie_T += rounding(proposal.query_TA) * (1 + proposal.query_TA.norm(dim=1))
         proposal = proposal._replace(gain_T=proposal.gain_T + tie_T)
-        more_T, unsure_T, close = self._others(pool, gain_P, few, proposal)
+        more_T, unsure_T, close = self._others(pool, gain_P, few, proposal, barred)
         if every:
             more_T[0] = False  # of all rows of the pool a candidate has most
         outside_T = torch.zeros_like(more_T)
@@ -158,17 +174,22 @@ class LinearCounts:
         doubt_3T = torch.stack([outside_T, unsure_T, more_T])
         return self._keep(pool, proposal, x_TA, few, doubt_3T, close)
 
-    def _candidates(self, pool: Pool, gain_P: Tensor, x_TA: Tensor) -> Tensor:
+    def _candidates(
+        self, pool: Pool, gain_P: Tensor, x_TA: Tensor, groups: Groups | None
+    ) -> Tensor:
         """Rows of the largest gains now, or when so many of those have left for the newcomers."""
-        leave_A = pool.row_PA[largest(gain_P, len(x_TA))].sum(dim=0)
+        open_P = gain_P if groups is None else gain_P.masked_fill(~groups.open_n, -torch.inf)
+        leave_A = pool.row_PA[largest(open_P, len(x_TA))].sum(dim=0)
         move_A = x_TA.sum(dim=0).to(leave_A.dtype) - leave_A
         later_P = gain_P + products(move_A, pool.row_PA)
         best_P = torch.maximum(gain_P - gain_P.max(), later_P - later_P.max())
-        best_P.index_fill_(0, gain_P.argmax()[None], torch.inf)  # however many are equal
+        first_P = gain_P if groups is None else gain_P.masked_fill(~groups.first_n, -torch.inf)
+        best_P.index_fill_(0, first_P.argmax()[None], torch.inf)  # however many are equal
         turns = STEPS if self._scans else len(x_TA)  # a scan costs more than its candidates
-        return largest(best_P, CANDIDATES + 2 * turns)
+        count = CANDIDATES + 2 * turns
+        return largest(best_P, count) if groups is None else groups.largest(best_P, count)
 
-    def _simulate(self, row_cA: Tensor, x_TA: Tensor) -> Proposal:
+    def _simulate(self, row_cA: Tensor, x_TA: Tensor, gate: Gate | None) -> Proposal:
         """Steps among these rows and the newcomers, in the rows' own dtype; sums are in float64."""
         row_WA, first = torch.cat([row_cA, x_TA.to(row_cA.dtype)]), len(row_cA)
         wide_WA = row_WA.to(torch.float64)
@@ -176,15 +197,15 @@ class LinearCounts:
         gain_W[:first] -= squares(wide_WA[:first])
         gain_W = (gain_W - gain_W[:first].max()).to(row_WA.dtype)
         alike_WW = (row_WA @ row_WA.T).fill_diagonal_(0)
-        column_T, _ = simulate(gain_W[:first], gain_W[first:], alike_WW, self._compete)
-        gone_TA = wide_WA[column_T]
+        column_T, _ = simulate(gain_W[:first], gain_W[first:], alike_WW, self._compete, gate)
+        gone_TA, x_TA = wide_WA[column_T], x_TA[: len(column_T)]
         sum_NA = torch.cat([self._sum_A[None], x_TA - gone_TA]).cumsum(dim=0)
         query_TA = sum_NA[:-1] + x_TA if self._compete else sum_NA[:-1]
         gain_T = (gone_TA * (query_TA - gone_TA)).sum(dim=1)
         return Proposal(column_T, gain_T, query_TA, sum_NA)
 
     def _others(
-        self, pool: Pool, gain_P: Tensor, few: Tensor, proposal: Proposal
+        self, pool: Pool, gain_P: Tensor, few: Tensor, proposal: Proposal, barred: Barred | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Compare the other rows of the pool with who leaves.
 
@@ -195,6 +216,9 @@ class LinearCounts:
         row_PA, first_A, level = pool.row_PA, proposal.query_TA[0], proposal.gain_T[0]
         least_T, moved_TA = proposal.gain_T - level, proposal.query_TA - first_A
         gain_P = (gain_P - level).index_fill_(0, few, -torch.inf)  # float32 tells these apart
+        chosen_R: Tensor | None = None
+        if barred is not None:
+            gain_P = gain_P.masked_fill(barred.always(), -torch.inf)
         more_T = torch.zeros_like(least_T, dtype=torch.bool)
         unsure_T = torch.zeros_like(more_T)
         close = torch.zeros(1, dtype=torch.int64, device=row_PA.device)
@@ -205,6 +229,13 @@ class LinearCounts:
             if coarse is not None:
                 segments = EveryStep(moved_TA, coarse)
             over_PG = segments.over(gain_P, least_T - slack, self._norms[1])
+            # Rows that may be taken at some steps count at these alone.
+            for rows, shut_T in () if barred is None else barred.sometimes():
+                part: Segments | EveryStep = Segments(moved_TA, row_PA[rows])
+                if coarse is not None:
+                    part = EveryStep(moved_TA, coarse[rows])
+                floor_T = torch.where(shut_T, LARGEST, least_T - slack)
+                over_PG[rows] = part.over(gain_P[rows], floor_T, self._norms[1])
             over_P = over_PG.amax(dim=1)
             close = (over_P > 0).sum()[None]
             if self._close < len(row_PA):
@@ -214,12 +245,14 @@ class LinearCounts:
                 row_PA, left_R = row_PA[chosen_R], gain_P[chosen_R].isneginf()
                 gain_P = pool.gains(first_A, chosen_R).sub_(level).masked_fill_(left_R, -torch.inf)
         gain_P, moved_AT = gain_P.to(row_PA.dtype), moved_TA.T.to(row_PA.dtype)
+        barred_RT = None if barred is None else barred.steps(chosen_R)
         step = max(1, LARGEST_PART // len(least_T))
-        for gain_b, row_bA in zip(
-            torch.split(gain_P, step), torch.split(row_PA, step), strict=True
-        ):
-            most_T = torch.addmm(gain_b[:, None], row_bA, moved_AT).amax(dim=0)
-            more_T |= most_T > least_T
+        for start in range(0, len(gain_P), step):
+            part_b = slice(start, start + step)
+            gain_bT = torch.addmm(gain_P[part_b, None], row_PA[part_b], moved_AT)
+            if barred_RT is not None:
+                gain_bT.masked_fill_(barred_RT[part_b], -torch.inf)
+            more_T |= gain_bT.amax(dim=0) > least_T
         return more_T, unsure_T, close
 
     def _keep(

@@ -5,20 +5,26 @@ Shapes: c candidates, T newcomers, W = c + T columns: candidates, then newcomers
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from memory.columns import REFUSED
-from memory.compute import to_host
+from memory.compute import to_device, to_host
+
+if TYPE_CHECKING:
+    from memory.shares import Gate
 
 
-def simulate(count_c: Tensor, count_T: Tensor, h_WW: Any, compete: bool) -> tuple[Tensor, Tensor]:
+def simulate(
+    count_c: Tensor, count_T: Tensor, h_WW: Any, compete: bool, gate: Gate | None = None
+) -> tuple[Tensor, Tensor]:
     """Let newcomers in one by one, each evicting the largest count of its moment.
 
     Every step adds the row of who comes and subtracts the row of who leaves, so no row ever
-    changes. On a GPU nothing is read by the host.
+    changes. On a GPU nothing is read by the host; with a gate the host takes all steps.
 
     Args:
         count_c: N(j) of the candidates (eq. 5), less any level that both counts share.
@@ -26,20 +32,24 @@ def simulate(count_c: Tensor, count_T: Tensor, h_WW: Any, compete: bool) -> tupl
         h_WW: similarities of all columns, indexed by row: a tensor, or what makes rows when they
             are asked for. Its diagonal is 0: no sample is a duplicate of itself.
         compete: the newcomer joins first and may be the one that leaves, refused.
+        gate: what shares leave open at each step; None for all.
 
     Returns:
         int64 [T], the column that leaves at each step: a candidate, c + t of an earlier newcomer,
-        or the newcomer's own. And its count at that moment [T].
+        or the newcomer's own. And its count at that moment [T]. With a gate both end before the
+        first step that may take none of the columns.
 
     >>> h_WW = torch.tensor([[0.0, 1.0, 0.5], [1.0, 0.0, 0.2], [0.5, 0.2, 0.0]])
     >>> column, count = simulate(torch.tensor([1.0, 1.5]), torch.tensor([0.7]), h_WW, False)
     >>> column.tolist(), count.tolist()
     ([1], [1.5])
     """
-    first, turns = len(count_c), len(count_T)
+    first, turns, device = len(count_c), len(count_T), count_c.device
     count_W: Any = torch.cat([count_c, count_T])
+    if gate is not None:
+        count_W, h_WW = to_host(count_W), to_host(h_WW)
     column_T: Any = torch.empty(turns, dtype=torch.int64, device=count_W.device)
-    left_T: Any = torch.empty_like(count_T)
+    left_T: Any = torch.empty_like(count_T, device=count_W.device)
     on_host = count_W.device.type == "cpu"
     if on_host:  # numpy dispatches in a fifth of the time, on the same memory
         count_W, column_T, left_T = count_W.numpy(), column_T.numpy(), left_T.numpy()
@@ -49,6 +59,14 @@ def simulate(count_c: Tensor, count_T: Tensor, h_WW: Any, compete: bool) -> tupl
         if compete:
             count_W += joins_W
         leaves = count_W[: first + turn + compete].argmax()
+        if gate is not None:
+            shut_W = gate.shut(first + turn + compete)
+            if shut_W[leaves]:
+                leaves = np.where(shut_W, -np.inf, count_W[: len(shut_W)]).argmax()
+            if shut_W[leaves]:
+                column_T, left_T = column_T[:turn], left_T[:turn]
+                break
+            gate.leaves(int(leaves))
         column_T[turn] = leaves
         if not on_host:
             leaves = leaves[None]  # the host would wait for a bare number
@@ -57,7 +75,8 @@ def simulate(count_c: Tensor, count_T: Tensor, h_WW: Any, compete: bool) -> tupl
         if not compete:
             count_W += joins_W
         count_W[leaves] = -torch.inf
-    return torch.as_tensor(column_T), torch.as_tensor(left_T)
+    column_T, left_T = torch.as_tensor(column_T), torch.as_tensor(left_T)
+    return to_device(column_T, device), to_device(left_T, device)
 
 
 class Kept(NamedTuple):

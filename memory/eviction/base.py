@@ -13,6 +13,7 @@ from torch import Tensor
 
 from memory.columns import Columns, Rows
 from memory.scores import Linear, Score
+from memory.shares import Turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,19 @@ class Policy(ABC):
             again with the rest. A newcomer replaces who stands in its slot at that moment, perhaps
             an earlier newcomer. -1 refuses it.
         """
+
+    def choose_shared(self, rows: Rows, turns: Turns) -> Tensor:
+        """As `choose`, where shares bar some slots: each newcomer may take those alone that `turns`
+        leave open to it, and one whose producer is below its guarantee is not refused.
+
+        A policy without this method serves memories without shares alone.
+        """
+        raise NotImplementedError
+
+    @property
+    def keeps_shares(self) -> bool:
+        """Whether it has `choose_shared`."""
+        return type(self).choose_shared is not Policy.choose_shared
 
     def on_update(self, slots: Tensor, before_RA: Tensor) -> None:
         """The descriptors of these distinct slots were replaced; `before_RA` were the old ones."""

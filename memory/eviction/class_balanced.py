@@ -6,15 +6,17 @@ Shapes: B newcomers, C classes, k occupied slots.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from heapq import heapify, heappop, heappush
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from memory.columns import Columns, Rows
 from memory.compute import to_host
 from memory.eviction.base import Policy
+from memory.shares import SlotWalk, Turns
 
 Member = tuple[int, int]
 """born, slot"""
@@ -43,13 +45,7 @@ class ClassBalanced(Policy):
     def _read_columns(self) -> None:
         """All that is kept follows from the columns; the oldest of each class is a heap's head."""
         k = self.columns.occupied
-        self._members: dict[int, list[Member]] = {}
-        for slot, (label, when) in enumerate(
-            _lists(self.columns.labels[:k], self.columns.born[:k])
-        ):
-            self._members.setdefault(label, []).append((when, slot))
-        for members in self._members.values():
-            heapify(members)
+        self._members = members_of(_lists(self.columns.labels[:k], self.columns.born[:k]))
 
     def on_insert(self, rows: Rows) -> None:
         first = self.columns.occupied - len(rows)
@@ -67,6 +63,23 @@ class ClassBalanced(Policy):
             plan.append(slot)
         return torch.tensor(plan, dtype=torch.int64)
 
+    def choose_shared(self, rows: Rows, turns: Turns) -> Tensor:
+        """The same of the classes that have an open slot, and of the open slots."""
+        walk, plan = SlotWalk(turns), []
+        columns = self.columns.labels, self.columns.born
+        label_K, born_K = (to_host(of).numpy().copy() for of in columns)
+        for label, when in _lists(rows.labels, rows.born):
+            open_n = np.flatnonzero(walk.open())
+            classes, sizes = np.unique(label_K, return_counts=True)
+            sizes[~np.isin(classes, label_K[open_n])] = 0
+            open_n = open_n[label_K[open_n] == classes[sizes.argmax()]]
+            slot = int(open_n[born_K[open_n].argmin()])
+            label_K[slot], born_K[slot] = label, when
+            walk.take(slot)
+            plan.append(slot)
+        self._members = members_of(zip(label_K.tolist(), born_K.tolist(), strict=True))
+        return torch.tensor(plan, dtype=torch.int64)
+
     def on_replace(self, slots: Tensor, rows: Rows, before_RA: Tensor) -> None:
         del slots, rows, before_RA
         self._read_columns()
@@ -81,6 +94,16 @@ class ClassBalanced(Policy):
         if counted != dict(held):
             return False, f"class-balanced counts {counted} slots by label, there are {dict(held)}"
         return True, ""
+
+
+def members_of(slots: Iterable[tuple[int, int]]) -> dict[int, list[Member]]:
+    """The slots of each class, as heaps, from the label and the birth of each slot."""
+    members: dict[int, list[Member]] = {}
+    for slot, (label, when) in enumerate(slots):
+        members.setdefault(label, []).append((when, slot))
+    for one in members.values():
+        heapify(one)
+    return members
 
 
 def _lists(labels: Tensor, born: Tensor) -> Iterator[tuple[int, int]]:

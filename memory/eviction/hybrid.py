@@ -9,17 +9,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from memory.admission import check_plan
 from memory.checks import check_count
-from memory.columns import REFUSED, Columns, Rows
+from memory.columns import Columns, Rows
 from memory.compute import to_host
+from memory.eviction.ages import Ages
 from memory.eviction.base import Feedback, Policy, check_free, described
 from memory.eviction.most_duplicated import MostDuplicated
-
-Slots = NDArray[np.int64]
+from memory.shares import SlotWalk, Turns
 
 
 class Hybrid(Policy):
@@ -74,26 +73,47 @@ class Hybrid(Policy):
         self.inner.on_insert(rows)
 
     def choose(self, rows: Rows) -> Tensor:
+        return self._choose(rows, None)
+
+    def choose_shared(self, rows: Rows, turns: Turns) -> Tensor:
+        """The same: the oldest of the open slots leaves where it is too old."""
+        return self._choose(rows, turns)
+
+    @property
+    def keeps_shares(self) -> bool:
+        return self._inner.keeps_shares
+
+    def _inner_choice(self, rows: Rows, turns: Turns | None) -> Tensor:
+        if turns is None:
+            return self._inner.choose(rows)
+        return self._inner.choose_shared(rows, turns[: len(rows)])
+
+    def _choose(self, rows: Rows, turns: Turns | None) -> Tensor:
         inner = self.inner
         if self._cap is None:
-            return inner.choose(rows)
+            return self._inner_choice(rows, turns)
         columns, born_B = self.columns, to_host(rows.born).numpy()
         ages = self._ages = self._ages or Ages(columns)
         slots: list[int] = []
+        walk = None if turns is None else SlotWalk(turns)
         for born in born_B.tolist():
-            oldest = ages.oldest()
+            oldest = ages.oldest(None if walk is None else walk.open())
             if not ages.born_K[oldest] < min(born - self._cap, born_B[0]):
                 break  # it is not too old, or took the slot in this very run
             ages.born_K[oldest] = born
             slots.append(oldest)
+            if walk is not None:
+                walk.take(oldest)
         if slots:
             plan = torch.tensor(slots)
             mine = columns.group.mine(plan).nonzero()[:, 0]
             here = columns.group.own(plan[mine]).to(columns.device)
             self._unheard = here, rows[mine.to(columns.device)], columns.descriptors[here]
             return plan
-        within = int(np.searchsorted(born_B, ages.born_K[oldest] + self._cap, side="right"))
-        plan = inner.choose(rows[:within])
+        # While no slot at all is too old, no open one is.
+        too_old = ages.born_K[ages.oldest()] + self._cap
+        within = max(1, int(np.searchsorted(born_B, too_old, side="right")))
+        plan = self._inner_choice(rows[:within], turns)
         check_plan(plan, inner, within, columns.capacity_of_all)
         ages.take(plan.numpy(), born_B[: len(plan)])
         return plan
@@ -136,33 +156,3 @@ class Hybrid(Policy):
         ):
             return False, "age cap: slots were born otherwise than it knows"
         return self.inner.check()
-
-
-class Ages:
-    """When each slot of a full memory was born, and which is the oldest; alike on all ranks.
-
-    Slots sorted by birth stay so while newcomers, always younger than all, take slots out of the
-    order: so one sort serves until all that it sorted have left.
-    """
-
-    def __init__(self, columns: Columns) -> None:
-        (born_K,) = columns.group.all_gather(columns.born)
-        of_rank_WK = to_host(born_K).view(columns.group.size, -1)  # slot j of all lies on j mod W
-        self.born_K: Slots = of_rank_WK.T.flatten().numpy().copy()
-        self._order: list[tuple[int, int]] = []  # slot and birth, the oldest last
-
-    def take(self, slots: Slots, born_B: Slots) -> None:
-        """Newcomers born then took these slots in turn; -1 for those that took none."""
-        joins = slots != REFUSED
-        self.born_K[slots[joins]] = born_B[joins]
-
-    def oldest(self) -> int:
-        """The slot born first."""
-        while True:
-            while self._order:
-                slot, born = self._order[-1]
-                if self.born_K[slot] == born:
-                    return slot
-                self._order.pop()
-            slots = np.argsort(-self.born_K)
-            self._order = list(zip(slots.tolist(), self.born_K[slots].tolist(), strict=True))

@@ -16,6 +16,7 @@ from torch import Tensor
 from memory.columns import Columns, Rows
 from memory.compute import to_host
 from memory.eviction.base import Policy
+from memory.shares import SlotWalk, Turns
 
 LIST = 16
 """L. A longer list is made again less often and costs more to keep: 8 L bytes a slot in float32."""
@@ -71,13 +72,20 @@ class MinimumRedundancy(Policy):
         self._lists.insert(to_host(slots))
 
     def choose(self, rows: Rows) -> Tensor:
+        return self._choose(rows, None)
+
+    def choose_shared(self, rows: Rows, turns: Turns) -> Tensor:
+        """The same of the open slots: each is as near as its neighbours of all slots are."""
+        return self._choose(rows, SlotWalk(turns))
+
+    def _choose(self, rows: Rows, walk: SlotWalk | None) -> Tensor:
         capacity = self.columns.capacity
         if capacity == 1:
             return torch.zeros(len(rows), dtype=torch.int64)
         x_TA = rows.descriptors[: rows_at_a_time(capacity)]
         block = Block(self._lists, self.columns.descriptors, x_TA)
         for _ in range(len(x_TA)):
-            block.place()
+            block.place(walk)
         self._lists.insert_block(*block.outcome())
         return torch.tensor(block.plan)
 
@@ -232,9 +240,14 @@ class Block:
         self._slot_P = np.arange(points)
         self.plan: list[int] = []
 
-    def place(self) -> None:
-        """The next newcomer takes over the slot of one of the closest pair."""
-        gone, turn = self._closest(), len(self.plan)
+    def place(self, walk: SlotWalk | None = None) -> None:
+        """The next newcomer takes over the slot of one of the closest pair, of those open to it."""
+        shut_P = None
+        if walk is not None:
+            shut_P = ~walk.open()[np.minimum(self._slot_P, self._capacity - 1)]
+        gone, turn = self._closest(shut_P), len(self.plan)
+        if walk is not None:
+            walk.take(int(self._slot_P[gone]))
         self._present_P[gone], self._first_P[gone], self._second_P[gone] = False, -np.inf, np.inf
         cosine_P = self._host_TP[turn]
         near_n = np.flatnonzero(cosine_P > self._second_P)
@@ -255,10 +268,14 @@ class Block:
         cosine_RK[:, slot_R] = row_RP[:, torch.from_numpy(self._capacity + stay_R)]
         return slot_R, cosine_RK
 
-    def _closest(self) -> int:
-        """Of the points nearest to another, one whose next-nearest is nearest."""
+    def _closest(self, shut_P: NDArray[np.bool_] | None) -> int:
+        """Of the points nearest to another, one whose next-nearest is nearest. `shut_P` may not be
+        chosen; None for none."""
         while True:
-            tied_n = np.flatnonzero(self._first_P >= self._first_P.max() - self._tie)
+            first_P = self._first_P
+            if shut_P is not None:
+                first_P = np.where(shut_P, -np.inf, first_P)
+            tied_n = np.flatnonzero(first_P >= first_P.max() - self._tie)
             second_n = self._second_P[tied_n]
             tied_n = tied_n[second_n >= second_n.max() - self._tie]
             point = int(tied_n[self._exact_P[tied_n].argmax()])  # an exact one where there is one

@@ -12,6 +12,7 @@ from memory.duel.exact import ExactCounts
 from memory.duel.linear import LinearCounts
 from memory.eviction.base import Policy
 from memory.scores import Linear, Score, check_score
+from memory.shares import Turns
 
 
 class MostDuplicated(Policy):
@@ -85,6 +86,9 @@ class MostDuplicated(Policy):
 
     def choose(self, rows: Rows) -> Tensor:
         return self._counts.choose(rows.descriptors)
+
+    def choose_shared(self, rows: Rows, turns: Turns) -> Tensor:
+        return self._counts.choose(rows.descriptors, turns)
 
     def on_update(self, slots: Tensor, before_RA: Tensor) -> None:
         self._counts.on_update(slots, before_RA)

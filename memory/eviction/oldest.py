@@ -7,7 +7,12 @@ from torch import Tensor
 
 from memory.columns import Columns, Rows
 from memory.compute import to_host
+from memory.eviction.ages import Ages
 from memory.eviction.base import Policy
+from memory.shares import SlotWalk, Turns
+
+OUT_OF_ORDER = -1
+"""In place of the head: slots are no longer in order of arrival, so births tell the order."""
 
 
 class Oldest(Policy):
@@ -25,32 +30,59 @@ class Oldest(Policy):
     def bind(self, columns: Columns, seed: int) -> None:
         super().bind(columns, seed)
         self._head = 0  # empty slots fill in order of arrival, so slot 0 is the oldest
+        self._ages: Ages | None = None
 
     def choose(self, rows: Rows) -> Tensor:
-        slots = self.columns.capacity_of_all
-        plan = (self._head + torch.arange(len(rows))) % slots
-        self._head = (self._head + len(rows)) % slots
+        if self._head == OUT_OF_ORDER:
+            return self._by_birth(rows, None)
+        plan = self._in_order(len(rows))
+        self._head = (self._head + len(rows)) % self.columns.capacity_of_all
         return plan
 
+    def choose_shared(self, rows: Rows, turns: Turns) -> Tensor:
+        plan = self._by_birth(rows, SlotWalk(turns))
+        if self._head != OUT_OF_ORDER:
+            in_order = torch.equal(plan, self._in_order(len(rows)))
+            after = (self._head + len(rows)) % self.columns.capacity_of_all
+            self._head = after if in_order else OUT_OF_ORDER
+            self._ages = None if in_order else self._ages
+        return plan
+
+    def _in_order(self, count: int) -> Tensor:
+        """So many slots from the head on."""
+        return (self._head + torch.arange(count)) % self.columns.capacity_of_all
+
+    def _by_birth(self, rows: Rows, walk: SlotWalk | None) -> Tensor:
+        """The slot born first at each step, of those that the walk leaves open."""
+        ages = self._ages = self._ages or Ages(self.columns)
+        plan: list[int] = []
+        for born in to_host(rows.born).tolist():
+            slot = ages.oldest(None if walk is None else walk.open())
+            ages.born_K[slot] = born
+            plan.append(slot)
+            if walk is not None:
+                walk.take(slot)
+        return torch.tensor(plan, dtype=torch.int64)
+
     def on_replace(self, slots: Tensor, rows: Rows, before_RA: Tensor) -> None:
-        """Raises ValueError unless they were the oldest: a queue is in order of arrival."""
+        """Where they were not the oldest, births tell the order from now on."""
         del before_RA
-        in_order = (self._head + torch.arange(len(rows))) % self.columns.capacity
-        if not torch.equal(to_host(slots), in_order):
-            raise ValueError(
-                f"slots {slots.tolist()} were taken over in a queue whose head is slot "
-                f"{self._head}: around Oldest, take the oldest first or choose another policy"
-            )
-        self.choose(rows)
+        self._ages = None
+        if self._head != OUT_OF_ORDER:
+            in_order = torch.equal(to_host(slots), self._in_order(len(rows)))
+            after = (self._head + len(rows)) % self.columns.capacity_of_all
+            self._head = after if in_order else OUT_OF_ORDER
 
     def state(self) -> dict[str, Tensor]:
         return {"head": torch.tensor([self._head])}
 
     def load(self, state: dict[str, Tensor]) -> None:
-        self._head = int(state["head"])
+        self._head, self._ages = int(state["head"]), None
 
     def check(self) -> tuple[bool, str]:
         columns, group = self.columns, self.columns.group
+        if self._head == OUT_OF_ORDER:
+            return True, ""
         oldest = int(to_host(columns.born.argmin()))
         first = -(-(self._head - group.rank) // group.size) % columns.capacity
         if columns.occupied == columns.capacity and oldest != first:

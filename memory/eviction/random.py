@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+import numpy as np
 import torch
 from torch import Tensor
 
-from memory.columns import Columns, Rows
+from memory.columns import REFUSED, Columns, Rows
 from memory.compute import to_host
 from memory.eviction.base import Policy
+from memory.shares import SlotWalk, Turns
 
 
 class Random(Policy):
@@ -28,14 +32,41 @@ class Random(Policy):
     def choose(self, rows: Rows) -> Tensor:
         return self.uniform(torch.full((len(rows),), self.columns.capacity))
 
+    def choose_shared(self, rows: Rows, turns: Turns) -> Tensor:
+        slots = self.columns.capacity
+        drawn_B = self.drawn(len(rows)).tolist()
+        return walked(turns, [(drawn, int(drawn * slots)) for drawn in drawn_B])
+
     def uniform(self, below_B: Tensor) -> Tensor:
         """A whole number in [0, n) for each of these n, int64 [B], on the CPU."""
+        return (self.drawn(len(below_B)) * below_B).floor().to(torch.int64)
+
+    def drawn(self, count: int) -> Tensor:
+        """Numbers in [0, 1), float64."""
         # In float64, as batches must draw what single samples draw: randint does not promise that.
-        drawn_B = torch.rand(len(below_B), generator=self._generator, dtype=torch.float64)
-        return (drawn_B * below_B).floor().to(torch.int64)
+        return torch.rand(count, generator=self._generator, dtype=torch.float64)
 
     def state(self) -> dict[str, Tensor]:
         return {"generator": self._generator.get_state()}
 
     def load(self, state: dict[str, Tensor]) -> None:
         self._generator.set_state(to_host(state["generator"]))
+
+
+def walked(turns: Turns, drawn: Iterable[tuple[float, int]]) -> Tensor:
+    """The plan of newcomers in turn.
+
+    Args:
+        turns: of the newcomers.
+        drawn: of each newcomer a number in [0, 1), which says where among the open slots it goes;
+            and the slot that it takes where all are open, -1 to refuse it.
+    """
+    walk, plan = SlotWalk(turns), []
+    for number, slot in drawn:
+        open_K = walk.open()
+        if walk.must_join if slot == REFUSED else not open_K.all():
+            open_n = np.flatnonzero(open_K)
+            slot = int(open_n[int(number * len(open_n))])
+        walk.take(slot)
+        plan.append(slot)
+    return torch.tensor(plan, dtype=torch.int64)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from memory.columns import Columns, Rows
-from memory.eviction.random import Random
+from memory.columns import REFUSED, Columns, Rows
+from memory.eviction.random import Random, walked
+from memory.shares import Turns
 
 
 class Reservoir(Random):
@@ -28,6 +29,16 @@ class Reservoir(Random):
         plan = self.uniform(self._seen + 1 + torch.arange(len(rows)))
         self._seen += len(rows)
         return torch.where(plan < self.columns.capacity, plan, -1)
+
+    def choose_shared(self, rows: Rows, turns: Turns) -> Tensor:
+        slots, drawn = self.columns.capacity, []
+        for number in self.drawn(len(rows)).tolist():
+            self._seen += 1
+            slot = int(number * self._seen)
+            # One that is not drawn joins all the same if it must, and goes by the same number.
+            joins = slot < slots
+            drawn.append((number * self._seen / slots, slot) if joins else (number, REFUSED))
+        return walked(turns, drawn)
 
     def on_replace(self, slots: Tensor, rows: Rows, before_RA: Tensor) -> None:
         del slots, before_RA

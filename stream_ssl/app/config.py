@@ -64,6 +64,10 @@ EVICTION: dict[str, Any] = {
 }
 """What `WorkingMemory` takes where no policy is named; named here, so that it is printed."""
 
+SHARES = 0.5
+"""Each producer keeps half of an equal share of the slots, so that a moving camera does not evict a
+fixed one."""
+
 LEARNER_PARTS = {
     "method",
     "memory",
@@ -300,7 +304,13 @@ def _add_learner(parser: ArgumentParser) -> None:
     _section(
         parser, WorkingMemory, "memory", skip={"dim", "image_shape", "device", "dtype", "group"}
     )
-    parser.set_defaults({"memory.descriptor": DESCRIPTOR, "memory.eviction": EVICTION})
+    parser.set_defaults(
+        {
+            "memory.descriptor": DESCRIPTOR,
+            "memory.eviction": EVICTION,
+            "memory.shares": SHARES,
+        }
+    )
     parser.add_argument(
         "--shadows",
         type=dict[str, Policy],

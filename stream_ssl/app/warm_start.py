@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jsonargparse import Namespace
 from safetensors.torch import load_file
 
-from memory.state import part, upgraded
+from memory.shares import ProducerNames
+from memory.state import part, producer_names, upgraded
 from stream_ssl.app.encoder import facts, find
 from stream_ssl.app.export import images_of, kept_shape
 from stream_ssl.learning.learner import Learner
@@ -89,7 +91,8 @@ def take_memory(learner: Learner, checkpoint: Path) -> tuple[int, str]:
     """Offer the old memory's samples to the new one, oldest first, as the stream once did: a larger
     one keeps all, and of a smaller one the policy chooses. Returns how many, and why none."""
     memory, config = learner.memory, facts(checkpoint)["config"]
-    columns = part(upgraded(memory_of(checkpoint)), "columns")
+    state = upgraded(memory_of(checkpoint))
+    columns, names = part(state, "columns"), ProducerNames(producer_names(state))
     shape = kept_shape(config)
     if columns["embeddings"].shape[1] != memory.dim:
         return 0, f"embeddings of {columns['embeddings'].shape[1]}, here {memory.dim} (projector)"
@@ -103,9 +106,12 @@ def take_memory(learner: Learner, checkpoint: Path) -> tuple[int, str]:
             image_BCHW, there_B = images_of(columns, config, slots_B)
             slots_B = slots_B[there_B]
             if len(slots_B):
-                own = {name: columns[name][slots_B] for name in ("ids", "labels", "hashes")}
+                own: dict[str, Any] = {
+                    name: columns[name][slots_B] for name in ("ids", "labels", "hashes")
+                }
                 z_BD = columns["embeddings"][slots_B]
-                memory.add(z=z_BD, images=image_BCHW[there_B], **own)
+                producers = [names.of(key) for key in columns["producers"][slots_B].tolist()]
+                memory.add(z=z_BD, images=image_BCHW[there_B], producers=producers, **own)
             offered += len(slots_B)
     except OSError as error:
         return offered, f"the file of its images cannot be read: {error}"

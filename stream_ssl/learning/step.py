@@ -345,6 +345,7 @@ class Step:
                 images=None if self._memory.images is None else batch.images_BCHW,
                 labels=batch.labels_B,
                 hashes=batch.hashes_B,
+                producers=producers_of(batch),
             )
         return collisions, admission
 
@@ -460,6 +461,13 @@ def images_of(batch: Batch[Tensor]) -> Tensor:
     """The images of a batch that is to be encoded."""
     assert batch.images_BCHW is not None, "only images can be encoded"
     return batch.images_BCHW
+
+
+def producers_of(batch: Batch[Tensor]) -> list[str | None] | None:
+    """The name of who sent each sample; None where nobody is known."""
+    if batch.origins_B is None:
+        return None
+    return [origin and (origin.producer or None) for origin in batch.origins_B]
 
 
 def draw_batch(

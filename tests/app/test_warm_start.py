@@ -69,6 +69,8 @@ def test_weights_are_the_same_and_the_memory_may_grow_or_shrink(
     for number, z, image in zip(memory.ids.tolist(), memory.embeddings, images, strict=True):
         assert torch.equal(rows[number][1], z)
         assert torch.equal(rows[number][2], image)
+    assert set(memory.producers) == {"robot"}
+    assert memory.holdings()["robot"].guaranteed == capacity // 2
     assert (learner.step, learner.samples, learner.offset) == (0, 0, START)
 
 

@@ -1,11 +1,15 @@
 """Origins of what the memory holds, against a dictionary of all that ever came."""
 
+from dataclasses import replace
+
 import torch
+from learning_world import build, steps
 from torch.nn.functional import normalize
 
 from memory import WorkingMemory
-from stream_ssl.batch import Origin
+from stream_ssl.batch import Batch, Origin
 from stream_ssl.learning.origins import Origins, unpacked
+from stream_ssl.learning.step import producers_of
 
 
 def test_origins_follow_the_memory_and_parts_of_several_ranks_join() -> None:
@@ -34,3 +38,13 @@ def test_origins_follow_the_memory_and_parts_of_several_ranks_join() -> None:
     assert joined.of([*memories[0].ids.tolist()[10:], 10**9]) == [None] * 11
     joined.load({}, held)  # of a checkpoint before there were any
     assert joined.of(held) == [None] * 20
+
+
+def test_the_memory_learns_who_sent_each_sample() -> None:
+    learner = build()
+    steps(learner, 2)
+    assert learner.memory.producers == ["robot"] * len(learner.memory)
+    nobody = Batch(torch.arange(2), torch.ones(2), torch.ones(2), torch.zeros(2, 1, 8, 8))
+    assert producers_of(nobody) is None
+    sent = replace(nobody, origins_B=[None, Origin("yard", "left", "1", 0.0)])
+    assert producers_of(sent) == [None, "yard"]

@@ -310,7 +310,7 @@ def test_candidates_that_rounding_chose_badly(
 ) -> None:
     """As if products of the rows' own dtype told nothing: all gains are then taken exactly."""
 
-    def candidates(_: Any, __: Any, gain_P: Tensor, ___: Any) -> Tensor:
+    def candidates(_: Any, __: Any, gain_P: Tensor, *___: Any) -> Tensor:
         return gain_P.argmax()[None] if gain_P.dtype == torch.float64 else gain_P.argmin()[None]
 
     monkeypatch.setattr(LinearCounts, "_candidates", candidates)

@@ -123,12 +123,14 @@ def test_options_are_checked() -> None:
         Hybrid(age_cap=0)
 
 
-def test_who_takes_slots_around_a_queue_takes_the_oldest() -> None:
+def test_a_queue_goes_on_by_birth_when_another_took_slots() -> None:
     memory = WorkingMemory(4, 2, Oldest())
-    memory.add(torch.arange(6), torch.eye(2)[[0] * 6])
-    rows = Rows(*([torch.arange(1)] * 6))
-    with pytest.raises(ValueError, match="whose head is slot 2"):
-        memory.eviction.on_replace(torch.tensor([1]), rows, memory.embeddings[:1])
+    memory.add(torch.arange(6), torch.eye(2)[[0] * 6])  # slots were born at 4, 5, 2 and 3
+    memory.born[1] = memory.encoded[1] = 6
+    memory.eviction.on_replace(torch.tensor([1]), Rows(*([torch.tensor([6])] * 6)), torch.eye(2))
+    assert memory.eviction.check() == (True, "")
+    rows = Rows(*([torch.arange(7, 12)] * 6))
+    assert memory.eviction.choose(rows).tolist() == [2, 3, 0, 1, 2]
 
 
 def test_feedback_reaches_the_inner_policy() -> None:

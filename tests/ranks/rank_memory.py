@@ -27,6 +27,7 @@ from tests.naive import IncrementalDuel, unit_rows
 
 SLOTS, DIM, SIDE = 48, 6, 4
 BATCHES = (21, 0, 40, 1, 60, 7)
+PRODUCERS = ("robot", "robot", None, "yard", "films")
 
 
 class Case(NamedTuple):
@@ -65,13 +66,17 @@ def fed(memory: WorkingMemory, z_ND: Tensor, image_NCHW: Tensor | None = None) -
         own = slice(ends[group.rank], ends[group.rank + 1])
         images = None if image_NCHW is None else image_NCHW[own]
         ids = torch.arange(own.start, own.stop)
-        admission = memory.add(ids, z_ND[own], images, labels=ids % 5, hashes=ids + 1)
+        producers = [PRODUCERS[number * number % 11 % 5] for number in ids.tolist()]
+        admission = memory.add(
+            ids, z_ND[own], images, labels=ids % 5, hashes=ids + 1, producers=producers
+        )
         for name in told:
             told[name] += getattr(admission, name).tolist()
         start += count
     return {
         **told,
         "ids": memory.ids.tolist(),
+        "producers": memory.producers,
         "counts": memory.counts().tolist(),
         "valid": memory.check_valid(),
     }
@@ -150,6 +155,39 @@ def check_many_evictions(ranks: int) -> None:
 
 def alike(group: RankGroup, policy: Policy, **options: Any) -> WorkingMemory:
     return WorkingMemory(SLOTS, DIM, policy, dtype=torch.float64, group=group, **options)
+
+
+def check_shares(ranks: int) -> None:
+    """Producers keep their shares as in one process, and a state dealt again knows them."""
+    z_ND = rows_of("clustered", 8)
+
+    def made() -> list[Policy]:
+        sharp = VonMisesFisher(0.1)
+        counted = [MostDuplicated(), MostDuplicated(sharp), MostDuplicated(sharp, compete=True)]
+        return [*counted, Oldest(), Hybrid(MostDuplicated(sharp), age_cap=SLOTS + 9)]
+
+    with tempfile.TemporaryDirectory() as given:
+        folder = Path(given)
+
+        def work(group: RankGroup) -> list[dict[str, Any]]:
+            memories = [alike(group, policy, shares={"yard": 3.0}) for policy in made()]
+            found = [fed(memory, z_ND) for memory in memories]
+            save_file(memories[0].state_dict(), folder / f"{group.rank}-of-{group.size}")
+            return found
+
+        with mock.patch.object(exact, "CANDIDATES", 8):
+            by_rank, alone = together(ranks, work), work(SINGLE_PROCESS)
+        states = [load_file(folder / f"{rank}-of-{ranks}") for rank in range(ranks)]
+        again = alike(SINGLE_PROCESS, MostDuplicated(), shares={"yard": 3.0})
+        again.load_state_dict(resharded(states, 0, 1))
+    for number, one in enumerate(alone):
+        found = joined([part[number] for part in by_rank])
+        expected = joined([one])
+        assert found["valid"] == [[True, ""]] * ranks, found["valid"]
+        for name in ("left", "refused", "ids"):
+            assert found[name] == expected[name], (number, name)
+        assert one["producers"].count("yard") >= SLOTS * 3 // 10, number
+    assert again.producers == alone[0]["producers"]
 
 
 def check_queue(ranks: int) -> None:

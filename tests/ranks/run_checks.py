@@ -27,13 +27,20 @@ from rank_learning import (
     check_turns,
 )
 from rank_losses import check_losses
-from rank_memory import check_evictions, check_images, check_many_evictions, check_queue
+from rank_memory import (
+    check_evictions,
+    check_images,
+    check_many_evictions,
+    check_queue,
+    check_shares,
+)
 from rank_refusals import check_refusals
 
 CHECKS: dict[str, tuple[Callable[[int], None], Sequence[int]]] = {
     "evictions": (check_evictions, (2, 3)),
     "images": (check_images, (2, 3)),
     "queue": (check_queue, (3,)),
+    "shares": (check_shares, (2, 3)),
     "losses": (check_losses, (2, 3)),
     "gradients": (check_gradients, (4,)),
     "batchnorm": (check_batchnorm, (2,)),

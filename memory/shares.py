@@ -1,0 +1,446 @@
+"""Shares: each producer keeps a part of the slots, whatever the eviction policy prefers.
+
+A newcomer joins first. Then a sample leaves whose producer holds more than its guarantee, and the
+policy chooses it. So a producer below its guarantee grows with each newcomer that is let in, and a
+producer at its guarantee loses a slot to its own newcomers alone.
+
+Everything follows from the column `producers` of the memory: nothing else is kept in a state.
+
+Shapes: B newcomers, K slots of all ranks, P producers, n slots of some ranks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from memory.checks import check_number
+from memory.columns import REFUSED, Columns
+from memory.compute import to_device, to_host
+from memory.process_group import RankGroup
+
+if TYPE_CHECKING:
+    from memory.eviction.base import Policy
+
+NAMELESS = 0
+"""The key of samples without a producer. They have no guarantee."""
+
+HALF = 0.5
+
+MOST_NAMES = 1 << 16
+"""Names of producers that are kept, besides those of the slots."""
+
+SPARE = 1024
+"""Producers without a slot that are remembered, besides as many as hold one."""
+
+Owners = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+
+
+@lru_cache(maxsize=1 << 16)
+def key_of(name: str | None) -> int:
+    """The number that stands for a producer in the memory: positive, and 0 for none.
+
+    >>> key_of(None), key_of("yard") == key_of("yard") > 0
+    (0, True)
+    """
+    if name is None:
+        return NAMELESS
+    digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return (int.from_bytes(digest, "little") >> 1) or 1
+
+
+@dataclass(frozen=True)
+class Shares:
+    """How many slots each producer is guaranteed.
+
+    The producers that hold a slot, and the newcomer's, divide `part` of all slots by their weights.
+
+    Args:
+        part: of the slots that are guaranteed, at least 0 and below 1. The rest is free to all.
+        weights: of producers by name, each at least 0. A producer that is not named has weight 1.
+
+    >>> Shares.of({"yard": 3}).part
+    0.5
+    """
+
+    part: float = HALF
+    weights: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not 0 <= check_number("shares", self.part) < 1:
+            raise ValueError(
+                f"shares is {self.part}: must be at least 0 and below 1; 0.5 guarantees each "
+                "producer half of an equal share"
+            )
+        for name, weight in self.weights.items():
+            if not isinstance(name, str) or not name:
+                raise ValueError(f"shares name a producer {name!r}: must be a name, a string")
+            if check_number(f"the share of {name}", weight) < 0:
+                raise ValueError(f"the share of {name} is {weight}: must be at least 0")
+
+    @classmethod
+    def of(cls, given: Any) -> Shares | None:
+        """From a number, from weights by name, or None for no shares."""
+        if given is None or isinstance(given, Shares):
+            return given
+        if isinstance(given, Mapping):
+            return cls(weights=dict(given))
+        return cls(part=given)
+
+    def by_key(self) -> dict[int, float]:
+        """The weights by key."""
+        named = {key_of(name): float(weight) for name, weight in self.weights.items()}
+        return named | {NAMELESS: 0.0}
+
+    def holdings(self, key_k: Tensor, slots: int) -> dict[int, Holding]:
+        """What the producers of these keys of slots hold and are guaranteed, of so many slots."""
+        keys, held_P = np.unique(key_k.numpy(), return_counts=True)
+        weights = self.by_key()
+        weight_P = np.array([weights.get(key, 1.0) for key in keys.tolist()])
+        guaranteed_P = self.guaranteed(held_P > 0, weight_P, slots)
+        columns = keys.tolist(), held_P.tolist(), guaranteed_P.tolist()
+        return {key: Holding(held, kept) for key, held, kept in zip(*columns, strict=True)}
+
+    def guaranteed(self, there_P: Flags, weight_P: NDArray[np.float64], slots: int) -> Owners:
+        """Slots that each producer is guaranteed, int64 [P]; 0 for those that are not there."""
+        weight_P = np.where(there_P, weight_P, 0.0)
+        total = math.fsum(weight_P.tolist())  # the same in any order of the producers
+        if total <= 0:
+            return np.zeros(len(weight_P), dtype=np.int64)
+        return np.floor(self.part * slots * weight_P / total).astype(np.int64)
+
+
+class Holdings:
+    """Of which producer each slot is, and how many slots each holds; alike on all ranks.
+
+    Producers are numbered as they are met. `columns` are only read to begin with.
+    """
+
+    def __init__(self, columns: Columns, shares: Shares) -> None:
+        self.shares, self.capacity = shares, columns.capacity_of_all
+        self.group: RankGroup = columns.group
+        self._weights = shares.by_key()
+        (key_K,) = columns.group.all_gather(columns.producers)
+        by_rank_WK = to_host(key_K).view(columns.group.size, -1)  # slot j of all lies on j mod W
+        key_k = by_rank_WK.T.flatten()[: columns.occupied_of_all].numpy()
+        keys, owner_k = np.unique(key_k, return_inverse=True)
+        self.owner_K: Owners = np.zeros(self.capacity, dtype=np.int64)
+        self.owner_K[: len(owner_k)] = owner_k
+        self._number = {key: number for number, key in enumerate(keys.tolist())}
+        self.held_P: Owners = np.bincount(owner_k, minlength=len(keys)).astype(np.int64)
+        self.weight_P = np.array([self._weights.get(key, 1.0) for key in self._number])
+
+    @property
+    def crowded(self) -> bool:
+        """Whether most producers hold nothing: then it is time to begin anew."""
+        return len(self.held_P) > 2 * int((self.held_P > 0).sum()) + SPARE
+
+    def owners(self, key_B: Owners) -> Owners:
+        """The number of each newcomer's producer."""
+        keys, inverse_B = np.unique(key_B, return_inverse=True)
+        new = [key for key in keys.tolist() if key not in self._number]
+        if new:
+            self._number |= {key: len(self._number) + more for more, key in enumerate(new)}
+            weights = [self._weights.get(key, 1.0) for key in new]
+            self.weight_P = np.concatenate([self.weight_P, weights])
+            self.held_P = np.concatenate([self.held_P, np.zeros(len(new), dtype=np.int64)])
+        numbers = np.array([self._number[key] for key in keys.tolist()], dtype=np.int64)
+        return numbers[inverse_B]
+
+    def fill(self, slots: Owners, owner_B: Owners) -> None:
+        """Newcomers took these distinct slots, which were empty."""
+        self.owner_K[slots] = owner_B
+        self.held_P += np.bincount(owner_B, minlength=len(self.held_P))
+
+    def take(self, slots: Owners, owner_B: Owners) -> None:
+        """Newcomers took these slots in turn; -1 for those that joined nowhere."""
+        joins = slots != REFUSED
+        slots, owner_B = slots[joins], owner_B[joins]
+        once = np.unique(slots)
+        count = len(self.held_P)
+        self.held_P -= np.bincount(self.owner_K[once], minlength=count)
+        self.owner_K[slots] = owner_B  # the last of several stays
+        self.held_P += np.bincount(self.owner_K[once], minlength=count)
+
+
+class Turns:
+    """Newcomers that take slots in turn, and which producers' slots each may not take.
+
+    Args:
+        holdings: at the first newcomer; not written.
+        owner_B: the number of each newcomer's producer.
+
+    Attributes:
+        owner_K: the number of each slot's producer, at the first newcomer.
+    """
+
+    def __init__(self, holdings: Holdings, owner_B: Owners) -> None:
+        self._holdings, self.owner_B = holdings, owner_B
+        self.owner_K, self._held_P = holdings.owner_K, holdings.held_P
+        self._guaranteed: dict[bytes, Owners] = {}
+
+    def __getitem__(self, part: slice) -> Turns:
+        return Turns(self._holdings, self.owner_B[part])
+
+    def walk(self) -> Walk:
+        """A walk through the newcomers, from the first on."""
+        return Walk(self)
+
+    def guaranteed(self, there_P: Flags) -> Owners:
+        """Slots guaranteed to each producer while these are there."""
+        known = there_P.tobytes()
+        if known not in self._guaranteed:
+            holdings = self._holdings
+            self._guaranteed[known] = holdings.shares.guaranteed(
+                there_P, holdings.weight_P, holdings.capacity
+            )
+        return self._guaranteed[known]
+
+    def are_free(self) -> bool:
+        """Whether each of the newcomers may surely take any slot: none can bring another producer
+        below its guarantee, even if all others take its slots."""
+        held_P, weight_P = self._held_P, self._holdings.weight_P
+        there_P = held_P > 0
+        if not (there_P | (weight_P == 0))[self.owner_B].all():
+            return False
+        others_P = len(self.owner_B) - np.bincount(self.owner_B, minlength=len(held_P))
+        enough_P = held_P - self.guaranteed(there_P) >= others_P
+        return bool((enough_P | ~there_P | (weight_P == 0)).all())
+
+    def gate(self, slot_c: Tensor) -> Gate:
+        """For candidates in these slots of all, and the newcomers."""
+        owner_c = self.owner_K[to_host(slot_c).numpy()]
+        return Gate(self.walk(), np.concatenate([owner_c, self.owner_B]))
+
+    def of_shard(self, device: torch.device) -> Tensor:
+        """The same of each slot of this rank's shard."""
+        group = self._holdings.group
+        own_k = np.ascontiguousarray(self.owner_K[group.rank :: group.size])
+        return to_device(torch.from_numpy(own_k), device)
+
+
+class Walk:
+    """One pass through turns. What it finds depends on who left at the steps before."""
+
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
+        self._held_P = turns._held_P.copy()
+        self._owner_B = turns.owner_B
+
+    def barred(self, turn: int) -> Flags:
+        """bool [P], the producers whose slots this newcomer may not take; its own as well, where it
+        is below its guarantee."""
+        held_P = self._held_P
+        own = self._owner_B[turn]
+        held_P[own] += 1
+        barred_P: Flags = held_P <= self._turns.guaranteed(held_P > 0)
+        held_P[own] -= 1
+        return barred_P
+
+    def move(self, turn: int, owner: int) -> None:
+        """This newcomer joined, and a sample of this producer left."""
+        self._held_P[self._owner_B[turn]] += 1
+        self._held_P[owner] -= 1
+
+
+class Gate:
+    """What each of some steps may take, of candidates and of newcomers, for duel/simulate.py.
+
+    Args:
+        walk: from the first newcomer on.
+        owner_W: the number of the producer of each column.
+    """
+
+    def __init__(self, walk: Walk, owner_W: Owners) -> None:
+        self._walk, self._owner_W = walk, owner_W
+        self._barred: list[Flags] = []
+
+    def shut(self, columns: int) -> Flags:
+        """bool, which of the first so many columns the next newcomer may not take."""
+        barred_P = self._walk.barred(len(self._barred))
+        self._barred.append(barred_P)
+        shut_W: Flags = barred_P[self._owner_W[:columns]]
+        return shut_W
+
+    def leaves(self, column: int) -> None:
+        """The sample of this column leaves at the step that was asked for last."""
+        self._walk.move(len(self._barred) - 1, int(self._owner_W[column]))
+
+    def barred(self, steps: int, owner_n: Tensor) -> Barred:
+        """What was barred at the first steps, for slots of these producers."""
+        return Barred(np.stack(self._barred[:steps]), owner_n)
+
+
+class Groups:
+    """Slots of a shard, by whether newcomers may take them; bool [n], on a device.
+
+    Attributes:
+        first_n: the first newcomer may.
+        open_n: all may, as their producer holds more than its guarantee.
+        own_n: newcomers of their producer may, which has just its guarantee, and there are some.
+    """
+
+    def __init__(self, turns: Turns, owner_n: Tensor) -> None:
+        self.owner_n = owner_n
+        held_P = turns._held_P
+        guaranteed_P = turns.guaranteed(held_P > 0)
+        comes_P = np.isin(np.arange(len(held_P)), turns.owner_B)
+        self.first_n, self.open_n, self.own_n = (
+            to_device(torch.from_numpy(of_P), owner_n.device)[owner_n]
+            for of_P in (
+                ~turns.walk().barred(0),
+                held_P > guaranteed_P,
+                (held_P == guaranteed_P) & comes_P,
+            )
+        )
+
+    def at(self, index: Tensor) -> Groups:
+        """Of these slots alone."""
+        found = copy(self)
+        for name in ("owner_n", "first_n", "open_n", "own_n"):
+            setattr(found, name, getattr(self, name)[index])
+        return found
+
+    def largest(self, value_n: Tensor, count: int) -> Tensor:
+        """Where the largest values stand that can be needed, in order of place: so many of those
+        open to all, and a fourth as many of those open to their own."""
+        found = [
+            value_n.masked_fill(~group_n, -torch.inf).topk(min(number, len(value_n))).indices
+            for group_n, number in ((self.open_n, count), (self.own_n, -(-count // 4)))
+        ]
+        slots: Tensor = torch.cat(found).sort().values
+        first = torch.ones_like(slots, dtype=torch.bool)
+        first[1:] = slots[1:] != slots[:-1]
+        return slots[first]
+
+
+class SlotWalk:
+    """A walk that follows of which producer each slot is."""
+
+    def __init__(self, turns: Turns) -> None:
+        self._walk, self._owner_B = turns.walk(), turns.owner_B
+        self.owner_K = turns.owner_K.copy()
+        self._turn = 0
+
+    def open(self) -> Flags:
+        """bool [K], the slots that the next newcomer may take."""
+        open_K: Flags = ~self._walk.barred(self._turn)[self.owner_K]
+        return open_K
+
+    @property
+    def must_join(self) -> bool:
+        """Whether the next newcomer may not be refused: its producer is below its guarantee."""
+        return bool(self._walk.barred(self._turn)[self._owner_B[self._turn]])
+
+    def take(self, slot: int) -> None:
+        """The next newcomer takes this slot; -1 where it is refused."""
+        if slot != REFUSED:
+            self._walk.move(self._turn, int(self.owner_K[slot]))
+            self.owner_K[slot] = self._owner_B[self._turn]
+        self._turn += 1
+
+
+class Barred:
+    """The producers barred at each of some steps, as engines use them.
+
+    Args:
+        barred_TP: bool, by step.
+        owner_n: the number of each slot's producer, on a device.
+    """
+
+    def __init__(self, barred_TP: Flags, owner_n: Tensor) -> None:
+        self._owner_n, device = owner_n, owner_n.device
+        pattern_UP, of_T = np.unique(barred_TP, axis=0, return_inverse=True)
+        self.pattern_T: list[int] = of_T.reshape(-1).tolist()
+        self._barred_PT = to_device(torch.from_numpy(barred_TP.T.copy()), device)
+        self._patterns_PU = to_device(torch.from_numpy(pattern_UP.T.copy()), device)
+
+    def penalties(self, part: slice, dtype: torch.dtype) -> Tensor:
+        """[U, b]: -inf where a slot is barred, else 0; `pattern_T` says which is of which step."""
+        barred_bU = self._patterns_PU[self._owner_n[part]]
+        zero_bU = torch.zeros(barred_bU.shape, dtype=dtype, device=barred_bU.device)
+        return zero_bU.masked_fill_(barred_bU, -torch.inf).T.contiguous()
+
+    def steps(self, index: Tensor | None = None) -> Tensor:
+        """bool [R, T], at which steps each of these slots is barred; None for all slots."""
+        return self._barred_PT[self._owner_n if index is None else self._owner_n[index]]
+
+    def always(self) -> Tensor:
+        """bool [n], whether a slot is barred at every step."""
+        return self._barred_PT.all(dim=1)[self._owner_n]
+
+    def sometimes(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """The slots that are barred at some steps and not at all, by producer, and these steps."""
+        some_P = self._barred_PT.any(dim=1) & ~self._barred_PT.all(dim=1)
+        for owner in to_host(some_P.nonzero()[:, 0]).tolist():
+            slots = (self._owner_n == owner).nonzero()[:, 0]
+            if len(slots):
+                yield slots, self._barred_PT[owner]
+
+
+class Holding(NamedTuple):
+    """What one producer has."""
+
+    slots: int  # that it holds
+    guaranteed: int  # that it keeps once it holds them
+
+
+class ProducerNames:
+    """Names by key, of producers that hold a slot or were seen of late.
+
+    Args:
+        names: known to begin with.
+    """
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self._names = {key_of(name): name for name in names}
+
+    def keys(self, producers: Any, count: int, held_k: Tensor) -> Tensor:
+        """int64 [B], the key of each of so many names; they are known from now on. Of too many
+        names, those of the keys that slots hold stay known."""
+        names = check_names(producers, count)
+        if len(self._names) > MOST_NAMES:
+            held = to_host(torch.unique(held_k)).tolist()
+            self._names = {key: self._names[key] for key in held if key in self._names}
+        self._names |= {key_of(name): name for name in set(names) if name is not None}
+        return torch.tensor([key_of(name) for name in names], dtype=torch.int64)
+
+    def of(self, key: int) -> str | None:
+        """The name; of a key that another rank has met, the key itself in hexadecimal digits."""
+        return None if key == NAMELESS else self._names.get(key, f"{key:016x}")
+
+    def held(self, keys: Iterable[int]) -> list[str]:
+        """The names of these keys, as far as they are known."""
+        return [self._names[key] for key in keys if key in self._names]
+
+
+def check_kept(policy: Policy) -> None:
+    """ValueError unless a policy can keep shares."""
+    if not policy.keeps_shares:
+        raise ValueError(
+            f"eviction {policy.name} cannot keep shares of producers: set shares to None, or give "
+            "the policy a method choose_shared"
+        )
+
+
+def check_names(producers: Any, count: int) -> Sequence[str | None]:
+    """Names of producers, one a row."""
+    if isinstance(producers, str) or not hasattr(producers, "__len__"):
+        raise ValueError(f"producers are {producers!r}: must be names, one a row")
+    if len(producers) != count:
+        raise ValueError(f"{len(producers)} producers for {count} rows: must be one a row")
+    wrong = next((n for n in producers if not (n is None or (isinstance(n, str) and n))), None)
+    if wrong is not None or "" in producers:
+        raise ValueError(f"a producer is {wrong!r}: must be a name, a string, or None")
+    return producers  # type: ignore[no-any-return]

@@ -1,0 +1,158 @@
+"""An obvious twin of shares: every producer is counted again for each newcomer. Slow on purpose."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import torch
+from torch import Tensor
+
+from memory.scores import Score
+
+
+@dataclass(frozen=True)
+class Sent:
+    """One sample; `born` is its place in the stream, `producer` None for nobody."""
+
+    z_D: Tensor
+    label: int
+    born: int
+    producer: str | None
+
+
+Choice = Callable[[Sequence[Sent], Sent, set[int]], set[int]]
+"""The slots that may leave, of those that are open; -1 alone refuses the newcomer."""
+
+
+def guarantees(
+    names: set[str | None], part: float, weights: Mapping[str, float], capacity: int
+) -> dict[str | None, int]:
+    """Slots of each producer by name, by exact arithmetic."""
+    weight = {n: Fraction(0) if n is None else Fraction(weights.get(n, 1)) for n in names}
+    total = sum(weight.values())
+    if not total:
+        return dict.fromkeys(names, 0)
+    return {n: int(Fraction(part) * capacity * weight[n] / total) for n in names}
+
+
+def open_slots(
+    held: Sequence[Sent], newcomer: Sent, part: float, weights: Mapping[str, float]
+) -> tuple[set[int], bool]:
+    """The slots that the newcomer may take, and whether it may be refused."""
+    counts = Counter([sample.producer for sample in held] + [newcomer.producer])
+    kept = guarantees(set(counts), part, weights, len(held))
+    rich = {name for name in counts if counts[name] > kept[name]}
+    slots = {slot for slot, sample in enumerate(held) if sample.producer in rich}
+    return slots, newcomer.producer in rich
+
+
+def of_largest(value: Callable[[Sequence[Sent]], Tensor], slack: float) -> Choice:
+    """The open slots of the largest value, or so close to it that rounding may decide."""
+
+    def choice(held: Sequence[Sent], newcomer: Sent, slots: set[int]) -> set[int]:
+        value_K = value(held)
+        most = max(float(value_K[slot]) for slot in slots)
+        return {slot for slot in slots if float(value_K[slot]) >= most - slack}
+
+    return choice
+
+
+def counts(score: Score) -> Callable[[Sequence[Sent]], Tensor]:
+    """N(j) of every slot."""
+
+    def value(held: Sequence[Sent]) -> Tensor:
+        z_KD = torch.stack([sample.z_D for sample in held])
+        return score(z_KD @ z_KD.T).fill_diagonal_(0).sum(dim=1)
+
+    return value
+
+
+def compete(score: Score) -> Choice:
+    """Algorithm 1: the newcomer is counted with the slots, and -1 stands for it."""
+
+    def choice(held: Sequence[Sent], newcomer: Sent, slots: set[int]) -> set[int]:
+        value_W = counts(score)([*held, newcomer])
+        own = {slot % len(value_W): slot for slot in slots}
+        most = max(float(value_W[column]) for column in own)
+        return {own[c] for c in own if float(value_W[c]) >= most - 1e-9 * len(held)}
+
+    return choice
+
+
+def oldest(held: Sequence[Sent], newcomer: Sent, slots: set[int]) -> set[int]:
+    return {min(slots, key=lambda slot: held[slot].born)}
+
+
+def anyone(held: Sequence[Sent], newcomer: Sent, slots: set[int]) -> set[int]:
+    return slots
+
+
+def minimum_redundancy(held: Sequence[Sent], newcomer: Sent, slots: set[int]) -> set[int]:
+    z_KD = torch.stack([sample.z_D for sample in held])
+    near_KK = (z_KD @ z_KD.T).fill_diagonal_(-torch.inf).sort(dim=1, descending=True).values
+    most = max(float(near_KK[slot, 0]) for slot in slots)
+    nearest = {slot for slot in slots if float(near_KK[slot, 0]) >= most - 1e-13}
+    after = max(float(near_KK[slot, 1]) for slot in nearest)
+    return {slot for slot in nearest if float(near_KK[slot, 1]) >= after - 1e-13}
+
+
+def class_balanced(held: Sequence[Sent], newcomer: Sent, slots: set[int]) -> set[int]:
+    labels = [sample.label for sample in held]
+    fullest = max(sorted({labels[slot] for slot in slots}), key=labels.count)
+    return oldest(held, newcomer, {slot for slot in slots if labels[slot] == fullest})
+
+
+def aged(choice: Choice, cap: int) -> Choice:
+    """The oldest open slot where it is older than the cap, else as the choice is."""
+
+    def with_cap(held: Sequence[Sent], newcomer: Sent, slots: set[int]) -> set[int]:
+        (first,) = oldest(held, newcomer, slots)
+        old = newcomer.born - held[first].born > cap
+        return {first} if old else choice(held, newcomer, slots)
+
+    return with_cap
+
+
+def follow(
+    choice: Choice,
+    capacity: int,
+    stream: Sequence[Sent],
+    gone: Sequence[int],
+    refused: set[int],
+    part: float,
+    weights: Mapping[str, float],
+    refuses: bool,
+) -> list[Sent]:
+    """Who is held by slot after the stream. AssertionError where the wrong sample left or was
+    refused.
+
+    Args:
+        choice: what the policy is to do.
+        capacity: of the memory.
+        stream: every sample.
+        gone: `born` of those whom the memory evicted, in order.
+        refused: `born` of those whom it refused.
+        part: of the slots that is guaranteed.
+        weights: of producers.
+        refuses: whether the policy may refuse by its own rule, as -1 among the slots.
+    """
+    held: list[Sent] = []
+    left = iter(gone)
+    for newcomer in stream:
+        if len(held) < capacity:
+            held.append(newcomer)
+            continue
+        slots, refusable = open_slots(held, newcomer, part, weights)
+        allowed = choice(held, newcomer, slots | ({-1} if refuses and refusable else set()))
+        if newcomer.born in refused:
+            assert -1 in allowed, f"{newcomer.born} may not be refused"
+            continue
+        who = next(left)
+        slot = next((s for s in allowed if s >= 0 and held[s].born == who), None)
+        assert slot is not None, f"at {newcomer.born} left {who}, not of slots {sorted(allowed)}"
+        held[slot] = newcomer
+    assert next(left, None) is None
+    return held
