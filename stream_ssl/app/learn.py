@@ -554,6 +554,7 @@ class Observers:
         for name, memory in memories.items():
             counts = class_counts(memory.labels)
             self._metrics.observe_memory(name, memory.stats(), counts)
+        self._metrics.observe_producers(self._memory.holdings())
         self._metrics.observe_collisions(
             self._collisions.measure(self._memory), near_copies(self._memory, self._jitter)
         )

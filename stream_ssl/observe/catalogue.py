@@ -108,8 +108,7 @@ CATALOGUE: tuple[Spec, ...] = (
         "1: see the runbook of that name. The alerts are made of this.", ("name", "producer"),
     ),
     Spec(
-        "both", "gauge", "starting", "",
-        "1 until the process has reached its loop, else 0.",
+        "both", "gauge", "starting", "", "1 until the process has reached its loop, else 0.",
         "1 for minutes: it loads a large checkpoint, or hangs.",
     ),
     # -- receiver: what comes in
@@ -124,8 +123,7 @@ CATALOGUE: tuple[Spec, ...] = (
         "Samples taken from producers for the first time.",
         "The rate of the stream: what is trained, skipped (skipped_samples_total), turned away as "
         "near-copies, quarantined and waits (pending_samples, and in the records of lag_records) "
-        "adds up to it.",
-        field="ReceiverRecord.samples",
+        "adds up to it.", field="ReceiverRecord.samples",
     ),
     Spec(
         "receiver", "counter", "received_bytes_total", "bytes",
@@ -202,8 +200,7 @@ CATALOGUE: tuple[Spec, ...] = (
         "Against the number that ought to send.", field="ReceiverRecord.producers",
     ),
     Spec(
-        "receiver", "gauge", "credit_bytes", "bytes",
-        "Credit granted to all producers together.",
+        "receiver", "gauge", "credit_bytes", "bytes", "Credit granted to all producers together.",
         "0 for minutes: the learner is too slow, or the disk is full.",
         field="ReceiverRecord.credit",
     ),
@@ -308,6 +305,14 @@ CATALOGUE: tuple[Spec, ...] = (
         "Nearly all of a producer's samples: its camera shows nothing new.", ("producer",),
     ),
     Spec(
+        "learner", "gauge", "producer_slots", "slots", "Slots of the working memory, by producer.",
+        "Below the guarantee: its samples are few, or near-duplicates.", ("producer",),
+    ),
+    Spec(
+        "learner", "gauge", "producer_guaranteed_slots", "slots",
+        "Slots that a producer keeps once it holds them.", "See `memory.shares`.", ("producer",),
+    ),
+    Spec(
         "learner", "counter", "replayed_samples_total", "samples",
         "Samples trained on again, drawn from the memory.",
         "The rate that the pace asks for; 0 when the stream alone keeps the learner busy.",
@@ -322,8 +327,7 @@ CATALOGUE: tuple[Spec, ...] = (
     Spec(
         "learner", "gauge", "skipped_updates_in_a_row", "updates",
         "Updates skipped since the last one that was made, because loss, gradient or keys were not "
-        "finite.",
-        "At 20 the learner reloads an earlier checkpoint.",
+        "finite.", "At 20 the learner reloads an earlier checkpoint.",
     ),
     Spec(
         "learner", "counter", "divergence_reloads_total", "reloads",
@@ -342,8 +346,7 @@ CATALOGUE: tuple[Spec, ...] = (
         "A rise: the source of that producer sends damaged samples.", ("reason", "producer"),
     ),
     Spec(
-        "learner", "histogram", "step_seconds", "seconds",
-        "Time of one step, by phase.",
+        "learner", "histogram", "step_seconds", "seconds", "Time of one step, by phase.",
         "data above forward and backward: decoding is the limit, add workers.",
         ("phase",), STEP_BUCKETS,
     ),

@@ -53,6 +53,7 @@ from stream_ssl.wire.messages import REASONS
 if TYPE_CHECKING:
     from memory import Admission, MemoryStats
     from memory.process_group import RankGroup
+    from memory.shares import Holding
     from stream_ssl.batch import Origin
     from stream_ssl.ingest.receiver import ReceiverRecord
     from stream_ssl.learning.checkpoint import CheckpointRecord
@@ -199,6 +200,10 @@ class Families:
                     put[spec.kind](spec.name, part, **labels, **{spec.labels[0]: label})
             elif value is not None and math.isfinite(value):
                 put[spec.kind](spec.name, value, **labels)
+
+    def fold(self, name: str, label: str, value: str) -> str:
+        """The value of this label, or "other" where too many are told apart already."""
+        return self._labels[name, label].fold(value)
 
     def compute(self, name: str, value: Callable[[], float], /, **labels: str) -> None:
         """Let a gauge be computed when it is read; NaN: it has no value then."""
@@ -395,6 +400,7 @@ class LearnerMetrics:
         self._clock, self._monotonic = clock, monotonic
         self._checkpoint_time = clock()  # until there is one, the age counts from the start
         self._classes_held: dict[str, set[str]] = {}
+        self._holders: set[str] = set()  # producers that held slots when that was told last
         self._unsaved_since = math.inf  # when the first step was made that no checkpoint holds
         self._step_number, self._ticked = 0, math.nan
         self._totals: dict[tuple[str, ...], float] = {}  # as last told
@@ -469,6 +475,20 @@ class LearnerMetrics:
             put("memory_reencoding_shift", shift, memory=memory, statistic=statistic)
         if class_counts is not None:
             self._class_slots(memory, class_counts)
+
+    def observe_producers(self, holdings: Mapping[str | None, Holding]) -> None:
+        """Report what each producer holds of the working memory, of `WorkingMemory.holdings`. One
+        that holds nothing any more goes to 0."""
+        slots, guaranteed = (dict.fromkeys(self._holders, 0) for _ in range(2))
+        for producer, holding in holdings.items():
+            label = OTHER if producer is None or not self._producers else producer
+            label = self._families.fold("producer_slots", "producer", label)
+            slots[label] = slots.get(label, 0) + holding.slots
+            guaranteed[label] = guaranteed.get(label, 0) + holding.guaranteed
+        self._holders = set(slots)
+        for label in slots:
+            self._families.set("producer_slots", slots[label], producer=label)
+            self._families.set("producer_guaranteed_slots", guaranteed[label], producer=label)
 
     def observe_balance(self, balance: Balance) -> None:
         """Report the stream's balance."""

@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from memory import MemoryStats
 from memory.process_group import RankGroup
+from memory.shares import Holding
 from stream_ssl import __version__
 from stream_ssl.batch import Offset
 from stream_ssl.ingest import decode
@@ -561,3 +562,25 @@ def test_the_receivers_process_needs_no_torch() -> None:
         "ReceiverMetrics(R()); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", script], timeout=60).returncode == 0
+
+
+def producer_slots(metrics: LearnerMetrics, producer: str) -> list[float | None]:
+    names = ("producer_slots", "producer_guaranteed_slots")
+    return [value(metrics, name, producer=producer) for name in names]
+
+
+def test_slots_by_producer() -> None:
+    metrics = learner()
+    metrics.observe_producers({"robot": Holding(12, 4), "yard": Holding(3, 4), None: Holding(1, 0)})
+    assert producer_slots(metrics, "robot") == [12, 4]
+    assert producer_slots(metrics, "yard") == [3, 4]
+    assert producer_slots(metrics, "other") == [1, 0]
+    metrics.observe_producers({"robot": Holding(16, 8)})
+    assert producer_slots(metrics, "robot") == [16, 8]
+    assert producer_slots(metrics, "yard") == [0, 0]
+    metrics.observe_producers({f"camera {number}": Holding(1, 1) for number in range(400)})
+    told = [producer_slots(metrics, f"camera {number}") for number in range(400)]
+    there = [one for one in told if one != [None, None]]
+    others = producer_slots(metrics, "other")
+    assert others == [400 - len(there)] * 2
+    assert 200 < len(there) < 257
