@@ -111,3 +111,26 @@ def test_a_memory_moves_to_a_gpu_and_goes_on() -> None:
         memories[0].load_state_dict(state)
         assert memories[0].check_valid() == (True, "")
     assert gpu.waits
+
+
+def shared(device: str, policy: Policy) -> list[list[int]]:
+    """What was evicted, batch by batch, where a producer stands at its guarantee."""
+    draw = torch.Generator().manual_seed(1)
+    memory = WorkingMemory(CAPACITY, DIM, policy, device=device, shares=0.9)
+    evicted = []
+    for start in range(0, 8 * BATCH, BATCH):
+        z_BD = normalize(torch.randn(BATCH, DIM, generator=draw), dim=1)
+        names = ["yard" if number % 3 else "robot" for number in range(BATCH)]
+        yard = torch.tensor([name == "yard" for name in names])
+        z_BD[yard] = normalize(1 + 0.2 * z_BD[yard], dim=1)
+        z_BD = z_BD.to(device, non_blocking=True)
+        admission = memory.add(torch.arange(start, start + BATCH), z_BD, producers=names)
+        evicted.append(admission.evicted.tolist())
+    return evicted
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_shares_are_kept_as_on_the_cpu(name: str) -> None:
+    with SimulatedGpu():
+        there = shared("cuda:0", POLICIES[name]())
+    assert there == shared("cpu", POLICIES[name]())
