@@ -64,10 +64,6 @@ EVICTION: dict[str, Any] = {
 }
 """What `WorkingMemory` takes where no policy is named; named here, so that it is printed."""
 
-SHARES = 0.5
-"""Each producer keeps half of an equal share of the slots, so that a moving camera does not evict a
-fixed one."""
-
 LEARNER_PARTS = {
     "method",
     "memory",
@@ -308,7 +304,6 @@ def _add_learner(parser: ArgumentParser) -> None:
         {
             "memory.descriptor": DESCRIPTOR,
             "memory.eviction": EVICTION,
-            "memory.shares": SHARES,
         }
     )
     parser.add_argument(

@@ -49,6 +49,7 @@ MAY_CHANGE = (
     *("learner.device", "learner.precision", "learner.threads", "learner.reencode"),
     "learner.novelty",
     *("memory.duplicates", "memory.images_on", "memory.measured_by"),
+    "memory.shares",
     *("checkpoints.keep", "checkpoints.every_seconds", "checkpoints.every_steps"),
     *("checkpoints.behind", "checkpoints.history_bytes"),
     *("decoder.max_pixels", "batches.workers", "batches.prefetch"),
