@@ -173,7 +173,7 @@ class Entry:
             self._write(plan)
 
     def _plan(self, rows: Rows) -> Tensor:
-        """What the policy chooses, among the slots that shares leave it."""
+        """Ask the policy for slots. Where shares apply, it may take only some of them."""
         if self._holdings is None:
             return self._policy.choose(rows)
         turns = Turns(self._holdings, self._owner_b[self._placed :])

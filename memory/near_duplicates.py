@@ -36,7 +36,7 @@ FLAT: Final = 8.0
 camera is no content."""
 
 SHIFT: Final = 2
-"""Pixels of a sketch by which one picture may be moved against the other."""
+"""The comparison moves one sketch by up to so many pixels in each direction."""
 
 WINDOW: Final = 8
 """Pixels of the square within which a difference is measured."""
@@ -199,9 +199,9 @@ class NearDuplicates:
     def let_in(self, image_BCHW: Tensor, beside_WCHW: Tensor) -> NDArray[np.bool_]:
         """Return which samples are no near-duplicates, in turn, bool [B of all ranks].
 
-        A sample is compared with all slots, with those beside them, and with the earlier samples
-        of the batch that are let in. On several ranks it is compared with the slots and waiting
-        samples of all, and with the batches of all in order of rank.
+        The test compares a sample with all slots, with the pictures beside them, and with the
+        earlier samples of the batch that it let in. On several ranks it takes the slots, the
+        pictures beside them and the batches of all ranks together, in order of rank.
 
         Args:
             image_BCHW: uint8, of this rank.
@@ -243,12 +243,11 @@ class NearDuplicates:
         return sketch(images[slots.to(images.device)].to(self.device))
 
     def _in_turn(self, sketch_BSS: Tensor, new_B: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Compare the new samples with earlier ones that are let in.
+        """Compare each new sample with the nearest of the earlier ones that were let in.
 
-        Each is compared with its nearest among those. Which these are is known only once it is
-        known who is let in, so the answer is sought in rounds: each takes the answer of the last
-        one as given. The first samples are right after the first round, and the answer that no
-        longer changes is the only one that does not contradict itself.
+        Those depend on the answer, so it is found in rounds. Each round takes the answer of the
+        round before as given. A sample's answer is right once those of all earlier samples are,
+        so the rounds end with the answer of a loop over the samples.
         """
         turns = torch.from_numpy(new_B.nonzero()[0]).to(sketch_BSS.device)
         sketch_NSS, count = sketch_BSS[turns], len(turns)

@@ -122,7 +122,7 @@ class Shares:
 
 
 class Holdings:
-    """Of which producer each slot is, and how many slots each holds; alike on all ranks.
+    """The producer of each slot, and how many slots each producer holds; alike on all ranks.
 
     Producers are numbered as they are met. `columns` are only read to begin with.
     """
@@ -159,12 +159,12 @@ class Holdings:
         return numbers[inverse_B]
 
     def fill(self, slots: Owners, owner_B: Owners) -> None:
-        """Newcomers took these distinct slots, which were empty."""
+        """Record that newcomers took these distinct slots, which were empty."""
         self.owner_K[slots] = owner_B
         self.held_P += np.bincount(owner_B, minlength=len(self.held_P))
 
     def take(self, slots: Owners, owner_B: Owners) -> None:
-        """Newcomers took these slots in turn; -1 for those that joined nowhere."""
+        """Record that newcomers took these slots in turn; -1 stands for a refusal."""
         joins = slots != REFUSED
         slots, owner_B = slots[joins], owner_B[joins]
         once = np.unique(slots)
@@ -219,12 +219,12 @@ class Turns:
         return bool((enough_P | ~there_P | (weight_P == 0)).all())
 
     def gate(self, slot_c: Tensor) -> Gate:
-        """For candidates in these slots of all, and the newcomers."""
+        """Return what each step may take of the candidates in these slots, and of the newcomers."""
         owner_c = self.owner_K[to_host(slot_c).numpy()]
         return Gate(self.walk(), np.concatenate([owner_c, self.owner_B]))
 
     def of_shard(self, device: torch.device) -> Tensor:
-        """The same of each slot of this rank's shard."""
+        """Return the number of the producer of each slot of this rank's shard."""
         group = self._holdings.group
         own_k = np.ascontiguousarray(self.owner_K[group.rank :: group.size])
         return to_device(torch.from_numpy(own_k), device)
@@ -306,15 +306,18 @@ class Groups:
         )
 
     def at(self, index: Tensor) -> Groups:
-        """Of these slots alone."""
+        """Return the same for these slots alone."""
         found = copy(self)
         for name in ("owner_n", "first_n", "open_n", "own_n"):
             setattr(found, name, getattr(self, name)[index])
         return found
 
     def largest(self, value_n: Tensor, count: int) -> Tensor:
-        """Where the largest values stand that can be needed, in order of place: so many of those
-        open to all, and a fourth as many of those open to their own."""
+        """Return where the largest values stand, in order of place.
+
+        These are `count` of the slots open to all, and a fourth as many of those that are open to
+        newcomers of their own producer.
+        """
         found = [
             value_n.masked_fill(~group_n, -torch.inf).topk(min(number, len(value_n))).indices
             for group_n, number in ((self.open_n, count), (self.own_n, -(-count // 4)))
@@ -326,7 +329,7 @@ class Groups:
 
 
 class SlotWalk:
-    """A walk that follows of which producer each slot is."""
+    """A walk that also follows which producer each slot belongs to."""
 
     def __init__(self, turns: Turns) -> None:
         self._walk, self._owner_B = turns.walk(), turns.owner_B

@@ -32,7 +32,7 @@ class Slots(nn.Module):
 
     @property
     def occupied_of_all(self) -> int:
-        """Slots that all ranks hold; k in a single process."""
+        """Return how many slots all ranks occupy together. In a single process this is k."""
         return self._columns.occupied_of_all
 
     @property
@@ -109,8 +109,10 @@ class Slots(nn.Module):
         return [self._names.of(key) for key in keys]
 
     def holdings(self) -> dict[str | None, Holding]:
-        """What each producer holds and is guaranteed, by name, None for nobody. On several ranks
-        of this shard, and what is guaranteed is this rank's part of it."""
+        """Return what each producer holds and is guaranteed, by name; None stands for nobody.
+
+        On several ranks both numbers are of this rank's shard alone.
+        """
         key_k = to_host(self._columns.producers[: len(self)])
         found = self.shares or Shares(part=0.0)
         by_key = found.holdings(key_k, self._columns.capacity)

@@ -28,12 +28,12 @@ class Ages:
         self._order: list[tuple[int, int]] = []  # slot and birth, the oldest last
 
     def take(self, slots: Slots, born_B: Slots) -> None:
-        """Newcomers born then took these slots in turn; -1 for those that took none."""
+        """Record that newcomers took these slots in turn; -1 stands for a refusal."""
         joins = slots != REFUSED
         self.born_K[slots[joins]] = born_B[joins]
 
     def oldest(self, open_K: NDArray[np.bool_] | None = None) -> int:
-        """The slot born first, of those that are open; None for all."""
+        """Return the oldest of the open slots. None opens all of them."""
         if open_K is not None and not open_K.all():
             open_n = np.flatnonzero(open_K)
             return int(open_n[self.born_K[open_n].argmin()])

@@ -97,7 +97,7 @@ class Policy(ABC):
 
     @property
     def keeps_shares(self) -> bool:
-        """Whether it has `choose_shared`."""
+        """Whether this policy can keep shares, which takes a `choose_shared` of its own."""
         return type(self).choose_shared is not Policy.choose_shared
 
     def on_update(self, slots: Tensor, before_RA: Tensor) -> None:

@@ -241,7 +241,7 @@ class Block:
         self.plan: list[int] = []
 
     def place(self, walk: SlotWalk | None = None) -> None:
-        """The next newcomer takes over the slot of one of the closest pair, of those open to it."""
+        """Let the next newcomer take a slot of the closest pair among those that it may take."""
         shut_P = None
         if walk is not None:
             shut_P = ~walk.open()[np.minimum(self._slot_P, self._capacity - 1)]
@@ -269,8 +269,10 @@ class Block:
         return slot_R, cosine_RK
 
     def _closest(self, shut_P: NDArray[np.bool_] | None) -> int:
-        """Of the points nearest to another, one whose next-nearest is nearest. `shut_P` may not be
-        chosen; None for none."""
+        """Return a point of the closest pair: the one whose second neighbour is nearer.
+
+        The points in `shut_P` may not be chosen. None shuts no point.
+        """
         while True:
             first_P = self._first_P
             if shut_P is not None:

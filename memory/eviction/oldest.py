@@ -49,11 +49,11 @@ class Oldest(Policy):
         return plan
 
     def _in_order(self, count: int) -> Tensor:
-        """So many slots from the head on."""
+        """Return so many slots, from the head of the queue on."""
         return (self._head + torch.arange(count)) % self.columns.capacity_of_all
 
     def _by_birth(self, rows: Rows, walk: SlotWalk | None) -> Tensor:
-        """The slot born first at each step, of those that the walk leaves open."""
+        """Return the oldest slot at each step, among those that the walk leaves open."""
         ages = self._ages = self._ages or Ages(self.columns)
         plan: list[int] = []
         for born in to_host(rows.born).tolist():
@@ -65,7 +65,7 @@ class Oldest(Policy):
         return torch.tensor(plan, dtype=torch.int64)
 
     def on_replace(self, slots: Tensor, rows: Rows, before_RA: Tensor) -> None:
-        """Where they were not the oldest, births tell the order from now on."""
+        """Follow replaced slots. If they were not the oldest, births tell the order now."""
         del before_RA
         self._ages = None
         if self._head != OUT_OF_ORDER:
