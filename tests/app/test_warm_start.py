@@ -54,7 +54,7 @@ def test_weights_are_the_same_and_the_memory_may_grow_or_shrink(
 ) -> None:
     from safetensors.torch import load_file
 
-    learner = begun(tmp_path, old, memory={"capacity": capacity})
+    learner = begun(tmp_path, old, memory={"capacity": capacity, "shares": 0.5})
     saved = load_file(find(old) / "model.safetensors")
     own = learner.method.state_dict()
     assert all(torch.equal(tensor, own[name]) for name, tensor in saved.items())
