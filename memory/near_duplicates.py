@@ -11,6 +11,7 @@ Shapes: B pictures, N pairs, k held pictures, S = SIDE.
 from __future__ import annotations
 
 import math
+from functools import reduce
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -120,24 +121,19 @@ def _distance(one_NSS: Tensor, other_NSS: Tensor) -> Tensor:
 
 
 def _windows(value_iiN: Tensor) -> Tensor:
-    """Sums over windows that overlap by half, from sums over tiles of half a window's side."""
+    """Return sums over windows that overlap by half, from sums over tiles of half their side.
+
+    Tensors are added one by one: torch's sum over a middle dimension takes four times as long.
+    """
     half = WINDOW // 2
-    row_tiN = _sum([value_iiN[start::half] for start in range(half)])
-    tile_ttN = _sum([row_tiN[:, start::half] for start in range(half)])
+    row_tiN = reduce(torch.add, [value_iiN[start::half] for start in range(half)])
+    tile_ttN = reduce(torch.add, [row_tiN[:, start::half] for start in range(half)])
     row_wtN = tile_ttN[:-1] + tile_ttN[1:]
     return row_wtN[:, :-1] + row_wtN[:, 1:]
 
 
-def _sum(parts: list[Tensor]) -> Tensor:
-    """Add tensors one by one: torch's sum over a middle dimension takes four times as long."""
-    total = parts[0] + parts[1]
-    for part in parts[2:]:
-        total += part
-    return total
-
-
 def _softened(sketch_NSS: Tensor) -> Tensor:
-    """Means of 2 x 2 pixels, which make light of a shift by half a pixel: [S, S, N].
+    """Return means of 2 x 2 pixels [S, S, N], which make a shift by half a pixel count less.
 
     Pairs come last, so that every step runs along contiguous memory.
     """
@@ -192,7 +188,7 @@ class NearDuplicates:
 
     @property
     def device(self) -> torch.device:
-        """Where it computes: where the memory does."""
+        """Return the memory's device."""
         return self._memory.device
 
     @in_full_precision
@@ -218,7 +214,7 @@ class NearDuplicates:
         return self._in_turn(sketch_BSS, new_B)
 
     def _to_slots(self, sketch_BSS: Tensor) -> Tensor:
-        """Distance of each sketch to the nearest slot [B]; infinite without a candidate."""
+        """Return the distance of each sketch to the nearest slot [B]; infinite where none is."""
         ids_k, k = self._memory.ids, len(self._memory)
         self._ids_K, self._key_KA = self._ids_K.to(self.device), self._key_KA.to(self.device)
         changed = (ids_k != self._ids_K[:k]).nonzero()[:, 0]
@@ -284,7 +280,7 @@ class NearDuplicates:
 
 
 def _nearest(sketch_BSS: Tensor, other_WSS: Tensor) -> Tensor:
-    """Distance of each sketch to the nearest of others [B]; infinite without a candidate."""
+    """Return the distance of each sketch to the nearest other [B]; infinite without a candidate."""
     row_Bn, near_Bn = candidates(key(sketch_BSS), key(other_WSS))
     turn_N, place_N = near_Bn.nonzero(as_tuple=True)
     far_N = distance(sketch_BSS[turn_N], other_WSS[row_Bn[turn_N, place_N]])
