@@ -8,6 +8,7 @@ import contextlib
 import email.utils
 import ipaddress
 import random
+import re
 import socket
 import ssl
 import threading
@@ -36,6 +37,9 @@ PASSING = {"unreachable", "too slow"}
 UNSAFE = {"private address", "unresolved host", "bad URL"}
 RETRY_SECONDS = 600.0  # before a robots.txt that could not be had is asked for again
 OPT_OUTS = {"noai", "noimageai"}
+CONTROL = re.compile(r"[\0-\x08\x0e-\x1f]")  # in no text, as RFC 9309 has it
+PADDING = "\0\x1a"  # that some programs write behind a text
+USER_AGENT = re.compile(r"^\s*user[- ]?agent\s*:", re.IGNORECASE | re.MULTILINE)
 PLAIN = {"", "identity"}  # values of Content-Encoding
 GZIP = b"\x1f\x8b"
 
@@ -337,7 +341,10 @@ class Fetcher:
                 raise Skip("no robots.txt", f"{url.host}: HTTP {response.status}")
             if response.status != 200:
                 return None
-            return Protego.parse(robots_text(response.body))
+            text = robots_text(response.body)
+            if not is_robots_text(text):  # Protego would find no rule in it, and allow all
+                raise Skip("no robots.txt", f"{url.host}: robots.txt is no text")
+            return Protego.parse(text)
         return None
 
     async def _request(
@@ -445,6 +452,16 @@ def robots_text(data: bytes) -> str:
     wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     text = data.decode("utf-16" if wide else "utf-8", errors="replace")
     return text.replace("\ufeff", "")  # files that were joined have a mark before each part
+
+
+def is_robots_text(text: str) -> bool:
+    """Return whether this is a text, and not a coding such as Brotli that nobody announced.
+
+    A text in Latin-1 has some characters that cannot be decoded, and its rules can be read.
+    """
+    if CONTROL.search(text.rstrip(PADDING)):
+        return False
+    return 8 * text.count("\ufffd") <= len(text) or USER_AGENT.search(text) is not None
 
 
 def parsed(url: str, base: httpx.URL | None = None) -> httpx.URL:

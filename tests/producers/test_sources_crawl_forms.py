@@ -140,7 +140,13 @@ ROBOTS = {
     "gzip with a mark": (gzip.compress(RULES.encode("utf-8-sig")), {"content_encoding": "GZIP"}),
     "deflate": (zlib.compress(RULES.encode()), {"content_encoding": "deflate"}),
     "raw deflate": (zlib.compress(RULES.encode(), wbits=-15), {"content_encoding": "deflate"}),
+    "zeros behind it": (RULES.encode() + bytes(9), {}),
+    "an end mark of DOS": (RULES.encode() + b"\x1a", {}),
     "longer than the limit": (RULES.encode() + b"# more\n" * 100_000, {}),
+    "another alphabet": (
+        "# \u043f\u0440\u0438\u0432\u0435\u0442 ".encode("cp1251") * 9 + b"\n" + RULES.encode(),
+        {},
+    ),
     "a gzip bomb": (gzip.compress(RULES.encode() + bytes(1 << 25)), {"content_encoding": "gzip"}),
 }
 
@@ -154,8 +160,21 @@ def test_robots_txt_is_obeyed_in_every_form(served, tmp_path, kind):
     assert source.skipped.by_reason == {"robots.txt": 1}
 
 
+LONG_RULES = (RULES + "Disallow: /a\n").encode() * 9
+CODED = {
+    name: pyarrow.Codec(name).compress(LONG_RULES, asbytes=True) for name in ("brotli", "zstd")
+}
 UNREADABLE = {
-    "br": page(b"\x0b\x02\x80", content_encoding="br"),
+    "br": page(CODED["brotli"], content_encoding="br"),
+    "br unannounced": page(CODED["brotli"]),
+    "br as gzip": page(CODED["brotli"], content_encoding="gzip"),
+    "br as identity": page(CODED["brotli"], content_encoding="identity"),
+    "br twice": page(CODED["brotli"], content_encoding="identity, br"),
+    "zstd": page(CODED["zstd"], content_encoding="zstd"),
+    "zstd unannounced": page(CODED["zstd"]),
+    "zlib unannounced": page(zlib.compress(LONG_RULES)),
+    "UTF-16 without a mark": page(LONG_RULES.decode().encode("utf-16-le")),
+    "bytes of no text": page(bytes(range(128, 192))),
     "damaged gzip": page(b"\x1f\x8bx", content_encoding="gzip"),
     "cut gzip": page(gzip.compress(RULES.encode())[:20], content_encoding="gzip"),
     "too many requests": page(status=429),
@@ -172,6 +191,12 @@ def test_a_host_whose_robots_txt_cannot_be_read_is_left_alone(served, tmp_path, 
     assert asked == []
     assert set(source.skipped.by_reason) <= {"no robots.txt", "bad URL"}
     assert source.skipped.by_reason.total() == 1
+
+
+@table("body", [b"", b"\n", b"<p>Not found</p>", "<p>Page non trouv\u00e9e</p>".encode("latin-1")])
+def test_a_host_whose_robots_txt_has_no_rule_may_be_fetched(served, tmp_path, body):
+    served.answers["/robots.txt"] = page(body)
+    assert crawled(served, listed(served, tmp_path, "/a"))[0] == ["/a"]
 
 
 @table("status", [400, 401, 403, 404, 410, 451])
