@@ -1,0 +1,314 @@
+"""Each threshold of a condition from both sides: just below it nothing is lit, just above it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from condition_world import World, quiet, received
+from observe_records import step
+
+from stream_ssl.batch import Offset, Origin
+from stream_ssl.learning.checkpoint import CheckpointRecord
+from stream_ssl.learning.divergence import Divergence
+from stream_ssl.learning.records import Idle
+from stream_ssl.observe import metrics as exported
+
+Fault = Callable[[World], None]
+
+
+def sent(world: World, **fields: Any) -> Callable[[], None]:
+    return lambda: world.receiver.consume(received(**fields))
+
+
+def idle(world: World, **fields: Any) -> Callable[[], None]:
+    return lambda: world.receiver.consume(quiet(**fields))
+
+
+def stepped(world: World, producer: str = "yard", count: int = 4, **fields: Any) -> Any:
+    origins = [Origin(producer, "lens", str(number), 0.0) for number in range(count)]
+    usual = {"keys_BD": torch.eye(3)[[0] * count], "origins_B": origins}
+    return lambda: world.learner.consume(step(**{**usual, **fields}))
+
+
+def at_once(world: World, seconds: float) -> None:
+    """Let time pass in which nobody looks."""
+    world.now += seconds
+    world.wall += seconds
+
+
+# -- what happens, by a number that is on one side of a threshold or on the other
+
+
+def lag(seconds: float) -> Fault:
+    return lambda world: world.pass_(10, stepped(world, lag_seconds=seconds))
+
+
+def growing(minutes: int, first: float = 100.0, fall_at: int = -1) -> Fault:
+    """Lag that rises by a second each minute, but for a fall."""
+
+    def work(world: World) -> None:
+        for minute in range(minutes):
+            at_once(world, 50)
+            behind = first + minute - (20 if minute == fall_at else 0)
+            world.pass_(10, stepped(world, lag_seconds=behind))
+
+    return work
+
+
+def bad_samples(bad: int, good: int, producer: str = "yard") -> Fault:
+    def work(world: World) -> None:
+        world.learner.observe_journal(0, 0, 0, {("damaged", "yard"): bad})
+        world.pass_(10, stepped(world, producer, good))
+
+    return work
+
+
+def dropped(away: int, kept: int, seconds: float = 110) -> Fault:
+    """Near-duplicates and other samples at each look."""
+    lost = [Origin("yard", "lens", str(number), 0.0) for number in range(away)]
+    return lambda world: world.pass_(
+        seconds, stepped(world, count=kept, near_copies=away, turned_away=lost)
+    )
+
+
+def in_a_row(count: int) -> Fault:
+    def work(world: World) -> None:
+        state = Divergence()
+        for _ in range(count):
+            state.consume(step(skipped="loss"))
+        world.learner.observe_divergence(state)
+        world.pass_(10)
+
+    return work
+
+
+def reloaded(times: int) -> Fault:
+    def work(world: World) -> None:
+        state = Divergence()
+        state.reloads = times
+        world.learner.observe_divergence(state)
+        world.pass_(10)
+
+    return work
+
+
+def skipped(count: int) -> Fault:
+    def work(world: World) -> None:
+        for _ in range(count):
+            stepped(world, skipped="gradient")()
+        world.pass_(10)
+
+    return work
+
+
+def ranks(seconds: float, keys: float, peak: float = 11.0, images: float = 30.0) -> Fault:
+    def work(world: World) -> None:
+        put = world.learner._families.set
+        put("recent_effective_rank", keys)
+        put("effective_rank_peak", peak)
+        put("recent_image_rank", images)
+        put("image_rank_peak", 31.0)
+        world.pass_(10)
+        world.pass_(seconds)
+
+    return work
+
+
+def unsaved(seconds: float) -> Fault:
+    def work(world: World) -> None:
+        at_once(world, seconds)
+        world.pass_(10, stepped(world))
+
+    return work
+
+
+def waiting(seconds: float, diverged: bool = False) -> Fault:
+    def work(world: World) -> None:
+        if diverged:
+            in_a_row(20)(world)
+        world.learner.observe_journal(9, 0, 0, {})
+        world.pass_(10)
+        world.pass_(seconds, lambda: world.learner.consume(Idle(30.0)))
+
+    return work
+
+
+def no_producer(seconds: float) -> Fault:
+    def work(world: World) -> None:
+        world.pass_(10, idle(world, producers=0))
+        world.pass_(seconds, idle(world, producers=0))
+
+    return work
+
+
+def no_credit(seconds: float) -> Fault:
+    def work(world: World) -> None:
+        world.pass_(10, idle(world, credit=0))
+        world.pass_(seconds, idle(world, credit=0))
+
+    return work
+
+
+def gate_alone(world: World) -> Callable[[], None]:
+    return sent(world, samples=10, producer_samples={"gate": 10})
+
+
+def silent(seconds: float) -> Fault:
+    """The yard sends every 10 s, and then not."""
+    return lambda world: world.pass_(seconds, gate_alone(world))
+
+
+def often_and_silent(seconds: float) -> Fault:
+    """The yard sends every second, and then not."""
+
+    def work(world: World) -> None:
+        for _ in range(80):
+            at_once(world, 1)
+            sent(world)()
+            world.watch.look()
+        world.pass_(seconds, gate_alone(world))
+
+    return work
+
+
+def once_and_silent(seconds: float) -> Fault:
+    def work(world: World) -> None:
+        world.pass_(10, sent(world, producer_samples={"yard": 10, "gate": 10, "new": 1}))
+        world.pass_(seconds, sent(world))
+
+    return work
+
+
+def silent_after(before: Fault, seconds: float) -> Fault:
+    """Something held the producers back for an hour; then the yard sends, and then not."""
+
+    def work(world: World) -> None:
+        before(world)
+        at_once(world, 3600)
+        before(world)
+        world.pass_(100, sent(world))
+        world.pass_(seconds, gate_alone(world))
+
+    return work
+
+
+def jumped(seconds: float, ago: float = 0.0) -> Fault:
+    def work(world: World) -> None:
+        world.wall += seconds
+        world.pass_(10, sent(world))
+        at_once(world, ago)
+        world.pass_(10, sent(world))
+        world.pass_(70, sent(world))
+
+    return work
+
+
+def ahead(seconds: float) -> Fault:
+    captured = {"yard": 50.0 + seconds}
+    return lambda world: world.pass_(10, sent(world, producer_captured=captured))
+
+
+SIDES: dict[str, tuple[str, Fault, Fault, str]] = {
+    "10 min of lag": ("lag", lag(590), lag(610), ""),
+    "10 min in which lag grows": ("lag", growing(9), growing(12), ""),
+    "lag that grows and falls": ("lag", growing(12, fall_at=6), growing(12), ""),
+    "lag that grows below a minute": ("lag", growing(12, first=20), growing(12, first=70), ""),
+    "1 % bad samples": ("bad-samples", bad_samples(4, 500), bad_samples(6, 500), "yard"),
+    "3 bad samples": ("bad-samples", bad_samples(2, 4), bad_samples(3, 4), "yard"),
+    "bad samples of another": (
+        "bad-samples", bad_samples(4, 500), bad_samples(4, 500, "gate"), "yard",
+    ),
+    "99 % dropped": ("everything-dropped", dropped(100, 2), dropped(300, 2), "yard"),
+    "20 dropped": ("everything-dropped", dropped(1, 0), dropped(4, 0), "yard"),
+    "90 s of dropping": ("everything-dropped", dropped(300, 0, 40), dropped(300, 0, 110), "yard"),
+    "20 skipped in a row": ("divergence", in_a_row(19), in_a_row(20), ""),
+    "a reload": ("divergence", reloaded(0), reloaded(1), ""),
+    "10 skipped in an hour": ("updates-skipped", skipped(10), skipped(11), ""),
+    "a fifth of the rank": ("collapse", ranks(50, keys=3.5), ranks(50, keys=2.5), ""),
+    "30 s of a low rank": ("collapse", ranks(20, keys=2.5), ranks(50, keys=2.5), ""),
+    "images that vary less": (
+        "collapse", ranks(50, 2.5, images=20.0), ranks(50, 2.5, images=25.0), "",
+    ),
+    "a rank of 1.5": ("collapse", ranks(260, 1.6, 2.0), ranks(260, 1.4, 2.0), ""),
+    "4 min of a rank below 1.5": ("collapse", ranks(200, 1.4, 2.0), ranks(260, 1.4, 2.0), ""),
+    "an hour without a checkpoint": ("checkpoint-old", unsaved(3400), unsaved(3700), ""),
+    "90 s without training": ("learner-stuck", waiting(70), waiting(110), ""),
+    "90 s of divergence": ("learner-stuck", waiting(110, diverged=True), waiting(110), ""),
+    "90 s without producers": ("no-producers", no_producer(80), no_producer(110), ""),
+    "60 s without credit": ("no-credit", no_credit(50), no_credit(80), ""),
+    "20 gaps": ("producer-silent", silent(190), silent(220), "yard"),
+    "a minute of silence": (
+        "producer-silent", often_and_silent(50), often_and_silent(80), "yard",
+    ),
+    "a producer without a usual gap": (
+        "producer-silent", once_and_silent(90), once_and_silent(120), "new",
+    ),
+    "silence after an hour without credit": (
+        "producer-silent", silent_after(no_credit(10), 150), silent_after(no_credit(10), 250),
+        "yard",
+    ),
+    "silence after an hour of silence": (
+        "producer-silent", silent_after(silent(10), 150), silent_after(silent(10), 700), "yard",
+    ),
+    "a clock that jumps ahead": ("clock", jumped(50), jumped(70), ""),
+    "a clock that jumps back": ("clock", jumped(-50), jumped(-70), ""),
+    "10 min after a jump": ("clock", jumped(3600, ago=600), jumped(3600, ago=400), ""),
+    "a producer's clock ahead": ("clock", ahead(50), ahead(70), "yard"),
+    "a producer's clock behind": ("clock", ahead(-3600), ahead(3600), "yard"),
+}  # fmt: skip
+"""Condition, what is not enough for it, what is, and the producer."""
+OF_RECEIVER = {"no-producers", "no-credit", "producer-silent", "clock"}
+
+
+def begun(role: str, **options: Any) -> World:
+    """A process that has gone well for 100 s."""
+    world = World(role, **options)
+    if role == "receiver":
+        world.receiver.started()
+        world.pass_(100, sent(world))
+    else:
+        world.learner.started()
+        world.learner.observe_journal(0, 0, 0, {("damaged", "yard"): 0})
+        world.learner.observe_divergence(Divergence())
+        world.pass_(30, stepped(world, skipped="pace"))
+    assert world.lit == {}
+    return world
+
+
+@pytest.mark.parametrize("case", SIDES, ids=lambda case: case.replace(" ", "-"))
+def test_a_condition_begins_at_its_threshold(case: str) -> None:
+    name, too_little, enough, producer = SIDES[case]
+    role = "receiver" if name in OF_RECEIVER else "learner"
+    world = begun(role)
+    too_little(world)
+    assert (name, producer) not in world.lit
+    world = begun(role)
+    enough(world)
+    assert (name, producer) in world.lit
+
+
+def test_rare_checkpoints_are_old_after_three_times_their_interval() -> None:
+    world = begun("learner", checkpoint_seconds=3600.0)
+    unsaved(10_000)(world)
+    assert world.lit == {}
+    unsaved(1000)(world)
+    assert set(world.lit) == {("checkpoint-old", "")}
+
+
+@pytest.mark.parametrize(
+    ("free", "checkpoint", "low"),
+    [(1.1e9, 0, False), (0.9e9, 0, True), (7e9, 3.4e9, False), (7e9, 3.6e9, True)],
+)
+def test_a_disk_is_low_at_its_threshold(
+    free: float, checkpoint: float, low: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exported, "free", lambda _: free)
+    world = World("learner", {"checkpoints": tmp_path})
+    saved = (7, 0.0, 0.4, 0.02, int(checkpoint), Path("step-7"), Offset(1, 0), Offset(1, 0))
+    world.learner.consume(CheckpointRecord(*saved))
+    world.pass_(10)
+    assert (("disk-low", "") in world.lit) == low
