@@ -147,8 +147,22 @@ def test_the_history_takes_a_quarter_of_the_space_by_default(
     hours(checkpointer, 1)
     assert names(tmp_path) == [3, 4, 5, 6], "(5 + 4) / 4 checkpoints of history"
     disk.free = size // 2
+    seen, make = [], checkpointer._make_scratch
+    monkeypatch.setattr(
+        checkpointer, "_make_scratch", lambda path: (make(path), seen.append(names(tmp_path)))
+    )
     hours(checkpointer, 1)
-    assert names(tmp_path) == [6, 7], "the history made room for the newest"
+    assert seen == [[5, 6]], "the history made room before the newest was written"
+    assert names(tmp_path) == [6, 7]
+
+
+def test_a_checkpoint_that_cannot_be_read_is_not_removed(tmp_path: Path, hours) -> None:
+    """A disk that fails for a moment must not cost the newest checkpoints."""
+    checkpointer = Checkpointer(tmp_path, keep=2, history_bytes=0)
+    hours(checkpointer, 2)
+    (tmp_path / "step-000000002" / "state.json").write_text("{")
+    hours(checkpointer, 1)
+    assert names(tmp_path) == [1, 2, 3]
 
 
 def test_one_that_was_restored_from_the_history_is_whole(tmp_path: Path, hours) -> None:
