@@ -17,6 +17,7 @@ from benchmarks.report import Result, path_of, plain, table, write
 NAMES = (
     "eviction",
     "growth",
+    "duplicates",
     "losses",
     "learner",
     "ranks",

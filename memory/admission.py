@@ -5,27 +5,21 @@ Shapes: B newcomers, A descriptor, k occupied slots, T newcomers compared at a t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import normalize
 
-from memory.checks import check_number
 from memory.columns import REFUSED, Columns, Rows
-from memory.compute import columns_at_a_time, to_device, to_host
-from memory.process_group import SINGLE_PROCESS, RankGroup
-from memory.scores import BLOCK_ELEMENTS
+from memory.compute import to_device, to_host
+from memory.duplicates import NOBODY, Found
 from memory.shares import Turns
 
 if TYPE_CHECKING:
     from memory.eviction.base import Policy
     from memory.shares import Holdings
-
-NOBODY = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +110,7 @@ class Entry:
         rows: the newcomers [B].
         columns: of the memory; what joins is written to them.
         policy: who makes room once every slot is occupied.
-        duplicates: the test before that; None for none.
+        found: which of them are near-duplicates of slots, or of each other; None: not looked for.
         holdings: of producers with shares of the slots, kept up to date; None for no shares.
     """
 
@@ -125,16 +119,15 @@ class Entry:
         rows: Rows,
         columns: Columns,
         policy: Policy,
-        duplicates: Duplicates | None,
+        found: Found | None,
         holdings: Holdings | None = None,
     ) -> None:
         self._let_in, self._columns, self._policy = rows, columns, policy
         self._holdings = holdings
         self._ids_B, self._born_B = to_host(torch.stack([rows.ids, rows.born])).numpy()
         self._found = Found(0, np.zeros(len(rows), dtype=bool))
-        if duplicates is not None:
-            self._found = duplicates.find(rows.descriptors, columns.descriptor_kA, columns.group)
-            self._let_in = self._found.enter(rows, columns)
+        if found is not None:
+            self._found, self._let_in = found, found.enter(rows, columns)
         self._turn_b = np.flatnonzero(self._found.let_in_B)
         if holdings is not None:
             key_b = self._let_in.producers
@@ -241,131 +234,3 @@ class Entry:
             merged=torch.from_numpy(found.merged(self._slot_B)),
             left=left,
         )
-
-
-@dataclass(frozen=True)
-class Duplicates:
-    """A test at admission, before the eviction policy is asked.
-
-    A newcomer is a duplicate if its cosine is at least `threshold`, to rounding, with a slot held
-    when the batch began, even one that is evicted in the course of the batch, or with an earlier
-    newcomer of the batch that this test let in, even one that the policy refuses.
-
-    Args:
-        threshold: in (-1, 1]. 1 finds equal rows only.
-        action: "count" only counts duplicates and lets them in; "refuse" refuses them; "merge"
-            refuses them and raises by one the multiplicity of the slot that each resembles most
-            (the lowest of those within rounding, held slots before newcomers). Where that slot's
-            sample leaves in the course of the batch, its multiplicity leaves with it.
-
-    >>> from memory import WorkingMemory
-    >>> memory = WorkingMemory(capacity=4, dim=2, duplicates=Duplicates(action="merge"))
-    >>> admission = memory.add(torch.arange(3), torch.eye(2)[[0, 1, 0]])
-    >>> admission.refused.tolist(), memory.multiplicity.tolist()
-    ([2], [2, 1])
-    """
-
-    threshold: float = 0.98
-    action: Literal["count", "refuse", "merge"] = "count"
-
-    def __post_init__(self) -> None:
-        if not -1 < check_number("threshold", self.threshold) <= 1:
-            raise ValueError(f"threshold is {self.threshold}: a cosine above -1 and at most 1")
-        object.__setattr__(self, "threshold", float(self.threshold))
-        if self.action not in ("count", "refuse", "merge"):
-            raise ValueError(f'action is {self.action!r}: choose "count", "refuse" or "merge"')
-
-    def find(self, x_BA: Tensor, row_kA: Tensor, group: RankGroup = SINGLE_PROCESS) -> Found:
-        """The duplicates among newcomers, decided in turn, against these rows held by each rank;
-        on several ranks the newcomers are the same, and nothing is merged."""
-        count, k, x_BA = len(x_BA), len(row_kA), normalize(x_BA, dim=1)
-        unit = 1e-12 if x_BA.dtype == torch.float64 else 1e-6
-        most_B, slot_B = closest(x_BA, row_kA, unit)
-        most_B = group.all_reduce_max(most_B)
-        cosine_B = to_host(most_B).numpy()
-        found = Found(k, cosine_B >= self.threshold - unit)
-        if self.action == "merge":
-            found.twin_B = np.where(found.duplicate_B, to_host(slot_B).numpy(), NOBODY)
-        if self.action != "count":
-            found.let_in_B = ~found.duplicate_B
-        step = max(1, BLOCK_ELEMENTS // max(1, count))
-        for start in range(0, count, step):
-            near_Tb = x_BA[start : start + step] @ x_BA[: start + step].T
-            self._among(found, start, to_host(near_Tb).numpy(), cosine_B, unit)
-        return found
-
-    def _among(
-        self, found: Found, start: int, near_Tb: NDArray[Any], cosine_B: NDArray[Any], unit: float
-    ) -> None:
-        """Compare newcomers from `start` on with those before them. Only rows that are close to
-        any earlier one are looked at singly.
-        """
-        close_Tb = near_Tb >= self.threshold - unit
-        close_Tb &= np.tri(len(close_Tb), close_Tb.shape[1], start - 1, dtype=bool)
-        if self.action == "count":  # all are let in, so nothing hangs on the order
-            found.duplicate_B[start : start + len(close_Tb)] |= close_Tb.any(axis=1)
-            return
-        for row in np.flatnonzero(close_Tb.any(axis=1)).tolist():
-            turn = start + row
-            close = close_Tb[row, :turn] & found.let_in_B[:turn]
-            if not close.any():
-                continue
-            found.duplicate_B[turn] = True
-            found.let_in_B[turn] = False
-            cosine = np.where(close, near_Tb[row, :turn], -np.inf)
-            if self.action == "merge" and cosine.max() > cosine_B[turn] + unit:
-                found.twin_B[turn] = found.held + int((cosine >= cosine.max() - unit).argmax())
-
-
-class Found:
-    """Which newcomers are duplicates, which were let in, and what those merged resemble most.
-
-    Args:
-        held: k when the batch began.
-        duplicate_B: of a held slot, bool [B].
-
-    Attributes:
-        twin_B: int64 [B], a slot below k, or k + the turn of a newcomer; -1 for no merge.
-    """
-
-    def __init__(self, held: int, duplicate_B: NDArray[np.bool_]) -> None:
-        self.held, self.duplicate_B = held, duplicate_B
-        self.let_in_B: NDArray[np.bool_] = np.ones(len(duplicate_B), dtype=bool)
-        self.twin_B: NDArray[np.int64] = np.full(len(duplicate_B), NOBODY)
-
-    def enter(self, rows: Rows, columns: Columns) -> Rows:
-        """Those let in, with the multiplicity of what merged into them; held slots get theirs."""
-        twins = self.twin_B[self.twin_B != NOBODY]
-        if len(twins):
-            more = torch.from_numpy(np.bincount(twins, minlength=self.held + len(rows)))
-            more = to_device(more, columns.device)
-            columns.multiplicity[: self.held] += more[: self.held]
-            rows = replace(rows, multiplicity=1 + more[self.held :])
-        return rows if self.let_in_B.all() else rows[torch.from_numpy(self.let_in_B)]
-
-    def merged(self, slot_B: NDArray[np.int64]) -> NDArray[np.int64]:
-        """For each newcomer merged the slot of its twin; -1 where that has left.
-
-        Args:
-            slot_B: where each newcomer stands now; -1: nowhere.
-        """
-        twins = self.twin_B[self.twin_B != NOBODY]
-        # A slot that was overwritten holds a newcomer of this batch now.
-        stays = np.where(np.isin(twins, slot_B), NOBODY, twins)
-        return np.where(twins < self.held, stays, slot_B[np.maximum(twins - self.held, 0)])
-
-
-def closest(x_BA: Tensor, row_kA: Tensor, unit: float) -> tuple[Tensor, Tensor]:
-    """The largest cosine of each unit row with a slot [B], and that slot int64 [B]; the lowest
-    where others are within about `unit` of it. -inf and slot 0 where no slot is held.
-    """
-    most_B = x_BA.new_full((len(x_BA),), -torch.inf)
-    slot_B = torch.zeros(len(x_BA), dtype=torch.int64, device=x_BA.device)
-    step = columns_at_a_time(len(x_BA), x_BA.device)
-    for start in range(0, len(row_kA), step):
-        near_Bb = x_BA @ normalize(row_kA[start : start + step], dim=1).T
-        here_B = near_Bb.amax(dim=1)
-        lowest_B = start + (near_Bb >= (here_B - unit)[:, None]).to(torch.uint8).argmax(dim=1)
-        slot_B = torch.where(here_B > most_B + unit, lowest_B, slot_B)
-        most_B = torch.maximum(most_B, here_B)
-    return most_B, slot_B

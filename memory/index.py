@@ -83,14 +83,14 @@ def _nearest_by_product(z_BD: Tensor, row_KD: Tensor, k: int) -> tuple[Tensor, T
 
 
 def _nearest_by_faiss(z_BD: Tensor, row_KD: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    faiss = _faiss()
+    faiss = load_faiss()
     cosine, row = faiss.knn(_array(z_BD), _array(row_KD), k, metric=faiss.METRIC_INNER_PRODUCT)
     return torch.from_numpy(cosine), torch.from_numpy(row)
 
 
 def _nearest_on_gpu(z_BD: Tensor, row_KD: Tensor, k: int, resources: Any) -> tuple[Tensor, Tensor]:
     """What `faiss.knn_gpu` does, on tensors in place: it takes numpy arrays alone, and copies."""
-    faiss, device = _faiss(), row_KD.device
+    faiss, device = load_faiss(), row_KD.device
     z_BD, row_KD = z_BD.detach().contiguous(), row_KD.detach().contiguous()
     cosine_Bk = torch.empty(len(z_BD), k, dtype=torch.float32, device=device)
     row_Bk = torch.empty(len(z_BD), k, dtype=torch.int64, device=device)
@@ -156,7 +156,7 @@ def products(query_D: Tensor, row_KD: Tensor) -> Tensor:
     query, row = _array(query_D), _array(row_KD)
     if not _faiss_takes(row_KD) or len(row) < PRODUCT_ROWS:
         return torch.from_numpy(row @ query)  # torch takes twice as long
-    faiss, product_K = _faiss(), np.empty(len(row), np.float32)
+    faiss, product_K = load_faiss(), np.empty(len(row), np.float32)
     pointers = (faiss.swig_ptr(array) for array in (product_K, query, row))
     faiss.fvec_inner_products_ny(*pointers, row.shape[1], len(row))
     return torch.from_numpy(product_K)
@@ -211,7 +211,7 @@ def cells_of(z_ND: Tensor, centre_CD: Tensor) -> Tensor:
 
 
 def _centres_by_faiss(z_ND: Tensor, cells: int, seed: int, rounds: int) -> Tensor:
-    means = _faiss().Kmeans(
+    means = load_faiss().Kmeans(
         z_ND.shape[1],
         cells,
         niter=rounds,
@@ -278,14 +278,14 @@ def write_flat(row_KD: Array, path: Path) -> bool:
     False where faiss is not installed: then there is no file."""
     if not HAVE_FAISS:
         return False
-    index = _faiss().IndexFlatIP(row_KD.shape[1])
+    index = load_faiss().IndexFlatIP(row_KD.shape[1])
     index.add(np.ascontiguousarray(row_KD, np.float32))
-    _faiss().write_index(index, str(path))
+    load_faiss().write_index(index, str(path))
     return True
 
 
 @functools.cache
-def _faiss() -> Any:
+def load_faiss() -> Any:
     return importlib.import_module("faiss")  # its types lack half of the names
 
 
@@ -297,9 +297,9 @@ def _faiss_takes(row_KD: Tensor) -> bool:
 @functools.cache
 def _gpu_resources() -> Any:
     """Scratch memory and streams of faiss, one set a process; None in a faiss without GPU code."""
-    if not HAVE_FAISS or not hasattr(_faiss(), "StandardGpuResources"):
+    if not HAVE_FAISS or not hasattr(load_faiss(), "StandardGpuResources"):
         return None
-    resources = _faiss().StandardGpuResources()
+    resources = load_faiss().StandardGpuResources()
     resources.setTempMemory(GPU_SCRATCH)
     return resources
 

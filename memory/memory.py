@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.modules.module import _IncompatibleKeys
 
 from memory import draws
-from memory.admission import Admission, Duplicates, Entry, Totals
+from memory.admission import Admission, Entry, Totals
 from memory.checks import (
     Array,
     check_count,
@@ -33,9 +33,11 @@ from memory.columns import Columns, Image, Rows, image_column
 from memory.compute import in_full_precision, to_device, to_host
 from memory.descriptors import Descriptor, Embedding, check_descriptor, descriptors_of
 from memory.draws import Draw, DrawOrder, Negatives, Strata
+from memory.duplicates import Duplicates, Found
 from memory.eviction import Feedback, MostDuplicated, Policy
 from memory.eviction.base import check_free
 from memory.fixed import Fixed
+from memory.near_duplicates import NearDuplicates
 from memory.process_group import SINGLE_PROCESS, RankGroup
 from memory.scores import Score, check_score
 from memory.shards import RANK_SEEDS, Meeting, check_shareable
@@ -174,6 +176,9 @@ class WorkingMemory(Slots):
         self._drift = torch.ones(2, dtype=torch.float64)  # mean and least of the last refreshed
         self.eviction.bind(self._columns, self._seed + 1)
         self._description = describe(self.eviction, image_shape, duplicates, self.descriptor)
+        self._closely: NearDuplicates | None = None
+        if duplicates is not None and duplicates.threshold == "auto":
+            self._closely = NearDuplicates(self)
 
     # What goes in.
 
@@ -212,7 +217,8 @@ class WorkingMemory(Slots):
             rows = meeting.rows
         if self.shares is not None and (self._holdings is None or self._holdings.crowded):
             self._holdings = Holdings(self._columns, self.shares)
-        entry = Entry(rows, self._columns, self.eviction, self.duplicates, self._holdings)
+        found = self._find_duplicates(rows)
+        entry = Entry(rows, self._columns, self.eviction, found, self._holdings)
         try:
             entry.run()
         finally:
@@ -231,6 +237,14 @@ class WorkingMemory(Slots):
             meeting.send_images(admission.slots)
             admission = entry.admission(meeting.batch)
         return admission
+
+    def _find_duplicates(self, rows: Rows) -> Found | None:
+        if self.duplicates is None:
+            return None
+        if self._closely is None:
+            return self.duplicates.find(rows.descriptors, self._columns.descriptor_kA, self.group)
+        assert rows.images is not None  # as NearDuplicates saw to
+        return self._closely.find(rows.images, rows.images[:0], self.duplicates.action)
 
     def _rows(
         self,

@@ -5,12 +5,16 @@ moving robot. So the thumbnail only finds candidates, and each candidate is then
 how much do the two pictures differ at the worst place? A copy differs nowhere. A person who walks
 through a fixed camera's picture differs in one place, and so do two shirts.
 
-Shapes: B pictures, N pairs, k held pictures, S = SIDE.
+How much a copy may differ depends on what else is held. Some pairs of trousers differ less than a
+picture and its copy that was made smaller and larger again. But the copy is far nearer to its
+picture than to any other, and a pair of trousers is about as near to the next one.
+
+Shapes: A of a key, B pictures, N pairs, n candidates, W that are held beside, S = SIDE.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 from functools import reduce
 from typing import TYPE_CHECKING, Final
 
@@ -20,8 +24,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d, avg_pool2d, pad
 
-from memory.checks import check_number
-from memory.compute import columns_at_a_time, in_full_precision, to_host
+from memory.compute import in_full_precision, to_host
+from memory.duplicates import NOBODY, Action, Found
+from memory.slot_index import SlotIndex, nearest_rows
 
 if TYPE_CHECKING:
     from memory.memory import WorkingMemory
@@ -29,8 +34,14 @@ if TYPE_CHECKING:
 SIDE: Final = 32
 """Pixels of a sketch in each direction."""
 
-LIMIT: Final = 0.25
-"""Pictures are near-duplicates below this distance; docs/duplicates.md says why."""
+ALIKE: Final = 0.2
+"""Pictures nearer than this are always near-duplicates; docs/duplicates.md says why."""
+
+LIMIT: Final = 0.45
+"""Pictures farther apart than this are never near-duplicates."""
+
+APART: Final = 0.5
+"""Between the two, the nearest picture must be at most so many times as far as the next one."""
 
 FLAT: Final = 8.0
 """Grey levels of 255: the least contrast that is set to 1, so that the noise of a dark or covered
@@ -46,7 +57,7 @@ KEY_SIDE: Final = 8
 NEIGHBOURS: Final = 4
 """Candidates of one picture that are looked at closely."""
 
-REACH: Final = 0.6
+REACH: Final = 0.3
 """Largest distance of two keys, as a root mean square, for which the pictures are candidates."""
 
 _SMOOTH = 9  # pixels of the square whose mean is halved
@@ -58,8 +69,8 @@ _PAIRS_AT_A_TIME = 512  # more take longer each on a CPU: they do not fit its ca
 def sketch(image_BCHW: Tensor) -> Tensor:
     """Return what is compared of each picture: grey, S x S, with its contrast set to 1.
 
-    Half of what a picture shows at large is taken off, so that details count: clothes on white
-    have nearly all of their contrast in their outline.
+    Half of the mean around each pixel is taken off, so that details count: clothes on white have
+    nearly all of their contrast in their outline.
 
     Args:
         image_BCHW: uint8, with 1 or 3 channels, or any other number, whose mean is taken.
@@ -83,7 +94,7 @@ def sketch(image_BCHW: Tensor) -> Tensor:
 
 
 def key(sketch_BSS: Tensor) -> Tensor:
-    """Return the rows that candidates are found by: sketches of 8 x 8, float32 [B, 64].
+    """Return the rows that candidates are found by: sketches of 8 x 8, float32 [B, A = 64].
 
     Their distance divided by 8 is a root mean square, as `distance` is.
     """
@@ -141,25 +152,15 @@ def _softened(sketch_NSS: Tensor) -> Tensor:
     return avg_pool2d(wider_NSS, 2, stride=1)[:, 0].permute(1, 2, 0).contiguous()
 
 
-def candidates(key_BA: Tensor, held_kA: Tensor) -> tuple[Tensor, Tensor]:
-    """Return for each key the nearest held ones, NEIGHBOURS at most, the nearest first.
+def are_near_duplicates(two_B2: Tensor) -> Tensor:
+    """Return whether pictures with these distances are near-duplicates, bool [B].
 
-    Returns:
-        int64 [B, n], rows of `held_kA`; and bool [B, n], whether each of them is within reach.
+    Args:
+        two_B2: distances to the nearest candidate and to the next one; infinite where there is
+            none.
     """
-    count, n = len(key_BA), min(NEIGHBOURS, len(held_kA))
-    least_Bn = key_BA.new_zeros(count, 0)
-    row_Bn = torch.zeros(count, 0, dtype=torch.int64, device=key_BA.device)
-    step = max(NEIGHBOURS, columns_at_a_time(count, key_BA.device))
-    for start in range(0, len(held_kA), step):
-        part_bA = held_kA[start : start + step]
-        square_Bb = part_bA.square().sum(dim=1) - 2 * key_BA @ part_bA.T
-        found = torch.topk(square_Bb, min(n, len(part_bA)), dim=1, largest=False)
-        least_Bn = torch.cat([least_Bn, found.values], dim=1)
-        row_Bn = torch.cat([row_Bn, start + found.indices], dim=1)
-    best = torch.topk(least_Bn, n, dim=1, largest=False)
-    square_Bn = best.values + key_BA.square().sum(dim=1, keepdim=True)
-    return row_Bn.gather(1, best.indices), square_Bn <= REACH**2 * KEY_SIDE**2
+    near_B, next_B = two_B2.unbind(dim=1)
+    return (near_B < ALIKE) | ((near_B < LIMIT) & (near_B < APART * next_B))
 
 
 class NearDuplicates:
@@ -167,126 +168,185 @@ class NearDuplicates:
 
     Args:
         memory: it keeps images.
-        limit: a distance, above 0.
 
     Raises:
-        ValueError: the memory keeps no pictures, or the limit lies outside its range.
+        ValueError: the memory keeps no pictures.
     """
 
-    def __init__(self, memory: WorkingMemory, limit: float = LIMIT) -> None:
+    def __init__(self, memory: WorkingMemory) -> None:
         shape = memory.image_shape
         if shape is None or min(shape[1:]) < KEY_SIDE:
             raise ValueError(
                 f"near-duplicates are found among pictures, and this memory keeps {shape}: give "
                 f"it images of at least {KEY_SIDE} x {KEY_SIDE} pixels, or a cosine as threshold"
             )
-        if not check_number("limit", limit) > 0:
-            raise ValueError(f"limit is {limit}: a distance must be above 0")
-        self._memory, self.limit = memory, limit
+        self._memory = memory
         self._ids_K = torch.full((memory.capacity,), -1, dtype=torch.int64)
-        self._key_KA = torch.zeros(memory.capacity, KEY_SIDE**2)  # of the sample with that id
+        self._index = SlotIndex(memory.capacity, KEY_SIDE**2, memory.device)
+
+    def let_in(self, image_BCHW: Tensor, beside_WCHW: Tensor) -> NDArray[np.bool_]:
+        """Return which samples are no near-duplicates, bool [B of all ranks]; see `find`."""
+        return self.find(image_BCHW, beside_WCHW, "refuse").let_in_B
+
+    @in_full_precision
+    def find(self, image_BCHW: Tensor, beside_WCHW: Tensor, action: Action) -> Found:
+        """Return the near-duplicates among the samples of all ranks, decided in turn.
+
+        A sample has up to 2 NEIGHBOURS candidates: the nearest of all slots and of the pictures
+        beside them, and the nearest of the earlier samples of the batch that were let in. On
+        several ranks it takes the slots, the pictures beside them and the batches of all ranks
+        together, in order of rank.
+
+        Args:
+            image_BCHW: uint8, of this rank.
+            beside_WCHW: uint8, other pictures of this rank that count as held.
+            action: as in `Duplicates`; "merge" in one process and with nothing beside alone.
+
+        Returns:
+            `nearest_B` counts the slots, then the pictures beside, then the samples.
+        """
+        (flat_BD,) = self._memory.group.all_gather(sketch(image_BCHW).flatten(1))
+        sketch_BSS = flat_BD.view(-1, SIDE, SIDE)
+        key_BA = key(sketch_BSS)
+        row_Bn, held_Bn = self._held(sketch_BSS, key_BA, sketch(beside_WCHW))
+        earlier_Bn, near_Bn, new_B = _in_turn(sketch_BSS, key_BA, held_Bn, action)
+        found = Found(len(self._memory), ~new_B)
+        if action != "count":
+            found.let_in_B = new_B
+        behind = len(self._memory) + len(beside_WCHW)
+        far_B, best_B = torch.cat([held_Bn, near_Bn], dim=1).min(dim=1)
+        row_B = torch.cat([row_Bn, behind + earlier_Bn], dim=1).gather(1, best_B[:, None])[:, 0]
+        found.distance_B = to_host(far_B).numpy()
+        found.nearest_B = to_host(row_B.masked_fill(far_B.isinf(), NOBODY)).numpy()
+        if action == "merge":
+            found.twin_B = np.where(new_B, NOBODY, found.nearest_B)
+        return found
 
     @property
     def device(self) -> torch.device:
         """Return the memory's device."""
         return self._memory.device
 
-    @in_full_precision
-    def let_in(self, image_BCHW: Tensor, beside_WCHW: Tensor) -> NDArray[np.bool_]:
-        """Return which samples are no near-duplicates, in turn, bool [B of all ranks].
+    def _held(
+        self, sketch_BSS: Tensor, key_BA: Tensor, beside_WSS: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return the candidates among what all ranks hold, and their distances, both [B, n].
 
-        The test compares a sample with all slots, with the pictures beside them, and with the
-        earlier samples of the batch that it let in. On several ranks it takes the slots, the
-        pictures beside them and the batches of all ranks together, in order of rank.
-
-        Args:
-            image_BCHW: uint8, of this rank.
-            beside_WCHW: uint8, other pictures of this rank that count as held.
+        A candidate of this rank is a slot k, or len(memory) + w for a picture beside; one of
+        another rank is NOBODY.
         """
-        group = self._memory.group
-        (sketch_BSS,) = group.all_gather(sketch(image_BCHW).flatten(1))
-        sketch_BSS = sketch_BSS.view(-1, SIDE, SIDE)
-        least_B = torch.minimum(
-            self._to_slots(sketch_BSS), _nearest(sketch_BSS, sketch(beside_WCHW))
+        self._follow_the_slots()
+        square_Bn, slot_Bn = self._index.nearest(key_BA, NEIGHBOURS)
+        far_Bn = _look_closely(sketch_BSS, square_Bn, slot_Bn, self._sketch_of)
+        beside_square_Bn, row_Bn = nearest_rows(key_BA, key(beside_WSS), NEIGHBOURS)
+        beside_far_Bn = _look_closely(
+            sketch_BSS, beside_square_Bn, row_Bn, lambda row_N: beside_WSS[row_N]
         )
-        least_B = -group.all_reduce_max(-least_B)
-        new_B = to_host(least_B >= self.limit).numpy()
-        return self._in_turn(sketch_BSS, new_B)
+        group, both = self._memory.group, 2 * NEIGHBOURS
+        here_B = torch.cat([square_Bn, beside_square_Bn, far_Bn, beside_far_Bn], dim=1)
+        (every_B,) = group.all_gather(here_B)
+        square_Br, far_Br = (
+            part.transpose(0, 1).flatten(1)
+            for part in every_B.view(group.size, len(key_BA), 2, both).unbind(dim=2)
+        )
+        nearest_Bn = torch.topk(square_Br, NEIGHBOURS, dim=1, largest=False).indices
+        own_B = torch.cat([slot_Bn, len(self._memory) + row_Bn], dim=1)
+        row_Bn = own_B.gather(1, nearest_Bn % both)
+        row_Bn = row_Bn.masked_fill(nearest_Bn // both != group.rank, NOBODY)
+        return row_Bn, far_Br.gather(1, nearest_Bn)
 
-    def _to_slots(self, sketch_BSS: Tensor) -> Tensor:
-        """Return the distance of each sketch to the nearest slot [B]; infinite where none is."""
+    def _follow_the_slots(self) -> None:
+        """Give the index the keys of all slots that changed since the last batch."""
         ids_k, k = self._memory.ids, len(self._memory)
-        self._ids_K, self._key_KA = self._ids_K.to(self.device), self._key_KA.to(self.device)
+        if self._index.device != self.device or k < len(self._index):  # moved, or loaded anew
+            self._index = SlotIndex(self._memory.capacity, KEY_SIDE**2, self.device)
+            self._ids_K = torch.full_like(self._ids_K, -1)
+        self._ids_K = self._ids_K.to(self.device)
         changed = (ids_k != self._ids_K[:k]).nonzero()[:, 0]
         for slots in torch.split(changed, _PAIRS_AT_A_TIME):
-            self._key_KA[slots] = key(self._sketch_of(slots))
+            self._index.put(slots, key(self._sketch_of(slots)))
         self._ids_K[:k] = ids_k
-        row_Bn, near_Bn = candidates(key(sketch_BSS), self._key_KA[:k])
-        turn_N, place_N = near_Bn.nonzero(as_tuple=True)
-        found = [
-            distance(sketch_BSS[turns], self._sketch_of(row_Bn[turns, places]))
-            for turns, places in zip(
-                torch.split(turn_N, _PAIRS_AT_A_TIME),
-                torch.split(place_N, _PAIRS_AT_A_TIME),
-                strict=True,
-            )
-        ]
-        return _least(torch.cat(found), turn_N, len(sketch_BSS))
 
     def _sketch_of(self, slots: Tensor) -> Tensor:
         images = self._memory.images
         assert images is not None  # as the constructor saw to
         return sketch(images[slots.to(images.device)].to(self.device))
 
-    def _in_turn(self, sketch_BSS: Tensor, new_B: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Compare each new sample with the nearest of the earlier ones that were let in.
+    def state(self) -> dict[str, Tensor]:
+        """Return what is needed besides the memory to give the same answers again."""
+        return self._index.state()
 
-        Those depend on the answer, so it is found in rounds. Each round takes the answer of the
-        round before as given. A sample's answer is right once those of all earlier samples are,
-        so the rounds end with the answer of a loop over the samples.
-        """
-        turns = torch.from_numpy(new_B.nonzero()[0]).to(sketch_BSS.device)
-        sketch_NSS, count = sketch_BSS[turns], len(turns)
-        key_NA = key(sketch_NSS)
-        square_NN = torch.cdist(key_NA, key_NA).square()
-        square_NN.masked_fill_(~torch.ones_like(square_NN).tril(-1).bool(), torch.inf)
-        square_NN.masked_fill_(square_NN > REACH**2 * KEY_SIDE**2, torch.inf)
-        known: dict[tuple[int, int], bool] = {}  # whether two are near-duplicates
-        in_N = np.ones(count, dtype=bool)
-        while True:
-            of_those_NN = square_NN.masked_fill(~torch.from_numpy(in_N).to(turns.device), torch.inf)
-            best = torch.topk(of_those_NN, min(NEIGHBOURS, count), dim=1, largest=False)
-            pairs = [
-                [other for other, square in zip(row, squares, strict=True) if math.isfinite(square)]
-                for row, squares in zip(best.indices.tolist(), best.values.tolist(), strict=True)
-            ]
-            missing = [
-                (turn, other)
-                for turn, others in enumerate(pairs)
-                for other in others
-                if (turn, other) not in known
-            ]
-            if missing:
-                one_N, other_N = torch.tensor(missing, device=turns.device).T
-                alike = distance(sketch_NSS[one_N], sketch_NSS[other_N]) < self.limit
-                known.update(zip(missing, alike.tolist(), strict=True))
-            was_N, in_N = in_N, np.ones(count, dtype=bool)
-            for turn, others in enumerate(pairs):
-                in_N[turn] = not any(in_N[other] and known[turn, other] for other in others)
-            if np.array_equal(was_N, in_N):
-                let_in_B = new_B.copy()
-                let_in_B[new_B] = in_N
-                return let_in_B
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Go on from what `state` gave, with the memory as it was then."""
+        self._index = SlotIndex(self._memory.capacity, KEY_SIDE**2, self.device)
+        self._index.load(state)
+        self._ids_K = torch.full_like(self._ids_K, -1)
 
 
-def _nearest(sketch_BSS: Tensor, other_WSS: Tensor) -> Tensor:
-    """Return the distance of each sketch to the nearest other [B]; infinite without a candidate."""
-    row_Bn, near_Bn = candidates(key(sketch_BSS), key(other_WSS))
-    turn_N, place_N = near_Bn.nonzero(as_tuple=True)
-    far_N = distance(sketch_BSS[turn_N], other_WSS[row_Bn[turn_N, place_N]])
-    return _least(far_N, turn_N, len(sketch_BSS))
+def _look_closely(
+    sketch_BSS: Tensor,
+    square_Bn: Tensor,
+    row_Bn: Tensor,
+    sketches_of: Callable[[Tensor], Tensor],
+) -> Tensor:
+    """Return the distance of each sketch to its candidates, [B, n]; infinite beyond reach.
+
+    Args:
+        sketch_BSS: one for each row of candidates.
+        square_Bn: squared distances of the keys.
+        row_Bn: what the candidates are called.
+        sketches_of: gives the sketches of so many candidates, [N, S, S].
+    """
+    far_Bn = torch.full_like(square_Bn, torch.inf)
+    turn_N, place_N = (square_Bn <= REACH**2 * KEY_SIDE**2).nonzero(as_tuple=True)
+    for turns, places in zip(
+        torch.split(turn_N, _PAIRS_AT_A_TIME),
+        torch.split(place_N, _PAIRS_AT_A_TIME),
+        strict=True,
+    ):
+        other_NSS = sketches_of(row_Bn[turns, places])
+        far_Bn[turns, places] = distance(sketch_BSS[turns], other_NSS)
+    return far_Bn
 
 
-def _least(value_N: Tensor, turn_N: Tensor, count: int) -> Tensor:
-    least_B = torch.full((count,), torch.inf, device=value_N.device)
-    return least_B.scatter_reduce_(0, turn_N, value_N, "amin")
+def _in_turn(
+    sketch_BSS: Tensor, key_BA: Tensor, held_Bn: Tensor, action: Action
+) -> tuple[Tensor, Tensor, NDArray[np.bool_]]:
+    """Compare each sample with the nearest of the earlier ones of its batch that were let in.
+
+    Those depend on the answer, so it is found in rounds. Each round takes the answer of the round
+    before as given. A sample's answer is right once those of all earlier samples are, so the
+    rounds end with the answer of a loop over the samples.
+
+    Args:
+        held_Bn: distances to the candidates that are held.
+        action: "count" lets near-duplicates in too.
+
+    Returns:
+        The candidates among the earlier samples int64 [B, m], their distances, and which samples
+        are no near-duplicates, bool [B].
+    """
+    count = len(key_BA)
+    sure_B = (held_Bn < ALIKE).any(dim=1)  # whatever the rest of the batch is
+    square_BB = torch.cdist(key_BA, key_BA).square()
+    earlier_BB = torch.ones_like(square_BB).tril(-1).bool()
+    square_BB.masked_fill_(~earlier_BB | (square_BB > REACH**2 * KEY_SIDE**2), torch.inf)
+    if action != "merge":
+        square_BB[sure_B] = torch.inf
+    known_BB = torch.full_like(square_BB, torch.nan)  # distances
+    new_B = ~sure_B
+    while True:
+        let_in_B = torch.ones_like(new_B) if action == "count" else new_B
+        of_those_BB = square_BB.masked_fill(~let_in_B, torch.inf)
+        best = torch.topk(of_those_BB, min(NEIGHBOURS, count), dim=1, largest=False)
+        near_Bm = known_BB.gather(1, best.indices).masked_fill(best.values.isinf(), torch.inf)
+        unknown = near_Bm.isnan()
+        asked_Bm = best.values.masked_fill(~unknown, torch.inf)
+        looked_Bm = _look_closely(sketch_BSS, asked_Bm, best.indices, lambda row: sketch_BSS[row])
+        near_Bm = torch.where(unknown, looked_Bm, near_Bm)
+        turn_N, place_N = unknown.nonzero(as_tuple=True)
+        known_BB[turn_N, best.indices[turn_N, place_N]] = near_Bm[turn_N, place_N]
+        two_B2 = torch.cat([held_Bn, near_Bm], dim=1).sort(dim=1).values[:, :2]
+        was_B, new_B = new_B, ~are_near_duplicates(two_B2)
+        if action == "count" or bool(to_host((was_B == new_B).all())):
+            return best.indices, near_Bm, to_host(new_B).numpy()

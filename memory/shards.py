@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from memory.admission import Duplicates
 from memory.columns import Columns, Rows
 from memory.compute import to_device
+from memory.duplicates import Duplicates
 from memory.eviction.base import Policy
 from memory.process_group import RankGroup
 from memory.state import State, encode_names, part, producer_names, shard_of, totals_of
@@ -47,6 +47,12 @@ def check_shareable(
         raise ValueError(
             f"duplicates are merged in one process alone, and {group.size} ranks hold this memory: "
             'choose the action "count" or "refuse"'
+        )
+    if duplicates is not None and duplicates.threshold == "auto":
+        raise ValueError(
+            f"duplicates are compared closely in one process alone, and {group.size} ranks hold "
+            'this memory: choose a cosine as threshold. learner.novelty can be "auto" on any '
+            "number of ranks"
         )
     if image_file is not None:
         raise ValueError(

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from memory.admission import Duplicates, Totals
+from memory.admission import Totals
 from memory.checks import check_embeddings
 from memory.columns import Columns, Image
 from memory.compute import to_host
 from memory.descriptors import Descriptor
+from memory.duplicates import Duplicates
 from memory.eviction.base import Policy, described
 
 if TYPE_CHECKING:

@@ -367,7 +367,7 @@ class Learner:
             ids_labels_2B = torch.from_numpy(np.stack([batch.ids_B, np.asarray(batch.labels_B)]))
         else:
             ids_labels_2B = _ids_labels(result.batch)
-        return self._record(result, ids_labels_2B, self._novelty.turned_away)
+        return self._record(result, ids_labels_2B, self._novelty)
 
     def _nothing(self) -> Batch[Tensor]:
         """A batch of no samples."""
@@ -394,9 +394,13 @@ class Learner:
         return self._record(result, _ids_labels(result.batch))
 
     def _record(
-        self, result: StepResult, ids_labels_2B: Tensor, turned_away: Sequence[Origin | None] = ()
+        self, result: StepResult, ids_labels_2B: Tensor, novelty: Novelty | None = None
     ) -> StepRecord:
-        """What happened, with ids and labels on the CPU."""
+        """What happened, with ids and labels on the CPU.
+
+        Args:
+            novelty: of a batch of the stream; None on replays.
+        """
         batch, update, admission = result.batch, result.update, result.admission
         evicted_origins: Sequence[Origin | None] = ()
         if admission is not None:
@@ -426,8 +430,10 @@ class Learner:
             lag_seconds=self.batches.lag(),
             offset=self.offset,
             rejected=batch.rejected,
-            near_copies=len(turned_away),
-            turned_away=turned_away,
+            near_copies=0 if novelty is None else len(novelty.turned_away),
+            turned_away=() if novelty is None else novelty.turned_away,
+            dropped=() if novelty is None else novelty.dropped,
+            novelty=() if novelty is None else novelty.distances,
             waiting=len(self._novelty),
             images_BCHW=batch.images_BCHW,
             duplicates_B=None if result.collisions is None else result.collisions.duplicates_B,

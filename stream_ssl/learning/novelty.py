@@ -5,8 +5,8 @@ Shapes: B samples of a batch, W that wait, A descriptor.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -15,11 +15,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from memory import Duplicates, WorkingMemory
+from memory.compute import to_host
+from memory.duplicates import Action, Found
 from memory.near_duplicates import NearDuplicates
 from stream_ssl.batch import Batch, Origin
 from stream_ssl.learning.origins import packed, unpacked
 from stream_ssl.learning.ranks import Turn
+from stream_ssl.learning.records import Dropped
 from stream_ssl.learning.step import joined
+
+PAIRS = 4
+"""Samples of a batch that are kept with the picture that they are near-duplicates of."""
+
+_OF_TEST = "test."  # before what is the test's own in a state
 
 
 class Novelty:
@@ -44,6 +52,9 @@ class Novelty:
     Attributes:
         turned_away: where the near-duplicates of the last batch came from, each None where that is
             not known.
+        dropped: the same, with what each is a near-duplicate of; empty under a cosine.
+        distances: where each sample of the last batch came from, and its distance to the nearest
+            picture; empty under a cosine.
         fresh: samples that each rank's step has: as many as came in its batch, or 0 while too few
             of them were new.
     """
@@ -59,8 +70,13 @@ class Novelty:
         elif threshold is not None:
             self._test = _Cosine(memory, threshold)
         self._waiting: Batch[Tensor] | None = None
-        self.turned_away: Sequence[Origin | None] = ()
+        self._forget()
         self.fresh: Sequence[int] = ()
+
+    def _forget(self) -> None:
+        self.turned_away: Sequence[Origin | None] = ()
+        self.dropped: Sequence[Dropped] = ()
+        self.distances: Sequence[tuple[Origin | None, float]] = ()
 
     def __len__(self) -> int:
         """W"""
@@ -74,7 +90,7 @@ class Novelty:
             turn: what all ranks have; None: there is no other.
         """
         turn = turn or Turn(batches=(len(batch),), waiting=(len(self),))
-        self.turned_away = ()
+        self._forget()
         size, waiting, let_in = len(batch), self._waiting, turn.batches
         if self._test is not None:
             new_B, let_in = self._new(batch, turn.batches)
@@ -102,29 +118,116 @@ class Novelty:
         assert images_BCHW is not None  # a learner's batch has them
         beside_WCHW = images_BCHW[:0] if waiting is None else waiting.images_BCHW
         assert beside_WCHW is not None
-        let_in_B = self._test.let_in(images_BCHW, beside_WCHW)
-        by_rank = np.split(let_in_B, np.cumsum(batches)[:-1])
-        own_B = torch.from_numpy(by_rank[self._memory.group.rank].nonzero()[0])
+        found = self._test.find(images_BCHW, beside_WCHW, "refuse")
+        first = sum(batches[: self._memory.group.rank])
+        own = slice(first, first + len(batch))
+        if found.distance_B is not None:
+            self._tell(batch, found, own)
+        own_B = torch.from_numpy(found.let_in_B[own].nonzero()[0])
+        by_rank = np.split(found.let_in_B, np.cumsum(batches)[:-1])
         return own_B, [int(of_rank.sum()) for of_rank in by_rank]
 
+    def _tell(self, batch: Batch[Tensor], found: Found, own: slice) -> None:
+        """Note how near each sample of this rank came, and what those dropped are copies of."""
+        assert found.distance_B is not None
+        assert batch.images_BCHW is not None
+        origins_B = batch.origins_B or [None] * len(batch)
+        distances = found.distance_B[own].tolist()
+        self.distances = list(zip(origins_B, distances, strict=True))
+        numbers = np.flatnonzero(~found.let_in_B[own]).tolist()
+        nearest = found.nearest_B[own]
+        held = _Held(self._memory, self._waiting, batch, own.start)
+        labels = held.labels(np.concatenate([nearest[numbers], held.rows_of_batch(numbers)]))
+        self.dropped = [
+            Dropped(
+                origin=origins_B[number],
+                distance=distances[number],
+                label=labels[len(numbers) + at],
+                twin_label=labels[at],
+                picture_CHW=to_host(batch.images_BCHW[number]) if at < PAIRS else None,
+                twin_CHW=held.picture(int(nearest[number])) if at < PAIRS else None,
+            )
+            for at, number in enumerate(numbers)
+        ]
+
     def state(self) -> dict[str, Tensor]:
-        """The samples that wait, by column, and their origins; empty where there are
-        none."""
+        """Return the samples that wait, by column, with their origins; and what the test needs."""
+        test = self._test.state() if isinstance(self._test, NearDuplicates) else {}
+        of_test = {_OF_TEST + name: value for name, value in test.items()}
         waiting = self._waiting
         if waiting is None:
-            return {}
+            return of_test
         origins_W = waiting.origins_B or [None] * len(waiting)
-        return {**waiting.columns(), "origins": packed(origins_W)}
+        return {**waiting.columns(), "origins": packed(origins_W), **of_test}
 
     def load(self, state: Mapping[str, Tensor], device: torch.device) -> None:
         """Go on from what `state` gave."""
+        if isinstance(self._test, NearDuplicates):
+            of_test = (name for name in state if name.startswith(_OF_TEST))
+            self._test.load({name.removeprefix(_OF_TEST): state[name] for name in of_test})
         columns: dict[str, Any] = {
-            name: column.to(device) for name, column in state.items() if name != "origins"
+            name: column.to(device)
+            for name, column in state.items()
+            if name != "origins" and not name.startswith(_OF_TEST)
         }
         self._waiting = Batch(**columns) if columns else None
         if self._waiting is not None and "origins" in state:  # not in a checkpoint of old
             origins_W = [row and Origin(*row) for row in unpacked(state["origins"])]
             self._waiting = replace(self._waiting, origins_B=origins_W)
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """What a sample was compared with, by the numbers of `NearDuplicates.find`.
+
+    The slots come first, then the samples that wait, then the batches of all ranks.
+    """
+
+    memory: WorkingMemory
+    waiting: Batch[Tensor] | None
+    batch: Batch[Tensor]
+    first: int  # of this rank's samples among those of all ranks
+
+    def rows_of_batch(self, numbers: Sequence[int]) -> NDArray[np.int64]:
+        """Return what these samples of this rank's batch are called."""
+        behind = len(self.memory) + (0 if self.waiting is None else len(self.waiting))
+        return np.asarray(numbers, dtype=np.int64) + behind + self.first
+
+    def labels(self, row_N: NDArray[np.int64]) -> list[int]:
+        """Return the class of each; -1 where it has none or is on another rank."""
+        label_N = np.full(len(row_N), -1)
+        for column, at_N, mine_N in self._parts(row_N):
+            labels = column.labels if isinstance(column, WorkingMemory) else column.labels_B
+            if labels is not None and mine_N.any():
+                chosen = torch.from_numpy(at_N[mine_N]).to(labels.device)
+                label_N[mine_N] = to_host(labels[chosen]).numpy()
+        found: list[int] = label_N.tolist()
+        return found
+
+    def picture(self, row: int) -> Tensor | None:
+        """Return the picture, uint8 [C, H, W] on the CPU; None where it is on another rank."""
+        for column, at_N, mine_N in self._parts(np.array([row])):
+            if not mine_N[0]:
+                continue
+            if isinstance(column, WorkingMemory):
+                return to_host(column.images_of(torch.from_numpy(at_N))[0])
+            assert column.images_BCHW is not None
+            return to_host(column.images_BCHW[int(at_N[0])])
+        return None
+
+    def _parts(
+        self, row_N: NDArray[np.int64]
+    ) -> Iterator[tuple[WorkingMemory | Batch[Tensor], NDArray[np.int64], NDArray[np.bool_]]]:
+        """Yield each part, the place of each row in it, and which rows are there."""
+        start = 0
+        for part in (self.memory, self.waiting, self.batch):
+            if part is self.batch:
+                start += self.first
+            size = 0 if part is None else len(part)
+            if part is not None:
+                at_N = row_N - start
+                yield part, at_N, (row_N >= 0) & (at_N >= 0) & (at_N < size)
+            start += size
 
 
 class _Cosine:
@@ -140,19 +243,19 @@ class _Cosine:
                 '"auto", or novelty: null'
             )
         try:
-            self._test = Duplicates(threshold, "refuse")
+            self._test = Duplicates(threshold)
         except ValueError as error:
             raise ValueError(f"novelty: {error}") from None
         self._memory, self._fixed = memory, fixed
 
-    def let_in(self, image_BCHW: Tensor, beside_WCHW: Tensor) -> NDArray[np.bool_]:
-        """As `NearDuplicates.let_in` does."""
+    def find(self, image_BCHW: Tensor, beside_WCHW: Tensor, action: Action) -> Found:
+        """Do what `NearDuplicates.find` does, by a cosine."""
         memory = self._memory
         held_kA = memory.descriptor.of_fixed(memory.descriptors)
         if len(beside_WCHW):
             held_kA = torch.cat([held_kA, self._describe(beside_WCHW).to(held_kA.dtype)])
         (every_BA,) = memory.group.all_gather(self._describe(image_BCHW).to(memory.dtype))
-        return self._test.find(every_BA, held_kA, memory.group).let_in_B
+        return replace(self._test, action=action).find(every_BA, held_kA, memory.group)
 
     def _describe(self, image_BCHW: Tensor) -> Tensor:
         # A descriptor of images reads of the embeddings only their dtype and device.

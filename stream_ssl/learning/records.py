@@ -21,6 +21,27 @@ NOT_FINITE = ("loss", "gradient", "keys")
 """Reasons to skip an update that tell of broken weights; "pace" and "novelty" do not."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Dropped:
+    """A sample that was dropped as a near-duplicate, and the picture that it is one of.
+
+    Attributes:
+        origin: where it came from.
+        distance: between the two, of memory.near_duplicates.
+        label: its class; -1 where it has none.
+        twin_label: that of the other picture; -1 where it has none, or is on another rank.
+        picture_CHW: uint8, on the CPU; None but for a few of a batch.
+        twin_CHW: the other picture; None likewise.
+    """
+
+    origin: Origin | None
+    distance: float
+    label: int
+    twin_label: int
+    picture_CHW: Tensor | None = None
+    twin_CHW: Tensor | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class StepRecord:
     """One step: on a batch of the stream, or a replay of images from the memory.
@@ -45,6 +66,9 @@ class StepRecord:
         rejected: samples left out since the record before, by reason.
         near_copies: samples of the stream's batch that were turned away.
         turned_away: where each of these came from.
+        dropped: the same samples, where pictures are compared closely.
+        novelty: where each sample of the stream's batch came from, and its distance to the nearest
+            picture that was held; infinite where no other comes near. Where pictures are compared.
         waiting: new samples that do not fill a batch yet.
         images_BCHW: uint8, the images as they came, not copied; None where a record is made without
             a learner.
@@ -75,6 +99,8 @@ class StepRecord:
     rejected: Mapping[str, int] = field(default_factory=dict)
     near_copies: int = 0
     turned_away: Sequence[Origin | None] = ()
+    dropped: Sequence[Dropped] = ()
+    novelty: Sequence[tuple[Origin | None, float]] = ()
     waiting: int = 0
     images_BCHW: Tensor | None = None
     duplicates_B: Tensor | None = None

@@ -121,8 +121,8 @@ CATALOGUE: tuple[Spec, ...] = (
     Spec(
         "receiver", "counter", "received_samples_total", "samples",
         "Samples taken from producers for the first time.",
-        "The rate of the stream: what is trained, skipped (skipped_samples_total), turned away as "
-        "near-copies, quarantined and waits (pending_samples, and in the records of lag_records) "
+        "The rate of the stream: what is trained, skipped (skipped_samples_total), dropped as "
+        "near-duplicates, quarantined and waits (pending_samples, and in the records of lag_records) "
         "adds up to it.", field="ReceiverRecord.samples",
     ),
     Spec(
@@ -290,19 +290,33 @@ CATALOGUE: tuple[Spec, ...] = (
     ),
     Spec(
         "learner", "counter", "near_copies_total", "samples",
-        "Samples of the journal turned away as near-copies, before they were encoded.",
+        "Samples of the journal dropped as near-duplicates, before they were encoded.",
         "Its share of the stream: encodings and updates that novelty saves.",
         field="StepRecord.near_copies",
     ),
     Spec(
         "learner", "counter", "producer_admitted_samples_total", "samples",
         "Fresh samples that were not dropped and reached a step, by producer.",
-        "Against producer_dropped_samples_total.", ("producer",),
+        "Against dropped_samples_total.", ("producer",),
     ),
     Spec(
-        "learner", "counter", "producer_dropped_samples_total", "samples",
-        "Samples dropped as near-duplicates before they were encoded, by producer.",
-        "Nearly all of a producer's samples: its camera shows nothing new.", ("producer",),
+        "learner", "counter", "dropped_samples_total", "samples",
+        "Samples dropped before they were encoded, by producer and reason: near_duplicate.",
+        "Nearly all of a producer's samples: its camera shows nothing new.", ("producer", "reason"),
+    ),
+    Spec(
+        "learner", "histogram", "novelty_distance", "",
+        "Distance of each sample to the nearest picture that was held, by producer; 2 where none "
+        "came near. Only under `novelty: auto`.",
+        "Below 0.2 all are near-duplicates; a median near 2: the camera shows new things.",
+        ("producer",), buckets=(0.05, 0.1, 0.2, 0.3, 0.45, 0.7, 1.0),
+    ),
+    Spec(
+        "learner", "counter", "dropped_class_samples_total", "samples",
+        "Labelled samples dropped as near-duplicates, by class, and by whether the picture that "
+        "each is one of has the same class, another one, or none that is known.",
+        "With twin other these are dropped by mistake, unless labels are wrong.",
+        ("class", "twin"),
     ),
     Spec(
         "learner", "gauge", "producer_slots", "slots", "Slots of the working memory, by producer.",

@@ -67,6 +67,10 @@ if TYPE_CHECKING:
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 OTHER = "other"
+
+FARTHEST = 2.0
+"""What stands in novelty_distance for a sample that no held picture comes near."""
+
 LIMIT = 65
 """Values of one label that are told apart; later ones are counted as "other"."""
 
@@ -392,6 +396,7 @@ class LearnerMetrics:
             "skipped_samples_total.reason": (*SKIPS, OTHER),
             "quarantined_samples_total.reason": (*BAD_SAMPLES, OTHER),
             "quarantined_samples_total.producer": (OTHER,),
+            "dropped_class_samples_total.twin": ("same", "other", "unknown"),
         }
         self._families = Families(registry, "learner", known, config)
         self._families.watch(folders or {})
@@ -625,7 +630,16 @@ class LearnerMetrics:
             add("steps_total")
         else:
             add("skipped_updates_total", 1, reason=record.skipped)
-        self._by_producer("producer_dropped_samples_total", record.turned_away)
+        self._by_producer("dropped_samples_total", record.turned_away, reason="near_duplicate")
+        for origin, distance in record.novelty:
+            producer = origin.producer if origin is not None and self._producers else OTHER
+            self._families.observe("novelty_distance", min(distance, FARTHEST), producer=producer)
+        for one in record.dropped:
+            if one.label >= 0:
+                twin = "same" if one.twin_label == one.label else "other"
+                twin = twin if one.twin_label >= 0 else "unknown"
+                labels = {"class": _class_label(one.label), "twin": twin}
+                add("dropped_class_samples_total", 1, **labels)
         if not record.replay:
             self._by_producer("producer_admitted_samples_total", record.origins_B or ())
         if record.skipped is None:
@@ -650,12 +664,12 @@ class LearnerMetrics:
         if record.admission is not None:
             self.admitted(WORKING, record.admission)
 
-    def _by_producer(self, name: str, origins: Iterable[Origin | None]) -> None:
+    def _by_producer(self, name: str, origins: Iterable[Origin | None], /, **labels: str) -> None:
         """Count samples by who sent them."""
         for producer, count in Counting(
             one.producer if one is not None and self._producers else OTHER for one in origins
         ).items():
-            self._families.add(name, count, producer=producer)
+            self._families.add(name, count, producer=producer, **labels)
 
     def _set_finite(self, name: str, value: float, /, **labels: str) -> None:
         if math.isfinite(value):

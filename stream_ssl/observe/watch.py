@@ -427,7 +427,7 @@ class Watch:
         yield from self._updates(figures)
         yield from self._collapse(figures)
         admitted = figures.by("producer_admitted_samples_total", "producer")
-        dropped = figures.by("producer_dropped_samples_total", "producer")
+        dropped = figures.by("dropped_samples_total", "producer")
         bad = figures.by("quarantined_samples_total", "producer")
         read = {who: admitted.get(who, 0) + dropped.get(who, 0) for who in {*admitted, *dropped}}
         yield from self._shares(

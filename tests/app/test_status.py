@@ -67,7 +67,7 @@ def test_samples_that_were_turned_away_are_told(
         (tmp_path / FILE).write_text(json.dumps({"learner": {"http": server.address}}))
         assert status.main([str(tmp_path), "--seconds", "0.01"]) == 1  # there is no receiver
     said = capsys.readouterr().out
-    assert "3,229 of the stream's samples were turned away" in said
+    assert "3,229 of the stream's samples were near-duplicates" in said
     assert "goes on with" not in said
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from memory import WorkingMemory
 from memory.descriptors import Embedding, Thumbnail, Weighted
 from memory.eviction import Oldest
+from memory.near_duplicates import ALIKE
 from stream_ssl.batch import Batch, Origin
 from stream_ssl.learning.novelty import Novelty
 from stream_ssl.learning.pace import Pace
@@ -108,6 +109,43 @@ def test_pictures_that_are_compared_closely_wait_and_go_on_alike() -> None:
     assert [number for number in passed[0] if number % BATCH % 4 == 0] == [
         number for number in range(BATCH, 31 * BATCH) if number % 4 == 0
     ]
+
+
+def test_each_dropped_sample_names_the_picture_that_it_is_a_copy_of() -> None:
+    """It may lie in a slot, among those that wait, or earlier in the batch."""
+    memory = WorkingMemory(500, DIM, Oldest(), SHAPE, descriptor=Embedding())
+    draw = np.random.default_rng(3)
+    picture_NCHW = torch.from_numpy(draw.integers(0, 256, (12, *SHAPE), dtype=np.uint8))
+    z_BD = torch.nn.functional.normalize(torch.randn(3, DIM), dim=1)
+    memory.add(torch.arange(3), z_BD, picture_NCHW[:3], torch.tensor([5, 6, 7]))
+    novelty = Novelty(memory, "auto")
+    origins = [Origin("camera", "lens", str(number), 0.0) for number in range(4)]
+
+    def batch(numbers: list[int], labels: list[int]) -> Batch[Tensor]:
+        return Batch(
+            ids_B=torch.arange(4),
+            hashes_B=torch.arange(4),
+            labels_B=torch.tensor(labels),
+            images_BCHW=picture_NCHW[numbers],
+            received_B=torch.zeros(4, dtype=torch.float64),
+            origins_B=origins,
+        )
+
+    assert novelty(batch([3, 1, 4, 1], [0, 6, 0, 2])) is None  # 3 and 4 wait
+    assert [(one.origin, one.distance, one.label, one.twin_label) for one in novelty.dropped] == [
+        (origins[1], 0.0, 6, 6),
+        (origins[3], 0.0, 2, 6),
+    ]
+    assert [origin for origin, _ in novelty.distances] == origins
+    assert [distance < ALIKE for _, distance in novelty.distances] == [False, True, False, True]
+    assert novelty(batch([4, 5, 5, 2], [1, 1, 9, -1])) is None  # 5 waits too
+    assert [(one.label, one.twin_label) for one in novelty.dropped] == [(1, 0), (9, 1), (-1, 7)]
+    for one, number in zip(novelty.dropped, (4, 5, 2), strict=True):
+        assert torch.equal(one.picture_CHW, picture_NCHW[number])
+        assert torch.equal(one.twin_CHW, picture_NCHW[number])
+    assert novelty.turned_away == [origins[0], origins[2], origins[3]]
+    assert len(novelty(batch([6, 7, 8, 9], [-1] * 4))) == 4
+    assert novelty.dropped == []
 
 
 def test_what_waits_goes_on_elsewhere_and_passes_once_nothing_is_turned_away() -> None:

@@ -77,7 +77,7 @@ def test_every_decision_is_the_one_taken_one_by_one(
 
 @pytest.mark.parametrize("action", ACTIONS)
 def test_blocks_change_nothing(action: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memory.admission.BLOCK_ELEMENTS", 70)
+    monkeypatch.setattr("memory.duplicates.BLOCK_ELEMENTS", 70)
     monkeypatch.setattr("memory.compute.CACHED_ELEMENTS", 50)
     assert run_cases(action, "duplicates", torch.float64, range(100, 140)) > 0
 

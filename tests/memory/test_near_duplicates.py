@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,9 +18,11 @@ from sklearn.datasets import load_digits, load_sample_images
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from memory import WorkingMemory
-from memory.eviction import Random
+from memory import Duplicates, WorkingMemory
+from memory.eviction import Oldest, Random
 from memory.near_duplicates import (
+    ALIKE,
+    APART,
     KEY_SIDE,
     LIMIT,
     NEIGHBOURS,
@@ -28,7 +31,7 @@ from memory.near_duplicates import (
     SIDE,
     WINDOW,
     NearDuplicates,
-    candidates,
+    are_near_duplicates,
     distance,
     key,
     sketch,
@@ -157,15 +160,23 @@ def stream(tiles: NDArray[np.uint8], count: int) -> NDArray[np.uint8]:
     return np.stack([noised(tiles[number]) for number in chosen])
 
 
-def near_by_loop(one_SS: Tensor, others: list[Tensor]) -> bool:
-    """Whether one of the nearest others that are within reach is a near-duplicate."""
+def far_by_loop(one_SS: Tensor, others: list[Tensor]) -> list[float]:
+    """The distances to the nearest others that are within reach."""
     if not others:
-        return False
+        return []
     other_NSS = torch.stack(others)
     square_N = (key(one_SS[None]) - key(other_NSS)).double().square().sum(1)
     nearest = square_N.argsort(stable=True)[:NEIGHBOURS]
     nearest = nearest[square_N[nearest] <= (REACH * KEY_SIDE) ** 2]
-    return any(float(distance(one_SS[None], other_NSS[n][None])[0]) < LIMIT for n in nearest)
+    return [float(distance(one_SS[None], other_NSS[n][None])[0]) for n in nearest]
+
+
+def near_by_loop(one_SS: Tensor, held: list[Tensor], earlier: list[Tensor]) -> bool:
+    far = sorted(far_by_loop(one_SS, held) + far_by_loop(one_SS, earlier))
+    if not far:
+        return False
+    following = far[1] if len(far) > 1 else math.inf
+    return far[0] < ALIKE or (far[0] < LIMIT and far[0] < APART * following)
 
 
 def test_a_memory_lets_in_what_a_loop_lets_in(tiles: NDArray[np.uint8]) -> None:
@@ -178,7 +189,7 @@ def test_a_memory_lets_in_what_a_loop_lets_in(tiles: NDArray[np.uint8]) -> None:
         beside_sketches = list(sketch(beside))
         expected, let_in = [], []
         for one_SS in sketch(batch):
-            new = not any(near_by_loop(one_SS, part) for part in (held, beside_sketches, let_in))
+            new = not near_by_loop(one_SS, held + beside_sketches, let_in)
             expected.append(new)
             let_in += [one_SS] if new else []
         found = door.let_in(batch, beside)
@@ -202,22 +213,44 @@ def test_a_row_of_copies_within_a_batch_leaves_one(tiles: NDArray[np.uint8]) -> 
     assert NearDuplicates(memory).let_in(row[:0], row[:0]).tolist() == []
 
 
-def test_candidates_are_the_nearest_in_blocks_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    key_BA, held_kA = torch.randn(9, 64) / 4, torch.randn(101, 64) / 4
-    expected = torch.cdist(key_BA, held_kA).argsort(dim=1)[:, :NEIGHBOURS]
-    whole, _ = candidates(key_BA, held_kA)
-    monkeypatch.setattr("memory.near_duplicates.columns_at_a_time", lambda *_: 10)
-    blocks, near = candidates(key_BA, held_kA)
-    assert whole.tolist() == blocks.tolist() == expected.tolist()
-    assert (
-        near.tolist()
-        == (torch.cdist(key_BA, held_kA).gather(1, expected) <= REACH * KEY_SIDE).tolist()
-    )
+def test_a_copy_is_much_nearer_to_its_picture_than_to_any_other() -> None:
+    apart = [(0.0, 0.0), (0.19, 0.19), (0.3, 0.7), (0.3, math.inf), (0.3, 0.5), (0.5, math.inf)]
+    assert are_near_duplicates(torch.tensor(apart)).tolist() == [
+        *(True, True, True, True),
+        *(False, False),
+    ]
 
 
-def test_memories_without_pictures_and_odd_limits_are_refused() -> None:
+@pytest.mark.parametrize("action", ["count", "refuse", "merge"])
+def test_the_door_of_a_memory_compares_pictures_as_closely(
+    action: Any, tiles: NDArray[np.uint8]
+) -> None:
+    memory = WorkingMemory(40, 2, Oldest(), (3, TILE, TILE), duplicates=Duplicates("auto", action))
+    batches = [tensor(stream(tiles, 48)) for _ in range(3)]
+    for number, batch in enumerate(batches):
+        held = list(sketch(memory.images)) if len(memory) else []
+        ids_held = memory.ids.tolist()
+        ids = list(range(48 * number, 48 * number + 48))
+        duplicates, earlier = [], []
+        for at, one_SS in zip(ids, sketch(batch), strict=True):
+            near = near_by_loop(one_SS, held, [seen for _, seen in earlier])
+            duplicates += [at] if near else []
+            earlier += [] if near and action != "count" else [(at, one_SS)]
+        z_BD = normalize(torch.randn(48, 2), dim=1)
+        before = dict(zip(ids_held, memory.multiplicity.tolist(), strict=True))
+        admission = memory.add(torch.tensor(ids), z_BD, batch)
+        assert admission.duplicates.tolist() == duplicates
+        assert admission.refused.tolist() == ([] if action == "count" else duplicates)
+        assert len(duplicates) > 10
+        after = dict(zip(memory.ids.tolist(), memory.multiplicity.tolist(), strict=True))
+        grown = sum(after.values()) - sum(before.get(one, 1) for one in after)
+        assert grown == (0 if action != "merge" else int((admission.merged >= 0).sum()))
+        assert (grown > 10) == (action == "merge")
+
+
+def test_memories_without_pictures_are_refused() -> None:
     for shape in (None, (12, 1, 1)):
         with pytest.raises(ValueError, match="this memory keeps"):
             NearDuplicates(WorkingMemory(8, 2, Random(), shape))
-    with pytest.raises(ValueError, match=r"limit is 0: a distance must be above 0"):
-        NearDuplicates(WorkingMemory(8, 2, Random(), (1, 32, 32)), 0)
+    with pytest.raises(ValueError, match="this memory keeps None"):
+        WorkingMemory(8, 2, duplicates=Duplicates("auto"))

@@ -17,13 +17,13 @@ from memory import MemoryStats
 from memory.process_group import RankGroup
 from memory.shares import Holding
 from stream_ssl import __version__
-from stream_ssl.batch import Offset
+from stream_ssl.batch import Offset, Origin
 from stream_ssl.ingest import decode
 from stream_ssl.ingest.receiver import ReceiverRecord
 from stream_ssl.learning import records
 from stream_ssl.learning.checkpoint import CheckpointRecord
 from stream_ssl.learning.divergence import ROW, Divergence
-from stream_ssl.learning.records import NOT_FINITE, Idle
+from stream_ssl.learning.records import NOT_FINITE, Dropped, Idle
 from stream_ssl.observe import catalogue
 from stream_ssl.observe.metrics import LIMIT, LearnerMetrics, ReceiverMetrics, settings
 
@@ -167,6 +167,25 @@ def test_near_duplicates_are_counted_by_memory() -> None:
         for memory in ("working", "queue")
     }
     assert counted == {"working": [5, 2], "queue": [1, 0]}
+
+
+def test_what_was_dropped_is_told_by_producer_class_and_distance() -> None:
+    metrics = learner()
+    robot, yard = (Origin(name, "lens", "1", 0.0) for name in ("robot", "yard"))
+    dropped = [Dropped(yard, 0.1, 3, 3), Dropped(yard, 0.1, 3, 4), Dropped(yard, 0.1, 3, -1)]
+    novelty = [(robot, math.inf), (yard, 0.1), (yard, 0.1), (yard, 0.1)]
+    turned_away = [one.origin for one in dropped]
+    metrics.consume(step(turned_away=turned_away, dropped=dropped, novelty=novelty))
+    counted = {
+        name: value(metrics, "dropped_samples_total", producer=name, reason="near_duplicate")
+        for name in ("robot", "yard")
+    }
+    assert counted == {"robot": None, "yard": 3}
+    for twin in ("same", "other", "unknown"):
+        assert value(metrics, "dropped_class_samples_total", twin=twin, **{"class": "3"}) == 1
+    assert value(metrics, "novelty_distance_bucket", producer="yard", le="0.1") == 3
+    assert value(metrics, "novelty_distance_bucket", producer="robot", le="1.0") == 0
+    assert value(metrics, "novelty_distance_sum", producer="robot") == 2  # not infinite
 
 
 @pytest.mark.parametrize("metrics", [learner(), receiver()])

@@ -6,6 +6,7 @@ import io
 import json
 import time
 from base64 import b64decode
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,15 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+import torch
 from page_world import SIDE, Feed, receiving, serving
 from PIL import Image
 from prometheus_client import CollectorRegistry
 from table import table
 
+from stream_ssl.batch import Origin
 from stream_ssl.ingest.sessions import ProducerTable
+from stream_ssl.learning.records import Dropped
 from stream_ssl.observe.conditions import CONDITIONS
 from stream_ssl.observe.metrics import LearnerMetrics, ReceiverMetrics
 from stream_ssl.observe.page import memory as memory_page
@@ -159,6 +163,27 @@ def test_each_producer_is_told_what_it_has_in_the_memory(feed: Feed) -> None:
         assert {name: (row["held"], row["offered"]) for name, row in again.items()} == {
             name: (slots, 0) for name, slots in held.items() if slots
         }
+
+
+def test_samples_dropped_last_are_shown_beside_their_pictures(feed: Feed) -> None:
+    picture_BCHW = torch.randint(0, 256, (30, 3, SIDE, SIDE), dtype=torch.uint8)
+    origin = Origin("yard", "lens", "17", 100.0)
+    dropped = [
+        Dropped(origin, 0.125, 3, number - 1, one_CHW, one_CHW.flip(2) if number else None)
+        for number, one_CHW in enumerate(picture_BCHW)
+    ]
+    with serving(feed) as (server, view):
+        assert view is not None
+        assert ask(server, "learner/memory/dropped") == {"dropped": [], "pictures": None}
+        view.jobs.ask(lambda: view.consume(replace(feed.step(), dropped=dropped)))
+        told = ask(server, "learner/memory/dropped", limit=24)
+        assert [one["twin_label"] for one in told["dropped"]] == list(range(28, 4, -1))
+        first = told["dropped"][0]
+        assert (first["distance"], first["label"]) == (0.125, 3)
+        assert first["origin"]["producer"] == "yard"
+        assert first["pictures"] == told["pictures"]["ids"][:2]
+        assert len(set(told["pictures"]["ids"])) == 48
+        assert len(ask(server, "learner/memory/dropped", limit=1)["pictures"]["ids"]) == 2
 
 
 def test_evictions_come_last_first(feed: Feed) -> None:

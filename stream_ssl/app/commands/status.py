@@ -329,9 +329,9 @@ def table(run: Path, addresses: Mapping[str, str], figures: Mapping[str, Any]) -
         )
         if away := learning["turned_away_samples"]:
             shown.add_row(
-                "near-copies",
-                f"{away:,.0f} of the stream's samples were turned away before they were encoded "
-                "(learner.novelty)",
+                "dropped",
+                f"{away:,.0f} of the stream's samples were near-duplicates of what is held, and "
+                "were dropped before they were encoded (learner.novelty)",
             )
         shown.add_row(
             "lag",

@@ -200,7 +200,7 @@ def _rows(f: Figures) -> Sequence[tuple[str, str, str]]:
             f"{f['updates']:,.0f} updates",
             (
                 f"of {f['read_samples']:,.0f} samples read, {f['turned_away_samples']:,.0f} were "
-                f"turned away as near-copies; lag {f['lag_median_seconds']:.1f} s (median)"
+                f"dropped as near-duplicates; lag {f['lag_median_seconds']:.1f} s (median)"
             ),
         ),
         (

@@ -101,6 +101,7 @@ class Api:
             "memory/pictures": self._pictures,
             "memory/map": self._map,
             "memory/evictions": self._evictions,
+            "memory/dropped": self._dropped,
             "memory/producers": self._fates,
         }
 
@@ -216,6 +217,11 @@ class Api:
         limit = query.integer("limit", 50, 1, 256)
         query.end()
         return self._view.evictions(limit)
+
+    def _dropped(self, query: Query) -> object:
+        limit = query.integer("limit", 24, 1, 24)
+        query.end()
+        return self._view.dropped_pairs(limit)
 
     def _fates(self, query: Query) -> object:
         limit = query.integer("limit", 1000, 1, 1000)

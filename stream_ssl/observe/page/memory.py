@@ -7,6 +7,7 @@ asked for, C H W image.
 from __future__ import annotations
 
 import io
+import itertools
 import math
 import threading
 import time
@@ -29,11 +30,14 @@ from memory.scores import Linear
 from memory.stats import MOST_PAIRS
 from stream_ssl.batch import Origin
 from stream_ssl.learning.origins import Origins
-from stream_ssl.learning.records import StepRecord
+from stream_ssl.learning.records import Dropped, StepRecord
 from stream_ssl.observe.balance import entropy
 from stream_ssl.observe.page.step_jobs import Busy, StepJobs
 from stream_ssl.observe.page.umap_plane import UmapPlane
 from stream_ssl.observe.slot_history import Eviction, Fate, SlotHistory, shrunk
+
+PAIRS = 24
+"""Dropped samples that are shown beside what they are near-duplicates of."""
 
 FRESH = 3.0
 """Seconds for which a snapshot serves, at least; longer where it took longer to make than
@@ -113,6 +117,8 @@ class MemoryView:
         self._lock = threading.Lock()  # one thread makes what others wait for
         self._snapshot: Snapshot | None = None
         self._generator = torch.Generator().manual_seed(0)  # not the learner's: it draws the same
+        self._dropped: deque[tuple[int, float, Dropped]] = deque(maxlen=PAIRS)
+        self._numbers = itertools.count()  # of those dropped
         self._compared: deque[tuple[int, int]] = deque(maxlen=32)
         self._map: tuple[Snapshot, dict[str, Any]] | None = None
         self._axes_2D: NDArray[np.float32] | None = None
@@ -122,6 +128,8 @@ class MemoryView:
         """Take one record of `Learner.run`, then serve what was asked. On the learner's thread."""
         if isinstance(record, StepRecord):
             self.slots.consume(record)
+            shown = (one for one in record.dropped if one.twin_CHW is not None)
+            self._dropped.extend((next(self._numbers), self._clock(), one) for one in shown)
         self.jobs.serve()
 
     # What is asked, by any other thread.
@@ -266,6 +274,33 @@ class MemoryView:
         ]
         return {"evictions": told, "pictures": _pictures(list(map(str, ids)), image_nCHW)}
 
+    def dropped_pairs(self, limit: int) -> dict[str, Any]:
+        """Return the samples dropped last, each with the picture that it is a near-duplicate of.
+
+        The last comes first. `pictures` shows both of a pair, under the names that it gives.
+        """
+        lately = list(self._dropped)[: -limit - 1 : -1]
+        told, names, images = [], [], []
+        for number, at, one in lately:
+            pair = [f"dropped-{number}", f"twin-{number}"]
+            for image in (one.picture_CHW, one.twin_CHW):
+                assert image is not None  # others were left out
+                images.append(shrunk(image[None], min(TILE, image.shape[1]))[0])
+            names += pair
+            told.append(
+                {
+                    "at": at,
+                    "origin": _origin(one.origin),
+                    "distance": round(one.distance, 3),
+                    "label": one.label if one.label >= 0 else None,
+                    "twin_label": one.twin_label if one.twin_label >= 0 else None,
+                    "pictures": pair,
+                }
+            )
+        drawn = images and self.most_pictures
+        pictures = _pictures(names, torch.stack(images)) if drawn else None
+        return {"dropped": told, "pictures": pictures}
+
     def producers(self, limit: int) -> dict[str, Any]:
         """What each producer has in the memory, against what it sent: news, or repetition.
 
@@ -354,7 +389,9 @@ class MemoryView:
     @property
     def _threshold(self) -> float:
         duplicates = self._memory.duplicates
-        return NEAR if duplicates is None else duplicates.threshold
+        if duplicates is None or duplicates.threshold == "auto":
+            return NEAR
+        return duplicates.threshold
 
     def _near_copies(self) -> float:
         """Share of the slots that have a near-copy, of those compared lately: a few at a time."""

@@ -72,6 +72,7 @@ export class MemorySection {
     $("#mosaic-back").addEventListener("click", () => this.turn(-PAGE));
     $("#mosaic-on").addEventListener("click", () => this.turn(PAGE));
     $("#evicted").addEventListener("toggle", () => this.showEvicted());
+    $("#dropped").addEventListener("toggle", () => this.showDropped());
     this.dialog = $("#slot");
     $("#slot-close").addEventListener("click", () => this.dialog.close());
     this.dialog.addEventListener("click", (event) => { if (event.target === this.dialog) this.dialog.close(); });
@@ -86,6 +87,7 @@ export class MemorySection {
       this.showSummary(summary);
       await this.showMosaic();
       if ($("#evicted").open) await this.showEvicted();
+      if ($("#dropped").open) await this.showDropped();
     } catch (error) { note.textContent = error.message; }
   }
 
@@ -202,6 +204,24 @@ export class MemorySection {
     const tile = element("span", { class: "tile small" });
     this.pictures.paint(tile, id);
     return element("td", {}, tile);
+  }
+
+  async showDropped() {
+    if (!$("#dropped").open) return;
+    const body = $("#dropped tbody");
+    const empty = (text) => element("tr", {}, element("td", { colspan: 6, class: "empty" }, text));
+    try {
+      const { dropped, pictures } = await ask("learner", "memory/dropped");
+      if (pictures) this.pictures.add(pictures);
+      const now = Date.now() / 1000;
+      body.replaceChildren(...(dropped.length ? dropped.map((one) => element("tr", {},
+        this.gone(one.pictures[0]), this.gone(one.pictures[1]),
+        element("td", {}, `${duration(Math.max(0, now - one.at)).join(" ")} ago`),
+        element("td", { class: "name" }, element("bdi", {}, who(one.origin) ?? "not known")),
+        element("td", { class: "n" }, one.distance.toFixed(2)),
+        element("td", {}, one.label == null || one.twin_label == null ? "–" : one.label === one.twin_label ? `both ${one.label}` : `${one.label} and ${one.twin_label}`)))
+        : [empty("none yet")]));
+    } catch (error) { body.replaceChildren(empty(error.message)); }
   }
 
   async showEvicted() {

@@ -1,0 +1,302 @@
+"""How fast near-duplicates are found, and how well, beside other ways to find them.
+
+python -m benchmarks duplicates                      # how fast, on one core
+python -m benchmarks.duplicates --cifar FOLDER --fashion FOLDER --picture FILE.svg   # how well
+
+For the second, 32,768 pictures are held. 2,000 others come, which are to be let in, and changed
+copies of 500 of those held, which are to be found. FOLDER is as CIFAR-10's binary version and
+torchvision's Fashion-MNIST have it. PDQ takes part where `pdqhash` is installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import io
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+import torch
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from PIL import Image
+from scipy.fft import dctn
+from torch import Tensor
+from torch.nn.functional import adaptive_avg_pool2d, interpolate, normalize
+
+from memory import WorkingMemory
+from memory.eviction import Random
+from memory.near_duplicates import (
+    ALIKE,
+    APART,
+    LIMIT,
+    NEIGHBOURS,
+    NearDuplicates,
+    distance,
+    key,
+    sketch,
+)
+from memory.slot_index import nearest_rows
+from producers.sources import CifarBinary, IdxDataset, Source
+
+SIZES = {65_536: 20_000, 1 << 20: 1_500}  # slots, and samples a second that are wanted
+BATCH, BATCHES = 512, 12
+HELD, STRANGERS, COPIES = 32_768, 2_000, 500
+
+Pictures = NDArray[np.uint8]  # [N, 32, 32, 3]
+
+
+def run() -> list[dict[str, Any]]:
+    """Samples a second that are compared with all slots: strangers, and one copy among four."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    faiss.omp_set_num_threads(1)
+    try:
+        return [measured(slots, target) for slots, target in SIZES.items()]
+    finally:
+        torch.set_num_threads(threads)
+        faiss.omp_set_num_threads(threads)
+
+
+def measured(slots: int, target: int) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(0)
+    memory = WorkingMemory(slots, 2, Random(), (3, 32, 32))
+    for start in range(0, slots, 4096):
+        z_BD = normalize(torch.randn(4096, 2, generator=generator), dim=1)
+        memory.add(torch.arange(start, start + 4096), z_BD, drawn(4096, generator))
+    door, spent, found = NearDuplicates(memory), [], 0
+    for turn in range(BATCHES + 1):
+        batch = drawn(BATCH, generator)
+        copied = torch.randint(slots, (BATCH // 4,), generator=generator)
+        batch[::4] = memory.images_of(copied)
+        start_s = time.perf_counter()
+        let_in_B = torch.from_numpy(door.let_in(batch, batch[:0]))
+        spent += [time.perf_counter() - start_s] if turn else []  # the first reads all slots
+        found += BATCH - int(let_in_B.sum())
+        new_BCHW = batch[let_in_B]
+        z_BD = normalize(torch.randn(len(new_BCHW), 2, generator=generator), dim=1)
+        memory.add(torch.arange(len(new_BCHW)), z_BD, new_BCHW)
+    a_second = BATCH / float(np.median(spent))
+    return {
+        "slots": slots,
+        "samples/s": a_second,
+        "copies found": found / ((BATCHES + 1) * BATCH / 4),
+        "target": f">= {target:,} samples/s",
+        "met": a_second >= target,
+    }
+
+
+def drawn(count: int, generator: torch.Generator) -> Tensor:
+    """Return pictures with large and small shapes, uint8 [B, 3, 32, 32]."""
+    picture_BCHW = torch.zeros(count, 3, 32, 32)
+    for side, strength in ((4, 60.0), (8, 40.0), (16, 20.0), (32, 10.0)):
+        layer = torch.randn(count, 3, side, side, generator=generator) * strength
+        picture_BCHW += interpolate(layer, size=(32, 32), mode="bilinear")
+    return (picture_BCHW + 128).clamp(0, 255).to(torch.uint8)
+
+
+# How well.
+
+
+def jpeg(picture: Pictures) -> Pictures:
+    data = io.BytesIO()
+    Image.fromarray(picture).save(data, "JPEG", quality=50)
+    return np.asarray(Image.open(data))
+
+
+def resized(factor: float) -> Callable[[Pictures], Pictures]:
+    def change(picture: Pictures) -> Pictures:
+        side = round(32 * factor)
+        image = Image.fromarray(picture).resize((side, side), Image.Resampling.BILINEAR)
+        return np.asarray(image.resize((32, 32), Image.Resampling.BILINEAR))
+
+    return change
+
+
+def noised(picture: Pictures) -> Pictures:
+    noise = np.random.default_rng(int(picture[0, 0, 0])).normal(0, 10, picture.shape)
+    return np.clip(picture + noise, 0, 255).astype(np.uint8)
+
+
+def grey(picture: Pictures) -> Pictures:
+    return np.asarray(Image.fromarray(picture).convert("L").convert("RGB"))
+
+
+def brighter(factor: float) -> Callable[[Pictures], Pictures]:
+    return lambda picture: np.clip(picture * factor, 0, 255).astype(np.uint8)
+
+
+def bordered(picture: Pictures) -> Pictures:
+    inner = Image.fromarray(picture).resize((28, 28), Image.Resampling.BILINEAR)
+    return np.pad(np.asarray(inner), ((2, 2), (2, 2), (0, 0)), constant_values=255)
+
+
+def cropped(picture: Pictures) -> Pictures:
+    inner = Image.fromarray(picture[2:30, 2:30])
+    return np.asarray(inner.resize((32, 32), Image.Resampling.BILINEAR))
+
+
+def captioned(picture: Pictures) -> Pictures:
+    changed = picture.copy()
+    changed[26:30, 4:28] = np.where(np.arange(24) % 3 == 0, 255, 0)[None, :, None]
+    return changed
+
+
+KINDS: dict[str, Callable[[Pictures], Pictures]] = {
+    "JPEG, quality 50": jpeg,
+    "resized by 1.5 and back": resized(1.5),
+    "resized by 0.75 and back": resized(0.75),
+    "20 % darker": brighter(0.8),
+    "20 % brighter": brighter(1.2),
+    "noise of 10 levels": noised,
+    "grey": grey,
+    "mirrored": lambda picture: np.ascontiguousarray(picture[:, ::-1]),
+    "border": bordered,
+    "cropped": cropped,
+    "caption": captioned,
+}
+COMMON = list(KINDS)[:7]
+"""What cameras and encoders do."""
+
+Scores = Callable[[Pictures, Pictures], NDArray[np.floating[Any]]]
+"""Of queries against all held: a score each; the lower, the more alike."""
+
+
+def tensor(picture_BHWC: Pictures) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(picture_BHWC.transpose(0, 3, 1, 2)))
+
+
+def by_thumbnails(side: int) -> Scores:
+    def rows(pictures: Pictures) -> Tensor:
+        small = adaptive_avg_pool2d(tensor(pictures).float() / 255, side).flatten(1)
+        return normalize(small - small.mean(dim=1, keepdim=True) + 1e-3, dim=1)
+
+    return lambda held, queries: nearest_rows(rows(queries), rows(held), 1)[0][:, 0].numpy()
+
+
+def by_hash(bits: Callable[[Pictures], NDArray[np.uint8]]) -> Scores:
+    """The least Hamming distance of packed bits [N, bytes]."""
+
+    def scores(held: Pictures, queries: Pictures) -> NDArray[np.floating[Any]]:
+        held_bits = bits(held)
+        index = faiss.IndexBinaryFlat(8 * held_bits.shape[1])
+        index.add(held_bits)
+        return index.search(bits(queries), 1)[0][:, 0].astype(float)
+
+    return scores
+
+
+def perceptual(pictures: Pictures) -> NDArray[np.uint8]:
+    """pHash: signs of the 8 x 8 lowest frequencies about their median."""
+    gray = pictures @ np.array([0.299, 0.587, 0.114])
+    low = dctn(gray, axes=(1, 2))[:, :8, :8].reshape(len(gray), 64)
+    return np.packbits(low > np.median(low, axis=1, keepdims=True), axis=1)
+
+
+def pdq(pictures: Pictures) -> NDArray[np.uint8]:
+    module = importlib.import_module("pdqhash")
+    larger = (np.asarray(Image.fromarray(one).resize((128, 128))) for one in pictures)
+    return np.packbits(np.stack([module.compute(one)[0] for one in larger]), axis=1)
+
+
+def closely(held: Pictures, queries: Pictures) -> NDArray[np.floating[Any]]:
+    """What this project does, with LIMIT for the threshold that is moved."""
+    held_KSS, query_BSS = (torch.cat([sketch(tensor(part)) for part in np.array_split(rows, 64)])
+                           for rows in (held, queries))  # fmt: skip
+    square_Bn, row_Bn = nearest_rows(key(query_BSS), key(held_KSS), NEIGHBOURS)
+    far_Bn = torch.stack(
+        [distance(query_BSS, held_KSS[row_B]) for row_B in row_Bn.unbind(dim=1)], dim=1
+    )
+    near_B, next_B = far_Bn.sort(dim=1).values[:, :2].unbind(dim=1)
+    told_B = (near_B < ALIKE) | (near_B < APART * next_B)
+    del square_Bn
+    return near_B.masked_fill(~told_B, 9.0).numpy()
+
+
+def methods() -> Iterator[tuple[str, Scores]]:
+    yield "as shipped", closely
+    yield "cosine of 8 x 8", by_thumbnails(8)
+    yield "cosine of 16 x 16", by_thumbnails(16)
+    yield "pHash", by_hash(perceptual)
+    if importlib.util.find_spec("pdqhash"):
+        yield "PDQ", by_hash(pdq)
+
+
+def compared(source: Source) -> Iterator[dict[str, Any]]:
+    """A row for each method: how many copies are found where 1 % of strangers are turned away."""
+    pictures = np.stack(list(loaded(source, HELD + STRANGERS)))
+    held, strangers = pictures[:HELD], pictures[HELD:]
+    own = held[:: HELD // COPIES][:COPIES]
+    for name, scores in methods():
+        stranger_B = scores(held, strangers)
+        at = float(np.quantile(stranger_B, 0.01, method="lower"))
+        row: dict[str, Any] = {"method": name, "strangers": stranger_B, "copies": {}}
+        if name == "as shipped":
+            row["turned away"] = float((stranger_B < LIMIT).mean())
+        for kind, change in KINDS.items():
+            copy_B = scores(held, np.stack([change(one) for one in own]))
+            row["copies"][kind] = copy_B
+            row[kind] = float((copy_B < (LIMIT if name == "as shipped" else at)).mean())
+        yield row
+
+
+def loaded(source: Source, count: int) -> Iterator[Pictures]:
+    for number, (sample, _) in enumerate(source.samples()):
+        if number == count:
+            return
+        picture = np.frombuffer(sample.data, np.uint8).reshape(sample.shape)
+        if picture.shape[0] == 28:
+            image = Image.fromarray(picture[:, :, 0]).resize((32, 32), Image.Resampling.BILINEAR)
+            picture = np.asarray(image.convert("RGB"))
+        yield picture
+
+
+def draw(found: Mapping[str, Sequence[dict[str, Any]]], path: Path) -> None:
+    """Copies found over strangers turned away, while the threshold moves."""
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    FigureCanvasSVG(figure)
+    for axes, (name, rows) in zip(figure.subplots(1, len(found)), found.items(), strict=True):
+        for row in rows:
+            copy_N = np.sort(np.concatenate([row["copies"][kind] for kind in COMMON]))
+            stranger_B = np.sort(row["strangers"])
+            share = np.searchsorted(stranger_B, copy_N, side="right") / len(stranger_B)
+            share = np.maximum(share, 1e-4)
+            axes.plot(share, np.arange(1, len(copy_N) + 1) / len(copy_N), label=row["method"])
+        axes.set_xscale("log")
+        axes.set_xlim(1e-4, 1)
+        axes.set_title(name, fontsize=10)
+        axes.set_xlabel("strangers turned away")
+        axes.set_ylabel("copies found")
+        axes.grid(alpha=0.3)
+    axes.legend(fontsize=8, loc="lower right")
+    figure.savefig(path, metadata={"Date": None})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.duplicates", description=__doc__)
+    parser.add_argument("--cifar", type=Path, required=True)
+    parser.add_argument("--fashion", type=Path, required=True)
+    parser.add_argument("--picture", type=Path, required=True)
+    chosen = parser.parse_args()
+    sources = {
+        "CIFAR-10": CifarBinary(chosen.cifar),
+        "Fashion-MNIST": IdxDataset(chosen.fashion),
+    }
+    found = {name: list(compared(source)) for name, source in sources.items()}
+    for name, rows in found.items():
+        print(f"{name}, {HELD:,} held, {STRANGERS:,} strangers, {COPIES} copies of each kind")
+        for row in rows:
+            away = row.get("turned away", 0.01)
+            print(f"  {row['method']:20} strangers {away:.2%}", end="")
+            print("".join(f"; {kind} {row[kind]:.1%}" for kind in KINDS))
+    draw(found, chosen.picture)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""The rows of a memory's slots, which change with every batch, and the nearest of them to others.
+
+Few rows are all compared. Many rows on a CPU are sorted into cells by faiss: each query then looks
+at the cells around it alone.
+
+Shapes: A of a row, B queries, C cells, K slots, n neighbours.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from memory.compute import columns_at_a_time
+from memory.index import HAVE_FAISS, load_faiss
+
+CELL_ROWS: Final = 16_384
+"""Slots from which on cells are quicker than to compare all rows."""
+
+PROBES: Final = 16
+"""Cells that a query looks at. With it one in 800 of the neighbours near the edge of what counts
+was missed, and none of the nearer ones; `python -m benchmarks duplicates` measures it."""
+
+_FITTED = 32  # rows a cell that the centres are fitted to
+_ROUNDS = 4  # of k-means
+
+
+class SlotIndex:
+    """Finds the slots whose rows are nearest to a query, by squared distance.
+
+    Cells fit the rows that were held when they were made. They are made anew after four times as
+    many changes as there were rows, and when there are four times as many rows.
+
+    Args:
+        capacity: K.
+        dim: A.
+        device: of the rows.
+    """
+
+    def __init__(self, capacity: int, dim: int, device: torch.device) -> None:
+        self.device = device
+        self._row_KA = torch.zeros(capacity, dim, device=device)
+        self._held = 0
+        self._by_cells = HAVE_FAISS and device.type == "cpu"
+        self._cells: Any = None
+        self._changes_left = 0  # until new cells are made
+
+    def __len__(self) -> int:
+        """Slots up to the last that has a row."""
+        return self._held
+
+    def put(self, slot_N: Tensor, row_NA: Tensor) -> None:
+        """Give slots new rows. A slot occurs once at most.
+
+        Args:
+            slot_N: int64, below K; slots are filled from 0 on without a gap.
+            row_NA: float32, finite.
+        """
+        if not len(slot_N):
+            return
+        self._row_KA[slot_N] = row_NA
+        before, self._held = self._held, max(self._held, int(slot_N.max()) + 1)
+        if not self._by_cells:
+            return
+        number, row = slot_N.numpy(), row_NA.numpy()
+        if self._cells is not None:
+            replaced = number[number < before]
+            self._cells.remove_ids(load_faiss().IDSelectorArray(replaced))
+            self._cells.add_with_ids(row, number)
+            self._changes_left -= len(replaced)
+            if self._changes_left > 0 and _cells_for(self._held) <= 2 * self._cells.nlist:
+                return
+        if self._held >= CELL_ROWS:
+            self._make_cells()
+
+    def nearest(self, query_BA: Tensor, n: int) -> tuple[Tensor, Tensor]:
+        """Return the n nearest rows of each query, the nearest first.
+
+        Returns:
+            Squared distances float32 [B, n], infinite where fewer rows are known; and their slots,
+            int64 [B, n].
+        """
+        if self._cells is not None:
+            square_Bn, slot_Bn = self._cells.search(query_BA.numpy(), n)
+            square_Bn[slot_Bn < 0] = np.inf
+            return torch.from_numpy(square_Bn), torch.from_numpy(slot_Bn.clip(min=0))
+        return nearest_rows(query_BA, self._row_KA[: self._held], n)
+
+    def _make_cells(self) -> None:
+        row_KA = self._row_KA[: self._held].numpy()
+        count = _cells_for(len(row_KA))
+        drawn = np.random.default_rng(0).permutation(len(row_KA))[: count * _FITTED]
+        centres = load_faiss().Kmeans(
+            row_KA.shape[1],
+            count,
+            niter=_ROUNDS,
+            seed=0,
+            min_points_per_centroid=1,
+            max_points_per_centroid=_FITTED,
+        )
+        centres.train(row_KA[drawn])
+        self._fill(torch.from_numpy(centres.centroids.copy()))
+        self._changes_left = 4 * len(row_KA)
+
+    def _fill(self, centre_CA: Tensor) -> None:
+        dim = centre_CA.shape[1]
+        self._of_cells = load_faiss().IndexFlatL2(dim)  # faiss keeps no reference of its own
+        self._of_cells.add(centre_CA.numpy())
+        cells = load_faiss().IndexIVFFlat(self._of_cells, dim, len(centre_CA))
+        cells.set_direct_map_type(load_faiss().DirectMap.Hashtable)  # to find what is removed
+        cells.nprobe = PROBES
+        cells.add_with_ids(self._row_KA[: self._held].numpy(), np.arange(self._held))
+        self._cells = cells
+
+    def state(self) -> dict[str, Tensor]:
+        """Return what is needed besides the rows to find the same again: the cells' centres."""
+        if self._cells is None:
+            return {}
+        centre_CA = self._of_cells.reconstruct_n(0, self._of_cells.ntotal)
+        return {
+            "centres": torch.from_numpy(centre_CA),
+            "changes_left": torch.tensor(self._changes_left),
+        }
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Take the cells of `state`, if it has any; `put` then gives all slots their rows."""
+        if self._by_cells and state:
+            self._fill(state["centres"].to("cpu", torch.float32))
+            self._changes_left = int(state["changes_left"])
+
+
+def _cells_for(rows: int) -> int:
+    return 1 << round(math.log2(4 * math.sqrt(rows)))
+
+
+def nearest_rows(query_BA: Tensor, row_KA: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    """Return what `SlotIndex.nearest` does, by comparing each query with all rows.
+
+    >>> square, row = nearest_rows(torch.eye(2)[:1], torch.eye(2), 2)
+    >>> square.tolist(), row.tolist()
+    ([[0.0, 2.0]], [[0, 1]])
+    """
+    count = len(query_BA)
+    square_Bn = query_BA.new_full((count, n), torch.inf)
+    row_Bn = torch.zeros(count, n, dtype=torch.int64, device=query_BA.device)
+    step = max(n, columns_at_a_time(count, query_BA.device))
+    own_B1 = query_BA.square().sum(dim=1, keepdim=True)
+    for start in range(0, len(row_KA), step):
+        part_bA = row_KA[start : start + step]
+        square_Bb = torch.addmm(part_bA.square().sum(dim=1) + own_B1, query_BA, part_bA.T, alpha=-2)
+        found = torch.topk(square_Bb, min(n, len(part_bA)), dim=1, largest=False)
+        best = torch.topk(torch.cat([square_Bn, found.values], dim=1), n, dim=1, largest=False)
+        row_Bn = torch.cat([row_Bn, start + found.indices], dim=1).gather(1, best.indices)
+        square_Bn = best.values
+    return square_Bn.clamp_(min=0), row_Bn
