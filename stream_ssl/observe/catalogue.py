@@ -122,8 +122,8 @@ CATALOGUE: tuple[Spec, ...] = (
         "receiver", "counter", "received_samples_total", "samples",
         "Samples taken from producers for the first time.",
         "The rate of the stream: what is trained, skipped (skipped_samples_total), dropped as "
-        "near-duplicates, quarantined and waits (pending_samples, and in the records of lag_records) "
-        "adds up to it.", field="ReceiverRecord.samples",
+        "near-duplicates, quarantined and waits (pending_samples, and in the records of "
+        "lag_records) adds up to it.", field="ReceiverRecord.samples",
     ),
     Spec(
         "receiver", "counter", "received_bytes_total", "bytes",

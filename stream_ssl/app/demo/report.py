@@ -122,7 +122,10 @@ def headlines(f: Figures) -> list[tuple[str, str, str]]:
         (
             f"{f['received_samples']:,.0f}",
             "samples received, all on disk before they were acknowledged",
-            f"of {f['read_samples']:,.0f} read, {f['turned_away_samples']:,.0f} were dropped as near-duplicates",
+            (
+                f"of {f['read_samples']:,.0f} read, {f['turned_away_samples']:,.0f} were dropped "
+                "as near-duplicates"
+            ),
         ),
     ]
 
