@@ -135,17 +135,13 @@ class Silence:
         self._last: dict[str, tuple[float, float]] = {}  # value, and when it changed
         self._gaps: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=GAPS_KEPT))
 
-    def take(self, totals: Mapping[str, float], counted: bool) -> None:
-        """Take the totals of now.
-
-        Args:
-            counted: whether a gap that ends now is the producers' own; else they were held back.
-        """
+    def take(self, totals: Mapping[str, float]) -> None:
+        """Take the totals of now."""
         now = self._clock()
         for key, value in totals.items():
             before = self._last.get(key)
             if before is None or value != before[0]:
-                if before is not None and counted:  # an outage is no usual gap
+                if before is not None:  # an outage is no usual gap
                     self._gaps[key].append(min(now - before[1], self._limit(key)))
                 self._last[key] = (value, now)
 
@@ -370,7 +366,7 @@ class Watch:
         for producer in by_producer:
             if finished.get(producer):
                 self._silence.restart(producer)
-        self._silence.take(received | by_producer, counted=not blocked)
+        self._silence.take(received | by_producer)
         if blocked or not connected > 0:
             self._silence.restart("" if not connected > 0 else None)
             return
@@ -384,7 +380,7 @@ class Watch:
             return
         for producer in by_producer:
             silent, usual = self._silence.too_long(producer), self._silence.usual(producer)
-            if silent and not finished.get(producer):
+            if silent:
                 often = "" if usual is None else f"; its usual gap is {seconds(usual)}"
                 says = f"{producer} has sent nothing for {seconds(silent)}{often}"
                 yield "producer-silent", producer, says
