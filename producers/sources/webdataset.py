@@ -158,10 +158,7 @@ class WebDataset:
             what = f"{stem}/{member.name} at an earlier place"
             self.skipped.note("twice", what, "a later member of this name replaces it")
         group.lost = group.lost or member.lost
-        # One image of a sample is enough to hold: a sample with two of them is refused.
-        images = {part for part in group.parts if f".{part}" in SUFFIXES}
-        spare = extension in SUFFIXES and bool(images - {extension[1:]})
-        group.parts[extension[1:]] = b"" if spare or member.data is None else member.data
+        group.parts[extension[1:]] = member.data or b""
 
     def _sample(self, stem: str, group: Group) -> Sample | None:
         if group.lost:
