@@ -7,6 +7,7 @@ import struct
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import av
@@ -170,6 +171,14 @@ def test_no_row_of_a_frame_keeps_the_alpha_of_another_frame() -> None:
     frame = converted(av.VideoFrame.from_ndarray(clear, format="rgba"), SIDE, SIDE, "yuva420p")
     raw = Frames(codec="raw")
     assert min(learned(Sample("a", **raw.payload(frame))).min() for _ in range(1000)) >= 254
+
+
+def test_a_frame_is_converted_in_one_thread() -> None:
+    """The test above sees the fault of several threads now and then only."""
+    asked: list[dict[str, Any]] = []
+    frame: Any = SimpleNamespace(reformat=lambda *size, **options: asked.append(options))
+    converted(frame, 4, 4, "rgba")
+    assert [options["threads"] for options in asked] == [1]
 
 
 def test_opaque_pictures_are_left_as_they_are() -> None:

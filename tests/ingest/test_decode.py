@@ -302,10 +302,11 @@ def test_orientation(orientation: int, kind: str) -> None:
     assert corners == dict.fromkeys(corners, "b") | {red: "r", green: "g"}
 
 
+@table("kind", ["JPEG", "PNG", "WEBP"])
 @table("exif", [b"Exif\0\0MM\0*\0\0", b"Exif\0\0rubbish", b"Exif\0\0"])
-def test_damaged_exif_harms_nothing(exif: bytes) -> None:
+def test_damaged_exif_harms_nothing(exif: bytes, kind: str) -> None:
     image = Image.new("RGB", (8, 8), RED)
-    found = decode(encoded(image, "JPEG", quality=100, exif=exif), "jpeg")
+    found = decode(encoded(image, kind, quality=100, exif=exif), kind.lower())
     assert np.abs(found.astype(int) - np.array(RED)).max() <= 3
 
 

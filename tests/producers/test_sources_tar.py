@@ -82,6 +82,11 @@ BOMBS = {
     "damaged pax": (member("p", b"99 path=b", b"x") + member("b.png", PNG), ["a", "z"], "damaged"),
     "chain of pax": (pax(path="b.png") * 2000 + member("b", PNG), ["a", "b", "z"], None),
     "label": (member("b.png", PNG) + member("b.cls", bytes(5000)), ["a", "z"], "too large"),
+    "label before its image": (
+        member("b.cls", bytes(5000)) + member("b.png", PNG),
+        ["a", "z"],
+        "too large",
+    ),
     "hard link": (header("b.png", 0, b"1", "a.png"), ["a", "z"], "link"),
     "symbolic link": (header("b.png", 0, b"2", "a.png"), ["a", "z"], "link"),
     "linked label": (member("b.png", PNG) + header("b.cls", 0, b"2", "x"), ["a", "z"], "link"),
