@@ -132,6 +132,10 @@ def test_what_unpacks_to_far_more_than_its_size_ends(
     path = tmp_path / "s.tar"
     path.write_bytes(bz2.compress(of(member("b.txt", bytes(2**25)))))
     assert keys(path) == (["a"], {"damaged": 1})
+    whole = [member("b.png", PNG), member("b.cls", b"1")]
+    for bomb in ("c.txt", "c.png"):  # it costs no sample before it
+        path.write_bytes(gzip.compress(of(*whole, member(bomb, bytes(2**25)))))
+        assert keys(path) == (["a", "b"], {"damaged": 1})
 
 
 def test_a_dictionary_larger_than_memory_is_refused(tmp_path: Path) -> None:
