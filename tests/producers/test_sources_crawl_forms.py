@@ -112,10 +112,10 @@ def test_spaces_around_urls_are_taken_off_in_every_list(served, tmp_path):
 @table("suffix", [".txt", ".jsonl", ".csv"])
 def test_a_line_without_end_fills_no_memory(served, tmp_path, suffix):
     path = tmp_path / f"urls{suffix}"
-    url = f"http://a.test:{served.port}/b"
-    row = {".txt": url, ".jsonl": f'{{"url": "{url}"}}', ".csv": url}[suffix]
+    urls = [f"http://a.test:{served.port}/{name}" for name in ("end-of-a-long-line", "b")]
+    rows = [f'{{"url": "{url}"}}' if suffix == ".jsonl" else url for url in urls]
     head = "url\n" if suffix == ".csv" else ""
-    path.write_bytes(head.encode() + b"x" * (1 << 25) + f"\n{row}\n".encode())
+    path.write_bytes(head.encode() + b"x" * (1 << 25) + "\n".join([*rows, ""]).encode())
     tracemalloc.start()
     try:
         assert crawled(served, path)[0] == ["/b"]
