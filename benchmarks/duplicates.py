@@ -73,7 +73,7 @@ def measured(slots: int, target: int) -> dict[str, Any]:
     door, spent, found = NearDuplicates(memory), [], 0
     for turn in range(BATCHES + 1):
         batch = drawn(BATCH, generator)
-        copied = torch.randint(slots, (BATCH // 4,), generator=generator)
+        copied = torch.randperm(slots, generator=generator)[: BATCH // 4]
         batch[::4] = memory.images_of(copied)
         start_s = time.perf_counter()
         let_in_B = torch.from_numpy(door.let_in(batch, batch[:0]))

@@ -84,9 +84,12 @@ def sketch(image_BCHW: Tensor) -> Tensor:
     if tuple(image_BCHW.shape[2:]) != (SIDE, SIDE):
         pixel_BCHW = adaptive_avg_pool2d(pixel_BCHW, SIDE)
     grey_B1SS = (pixel_BCHW * weight_C.to(pixel_BCHW.device)[:, None, None]).sum(1, keepdim=True)
-    around_B1SS = avg_pool2d(
-        grey_B1SS, _SMOOTH, stride=1, padding=_SMOOTH // 2, count_include_pad=False
-    )
+    around_B1SS = grey_B1SS
+    for window in ((_SMOOTH, 1), (1, _SMOOTH)):  # one after the other: 18 sums a pixel, not 81
+        margin = (window[0] // 2, window[1] // 2)
+        around_B1SS = avg_pool2d(
+            around_B1SS, window, stride=1, padding=margin, count_include_pad=False
+        )
     detail_B1SS = grey_B1SS - around_B1SS / 2
     detail_B1SS = detail_B1SS - detail_B1SS.mean(dim=(2, 3), keepdim=True)
     contrast_B111 = detail_B1SS.square().mean(dim=(2, 3), keepdim=True).sqrt()
