@@ -3,9 +3,9 @@
 python -m benchmarks duplicates                      # how fast, on one core
 python -m benchmarks.duplicates --cifar FOLDER --fashion FOLDER --picture FILE.svg   # how well
 
-For the second, 32,768 pictures are held. 2,000 others come, which are to be let in, and changed
-copies of 500 of those held, which are to be found. FOLDER is as CIFAR-10's binary version and
-torchvision's Fashion-MNIST have it. PDQ takes part where `pdqhash` is installed.
+The second command holds 32,768 pictures. It offers 2,000 other pictures, which should be let in,
+and changed copies of 500 of those held, which should be found. FOLDER holds CIFAR-10's binary
+version, or Fashion-MNIST as torchvision lays it out. PDQ takes part where `pdqhash` is installed.
 """
 
 from __future__ import annotations
@@ -35,8 +35,10 @@ from memory.eviction import Random
 from memory.near_duplicates import (
     ALIKE,
     APART,
+    KEY_SIDE,
     LIMIT,
     NEIGHBOURS,
+    REACH,
     NearDuplicates,
     distance,
     key,
@@ -162,7 +164,7 @@ KINDS: dict[str, Callable[[Pictures], Pictures]] = {
     "caption": captioned,
 }
 COMMON = list(KINDS)[:7]
-"""What cameras and encoders do."""
+"""Changes that cameras and encoders make."""
 
 Scores = Callable[[Pictures, Pictures], NDArray[np.floating[Any]]]
 """Of queries against all held: a score each; the lower, the more alike."""
@@ -206,16 +208,16 @@ def pdq(pictures: Pictures) -> NDArray[np.uint8]:
 
 
 def closely(held: Pictures, queries: Pictures) -> NDArray[np.floating[Any]]:
-    """What this project does, with LIMIT for the threshold that is moved."""
+    """Compare pictures as this project does. The curve moves LIMIT alone."""
     held_KSS, query_BSS = (torch.cat([sketch(tensor(part)) for part in np.array_split(rows, 64)])
                            for rows in (held, queries))  # fmt: skip
     square_Bn, row_Bn = nearest_rows(key(query_BSS), key(held_KSS), NEIGHBOURS)
     far_Bn = torch.stack(
         [distance(query_BSS, held_KSS[row_B]) for row_B in row_Bn.unbind(dim=1)], dim=1
     )
+    far_Bn.masked_fill_(square_Bn > (REACH * KEY_SIDE) ** 2, torch.inf)
     near_B, next_B = far_Bn.sort(dim=1).values[:, :2].unbind(dim=1)
     told_B = (near_B < ALIKE) | (near_B < APART * next_B)
-    del square_Bn
     return near_B.masked_fill(~told_B, 9.0).numpy()
 
 
@@ -229,7 +231,7 @@ def methods() -> Iterator[tuple[str, Scores]]:
 
 
 def compared(source: Source) -> Iterator[dict[str, Any]]:
-    """A row for each method: how many copies are found where 1 % of strangers are turned away."""
+    """Yield a row for each method: the copies found where it drops 1 % of the strangers."""
     pictures = np.stack(list(loaded(source, HELD + STRANGERS)))
     held, strangers = pictures[:HELD], pictures[HELD:]
     own = held[:: HELD // COPIES][:COPIES]
@@ -258,7 +260,7 @@ def loaded(source: Source, count: int) -> Iterator[Pictures]:
 
 
 def draw(found: Mapping[str, Sequence[dict[str, Any]]], path: Path) -> None:
-    """Copies found over strangers turned away, while the threshold moves."""
+    """Draw a curve for each method: copies found against strangers dropped."""
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     FigureCanvasSVG(figure)
     for axes, (name, rows) in zip(figure.subplots(1, len(found)), found.items(), strict=True):

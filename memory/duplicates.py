@@ -27,7 +27,7 @@ Action = Literal["count", "refuse", "merge"]
 
 @dataclass(frozen=True)
 class Duplicates:
-    """A test at admission, before the eviction policy is asked.
+    """A test for near-duplicates. It runs before the eviction policy is asked.
 
     A newcomer is a duplicate if its cosine is at least `threshold`, to rounding, with a slot held
     when the batch began, even one that is evicted in the course of the batch, or with an earlier
@@ -109,7 +109,7 @@ class Duplicates:
 
 
 class Found:
-    """Which newcomers are duplicates, which were let in, and what those merged resemble most.
+    """The answer of the test: which newcomers are duplicates, and which were let in.
 
     Args:
         held: k when the batch began.
@@ -130,7 +130,7 @@ class Found:
         self.nearest_B: NDArray[np.int64] = np.full(len(duplicate_B), NOBODY)
 
     def enter(self, rows: Rows, columns: Columns) -> Rows:
-        """Those let in, with the multiplicity of what merged into them; held slots get theirs."""
+        """Return the newcomers let in. What merged into a row raises its multiplicity."""
         twins = self.twin_B[self.twin_B != NOBODY]
         if len(twins):
             more = torch.from_numpy(np.bincount(twins, minlength=self.held + len(rows)))

@@ -233,7 +233,7 @@ class NearDuplicates:
     def _held(
         self, sketch_BSS: Tensor, key_BA: Tensor, beside_WSS: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return the candidates among what all ranks hold, and their distances, both [B, n].
+        """Return the candidates that the ranks hold, and their distances, both [B, n].
 
         A candidate of this rank is a slot k, or len(memory) + w for a picture beside; one of
         another rank is NOBODY.
@@ -315,7 +315,7 @@ def _look_closely(
 def _in_turn(
     sketch_BSS: Tensor, key_BA: Tensor, held_Bn: Tensor, action: Action
 ) -> tuple[Tensor, Tensor, NDArray[np.bool_]]:
-    """Compare each sample with the nearest of the earlier ones of its batch that were let in.
+    """Compare each sample with earlier samples of its batch: the nearest of those let in.
 
     Those depend on the answer, so it is found in rounds. Each round takes the answer of the round
     before as given. A sample's answer is right once those of all earlier samples are, so the

@@ -27,7 +27,7 @@ class Dropped:
 
     Attributes:
         origin: where it came from.
-        distance: between the two, of memory.near_duplicates.
+        distance: between the two pictures, as memory.near_duplicates measures it.
         label: its class; -1 where it has none.
         twin_label: that of the other picture; -1 where it has none, or is on another rank.
         picture_CHW: uint8, on the CPU; None but for a few of a batch.

@@ -69,7 +69,7 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 OTHER = "other"
 
 FARTHEST = 2.0
-"""What stands in novelty_distance for a sample that no held picture comes near."""
+"""The value that novelty_distance gets for a sample that no held picture comes near."""
 
 LIMIT = 65
 """Values of one label that are told apart; later ones are counted as "other"."""
