@@ -180,7 +180,7 @@ def near_by_loop(one_SS: Tensor, held: list[Tensor], earlier: list[Tensor]) -> b
 
 
 def test_a_memory_lets_in_what_a_loop_lets_in(tiles: NDArray[np.uint8]) -> None:
-    memory = WorkingMemory(30, 2, Random(), (3, TILE, TILE))
+    memory = WorkingMemory(16, 2, Random(), (3, TILE, TILE))
     door, counted = NearDuplicates(memory), 0
     batches = [tensor(stream(tiles, 48)) for _ in range(5)]
     for number, batch in enumerate(batches):
