@@ -14,15 +14,16 @@ Shapes: A of a key, B pictures, N pairs, n candidates, W that are held beside, S
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from functools import reduce
+from functools import cache, reduce
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import adaptive_avg_pool2d, avg_pool2d, pad
+from torch.nn.functional import adaptive_avg_pool1d, adaptive_avg_pool2d
 
 from memory.compute import in_full_precision, to_host
 from memory.duplicates import NOBODY, Action, Found
@@ -78,30 +79,49 @@ def sketch(image_BCHW: Tensor) -> Tensor:
     Returns:
         float32 [B, S, S], on the same device.
     """
-    channels = image_BCHW.shape[1]
-    weight_C = torch.tensor(_GREY if channels == 3 else [1 / channels] * channels)
-    pixel_BCHW = image_BCHW.to(torch.float32)
-    if tuple(image_BCHW.shape[2:]) != (SIDE, SIDE):
-        pixel_BCHW = adaptive_avg_pool2d(pixel_BCHW, SIDE)
-    grey_B1SS = (pixel_BCHW * weight_C.to(pixel_BCHW.device)[:, None, None]).sum(1, keepdim=True)
-    around_B1SS = grey_B1SS
-    for window in ((_SMOOTH, 1), (1, _SMOOTH)):  # one after the other: 18 sums a pixel, not 81
-        margin = (window[0] // 2, window[1] // 2)
-        around_B1SS = avg_pool2d(
-            around_B1SS, window, stride=1, padding=margin, count_include_pad=False
-        )
-    detail_B1SS = grey_B1SS - around_B1SS / 2
-    detail_B1SS = detail_B1SS - detail_B1SS.mean(dim=(2, 3), keepdim=True)
-    contrast_B111 = detail_B1SS.square().mean(dim=(2, 3), keepdim=True).sqrt()
-    return (detail_B1SS / contrast_B111.clamp(min=FLAT))[:, 0]
+    count, channels, high, wide = image_BCHW.shape
+    weights = _GREY if channels == 3 else [1 / channels] * channels
+    grey_BHW = image_BCHW.new_zeros((count, high, wide), dtype=torch.float32)
+    for weight, pixel_BHW in zip(weights, image_BCHW.unbind(dim=1), strict=True):
+        grey_BHW.add_(pixel_BHW, alpha=weight)
+    device = image_BCHW.device
+    grey_BSS = grey_BHW
+    if (high, wide) != (SIDE, SIDE):
+        grey_BSS = _shrunk(high, device) @ grey_BHW @ _shrunk(wide, device).T
+    local_SS = _local_mean(device)
+    detail_BSS = grey_BSS - local_SS @ grey_BSS @ local_SS.T / 2
+    detail_BSS -= detail_BSS.mean(dim=(1, 2), keepdim=True)
+    contrast_B11 = detail_BSS.square().mean(dim=(1, 2), keepdim=True).sqrt()
+    return detail_BSS / contrast_B11.clamp(min=FLAT)
+
+
+@cache
+def _shrunk(size: int, device: torch.device) -> Tensor:
+    """Return the matrix that shrinks so many pixels to S by averaging, float32 [S, size]."""
+    return adaptive_avg_pool1d(torch.eye(size), SIDE).T.contiguous().to(device)
+
+
+@cache
+def _local_mean(device: torch.device) -> Tensor:
+    """Return the matrix that takes the mean of up to _SMOOTH pixels around each, [S, S]."""
+    pixel_S = torch.arange(SIDE)
+    near_SS = ((pixel_S[:, None] - pixel_S).abs() <= _SMOOTH // 2).float()
+    return (near_SS / near_SS.sum(dim=1, keepdim=True)).to(device)
 
 
 def key(sketch_BSS: Tensor) -> Tensor:
-    """Return the rows that candidates are found by: sketches of 8 x 8, float32 [B, A = 64].
+    """Return the rows that candidates are found by, float32 [B, A = 64].
 
-    Their distance divided by 8 is a root mean square, as `distance` is.
+    They are sketches of 8 x 8, as sums and absolute differences of the pixels that a mirror
+    exchanges. So a picture and its mirror image have the same row. Two rows are never farther
+    apart than the sketches of 8 x 8, or than one and the mirror image of the other. Their
+    distance divided by 8 is a root mean square, as `distance` is.
     """
-    return adaptive_avg_pool2d(sketch_BSS[:, None], KEY_SIDE).flatten(1)
+    small_B88 = adaptive_avg_pool2d(sketch_BSS[:, None], KEY_SIDE)[:, 0]
+    left_B84 = small_B88[:, :, : KEY_SIDE // 2]
+    right_B84 = small_B88[:, :, KEY_SIDE // 2 :].flip(2)
+    parts = left_B84 + right_B84, (left_B84 - right_B84).abs()
+    return torch.cat(parts, dim=2).flatten(1) * math.sqrt(0.5)
 
 
 def distance(one_NSS: Tensor, other_NSS: Tensor) -> Tensor:
@@ -109,7 +129,8 @@ def distance(one_NSS: Tensor, other_NSS: Tensor) -> Tensor:
 
     It is a root mean square within a window, in units of a picture's contrast: 0 for equal
     pictures, about 1.4 for pictures that have nothing to do with each other at some place. The
-    pictures are moved against each other by up to SHIFT pixels, and the smallest value counts.
+    other picture is mirrored where that makes it more like the one. Pictures that are not ALIKE as
+    they are are moved against each other by up to SHIFT pixels, and the smallest value counts.
     """
     if not len(one_NSS):
         return one_NSS.new_zeros(0)
@@ -122,16 +143,28 @@ def distance(one_NSS: Tensor, other_NSS: Tensor) -> Tensor:
 
 
 def _distance(one_NSS: Tensor, other_NSS: Tensor) -> Tensor:
-    one_SSN, other_SSN = _softened(one_NSS), _softened(other_NSS)
+    mirrored_NSS = other_NSS.flip(2)
+    alike_N, mirrored_N = ((one_NSS * it).sum(dim=(1, 2)) for it in (other_NSS, mirrored_NSS))
+    turned_N = (mirrored_N > alike_N)[:, None, None]
+    one_SSN = _softened(one_NSS)
+    other_SSN = _softened(torch.where(turned_N, mirrored_NSS, other_NSS))
+    least_N = _at(one_SSN, other_SSN, SHIFT, SHIFT)
+    far = (least_N >= ALIKE).nonzero()[:, 0]
+    if len(far):
+        one_SSN, other_SSN = one_SSN[..., far], other_SSN[..., far]
+        places = range(2 * SHIFT + 1)
+        moved = [_at(one_SSN, other_SSN, down, right) for down in places for right in places]
+        least_N[far] = reduce(torch.minimum, moved)
+    return least_N
+
+
+def _at(one_SSN: Tensor, other_SSN: Tensor, down: int, right: int) -> Tensor:
+    """Return the distance with the other sketch moved so far from SHIFT, SHIFT, [N]."""
     inner = SIDE - 2 * SHIFT
     middle_iiN = one_SSN[SHIFT : SHIFT + inner, SHIFT : SHIFT + inner]
-    least_N = torch.full_like(middle_iiN[0, 0], torch.inf)
-    for down in range(2 * SHIFT + 1):
-        for right in range(2 * SHIFT + 1):
-            moved_iiN = other_SSN[down : down + inner, right : right + inner]
-            window_wwN = _windows((middle_iiN - moved_iiN).square_())
-            least_N = torch.minimum(least_N, window_wwN.flatten(0, 1).amax(dim=0))
-    return least_N.sqrt() / WINDOW
+    moved_iiN = other_SSN[down : down + inner, right : right + inner]
+    window_wwN = _windows((middle_iiN - moved_iiN).square_())
+    return window_wwN.flatten(0, 1).amax(dim=0).sqrt() / WINDOW
 
 
 def _windows(value_iiN: Tensor) -> Tensor:
@@ -151,8 +184,9 @@ def _softened(sketch_NSS: Tensor) -> Tensor:
 
     Pairs come last, so that every step runs along contiguous memory.
     """
-    wider_NSS = pad(sketch_NSS[:, None], (0, 1, 0, 1), mode="replicate")
-    return avg_pool2d(wider_NSS, 2, stride=1)[:, 0].permute(1, 2, 0).contiguous()
+    one_SSN = sketch_NSS.permute(1, 2, 0).contiguous()
+    two_SSN = one_SSN + torch.cat([one_SSN[1:], one_SSN[-1:]])
+    return (two_SSN + torch.cat([two_SSN[:, 1:], two_SSN[:, -1:]], dim=1)) / 4
 
 
 def are_near_duplicates(two_B2: Tensor) -> Tensor:

@@ -66,13 +66,15 @@ def test_cells_follow_the_slots_and_go_on_elsewhere(monkeypatch: pytest.MonkeyPa
             index = other
         query_BA = rows(20)
         square_Bn, slot_Bn = index.nearest(query_BA, N)
-        expected, row = by_sorting(query_BA, row_KA[:held])
+        expected, _ = by_sorting(query_BA, row_KA[:held])
         near_Bn = expected[:, :N] < 10  # of the same cluster
         assert near_Bn.any()
-        assert torch.equal(slot_Bn[near_Bn], row[:, :N][near_Bn])
-        assert square_Bn[near_Bn].numpy() == pytest.approx(
-            expected[:, :N][near_Bn].numpy(), rel=1e-3
-        )
+        found_BnA = row_KA[slot_Bn] - query_BA[:, None]
+        # Cells hold numbers of 16 bits, so rows about as far may change places.
+        for square in (square_Bn, found_BnA.square().sum(dim=2)):
+            assert square[near_Bn].numpy() == pytest.approx(
+                expected[:, :N][near_Bn].numpy(), rel=4e-3
+            )
     assert made[:4] == [None] * 4
     assert made[4] is not None
 
