@@ -82,6 +82,17 @@ def compete(score: Score) -> Choice:
     return choice
 
 
+def redundant(score: Score, at_least: float, slack: float) -> Choice:
+    """The most duplicated of the open slots where its count is so large, else any of them."""
+    by_count = of_largest(counts(score), slack)
+
+    def choice(held: Sequence[Sent], newcomer: Sent, slots: set[int]) -> set[int]:
+        most = max(float(counts(score)(held)[slot]) for slot in slots)
+        return by_count(held, newcomer, slots) if most >= at_least else slots
+
+    return choice
+
+
 def oldest(held: Sequence[Sent], newcomer: Sent, slots: set[int]) -> set[int]:
     return {min(slots, key=lambda slot: held[slot].born)}
 

@@ -19,6 +19,7 @@ from memory.eviction import (
     Oldest,
     Policy,
     Random,
+    Redundant,
     Reservoir,
 )
 from memory.scores import Gaussian, Linear, Quadratic, Score, VonMisesFisher
@@ -50,6 +51,8 @@ POLICIES: Mapping[str, Callable[[], Policy]] = {
     "cap4096": lambda: Hybrid(MostDuplicated(VonMisesFisher(0.1)), age_cap=AGE_CAP // 4),
     "bandit": KappaBandit,
     "random": Random,
+    "redundant0.01": Redundant,
+    "redundant0.03": lambda: Redundant(VonMisesFisher(0.03)),
     "oracle": ClassBalanced,
     "image-oracle": ImageBalanced,
 }
@@ -83,7 +86,8 @@ class Arm:
         draw: how training batches are drawn from the memory.
         plain: newcomers and slots encoded anew are encoded as they are, not augmented.
         descriptor: a name of DESCRIPTORS.
-        novelty: cosine of descriptors from which a frame is turned away before it is encoded.
+        novelty: "auto", or a cosine of descriptors, from which a frame is turned away before it is
+            encoded.
         follow: updates for each batch of what is not turned away; None: one for each of all frames.
     """
 
@@ -93,7 +97,7 @@ class Arm:
     draw: DrawOrder = "uniform"
     plain: bool = False
     descriptor: str = "embedding"
-    novelty: float | None = None
+    novelty: float | Literal["auto"] | None = None
     follow: int | None = None
 
     @property
@@ -180,6 +184,25 @@ RIVALS = (
     Arm("linear", "stream", "stale"),
     *(drawn(policy) for policy in ("linear", "quadratic", "gaussian", "hybrid", "bandit")),
 )
+
+
+def behind(policy: str, descriptor: str = "thumbnail") -> Arm:
+    """Behind the test that the shipped configurations use, and drawn as they draw."""
+    return drawn(policy, descriptor, draw="epochs", novelty="auto")
+
+
+SAME_DOOR = (
+    behind("reservoir"),
+    behind("redundant0.01"),
+    behind("minred", "embedding"),
+    behind("vmf0.1"),
+    behind("redundant0.03"),
+)
+"""What to evict, all else equal."""
+
+HARDEST = ("shuffled", "x27-iid", "parked", "shift", "crawl")
+"""Streams that differ in what they ask of a memory."""
+
 USERS = ("parked", "crawl", "stalls-x27", "shuffled", "video", "shift", "stalls", "x27-iid")
 """Streams as users make them, and the two that others compare on."""
 
@@ -196,6 +219,8 @@ def _by_worth() -> Iterator[Run]:
     def against_the_queue(seed: int) -> Iterator[Run]:
         return (run for stream in USERS for run in runs((NOVEL, BASE), seed, (stream,)))
 
+    for seed in range(5):
+        yield from (run for stream in HARDEST for run in runs(SAME_DOOR, seed, (stream,)))
     yield from against_the_queue(0)
     yield from runs((FOLLOWING, SLOWLY), 0, ("parked",))
     yield from runs((FRESH,), 0, ("shuffled",))

@@ -14,14 +14,14 @@ slots, c candidates of all shards, W = c + T columns, b slots at a time.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from memory.columns import Columns
-from memory.compute import columns_at_a_time, to_device
-from memory.duel.simulate import Kept, kept_steps, simulate
+from memory.compute import columns_at_a_time, to_device, to_host
+from memory.duel.simulate import Kept, kept_steps, occupants, simulate
 from memory.scores import BLOCK_ELEMENTS, Score
 from memory.shares import Barred, Groups, Turns
 
@@ -44,6 +44,13 @@ RECOUNT_SHARE = 16
 """One slot is counted again for so many newcomers, in turn, which bounds the counts' drift."""
 
 
+class Drawn(NamedTuple):
+    """Which slots newcomers take while no count is large."""
+
+    at_least: float  # the least count that is large
+    slot_T: Tensor  # int64, slots of all, on the CPU: that of each newcomer if all so far drew
+
+
 class ExactCounts:
     """N(j) of DUEL, eq. 5, over the slots of all shards. All ranks must call alike, and find
     the same.
@@ -64,9 +71,19 @@ class ExactCounts:
         self._waiting_BK: Tensor | None = None  # similarities of newcomers that wait to be placed
         self.recount()
 
-    def choose(self, x_BA: Tensor, shared: Turns | None = None) -> Tensor:
-        """Slots of all for the first newcomers, at least one; -1 refuses. `shared` says what shares
-        leave open to the newcomers; None for all slots."""
+    def choose(
+        self,
+        x_BA: Tensor,
+        shared: Turns | None = None,
+        drawn: Drawn | None = None,
+    ) -> Tensor:
+        """Slots of all for the first newcomers, at least one; -1 refuses.
+
+        Args:
+            x_BA: the newcomers.
+            shared: what shares leave open to them; None for all slots.
+            drawn: which slots they take while no open slot has a large count.
+        """
         row_KA = self._columns.descriptors
         if self._waiting_BK is None:
             self._recount_some()
@@ -80,7 +97,12 @@ class ExactCounts:
         groups = None
         if shared is not None:
             groups = Groups(shared[:turns], shared.of_shard(row_KA.device))
-        slot_m = self._candidates(near_TK, groups)
+        at_random_T = self._at_random(drawn, turns, groups)
+        if at_random_T is None:
+            slot_m = self._candidates(near_TK, groups)
+        else:
+            slot_m = self._group.own(at_random_T[self._group.mine(at_random_T)]).unique()
+            slot_m = to_device(slot_m, row_KA.device)
         count_c, row_cA, slot_c = self._group.all_gather(
             self.count_K[slot_m], row_KA[slot_m], self._group.of_all(slot_m)
         )
@@ -88,8 +110,14 @@ class ExactCounts:
         row_WA = torch.cat([row_cA, x_TA])
         h_WW = self._score.apply_(row_WA @ row_WA.T).fill_diagonal_(0)
         gate = None if shared is None else shared[:turns].gate(slot_c)
+        leaves_T = None if at_random_T is None else occupants(at_random_T, slot_c)
         column_T, count_T = simulate(
-            (count_c - level).to(h_WW), (total_T - level).to(h_WW), h_WW, self._compete, gate
+            (count_c - level).to(h_WW),
+            (total_T - level).to(h_WW),
+            h_WW,
+            self._compete,
+            gate,
+            leaves_T,
         )
         barred = None
         if gate is not None and groups is not None:
@@ -104,11 +132,30 @@ class ExactCounts:
         # Equal rows differ by rounding, and either may leave.
         unit = 4 * torch.finfo(h_WW.dtype).eps * (1 + self._score.slope)
         tie_T = unit * (count_T + level.to(h_WW) + 0.25)
-        overruled_T = self._group.all_reduce_max(most_T) > count_T + tie_T
+        most_T = self._group.all_reduce_max(most_T)
+        overruled_T = most_T > count_T + tie_T
+        if drawn is not None:
+            is_large_T = torch.maximum(most_T, count_T) >= drawn.at_least - level
+            if at_random_T is None:
+                overruled_T |= ~is_large_T
+            else:
+                overruled_T = is_large_T
         overruled_T[0] = False  # the largest of all slots is a candidate
         kept = kept_steps(column_T, overruled_T, slot_c)
         self._place(x_BA, kept, column_T, near_TK, left_TK, total_T, h_WW)
         return kept.plan
+
+    def _at_random(self, drawn: Drawn | None, turns: int, groups: Groups | None) -> Tensor | None:
+        """Return the slots that newcomers draw, on the CPU; None where the first draws none."""
+        if drawn is None:
+            return None
+        first_K = self.count_K
+        if groups is not None:
+            first_K = first_K.masked_fill(~groups.first_n, -torch.inf)
+        most_1 = self._group.all_reduce_max(first_K.max()[None])
+        if float(to_host(most_1)[0]) >= drawn.at_least:
+            return None
+        return drawn.slot_T[:turns]
 
     def _candidates(self, near_TK: Tensor, groups: Groups | None) -> Tensor:
         """Slots of this shard that may come to have the largest count, int64 [m]."""

@@ -19,7 +19,12 @@ if TYPE_CHECKING:
 
 
 def simulate(
-    count_c: Tensor, count_T: Tensor, h_WW: Any, compete: bool, gate: Gate | None = None
+    count_c: Tensor,
+    count_T: Tensor,
+    h_WW: Any,
+    compete: bool,
+    gate: Gate | None = None,
+    leaves_T: Any = None,
 ) -> tuple[Tensor, Tensor]:
     """Let newcomers in one by one, each evicting the largest count of its moment.
 
@@ -33,11 +38,13 @@ def simulate(
             are asked for. Its diagonal is 0: no sample is a duplicate of itself.
         compete: the newcomer joins first and may be the one that leaves, refused.
         gate: what shares leave open at each step; None for all.
+        leaves_T: int64 on the CPU, the columns that leave whatever their counts are; None for those
+            of the largest.
 
     Returns:
         int64 [T], the column that leaves at each step: a candidate, c + t of an earlier newcomer,
-        or the newcomer's own. And its count at that moment [T]. With a gate both end before the
-        first step that may take none of the columns.
+        or the newcomer's own. And the largest count of that moment [T]. With a gate both end before
+        the first step that may take none of the columns.
 
     >>> h_WW = torch.tensor([[0.0, 1.0, 0.5], [1.0, 0.0, 0.2], [0.5, 0.2, 0.0]])
     >>> column, count = simulate(torch.tensor([1.0, 1.5]), torch.tensor([0.7]), h_WW, False)
@@ -54,6 +61,8 @@ def simulate(
     if on_host:  # numpy dispatches in a fifth of the time, on the same memory
         count_W, column_T, left_T = count_W.numpy(), column_T.numpy(), left_T.numpy()
         h_WW = h_WW.numpy() if isinstance(h_WW, Tensor) else h_WW
+    if leaves_T is not None:
+        leaves_T = leaves_T.numpy() if on_host else to_device(leaves_T, device)
     for turn in range(turns):
         joins_W = h_WW[first + turn]
         if compete:
@@ -63,20 +72,44 @@ def simulate(
             shut_W = gate.shut(first + turn + compete)
             if shut_W[leaves]:
                 leaves = np.where(shut_W, -np.inf, count_W[: len(shut_W)]).argmax()
-            if shut_W[leaves]:
+            if shut_W[leaves] and leaves_T is None:
                 column_T, left_T = column_T[:turn], left_T[:turn]
                 break
-            gate.leaves(int(leaves))
-        column_T[turn] = leaves
         if not on_host:
             leaves = leaves[None]  # the host would wait for a bare number
         left_T[turn : turn + 1] = count_W[leaves]
+        if gate is not None and shut_W[leaves]:
+            left_T[turn] = -np.inf
+        if leaves_T is not None:
+            leaves = leaves_T[turn] if on_host else leaves_T[turn : turn + 1]
+        if gate is not None:
+            gate.leaves(int(leaves))
+        column_T[turn : turn + 1] = leaves
         count_W -= h_WW[leaves] if on_host else h_WW[leaves][0]
         if not compete:
             count_W += joins_W
         count_W[leaves] = -torch.inf
     column_T, left_T = torch.as_tensor(column_T), torch.as_tensor(left_T)
     return to_device(column_T, device), to_device(left_T, device)
+
+
+def occupants(slot_T: Tensor, slot_c: Tensor) -> Tensor:
+    """Return the column that stands in each of these slots when its newcomer comes, on the CPU.
+
+    Args:
+        slot_T: the slots that newcomers take in turn.
+        slot_c: the slots of the candidates, all of these among them.
+
+    >>> occupants(torch.tensor([7, 9, 7]), torch.tensor([9, 7])).tolist()
+    [1, 0, 2]
+    """
+    slots = to_host(slot_c).tolist()
+    stands = {slot: column for column, slot in enumerate(slots)}
+    columns = []
+    for newcomer, slot in enumerate(slot_T.tolist(), len(slots)):
+        columns.append(stands[slot])
+        stands[slot] = newcomer
+    return torch.tensor(columns)
 
 
 class Kept(NamedTuple):

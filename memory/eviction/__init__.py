@@ -13,12 +13,14 @@ from memory.eviction.minimum_redundancy import MinimumRedundancy
 from memory.eviction.most_duplicated import MostDuplicated
 from memory.eviction.oldest import Oldest
 from memory.eviction.random import Random
+from memory.eviction.redundant import Redundant
 from memory.eviction.reservoir import Reservoir
 
 POLICIES: dict[str, type[Policy]] = {
     policy.name: policy
     for policy in (
         MostDuplicated,
+        Redundant,
         MinimumRedundancy,
         Oldest,
         Reservoir,
@@ -40,6 +42,7 @@ __all__ = [
     "Oldest",
     "Policy",
     "Random",
+    "Redundant",
     "Reservoir",
     "policy",
 ]

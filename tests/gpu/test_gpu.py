@@ -17,7 +17,7 @@ from losses_cases import Case, case
 from losses_table import VARIANTS, Known, call, known
 
 from memory import Duplicates, WorkingMemory
-from memory.eviction import MinimumRedundancy, MostDuplicated, Oldest, Reservoir
+from memory.eviction import MinimumRedundancy, MostDuplicated, Oldest, Redundant, Reservoir
 from memory.scores import VonMisesFisher
 from stream_ssl.learning.learner import Upload
 from stream_ssl.learning.pace import Pace
@@ -34,6 +34,7 @@ POLICIES = {
     "linear": MostDuplicated,
     "competing": lambda: MostDuplicated(VonMisesFisher(0.1), compete=True),
     "vMF": lambda: MostDuplicated(VonMisesFisher(0.1)),
+    "redundant": lambda: Redundant(VonMisesFisher(0.1), 1.0),
     "minred": MinimumRedundancy,
 }
 

@@ -14,7 +14,14 @@ from torch.nn.functional import normalize
 
 from memory import Duplicates, WorkingMemory
 from memory.descriptors import Descriptor, Embedding, Thumbnail, Weighted
-from memory.eviction import MinimumRedundancy, MostDuplicated, Oldest, Policy, Reservoir
+from memory.eviction import (
+    MinimumRedundancy,
+    MostDuplicated,
+    Oldest,
+    Policy,
+    Redundant,
+    Reservoir,
+)
 from memory.scores import Linear, Quadratic, VonMisesFisher
 
 CAPACITY, DIM, BATCH, SHAPE = 300, 16, 100, (3, 8, 8)
@@ -24,6 +31,7 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "linear, compete": lambda: MostDuplicated(Linear(), compete=True),
     "sharp": lambda: MostDuplicated(VonMisesFisher(0.1)),
     "quadratic, compete": lambda: MostDuplicated(Quadratic(), compete=True),
+    "redundant": lambda: Redundant(VonMisesFisher(0.1), 1.0),
     "minred": MinimumRedundancy,
     "queue": Oldest,
     "reservoir": Reservoir,

@@ -26,6 +26,7 @@ from memory.eviction import (
     Oldest,
     Policy,
     Random,
+    Redundant,
     Reservoir,
 )
 from memory.scores import VonMisesFisher
@@ -34,6 +35,8 @@ from tests.naive import STREAMS, Queue, replay_ids, reservoir_law, unit_rows
 MAKERS: dict[str, Callable[[], Policy]] = {
     **POLICIES,
     "most-duplicated, sharp": lambda: MostDuplicated(VonMisesFisher(0.1)),
+    "redundant, often": lambda: Redundant(VonMisesFisher(0.1), 1.5),
+    "hybrid, redundant, age cap": lambda: Hybrid(Redundant(VonMisesFisher(0.1), 1.5), age_cap=70),
     "hybrid, age cap": lambda: Hybrid(age_cap=70),
     "hybrid, sharp, age cap": lambda: Hybrid(MostDuplicated(VonMisesFisher(0.1)), age_cap=70),
     "hybrid, reservoir, age cap": lambda: Hybrid(Reservoir(), age_cap=90),

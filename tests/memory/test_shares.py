@@ -25,6 +25,7 @@ from memory.eviction import (
     Oldest,
     Policy,
     Random,
+    Redundant,
     Reservoir,
 )
 from memory.scores import Linear, VonMisesFisher
@@ -42,6 +43,7 @@ MAKERS: dict[str, tuple[Callable[[], Policy], Choice, bool]] = {
     "sharp": (lambda: MostDuplicated(SHARP), COUNTS, False),
     "linear, compete": (lambda: MostDuplicated(compete=True), naive.compete(Linear()), True),
     "sharp, compete": (lambda: MostDuplicated(SHARP, True), naive.compete(SHARP), True),
+    "redundant": (lambda: Redundant(SHARP, 3.0), naive.redundant(SHARP, 3.0, 1e-8), False),
     "ivf": (lambda: MostDuplicated(SHARP, index="ivf"), naive.anyone, False),
     "bandit": (lambda: KappaBandit(interval=2), naive.anyone, False),
     "minred": (MinimumRedundancy, naive.minimum_redundancy, False),

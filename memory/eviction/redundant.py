@@ -1,0 +1,98 @@
+"""Evict by duplicate counts while anything is duplicated, and by chance otherwise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memory.checks import check_number
+from memory.columns import Columns, Rows
+from memory.compute import to_host
+from memory.duel.exact import STEPS, Drawn, ExactCounts
+from memory.eviction.most_duplicated import MostDuplicated
+from memory.eviction.random import Random, walked
+from memory.scores import Score, VonMisesFisher
+from memory.shares import Turns
+
+_RULE = "a number of expected duplicates above 0"
+_OF_CHANCE = "chance."  # before what is the draws' own in a state
+
+
+class Redundant(MostDuplicated):
+    """While a sample is expected to have duplicates, the most duplicated leaves; else any one does.
+
+    DUEL's rule (Algorithm 2) always evicts the largest count, even where nothing is duplicated and
+    the counts only say which picture looks most ordinary. Then the odd pictures are never evicted,
+    and they fill the memory. Here counts below `at_least` do not matter: while no slot has a larger
+    one, each newcomer takes a slot that is drawn at random. The rule is exact, as MostDuplicated's.
+
+    Args:
+        score: h of DUEL, eq. 5; VonMisesFisher(0.01) where not given, under which only rows with a
+            cosine above 0.99 or so count.
+        at_least: expected duplicates, above 0.
+
+    Raises:
+        ValueError: `at_least` is not a positive number, or the score is none.
+
+    >>> from memory import WorkingMemory
+    >>> memory = WorkingMemory(3, 2, Redundant())
+    >>> memory.add(torch.arange(3), torch.eye(2)[[0, 1, 1]]).evicted.tolist()
+    []
+    >>> memory.add(torch.tensor([3]), torch.tensor([[-1.0, 0.0]])).evicted.tolist()
+    [1]
+    """
+
+    name = "redundant"
+
+    def __init__(self, score: Score | None = None, at_least: float = 0.5) -> None:
+        super().__init__(VonMisesFisher(0.01) if score is None else score)
+        self.at_least = check_number("at_least", at_least, _RULE)
+        if self.at_least <= 0:
+            raise ValueError(f"at_least is {at_least}: must be {_RULE}")
+
+    def settings(self) -> dict[str, Any]:
+        return {**super().settings(), "at_least": self.at_least}
+
+    def bind(self, columns: Columns, seed: int) -> None:
+        self._chance = Random()
+        self._chance.bind(columns, seed)
+        self._drawn_B = torch.zeros(0, dtype=torch.float64)  # in [0, 1), for newcomers to come
+        super().bind(columns, seed)
+
+    def _engine(self, columns: Columns, seed: int) -> ExactCounts:
+        del seed
+        return ExactCounts(columns, self.score)
+
+    def choose(self, rows: Rows) -> Tensor:
+        return self._choose(rows, None)
+
+    def choose_shared(self, rows: Rows, turns: Turns) -> Tensor:
+        return self._choose(rows, turns)
+
+    def _choose(self, rows: Rows, turns: Turns | None) -> Tensor:
+        # Each newcomer uses up one number, so that batches draw what single samples draw.
+        missing = self._chance.drawn(max(0, len(rows) - len(self._drawn_B)))
+        self._drawn_B = torch.cat([self._drawn_B, missing])
+        number_T = self._drawn_B[:STEPS]
+        slot_T = (number_T * self.columns.capacity_of_all).floor().to(torch.int64)
+        if turns is not None:
+            pairs = zip(number_T.tolist(), slot_T.tolist(), strict=True)
+            slot_T = walked(turns[: len(slot_T)], pairs)
+        assert isinstance(self._counts, ExactCounts)
+        plan = self._counts.choose(rows.descriptors, turns, Drawn(self.at_least, slot_T))
+        self._drawn_B = self._drawn_B[len(plan) :]
+        return plan
+
+    def state(self) -> dict[str, Tensor]:
+        chance = {**self._chance.state(), "drawn": self._drawn_B.clone()}
+        of_chance = {_OF_CHANCE + name: value for name, value in chance.items()}
+        return {**super().state(), **of_chance}
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        names = [name for name in state if name.startswith(_OF_CHANCE)]
+        chance = {name.removeprefix(_OF_CHANCE): state[name] for name in names}
+        self._drawn_B = to_host(chance.pop("drawn")).clone()
+        self._chance.load(chance)
+        super().load({name: value for name, value in state.items() if name not in names})

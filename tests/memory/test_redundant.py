@@ -1,0 +1,88 @@
+"""Eviction by counts while anything is duplicated, and by chance otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from memory import WorkingMemory
+from memory.duel import exact
+from memory.eviction import Redundant
+from memory.scores import Linear, Score, VonMisesFisher
+from tests.naive import unit_rows
+
+
+def by_loop(
+    score: Score,
+    at_least: float,
+    capacity: int,
+    z_ND: Tensor,
+    drawn: Tensor,
+    left: Sequence[int],
+) -> int:
+    """Follow who left, and return how many left by chance. AssertionError where one should not."""
+    held, by_chance = list(range(capacity)), 0
+    for newcomer, gone in zip(range(capacity, len(z_ND)), left, strict=True):
+        z_KD = z_ND[held]
+        count_K = score(z_KD @ z_KD.T).fill_diagonal_(0).sum(dim=1)
+        slot = held.index(gone)
+        if count_K.max() >= at_least:
+            assert count_K[slot] >= count_K.max() - 1e-9 * capacity, newcomer
+        else:
+            assert slot == int(drawn[newcomer - capacity] * capacity), newcomer
+            by_chance += 1
+        held[slot] = newcomer
+    return by_chance
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(
+    ("score", "at_least"),
+    [(VonMisesFisher(0.1), 1.2), (VonMisesFisher(0.02), 0.2), (Linear(), 12.3)],
+)
+def test_every_eviction_is_that_of_a_loop(
+    score: Score, at_least: float, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exact, "CANDIDATES", 6)  # so that slots outside have the last word
+    monkeypatch.setattr(exact, "STEPS", 16)
+    rng, capacity = np.random.default_rng(seed), 24
+    z_ND = unit_rows(rng, "uniform", 300, 4).double()
+    policy = Redundant(score, at_least)
+    memory = WorkingMemory(capacity, 4, policy, dtype=torch.float64, seed=seed)
+    generator = torch.Generator()
+    generator.set_state(policy.state()["chance.generator"])
+    drawn = torch.rand(300 - capacity, generator=generator, dtype=torch.float64)
+    left, start = [], 0
+    while start < len(z_ND):
+        stop = min(len(z_ND), start + int(rng.integers(1, 70)))
+        left += memory.add(torch.arange(start, stop), z_ND[start:stop]).evicted.tolist()
+        start = stop
+    by_chance = by_loop(score, at_least, capacity, z_ND, drawn, left)
+    assert 20 < by_chance < 256
+    assert memory.check_valid() == (True, "")
+
+
+def test_odd_pictures_leave_in_time_where_nothing_is_duplicated() -> None:
+    """Under MostDuplicated these would stay for ever: all others have larger counts."""
+    z_ND = unit_rows(np.random.default_rng(0), "uniform", 2000, 64).double()
+    memory = WorkingMemory(40, 64, Redundant(), dtype=torch.float64)
+    memory.add(torch.arange(2000), z_ND)
+    assert int(memory.ids.min()) > 1000
+
+
+def test_copies_leave_before_anyone_else() -> None:
+    z_ND = torch.eye(64, dtype=torch.float64)[[*range(40), *[0] * 10, *range(40, 50)]]
+    memory = WorkingMemory(50, 64, Redundant(), dtype=torch.float64)
+    memory.add(torch.arange(60), z_ND)
+    assert memory.stats().evicted == 10
+    assert torch.unique(memory.embeddings, dim=0).shape[0] == 50
+
+
+@pytest.mark.parametrize("at_least", [0, -1.0, float("nan"), "many"])
+def test_a_count_that_no_slot_could_miss_is_refused(at_least: object) -> None:
+    with pytest.raises(ValueError, match="must be a number of expected duplicates"):
+        Redundant(at_least=at_least)  # type: ignore[arg-type]
