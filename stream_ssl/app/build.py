@@ -207,6 +207,9 @@ def learner(
     pace = Pace(**settings.pace)
     check_labels(network, settings.classes > 0)
     batch = settings.batches.batch_size // group.size
+    options = settings.learner.as_dict()
+    if vectors(settings) is not None and options["novelty"] == "auto":
+        options["novelty"] = None  # vectors are no pictures
     check_batch(network, working, pace, settings.learner.anchors, batch)
     return Learner(
         network,
@@ -217,7 +220,7 @@ def learner(
         schedule=settings.schedule,
         pace=pace,
         offset=start,
-        **settings.learner,
+        **options,
     )
 
 

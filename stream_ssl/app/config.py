@@ -55,14 +55,19 @@ DESCRIPTOR: dict[str, Any] = {
 are found whatever the encoder makes of them (docs/study.md)."""
 
 EVICTION: dict[str, Any] = {
-    "class_path": "memory.eviction.MostDuplicated",
+    "class_path": "memory.eviction.Redundant",
     "init_args": {
-        "score": {"class_path": "memory.scores.Linear"},
-        "compete": False,
-        "index": "exact",
+        "score": {"class_path": "memory.scores.VonMisesFisher", "init_args": {"kappa": 0.01}},
+        "at_least": 0.5,
     },
 }
-"""What `WorkingMemory` takes where no policy is named; named here, so that it is printed."""
+"""What makes room for newcomers unless told otherwise (docs/duplicates.md)."""
+
+SHARES = 0.5
+"""Part of an equal share of the slots that each producer keeps unless told otherwise."""
+
+NOVELTY = "auto"
+"""How a daemon tells near-duplicates unless told otherwise."""
 
 LEARNER_PARTS = {
     "method",
@@ -304,6 +309,7 @@ def _add_learner(parser: ArgumentParser) -> None:
         {
             "memory.descriptor": DESCRIPTOR,
             "memory.eviction": EVICTION,
+            "memory.shares": SHARES,
         }
     )
     parser.add_argument(
@@ -316,6 +322,7 @@ def _add_learner(parser: ArgumentParser) -> None:
     parser.add_argument("--schedule", type=Schedule, default=None, help="of the learning rate")
     _section(parser, Pace, "pace")
     _section(parser, Learner, "learner", skip=LEARNER_PARTS)
+    parser.set_defaults({"learner.novelty": NOVELTY})
     _section(parser, Checkpointer, "checkpoints", skip={"folder", "ranks"})
     parser.add_class_arguments(RanksSettings, "ranks")
     _section(parser, Prequential, "observe.prequential")
