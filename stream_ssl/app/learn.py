@@ -564,8 +564,9 @@ class Observers:
         self._metrics.observe_drift(*shifts, self._drift.take_new())
         self._metrics.observe_prequential(self._prequential.read(), self._prequential.take_new())
         waiting, pending = self._batches.waiting(), self._batches.pending() + self._new
+        rejected = self._batches.rejected()  # before `decoded`, so that no share is too large
         self._metrics.observe_journal(
-            waiting, pending, self._reader.corrupt, self._batches.rejected()
+            waiting, pending, self._reader.corrupt, rejected, self._batches.decoded()
         )
         if self._device is not None and self._device.type == "cuda":
             self._metrics.observe_gpu(

@@ -144,6 +144,7 @@ class Batches:
         self._decoding: dict[int, float] = {}  # records read, not yet decoded: when received
         self._read = start.record  # the next record to read
         self._pending = 0
+        self._decoded: Counter[str] = Counter()
         self._skipped = 0
         self._last = reader.last
         self._refresh_at = 0.0  # when to look at the journal's end again
@@ -239,6 +240,13 @@ class Batches:
         """
         return self._quarantine.counts.copy()
 
+    def decoded(self) -> Mapping[str, int]:
+        """Return the samples that were decoded so far, by producer as in `rejected`.
+
+        The samples that wait for their batch are among them.
+        """
+        return self._decoded.copy()
+
     @property
     def skipped_records(self) -> int:
         """Positions skipped because the journal no longer had them, or had them damaged.
@@ -302,6 +310,7 @@ class Batches:
 
     def _consume(self, chunk: Chunk) -> None:
         """Quarantines a chunk's bad samples and batches the good ones."""
+        self._decoded[self._quarantine.label(chunk.record.producer)] += len(chunk.batch)
         for sample in chunk.rejected:
             self._quarantine.put(
                 sample.error,

@@ -78,6 +78,12 @@ class Quarantine:
         """How many files in the folder are the quarantine's."""
         return sum(map(len, self._files.values()))
 
+    def label(self, producer: str) -> str:
+        """Return the name under which a producer's samples count; "other" from the 257th on."""
+        if len(self._names) < _MOST_NAMES:
+            self._names.add(producer)
+        return producer if producer in self._names else OTHER
+
     def put(
         self,
         error: BadSample,
@@ -91,9 +97,7 @@ class Quarantine:
         received: float,
     ) -> None:
         """Keeps sample `index` of a producer's packet `sequence`; never raises."""
-        if len(self._names) < _MOST_NAMES:
-            self._names.add(producer)
-        self.counts[error.reason, producer if producer in self._names else OTHER] += 1
+        self.counts[error.reason, self.label(producer)] += 1
         try:
             stem = _stem(producer, sequence, index)
             if f"{stem}.json" in self._files.get(stem, ()):

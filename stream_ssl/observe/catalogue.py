@@ -354,6 +354,12 @@ CATALOGUE: tuple[Spec, ...] = (
         "1: lower optimiser.learning_rate, and restart the learner.",
     ),
     Spec(
+        "learner", "counter", "producer_decoded_samples_total", "samples",
+        "Samples that were decoded, by producer. Some of them still wait for their batch.",
+        "With quarantined_samples_total: the share of a producer's samples that is damaged.",
+        ("producer",),
+    ),
+    Spec(
         "learner", "counter", "quarantined_samples_total", "samples",
         "Samples that could not be decoded, by reason and producer. The quarantine folder keeps "
         "the newest of them.",

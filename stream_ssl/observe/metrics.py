@@ -433,12 +433,11 @@ class LearnerMetrics:
         from stream_ssl.learning.records import Idle, StepRecord
 
         self._ticked = self._monotonic()
+        if isinstance(record, StepRecord | Idle):
+            self._families.set("lag_seconds", record.lag_seconds)
         if isinstance(record, StepRecord):
             self._step(record)
-            self._waiting(record)
-        elif isinstance(record, Idle):
-            self._waiting(record)
-        else:
+        elif not isinstance(record, Idle):
             unsaved = self._unsaved_since
             self.resumed(record.step, record.created)
             if record.step < self._step_number:  # steps made while it was written
@@ -484,12 +483,12 @@ class LearnerMetrics:
     def observe_producers(self, holdings: Mapping[str | None, Holding]) -> None:
         """Report what each producer holds of the working memory, of `WorkingMemory.holdings`. One
         that holds nothing any more goes to 0."""
-        slots, guaranteed = (dict.fromkeys(self._holders, 0) for _ in range(2))
+        slots, guaranteed = (Counting(dict.fromkeys(self._holders, 0)) for _ in range(2))
         for producer, holding in holdings.items():
             label = OTHER if producer is None or not self._producers else producer
             label = self._families.fold("producer_slots", "producer", label)
-            slots[label] = slots.get(label, 0) + holding.slots
-            guaranteed[label] = guaranteed.get(label, 0) + holding.guaranteed
+            slots[label] += holding.slots
+            guaranteed[label] += holding.guaranteed
         self._holders = set(slots)
         for label in slots:
             self._families.set("producer_slots", slots[label], producer=label)
@@ -559,7 +558,12 @@ class LearnerMetrics:
                 put("held_out_class_accuracy", accuracy, **{"class": _class_label(label)})
 
     def observe_journal(
-        self, waiting: int, pending: int, corrupt: int, rejected: Mapping[tuple[str, str], int]
+        self,
+        waiting: int,
+        pending: int,
+        corrupt: int,
+        rejected: Mapping[tuple[str, str], int],
+        decoded: Mapping[str, int],
     ) -> None:
         """Report how far the learner is behind the journal, and what it could not read.
 
@@ -568,17 +572,21 @@ class LearnerMetrics:
             pending: samples that were read and not trained on.
             corrupt: records left out as corrupt since the reader opened.
             rejected: samples that could not be decoded, by reason and producer, since then.
+            decoded: samples that were decoded, by producer, since then.
         """
         self._families.set("lag_records", waiting)
         self._families.set("pending_samples", pending)
         self._raise_to("journal_corrupt_records_total", corrupt)
-        bad: dict[tuple[str, str], int] = {}
+        bad: Counting[tuple[str, str]] = Counting()
         for (reason, producer), samples in rejected.items():
-            key = (reason, producer if self._producers else OTHER)
-            bad[key] = bad.get(key, 0) + samples
+            bad[reason, producer if self._producers else OTHER] += samples
+        if not self._producers:
+            decoded = {OTHER: sum(decoded.values())}
+        for producer, samples in decoded.items():
+            self._raise_to("producer_decoded_samples_total", samples, producer=producer)
         for (reason, producer), samples in bad.items():
-            name = "quarantined_samples_total"
-            self._raise_to(name, samples, reason=reason, producer=producer)
+            labels = {"reason": reason, "producer": producer}
+            self._raise_to("quarantined_samples_total", samples, **labels)
 
     def resumed(self, step: int, created: float) -> None:
         """The learner goes on from a checkpoint made at `created`, seconds since the Unix epoch."""
@@ -675,22 +683,16 @@ class LearnerMetrics:
         if math.isfinite(value):
             self._families.set(name, value, **labels)
 
-    def _waiting(self, record: StepRecord | Idle) -> None:
-        self._families.set("lag_seconds", record.lag_seconds)
-
     def _class_slots(self, memory: str, counts: Mapping[int, int]) -> None:
         # Imported here: the receiver's process has no torch.
         from stream_ssl.observe.balance import entropy
 
-        folded: dict[str, int] = {}
+        folded = dict.fromkeys(self._classes_held.get(memory, ()), 0)  # those that left, at 0
         for label, slots in counts.items():
             folded[_class_label(label)] = folded.get(_class_label(label), 0) + slots
-        gone = self._classes_held.get(memory, set()) - folded.keys()
-        self._classes_held[memory] = set(folded)
-        for label_name, slots in (folded | dict.fromkeys(gone, 0)).items():
-            self._families.set(
-                "memory_class_slots", slots, **{"memory": memory, "class": label_name}
-            )
+        self._classes_held[memory] = {label for label, slots in folded.items() if slots}
+        for name, slots in folded.items():
+            self._families.set("memory_class_slots", slots, **{"memory": memory, "class": name})
         self._families.set("memory_class_entropy_nats", entropy(counts.values()), memory=memory)
 
 

@@ -80,28 +80,32 @@ class Figures:
 class Rise:
     """By how much counters rose within the last `seconds`.
 
+    Every counter is at 0 when its process starts. What was counted before the first look counts as
+    risen, such as damage that is found while the journal is opened.
+
     Args:
         clock: monotonic seconds.
     """
 
     def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
         self._seconds, self._clock = seconds, clock
-        self._old: deque[tuple[float, Mapping[str, float]]] = deque()
+        self._old: deque[tuple[float, Mapping[str, float]]] = deque([(clock(), {})])
 
     def __call__(self, totals: Mapping[str, float]) -> dict[str, float]:
-        """Take the totals of now, and return the rises; a new counter counts from 0."""
+        """Take the totals of now, and return the rises; NaN for a counter that is NaN."""
         now = self._clock()
         while len(self._old) > 1 and self._old[1][0] <= now - self._seconds:
             self._old.popleft()
-        before = self._old[0][1] if self._old else totals
-        if not self._old or now - self._old[-1][0] >= self._seconds / 24:
-            self._old.append((now, dict(totals)))
+        before = self._old[0][1]
+        if len(self._old) == 1 or now - self._old[-1][0] >= self._seconds / 24:
+            known = {key: value for key, value in totals.items() if not math.isnan(value)}
+            self._old.append((now, known))
         return {key: value - before.get(key, 0.0) for key, value in totals.items()}
 
     @property
     def span(self) -> float:
         """Seconds that the rises are over."""
-        return self._clock() - self._old[0][0] if self._old else 0.0
+        return self._clock() - self._old[0][0]
 
 
 class Held:
@@ -425,11 +429,10 @@ class Watch:
         admitted = figures.by("producer_admitted_samples_total", "producer")
         dropped = figures.by("dropped_samples_total", "producer")
         bad = figures.by("quarantined_samples_total", "producer")
-        read = {who: admitted.get(who, 0) + dropped.get(who, 0) for who in {*admitted, *dropped}}
         yield from self._shares(
             "bad-samples",
             bad,
-            read,
+            figures.by("producer_decoded_samples_total", "producer"),
             "{share:.1%} of {who}'s samples within {span} could not be decoded",
         )
         yield from self._dropped(figures, dropped, admitted)

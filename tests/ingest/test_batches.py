@@ -350,6 +350,8 @@ def test_conservation_at_rest(quarantine: Quarantine) -> None:
         taken = collect(batches, len(expected))
         trained = sum(map(len, taken))
         until(lambda: trained + sum(batches.rejected().values()) + batches.pending() == sent)
+        decoded = sum(batches.decoded().values())
+        assert decoded == trained + batches.pending(), "a sample counts before its batch is full"
 
 
 def _rows(each: FakeRecord) -> list[Any]:

@@ -113,7 +113,7 @@ def lag_grows(world: World, _: Path) -> None:
 
 
 def learner_stuck(world: World, _: Path) -> None:
-    world.learner.observe_journal(9, 0, 0, {})
+    world.learner.observe_journal(9, 0, 0, {}, {})
     world.pass_(110, lambda: world.learner.consume(Idle(30.0)))
 
 
@@ -157,7 +157,7 @@ def everything_dropped(world: World, _: Path) -> None:
 
 
 def bad_samples(world: World, _: Path) -> None:
-    world.learner.observe_journal(0, 0, 0, {("damaged", "yard"): 9})
+    world.learner.observe_journal(0, 0, 0, {("damaged", "yard"): 9}, {})
     world.pass_(10, stepped(world))
 
 
@@ -295,7 +295,7 @@ def going_well(world: World, role: str) -> None:
     else:
         world.learner.started()
         ranks(world, 4.2, 30.0)
-        world.learner.observe_journal(0, 0, 0, {("damaged", "yard"): 0})
+        world.learner.observe_journal(0, 0, 0, {("damaged", "yard"): 0}, {})
         world.pass_(60, stepped(world))
 
 
@@ -391,6 +391,46 @@ def test_a_slow_producer_is_given_twenty_of_its_gaps() -> None:
     assert world.lit == {}
     world.pass_(300, idle(world))
     assert set(world.lit) == {("nothing-received", "")}
+
+
+BEFORE_THE_FIRST_LOOK: dict[str, tuple[str, Fault]] = {
+    "journal-damaged": (
+        "receiver",
+        lambda world, _: world.receiver.consume(received(journal_damaged=1)),
+    ),
+    "journal-damaged of a learner": (
+        "learner",
+        lambda world, _: world.learner.observe_journal(0, 0, 28, {}, {}),
+    ),
+    "missing-packets": ("receiver", lambda world, _: world.receiver.consume(received(missing=3))),
+    "refusals": (
+        "receiver",
+        lambda world, _: world.receiver.consume(received(refused={"unauthorised": 3})),
+    ),
+    "bad-samples": (
+        "learner",
+        lambda world, _: world.learner.observe_journal(
+            0, 0, 0, {("damaged", "yard"): 6}, {"yard": 20}
+        ),
+    ),
+    "drift": ("learner", lambda world, _: world.learner.observe_drift(0.1, 0.4, {"image": 1})),
+}
+
+
+@pytest.mark.parametrize("case", BEFORE_THE_FIRST_LOOK, ids=lambda case: case.replace(" ", "-"))
+def test_what_was_counted_before_the_first_look_lights_its_condition(case: str) -> None:
+    role, fault = BEFORE_THE_FIRST_LOOK[case]
+    world = World(role)
+    fault(world, Path())
+    world.pass_(60)
+    assert case.partition(" ")[0] in {name for name, _ in world.lit}
+
+
+def test_samples_that_wait_for_their_batch_count_as_good() -> None:
+    world = World("learner")
+    world.learner.observe_journal(0, 20, 0, {("damaged", "bad2"): 6}, {"bad2": 20})
+    world.pass_(10)
+    assert world.lit["bad-samples", "bad2"].startswith("23.1% of bad2's samples within")
 
 
 def test_a_covered_camera_is_no_collapse() -> None:

@@ -426,9 +426,11 @@ def test_balance_drift_and_journal() -> None:
     metrics = learner()
     metrics.observe_balance(FixedBalance())
     metrics.observe_drift(0.2, 0.1, {"loss": 1, "embedding": 0})
-    metrics.observe_journal(waiting=12, pending=9, corrupt=2, rejected={("empty", "yard"): 1})
+    metrics.observe_journal(
+        waiting=12, pending=9, corrupt=2, rejected={("empty", "yard"): 1}, decoded={"yard": 4}
+    )
     bad = {("empty", "yard"): 4, ("empty", "barn"): 1, ("damaged", "yard"): 2}
-    metrics.observe_journal(3, pending=7, corrupt=5, rejected=bad)
+    metrics.observe_journal(3, pending=7, corrupt=5, rejected=bad, decoded={"yard": 9})
     assert value(metrics, "stream_effective_rank") == 3.5
     assert value(metrics, "stream_class_entropy_nats") == 1.25
     seen = {
@@ -518,13 +520,18 @@ def test_producers_are_told_apart_up_to_a_bound_and_not_where_unwanted() -> None
 
 def test_bad_samples_are_told_apart_by_producer_only_where_that_is_wanted() -> None:
     metrics = LearnerMetrics(CollectorRegistry(), producers=False)
-    metrics.observe_journal(0, 0, 0, {("empty", "yard"): 4, ("empty", "barn"): 1})
-    metrics.observe_journal(0, 0, 0, {("empty", "yard"): 4, ("empty", "barn"): 3})
+    metrics.observe_journal(
+        0, 0, 0, {("empty", "yard"): 4, ("empty", "barn"): 1}, {"yard": 1, "barn": 2}
+    )
+    metrics.observe_journal(
+        0, 0, 0, {("empty", "yard"): 4, ("empty", "barn"): 3}, {"yard": 1, "barn": 2}
+    )
     assert value(metrics, "quarantined_samples_total", reason="empty", producer="other") == 7
     assert value(metrics, "quarantined_samples_total", reason="empty", producer="yard") is None
+    assert value(metrics, "producer_decoded_samples_total", producer="other") == 3
     metrics = learner()
     bad = {("empty", f"new-{number}"): 1 for number in range(1000)}
-    metrics.observe_journal(0, 0, 0, bad)
+    metrics.observe_journal(0, 0, 0, bad, {})
     name = "stream_ssl_quarantined_samples"
     (family,) = (one for one in metrics.registry.collect() if one.name == name)
     assert len({one.labels["producer"] for one in family.samples}) == catalogue.PRODUCERS

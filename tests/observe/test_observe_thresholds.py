@@ -61,8 +61,8 @@ def growing(minutes: int, first: float = 100.0, fall_at: int = -1) -> Fault:
 
 def bad_samples(bad: int, good: int, producer: str = "yard") -> Fault:
     def work(world: World) -> None:
-        world.learner.observe_journal(0, 0, 0, {("damaged", "yard"): bad})
-        world.pass_(10, stepped(world, producer, good))
+        world.learner.observe_journal(0, 0, 0, {("damaged", "yard"): bad}, {producer: good})
+        world.pass_(10)
 
     return work
 
@@ -130,7 +130,7 @@ def waiting(seconds: float, diverged: bool = False) -> Fault:
     def work(world: World) -> None:
         if diverged:
             in_a_row(20)(world)
-        world.learner.observe_journal(9, 0, 0, {})
+        world.learner.observe_journal(9, 0, 0, {}, {})
         world.pass_(10)
         world.pass_(seconds, lambda: world.learner.consume(Idle(30.0)))
 
@@ -272,7 +272,7 @@ def begun(role: str, **options: Any) -> World:
         world.pass_(100, sent(world))
     else:
         world.learner.started()
-        world.learner.observe_journal(0, 0, 0, {("damaged", "yard"): 0})
+        world.learner.observe_journal(0, 0, 0, {("damaged", "yard"): 0}, {})
         world.learner.observe_divergence(Divergence())
         world.pass_(30, stepped(world, skipped="pace"))
     assert world.lit == {}
