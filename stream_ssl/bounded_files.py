@@ -69,6 +69,32 @@ def open_file(path: Path, flags: int = os.O_RDONLY, links: bool = False, mode: i
     return handle
 
 
+def check_folder(path: Path, mode: int | None = None) -> None:
+    """Check that a path is a folder and no link, and set the folder's mode.
+
+    A path where nothing is passes the check.
+
+    Raises:
+        ValueError: it is a link.
+        OSError: it is no folder, cannot be opened, or its mode cannot be set.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    except OSError:
+        if not path.is_symlink():
+            raise
+        raise ValueError(
+            f"{path}: is a link, and links are not followed here; put a folder in its place"
+        ) from None
+    try:
+        if mode is not None:
+            os.fchmod(handle, mode)
+    finally:
+        os.close(handle)
+
+
 def read_bytes(path: Path, most: int = MOST_BYTES, links: bool = False) -> bytes:
     """Return what a regular file of at most `most` bytes holds.
 

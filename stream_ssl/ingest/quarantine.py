@@ -13,6 +13,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from stream_ssl.bounded_files import check_folder
 from stream_ssl.durable import write
 from stream_ssl.ingest.decode import BadSample
 from stream_ssl.rate_limited_logger import RateLimitedLogger, printable
@@ -35,7 +36,7 @@ class Quarantine:
     thread.
 
     Args:
-        folder: made when the first sample comes.
+        folder: made when the first sample comes; no link, so that no other folder is changed.
         max_bytes: of all its files together.
         max_files: two for each sample.
         rate: samples written per second in the long run, after a first folder full: a stream of
@@ -46,7 +47,7 @@ class Quarantine:
         unwritten: samples of `counts` that are not on disk: above `rate`, or the disk refused.
 
     Raises:
-        ValueError: a bound that has room for no sample.
+        ValueError: a bound that has room for no sample, or the folder is a link.
     """
 
     def __init__(
@@ -128,6 +129,7 @@ class Quarantine:
         if size > self.max_bytes:  # the note alone is kept
             parts = {name: part for name, part in parts.items() if name.endswith(".json")}
             size = sum(map(len, parts.values()))
+        check_folder(self.folder)  # somebody may have put a link in its place
         if not self._take_token() or not self._make_room(size, len(parts)):
             self.unwritten += 1
             return
@@ -170,8 +172,7 @@ class Quarantine:
     def _scan(self) -> None:
         found = []
         try:
-            if self.folder.is_dir():
-                self.folder.chmod(0o700)
+            check_folder(self.folder, 0o700)
             for path in self.folder.iterdir() if self.folder.is_dir() else ():
                 if not _OWN.fullmatch(path.name):
                     continue  # not the quarantine's: neither counted nor dropped

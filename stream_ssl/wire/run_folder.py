@@ -38,10 +38,12 @@ def make_keys(run: Path) -> tuple[Path, Path]:
     A secret that exists is never overwritten. A new secret replaces its public half.
 
     Raises:
-        ValueError: a key file is malformed, or everybody may read a secret.
+        ValueError: a key file is malformed, everybody may read a secret, or the folder of the keys
+            is a link.
         OSError: the disk does not take a file.
     """
     folder = run / KEYS
+    bounded_files.check_folder(folder)
     durable.make_folder(folder, 0o700)
     allow = folder / "allow.json"
     for name in ("receiver", "producer"):

@@ -48,6 +48,15 @@ def test_keys_are_private_made_once_and_never_replaced(tmp_path: Path) -> None:
     assert public == Keys.load(keys / "producer.secret.json").public
 
 
+def test_keys_are_not_written_through_a_link(tmp_path: Path) -> None:
+    other = tmp_path / "etc"
+    other.mkdir()
+    (tmp_path / "keys").symlink_to(other)
+    with pytest.raises(ValueError, match="keys: is a link, and links are not followed here"):
+        make_keys(tmp_path)
+    assert not list(other.iterdir())
+
+
 @pytest.mark.parametrize("name", ["receiver", "producer"])
 def test_the_public_half_follows_a_removed_secret(
     tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture

@@ -231,6 +231,20 @@ def test_a_journal_keeps_an_id_of_its_own(tmp_path):
     assert identified(path) is None
 
 
+def test_a_journal_may_be_a_link_to_another_disk(tmp_path):
+    """Only its own files there are written and deleted, and the folder keeps its mode."""
+    other = tmp_path / "disk"
+    other.mkdir(mode=0o755)
+    (other / "theirs").write_text("kept")
+    (tmp_path / "journal").symlink_to(other)
+    for number in (1, 2):
+        with closing(Journal(tmp_path / "journal")) as journal:
+            journal.append([entry(number)])
+    assert other.stat().st_mode & 0o777 == 0o755
+    assert (other / "theirs").read_text() == "kept"
+    assert len(list_segments(other)) >= 1
+
+
 def test_a_second_writer_is_refused(tmp_path):
     journal = Journal(tmp_path)
     with pytest.raises(JournalError, match="another process"):

@@ -265,3 +265,17 @@ def test_nobody_else_may_read_what_cameras_saw(tmp_path: Path) -> None:
     paths = [folder, *folder.iterdir()]
     assert len(paths) == 3
     assert [path.stat().st_mode & 0o077 for path in paths] == [0, 0, 0]
+
+
+def test_no_folder_behind_a_link_is_changed(tmp_path: Path) -> None:
+    other, link = tmp_path / "etc", tmp_path / "quarantine"
+    other.mkdir(mode=0o755)
+    link.symlink_to(other)
+    with pytest.raises(ValueError, match="quarantine: is a link, and links are not followed here"):
+        Quarantine(link)
+    link.unlink()
+    quarantine = Quarantine(link)
+    link.symlink_to(other)  # while it runs
+    put(quarantine, 1)
+    assert (quarantine.unwritten, files(other)) == (1, {})
+    assert other.stat().st_mode & 0o777 == 0o755

@@ -14,7 +14,9 @@ from stream_ssl.app import config, restart
 from stream_ssl.app.endpoints import OTHER_FOLDER
 from stream_ssl.app.failures import check_writable, configuring, existing, reported
 from stream_ssl.app.page import page_sources
+from stream_ssl.bounded_files import check_folder
 from stream_ssl.observe.server import check_public
+from stream_ssl.wire.run_folder import KEYS
 
 log = logging.getLogger("stream_ssl.check")
 
@@ -56,6 +58,8 @@ def check_receiver(settings: Namespace) -> None:
 
     for name in ("", "journal", "checkpoints", "quarantine"):
         check_writable(settings.run / name, "run folder", OTHER_FOLDER)
+    for folder in (*settings.run.glob("quarantine*"), settings.run / KEYS):
+        check_folder(folder)
     token = page_sources(settings).token
     for role in ("receiver", "learner"):
         host, _ = config.split_address(settings.http[role])
