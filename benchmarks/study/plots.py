@@ -45,7 +45,7 @@ def streams(images: Images, path: Path, seed: int = 0) -> None:
 
 def accuracies(found: Sequence[Row], path: Path, ours: str) -> None:
     """A panel a stream as users have it: kNN accuracy of the arms that have a title, a dot a seed;
-    dashed, the queue on the shuffled stream.
+    dashed, the queue on the shuffled stream. Without such runs nothing is written.
 
     Args:
         found: what `tables.rows` found.
@@ -53,6 +53,8 @@ def accuracies(found: Sequence[Row], path: Path, ours: str) -> None:
         ours: name of the arm to highlight.
     """
     shown = [row for row in found if row.arm in NAMES and row.stream in USERS]
+    if not shown:
+        return
     parts = by_stream(shown)
     ceiling = [row for row in shown if (row.stream, row.arm) == (CEILING, BASE.name)]
     figure = Figure(figsize=(8, 0.5 + sum(0.5 + 0.24 * len(p) for p in parts.values())))

@@ -23,7 +23,7 @@ def most_duplicated(score: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("working", "score"),
-    [(most_duplicated(SHARP), VonMisesFisher(0.1)), (None, Linear())],
+    [(most_duplicated(SHARP), VonMisesFisher(0.1)), (None, VonMisesFisher(0.01))],
     ids=["sharp", "default"],
 )
 def test_shadows_count_by_the_working_memorys_score(
@@ -53,4 +53,6 @@ def test_shadows_count_by_the_working_memorys_score(
         shadow.memory.add(torch.arange(20), z_BD)
         held_kD = shadow.memory.embeddings.double()
         expected = asked[shadow.name].counts(held_kD).mean() / 7
-        assert shadow.memory.stats().expected_collisions == pytest.approx(float(expected), rel=1e-5)
+        assert shadow.memory.stats().expected_collisions == pytest.approx(
+            float(expected), rel=1e-5, abs=1e-6
+        )

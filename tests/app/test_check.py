@@ -262,7 +262,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"eviction": called(EVICTION + "Hybrid", policy=most_duplicated(), age_cap=500)},
     {"eviction": called(EVICTION + "KappaBandit", kappas=[0.1, 0.2], interval=4)},
     {"eviction": called(EVICTION + "MinimumRedundancy")},
-    {"eviction": called(OUTSIDE, slot=3)},
+    {"eviction": called(OUTSIDE, slot=3), "shares": None},
 ]
 
 
@@ -323,6 +323,7 @@ def test_what_a_checkpoint_stores_builds_the_same_memory(tmp_path: Path) -> None
     file = configured(
         tmp_path,
         eviction=called(EVICTION + "Hybrid", policy=called(OUTSIDE, slot=3), age_cap=100),
+        shares=None,
         duplicates={"threshold": 0.98, "action": "refuse"},
     )
     parser = config.learner_parser()

@@ -22,6 +22,7 @@ from stream_ssl.app.commands import check
 from stream_ssl.batch import START
 
 CONFIGS = Path(__file__).parents[2] / "deploy" / "configs"
+DEMO = Path(config.__file__).parent / "demo" / "demo.yaml"
 DEFAULT = "Thumbnail(side=8)"
 TWO = {
     "class_path": "memory.descriptors.Weighted",
@@ -111,10 +112,15 @@ def test_presets_of_the_paper_count_on_embeddings(preset: str | None, found: str
     assert repr(memory_of(settings).descriptor) == found
 
 
-def test_the_shipped_default_is_the_parser_s() -> None:
-    for name in ("laptop", "gpu"):
-        text = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())
-        assert text["memory"]["descriptor"] == config.DESCRIPTOR
+@table("name", ["laptop.yaml", "gpu.yaml", "demo"])
+def test_shipped_configurations_have_the_defaults(name: str) -> None:
+    file = DEMO if name == "demo" else CONFIGS / name
+    found = resolved(parsed(file, "--run", "runs/one"))
+    memory = found["memory"]
+    assert memory["descriptor"] == config.DESCRIPTOR
+    assert memory["eviction"] == config.EVICTION
+    assert memory["shares"] == config.SHARES == 0.5
+    assert found["learner"]["novelty"] == config.NOVELTY == "auto"
 
 
 def going_on(file: Path, stored: dict[str, Any], *arguments: str) -> Namespace:

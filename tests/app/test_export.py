@@ -43,7 +43,8 @@ MADE = ["encoder.json", "encoder.safetensors", "manifest.json"]
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("exported") / "run"
-    write_run(folder, stages=2, held=40)
+    counted = {"class_path": "memory.eviction.MostDuplicated"}  # by linear counts
+    write_run(folder, stages=2, held=40, memory={"capacity": 16, "eviction": counted})
     return folder
 
 

@@ -120,7 +120,7 @@ def test_d_moco_is_moco_with_the_default_memory() -> None:
     parser = config.learner_parser()
     settings = parser.instantiate(config.read(parser, ["--method", "d-moco", *NEEDED]))
     assert type(build.method(settings)).__name__ == "MoCo"
-    assert settings.memory.eviction.name == "most-duplicated"
+    assert settings.memory.eviction.name == "redundant"
 
 
 @table("command", [check, run, learner, receiver], ids=lambda c: c.__name__[24:])
@@ -143,7 +143,8 @@ def test_print_config_shows_all_that_would_run(
     }
     assert shown["method"]["init_args"]["momentum"] == 0.99
     assert shown["loss"]["class_path"] == "stream_ssl.losses.Decoupled"
-    assert shown["memory"]["eviction"]["init_args"]["score"]["class_path"] == "memory.scores.Linear"
+    score = shown["memory"]["eviction"]["init_args"]["score"]
+    assert score["class_path"] == "memory.scores.VonMisesFisher"
     assert not (tmp_path / "run").exists()
     again = tmp_path / "again.yaml"
     again.write_text(text)
