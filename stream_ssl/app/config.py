@@ -56,12 +56,10 @@ are found whatever the encoder makes of them (docs/study.md)."""
 
 EVICTION: dict[str, Any] = {
     "class_path": "memory.eviction.Redundant",
-    "init_args": {
-        "score": {"class_path": "memory.scores.VonMisesFisher", "init_args": {"kappa": 0.01}},
-        "at_least": 0.5,
-    },
+    "init_args": {"score": None, "at_least": 0.5},
 }
-"""What makes room for newcomers unless told otherwise (docs/duplicates.md)."""
+"""What makes room for newcomers unless told otherwise (docs/duplicates.md). Its score is not named:
+jsonargparse would give it to another policy that is named without one."""
 
 SHARES = 0.5
 """Part of an equal share of the slots that each producer keeps unless told otherwise."""

@@ -10,7 +10,7 @@ import pytest
 import torch
 from harness import TINY
 
-from memory.scores import Gaussian, Linear, Score, VonMisesFisher
+from memory.scores import Gaussian, Score, VonMisesFisher
 from stream_ssl.app import build, config
 
 SHARP = {"class_path": "memory.scores.VonMisesFisher", "init_args": {"kappa": 0.1}}

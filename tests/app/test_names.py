@@ -143,8 +143,7 @@ def test_print_config_shows_all_that_would_run(
     }
     assert shown["method"]["init_args"]["momentum"] == 0.99
     assert shown["loss"]["class_path"] == "stream_ssl.losses.Decoupled"
-    score = shown["memory"]["eviction"]["init_args"]["score"]
-    assert score["class_path"] == "memory.scores.VonMisesFisher"
+    assert shown["memory"]["eviction"] == config.EVICTION
     assert not (tmp_path / "run").exists()
     again = tmp_path / "again.yaml"
     again.write_text(text)
