@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence, Set
@@ -148,8 +149,34 @@ OWN_PARTS = ("encoder.model", "views.transform", "decoder.subclass")
 """Options that name a class or function by its path, which `build` calls."""
 
 
+ABOVE_0 = {
+    "optimiser.learning_rate",
+    "optimiser.clip",
+    "pace.updates_per_sample",
+    "checkpoints.every_seconds",
+    "quarantine.rate",
+    "ranks.timeout",
+    "loss.init_args.temperature",
+    "temperature",
+}
+"""Options whose numbers must be above 0, for the error about a number that is not finite."""
+
+NOT_FINITE = re.compile(
+    r"<class 'float'>.*(?:Got|Given) value: (?:[^\n]*[\[( ,'])?([-+]?(?:nan|inf(?:inity)?))\b",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
 class Parser(ArgumentParser):
-    """Whose errors are worth reading."""
+    """Whose errors are worth reading, and whose numbers are finite."""
+
+    def parse_args(self, *arguments: Any, **options: Any) -> Namespace:  # type: ignore[override]
+        """Parse as jsonargparse does, and exit with an error on a number that is not finite."""
+        found: Namespace = super().parse_args(*arguments, **options)
+        for name, value in found.items():
+            for number in _not_finite(value):
+                self.error(finite(name, number))
+        return found
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         written = {one.dest: (*one.option_strings, one.dest.upper())[0] for one in self._actions}
@@ -169,6 +196,25 @@ class _Parser(Parser):
         return built
 
 
+def finite(name: str, value: object) -> str:
+    """Return the error about an option whose number is not finite."""
+    return f"{name} is {value}: it must be a finite number{' above 0' if name in ABOVE_0 else ''}"
+
+
+def _not_finite(value: object) -> Iterator[float]:
+    """Yield the numbers within an option's value that are not finite."""
+    if isinstance(value, float) and not math.isfinite(value):
+        yield value
+    elif isinstance(value, Namespace):
+        yield from _not_finite(value.as_dict())
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from _not_finite(part)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _not_finite(part)
+
+
 def hinted(message: str, written: Mapping[str, str]) -> str:
     """An error of jsonargparse, with options as they are written, and the one that was meant.
 
@@ -176,6 +222,10 @@ def hinted(message: str, written: Mapping[str, str]) -> str:
         message: the error.
         written: of the parser's options, by name: {"memory.seed": "--memory.seed", "run": "RUN"}.
     """
+    if number := NOT_FINITE.search(message):
+        keys = re.findall(r'Parser key "([^"]+)":', message)
+        if keys:
+            return finite(".init_args.".join(keys), number[1])
     if message.startswith('Parser key "access":'):
         return message + (
             "\n  access is `plain`, or two files: --access.keys NAME.secret.json --access.allow "

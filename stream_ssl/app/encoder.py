@@ -26,6 +26,7 @@ from stream_ssl.bounded_files import read_map
 from stream_ssl.durable import damage
 from stream_ssl.ingest.decode import Decoder, VectorDecoder
 from stream_ssl.learning.encoder import Projector
+from stream_ssl.learning.learner import made_by
 from stream_ssl.learning.randomness import OwnRandomness
 from stream_ssl.learning.saved import FORMAT, LATEST, MOST_STATE, PREFIX, STATE, checkpoint_damage
 from stream_ssl.learning.vectors import VectorViews
@@ -174,8 +175,16 @@ def load_encoder(
         return _exported(place, of, trust_code).to(device)
 
     def load(checkpoint: Path) -> Encoder:
+        stored = facts(checkpoint)
+        if made_by(stored) == 0:
+            log.warning(
+                "checkpoint %s of step %d is from before the first update: the run has not trained "
+                "this encoder. Take a later checkpoint once the run has made updates (stream-ssl "
+                "status RUN shows its step)",
+                *(checkpoint, stored["step"]),
+            )
         return run_encoder(
-            stored_settings(facts(checkpoint)["config"], trust_code=trust_code),
+            stored_settings(stored["config"], trust_code=trust_code),
             of or "features",
             lambda network: network.load_state_dict(load_file(checkpoint / "model.safetensors")),
         )

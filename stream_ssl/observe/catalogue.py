@@ -339,6 +339,11 @@ CATALOGUE: tuple[Spec, ...] = (
         ("reason",),
     ),
     Spec(
+        "learner", "gauge", "step", "steps",
+        "Step of the learner, kept over restarts. Checkpoints count the same steps.",
+        "Above checkpoint_step: a restart would go back to that step.", field="StepRecord.step",
+    ),
+    Spec(
         "learner", "gauge", "skipped_updates_in_a_row", "updates",
         "Updates skipped since the last one that was made, because loss, gradient or keys were not "
         "finite.", "At 20 the learner reloads an earlier checkpoint.",

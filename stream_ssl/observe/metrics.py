@@ -593,6 +593,7 @@ class LearnerMetrics:
         self._checkpoint_time, self._unsaved_since = created, math.inf
         self._families.set("checkpoint_timestamp_seconds", created)
         self._families.set("checkpoint_step", step)
+        self._families.set("step", max(step, self._step_number))
 
     def observe_ranks(self, busy: Sequence[float], slots: int, group: RankGroup) -> None:
         """What the ranks of a run have done so far.

@@ -474,7 +474,7 @@ class Watch:
         elif reloads > 0:
             says = f"the updates diverged, and a checkpoint was reloaded {reloads:.0f} times"
             yield "divergence", "", says
-        elif count > at.SKIPPED_IN_AN_HOUR:
+        if count > at.SKIPPED_IN_AN_HOUR:
             why = "loss, gradient or keys were not usable"
             says = f"{count:.0f} updates within an hour were skipped: {why}"
             yield "updates-skipped", "", says

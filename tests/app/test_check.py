@@ -303,6 +303,42 @@ def test_the_examples_are_sound(
     assert not (tmp_path / "run").exists()
 
 
+@table(
+    "option, value, told",
+    [
+        (
+            "optimiser.learning_rate",
+            "nan",
+            "optimiser.learning_rate is nan: it must be a finite number above 0",
+        ),
+        (
+            "optimiser.learning_rate",
+            ".inf",
+            "optimiser.learning_rate is inf: it must be a finite number above 0",
+        ),
+        ("optimiser.clip", "-inf", "optimiser.clip is -inf: it must be a finite number above 0"),
+        ("optimiser.clip", ".nan", "optimiser.clip is nan: it must be a finite number above 0"),
+        (
+            "optimiser.weight_decay",
+            ".nan",
+            "optimiser.weight_decay is nan: it must be a finite number",
+        ),
+        ("loss.temperature", "nan", "temperature is nan: it must be a finite number above 0"),
+        ("learner.novelty", "NaN", "learner.novelty is NaN: it must be a finite number"),
+        ("views.crop", "[.nan,1.0]", "views.crop is nan: it must be a finite number"),
+        ("views.crop", "[nan,1.0]", "views.crop is nan: it must be a finite number"),
+        ("memory.shares", '{"a":.inf}', "memory.shares is inf: it must be a finite number"),
+    ],
+)
+def test_a_number_that_is_not_finite_is_refused_by_its_option(
+    option: str, value: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    needed = ["--memory.capacity", "16", "--batches.batch_size", "4"]
+    with pytest.raises(SystemExit):
+        config.read(config.learner_parser(), [*needed, f"--{option}={value}"])
+    assert told in capsys.readouterr().err
+
+
 def test_it_says_what_each_rank_would_do_and_that_the_disk_is_too_small(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -27,6 +27,7 @@ from stream_ssl.app import build, cli
 from stream_ssl.app import encoder as encoders
 from stream_ssl.app import export as exporting
 from stream_ssl.app.commands import embed, export
+from stream_ssl.durable import seal
 from stream_ssl.ingest.decode import Decoder
 
 METHODS = {
@@ -138,6 +139,23 @@ def test_what_an_export_says_of_itself(
     assert "(1e-04 is allowed)" in capsys.readouterr().out
     with pytest.raises(ValueError, match="exported with --of embeddings: export the run with --of"):
         stream_ssl.load_encoder(place, of="features")
+
+
+def test_an_encoder_from_before_the_first_update_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By every command that loads it; one that was trained is not."""
+    (checkpoint,) = write_run(tmp_path / "run")
+    facts = json.loads((checkpoint / "state.json").read_text())
+    place = ["--encoder", str(tmp_path / "encoder"), "--no-onnx"]
+    for updated, warnings in ((0, 1), (10, 0)):
+        caplog.clear()
+        (checkpoint / "state.json").write_text(json.dumps(facts | {"step": 7, "updated": updated}))
+        (checkpoint / "manifest.json").unlink()
+        seal(checkpoint)
+        assert export.main([str(checkpoint), *place]) == 0
+        assert caplog.text.count("of step 7 is from before the first update") == warnings
+        assert caplog.text.count("Take a later checkpoint") == warnings
 
 
 def test_exporting_again_replaces_what_an_export_wrote(

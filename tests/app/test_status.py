@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from observe_records import step
 from prometheus_client import CollectorRegistry
 
 from stream_ssl.app.commands import status
@@ -146,6 +147,40 @@ def test_a_journal_that_was_not_measured_is_not_shown(
         assert "budget has room" not in shown(tmp_path, capsys)
         metrics.consume(ReceiverRecord(journal_bytes=2_000_000, room=0))
         assert "2.0 MB; its budget has room for 0 MB" in shown(tmp_path, capsys)
+
+
+def test_totals_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    receiver = ReceiverMetrics(CollectorRegistry())
+    learner = LearnerMetrics(CollectorRegistry())
+    with (
+        Server(receiver.registry, Health(), "receiver") as one,
+        Server(learner.registry, Health(), "learner") as other,
+    ):
+        addresses = {"receiver": {"http": one.address}, "learner": {"http": other.address}}
+        (tmp_path / FILE).write_text(json.dumps(addresses))
+        receiver.consume(ReceiverRecord(samples=20_000, acked_samples=12_345))
+        learner.resumed(400, time.time())
+        assert status.main([str(tmp_path), "--seconds", "0.01"]) == 0
+        said = " ".join(capsys.readouterr().out.replace("│", "").split())
+        assert "12,345 samples acknowledged since the receiver started" in said
+        assert "step 400, 0 samples/s" in said
+        learner.consume(step(step=1234))
+        assert status.main([str(tmp_path), "--seconds", "0.01", "--json", "true"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["receiver"]["acknowledged_samples"] == 12_345
+    assert (figures["learner"]["step"], figures["learner"]["checkpoint_step"]) == (1234, 400)
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "inf", "nan"])
+def test_rates_are_over_a_finite_time(
+    tmp_path: Path, seconds: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code = status.main([str(tmp_path), f"--seconds={seconds}"])
+    except SystemExit as end:  # the parser takes no such word
+        code = int(end.code or 0)
+    assert code == 2
+    assert "seconds" in capsys.readouterr().err
 
 
 def test_skipped_updates_are_told_in_place_of_the_loss(

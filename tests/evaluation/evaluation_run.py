@@ -41,6 +41,7 @@ def write_run(folder: Path, stages: int = 1, held: int = 0, **changes: Any) -> l
     paths = []
     for stage in range(stages):
         learner.step = learner.samples = 10 * (stage + 1)
+        learner.divergence.restored(learner.step)
         with torch.no_grad():
             for weight in learner.method.parameters():
                 weight += 0.02 * torch.randn(weight.shape, generator=generator)

@@ -344,6 +344,18 @@ def test_a_condition_is_told_everywhere_and_ends(
     assert f"{name}: " in printed
 
 
+def test_skipped_updates_are_counted_on_while_training_diverges() -> None:
+    """A divergence and its reloads do not freeze the count of an earlier look."""
+    world, state = World("learner"), Divergence()
+    going_well(world, "learner")
+    for skipped in (14, 20, 60):
+        while state.skipped_in_a_row < skipped:
+            diverging(world, state)()
+        world.pass_(10)
+        assert world.lit["updates-skipped", ""].startswith(f"{skipped} updates within an hour")
+    assert "60 updates in a row" in world.lit["divergence", ""]
+
+
 def test_a_condition_ends_after_a_minute_without_it(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "stream_ssl.health")
     world = World("receiver")

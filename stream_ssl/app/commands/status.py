@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
@@ -27,8 +28,8 @@ from stream_ssl.rate_limited_logger import printable
 ROLES = ("receiver", "learner")
 HEALTH_SECONDS = 3.0
 RECEIVER_PARTS = (
-    *("producers", "samples_per_second", "bytes_per_second", "samples", "journal_bytes"),
-    *("journal_room_bytes", "journal_last_record"),
+    *("producers", "samples_per_second", "bytes_per_second", "samples", "acknowledged_samples"),
+    *("journal_bytes", "journal_room_bytes", "journal_last_record"),
 )
 LEARNER_PARTS = ("samples_per_second", "pending_samples", "memory_slots", "memory_capacity_slots")
 """Figures of which each receiver, or rank, has a part."""
@@ -49,8 +50,9 @@ def status(
         health: only ask this process whether its loops get on, as a container's health check
             does; exit status 1 when it does not answer, or when they do not.
     """
-    if not seconds > 0:
-        print(f"--seconds {seconds:g}: must be above 0; rates are over that time", file=sys.stderr)
+    if not (seconds > 0 and math.isfinite(seconds)):
+        told = f"--seconds {seconds:g}: must be finite and above 0; rates are over that time"
+        print(told, file=sys.stderr)
         return USAGE
     if run.exists() and not run.is_dir():
         print(f"{run} is a file: name the run's folder, `run:` of the config file", file=sys.stderr)
@@ -252,6 +254,7 @@ def receiver_figures(history: History) -> dict[str, float]:
         "samples_per_second": history.rate("stream_ssl_received_samples_total"),
         "bytes_per_second": history.rate("stream_ssl_received_bytes_total"),
         "samples": history.last("stream_ssl_received_samples_total"),
+        "acknowledged_samples": history.last("stream_ssl_acked_samples_total"),
         "journal_bytes": history.last("stream_ssl_journal_bytes"),
         "journal_room_bytes": history.last("stream_ssl_journal_room_bytes"),
         "journal_last_record": history.last("stream_ssl_journal_last_record"),
@@ -267,6 +270,7 @@ def learner_figures(history: History) -> dict[str, float | None]:
     saved = history.last("stream_ssl_checkpoint_timestamp_seconds") > 0  # it may be of step 0
     return {
         "steps": history.last("stream_ssl_steps_total"),
+        "step": history.last("stream_ssl_step"),
         "steps_per_second": history.rate("stream_ssl_steps_total"),
         "samples_per_second": history.rate("stream_ssl_trained_samples_total"),
         "turned_away_samples": history.last("stream_ssl_near_copies_total"),
@@ -315,7 +319,8 @@ def table(run: Path, addresses: Mapping[str, str], figures: Mapping[str, Any]) -
         shown.add_row(
             "receiving",
             f"{r['samples_per_second']:,.0f} samples/s, {r['bytes_per_second'] / 1e6:.1f} MB/s "
-            f"from {r['producers']:.0f} producer{'' if r['producers'] == 1 else 's'}",
+            f"from {r['producers']:.0f} producer{'' if r['producers'] == 1 else 's'}; "
+            f"{r['acknowledged_samples']:,.0f} samples acknowledged since the receiver started",
         )
         room = r["journal_room_bytes"] / 1e6
         held = r["journal_bytes"] / 1e6
@@ -324,7 +329,7 @@ def table(run: Path, addresses: Mapping[str, str], figures: Mapping[str, Any]) -
     if (learning := figures["learner"]) is not None:
         shown.add_row(
             "learning",
-            f"{learning['samples_per_second']:,.0f} samples/s, "
+            f"step {learning['step']:,.0f}, {learning['samples_per_second']:,.0f} samples/s, "
             f"{learning['steps_per_second']:.1f} steps/s, {_loss(learning)}",
         )
         if away := learning["turned_away_samples"]:
