@@ -34,9 +34,10 @@ DAEMONS = ("run", "receiver", "learner", "produce")
 
 
 def trace_crashes() -> None:
-    """Let a crash in native code write the stacks of all threads to standard error."""
+    """Write the stacks of all threads to standard error on a native crash, and on SIGUSR1."""
     if not faulthandler.is_enabled():
         faulthandler.enable(STDERR)
+        faulthandler.register(signal.SIGUSR1, STDERR)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

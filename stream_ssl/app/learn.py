@@ -24,7 +24,7 @@ from stream_ssl.app.endpoints import Announcement, hold_role
 from stream_ssl.app.failures import Failure, Misconfigured, configuring, listening
 from stream_ssl.app.logs import StepLog
 from stream_ssl.app.notify import Notifier
-from stream_ssl.app.page import announced, page_sources, process_of
+from stream_ssl.app.page import announced, page_sources, peers_of, process_of
 from stream_ssl.app.warm_start import warm_start
 from stream_ssl.batch import START, Offset
 from stream_ssl.ingest.batches import Batches, JournalReplaced, JournalShare
@@ -44,6 +44,7 @@ from stream_ssl.observe.held_out import HeldOutProbe
 from stream_ssl.observe.metrics import WORKING, LearnerMetrics
 from stream_ssl.observe.page.group import GroupView, Member
 from stream_ssl.observe.page.memory import MemoryView
+from stream_ssl.observe.peers import Peers
 from stream_ssl.observe.prequential import Prequential
 from stream_ssl.observe.recent_rank import RecentRank
 from stream_ssl.observe.server import Server
@@ -230,6 +231,8 @@ class Process:
             )
         )
         stack.enter_context(server)
+        peers = stack.enter_context(Peers(partial(peers_of, settings.run, ranks.role())))
+        self._page.hung = peers.why
         stack.enter_context(
             Watch(
                 "learner",
@@ -240,6 +243,7 @@ class Process:
                 journal=settings.run / "journal",
                 checkpoint_seconds=settings.checkpoints.every_seconds,
                 first=self._ranks.group.rank == 0,
+                hung=peers.hung,
             )
         )
         self._where = Announcement(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from jsonargparse import Namespace
 
-from stream_ssl.app.endpoints import load
+from stream_ssl.app.endpoints import holder, load
 from stream_ssl.observe.http_access import Token
 from stream_ssl.observe.page.api import Sources
 
@@ -28,6 +28,25 @@ def process_of(run: Path, role: str) -> str | None:
     learner's."""
     found: dict[str, str] = load(run).get(role) or load(run.parent).get(role) or {}
     return found.get("http")
+
+
+def peers_of(run: Path, role: str) -> dict[str, tuple[str, int]]:
+    """Return the address and the process id of the run's other processes that live on this machine.
+
+    A process lives if it holds its role's lock and has told its address. A process that was
+    stopped, that starts, or that runs on another machine is left out.
+
+    Args:
+        run: this process's own run folder.
+        role: of this process.
+    """
+    found: dict[str, tuple[str, int]] = {}
+    for folder in (run.parent, run, *sorted(run.glob("receiver-*"))):
+        for other, entry in load(folder).items():
+            pid = holder(folder, other)
+            if pid is not None and pid == entry.get("pid") and (folder, other) != (run, role):
+                found[other if folder == run else f"{folder.name}/{other}"] = entry["http"], pid
+    return found
 
 
 def announced(settings: Namespace) -> dict[str, str]:

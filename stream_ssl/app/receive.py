@@ -7,6 +7,7 @@ import re
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
@@ -18,7 +19,7 @@ from stream_ssl.app.config import flat, split_address
 from stream_ssl.app.endpoints import Announcement, hold_role, load
 from stream_ssl.app.failures import configuring, listening
 from stream_ssl.app.notify import Notifier
-from stream_ssl.app.page import announced, page_sources
+from stream_ssl.app.page import announced, page_sources, peers_of
 from stream_ssl.ingest.access import Access
 from stream_ssl.ingest.consumer_offsets import ConsumerOffsets
 from stream_ssl.ingest.journal import Journal
@@ -27,6 +28,7 @@ from stream_ssl.ingest.verdicts import VerdictInbox
 from stream_ssl.observe.health import STARTING, Health
 from stream_ssl.observe.metrics import ReceiverMetrics
 from stream_ssl.observe.page.producers import ProducersView
+from stream_ssl.observe.peers import Peers
 from stream_ssl.observe.server import Server
 from stream_ssl.observe.watch import Watch
 from stream_ssl.wire.address import check_bind, require_loopback
@@ -70,7 +72,12 @@ def receive(settings: Namespace, resolved: Mapping[str, Any], stop: threading.Ev
                 lambda: Server(metrics.registry, health, "receiver", host, port, public, sources)
             )
             stack.enter_context(server)
-            stack.enter_context(Watch("receiver", metrics.registry, health, metrics.light, folders))
+            peers = stack.enter_context(Peers(partial(peers_of, settings.run, "receiver")))
+            sources.hung = peers.why
+            watch = Watch(
+                *("receiver", metrics.registry, health, metrics.light, folders), hung=peers.hung
+            )
+            stack.enter_context(watch)
             access = access_of(settings, settings.run)
             journal = Journal(settings.run / "journal", **settings.journal)
             stack.callback(journal.close)

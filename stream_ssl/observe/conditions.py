@@ -48,6 +48,24 @@ COLLAPSE_SECONDS = 30.0
 COLLAPSED_RANK = 1.5
 """An effective rank below this is a collapse by itself, once it was so for ..."""
 COLLAPSED_SECONDS = 240.0
+FLAT_SHARE, FLAT_GRADIENT = 0.1, 0.2
+"""An encoder does not learn: the effective rank of its embeddings, less 1, is below this share of
+that of the images, and the norm of the gradient is below this number ...
+
+Measured after 100 to 200 updates (width 8 and 16, batches of 32 of CIFAR-10, Adam):
+at a learning rate of 10 MoCo had shares of 0.03 to 0.06 and norms of 0.002 to 0.006, and at 0.1
+shares of 0.07 and norms of 0.1. At 0.001 MoCo, SimCLR, SimSiam and BYOL had shares of 0.11 to 0.4
+and norms of 0.3 to 5. 20 images over and over had 0.7 and 2, a fixed camera 3 and 0.2."""
+FLAT_UPDATES, FLAT_SECONDS = 100, 90.0
+"""... after so many updates of this process, for so long."""
+ONE_PICTURE_RANK, ONE_PICTURE_COPIES, ONE_PICTURE_SECONDS = 1.05, 0.99, 60.0
+"""One picture: the effective rank of the recent images is below this number, and near-copies are
+at least this share of the memory's slots, for so long.
+
+Measured: one picture has a rank of 1.00, and of 1.01 with noise of 5 levels. Two pictures have
+2.0. The frames of a fixed camera in a street have 1.16."""
+HUNG_SECONDS = 60.0
+"""A process whose role is held, and that has not answered for so long, hangs."""
 CHECKPOINT_SECONDS = 3600.0
 DISK_BYTES, DISK_CHECKPOINTS = 1e9, 2
 CLOCK_SECONDS = 60.0
@@ -133,6 +151,12 @@ TABLE: tuple[Condition, ...] = (
         "loop-stopped", "both", "critical",
         "the main loop of a process has stopped, though its port answers",
         "Read the process's log, then restart it. It goes on where it was.",
+    ),
+    Condition(
+        "process-hung", "both", "critical",
+        "another process of the run exists and does not answer",
+        "`kill -USR1 PID` writes the stacks of its threads to its log. `kill -CONT PID` wakes a "
+        "stopped process. Else `kill -9 PID`: stream-ssl run starts it again, nothing is lost.",
     ),
     Condition(
         "disk-low", "both", "warning",
@@ -233,10 +257,22 @@ TABLE: tuple[Condition, ...] = (
         "Stop the run, go back to a checkpoint from before, and lower optimiser.learning_rate.",
     ),
     Condition(
+        "not-learning", "learner", "critical",
+        "the encoder does not learn: its embeddings hardly differ, and its gradient is nearly 0",
+        "Lower optimiser.learning_rate (0.001 suits Adam). Then begin a new run, or go back to a "
+        "checkpoint from before: these weights seldom recover.",
+    ),
+    Condition(
+        "one-picture", "learner", "critical",
+        "the stream shows one picture over and over, so the encoder learns nothing",
+        "Check whether a camera hangs or is covered, or whether a source repeats one file. Set "
+        "learner.novelty to auto, which drops repeated pictures.",
+    ),
+    Condition(
         "everything-dropped", "learner", "warning",
         "at least 99 % of {producer}'s samples are dropped as near-duplicates",
-        "Point the camera at something that changes, or send fewer frames. With "
-        "learner.novelty null all is trained on.",
+        "Point the camera at something that changes, or send fewer frames. Keep learner.novelty "
+        "on: without it the memory fills with copies of one picture.",
     ),
     Condition(
         "bad-samples", "learner", "warning",

@@ -11,7 +11,7 @@ import statistics
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
@@ -189,6 +189,7 @@ class Watch:
         journal: of a learner: the folder of the journal, on whose disk the receiver reports.
         checkpoint_seconds: between two checkpoints, as configured.
         first: whether this process speaks for all ranks.
+        hung: gives a sentence for each other process of the run that hangs.
         clock: monotonic seconds.
         wall: seconds since the Unix epoch.
     """
@@ -203,13 +204,14 @@ class Watch:
         journal: Path | None = None,
         checkpoint_seconds: float | None = None,
         first: bool = True,
+        hung: Callable[[], Sequence[str]] = tuple,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._role, self._registry, self._health, self._light = role, registry, health, light
         self._folders, self._journal = folders or {}, journal
         self._checkpoint_limit = max(at.CHECKPOINT_SECONDS, 3 * (checkpoint_seconds or 0.0))
-        self._first, self._clock, self._wall = first, clock, wall
+        self._first, self._hung, self._clock, self._wall = first, hung, clock, wall
         self._started = clock()
         self._rises: dict[str, Rise] = {}
         self._held, self._silence = Held(clock), Silence(clock)
@@ -295,6 +297,8 @@ class Watch:
         if figures.get("restarts_total") > 0 and up < at.RESTART_SECONDS:
             says = f"the {self._role} has died and was started again {seconds(up)} ago"
             yield "restarting", "", says
+        if hung := self._hung():
+            yield "process-hung", "", "; ".join(hung)
         damaged = self._rise("journal", at.EVENT_SECONDS, {
             name: figures.get(name)
             for name in ("journal_damaged_segments_total", "journal_corrupt_records_total")
@@ -504,6 +508,20 @@ class Watch:
                 f"the effective rank of the embeddings is {rank:.1f}, and it was {peak:.1f} before"
             )
             yield "collapse", "", says
+        gradient = figures.get("gradient_norm")
+        flat = rank - 1 < at.FLAT_SHARE * (images - 1) and gradient < at.FLAT_GRADIENT
+        flat &= figures.get("steps_total") >= at.FLAT_UPDATES
+        if self._held("not-learning", flat) > at.FLAT_SECONDS:
+            says = (
+                f"the encoder does not learn: the effective rank of the embeddings is {rank:.1f} "
+                f"while the images have {images:.1f}, and the gradient's norm is {gradient:.2g}"
+            )
+            yield "not-learning", "", says
+        copies = figures.get("memory_near_copies_ratio")
+        alike = images < at.ONE_PICTURE_RANK and copies >= at.ONE_PICTURE_COPIES
+        if self._held("one-picture", alike) > at.ONE_PICTURE_SECONDS:
+            says = f"the stream shows one picture over and over: {copies:.0%} of the memory's slots"
+            yield "one-picture", "", f"{says} are near-duplicates of others"
 
     def _dropped(
         self, figures: Figures, dropped: Mapping[str, float], admitted: Mapping[str, float]

@@ -120,6 +120,8 @@ def test_a_process_that_told_its_address_and_is_silent_is_not_starting(
         said = shown(tmp_path, capsys)
     assert "receiver does not answer at" in said
     assert "health not known: receiver does not answer" in said
+    assert f"process-hung: the receiver (pid {pid}) exists and does not answer" in said
+    assert "`kill -USR1 PID` writes the stacks" in said
 
 
 def test_a_lock_of_the_past_is_held_by_nobody(tmp_path: Path) -> None:

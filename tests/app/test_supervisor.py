@@ -343,3 +343,15 @@ def test_a_crash_of_any_command_writes_its_stacks() -> None:
     assert signal_of(ended.returncode) == signal.SIGSEGV
     assert "Fatal Python error: Segmentation fault" in ended.stderr
     assert "string_at" in ended.stderr
+
+
+def test_a_signal_writes_the_stacks_of_a_process_that_goes_on() -> None:
+    alive = (
+        "import os, signal; from stream_ssl.app import cli\n"
+        "def busy(): os.kill(os.getpid(), signal.SIGUSR1)\n"
+        "try: cli.main(['--version'])\n"
+        "except SystemExit: busy()"
+    )
+    ended = subprocess.run(python(alive), capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0
+    assert "in busy" in ended.stderr

@@ -147,6 +147,30 @@ def collapse(world: World, _: Path) -> None:
     world.pass_(50, lambda: ranks(world, keys=1.05, images=30.0))
 
 
+def not_learning(world: World, _: Path) -> None:
+    """As an encoder that a learning rate of 10 has wrecked, whose rank was never higher."""
+    world.learner._families.add("steps_total", 100)
+    world.learner._families.set("effective_rank_peak", 2.4)
+
+    def work() -> None:
+        world.learner._families.set("recent_effective_rank", 2.4)
+        stepped(world, loss=3.6, grad_norm=0.01)()
+
+    world.pass_(110, work)
+
+
+def one_picture(world: World, _: Path) -> None:
+    """As a hung camera whose frames are all trained on; its loss is 0."""
+    ranks(world, keys=2.2, images=1.0)
+    world.learner.observe_collisions(None, 1.0)
+    world.pass_(80, stepped(world, loss=0.0, grad_norm=0.0))
+
+
+def process_hung(world: World, _: Path) -> None:
+    world.watch._hung = lambda: ["the receiver (pid 7) exists and has not answered for 61 s"]
+    world.pass_(10, stepped(world))
+
+
 def everything_dropped(world: World, _: Path) -> None:
     away = [Origin("yard", "lens", str(number), 0.0) for number in range(32)]
     nothing = {"batch": 0, "keys_BD": torch.empty(0, 3), "origins_B": []}
@@ -259,6 +283,9 @@ LEARNER: dict[str, tuple[Fault, str, str]] = {
     "divergence": (divergence, "", "updates in a row had no finite loss"),
     "updates-skipped": (updates_skipped, "", "updates within an hour were skipped"),
     "collapse": (collapse, "", "the effective rank of the embeddings is 1.1"),
+    "not-learning": (not_learning, "", "the encoder does not learn: the effective rank of the"),
+    "one-picture": (one_picture, "", "one picture over and over: 100% of the memory's slots"),
+    "process-hung": (process_hung, "", "the receiver (pid 7) exists and has not answered"),
     "everything-dropped": (
         everything_dropped,
         "yard",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import socket
 import time
 from base64 import b64decode
 from dataclasses import replace
@@ -25,6 +26,7 @@ from stream_ssl.ingest.sessions import ProducerTable
 from stream_ssl.learning.records import Dropped
 from stream_ssl.observe.conditions import CONDITIONS
 from stream_ssl.observe.metrics import LearnerMetrics, ReceiverMetrics
+from stream_ssl.observe.page import api
 from stream_ssl.observe.page import memory as memory_page
 from stream_ssl.observe.page.api import Sources
 from stream_ssl.observe.page.history import SERIES, History, Track
@@ -301,6 +303,20 @@ def test_each_process_answers_for_the_other(feed: Feed) -> None:
         status, error = refused(receiver, "learner/state")
         assert status == 502
         assert "the learner does not answer at http://127.0.0.1:1" in error
+
+
+def test_a_hung_process_is_not_waited_for(feed: Feed) -> None:
+    """Its page is asked within a bounded time, and not at all once it is known to hang."""
+    with socket.create_server(("127.0.0.1", 0)) as deaf, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(api, "STATE_SECONDS", 0.2)
+        address = f"http://127.0.0.1:{deaf.getsockname()[1]}"
+        sources = Sources(run=Path("runs/x"), peer=lambda _: address)
+        with serving(feed, sources=sources) as (learner, _):
+            status, error = refused(learner, "receiver/state")
+            assert (status, "does not answer" in error) == (502, True)
+            sources.hung = {address: "the receiver (pid 7) exists"}.__getitem__
+            status, error = refused(learner, "receiver/producers")
+            assert (status, error.startswith("the receiver (pid 7) exists. `kill")) == (502, True)
 
 
 def test_the_runbook_of_each_condition_is_there() -> None:

@@ -118,6 +118,32 @@ def ranks(seconds: float, keys: float, peak: float = 11.0, images: float = 30.0)
     return work
 
 
+def flat(
+    seconds: float = 110,
+    rank: float = 2.4,
+    images: float = 23.0,
+    norm: float = 0.01,
+    steps: int = 100,
+) -> Fault:
+    """A rank that was never higher, and a small gradient."""
+
+    def work(world: World) -> None:
+        ranks(0, rank, rank, images)(world)
+        world.learner._families.add("steps_total", steps)
+        world.pass_(seconds, stepped(world, grad_norm=norm, skipped=None))
+
+    return work
+
+
+def alike(seconds: float = 80, images: float = 1.0, copies: float = 1.0) -> Fault:
+    def work(world: World) -> None:
+        ranks(0, 2.0, 2.0, images)(world)
+        world.learner.observe_collisions(None, copies)
+        world.pass_(seconds, stepped(world))
+
+    return work
+
+
 def unsaved(seconds: float) -> Fault:
     def work(world: World) -> None:
         at_once(world, seconds)
@@ -235,6 +261,15 @@ SIDES: dict[str, tuple[str, Fault, Fault, str]] = {
     ),
     "a rank of 1.5": ("collapse", ranks(260, 1.6, 2.0), ranks(260, 1.4, 2.0), ""),
     "4 min of a rank below 1.5": ("collapse", ranks(200, 1.4, 2.0), ranks(260, 1.4, 2.0), ""),
+    "a tenth of the images' rank": ("not-learning", flat(rank=3.4), flat(rank=3.0), ""),
+    "a rank as of simsiam": ("not-learning", flat(rank=3.9, images=27.4), flat(), ""),
+    "a gradient of 0.2": ("not-learning", flat(norm=0.25), flat(norm=0.15), ""),
+    "100 updates": ("not-learning", flat(steps=60), flat(steps=100), ""),
+    "90 s of not learning": ("not-learning", flat(seconds=80), flat(seconds=110), ""),
+    "a fixed camera": ("not-learning", flat(rank=1.47, images=1.17), flat(rank=1.47), ""),
+    "the rank of one picture": ("one-picture", alike(images=1.16), alike(images=1.01), ""),
+    "99 % near-copies": ("one-picture", alike(copies=0.98), alike(copies=0.99), ""),
+    "60 s of one picture": ("one-picture", alike(seconds=50), alike(seconds=80), ""),
     "an hour without a checkpoint": ("checkpoint-old", unsaved(3400), unsaved(3700), ""),
     "90 s without training": ("learner-stuck", waiting(70), waiting(110), ""),
     "90 s of divergence": ("learner-stuck", waiting(110, diverged=True), waiting(110), ""),

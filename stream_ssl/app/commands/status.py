@@ -22,7 +22,9 @@ from rich.table import Table
 from stream_ssl.app.endpoints import holder, load
 from stream_ssl.app.failures import DONE, FAILED, USAGE
 from stream_ssl.app.scrape import History, Scraper
+from stream_ssl.observe.conditions import CONDITIONS
 from stream_ssl.observe.http_access import Token
+from stream_ssl.observe.peers import hangs
 from stream_ssl.rate_limited_logger import printable
 
 ROLES = ("receiver", "learner")
@@ -75,6 +77,12 @@ def status(
     silent = [role for role, answers in figures["up"].items() if not answers]
     pids = {role: _starting(run, role, endpoints) for role in silent}
     figures["starting"] = {role: pid for role, pid in pids.items() if pid is not None}
+    holders = {role: _holder(run, role) for role in silent if role in addresses}
+    figures["hung"] = {
+        role: f"{hangs(role, pid, addresses[role])}. {CONDITIONS['process-hung'].remedy}"
+        for role, pid in holders.items()
+        if pid is not None and pid == endpoints[role].get("pid")
+    }
     if json:
         console.print_json(data=figures)
     else:
@@ -87,10 +95,15 @@ def _starting(run: Path, role: str, endpoints: Mapping[str, Mapping[str, Any]]) 
 
     A process that told its address and does not answer is not starting: it may hang.
     """
-    one_of_several = role.startswith("receiver-")
-    own = holder(run / role, "receiver") if one_of_several else holder(run, role)
+    own = _holder(run, role)
     pid = own if own is not None else holder(run, "supervisor")
     return None if pid == endpoints.get(role, {}).get("pid") else pid
+
+
+def _holder(run: Path, role: str) -> int | None:
+    """Return the id of the living process of a role, or of one of several receivers."""
+    one_of_several = role.startswith("receiver-")
+    return holder(run / role, "receiver") if one_of_several else holder(run, role)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -311,6 +324,8 @@ def table(run: Path, addresses: Mapping[str, str], figures: Mapping[str, Any]) -
             f"\n[red]{one['name']}[/]: {escape(one['says'])}. {escape(one['remedy'])}"
             for one in figures["conditions"].get(role, [])
         )
+        if why := figures["hung"].get(role):
+            reasons += f"\n[red]process-hung[/]: {escape(why)}"
         shown.add_row(role, f"{state}{reasons}")
     shown.add_row("health", _verdict(figures))
     if not any(figures["up"].values()) and not figures["starting"]:

@@ -25,7 +25,7 @@ from starlette.routing import Route
 from stream_ssl import __version__
 from stream_ssl.bounded_files import read_map
 from stream_ssl.observe.catalogue import Role
-from stream_ssl.observe.conditions import of_role
+from stream_ssl.observe.conditions import CONDITIONS, of_role
 from stream_ssl.observe.health import Health
 from stream_ssl.observe.http_access import Token
 from stream_ssl.observe.page.history import History
@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 ROLES: tuple[Role, ...] = ("receiver", "learner")
 MOST_ANSWER = 8 << 20
 """Bytes of the other process's answer, at most."""
-PEER_SECONDS = 15.0
+PEER_SECONDS, STATE_SECONDS = 15.0, 4.0
+"""Seconds that the other process has for an answer, and for the state alone, which is quick."""
 ASKED_BY_PEER = "x-stream-ssl-asked-by"
 MOST_ROWS = 512
 
@@ -66,6 +67,7 @@ class Sources:
         group: of a learner whose ranks have met.
         producers: of a receiver.
         peer: where the other process is.
+        hung: why the process at an address is not worth asking; empty unless it hangs.
         token: of both.
     """
 
@@ -74,6 +76,7 @@ class Sources:
     group: GroupView | None = None
     producers: ProducersView | None = None
     peer: Peer = lambda _: None
+    hung: Callable[[str], str] = lambda _: ""
     token: Token | None = None
 
 
@@ -234,12 +237,15 @@ class Api:
         address = self._sources.peer(role)
         if address is None:
             raise Refused(502, f"no {role} has started in this run folder")
+        if why := self._sources.hung(address):
+            raise Refused(502, f"{why}. {CONDITIONS['process-hung'].remedy}")
         token = self._sources.token
         headers: dict[str, str] = {ASKED_BY_PEER: self._role}
         if token is not None:
             headers["authorization"] = f"Bearer {token.secret}"
         parts = urlsplit(address)
-        connection = http.client.HTTPConnection(parts.netloc, timeout=PEER_SECONDS)
+        seconds = STATE_SECONDS if question == "state" else PEER_SECONDS
+        connection = http.client.HTTPConnection(parts.netloc, timeout=seconds)
         try:
             connection.request("GET", f"/api/{role}/{question}?{query}", headers=headers)
             reply = connection.getresponse()

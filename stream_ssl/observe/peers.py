@@ -1,0 +1,103 @@
+"""Finds hung processes: each process of a run asks the others whether they answer."""
+
+from __future__ import annotations
+
+import http.client
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Self
+from urllib.parse import urlsplit
+
+from stream_ssl.observe.conditions import HUNG_SECONDS
+
+log = logging.getLogger("stream_ssl.health")
+
+ASK_EVERY, ASK_SECONDS = 10.0, 3.0
+"""Seconds between two rounds of questions, and seconds that a peer has for its answer."""
+
+Found = Mapping[str, tuple[str, int]]
+"""The HTTP address and the process id of each living peer, by role."""
+
+
+def hangs(role: str, pid: int, address: str) -> str:
+    """Return the sentence about a process that exists and does not answer."""
+    return f"the {role} (pid {pid}) exists and does not answer at {address}"
+
+
+def answers(address: str) -> bool:
+    """Return whether a process answers at all; an answer that says no counts."""
+    connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=ASK_SECONDS)
+    try:
+        connection.request("GET", "/healthz")
+        connection.getresponse()
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+    return True
+
+
+class Peers:
+    """Remembers for how long each peer has not answered; a context manager with a thread.
+
+    Args:
+        find: gives the peers that exist now.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self, find: Callable[[], Found], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._find, self._clock = find, clock
+        self._silent: dict[tuple[str, str, int], float] = {}  # since when
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="peers", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def ask(self) -> None:
+        """Ask each peer once."""
+        silent = [
+            (role, address, pid)
+            for role, (address, pid) in self._find().items()
+            if not answers(address)
+        ]
+        now = self._clock()
+        self._silent = {peer: self._silent.get(peer, now) for peer in silent}
+
+    def hung(self) -> list[str]:
+        """Return a sentence for each peer that has not answered for HUNG_SECONDS."""
+        return list(self._sentences().values())
+
+    def why(self, address: str) -> str:
+        """Return the sentence about the peer at this address; empty unless it hangs."""
+        return self._sentences().get(address, "")
+
+    def _sentences(self) -> dict[str, str]:
+        now = self._clock()
+        return {
+            address: f"{hangs(role, pid, address)}; its last answer was {now - since:.0f} s ago"
+            for (role, address, pid), since in self._silent.items()
+            if now - since >= HUNG_SECONDS
+        }
+
+    def _run(self) -> None:
+        while not self._stop.wait(ASK_EVERY):
+            try:
+                self.ask()
+            except Exception:  # a fault here must not end the questions
+                log.exception("the other processes of the run cannot be asked")
