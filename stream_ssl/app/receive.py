@@ -118,6 +118,7 @@ def receive(settings: Namespace, resolved: Mapping[str, Any], stop: threading.Ev
         for record in receiver.run(stop):
             where.write()
             metrics.consume(record)
+            health.refused = {**health.refused, **record.refused_last}
             sources.producers.offer(receiver.producers)
             health.tick("receiver")
             health.set("journal", record.ready, "" if record.ready else "cannot be written")

@@ -57,6 +57,7 @@ class Counters:
     allow_list_errors: int = 0
     rejected: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
+    refused_last: dict[str, str] = field(default_factory=dict)
     fsync_seconds: float | None = None
     producer_samples: Counter[str] = field(default_factory=Counter)
     producer_bytes: Counter[str] = field(default_factory=Counter)
@@ -153,8 +154,11 @@ class ProtocolState:
         try:
             self._handle(route, user, frames, now)
         except WireError as error:
-            whom = f" from {peer}" + (f" with the public key {user}" if user else "")
-            self._refuse(route, Nack(0, error.reason, str(error), permanent=True), whom)
+            whom = peer + (f" with the public key {user}" if user else "")
+            session = self.sessions.by_route(route)
+            named = f"{session.producer} at {whom}" if session is not None else whom
+            self.counters.refused_last[error.reason] = named
+            self._refuse(route, Nack(0, error.reason, str(error), permanent=True), f" from {whom}")
         except Exception:
             self.note_internal()
 

@@ -57,6 +57,7 @@ class ReceiverRecord:
     duplicates: int = 0  # samples that came again
     rejected: Mapping[str, int] = field(default_factory=dict)  # samples, by reason of refusal
     refused: Mapping[str, int] = field(default_factory=dict)  # connections and messages, by reason
+    refused_last: Mapping[str, str] = field(default_factory=dict)  # whose, by reason
     missing: int = 0  # packets that neither the producer nor this journal has any more
     acked_samples: int = 0
     fsync_seconds: float | None = None  # of the group commit; None: nothing was written

@@ -72,6 +72,10 @@ CLOCK_SECONDS = 60.0
 """A step of this machine's clock, or a producer's clock that is ahead by more."""
 CLOCK_JUMP_SHOWN_SECONDS = 600.0
 REFUSED, SILENT_CONNECTIONS, REFUSED_SECONDS = 3, 12, 120.0
+"""Refusals for a key, or connections without a message, within so many seconds."""
+MISFITS, MISFITS_SECONDS, MISFITS_AGAIN_SECONDS = 6, 600.0, 120.0
+"""Refusals for another reason: at least so many, within so many seconds, and some of them both in
+the last and before the last so many seconds. A port scanner is done sooner."""
 RESTART_SECONDS = 900.0
 START_SECONDS = 600.0
 SLOW_COMMIT_SHARE, SLOW_COMMITS, SLOW_SECONDS = 0.01, 5, 600.0
@@ -206,9 +210,9 @@ TABLE: tuple[Condition, ...] = (
     ),
     Condition(
         "refusals", "receiver", "warning",
-        "connections are refused because of their key",
+        "connections or messages are refused, because of a key or because they do not fit",
         "Put the producer's key on the allow-list, or stop the producer whose key was revoked. "
-        "Restart producers where `access` of the run changed.",
+        "Restart producers where `access` of the run changed. Upgrade those of another version.",
     ),
     Condition(
         "allow-list", "receiver", "warning",

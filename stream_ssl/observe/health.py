@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from stream_ssl.observe.conditions import CONDITIONS, OF_CHECK, Lit
@@ -31,10 +31,12 @@ class Health:
 
     Attributes:
         conditions: those that `watch.py` found lit at its last look, the worst first.
+        refused: of a receiver: whose message was refused last, by reason.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.conditions: tuple[Lit, ...] = ()
+        self.refused: Mapping[str, str] = {}
         self._clock = clock
         self._lock = threading.Lock()
         self._loops: dict[str, tuple[float, float]] = {}

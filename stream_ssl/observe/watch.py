@@ -39,6 +39,19 @@ MISMATCHES = {
     "restart the producer",
 }
 """The remedy by reason of refusal, if one side uses keys and the other does not."""
+MISFITS = {
+    "checksum": "packets are damaged on the way; check the network and the memory of the machine",
+    "codec": "a producer sends a codec that this receiver does not know; upgrade the receiver",
+    "handshake": "peers hang up or are no producers, such as a check of a load balancer; "
+    "let it ask for /healthz, or look for a program with a wrong address",
+    "internal": "the receiver failed at a message; read its log",
+    "malformed": "a message is not of this protocol; look at the program at that address",
+    "names": "one key uses more names than receiver.max_names; use names again, or raise it",
+    "oversize": "messages are larger than the receiver allows; read the producer's log",
+    "version": "the producer speaks another version of the protocol; upgrade the older side",
+    "zmtp": "a browser, or another program that is no producer, uses this port; stop it",
+}
+"""Cause and remedy by reason of refusal, for reasons that do not speak of a key."""
 SKIPS_OF_CHOICE = frozenset({"pace", "novelty"})
 
 Finding = tuple[str, str, str]
@@ -394,18 +407,30 @@ class Watch:
                 yield "producer-silent", producer, says
 
     def _refusals(self, figures: Figures) -> Iterator[Finding]:
-        risen = self._rise(
-            "refused", at.REFUSED_SECONDS, figures.by("refused_connections_total", "reason")
-        )
+        totals = figures.by("refused_connections_total", "reason")
+        risen = self._rise("refused", at.REFUSED_SECONDS, totals)
         keys = {reason: risen.get(reason, 0.0) for reason in KEYS}
+        told = []
         if sum(keys.values()) >= at.REFUSED or risen.get("silent", 0) >= at.SILENT_CONNECTIONS:
             shown = {reason: count for reason, count in keys.items() if count}
             if silent := risen.get("silent", 0.0):
                 shown["silent"] = silent
-            told = ", ".join(f"{count:.0f} {reason}" for reason, count in sorted(shown.items()))
-            span = seconds(at.REFUSED_SECONDS)
+            span, counts = seconds(at.REFUSED_SECONDS), counted(shown)
             why = "".join(f". {MISMATCHES[one]}" for one in sorted(MISMATCHES.keys() & shown))
-            yield "refusals", "", f"connections were refused within {span}: {told}{why}"
+            told.append(f"connections were refused within {span}: {counts}{why}")
+        misfits = {reason: totals.get(reason, 0.0) for reason in MISFITS}
+        again = sum(self._rise("misfits again", at.MISFITS_AGAIN_SECONDS, misfits).values())
+        risen = self._rise("misfits", at.MISFITS_SECONDS, misfits)
+        if sum(risen.values()) >= at.MISFITS and 0 < again < sum(risen.values()):
+            shown = {reason: count for reason, count in risen.items() if count}
+            span, counts, last = seconds(at.MISFITS_SECONDS), counted(shown), self._health.refused
+            why = "".join(
+                f". {one}: {MISFITS[one]}" + (f" (last: {last[one]})" if one in last else "")
+                for one in sorted(shown)
+            )
+            told.append(f"messages or connections were refused within {span}: {counts}{why}")
+        if told:
+            yield "refusals", "", ". ".join(told)
 
     def _clocks(self, figures: Figures) -> Iterator[Finding]:
         now, offset = self._clock(), self._wall() - self._clock()
@@ -609,6 +634,11 @@ def device(folder: Path) -> int | None:
         except OSError:
             continue
     return None
+
+
+def counted(counts: Mapping[str, float]) -> str:
+    """3 denied, 1 no-key."""
+    return ", ".join(f"{count:.0f} {reason}" for reason, count in sorted(counts.items()))
 
 
 def percent(share: float) -> str:

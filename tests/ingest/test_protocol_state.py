@@ -84,6 +84,15 @@ def test_packets_and_refusals_are_told_of_once_they_are_durable(protocol):
     assert protocol.counters.acked_samples == 4
 
 
+def test_whose_message_was_refused_last_is_told(protocol):
+    for route, peer in ((ROUTE, "10.0.0.7"), (OTHER, "10.0.0.8")):
+        protocol.handle(route, None, [memoryview(b"nothing of ours")], 100.0, peer)
+        (reason,) = protocol.counters.refused_last
+        known = {"10.0.0.7": "robot at 10.0.0.7"}.get(peer, peer)
+        assert protocol.counters.refused_last[reason] == known
+    assert protocol.counters.refused == {reason: 2}
+
+
 def test_a_journal_that_fails_is_tried_again_later_and_nothing_is_acknowledged(protocol):
     protocol.say(packet(1))
     protocol.journal.error = JournalError("disk on fire")

@@ -86,6 +86,11 @@ def keys_at_a_plain_receiver(world: World, _: Path) -> None:
     world.pass_(30, sent(world, refused={"plain-receiver": 1}))
 
 
+def another_version(world: World, _: Path) -> None:
+    world.health.refused = {"version": "robot-3 at 10.0.0.7"}
+    world.pass_(150, sent(world, refused={"version": 50}))
+
+
 def allow_list(world: World, _: Path) -> None:
     world.pass_(10, sent(world, allow_list_broken=True))
 
@@ -270,6 +275,11 @@ RECEIVER: dict[str, tuple[Fault, str, str]] = {
         keys_at_a_plain_receiver,
         "",
         "the producer uses keys and this receiver speaks plain text; restart the producer",
+    ),
+    "refusals of a version": (
+        another_version,
+        "",
+        "another version of the protocol; upgrade the older side (last: robot-3 at 10.0.0.7)",
     ),
     "allow-list": (allow_list, "", "a key revoked since is still admitted"),
     "rejected-samples": (rejected_samples, "yard", "of yard's samples were refused"),

@@ -238,6 +238,26 @@ def ahead(seconds: float) -> Fault:
     return lambda world: world.pass_(10, sent(world, producer_captured=captured))
 
 
+def refused(duration: float, reason: str = "handshake", every: int = 10) -> Fault:
+    def work(world: World) -> None:
+        for _ in range(round(duration / every)):
+            world.receiver.consume(received(refused={reason: 1}))
+            world.pass_(every, sent(world))
+
+    return work
+
+
+def scanned(pause: float) -> Fault:
+    """Two bursts of connections that are no producers, and the time before each."""
+
+    def work(world: World) -> None:
+        for _ in range(2):
+            world.pass_(pause, sent(world))
+            world.pass_(60, sent(world, refused={"handshake": 5}))
+
+    return work
+
+
 SIDES: dict[str, tuple[str, Fault, Fault, str]] = {
     "10 min of lag": ("lag", lag(590), lag(610), ""),
     "10 min in which lag grows": ("lag", growing(9), growing(12), ""),
@@ -289,6 +309,12 @@ SIDES: dict[str, tuple[str, Fault, Fault, str]] = {
     "silence after an hour of silence": (
         "producer-silent", silent_after(silent(10), 150), silent_after(silent(10), 700), "yard",
     ),
+    "2 min of refusals": ("refusals", refused(100), refused(150), ""),
+    "6 refusals": ("refusals", refused(150, every=50), refused(150, every=20), ""),
+    "a port scanner": ("refusals", scanned(900), scanned(130), ""),
+    "producers that a restart sends back": (
+        "refusals", refused(150, "hello-required"), refused(150, "malformed"), "",
+    ),
     "a clock that jumps ahead": ("clock", jumped(50), jumped(70), ""),
     "a clock that jumps back": ("clock", jumped(-50), jumped(-70), ""),
     "10 min after a jump": ("clock", jumped(3600, ago=600), jumped(3600, ago=400), ""),
@@ -296,7 +322,7 @@ SIDES: dict[str, tuple[str, Fault, Fault, str]] = {
     "a producer's clock behind": ("clock", ahead(-3600), ahead(3600), "yard"),
 }  # fmt: skip
 """Condition, what is not enough for it, what is, and the producer."""
-OF_RECEIVER = {"no-producers", "no-credit", "producer-silent", "clock"}
+OF_RECEIVER = {"no-producers", "no-credit", "producer-silent", "clock", "refusals"}
 
 
 def begun(role: str, **options: Any) -> World:
