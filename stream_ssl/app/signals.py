@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
+
+log = logging.getLogger(__name__)
 
 PARENT = "STREAM_SSL_PARENT"
 """Environment: the process id of the supervisor that started this one."""
@@ -48,4 +51,9 @@ def watch_parent(parent: int, stop: threading.Event) -> None:
     against the supervisor's successor."""
     while not stop.wait(1.0):
         if os.getppid() != parent:
+            log.warning(
+                "the supervisor (process %d) is gone, so this process stops; `stream-ssl run` "
+                "continues the run",
+                parent,
+            )
             stop.set()

@@ -21,7 +21,7 @@ from stream_ssl.app import launch_ranks
 from stream_ssl.app.commands.run import LearnerParsed
 from stream_ssl.app.failures import DONE
 from stream_ssl.app.launch_ranks import status_of
-from stream_ssl.app.signals import PARENT
+from stream_ssl.app.signals import PARENT, watch_parent
 from stream_ssl.app.supervisor import (
     USAGE,
     BackOff,
@@ -355,3 +355,10 @@ def test_a_signal_writes_the_stacks_of_a_process_that_goes_on() -> None:
     ended = subprocess.run(python(alive), capture_output=True, text=True, timeout=60)
     assert ended.returncode == 0
     assert "in busy" in ended.stderr
+
+
+def test_an_orphan_says_why_it_stops(caplog: pytest.LogCaptureFixture) -> None:
+    stop, gone = threading.Event(), os.getpid()  # no process is its own parent
+    watch_parent(gone, stop)
+    assert stop.is_set()
+    assert f"the supervisor (process {gone}) is gone, so this process stops" in caplog.text
