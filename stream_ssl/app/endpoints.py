@@ -8,6 +8,7 @@ import fcntl
 import json
 import logging
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,8 @@ from stream_ssl.wire.run_folder import ENDPOINTS
 log = logging.getLogger(__name__)
 
 FILE = ENDPOINTS
+CHECK_SECONDS = 2.0
+"""Between two looks whether the file still has a process's addresses."""
 OTHER_FOLDER = "choose another run folder with --run"
 
 
@@ -92,7 +95,7 @@ def _alive(pid: int) -> bool:
 
 
 class Announcement:
-    """A role's addresses in endpoints.json, written as soon as the disk takes them.
+    """A role's addresses in endpoints.json, for as long as the process works.
 
     Args:
         run, role, addresses: as for `publish`.
@@ -101,20 +104,39 @@ class Announcement:
     def __init__(self, run: Path, role: str, **addresses: str) -> None:
         self._run, self._role, self._addresses = run, role, addresses
         self._limited_log = RateLimitedLogger(log, seconds=60.0)
-        self._done = False
+        self._done, self._check_at = False, 0.0
         self.write()
 
     def write(self) -> None:
-        """Tries, until it has succeeded once; to be called now and then."""
-        if self._done:
+        """Write the addresses, unless the file has them; to be called now and then.
+
+        A full disk may take them later. Somebody may remove, replace or damage the file.
+        """
+        if time.monotonic() < self._check_at:
             return
+        self._check_at = time.monotonic() + CHECK_SECONDS
+        path = self._run / FILE
         try:
+            if self._done and _entry_of(self._run, self._role) == self._addresses:
+                return
             publish(self._run, self._role, **self._addresses)
         except (OSError, ValueError) as error:  # a full disk, or a link in the lock's place
-            text = f"{self._run / FILE} cannot be written, and may name an older address: {error}"
+            text = f"{path} cannot be written, and may name an older address: {error}"
             self._limited_log.warning("endpoints", text)
         else:
+            if self._done:
+                text = f"{path} was lost, replaced or damaged, and is written again"
+                self._limited_log.warning("again", text)
             self._done = True
+
+
+def _entry_of(run: Path, role: str) -> dict[str, str] | None:
+    """What the file says of this process; None: nothing, or the file cannot be used."""
+    try:
+        entry = dict(read_map(run / FILE)[role])
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+    return entry if entry.pop("pid", None) == os.getpid() else None
 
 
 def publish(run: Path, role: str, **addresses: str) -> None:
@@ -130,14 +152,37 @@ def publish(run: Path, role: str, **addresses: str) -> None:
 def load(run: Path) -> dict[str, dict[str, Any]]:
     """The addresses by role; empty when nothing has run here.
 
-    A file that cannot be read counts as empty: each process writes its addresses at its start.
+    A file that cannot be read counts as empty: each process writes its addresses again.
     """
-    path = run / FILE
     try:
-        endpoints = read_map(path)
-        return {role: entry for role, entry in endpoints.items() if isinstance(entry["http"], str)}
+        return _read(run)
     except FileNotFoundError:
         return {}
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        log.warning("%s cannot be used (%s): written again when a process starts", path, error)
+    except (OSError, ValueError) as error:
+        log.warning("%s cannot be used (%s): its processes write it again", run / FILE, error)
         return {}
+
+
+def fault(run: Path) -> str | None:
+    """Why the file cannot be used; None: it can, or there is none."""
+    try:
+        _read(run)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        return str(error)
+    return None
+
+
+def _read(run: Path) -> dict[str, dict[str, Any]]:
+    """The entries by role.
+
+    Raises:
+        ValueError: the file is damaged, or no regular file.
+        OSError: there is no file, or it cannot be read.
+    """
+    endpoints = read_map(run / FILE)
+    try:
+        return {role: entry for role, entry in endpoints.items() if isinstance(entry["http"], str)}
+    except (LookupError, TypeError, AttributeError):
+        raise ValueError(f"{run / FILE}: is damaged: an entry names no address") from None

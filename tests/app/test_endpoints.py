@@ -10,7 +10,8 @@ import pytest
 from harness import processes, stop
 from table import table
 
-from stream_ssl.app.endpoints import FILE, RoleTaken, hold_role, load, publish
+from stream_ssl.app import endpoints
+from stream_ssl.app.endpoints import FILE, Announcement, RoleTaken, hold_role, load, publish
 
 
 def test_roles_share_the_file(tmp_path: Path) -> None:
@@ -74,6 +75,30 @@ def test_a_damaged_file_is_written_anew(
     assert "endpoints.json cannot be used" in caplog.text
     publish(tmp_path, "receiver", http="http://127.0.0.1:2")
     assert load(tmp_path) == {"receiver": {"http": "http://127.0.0.1:2", "pid": os.getpid()}}
+
+
+@pytest.mark.parametrize("harm", ["lost", "damaged", "pipe", "replaced"])
+def test_a_working_process_writes_the_file_again(
+    tmp_path: Path, harm: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(endpoints.time, "monotonic", lambda: now[0])
+    receiver = Announcement(tmp_path, "receiver", http="http://127.0.0.1:2")
+    learner = Announcement(tmp_path, "learner", http="http://127.0.0.1:3")
+    whole = load(tmp_path)
+    (tmp_path / FILE).unlink()
+    if harm == "damaged":
+        (tmp_path / FILE).write_text("{")
+    elif harm == "pipe":
+        os.mkfifo(tmp_path / FILE)
+    elif harm == "replaced":
+        (tmp_path / FILE).write_text('{"receiver": {"http": "http://127.0.0.1:9", "pid": 1}}')
+    for _ in range(3):
+        now[0] += endpoints.CHECK_SECONDS
+        receiver.write()
+        learner.write()
+    assert load(tmp_path) == whole
+    assert caplog.text.count("is written again") == 2  # once by each process
 
 
 def test_a_receiver_starts_beside_a_damaged_file(tmp_path: Path) -> None:

@@ -124,6 +124,33 @@ def test_a_process_that_told_its_address_and_is_silent_is_not_starting(
     assert "`kill -USR1 PID` writes the stacks" in said
 
 
+def test_a_file_of_addresses_that_cannot_be_read_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """While processes work, and after their end."""
+    os.mkfifo(tmp_path / FILE)
+    with held_by_another(tmp_path, "supervisor"), held_by_another(tmp_path, "receiver"):
+        said = shown(tmp_path, capsys)
+    assert "starting" not in said
+    assert "is a pipe" in said
+    assert "health not known: a running process writes endpoints.json again" in said
+    said = shown(tmp_path, capsys)
+    assert "nothing has run here" not in said
+    assert "is a pipe" in said
+    assert status.main([str(tmp_path), "--health", "learner"]) == 1
+    assert "is a pipe" in capsys.readouterr().out
+    (tmp_path / FILE).unlink()
+    (tmp_path / "journal").mkdir()
+    assert "no process of the run works now" in shown(tmp_path, capsys)
+
+
+def test_a_receiver_that_starts_alone_is_starting(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with held_by_another(tmp_path, "receiver") as pid:
+        assert f"receiver starting (pid {pid})" in shown(tmp_path, capsys)
+
+
 def test_a_lock_of_the_past_is_held_by_nobody(tmp_path: Path) -> None:
     assert holder(tmp_path, "receiver") is None
     for content in ("", "no number", "-1", "9" * 30, str(os.getpid())):

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from stream_ssl.app.endpoints import holder, load
+from stream_ssl.app.endpoints import fault, holder, load
 from stream_ssl.app.failures import DONE, FAILED, USAGE
 from stream_ssl.app.scrape import History, Scraper
 from stream_ssl.observe.conditions import CONDITIONS
@@ -61,22 +61,31 @@ def status(
         return USAGE
     endpoints = endpoints_of(run)
     addresses = {role: entry["http"] for role, entry in endpoints.items()}
+    broken = next((why for one in (run, *receivers_of(run)) if (why := fault(one))), None)
     if health is not None:
-        return check_health(health, addresses.get(health))
+        return check_health(health, addresses.get(health), broken)
     try:
         token = token_of(endpoints)
     except ValueError as error:
         print(error, file=sys.stderr)
         return FAILED
     console = Console()
-    if not addresses and _starting(run, "supervisor", {}) is None:
+    if not addresses and all(_starting(run, role, {}) is None for role in ROLES):
         told = f"{run}: nothing has run here. Start it with: stream-ssl run CONFIG --run {run}"
+        if (run / "journal").exists():
+            told = f"{run}: no process of the run works now. Continue with: stream-ssl run CONFIG"
+        if broken is not None:
+            told = (
+                f"{broken}. No process of the run works now; its next start writes the file again"
+            )
         console.print(told, markup=False, highlight=False, soft_wrap=True)
         return FAILED
     figures = measure(addresses, seconds, time.sleep, token)
     silent = [role for role, answers in figures["up"].items() if not answers]
     pids = {role: _starting(run, role, endpoints) for role in silent}
-    figures["starting"] = {role: pid for role, pid in pids.items() if pid is not None}
+    alive = {role: pid for role, pid in pids.items() if pid is not None}
+    figures["starting"] = {} if broken else alive
+    figures["unknown"] = dict.fromkeys(alive, broken) if broken else {}
     holders = {role: _holder(run, role) for role in silent if role in addresses}
     figures["hung"] = {
         role: f"{hangs(role, pid, addresses[role])}. {CONDITIONS['process-hung'].remedy}"
@@ -112,10 +121,16 @@ def main(arguments: Sequence[str]) -> int:
     return result
 
 
-def check_health(role: str, address: str | None) -> int:
-    """Print what /healthz answers; the exit status."""
+def check_health(role: str, address: str | None, broken: str | None = None) -> int:
+    """Print what /healthz answers; the exit status.
+
+    Args:
+        role: of the process.
+        address: its page; None: it is not known.
+        broken: why endpoints.json cannot be used; None: it can.
+    """
     if address is None:
-        print(f"the {role} has not started")
+        print(broken or f"the {role} has not started")
         return FAILED
     try:
         code, body = _ask(address, "/healthz")
@@ -166,10 +181,15 @@ def token_of(endpoints: Mapping[str, Mapping[str, Any]]) -> str | None:
 def endpoints_of(run: Path) -> dict[str, dict[str, Any]]:
     """Those of the run's folder, and of the receivers that `run --receivers` keeps below it."""
     found = load(run)
-    for folder in sorted(run.glob("receiver-*")):
+    for folder in receivers_of(run):
         if (entry := load(folder).get("receiver")) is not None:
             found[folder.name] = entry
     return found
+
+
+def receivers_of(run: Path) -> list[Path]:
+    """The folders of the receivers that `run --receivers` keeps."""
+    return sorted(run.glob("receiver-*"))
 
 
 def measure(
@@ -316,6 +336,8 @@ def table(run: Path, addresses: Mapping[str, str], figures: Mapping[str, Any]) -
             state = f"[green]up[/]  {address}"
         elif (pid := figures["starting"].get(role)) is not None:
             state = f"[yellow]starting[/] (pid {pid})"
+        elif (why := figures["unknown"].get(role)) is not None:
+            state = f"[red]its address is not known[/]: {escape(why)}"
         else:
             state = f"[red]does not answer[/] at {address}" if address else "[red]not started[/]"
         failing = figures["not_ready"].get(role, [])
@@ -328,7 +350,7 @@ def table(run: Path, addresses: Mapping[str, str], figures: Mapping[str, Any]) -
             reasons += f"\n[red]process-hung[/]: {escape(why)}"
         shown.add_row(role, f"{state}{reasons}")
     shown.add_row("health", _verdict(figures))
-    if not any(figures["up"].values()) and not figures["starting"]:
+    if not any((*figures["up"].values(), *figures["starting"], *figures["unknown"])):
         shown.add_row("", "if the run was stopped, it goes on with: stream-ssl run CONFIG")
     if (r := figures["receiver"]) is not None:
         shown.add_row(
@@ -387,6 +409,8 @@ def _verdict(figures: Mapping[str, Any]) -> str:
     down = [role for role in sorted(figures["up"], reverse=True) if not figures["up"][role]]
     silent = [role for role in down if role not in starting]
     if silent:
+        if figures["unknown"]:
+            return "[red]not known[/]: a running process writes endpoints.json again; ask again"
         verb = "does" if len(silent) == 1 else "do"
         return f"[red]not known[/]: {' and '.join(silent)} {verb} not answer"
     if conditions:
