@@ -585,8 +585,7 @@ class LearnerMetrics:
         for producer, samples in decoded.items():
             self._raise_to("producer_decoded_samples_total", samples, producer=producer)
         for (reason, producer), samples in bad.items():
-            labels = {"reason": reason, "producer": producer}
-            self._raise_to("quarantined_samples_total", samples, **labels)
+            self._raise_to("quarantined_samples_total", samples, reason=reason, producer=producer)
 
     def resumed(self, step: int, created: float) -> None:
         """The learner goes on from a checkpoint made at `created`, seconds since the Unix epoch."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import threading
 from pathlib import Path
@@ -26,7 +27,10 @@ from stream_ssl.observe.http_access import COOKIE, Guard, log_in, read_form
 from stream_ssl.observe.page import runbooks
 from stream_ssl.observe.page.api import Api, Sources
 from stream_ssl.observe.page.history import History
+from stream_ssl.rate_limited_logger import RateLimitedLogger
 from stream_ssl.wire.address import is_loopback_host
+
+log = logging.getLogger(__name__)
 
 MOST_CONNECTIONS = 64
 """Connections held open at once; one more closes the one that has been quiet for longest."""
@@ -140,6 +144,12 @@ class BoundedServer(uvicorn.Server):
             listening.listen(BACKLOG)
 
 
+_requests_log = RateLimitedLogger(log, seconds=60.0, lines=3)
+_INVALID = "Invalid HTTP request received."
+# `send_400_response` logs the same with the address, and not without end.
+logging.getLogger("uvicorn.error").addFilter(lambda record: record.getMessage() != _INVALID)
+
+
 class BoundedProtocol(H11Protocol):
     """A connection of uvicorn's that cannot stay open for longer than it is used.
 
@@ -156,6 +166,12 @@ class BoundedProtocol(H11Protocol):
                 cast(BoundedProtocol, other) for other in self.connections if other is not self
             ]
             min(others, key=lambda other: (other.busy, other.since)).abort()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer bytes that are no request, and log who sent them."""
+        peer = self.client[0] if self.client else "an unknown address"
+        _requests_log.warning("invalid", f"{peer} sent no valid HTTP request to the page's port")
+        super().send_400_response(msg)
 
     def on_response_complete(self) -> None:
         """Wait for the next request, or until the last bytes of the answer are taken."""

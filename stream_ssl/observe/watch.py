@@ -648,6 +648,8 @@ def percent(share: float) -> str:
 
 def seconds(value: float) -> str:
     """A time for people: 45 s, 12 min, 3.5 h, 40 days."""
+    if value > 36_500 * 86_400:
+        return "more than 100 years"
     for size, name in ((86_400, "days"), (3600, "h"), (60, "min")):
         if value >= 2 * size or (value >= size and name == "min"):
             shown = value / size

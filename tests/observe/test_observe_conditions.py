@@ -482,6 +482,13 @@ def test_samples_that_wait_for_their_batch_count_as_good() -> None:
     assert world.lit["bad-samples", "bad2"].startswith("23.1% of bad2's samples within")
 
 
+def test_a_time_of_capture_beyond_all_clocks_is_told_in_few_words() -> None:
+    world = World("receiver")
+    world.pass_(10, sent(world, producer_captured={"yard": 1e300}))
+    says = "yard's clock is more than 100 years ahead of this machine's"
+    assert world.lit["clock", "yard"] == says
+
+
 def test_a_covered_camera_is_no_collapse() -> None:
     world = World("learner")
     going_well(world, "learner")

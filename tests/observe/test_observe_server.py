@@ -18,6 +18,7 @@ from stream_ssl.observe import server as http
 from stream_ssl.observe.health import Health
 from stream_ssl.observe.page.api import Sources
 from stream_ssl.observe.server import Server
+from stream_ssl.rate_limited_logger import RateLimitedLogger
 from stream_ssl.wire.address import is_loopback_host
 
 
@@ -259,3 +260,16 @@ def test_unknown_loops_do_not_tick() -> None:
     health.expect("train", 1e-9)
     health.forget("train")
     assert health.live().ok
+
+
+def test_who_sent_no_request_is_logged(
+    server: Server, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "_requests_log", RateLimitedLogger(http.log, 60.0, 3))
+    port = int(server.address.rpartition(":")[2])
+    for _ in range(9):
+        with socket.create_connection(("127.0.0.1", port), 4) as client:
+            client.sendall(b"\x16\x03\x01 no HTTP\r\n\r\n")
+            assert client.recv(99).startswith(b"HTTP/1.1 400")
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines == ["127.0.0.1 sent no valid HTTP request to the page's port"] * 3
