@@ -90,7 +90,7 @@ class Peers:
     def _sentences(self) -> dict[str, str]:
         now = self._clock()
         return {
-            address: f"{hangs(role, pid, address)}; its last answer was {now - since:.0f} s ago"
+            address: f"{hangs(role, pid, address)}: no answer for {now - since:.0f} s"
             for (role, address, pid), since in self._silent.items()
             if now - since >= HUNG_SECONDS
         }

@@ -33,7 +33,7 @@ def test_a_peer_hangs_after_a_minute_without_an_answer(monkeypatch: pytest.Monke
         watching.ask()
         assert (watching.hung(), watching.why(address)) == ([], "")
         now = 61.0
-        told = f"the learner (pid 7) exists and does not answer at {address}; its last answer was"
+        told = f"the learner (pid 7) exists and does not answer at {address}: no answer for 61 s"
         assert watching.why(address).startswith(told)
         assert watching.hung() == [watching.why(address)]
         found["learner"] = (address, 8)  # it was killed, and started again
