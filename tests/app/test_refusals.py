@@ -325,7 +325,7 @@ def test_status_refuses_what_it_cannot_measure(
     assert "is a file: name the run's folder" in capsys.readouterr().err
     for seconds in ("0", "-1"):
         assert status.main([str(tmp_path), "--seconds", seconds]) == USAGE
-        assert f"--seconds {seconds}: must be above 0" in capsys.readouterr().err
+        assert f"--seconds {seconds}: must be finite and above 0" in capsys.readouterr().err
 
 
 def test_a_demo_at_an_impossible_place_is_refused(
@@ -357,6 +357,8 @@ def test_what_is_printed_is_no_markup(tmp_path: Path, capsys: pytest.CaptureFixt
         "not_ready": {},
         "conditions": {},
         "starting": {},
+        "unknown": {},
+        "hung": {},
     }
     console.print(status.table(Path("x[bold]y"), {}, none))
     assert "x[bold]y" in capsys.readouterr().out
