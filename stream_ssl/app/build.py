@@ -22,6 +22,7 @@ from memory.descriptors import Embedding, Vector
 from memory.eviction import Policy
 from memory.process_group import SINGLE_PROCESS, RankGroup
 from stream_ssl.app.failures import check_writable, first_line
+from stream_ssl.app.trust import DOWNLOADERS, without_downloads
 from stream_ssl.batch import START, Offset
 from stream_ssl.ingest.batches import Batches, JournalShare
 from stream_ssl.ingest.decode import Decoder, VectorDecoder
@@ -83,6 +84,14 @@ def backbone(settings: Namespace) -> ResNet | MLP | Model:
         load_weights(encoder, weights, head)
     freeze_stages(encoder, frozen)
     return encoder
+
+
+def forget_first_weights(settings: Namespace) -> None:
+    """Let the encoder read no weights to begin with: a checkpoint holds all of them."""
+    settings.encoder.weights = None
+    if settings.encoder.model is not None:
+        packages = (*DOWNLOADERS, "stream_ssl")
+        settings.encoder.model = without_downloads(settings.encoder.model.as_dict(), packages)
 
 
 def vectors(settings: Namespace) -> Vectors | None:

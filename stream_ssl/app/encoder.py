@@ -213,7 +213,7 @@ def run_encoder(
         load: puts weights into the network; None leaves those of before the first update.
     """
     if load is not None:
-        settings.encoder.weights = None  # the file may be gone by now
+        build.forget_first_weights(settings)  # what held them may be gone by now
     with OwnRandomness(0, torch.device("cpu")):  # the caller's generators stay as they are
         network = build.method(settings)
     if load is not None:
@@ -279,6 +279,7 @@ def _exported(folder: Path, of: Of | None, trust_code: bool) -> Encoder:
     sections = {name: found[name] for name in PARTS if found.get(name)}
     sections["views"] = found["views"] | found["normalisation"]
     settings = _settings(sections, f"{folder}: its", trust_code)
+    build.forget_first_weights(settings)
     with torch.random.fork_rng(devices=[]):
         backbone = build.backbone(settings)
         projector = Projector(backbone.dim, **settings.projector) if found["projector"] else None

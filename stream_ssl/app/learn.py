@@ -111,7 +111,7 @@ class Process:
             log.warning("%s", line)
         settings = parser.instantiate(settings)
         if saved is not None:
-            settings.encoder.weights = None  # the checkpoint holds all of them
+            build.forget_first_weights(settings)
         reader, start = self._open_journal(settings, saved, stack)
         self.learner = build.learner(settings, self._batches, start, self._ranks.group)
         if saved is not None:

@@ -19,6 +19,7 @@ TIMM_FILES = ("checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay")
 """Arguments of `timm.create_model` that name files or addresses, which timm may unpickle."""
 DOWNLOADS = ("weights", "weights_backbone", "pretrained")
 """Arguments of torchvision's and timm's builders that start a download."""
+DOWNLOADERS = ("torchvision", "timm")
 
 _refused: ContextVar[list[str] | None] = ContextVar("refused", default=None)
 _import_object = _util.import_object
@@ -91,14 +92,16 @@ def _known(found: Any) -> bool:
     return _within(home, OURS) or (issubclass(found, nn.Module) and _within(home, NETWORKS))
 
 
-def without_downloads(value: Any) -> Any:
-    """Return settings in which no builder downloads weights; the file has all of them."""
+def without_downloads(value: Any, packages: tuple[str, ...] = DOWNLOADERS) -> Any:
+    """Return settings in which no builder of these packages asks for weights.
+
+    A checkpoint and an export hold all weights themselves."""
     if isinstance(value, list):
-        return [without_downloads(part) for part in value]
+        return [without_downloads(part, packages) for part in value]
     if not isinstance(value, Mapping):
         return value
-    kept = {name: without_downloads(part) for name, part in value.items()}
-    if _within(str(kept.get("class_path", "")), ("torchvision", "timm")):
+    kept = {name: without_downloads(part, packages) for name, part in value.items()}
+    if _within(str(kept.get("class_path", "")), packages):
         for options in ("init_args", "dict_kwargs"):
             if isinstance(arguments := kept.get(options), dict):
                 kept[options] = {k: v for k, v in arguments.items() if k not in DOWNLOADS}
