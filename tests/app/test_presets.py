@@ -15,6 +15,7 @@ from table import table
 
 from stream_ssl.app import build, config, restart
 from stream_ssl.batch import START, Batch
+from stream_ssl.learning.efficientnet_lite import EfficientNetLite0
 from stream_ssl.learning.learner import Learner
 from stream_ssl.learning.records import StepRecord
 from stream_ssl.methods import METHODS
@@ -23,7 +24,8 @@ ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "deploy" / "configs"
 PRESETS = sorted((CONFIGS / "presets").glob("*.yaml"))
 SETTINGS = ("paper", "today")
-KINDS = [file.stem for file in PRESETS if file.stem not in SETTINGS]
+PRETRAINED = ("pretrained-start", "pretrained-descriptor")
+KINDS = [file.stem for file in PRESETS if file.stem not in (*SETTINGS, *PRETRAINED)]
 CONTRASTIVE = [kind for kind in KINDS if kind not in ("byol", "simsiam")]
 PAIRS = list(zip(KINDS, cycle(("laptop", "gpu")), strict=False))
 SETTINGS_OF = list(zip(CONTRASTIVE, cycle(SETTINGS), strict=False))
@@ -101,6 +103,25 @@ def test_settings_go_over_every_contrastive_method(name: str, how: str) -> None:
     learner = learner_of(CONFIGS / "laptop.yaml", preset(name), preset(how))
     assert learner.method.loss.temperature == {"paper": 0.7, "today": 0.5}[how]
     assert [record.skipped for record in steps(learner, 1)] == [None]
+
+
+@table(
+    ("base", "names"),
+    [
+        ("laptop", ["pretrained-start"]),
+        ("gpu", ["pretrained-start", "pretrained-descriptor"]),
+        ("laptop", ["simclr", "pretrained-descriptor"]),
+    ],
+)
+def test_pretrained_weights_go_over_a_config(base: str, names: list[str]) -> None:
+    files = CONFIGS / f"{base}.yaml", *map(preset, names)
+    settings = settings_of(*files, extra=(*SMALL, "--learner.precision", "float32"))
+    learner = build.learner(settings, Noise(settings), START)
+    assert [record.skipped for record in steps(learner, 1)] == [None]
+    if "pretrained-start" in names:
+        assert isinstance(learner.method.encoder.module, EfficientNetLite0)
+    if "pretrained-descriptor" in names:
+        assert learner.memory.descriptors.shape == (8, 1280)
 
 
 def test_the_paper_s_settings_are_those_of_the_paper() -> None:
