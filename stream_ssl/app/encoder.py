@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from producers._images import as_sample
 from stream_ssl.app import build, config
-from stream_ssl.app.trust import only_known_classes, without_downloads
+from stream_ssl.app.trust import asks_for_download, only_known_classes, without_downloads
 from stream_ssl.bounded_files import read_map
 from stream_ssl.durable import damage
 from stream_ssl.ingest.decode import Decoder, VectorDecoder
@@ -198,7 +198,15 @@ def fresh_encoder(
     device: str = "cpu",
     trust_code: bool = False,
 ) -> Encoder:
-    """Return the encoder as it was before its first update, by a checkpoint's configuration."""
+    """Return the encoder as it was before its first update, by a checkpoint's configuration.
+
+    Nothing is downloaded: in place of weights that were, it has random ones, and a warning says so.
+    """
+    if asks_for_download((stored.get("encoder") or {}).get("model")):
+        log.warning(
+            "the run began with weights that encoder.model downloaded, and nothing is downloaded "
+            "now: the encoder before its first update has random weights instead"
+        )
     return run_encoder(stored_settings(stored, trust_code=trust_code), of).to(device)
 
 

@@ -108,6 +108,15 @@ def without_downloads(value: Any, packages: tuple[str, ...] = DOWNLOADERS) -> An
     return kept
 
 
+def asks_for_download(value: Any) -> bool:
+    """Return whether a builder's settings ask for weights that it would download."""
+    if not isinstance(value, Mapping):
+        return False
+    arguments = {**(value.get("init_args") or {}), **(value.get("dict_kwargs") or {})}
+    named = _within(str(value.get("class_path", "")), DOWNLOADERS)
+    return named and any(arguments.get(name) for name in DOWNLOADS)
+
+
 def _within(name: str, packages: tuple[str, ...]) -> bool:
     return any(name == package or name.startswith(f"{package}.") for package in packages)
 

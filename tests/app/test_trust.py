@@ -12,7 +12,7 @@ from evaluation_run import write_run
 from table import table
 
 import stream_ssl
-from stream_ssl.app.encoder import stored_settings
+from stream_ssl.app.encoder import fresh_encoder, stored_settings
 from stream_ssl.durable import seal
 from stream_ssl.learning.encoder import ResNet
 from stream_ssl.learning.saved import STATE
@@ -97,6 +97,16 @@ def test_a_file_from_elsewhere_starts_no_download(config: dict[str, Any]) -> Non
     pretrained = spec("torchvision.models.resnet18", weights="IMAGENET1K_V1")
     settings = stored_settings(changed(config, "encoder.model", pretrained))
     assert settings.encoder.model.init_args.weights is None
+
+
+def test_random_weights_in_place_of_downloaded_ones_are_told(
+    config: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    for asked, told in (({"weights": None}, 0), ({"weights": "IMAGENET1K_V1"}, 1)):
+        model = spec("torchvision.models.resnet18", **asked)
+        size = config | {"decoder": config["decoder"] | {"channels": 3}}
+        fresh_encoder(changed(size, "encoder.model", model))
+        assert caplog.text.count("has random weights instead") == told
 
 
 def test_a_network_of_absurd_size_is_refused() -> None:
