@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from jsonargparse import Namespace
 from test_own_models import Some
 
 import stream_ssl
-from stream_ssl.app import build, cli, config
+from stream_ssl.app import build, cli, config, learn
 from stream_ssl.app.encoder import facts, find, fresh_encoder
 from stream_ssl.batch import START
 from stream_ssl.learning import efficientnet_lite
@@ -30,7 +31,8 @@ START_PRESET, DESCRIPTOR_PRESET = (
 
 def parsed(folder: Path, *presets: str) -> tuple[Any, Namespace]:
     file = folder / "config.yaml"  # JSON is YAML
-    file.write_text(json.dumps(SETTINGS | {"run": str(folder / "run")}))
+    http = {"learner": "127.0.0.1:0"}
+    file.write_text(json.dumps(SETTINGS | {"run": str(folder / "run"), "http": http}))
     parser = config.learner_parser()
     words = [word for preset in presets for word in ("--config", preset)]
     return parser, config.read(
@@ -59,7 +61,7 @@ def begun(folder: Path, *presets: str) -> tuple[Learner, Checkpointer]:
 def test_a_run_from_pretrained_weights_goes_on_and_is_exported_without_the_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    learner, checkpointer = begun(tmp_path, START_PRESET)
+    learner, _ = begun(tmp_path, START_PRESET)
     image_BCHW = torch.randint(0, 256, (4, 3, 32, 32)).to(torch.uint8)
     expected_BF = learner.method.features(learner.views.plain(image_BCHW))
     first = fresh_encoder(facts(find(tmp_path / "run"))["config"])
@@ -71,14 +73,14 @@ def test_a_run_from_pretrained_weights_goes_on_and_is_exported_without_the_packa
 
     monkeypatch.setattr(efficientnet_lite, "PACKAGE", "no_such_package")
     parser, settings = parsed(tmp_path, START_PRESET)
-    settings = parser.instantiate(settings)
     with pytest.raises(ValueError, match="not installed"):
-        build.method(settings)
-    build.forget_first_weights(settings)
-    again, saved = build.learner(settings, build.EmptyStream(), START), checkpointer.newest()
-    assert saved is not None
-    saved.restore(again)
-    assert torch.equal(again.method.features(again.views.plain(image_BCHW)), expected_BF)
+        build.method(parser.instantiate(settings))
+    words = ["--config", str(tmp_path / "config.yaml"), "--config", START_PRESET]
+    size = ["--decoder.size", "32", "--decoder.channels", "3"]
+    assert cli.main(["check", *words, *size]) == 0  # as a restart
+    with ExitStack() as stack:
+        again = learn.Process(parser, settings, stack).learner
+        assert torch.equal(again.method.features(again.views.plain(image_BCHW)), expected_BF)
     assert torch.equal(stream_ssl.load_encoder(tmp_path / "run")(image_BCHW), expected_BF)
     words = ["export", str(tmp_path / "run"), "--encoder", str(tmp_path / "out"), "--no-onnx"]
     assert cli.main(words) == 0

@@ -96,9 +96,19 @@ def check_learner(parser: ArgumentParser, settings: Namespace, ranks: int = 1) -
         settings.learner.device = "cpu"
     for line in build.without_effect(config.resolved(parser, settings)):
         log.warning("%s", line)
-    learner = build.dry_run(parser.instantiate(settings), ranks)
+    learner = build.dry_run(_instantiated(parser, settings), ranks)
     if settings["from"] is not None and restart.stored(settings.run) is None:
         warm_start(settings, learner)
+
+
+def _instantiated(parser: ArgumentParser, settings: Namespace) -> Namespace:
+    """What a start would build from; a run that goes on has its encoder's weights."""
+    from stream_ssl.app import build
+
+    built: Namespace = parser.instantiate(settings)
+    if restart.stored(settings.run) is not None:
+        build.forget_first_weights(built)
+    return built
 
 
 def summary(parser: ArgumentParser, settings: Namespace, ranks: int = 1) -> str:
@@ -106,7 +116,7 @@ def summary(parser: ArgumentParser, settings: Namespace, ranks: int = 1) -> str:
     from memory.descriptors import Embedding
     from stream_ssl.app import build
 
-    built = parser.instantiate(settings)
+    built = _instantiated(parser, settings)
     network = build.method(built)
     counted = built.memory.descriptor or Embedding()
     encoder = sum(p.numel() for p in network.trained) / 1e6
