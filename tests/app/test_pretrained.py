@@ -64,10 +64,16 @@ def test_a_run_from_pretrained_weights_goes_on_and_is_exported_without_the_packa
     learner, _ = begun(tmp_path, START_PRESET)
     image_BCHW = torch.randint(0, 256, (4, 3, 32, 32)).to(torch.uint8)
     expected_BF = learner.method.features(learner.views.plain(image_BCHW))
+    theirs, ours = EfficientNetLite0(pretrained=True), learner.method.encoder.module
+    kept = {n: torch.equal(v, ours.state_dict()[n]) for n, v in theirs.state_dict().items()}
+    # Convolutions are trained. BatchNorm keeps averages, scales and shifts.
+    assert {n for n, same in kept.items() if not same} == {
+        n for n in kept if n.endswith(".0.weight")
+    }
     first = fresh_encoder(facts(find(tmp_path / "run"))["config"])
     plain_BCHW = (image_BCHW / 255 - 0.498) / 0.502
     with torch.no_grad():
-        begun_BF = EfficientNetLite0(pretrained=True).eval()(plain_BCHW)
+        begun_BF = theirs.eval()(plain_BCHW)
     torch.testing.assert_close(first(image_BCHW), begun_BF)
     assert not torch.equal(begun_BF, expected_BF)
 
