@@ -524,7 +524,7 @@ class Observers:
         self._batches, self._reader = batches, reader
         self._balance, self._drift = Balance(), Drift()
         self._recent_rank = recent_rank or RecentRank()
-        self._collisions, self._jitter = ClassCollisions(), torch.Generator().manual_seed(0)
+        self._collisions = ClassCollisions()
         self._prequential = prequential or Prequential()
         self._held_out, self._device = held_out, device
         self._new = 0  # samples that wait in the learner
@@ -560,7 +560,7 @@ class Observers:
             self._metrics.observe_memory(name, memory.stats(), counts)
         self._metrics.observe_producers(self._memory.holdings())
         self._metrics.observe_collisions(
-            self._collisions.measure(self._memory), near_copies(self._memory, self._jitter)
+            self._collisions.measure(self._memory), near_copies(self._memory)
         )
         self._metrics.observe_balance(self._balance)
         self._metrics.observe_ranks_of(self._recent_rank)

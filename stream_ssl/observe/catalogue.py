@@ -631,7 +631,7 @@ CATALOGUE: tuple[Spec, ...] = (
     ),
     Spec(
         "learner", "gauge", "memory_near_copies_ratio", "ratio",
-        "Share of the working memory's slots that another slot nearly copies, on its descriptor.",
+        "Share of the working memory's slots that are near-duplicates of another slot.",
         "Above a few per cent: the stream repeats itself faster than the memory sorts it out. "
         "Absent where the memory keeps no images, or counts on embeddings.",
     ),

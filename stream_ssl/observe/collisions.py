@@ -7,15 +7,17 @@ Shapes: B batch, K slots, D embedding, A descriptor, N bins of the cosine, S slo
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.optimize import isotonic_regression
 from torch import Tensor
+from torch.nn.functional import pad
 
 from memory.descriptors import Vector
+from memory.near_duplicates import NEIGHBOURS, are_near_duplicates, distance, sketch
 
 if TYPE_CHECKING:
     from memory import WorkingMemory
@@ -27,12 +29,6 @@ LEAST = 100
 
 LOOKED_AT = 256
 """Slots of which the nearest other one is sought."""
-
-LEAST_COSINE = 0.9
-"""Least cosine of near-copies; jitter may move a tiny or a noisy image further than that."""
-
-SHIFT, NOISE, BRIGHTNESS = 1, 4, 6
-"""Pixels, and levels of 255, by which a near-copy may differ, as those of producers.shaping do."""
 
 
 class Calibration:
@@ -115,44 +111,31 @@ class ClassCollisions:
         return self._calibration.mean(cosine_BK[other_BK])
 
 
-def near_copies(memory: WorkingMemory, generator: torch.Generator) -> float | None:
-    """Share of the slots that another slot nearly copies: one as near as 19 of 20 jittered copies
-    of an image are to it, on the memory's descriptor, and no further than `LEAST_COSINE`.
+def near_copies(memory: WorkingMemory) -> float | None:
+    """Share of the slots that are near-duplicates of another slot, by memory.near_duplicates.
 
-    None where that cannot be told: no images, or vectors in their place, or a descriptor that moves
-    with the encoder, by which near-copies come to look like strangers.
+    A slot is compared with those that are nearest to it by the memory's descriptor. None where that
+    cannot be told: no images, or vectors in their place, or a descriptor that moves with the
+    encoder, by which near-copies come to look like strangers.
 
     Args:
         memory: an even sample of its slots is looked at.
-        generator: of the jitter, on the CPU.
     """
     count, descriptor = len(memory), memory.descriptor
     if count < 2 or memory.images is None or descriptor.moves or not descriptor.needs_images:
         return None
     if isinstance(descriptor, Vector):
         return None
-    slot_S = torch.arange(min(count, LOOKED_AT), device=memory.device) * count
-    slot_S = slot_S // min(count, LOOKED_AT)
+    looked_at, near = min(count, LOOKED_AT), min(count - 1, NEIGHBOURS)
+    slot_S = torch.arange(looked_at, device=memory.device) * count // looked_at
+    cosine_SK = memory.descriptors[slot_S] @ memory.descriptors.T
+    cosine_SK[torch.arange(looked_at, device=memory.device), slot_S] = -2.0
+    near_Sn = cosine_SK.topk(near, dim=1).indices
+    other_N, place_N = torch.unique(near_Sn, return_inverse=True)
     try:
-        image_SCHW = memory.images_of(slot_S)
+        one_SSS, other_NSS = (sketch(memory.images_of(slots)) for slots in (slot_S, other_N))
     except ValueError:  # one is lost: see memory_lost_images
         return None
-    row_SA, row_KA = memory.descriptors[slot_S], memory.descriptors
-    copy_SA = descriptor(memory.embeddings[slot_S], jittered(image_SCHW, generator))
-    least = torch.quantile((row_SA * copy_SA).sum(dim=1).float(), 0.05).clamp_min(LEAST_COSINE)
-    cosine_SK = row_SA @ row_KA.T
-    cosine_SK[torch.arange(len(slot_S), device=memory.device), slot_S] = -1.0
-    return float((cosine_SK.amax(dim=1) >= least).float().mean())
-
-
-def jittered(image_BCHW: Tensor, generator: torch.Generator) -> Tensor:
-    """uint8 images moved by up to a pixel, a little brighter or darker, and noised."""
-    draw: dict[str, Any] = {"generator": generator, "dtype": torch.int16}
-    change = torch.randint(-NOISE, NOISE + 1, image_BCHW.shape, **draw)
-    change += torch.randint(-BRIGHTNESS, BRIGHTNESS + 1, (len(image_BCHW), 1, 1, 1), **draw)
-    moved = torch.empty_like(image_BCHW, dtype=torch.int16)
-    steps = range(-SHIFT, SHIFT + 1)
-    shifts = [(down, right) for down in steps for right in steps]
-    for first, shift in enumerate(shifts):  # each for every ninth image
-        moved[first :: len(shifts)] = torch.roll(image_BCHW[first :: len(shifts)], shift, (2, 3))
-    return (moved + change.to(moved.device)).clamp(0, 255).to(torch.uint8)
+    far_N = distance(one_SSS.repeat_interleave(near, dim=0), other_NSS[place_N.flatten()])
+    two_S2 = pad(far_N.view(looked_at, near).sort(dim=1).values, (0, 1), value=torch.inf)[:, :2]
+    return float(are_near_duplicates(two_S2).float().mean())
