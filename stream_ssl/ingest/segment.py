@@ -321,7 +321,7 @@ def publish_segment(fresh: Path, path: Path) -> Path:
 def delete_segment(path: Path) -> None:
     """Deletes a segment, which no reader can open half deleted; a missing one is no error."""
     gone = path.with_name(f"{_OLD}{path.name}")
-    for step in (shutil.rmtree, path.rename, shutil.rmtree):  # first what an attempt before left
+    for step in (_remove, path.rename, _remove):  # first what an attempt before left
         with contextlib.suppress(FileNotFoundError):
             step(gone)
 
@@ -334,9 +334,17 @@ def finish_interrupted(folder: Path) -> None:
         if fresh.exists() and not path.exists():
             fresh.rename(path)
             sync(folder)
-        shutil.rmtree(gone)
+        _remove(gone)
     for fresh in folder.glob(f"{_NEW}{_PREFIX}*"):
-        shutil.rmtree(fresh)
+        _remove(fresh)
+
+
+def _remove(path: Path) -> None:
+    """Deletes a segment. Of a link or a file in its place nothing else is deleted."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 # -- an open segment
