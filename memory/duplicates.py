@@ -109,7 +109,7 @@ class Duplicates:
 
 
 class Found:
-    """The answer of the test: which newcomers are duplicates, and which were let in.
+    """Which newcomers are duplicates by the test, and which of them were let in.
 
     Args:
         held: k when the batch began.
@@ -130,7 +130,7 @@ class Found:
         self.nearest_B: NDArray[np.int64] = np.full(len(duplicate_B), NOBODY)
 
     def enter(self, rows: Rows, columns: Columns) -> Rows:
-        """Return the newcomers let in. What merged into a row raises its multiplicity."""
+        """Return the newcomers that were let in. Each merged one raises its twin's multiplicity."""
         twins = self.twin_B[self.twin_B != NOBODY]
         if len(twins):
             more = torch.from_numpy(np.bincount(twins, minlength=self.held + len(rows)))

@@ -349,7 +349,7 @@ def _look_closely(
 def _in_turn(
     sketch_BSS: Tensor, key_BA: Tensor, held_Bn: Tensor, action: Action
 ) -> tuple[Tensor, Tensor, NDArray[np.bool_]]:
-    """Compare each sample with earlier samples of its batch: the nearest of those let in.
+    """Compare each sample with the nearest earlier samples of its batch that were let in.
 
     Those depend on the answer, so it is found in rounds. Each round takes the answer of the round
     before as given. A sample's answer is right once those of all earlier samples are, so the

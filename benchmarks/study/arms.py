@@ -198,7 +198,7 @@ SAME_DOOR = (
     behind("vmf0.1"),
     behind("redundant0.03"),
 )
-"""What to evict, all else equal."""
+"""These arms differ only in what the memory evicts."""
 
 HARDEST = ("shuffled", "x27-iid", "parked", "shift", "crawl")
 """Streams that differ in what they ask of a memory."""

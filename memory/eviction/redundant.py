@@ -34,7 +34,7 @@ class Redundant(MostDuplicated):
         at_least: expected duplicates, above 0.
 
     Raises:
-        ValueError: `at_least` is not a positive number, or the score is none.
+        ValueError: `at_least` is not a positive number, or the score is no Score.
 
     >>> from memory import WorkingMemory
     >>> memory = WorkingMemory(3, 2, Redundant())

@@ -168,7 +168,7 @@ NOT_FINITE = re.compile(
 
 
 class Parser(ArgumentParser):
-    """Whose errors are worth reading, and whose numbers are finite."""
+    """A parser that explains its errors and refuses numbers that are not finite."""
 
     def parse_args(self, *arguments: Any, **options: Any) -> Namespace:  # type: ignore[override]
         """Parse as jsonargparse does, and exit with an error on a number that is not finite."""

@@ -131,7 +131,7 @@ class Announcement:
 
 
 def _entry_of(run: Path, role: str) -> dict[str, str] | None:
-    """What the file says of this process; None: nothing, or the file cannot be used."""
+    """Return what the file says of this process, or None if it says nothing or cannot be used."""
     try:
         entry = dict(read_map(run / FILE)[role])
     except (OSError, ValueError, LookupError, TypeError):

@@ -31,7 +31,7 @@ STAGES = (
     (6, 192, 5, 2, 4),
     (6, 320, 3, 1, 1),
 )
-"""Of each stage: expansion, channels, kernel, stride of the first block, blocks."""
+"""Each stage has an expansion, channels, a kernel, its first block's stride, and blocks."""
 
 
 class EfficientNetLite0(nn.Module):

@@ -41,7 +41,7 @@ ROLES: tuple[Role, ...] = ("receiver", "learner")
 MOST_ANSWER = 8 << 20
 """Bytes of the other process's answer, at most."""
 PEER_SECONDS, STATE_SECONDS = 15.0, 4.0
-"""Seconds that the other process has for an answer, and for the state alone, which is quick."""
+"""The other process must answer within so many seconds. Its state alone is quicker to give."""
 ASKED_BY_PEER = "x-stream-ssl-asked-by"
 MOST_ROWS = 512
 
