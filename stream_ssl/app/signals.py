@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import queue
 import signal
 import threading
 
@@ -31,11 +32,13 @@ def stop_on_signals() -> threading.Event:
     """
     stop = threading.Event()
     alone = not any(name in os.environ for name in STARTED_BY)
+    came = queue.SimpleQueue[int]()
+    threading.Thread(target=_obey, args=(came, stop), daemon=True).start()
 
     def handle(number: int, _frame: object) -> None:
         if alone and stop.is_set():
-            os._exit(128 + number)
-        stop.set()
+            os._exit(KILLED + number)
+        came.put(number)
 
     signal.signal(signal.SIGTERM, handle)
     signal.signal(signal.SIGINT, handle)
@@ -44,6 +47,18 @@ def stop_on_signals() -> threading.Event:
     if parent := os.environ.get(PARENT):
         threading.Thread(target=watch_parent, args=(int(parent), stop), daemon=True).start()
     return stop
+
+
+def _obey(came: queue.SimpleQueue[int], stop: threading.Event) -> None:
+    """Set `stop` whenever a signal came.
+
+    The handler must not set the event itself. It runs in the main thread, perhaps in the middle of
+    `stop.wait()`, which holds the event's lock. Setting it there would wait for that lock for ever.
+    `SimpleQueue.put` may interrupt anything.
+    """
+    while True:
+        came.get()
+        stop.set()
 
 
 def watch_parent(parent: int, stop: threading.Event) -> None:

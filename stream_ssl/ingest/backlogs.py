@@ -9,6 +9,7 @@ process (`Assertion failed: !_io_error`, up to 4.3.5 and in its sources of 2026)
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import math
 import resource
@@ -32,6 +33,7 @@ log = logging.getLogger(__name__)
 WIRE_PER_CREDIT = 4
 """Bytes of tiny packets under CURVE, for one of header and payload."""
 
+_LIBC = ctypes.CDLL(None)
 _TCP_INFO = struct.Struct("128xQ")  # tcpi_bytes_received in Linux's struct tcp_info
 _HEARTBEAT_BYTES = 256  # a second, at most, that belong to no message
 _FRAME_OVERHEAD = 64  # bytes that ZMTP and CURVE put around a frame, at most
@@ -54,6 +56,7 @@ class _Connection:
     allowed: int = 0  # beside those, of what TCP received before the last check; or less than none
     ended: bool = True  # whether a message came whole since the last check
     silent_since: float | None = None  # when accepted, until a message comes or it is counted
+    cut: bool = False  # libzmq has not closed it yet
 
 
 class Backlogs:
@@ -170,7 +173,7 @@ class Backlogs:
             return 0
         before, held, waiting = self.cut, _resident(), dict[int, int]()
         with self._following:
-            connections = dict(self._connections)
+            connections = {key: one for key, one in self._connections.items() if not one.cut}
         for descriptor, connection in connections.items():
             with contextlib.suppress(OSError, struct.error), _borrowed(descriptor) as tcp:
                 if connection.peer == _LOCAL:
@@ -178,9 +181,9 @@ class Backlogs:
                 else:
                     waiting[descriptor] = self._check(tcp, connection, now)
         if held > self._memory and self.cut == before:
-            self._cut_worst(connections, waiting, held)
-        if self.cut > before:  # what the allocator keeps is not held against those that come
-            self._memory = max(self._memory, held)
+            _release()
+            if (held := _resident()) > self._memory:
+                self._cut_worst(connections, waiting, held)
         self._next = now + (time.monotonic() - now) / _CHECK_SHARE
         return self.cut - before
 
@@ -203,6 +206,7 @@ class Backlogs:
         if waiting > self._limit and tcp.getpeername() == connection.peer:
             self._cut_off(
                 tcp,
+                connection,
                 f"{connection.peer[0]} off: {waiting} bytes came of it that could not be read yet, "
                 f"at most {self._limit} may; it ends no message, or ignores its credit",
             )
@@ -212,26 +216,31 @@ class Backlogs:
         self, connections: Mapping[int, _Connection], waiting: Mapping[int, int], held: int
     ) -> None:
         worst = max(waiting.values(), default=0)
+        if worst < _LEAST_CUT:  # the allocator keeps it: that is not held against those that come
+            self._memory = held
         for descriptor, size in waiting.items():
             if 2 * size >= worst and size >= _LEAST_CUT:
-                peer = connections[descriptor].peer
+                connection = connections[descriptor]
+                why = (
+                    f"{connection.peer[0]} off: {size:,} bytes of it wait, as much as of any, and "
+                    f"{held:,} bytes of memory are held here"
+                )
                 with contextlib.suppress(OSError), _borrowed(descriptor) as tcp:
-                    if tcp.getpeername() == peer:
-                        self._cut_off(
-                            tcp,
-                            f"{peer[0]} off: {size} bytes of it wait, as much as of any, and "
-                            f"{held:,} bytes of memory are held here",
-                        )
+                    if tcp.getpeername() == connection.peer:
+                        self._cut_off(tcp, connection, why)
 
     def _check_local(self, local: socket.socket, connection: _Connection, held: int) -> None:
         if not connection.ended and held > self._memory:
             self._cut_off(
-                local, f"this machine off: it ends no message, and {held:,} bytes are held here"
+                local,
+                connection,
+                f"this machine off: it ends no message, and {held:,} bytes are held here",
             )
         connection.ended = False
 
-    def _cut_off(self, connection: socket.socket, why: str) -> None:
-        connection.shutdown(socket.SHUT_RDWR)
+    def _cut_off(self, descriptor: socket.socket, connection: _Connection, why: str) -> None:
+        descriptor.shutdown(socket.SHUT_RDWR)
+        connection.cut = True
         self.cut += 1
         self._limited_log.warning("backlog", f"cut a connection from {why}; look at what it runs")
 
@@ -243,6 +252,12 @@ def _resident() -> int:
     except (OSError, ValueError):
         return 0
     return (int(resident) - int(shared)) * resource.getpagesize()
+
+
+def _release() -> None:
+    """Give memory that was freed back to the system, where the C library can (glibc)."""
+    with contextlib.suppress(AttributeError):
+        _LIBC.malloc_trim(0)
 
 
 @contextlib.contextmanager

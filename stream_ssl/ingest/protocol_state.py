@@ -310,8 +310,9 @@ class ProtocolState:
 
     def _yields(self, other: Session, hello: Hello, now: float) -> bool:
         """Whether a HELLO must give way to the producer's other connection; else that one ends."""
-        if other.epoch > hello.epoch:
-            # A clock may have gone back: the newer one wins only if it is still connected.
+        if other.epoch > hello.epoch or not hello.epoch:
+            # A clock may have gone back, so the other one wins only if it is still connected. It
+            # also wins over a question (epoch 0) while it is about to claim the name itself.
             self._ack(other, now)
             if self.sessions.by_producer(hello.producer) is other:
                 return True

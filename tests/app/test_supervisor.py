@@ -183,6 +183,21 @@ def test_signals_set_the_stop_event(number: signal.Signals) -> None:
         assert process.wait(60) == 0
 
 
+WAITING = (
+    "import signal; from stream_ssl.app.signals import stop_on_signals; stop = stop_on_signals()\n"
+    "with stop._cond: signal.raise_signal(signal.SIGTERM)\n"  # as at any moment of stop.wait()
+    "raise SystemExit(0 if stop.wait(60) else 9)"
+)
+
+
+def test_a_signal_amid_a_wait_for_the_event_sets_it() -> None:
+    with subprocess.Popen(python(WAITING)) as process:
+        try:
+            assert process.wait(20) == 0
+        finally:
+            process.kill()
+
+
 def test_nohup_outlives_its_terminal() -> None:
     with subprocess.Popen(["nohup", *python(ORPHAN)], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

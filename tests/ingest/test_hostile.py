@@ -308,3 +308,17 @@ def test_many_small_messages_buy_no_larger_backlog():
         while not watched.check() and time.monotonic() < end:
             time.sleep(0.01)
         assert watched.backlogs.cut == 1
+
+
+def test_a_connection_that_is_cut_off_counts_once_though_it_is_looked_at_again():
+    """libzmq takes a while to close it."""
+    with Watched(MIB) as watched:
+        for _ in range(8):
+            watched.peer.send(bytes(MIB // 4))
+        now, end = time.monotonic(), time.monotonic() + 10.0
+        while not watched.backlogs.cut and time.monotonic() < end:
+            now += 1000.0  # each look is due
+            watched.backlogs.check(now)
+        for look in range(1, 4):
+            watched.backlogs.check(now + 1000.0 * look)
+        assert watched.backlogs.cut == 1

@@ -207,6 +207,23 @@ def test_an_older_epoch_is_superseded_only_while_the_newer_one_is_connected(prot
     assert protocol.events[2:] == ["WELCOME 0"]
 
 
+@pytest.mark.parametrize("order", [("first", "second"), ("second", "first")])
+def test_of_two_that_ask_for_a_name_at_once_one_goes_on(protocol, order):
+    """Both have asked by epoch 0 before either says HELLO with its own epoch."""
+    routes, own = {"first": b"a", "second": b"b"}, {"first": 7, "second": 8}
+    for route in routes.values():
+        protocol.say(Hello("camera", 0, first=1), route=route)
+    assert protocol.events == ["WELCOME 0", "ACK 0", "NACK 0 superseded"]
+    protocol.events.clear()
+    for name in order:
+        if name == "first":  # the other one has no WELCOME, and asks again
+            protocol.say(Hello("camera", own[name], first=1), route=routes[name])
+        else:
+            protocol.say(Hello("camera", 0, first=1), route=routes[name])
+    assert sorted(protocol.events) == ["ACK 0", "NACK 0 superseded", "WELCOME 0"]
+    assert protocol.sessions.by_producer("camera").route == routes["first"]
+
+
 def test_a_connection_counts_once_though_the_producer_asks_first(protocol, caplog):
     """With epoch 0, whether its name is free; where the answer is late, more than once."""
     caplog.set_level("INFO")
