@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
-from stream_ssl.observe.catalogue import CATALOGUE, Spec
+from stream_ssl.observe.catalogue import CATALOGUE
+from stream_ssl.observe.metric_spec import Spec
 
 PAGE_HEAD = """# Metrics
 

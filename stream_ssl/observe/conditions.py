@@ -10,7 +10,7 @@ import sys
 from dataclasses import dataclass
 from typing import Literal
 
-from stream_ssl.observe.catalogue import Role
+from stream_ssl.observe.metric_spec import Role
 
 Severity = Literal["warning", "critical"]
 

@@ -38,16 +38,14 @@ from stream_ssl.observe.catalogue import (
     CLASSIFIERS,
     EXTREMES,
     PERCENTILES,
-    PREFIX,
     PRODUCERS,
     REFUSALS,
     RESTARTS,
     SIGNALS,
     SKIPS,
-    Role,
-    Spec,
     of_role,
 )
+from stream_ssl.observe.metric_spec import PREFIX, Role, Spec
 from stream_ssl.wire.messages import REASONS
 
 if TYPE_CHECKING:

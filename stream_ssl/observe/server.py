@@ -21,9 +21,9 @@ from starlette.staticfiles import StaticFiles
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from stream_ssl import __version__
-from stream_ssl.observe.catalogue import Role
 from stream_ssl.observe.health import Health, Status
 from stream_ssl.observe.http_access import COOKIE, Guard, log_in, read_form
+from stream_ssl.observe.metric_spec import Role
 from stream_ssl.observe.page import runbooks
 from stream_ssl.observe.page.api import Api, Sources
 from stream_ssl.observe.page.history import History

@@ -20,9 +20,9 @@ from typing import Self
 from prometheus_client import CollectorRegistry
 
 from stream_ssl.observe import conditions as at
-from stream_ssl.observe.catalogue import PREFIX, Role
 from stream_ssl.observe.conditions import CONDITIONS, OF_CHECK, Lit
 from stream_ssl.observe.health import Health
+from stream_ssl.observe.metric_spec import PREFIX, Role
 from stream_ssl.rate_limited_logger import RateLimitedLogger
 
 log = logging.getLogger("stream_ssl.health")

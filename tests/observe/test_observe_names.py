@@ -21,8 +21,9 @@ from stream_ssl.ingest.receiver import ReceiverRecord
 from stream_ssl.learning.checkpoint import CheckpointRecord
 from stream_ssl.learning.learner import Learner
 from stream_ssl.learning.records import StepRecord
-from stream_ssl.observe.catalogue import CATALOGUE, PREFIX, Spec
+from stream_ssl.observe.catalogue import CATALOGUE
 from stream_ssl.observe.catalogue_page import page
+from stream_ssl.observe.metric_spec import PREFIX, Spec
 from stream_ssl.observe.metrics import LearnerMetrics, ReceiverMetrics
 
 ROOT = Path(__file__).parents[2]

@@ -24,10 +24,10 @@ from starlette.routing import Route
 
 from stream_ssl import __version__
 from stream_ssl.bounded_files import read_map
-from stream_ssl.observe.catalogue import Role
 from stream_ssl.observe.conditions import CONDITIONS, of_role
 from stream_ssl.observe.health import Health
 from stream_ssl.observe.http_access import Token
+from stream_ssl.observe.metric_spec import Role
 from stream_ssl.observe.page.history import History
 from stream_ssl.observe.page.producers import SORTS as PRODUCER_SORTS
 from stream_ssl.observe.page.producers import ProducersView

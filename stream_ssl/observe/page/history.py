@@ -15,7 +15,7 @@ from itertools import pairwise
 
 from prometheus_client import CollectorRegistry
 
-from stream_ssl.observe.catalogue import PREFIX, Role
+from stream_ssl.observe.metric_spec import PREFIX, Role
 
 EVERY = 2.0
 """Seconds between two points of the last minutes."""
