@@ -429,11 +429,11 @@ class ProducerNames:
 
 
 def check_kept(policy: Policy) -> None:
-    """ValueError unless a policy can keep shares."""
+    """Raise ValueError unless the policy can keep shares."""
     if not policy.keeps_shares:
         raise ValueError(
-            f"eviction {policy.name} cannot keep shares of producers: set shares to None, or give "
-            "the policy a method choose_shared"
+            f"eviction {policy.name} cannot keep shares of producers: set shares to None "
+            "(`memory.shares: null` in a configuration), or give the policy a method choose_shared"
         )
 
 

@@ -15,11 +15,13 @@ ROOT = Path(__file__).parent.parent
 OURS = ("memory", "producers", "stream_ssl")
 PARTS = (
     *("wire", "ingest", "losses", "methods", "learning", "evaluation"),
-    *("reproduction", "observe", "app", "batch", "durable", "pictures", "rate_limited_logger"),
+    *("reproduction", "observe", "app", "background", "batch", "durable", "pictures"),
+    "rate_limited_logger",
 )
 # But in memory, a package of its own.
 ANYWHERE = {
-    f"stream_ssl.{part}" for part in ("batch", "durable", "pictures", "rate_limited_logger")
+    f"stream_ssl.{part}"
+    for part in ("background", "batch", "durable", "pictures", "rate_limited_logger")
 }
 
 # What each part may import of ours, and which heavy libraries it may touch.
@@ -59,6 +61,7 @@ MAY = {
         "memory",
     },
     "stream_ssl.app": {f"stream_ssl.{part}" for part in PARTS} | {"memory", "producers"},
+    "stream_ssl.background": set(),
     "stream_ssl.batch": set(),
     "stream_ssl.bounded_files": set(),
     "stream_ssl.durable": set(),

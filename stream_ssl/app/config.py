@@ -59,8 +59,8 @@ EVICTION: dict[str, Any] = {
     "class_path": "memory.eviction.Redundant",
     "init_args": {"score": None, "at_least": 0.5},
 }
-"""What makes room for newcomers unless told otherwise (docs/duplicates.md). Its score is not named:
-jsonargparse would give it to another policy that is named without one."""
+"""The daemon's default eviction policy (docs/duplicates.md). It names no score, because
+jsonargparse would pass the score on to any other policy that is named without one."""
 
 SHARES = 0.5
 """Part of an equal share of the slots that each producer keeps unless told otherwise."""

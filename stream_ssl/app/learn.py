@@ -26,6 +26,7 @@ from stream_ssl.app.logs import StepLog
 from stream_ssl.app.notify import Notifier
 from stream_ssl.app.page import announced, page_sources, peers_of, process_of
 from stream_ssl.app.warm_start import warm_start
+from stream_ssl.background import Background
 from stream_ssl.batch import START, Offset
 from stream_ssl.ingest.batches import Batches, JournalReplaced, JournalShare
 from stream_ssl.ingest.consumer_offsets import ConsumerOffsets
@@ -44,13 +45,13 @@ from stream_ssl.observe.held_out import HeldOutProbe
 from stream_ssl.observe.metrics import WORKING, LearnerMetrics
 from stream_ssl.observe.page.group import GroupView, Member
 from stream_ssl.observe.page.memory import MemoryView
-from stream_ssl.observe.peers import Peers
+from stream_ssl.observe.peers import ASK_EVERY, Peers
 from stream_ssl.observe.prequential import Prequential
 from stream_ssl.observe.recent_rank import RecentRank
 from stream_ssl.observe.server import Server
 from stream_ssl.observe.shadow import Shadow
 from stream_ssl.observe.slot_history import VerdictFeed
-from stream_ssl.observe.watch import Watch
+from stream_ssl.observe.watch import EVERY, Watch
 from stream_ssl.rate_limited_logger import RateLimitedLogger
 
 log = logging.getLogger("stream_ssl.learner")
@@ -231,21 +232,21 @@ class Process:
             )
         )
         stack.enter_context(server)
-        peers = stack.enter_context(Peers(partial(peers_of, settings.run, ranks.role())))
+        peers = Peers(partial(peers_of, settings.run, ranks.role()))
+        stack.enter_context(Background("peers", peers.ask, ASK_EVERY))
         self._page.hung = peers.why
-        stack.enter_context(
-            Watch(
-                "learner",
-                self.metrics.registry,
-                self.health,
-                self.metrics.light,
-                folders(settings),
-                journal=settings.run / "journal",
-                checkpoint_seconds=settings.checkpoints.every_seconds,
-                first=self._ranks.group.rank == 0,
-                hung=peers.hung,
-            )
+        watch = Watch(
+            "learner",
+            self.metrics.registry,
+            self.health,
+            self.metrics.light,
+            folders(settings),
+            journal=settings.run / "journal",
+            checkpoint_seconds=settings.checkpoints.every_seconds,
+            first=self._ranks.group.rank == 0,
+            hung=peers.hung,
         )
+        stack.enter_context(Background("watch", watch.try_look, EVERY))
         self._where = Announcement(
             settings.run, ranks.role(), http=server.address, **announced(settings)
         )

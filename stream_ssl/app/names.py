@@ -15,16 +15,22 @@ from memory.scores import SCORES, Score
 from producers.sources import SOURCES
 from stream_ssl.evaluation.labelled import Labelled
 from stream_ssl.losses import LOSSES, Loss
-from stream_ssl.methods import METHODS, Method, MoCo
+from stream_ssl.methods import METHODS, Method
 
 TABLES: dict[Any, tuple[str, dict[str, type]]] = {
     Loss: ("loss", LOSSES),
-    Method: ("method", METHODS | {"d-moco": MoCo}),  # MoCo on a memory with the default policy
+    Method: ("method", METHODS),
     Policy: ("eviction policy", POLICIES),
     Score: ("score", SCORES),
     Labelled: ("source", SOURCES),
 }
 """By the type of an option: what it names, and the table."""
+
+D_MOCO = (
+    "method d-moco: D-MoCo is moco with the memory of the DUEL paper, and a method's name sets no "
+    "memory; leave the name out and add --config deploy/configs/presets/d-moco.yaml"
+)
+"""The error for a name that older versions took for MoCo on the default memory."""
 
 _by_class_name = _typehints.resolve_class_path_by_name
 
@@ -35,6 +41,8 @@ def class_path(cls: Any, name: str) -> str:
     Raises:
         ValueError: there is no such name; the message lists those there are.
     """
+    if cls is Method and name == "d-moco":
+        raise ValueError(D_MOCO)
     what, table = TABLES.get(cls, ("", {}))
     known = {found.__name__: found for found in table.values()} | table
     if name in known:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import threading
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Self
 
+from stream_ssl.background import Background
 from stream_ssl.observe.health import Health
 
 log = logging.getLogger(__name__)
@@ -36,39 +35,30 @@ class Notifier:
         if self._address.startswith("@"):  # of Linux's abstract names
             self._address = "\0" + self._address[1:]
         watchdog = environment.get("WATCHDOG_USEC", "")
-        self._every = int(watchdog) / 3e6 if watchdog.isdigit() and int(watchdog) else EVERY
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="notify", daemon=True)
+        every = int(watchdog) / 3e6 if watchdog.isdigit() and int(watchdog) else EVERY
+        self._background = Background("notify", self._tell, every)
 
     def __enter__(self) -> Self:
         if self._address:
             self._say("READY=1")
-            self._thread.start()
+            self._tell()
+            self._background.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
-        self._over.set()
+    def __exit__(self, *error: object) -> None:
+        self._background.close()
         if self._address:
-            self._thread.join()
             self._say("STOPPING=1")
 
-    def _run(self) -> None:
-        while True:
-            live, ready = self._health.live(), self._health.ready()
-            status = "; ".join(
-                f"{name}: {part.get('detail') or 'not ready'}"
-                for name, part in ready.parts.items()
-                if not part["ok"]
-            )
-            line = " ".join(status.split()) or "ready"  # a line break would end the assignment
-            self._say(f"STATUS={line}" + ("\nWATCHDOG=1" if live.ok else ""))
-            if self._over.wait(self._every):
-                return
+    def _tell(self) -> None:
+        live, ready = self._health.live(), self._health.ready()
+        status = "; ".join(
+            f"{name}: {part.get('detail') or 'not ready'}"
+            for name, part in ready.parts.items()
+            if not part["ok"]
+        )
+        line = " ".join(status.split()) or "ready"  # a line break would end the assignment
+        self._say(f"STATUS={line}" + ("\nWATCHDOG=1" if live.ok else ""))
 
     def _say(self, message: str) -> None:
         try:

@@ -20,6 +20,7 @@ from stream_ssl.app.endpoints import Announcement, hold_role, load
 from stream_ssl.app.failures import configuring, listening
 from stream_ssl.app.notify import Notifier
 from stream_ssl.app.page import announced, page_sources, peers_of
+from stream_ssl.background import Background
 from stream_ssl.ingest.access import Access
 from stream_ssl.ingest.consumer_offsets import ConsumerOffsets
 from stream_ssl.ingest.journal import Journal
@@ -28,9 +29,9 @@ from stream_ssl.ingest.verdicts import VerdictInbox
 from stream_ssl.observe.health import STARTING, Health
 from stream_ssl.observe.metrics import ReceiverMetrics
 from stream_ssl.observe.page.producers import ProducersView
-from stream_ssl.observe.peers import Peers
+from stream_ssl.observe.peers import ASK_EVERY, Peers
 from stream_ssl.observe.server import Server
-from stream_ssl.observe.watch import Watch
+from stream_ssl.observe.watch import EVERY, Watch
 from stream_ssl.wire.address import check_bind, require_loopback
 from stream_ssl.wire.run_folder import KEYS, make_keys
 
@@ -72,12 +73,13 @@ def receive(settings: Namespace, resolved: Mapping[str, Any], stop: threading.Ev
                 lambda: Server(metrics.registry, health, "receiver", host, port, public, sources)
             )
             stack.enter_context(server)
-            peers = stack.enter_context(Peers(partial(peers_of, settings.run, "receiver")))
+            peers = Peers(partial(peers_of, settings.run, "receiver"))
+            stack.enter_context(Background("peers", peers.ask, ASK_EVERY))
             sources.hung = peers.why
             watch = Watch(
                 *("receiver", metrics.registry, health, metrics.light, folders), hung=peers.hung
             )
-            stack.enter_context(watch)
+            stack.enter_context(Background("watch", watch.try_look, EVERY))
             access = access_of(settings, settings.run)
             journal = Journal(settings.run / "journal", **settings.journal)
             stack.callback(journal.close)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Mapping
-from types import TracebackType
 
 import numpy as np
 import torch
@@ -56,12 +55,7 @@ class OwnRandomness:
         self._write(self._mine)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._mine = self._read()
         self._write(self._outer)
 

@@ -112,11 +112,11 @@ class ClassCollisions:
 
 
 def near_copies(memory: WorkingMemory) -> float | None:
-    """Share of the slots that are near-duplicates of another slot, by memory.near_duplicates.
+    """Return the share of the slots that are near-duplicates of another slot.
 
-    A slot is compared with those that are nearest to it by the memory's descriptor. None where that
-    cannot be told: no images, or vectors in their place, or a descriptor that moves with the
-    encoder, by which near-copies come to look like strangers.
+    Each slot is compared with the slots that are nearest to it by the memory's descriptor. The
+    share is None if the memory holds no images. It is also None if the descriptor depends on the
+    encoder, because training moves the descriptors of near-duplicates apart.
 
     Args:
         memory: an even sample of its slots is looked at.

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import http.client
-import logging
-import threading
 import time
 from collections.abc import Callable, Mapping
-from types import TracebackType
-from typing import Self
 from urllib.parse import urlsplit
 
 from stream_ssl.observe.conditions import HUNG_SECONDS
-
-log = logging.getLogger("stream_ssl.health")
 
 ASK_EVERY, ASK_SECONDS = 10.0, 3.0
 """Seconds between two rounds of questions, and seconds that a peer has for its answer."""
@@ -41,7 +35,9 @@ def answers(address: str) -> bool:
 
 
 class Peers:
-    """Remembers for how long each peer has not answered; a context manager with a thread.
+    """Remembers for how long each peer has not answered.
+
+    Call `ask` every ASK_EVERY seconds.
 
     Args:
         find: gives the peers that exist now.
@@ -53,21 +49,6 @@ class Peers:
     ) -> None:
         self._find, self._clock = find, clock
         self._silent: dict[tuple[str, str, int], float] = {}  # since when
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="peers", daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._stop.set()
-        self._thread.join()
 
     def ask(self) -> None:
         """Ask each peer once."""
@@ -94,10 +75,3 @@ class Peers:
             for (role, address, pid), since in self._silent.items()
             if now - since >= HUNG_SECONDS
         }
-
-    def _run(self) -> None:
-        while not self._stop.wait(ASK_EVERY):
-            try:
-                self.ask()
-            except Exception:  # a fault here must not end the questions
-                log.exception("the other processes of the run cannot be asked")

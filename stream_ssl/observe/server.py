@@ -21,12 +21,13 @@ from starlette.staticfiles import StaticFiles
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from stream_ssl import __version__
+from stream_ssl.background import Background
 from stream_ssl.observe.health import Health, Status
 from stream_ssl.observe.http_access import COOKIE, Guard, log_in, read_form
 from stream_ssl.observe.metric_spec import Role
 from stream_ssl.observe.page import runbooks
 from stream_ssl.observe.page.api import Api, Sources
-from stream_ssl.observe.page.history import History
+from stream_ssl.observe.page.history import EVERY, History
 from stream_ssl.rate_limited_logger import RateLimitedLogger
 from stream_ssl.wire.address import is_loopback_host
 
@@ -83,6 +84,7 @@ class Server:
         self.sources = Sources() if sources is None else sources
         check_public(host, public or self.sources.token is not None)
         self._history = History(registry, role)
+        self._sampling = Background("history", self._history.sample, EVERY)
         self._socket = _listen(host, port)
         shown = reachable(host)
         self.address = f"http://{shown}:{self._socket.getsockname()[1]}"
@@ -110,7 +112,8 @@ class Server:
 
         Connections are taken from the moment of construction; they are answered from now on.
         """
-        self._history.start()
+        self._history.sample()
+        self._sampling.start()
         self._thread.start()
         return self.address
 
@@ -119,7 +122,7 @@ class Server:
         if self._thread.is_alive():
             self._server.should_exit = True
             self._thread.join()
-        self._history.close()
+        self._sampling.close()
         self._socket.close()
 
     def __enter__(self) -> Server:

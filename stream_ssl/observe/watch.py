@@ -1,6 +1,6 @@
 """Decides which conditions of a process are lit, from the process's own metrics.
 
-A thread reads the metrics every two seconds, so that it also sees a loop that has stopped.
+A `Background` reads the metrics every two seconds, so that it also sees a loop that has stopped.
 """
 
 from __future__ import annotations
@@ -8,14 +8,11 @@ from __future__ import annotations
 import logging
 import math
 import statistics
-import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from prometheus_client import CollectorRegistry
 
@@ -189,7 +186,7 @@ class Silence:
 
 
 class Watch:
-    """Looks at a process's metrics and health, and lights conditions; a context manager.
+    """Looks at a process's metrics and health, and lights conditions.
 
     A condition that begins is logged as a WARNING, one that ends as INFO.
 
@@ -236,32 +233,17 @@ class Watch:
         self._lit: dict[tuple[str, str], Lit] = {}
         self._seen: dict[tuple[str, str], float] = {}
         self._log = RateLimitedLogger(log, seconds=600.0, lines=3)
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._stop.wait(EVERY):
-            try:
-                self.look()
-            except Exception as error:  # a fault here must not end what is watched
-                text = f"the conditions cannot be decided: {type(error).__name__}: {error}"
-                self._health.set("conditions", False, text)
-                self._log.log(logging.ERROR, "conditions", text, exc_info=True)
-            else:
-                self._health.set("conditions", True)
+    def try_look(self) -> None:
+        """Look, and tell the health whether that worked. Call it every EVERY seconds."""
+        try:
+            self.look()
+        except Exception as error:
+            text = f"the conditions cannot be decided: {type(error).__name__}: {error}"
+            self._health.set("conditions", False, text)
+            self._log.log(logging.ERROR, "conditions", text, exc_info=True)
+        else:
+            self._health.set("conditions", True)
 
     def look(self) -> None:
         """Decide once which conditions are lit."""

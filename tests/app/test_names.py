@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import importlib
+import re
 from pathlib import Path
 
 import pytest
 import yaml
 from table import table
 
-from memory.scores import VonMisesFisher
+from memory.scores import Linear, VonMisesFisher
 from stream_ssl.app import build, config
 from stream_ssl.app.commands import check, learner, receiver, run
 from stream_ssl.app.names import TABLES, class_path
+
+ROOT = Path(__file__).parents[2]
 
 # What has no default.
 NEEDED = ("--decoder.size=16", "--batches.batch_size=8", "--memory.capacity=64")
@@ -89,7 +92,7 @@ WRONG = {
     "loss": ("decoupld", "there is no loss 'decoupld': choose one of debiased, decoupled, hard-"),
     "method": (
         "d-mocco",
-        "there is no method 'd-mocco': choose one of byol, d-moco, d-simclr, moco",
+        "there is no method 'd-mocco': choose one of byol, d-simclr, moco, self",
     ),
     "memory.eviction": (
         "duel",
@@ -116,11 +119,23 @@ def test_a_wrong_name_is_answered_by_the_choices(
     assert "or a class path such as package.module.Class" in said
 
 
-def test_d_moco_is_moco_with_the_default_memory() -> None:
+def test_d_moco_is_a_preset_that_counts_as_the_paper_does(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A method's name cannot set the memory, and the default memory does not count so."""
+    with pytest.raises(SystemExit):
+        flat("--method", "d-moco")
+    preset = re.search("add --config ([^ \n]+)$", capsys.readouterr().err, re.MULTILINE)
+    assert preset is not None
     parser = config.learner_parser()
-    settings = parser.instantiate(config.read(parser, ["--method", "d-moco", *NEEDED]))
+    settings = parser.instantiate(
+        config.read(parser, [*NEEDED, "--config", str(ROOT / preset.group(1))])
+    )
     assert type(build.method(settings)).__name__ == "MoCo"
-    assert settings.memory.eviction.name == "redundant"
+    policy = settings.memory.eviction
+    assert (policy.name, repr(policy.score)) == ("most-duplicated", repr(Linear()))
+    assert repr(settings.memory.descriptor) == "Embedding()"
+    assert settings.learner.novelty is None, "near-duplicates reach the memory"
 
 
 @table("command", [check, run, learner, receiver], ids=lambda c: c.__name__[24:])

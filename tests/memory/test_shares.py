@@ -233,7 +233,7 @@ def test_a_policy_from_outside_needs_the_method() -> None:
         def choose(self, rows: object) -> Tensor:
             return torch.zeros(1, dtype=torch.int64)
 
-    with pytest.raises(ValueError, match="First cannot keep shares of producers: set shares to"):
+    with pytest.raises(ValueError, match=r"First cannot keep shares .*`memory\.shares: null`"):
         WorkingMemory(4, 2, First(), shares=0.5)
     with pytest.raises(ValueError, match="hybrid cannot keep shares"):
         WorkingMemory(4, 2, Hybrid(First()), shares=0.5)

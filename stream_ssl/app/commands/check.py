@@ -102,7 +102,10 @@ def check_learner(parser: ArgumentParser, settings: Namespace, ranks: int = 1) -
 
 
 def _instantiated(parser: ArgumentParser, settings: Namespace) -> Namespace:
-    """What a start would build from; a run that goes on has its encoder's weights."""
+    """Return the settings with their objects built.
+
+    A run that resumes needs no first weights: its checkpoint has the weights of its encoder.
+    """
     from stream_ssl.app import build
 
     built: Namespace = parser.instantiate(settings)

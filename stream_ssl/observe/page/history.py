@@ -117,7 +117,7 @@ class Track:
 
 
 class History:
-    """Samples a process's metrics from a thread of its own.
+    """The newest values of a process's metrics. Call `sample` every EVERY seconds.
 
     Args:
         registry: what is sampled.
@@ -142,8 +142,6 @@ class History:
             "recent": Track(POINTS, EVERY, whole=False),
             "whole": Track(POINTS, EVERY, whole=True),
         }
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="history", daemon=True)
 
     def sample(self) -> None:
         """Read the metrics once."""
@@ -191,21 +189,6 @@ class History:
             name: (_rate if series.rate else _value)(rows[0], rows[-1], number) if rows else None
             for number, (name, series) in enumerate(self.series.items())
         }
-
-    def _run(self) -> None:
-        while not self._stop.wait(EVERY):
-            self.sample()
-
-    def start(self) -> None:
-        """Sample every EVERY seconds until `close`."""
-        self.sample()
-        self._thread.start()
-
-    def close(self) -> None:
-        """Stop sampling."""
-        self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join()
 
 
 Row = tuple[float, Sequence[float]]
