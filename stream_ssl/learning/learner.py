@@ -408,7 +408,7 @@ class Learner:
             evicted_origins = self.origins.follow(ids_labels_2B[0].tolist(), origins_B, admission)
         assert batch.hashes_B is not None, "0 where there are none"
         self.step += 1
-        cosines, expected, true = _read(result)
+        cosines, expected, true, change = _read(result)
         return StepRecord(
             step=self.step,
             samples=self.samples,
@@ -439,6 +439,7 @@ class Learner:
             duplicates_B=None if result.collisions is None else result.collisions.duplicates_B,
             origins_B=batch.origins_B,
             evicted_origins=evicted_origins,
+            relative_change=change,
         )
 
 
@@ -448,21 +449,27 @@ def _ids_labels(batch: Batch[Tensor]) -> Tensor:
     return to_host(torch.stack([batch.ids_B, batch.labels_B]))
 
 
-def _read(result: StepResult) -> tuple[dict[str, float], float, float | None]:
-    """Cosines by name, expected and true collisions, on the host: the device is waited for once."""
-    names, collisions = list(result.cosines), result.collisions
+def _read(result: StepResult) -> tuple[dict[str, float], float, float | None, float]:
+    """Return cosines by name, expected and true collisions, and the relative change of the weights.
+
+    The host waits for the device once.
+    """
+    names, collisions, change = list(result.cosines), result.collisions, result.update.change
     parts = [cosine.reshape(1) for cosine in result.cosines.values()]
+    if change is not None:
+        parts.append(change.reshape(1))
     if collisions is not None:
         parts += [collisions.expected.reshape(1), collisions.pairs]
     if not parts:
-        return {}, math.nan, None
+        return {}, math.nan, None, math.nan
     # Whole numbers up to 2**53 are exact in float64.
     numbers = to_host(torch.cat([part.double() for part in parts])).tolist()
-    cosines = dict(zip(names, numbers, strict=False))
+    cosines = {name: numbers.pop(0) for name in names}
+    changed = math.nan if change is None else numbers.pop(0)
     if collisions is None:
-        return cosines, math.nan, None
-    expected, *pairs = numbers[len(names) :]
-    return cosines, expected, true_collisions(pairs)
+        return cosines, math.nan, None, changed
+    expected, *pairs = numbers
+    return cosines, expected, true_collisions(pairs), changed
 
 
 class Upload:

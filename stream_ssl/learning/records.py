@@ -5,6 +5,7 @@ Shapes: B samples, D embedding, C H W image.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -57,6 +58,8 @@ class StepRecord:
             and this step has no samples); None if one was.
         seconds: by phase, of PHASES.
         diagnostics: what the loss tells, and the cosines of old and new embeddings.
+        relative_change: norm of the change of the weights by the update over their norm; NaN
+            without an update.
         collision_expected: mean h over pairs of batch and memory, before insertion.
         collision_true: share of such pairs with the same label; None without labels.
         admission: None where nothing was inserted: on replays, with keys that are not of unit norm,
@@ -106,6 +109,7 @@ class StepRecord:
     duplicates_B: Tensor | None = None
     origins_B: Sequence[Origin | None] | None = None
     evicted_origins: Sequence[Origin | None] = ()
+    relative_change: float = math.nan
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,13 +53,18 @@ class Keys(NamedTuple):
 
 
 class Update(NamedTuple):
-    """What came of an update. `skipped` is as in `StepRecord`; None if the weights were updated."""
+    """The result of an update. `skipped` is as in `StepRecord`; None if the weights were updated.
+
+    `change` is the norm of the change of the weights over their norm, 0-dimensional and on the
+    device; None if they were not updated.
+    """
 
     skipped: str | None
     loss: float = math.nan
     grad_norm: float = math.nan
     learning_rate: float = 0.0
     diagnostics: Mapping[str, float] = {}
+    change: Tensor | None = None
 
 
 class CollisionStats(NamedTuple):
@@ -121,6 +126,7 @@ class Step:
         self._parameters = list(method.trained)
         self._sync_batchnorm = sync_batchnorm and not ranks.alone
         self._buffers = Backup(list(method.buffers()))
+        self._weights = Backup(self._parameters)
         self._averages = [one for one in method.buffers() if one.is_floating_point()]
         # Counts on embeddings are those of all ranks: all must tell what they encoded again.
         self._refresh_together = memory.descriptor.moves and not ranks.alone
@@ -256,9 +262,9 @@ class Step:
             loss, usable, grad_norm, diagnostics = _read(
                 mean_loss, keys_usable, norm, output.loss.diagnostics
             )
-            skipped = _reason_to_skip(loss, usable, grad_norm)
+            skipped, change = _reason_to_skip(loss, usable, grad_norm), None
             if skipped is None:
-                self._step_optimiser(norm, rate)
+                change = self._step_optimiser(norm, rate)
             else:
                 self.optimiser.zero_grad(set_to_none=True)
                 self._buffers.restore()
@@ -266,7 +272,7 @@ class Step:
         if self._keys == "after" and skipped is None:
             keys = self._keys_of(self._key_view(images_BCHW) if self._plain_keys else views[1])
         grad_norm = grad_norm if skipped in (None, "gradient") else math.nan
-        return Update(skipped, loss, grad_norm, rate, diagnostics), keys
+        return Update(skipped, loss, grad_norm, rate, diagnostics, change), keys
 
     def _synchronised(self) -> AbstractContextManager[None]:
         # In updates alone: these all ranks make together, with as many passes.
@@ -279,14 +285,17 @@ class Step:
     def _gradients(self) -> list[Tensor]:
         return [p.grad for p in self._parameters if p.grad is not None]
 
-    def _step_optimiser(self, norm: Tensor, rate: float) -> None:
-        """One optimiser step along a gradient of this norm."""
+    def _step_optimiser(self, norm: Tensor, rate: float) -> Tensor:
+        """Make one optimiser step along a gradient of this norm; return the weights' change."""
         if self._settings.clip is not None:
             torch.nn.utils.clip_grads_with_norm_(self._parameters, self._settings.clip, norm)
         for group in self.optimiser.param_groups:
             group["lr"] = rate
+        self._weights.save()
         self.optimiser.step()
+        change = self._weights.change().to(self._device)
         self._method.after_update()
+        return change
 
     def _encode_batch(self, batch: Batch[Tensor]) -> Keys:
         if len(batch):
@@ -455,6 +464,18 @@ class Backup:
         """Give the tensors the saved values."""
         for live, kept in self._pairs:
             torch._foreach_copy_(live, kept)
+
+    @torch.no_grad()
+    def change(self) -> Tensor:
+        """Return the norm of the change since `save` over the norm at `save`, 0-dimensional.
+
+        The saved values become the differences, so `restore` is not possible afterwards.
+        """
+        kept = [one for _, tensors in self._pairs for one in tensors]
+        before = torch.nn.utils.get_total_norm(kept)
+        for live, tensors in self._pairs:
+            torch._foreach_sub_(tensors, live)
+        return torch.nn.utils.get_total_norm(kept) / before
 
 
 def images_of(batch: Batch[Tensor]) -> Tensor:

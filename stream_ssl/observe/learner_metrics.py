@@ -125,6 +125,12 @@ LEARNER: tuple[Spec, ...] = (
         "Jumps come before losses that are not finite.",
     ),
     Spec(
+        "learner", "gauge", "relative_weight_change", "",
+        "Norm of the change of the weights by the last update, over the norm of the weights.",
+        "About 0.003 in a healthy run. Above 0.008 for a minute: the learning rate is too high.",
+        field="StepRecord.relative_change",
+    ),
+    Spec(
         "learner", "gauge", "learning_rate", "", "Learning rate of the last step.",
         "Follows the schedule.",
     ),

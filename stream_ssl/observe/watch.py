@@ -515,13 +515,16 @@ class Watch:
                 f"the effective rank of the embeddings is {rank:.1f}, and it was {peak:.1f} before"
             )
             yield "collapse", "", says
-        gradient = figures.get("gradient_norm")
-        flat = rank - 1 < at.FLAT_SHARE * (images - 1) and gradient < at.FLAT_GRADIENT
-        flat &= figures.get("steps_total") >= at.FLAT_UPDATES
-        if self._held("not-learning", flat) > at.FLAT_SECONDS:
+        gradient, change = figures.get("gradient_norm"), figures.get("relative_weight_change")
+        updates, flat = figures.get("steps_total"), rank - 1 < at.FLAT_SHARE * (images - 1)
+        still = gradient < at.FLAT_GRADIENT and updates >= at.FLAT_UPDATES
+        wild = change > at.FLAT_CHANGE and updates >= at.WILD_UPDATES
+        if self._held("not-learning", flat and (still or wild)) > at.FLAT_SECONDS:
+            why = f"the gradient's norm is {gradient:.2g}"
+            why = why if still else f"an update changes the weights by {change:.1%} of their norm"
             says = (
                 f"the encoder does not learn: the effective rank of the embeddings is {rank:.1f} "
-                f"while the images have {images:.1f}, and the gradient's norm is {gradient:.2g}"
+                f"while the images have {images:.1f}, and {why}"
             )
             yield "not-learning", "", says
         copies = figures.get("memory_near_copies_ratio")

@@ -219,6 +219,23 @@ def test_the_record_tells_of_the_batch_of_the_stream() -> None:
     assert record.collision_expected > 0
 
 
+def test_the_record_has_the_relative_change_of_the_weights() -> None:
+    learner = build(optimiser=OptimiserSettings("sgd", 0.1, weight_decay=0.0, momentum=0.0))
+    trained = list(learner.method.trained)
+    for record in one_by_one(learner, 2):
+        norm = torch.nn.utils.get_total_norm(trained)
+        if record.step == 1:
+            before = norm.item()
+    assert record.relative_change == pytest.approx(0.1 * record.grad_norm / before, rel=1e-4)
+    assert record.relative_change > 0
+
+
+def test_a_skipped_update_has_no_change_of_the_weights() -> None:
+    records = steps(build(pace=Pace(0.5 / BATCH)), 4)
+    known = [not math.isnan(record.relative_change) for record in records]
+    assert known == [False, True, False, True]
+
+
 def test_collisions_are_those_before_the_batch_joins() -> None:
     assert steps(from_memory(), 1)[0].collision_expected == 0
 

@@ -164,6 +164,18 @@ def not_learning(world: World, _: Path) -> None:
     world.pass_(110, work)
 
 
+def changing_too_much(world: World, _: Path) -> None:
+    """As an encoder that a learning rate of 0.1 has wrecked: its gradient is not small."""
+    world.learner._families.add("steps_total", 50)
+
+    def work() -> None:
+        ranks(world, keys=2.5, images=28.0)
+        world.learner._families.set("effective_rank_peak", 2.5)
+        stepped(world, loss=5.1, grad_norm=0.14, relative_change=0.014)()
+
+    world.pass_(60, work)
+
+
 def one_picture(world: World, _: Path) -> None:
     """As a hung camera whose frames are all trained on; its loss is 0."""
     ranks(world, keys=2.2, images=1.0)
@@ -294,6 +306,11 @@ LEARNER: dict[str, tuple[Fault, str, str]] = {
     "updates-skipped": (updates_skipped, "", "updates within an hour were skipped"),
     "collapse": (collapse, "", "the effective rank of the embeddings is 1.1"),
     "not-learning": (not_learning, "", "the encoder does not learn: the effective rank of the"),
+    "not-learning by large updates": (
+        changing_too_much,
+        "",
+        "an update changes the weights by 1.4% of their norm",
+    ),
     "one-picture": (one_picture, "", "one picture over and over: 100% of the memory's slots"),
     "process-hung": (process_hung, "", "the receiver (pid 7) exists and has not answered"),
     "everything-dropped": (

@@ -132,6 +132,7 @@ def test_a_step() -> None:
             admission=admission(4, 3, 1),
             lag_seconds=9.0,
             rejected={"damaged": 2},
+            relative_change=0.003,
         )
     )
     metrics.consume(step(loss=1.25, batch=4))
@@ -141,6 +142,7 @@ def test_a_step() -> None:
         "replayed_samples_total": 0,
         "loss": 1.25,
         "gradient_norm": 0.5,
+        "relative_weight_change": 0.003,
         "learning_rate": 0.01,
         "lag_seconds": 0.0,
     }

@@ -124,13 +124,15 @@ def flat(
     images: float = 23.0,
     norm: float = 0.01,
     steps: int = 100,
+    change: float = 0.003,
 ) -> Fault:
-    """A rank that was never higher, and a small gradient."""
+    """A rank that was never higher, and a small gradient or large updates."""
 
     def work(world: World) -> None:
         ranks(0, rank, rank, images)(world)
         world.learner._families.add("steps_total", steps)
-        world.pass_(seconds, stepped(world, grad_norm=norm, skipped=None))
+        record = {"grad_norm": norm, "relative_change": change, "skipped": None}
+        world.pass_(seconds, stepped(world, **record))
 
     return work
 
@@ -287,8 +289,19 @@ SIDES: dict[str, tuple[str, Fault, Fault, str]] = {
     ),
     "a gradient of 0.05": ("not-learning", flat(norm=0.06), flat(norm=0.04), ""),
     "a temperature of 1": ("not-learning", flat(rank=2.3, images=27.7, norm=0.2), flat(), ""),
-    "100 updates": ("not-learning", flat(steps=60), flat(steps=100), ""),
-    "90 s of not learning": ("not-learning", flat(seconds=80), flat(seconds=110), ""),
+    "a change of the weights by 0.8 %": (
+        "not-learning", flat(norm=0.14, change=0.007), flat(norm=0.14, change=0.009), "",
+    ),
+    "the figures of a learning rate of 0.01": (
+        "not-learning", flat(rank=5.3, images=28.1, norm=0.6, change=0.011),
+        flat(rank=2.9, images=28.1, norm=0.14, change=0.014), "",
+    ),
+    "10 updates": ("not-learning", flat(seconds=80, steps=0), flat(seconds=80, steps=10), ""),
+    "50 updates with large changes": (
+        "not-learning", flat(seconds=60, norm=1.2, change=0.012, steps=20),
+        flat(seconds=60, norm=1.2, change=0.012, steps=50), "",
+    ),
+    "30 s of not learning": ("not-learning", flat(seconds=40), flat(seconds=50), ""),
     "a fixed camera": ("not-learning", flat(rank=1.47, images=1.17), flat(rank=1.47), ""),
     "the rank of one picture": ("one-picture", alike(images=1.16), alike(images=1.01), ""),
     "99 % near-copies": ("one-picture", alike(copies=0.98), alike(copies=0.99), ""),
