@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 from typing import cast
 
+import h11
 import uvicorn
 from jinja2 import Environment, FileSystemLoader
 from prometheus_client import CollectorRegistry
@@ -157,7 +158,8 @@ class BoundedProtocol(H11Protocol):
     """A connection of uvicorn's that cannot stay open for longer than it is used.
 
     A request must be complete within REQUEST_SECONDS, also one that follows another one. Its answer
-    must be taken within ANSWER_SECONDS.
+    must be taken within ANSWER_SECONDS. A client that sends its next request before it has the
+    answer gets that answer alone, with `Connection: close`.
     """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -169,6 +171,13 @@ class BoundedProtocol(H11Protocol):
                 cast(BoundedProtocol, other) for other in self.connections if other is not self
             ]
             min(others, key=lambda other: (other.busy, other.since)).abort()
+
+    def data_received(self, data: bytes) -> None:
+        """Answer no pipelined requests, which would keep other connections waiting."""
+        super().data_received(data)
+        if self.conn.their_state is h11.DONE and self.conn.trailing_data[0] and self.busy:
+            self.cycle.scope["headers"].append((b"connection", b"close"))
+            self.cycle.keep_alive = False  # also where the answer has begun
 
     def send_400_response(self, msg: str) -> None:
         """Answer bytes that are no request, and log who sent them."""

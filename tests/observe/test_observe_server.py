@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import cast
 
 import httpx
 import pytest
@@ -16,6 +17,7 @@ from table import table
 
 from stream_ssl.observe import server as http
 from stream_ssl.observe.health import Health
+from stream_ssl.observe.http_access import Token
 from stream_ssl.observe.page.api import Sources
 from stream_ssl.observe.server import Server
 from stream_ssl.rate_limited_logger import RateLimitedLogger
@@ -249,6 +251,52 @@ def test_an_answer_that_nobody_takes_is_ended(
             client.sendall(request.encode())
             assert client.recv(12) == b"HTTP/1.1 200"
             until(lambda: not connections)
+
+
+def test_pipelined_requests_do_not_keep_healthz_waiting(health: Health) -> None:
+    """60 connections that send 50 requests each get one answer each."""
+    asked: list[float] = []
+    registry = CollectorRegistry()
+    gauge = Gauge("answer", "A figure that takes a while.", registry=registry)
+    gauge.set_function(lambda: (time.sleep(0.005), asked.append(1.0), 1.0)[2])
+    request = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with Server(registry, health, "learner") as server, contextlib.ExitStack() as stack:
+        port = int(server.address.rsplit(":", 1)[1])
+        clients = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), 10))
+            for _ in range(60)
+        ]
+        for client in clients:
+            client.sendall(50 * request)
+        start = time.monotonic()
+        assert get(server, "/healthz").status_code == 200
+        assert time.monotonic() - start < 2
+        answer = b""
+        while part := clients[0].recv(4096):
+            answer += part
+        assert answer.count(b"HTTP/1.1 200") == answer.count(b"connection: close") == 1
+        until(lambda: not server._server.server_state.connections)
+        assert len(asked) == 60
+
+
+def test_a_request_that_comes_before_the_answer_is_not_answered(
+    health: Health, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer to a wrong token takes a while, and the next request comes in that time."""
+    monkeypatch.setattr(http, "LOG_IN_SECONDS", 0.3)
+    request = b"POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Length: 7\r\n\r\ntoken=x"
+    sources = Sources(token=Token("0123456789abcdef"))
+    with Server(CollectorRegistry(), health, "learner", sources=sources) as server:
+        port = int(server.address.rsplit(":", 1)[1])
+        connections = server._server.server_state.connections
+        with socket.create_connection(("127.0.0.1", port), 10) as client:
+            client.sendall(request)
+            until(lambda: any(cast(http.BoundedProtocol, one).busy for one in connections))
+            client.sendall(request)
+            answer = b""
+            while part := client.recv(4096):
+                answer += part
+    assert answer.count(b"HTTP/1.1 403") == answer.count(b"connection: close") == 1
 
 
 def test_unknown_loops_do_not_tick() -> None:
