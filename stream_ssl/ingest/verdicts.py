@@ -56,8 +56,9 @@ class VerdictInbox:
                 raise OSError(f"its path has more than {MAX_PATH} bytes")
             self._path.unlink(missing_ok=True)
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+            # `bind` takes the mode from the socket. A chmod of the path would follow a planted link.
+            os.fchmod(self._socket.fileno(), 0o600)
             self._socket.bind(str(self._path))
-            self._path.chmod(0o600)
         except OSError as error:  # the disk is full, say
             self.close()
             self._retry_at = time.monotonic() + RETRY_SECONDS

@@ -65,6 +65,31 @@ def test_a_socket_that_a_killed_receiver_left_is_taken_over(tmp_path: Path) -> N
     first.close()
 
 
+def test_a_link_in_the_place_of_the_socket_changes_no_mode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    victim, path = tmp_path / "victim", tmp_path / "verdicts.sock"
+    victim.write_text("readable by all")
+    victim.chmod(0o644)
+    modes = []
+
+    class Replaced(socket.socket):
+        """A socket whose file is replaced by a link as soon as it is there."""
+
+        def bind(self, address: str) -> None:
+            super().bind(address)
+            modes.append(path.stat().st_mode & 0o777)
+            path.unlink()
+            path.symlink_to(victim)
+
+    monkeypatch.setattr("stream_ssl.ingest.verdicts.socket.socket", Replaced)
+    inbox = VerdictInbox(tmp_path)
+    inbox.listen(True)
+    inbox.close()
+    assert modes == [0o600]  # from the first moment
+    assert victim.stat().st_mode & 0o777 == 0o644
+
+
 def test_a_run_folder_with_a_long_path_has_no_feed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
