@@ -127,8 +127,8 @@ class ConsumerOffsets:
         """Whether the receiver has no room until the journal is trimmed."""
         return self._full_path.exists()
 
-    def set_journal_full(self, full: bool) -> bool:
-        """Creates or removes `journal.full`; for the receiver. Never raises: whether it is done."""
+    def set_journal_full(self, full: bool) -> None:
+        """Create or remove `journal.full`, for the receiver. Log failures and never raise."""
         try:
             if full:
                 os.close(open_file(self._full_path, os.O_RDWR | os.O_CREAT, mode=0o644))
@@ -137,5 +137,3 @@ class ConsumerOffsets:
         except (OSError, ValueError) as error:  # no room for a name on a disk that is full
             text = f"cannot tell the learner whether the journal is full: {error}"
             self._limited_log.warning("full", text)
-            return False
-        return True

@@ -154,7 +154,6 @@ class Receiver:
         self._lag = 0
         self._full = False
         self._room = journal.room
-        self._told_full: bool | None = None  # what the learner was told; None: nothing yet
         self._record_at = self._tick_at = self._probe_at = 0.0
         self._group = GroupCommit(
             journal, group_packets, min(total_credit, 16 << 20), group_seconds
@@ -361,8 +360,8 @@ class Receiver:
         self._room = self._free_room(positions.checkpoint_bytes)
         room = self._room // 2  # bytes take more on disk, small packets above all
         self._full = full = self._group.journal_full or room < self._policy.max_packet
-        if self._told_full != full and self.offsets.set_journal_full(full):
-            self._told_full = full  # else at the next tick
+        if self.offsets.journal_full != full:  # also where somebody else made or removed the file
+            self.offsets.set_journal_full(full)
         most = self.journal.budget // 2
         if self._max_lag is not None:
             room, most = min(room, self._max_lag - cost), min(most, self._max_lag)

@@ -340,6 +340,13 @@ def test_a_disk_that_fills_stops_credit_and_comes_back_by_itself(tmp_path, monke
         until(lambda: running.last.ready)
 
 
+def test_a_planted_mark_of_a_full_journal_is_removed(tmp_path):
+    with Running(tmp_path) as running, Peer(running.endpoint) as peer:
+        peer.hello()
+        running.receiver.offsets.set_journal_full(True)  # the learner would let records go
+        until(lambda: not running.receiver.offsets.journal_full)
+
+
 def test_nothing_that_raises_inside_ends_the_loop(running, monkeypatch):
     with Peer(running.endpoint) as peer:
         peer.hello()
