@@ -269,11 +269,15 @@ class Members:
         data, left_out = None, None
         if limit is not None:
             left_out = self._lost or self._why_not(info, size, limit)
-        if limit is not None and not left_out and info.isreg():
-            data = self._stream.read(size)
-            if len(data) < size:
-                raise ShardError(f"the {size} bytes of {name!r:.80} are cut off")
-        self._stream.skip(padded(size) - len(data or b""))
+        try:
+            if limit is not None and not left_out and info.isreg():
+                data = self._stream.read(size)
+                if len(data) < size:
+                    raise ShardError(f"the {size} bytes of {name!r:.80} are cut off")
+            self._stream.skip(padded(size) - len(data or b""))
+        except (*DAMAGE, ShardError) as error:
+            yield Member(at, name, lost=("damaged", str(error)))  # its name ends the sample before
+            raise
         self._told, self._lost = {}, None
         if info.isreg() or left_out:
             yield Member(at, name, data, left_out)

@@ -128,7 +128,7 @@ class WebDataset:
         try:
             for member in read_members(path, start, LIMITS, self._stopped.is_set):
                 if not member.name and member.lost:
-                    self._note_damage(path, group, member.lost[1])
+                    self._note_damage(f"a part of {path}", group, member.lost[1])
                     group, torn = None, ("damaged", "the damage before it may have cost a part")
                     continue
                 key, extension = split_key(member.name)
@@ -143,11 +143,12 @@ class WebDataset:
                     torn = None
                     self._add(stem, group, extension, member)
         except ShardError as error:
-            self._note_damage(path, group, error)
+            self._note_damage(f"the rest of {path}", group, error)
 
-    def _note_damage(self, path: Path, group: Group | None, why: object) -> None:
-        after = group.key if group else "its beginning"
-        self.skipped.note("damaged", f"{path} after {after}", why)
+    def _note_damage(self, what: str, group: Group | None, why: object) -> None:
+        """Count a place that cannot be read, with the sample that it cuts off."""
+        cut = f"sample {group.key} and " if group else ""
+        self.skipped.note("damaged", cut + what, why)
 
     def _add(self, stem: str, group: Group, extension: str, member: Member) -> None:
         if extension not in LIMITS:

@@ -138,6 +138,21 @@ def test_what_unpacks_to_far_more_than_its_size_ends(
         assert keys(path) == (["a", "b"], {"damaged": 1})
 
 
+@table("name", ["c.txt", "c.png"])
+def test_a_sample_before_a_bomb_is_sent(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("producers.sources.tar.SLACK", 2**20)
+    # The tail hides the bomb: the whole shard unpacks to less than 100 times its size.
+    tail = member("d.txt", random.Random(1).randbytes(2**20))
+    members = member("b.png", PNG), member("b.cls", b"1"), member(name, bytes(2**25)), tail
+    path = tmp_path / "s.tar"
+    path.write_bytes(gzip.compress(of(*members)))
+    caplog.clear()
+    assert keys(path) == (["a", "b"], {"damaged": 1})
+    assert f"left out sample c and the rest of {path}" in caplog.text
+
+
 def test_a_dictionary_larger_than_memory_is_refused(tmp_path: Path) -> None:
     chain = [{"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": 2**28}]
     path = tmp_path / "s.tar"
