@@ -347,6 +347,11 @@ def of_role(role: Role) -> tuple[Condition, ...]:
     return tuple(one for one in TABLE if one.role in (role, "both"))
 
 
+def number(count: float, noun: str) -> str:
+    """1 part, 1,200 parts."""
+    return f"{count:,.0f} {noun}{'' if round(count) == 1 else 's'}"
+
+
 # -- the alert rules
 
 HEAD = """# Made from stream_ssl/observe/conditions.py by `make docs`; edit that instead.

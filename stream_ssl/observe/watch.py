@@ -17,7 +17,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from stream_ssl.observe import conditions as at
-from stream_ssl.observe.conditions import CONDITIONS, OF_CHECK, Lit
+from stream_ssl.observe.conditions import CONDITIONS, OF_CHECK, Lit, number
 from stream_ssl.observe.health import Health
 from stream_ssl.observe.metric_spec import PREFIX, Role
 from stream_ssl.rate_limited_logger import RateLimitedLogger
@@ -300,7 +300,11 @@ class Watch:
         })  # fmt: skip
         if any(value > 0 for value in damaged.values()):
             count = sum(value for value in damaged.values() if value > 0)
-            yield "journal-damaged", "", f"{count:.0f} parts of the journal were found damaged"
+            yield (
+                "journal-damaged",
+                "",
+                f"damage was found in {number(count, 'part')} of the journal",
+            )
 
     def _disk(self, figures: Figures) -> Iterator[Finding]:
         """One finding for each disk. The receiver speaks for the journal's."""
@@ -330,11 +334,8 @@ class Watch:
             yield "journal-failing", "", "the journal could not be written within the last minute"
         missing = self._rise_of("missing_packets_total", figures, at.EVENT_SECONDS)
         if missing > 0:
-            yield (
-                "missing-packets",
-                "",
-                f"{missing:.0f} packets that were once acknowledged are not in the journal",
-            )
+            says = f"the journal lacks {number(missing, 'acknowledged packet')}"
+            yield "missing-packets", "", says
         commits = figures.get("journal_fsync_seconds_count")
         slow = commits - figures.get("journal_fsync_seconds_bucket", le="0.25")
         risen = self._rise("fsync", at.SLOW_SECONDS, {"all": commits, "slow": slow})
@@ -375,11 +376,12 @@ class Watch:
             return
         silent = self._silence.too_long("")
         if silent:
-            yield (
-                "nothing-received",
-                "",
-                f"none of {connected:.0f} connected producers has sent for {seconds(silent)}",
+            who = (
+                "the connected producer has not"
+                if connected == 1
+                else (f"none of {connected:.0f} connected producers has")
             )
+            yield "nothing-received", "", f"{who} sent for {seconds(silent)}"
             return
         for producer in by_producer:
             silent, usual = self._silence.too_long(producer), self._silence.usual(producer)
@@ -483,7 +485,7 @@ class Watch:
             says = f"{in_a_row:.0f} updates in a row had no finite loss or gradient"
             yield "divergence", "", says
         elif reloads > 0:
-            says = f"the updates diverged, and a checkpoint was reloaded {reloads:.0f} times"
+            says = f"the updates diverged, and a checkpoint was reloaded {number(reloads, 'time')}"
             yield "divergence", "", says
         if count > at.SKIPPED_IN_AN_HOUR:
             why = "loss, gradient or keys were not usable"

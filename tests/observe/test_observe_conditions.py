@@ -14,6 +14,7 @@ import pytest
 import torch
 from condition_world import World, messages, quiet, received
 from observe_records import step
+from table import table
 
 from stream_ssl.app.commands import status
 from stream_ssl.app.endpoints import FILE
@@ -22,7 +23,7 @@ from stream_ssl.learning.checkpoint import CheckpointRecord
 from stream_ssl.learning.divergence import Divergence
 from stream_ssl.learning.records import Idle
 from stream_ssl.observe import metrics as exported
-from stream_ssl.observe.conditions import TABLE
+from stream_ssl.observe.conditions import TABLE, number
 from stream_ssl.observe.server import Server
 
 Fault = Callable[[World, Path], None]
@@ -279,8 +280,8 @@ RECEIVER: dict[str, tuple[Fault, str, str]] = {
     "producer-silent": (producer_silent, "yard", "min; its usual gap is 10 s"),
     "no-credit": (no_credit, "", "journal full"),
     "journal-failing": (journal_failing, "", "no space left"),
-    "journal-damaged": (journal_damaged, "", "1 parts of the journal were found damaged"),
-    "missing-packets": (missing_packets, "", "3 packets that were once acknowledged"),
+    "journal-damaged": (journal_damaged, "", "damage was found in 1 part of the journal"),
+    "missing-packets": (missing_packets, "", "the journal lacks 3 acknowledged packets"),
     "slow-disk": (slow_disk, "", "of the commits take longer than 0.25 s"),
     "refusals": (refusals, "", "connections were refused within 2 min: 3 unauthorised"),
     "refusals in plain text": (
@@ -504,6 +505,11 @@ def test_a_time_of_capture_beyond_all_clocks_is_told_in_few_words() -> None:
     world.pass_(10, sent(world, producer_captured={"yard": 1e300}))
     says = "yard's clock is more than 100 years ahead of this machine's"
     assert world.lit["clock", "yard"] == says
+
+
+@table("count, said", [(0, "0 parts"), (1, "1 part"), (2, "2 parts"), (1234, "1,234 parts")])
+def test_a_noun_agrees_with_its_number(count: float, said: str) -> None:
+    assert number(count, "part") == said
 
 
 def test_a_covered_camera_is_no_collapse() -> None:

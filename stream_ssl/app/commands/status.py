@@ -22,7 +22,7 @@ from rich.table import Table
 from stream_ssl.app.endpoints import fault, holder, load
 from stream_ssl.app.failures import DONE, FAILED, USAGE
 from stream_ssl.app.scrape import History, Scraper
-from stream_ssl.observe.conditions import CONDITIONS
+from stream_ssl.observe.conditions import CONDITIONS, number
 from stream_ssl.observe.http_access import Token
 from stream_ssl.observe.peers import hangs
 from stream_ssl.rate_limited_logger import printable
@@ -356,8 +356,8 @@ def table(run: Path, addresses: Mapping[str, str], figures: Mapping[str, Any]) -
         shown.add_row(
             "receiving",
             f"{r['samples_per_second']:,.0f} samples/s, {r['bytes_per_second'] / 1e6:.1f} MB/s "
-            f"from {r['producers']:.0f} producer{'' if r['producers'] == 1 else 's'}; "
-            f"{r['acknowledged_samples']:,.0f} samples acknowledged since the receiver started",
+            f"from {number(r['producers'], 'producer')}; "
+            f"{number(r['acknowledged_samples'], 'sample')} acknowledged since the receiver started",
         )
         room = r["journal_room_bytes"] / 1e6
         held = r["journal_bytes"] / 1e6
@@ -372,13 +372,12 @@ def table(run: Path, addresses: Mapping[str, str], figures: Mapping[str, Any]) -
         if away := learning["turned_away_samples"]:
             shown.add_row(
                 "dropped",
-                f"{away:,.0f} of the stream's samples were near-duplicates of what is held, and "
-                "were dropped before they were encoded (learner.novelty)",
+                f"{number(away, 'near-duplicate')} of the stream dropped before encoding (learner.novelty)",
             )
         shown.add_row(
             "lag",
-            f"{learning['lag_seconds']:.1f} s, {learning['lag_records']:,.0f} packets; "
-            f"{learning['pending_samples']:,.0f} samples read and not yet trained on",
+            f"{learning['lag_seconds']:.1f} s, {number(learning['lag_records'], 'packet')}; "
+            f"{number(learning['pending_samples'], 'sample')} read and not yet trained on",
         )
         rank = learning["stream_effective_rank"]
         shown.add_row(
@@ -393,11 +392,11 @@ def table(run: Path, addresses: Mapping[str, str], figures: Mapping[str, Any]) -
         parked = group["parked_journals"]
         shown.add_row(
             "group",
-            f"{group['ranks']:.0f} ranks; rank {group['slowest_rank']:.0f} is the slowest, busy "
+            f"{number(group['ranks'], 'rank')}; rank {group['slowest_rank']:.0f} is the slowest, busy "
             f"{group['slowest_busy_ratio']:.0%} of the time, the fastest "
             f"{group['fastest_busy_ratio']:.0%}; each sends about "
             f"{group['sent_bytes_per_second'] / 1e6:.1f} MB/s"
-            + (f"; [red]{parked:.0f} journals parked[/]" if parked else ""),
+            + (f"; [red]{number(parked, 'journal')} parked[/]" if parked else ""),
         )
     return shown
 
