@@ -9,7 +9,6 @@ import re
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from producers.sources.base import Facts, Skipped, mark, place, wrong_position

@@ -56,7 +56,7 @@ class VerdictInbox:
                 raise OSError(f"its path has more than {MAX_PATH} bytes")
             self._path.unlink(missing_ok=True)
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-            # `bind` takes the mode from the socket. A chmod of the path would follow a planted link.
+            # `bind` takes the mode of the socket. A chmod of the path would follow a link.
             os.fchmod(self._socket.fileno(), 0o600)
             self._socket.bind(str(self._path))
         except OSError as error:  # the disk is full, say

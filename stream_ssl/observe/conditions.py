@@ -347,7 +347,7 @@ def of_role(role: Role) -> tuple[Condition, ...]:
     return tuple(one for one in TABLE if one.role in (role, "both"))
 
 
-def number(count: float, noun: str) -> str:
+def plural(count: float, noun: str) -> str:
     """1 part, 1,200 parts."""
     return f"{count:,.0f} {noun}{'' if round(count) == 1 else 's'}"
 

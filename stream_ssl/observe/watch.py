@@ -17,7 +17,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from stream_ssl.observe import conditions as at
-from stream_ssl.observe.conditions import CONDITIONS, OF_CHECK, Lit, number
+from stream_ssl.observe.conditions import CONDITIONS, OF_CHECK, Lit, plural
 from stream_ssl.observe.health import Health
 from stream_ssl.observe.metric_spec import PREFIX, Role
 from stream_ssl.rate_limited_logger import RateLimitedLogger
@@ -303,7 +303,7 @@ class Watch:
             yield (
                 "journal-damaged",
                 "",
-                f"damage was found in {number(count, 'part')} of the journal",
+                f"damage was found in {plural(count, 'part')} of the journal",
             )
 
     def _disk(self, figures: Figures) -> Iterator[Finding]:
@@ -334,7 +334,7 @@ class Watch:
             yield "journal-failing", "", "the journal could not be written within the last minute"
         missing = self._rise_of("missing_packets_total", figures, at.EVENT_SECONDS)
         if missing > 0:
-            says = f"the journal lacks {number(missing, 'acknowledged packet')}"
+            says = f"the journal lacks {plural(missing, 'acknowledged packet')}"
             yield "missing-packets", "", says
         commits = figures.get("journal_fsync_seconds_count")
         slow = commits - figures.get("journal_fsync_seconds_bucket", le="0.25")
@@ -485,7 +485,7 @@ class Watch:
             says = f"{in_a_row:.0f} updates in a row had no finite loss or gradient"
             yield "divergence", "", says
         elif reloads > 0:
-            says = f"the updates diverged, and a checkpoint was reloaded {number(reloads, 'time')}"
+            says = f"the updates diverged, and a checkpoint was reloaded {plural(reloads, 'time')}"
             yield "divergence", "", says
         if count > at.SKIPPED_IN_AN_HOUR:
             why = "loss, gradient or keys were not usable"

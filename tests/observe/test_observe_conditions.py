@@ -23,7 +23,7 @@ from stream_ssl.learning.checkpoint import CheckpointRecord
 from stream_ssl.learning.divergence import Divergence
 from stream_ssl.learning.records import Idle
 from stream_ssl.observe import metrics as exported
-from stream_ssl.observe.conditions import TABLE, number
+from stream_ssl.observe.conditions import TABLE, plural
 from stream_ssl.observe.server import Server
 
 Fault = Callable[[World, Path], None]
@@ -509,7 +509,7 @@ def test_a_time_of_capture_beyond_all_clocks_is_told_in_few_words() -> None:
 
 @table("count, said", [(0, "0 parts"), (1, "1 part"), (2, "2 parts"), (1234, "1,234 parts")])
 def test_a_noun_agrees_with_its_number(count: float, said: str) -> None:
-    assert number(count, "part") == said
+    assert plural(count, "part") == said
 
 
 def test_a_covered_camera_is_no_collapse() -> None:

@@ -22,7 +22,7 @@ from rich.table import Table
 from stream_ssl.app.endpoints import fault, holder, load
 from stream_ssl.app.failures import DONE, FAILED, USAGE
 from stream_ssl.app.scrape import History, Scraper
-from stream_ssl.observe.conditions import CONDITIONS, number
+from stream_ssl.observe.conditions import CONDITIONS, plural
 from stream_ssl.observe.http_access import Token
 from stream_ssl.observe.peers import hangs
 from stream_ssl.rate_limited_logger import printable
@@ -356,8 +356,9 @@ def table(run: Path, addresses: Mapping[str, str], figures: Mapping[str, Any]) -
         shown.add_row(
             "receiving",
             f"{r['samples_per_second']:,.0f} samples/s, {r['bytes_per_second'] / 1e6:.1f} MB/s "
-            f"from {number(r['producers'], 'producer')}; "
-            f"{number(r['acknowledged_samples'], 'sample')} acknowledged since the receiver started",
+            f"from {plural(r['producers'], 'producer')}; "
+            f"{plural(r['acknowledged_samples'], 'sample')} acknowledged "
+            "since the receiver started",
         )
         room = r["journal_room_bytes"] / 1e6
         held = r["journal_bytes"] / 1e6
@@ -372,12 +373,13 @@ def table(run: Path, addresses: Mapping[str, str], figures: Mapping[str, Any]) -
         if away := learning["turned_away_samples"]:
             shown.add_row(
                 "dropped",
-                f"{number(away, 'near-duplicate')} of the stream dropped before encoding (learner.novelty)",
+                f"{plural(away, 'near-duplicate')} of the stream dropped before encoding "
+                "(learner.novelty)",
             )
         shown.add_row(
             "lag",
-            f"{learning['lag_seconds']:.1f} s, {number(learning['lag_records'], 'packet')}; "
-            f"{number(learning['pending_samples'], 'sample')} read and not yet trained on",
+            f"{learning['lag_seconds']:.1f} s, {plural(learning['lag_records'], 'packet')}; "
+            f"{plural(learning['pending_samples'], 'sample')} read and not yet trained on",
         )
         rank = learning["stream_effective_rank"]
         shown.add_row(
@@ -392,11 +394,12 @@ def table(run: Path, addresses: Mapping[str, str], figures: Mapping[str, Any]) -
         parked = group["parked_journals"]
         shown.add_row(
             "group",
-            f"{number(group['ranks'], 'rank')}; rank {group['slowest_rank']:.0f} is the slowest, busy "
+            f"{plural(group['ranks'], 'rank')}; rank {group['slowest_rank']:.0f} is the slowest, "
+            "busy "
             f"{group['slowest_busy_ratio']:.0%} of the time, the fastest "
             f"{group['fastest_busy_ratio']:.0%}; each sends about "
             f"{group['sent_bytes_per_second'] / 1e6:.1f} MB/s"
-            + (f"; [red]{number(parked, 'journal')} parked[/]" if parked else ""),
+            + (f"; [red]{plural(parked, 'journal')} parked[/]" if parked else ""),
         )
     return shown
 
