@@ -244,7 +244,7 @@ class WorkingMemory(Slots):
         if self._closely is None:
             return self.duplicates.find(rows.descriptors, self._columns.descriptor_kA, self.group)
         assert rows.images is not None  # as NearDuplicates saw to
-        return self._closely.find(rows.images, rows.images[:0], self.duplicates.action)
+        return self._closely.find(rows.images, rows.images[:0], self.duplicates.action, rows.ids)
 
     def _rows(
         self,

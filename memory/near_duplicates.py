@@ -58,6 +58,9 @@ KEY_SIDE: Final = 8
 NEIGHBOURS: Final = 4
 """Candidates of one picture that are looked at closely."""
 
+REMEMBERED: Final = 4096
+"""Newcomers whose keys are kept until they have slots, so that they are not made again."""
+
 REACH: Final = 0.3
 """Largest distance of two keys, as a root mean square, for which the pictures are candidates."""
 
@@ -89,10 +92,11 @@ def sketch(image_BCHW: Tensor) -> Tensor:
     if (high, wide) != (SIDE, SIDE):
         grey_BSS = _shrunk(high, device) @ grey_BHW @ _shrunk(wide, device).T
     local_SS = _local_mean(device)
-    detail_BSS = grey_BSS - local_SS @ grey_BSS @ local_SS.T / 2
+    across_BSS, down_BSS = grey_BSS @ local_SS.T, local_SS.expand(count, -1, -1)
+    detail_BSS = torch.baddbmm(grey_BSS, down_BSS, across_BSS, alpha=-0.5)
     detail_BSS -= detail_BSS.mean(dim=(1, 2), keepdim=True)
     contrast_B11 = detail_BSS.square().mean(dim=(1, 2), keepdim=True).sqrt()
-    return detail_BSS / contrast_B11.clamp(min=FLAT)
+    return detail_BSS.div_(contrast_B11.clamp_(min=FLAT))
 
 
 @cache
@@ -218,15 +222,20 @@ class NearDuplicates:
                 f"it images of at least {KEY_SIDE} x {KEY_SIDE} pixels, or a cosine as threshold"
             )
         self._memory = memory
-        self._ids_K = torch.full((memory.capacity,), -1, dtype=torch.int64)
-        self._index = SlotIndex(memory.capacity, KEY_SIDE**2, memory.device)
+        self._forget()
 
     def let_in(self, image_BCHW: Tensor, beside_WCHW: Tensor) -> NDArray[np.bool_]:
         """Return which samples are no near-duplicates, bool [B of all ranks]; see `find`."""
         return self.find(image_BCHW, beside_WCHW, "refuse").let_in_B
 
     @in_full_precision
-    def find(self, image_BCHW: Tensor, beside_WCHW: Tensor, action: Action) -> Found:
+    def find(
+        self,
+        image_BCHW: Tensor,
+        beside_WCHW: Tensor,
+        action: Action,
+        ids_B: Tensor | None = None,
+    ) -> Found:
         """Return the near-duplicates among the samples of all ranks, decided in turn.
 
         A sample has up to 2 NEIGHBOURS candidates: the nearest of all slots and of the pictures
@@ -238,11 +247,14 @@ class NearDuplicates:
             image_BCHW: uint8, of this rank.
             beside_WCHW: uint8, other pictures of this rank that count as held.
             action: as in `Duplicates`; "merge" in one process and with nothing beside alone.
+            ids_B: int64, of this rank, under which the memory may get the same pictures later.
+                Their slots then need no new sketch. Every rank gives ids, or none does.
 
         Returns:
             `nearest_B` counts the slots, then the pictures beside, then the samples.
         """
-        (flat_BD,) = self._memory.group.all_gather(sketch(image_BCHW).flatten(1))
+        own = [sketch(image_BCHW).flatten(1), *([] if ids_B is None else [ids_B.to(self.device)])]
+        flat_BD, *ids = self._memory.group.all_gather(*own)
         sketch_BSS = flat_BD.view(-1, SIDE, SIDE)
         key_BA = key(sketch_BSS)
         row_Bn, held_Bn = self._held(sketch_BSS, key_BA, sketch(beside_WCHW))
@@ -250,6 +262,8 @@ class NearDuplicates:
         found = Found(len(self._memory), ~new_B)
         if action != "count":
             found.let_in_B = new_B
+        for every_B in ids:
+            self._remember(every_B, key_BA, found.let_in_B)
         behind = len(self._memory) + len(beside_WCHW)
         far_B, best_B = torch.cat([held_Bn, near_Bn], dim=1).min(dim=1)
         row_B = torch.cat([row_Bn, behind + earlier_Bn], dim=1).gather(1, best_B[:, None])[:, 0]
@@ -296,13 +310,37 @@ class NearDuplicates:
         """Give the index the keys of all slots that changed since the last batch."""
         ids_k, k = self._memory.ids, len(self._memory)
         if self._index.device != self.device or k < len(self._index):  # moved, or loaded anew
-            self._index = SlotIndex(self._memory.capacity, KEY_SIDE**2, self.device)
-            self._ids_K = torch.full_like(self._ids_K, -1)
-        self._ids_K = self._ids_K.to(self.device)
+            self._forget()
         changed = (ids_k != self._ids_K[:k]).nonzero()[:, 0]
         for slots in torch.split(changed, _PAIRS_AT_A_TIME):
-            self._index.put(slots, key(self._sketch_of(slots)))
+            self._index.put(slots, self._keys_of(slots, ids_k[slots]))
         self._ids_K[:k] = ids_k
+
+    def _remember(self, ids_B: Tensor, key_BA: Tensor, let_in_B: NDArray[np.bool_]) -> None:
+        """Keep the keys of newcomers that were let in; the newest come first."""
+        in_b = torch.from_numpy(let_in_B.nonzero()[0]).to(self.device)
+        self._ids_R = torch.cat([ids_B[in_b], self._ids_R])[:REMEMBERED]
+        self._key_RA = torch.cat([key_BA[in_b], self._key_RA])[:REMEMBERED]
+
+    def _keys_of(self, slots: Tensor, ids: Tensor) -> Tensor:
+        """Return the keys of slots that hold these ids: those remembered, or made anew."""
+        if not len(self._ids_R):
+            return key(self._sketch_of(slots))
+        id_R, row_R = self._ids_R.sort(stable=True)  # so the newest is first among equal ids
+        place_N = torch.searchsorted(id_R, ids).clamp_(max=len(id_R) - 1)
+        key_NA = self._key_RA[row_R[place_N]]
+        unknown = (id_R[place_N] != ids).nonzero()[:, 0]
+        if len(unknown):
+            key_NA[unknown] = key(self._sketch_of(slots[unknown]))
+        return key_NA
+
+    def _forget(self) -> None:
+        """Know nothing of the slots, nor of newcomers."""
+        capacity, dim, device = self._memory.capacity, KEY_SIDE**2, self.device
+        self._index = SlotIndex(capacity, dim, device)
+        self._ids_K = torch.full((capacity,), -1, dtype=torch.int64, device=device)
+        self._ids_R = torch.empty(0, dtype=torch.int64, device=device)
+        self._key_RA = torch.empty(0, dim, device=device)
 
     def _sketch_of(self, slots: Tensor) -> Tensor:
         images = self._memory.images
@@ -315,9 +353,8 @@ class NearDuplicates:
 
     def load(self, state: dict[str, Tensor]) -> None:
         """Go on from what `state` gave, with the memory as it was then."""
-        self._index = SlotIndex(self._memory.capacity, KEY_SIDE**2, self.device)
+        self._forget()
         self._index.load(state)
-        self._ids_K = torch.full_like(self._ids_K, -1)
 
 
 def _look_closely(
@@ -364,26 +401,38 @@ def _in_turn(
         are no near-duplicates, bool [B].
     """
     count = len(key_BA)
-    sure_B = (held_Bn < ALIKE).any(dim=1)  # whatever the rest of the batch is
-    square_BB = torch.cdist(key_BA, key_BA).square()
-    earlier_BB = torch.ones_like(square_BB).tril(-1).bool()
-    square_BB.masked_fill_(~earlier_BB | (square_BB > REACH**2 * KEY_SIDE**2), torch.inf)
-    if action != "merge":
-        square_BB[sure_B] = torch.inf
-    known_BB = torch.full_like(square_BB, torch.nan)  # distances
-    new_B = ~sure_B
+    near_Bm = held_Bn.new_full((count, min(NEIGHBOURS, count)), torch.inf)
+    earlier_Bm = torch.zeros_like(near_Bm, dtype=torch.int64)
+    new_B = ~_told(held_Bn)
+    own_B = key_BA.square().sum(dim=1)
+    square_BB = torch.addmm(own_B[:, None] + own_B, key_BA, key_BA.T, alpha=-2)
+    within_BB = (square_BB <= REACH**2 * KEY_SIDE**2).tril_(-1)
+    if action != "merge":  # the held ones decide about these, whatever the rest of the batch is
+        within_BB &= (held_Bn >= ALIKE).all(dim=1, keepdim=True)
+    row_b = within_BB.any(dim=1).nonzero()[:, 0]  # most samples have nothing within reach
+    if not len(row_b):
+        return earlier_Bm, near_Bm, to_host(new_B).numpy()
+    square_bB = square_BB[row_b].masked_fill_(~within_BB[row_b], torch.inf)
+    known_bB = torch.full_like(square_bB, torch.nan)  # distances
+    sketch_bSS, held_bn = sketch_BSS[row_b], held_Bn[row_b]
     while True:
         let_in_B = torch.ones_like(new_B) if action == "count" else new_B
-        of_those_BB = square_BB.masked_fill(~let_in_B, torch.inf)
-        best = torch.topk(of_those_BB, min(NEIGHBOURS, count), dim=1, largest=False)
-        near_Bm = known_BB.gather(1, best.indices).masked_fill(best.values.isinf(), torch.inf)
-        unknown = near_Bm.isnan()
-        asked_Bm = best.values.masked_fill(~unknown, torch.inf)
-        looked_Bm = _look_closely(sketch_BSS, asked_Bm, best.indices, lambda row: sketch_BSS[row])
-        near_Bm = torch.where(unknown, looked_Bm, near_Bm)
+        of_those_bB = square_bB.masked_fill(~let_in_B, torch.inf)
+        best = torch.topk(of_those_bB, near_Bm.shape[1], dim=1, largest=False)
+        near_bm = known_bB.gather(1, best.indices).masked_fill(best.values.isinf(), torch.inf)
+        unknown = near_bm.isnan()
+        asked_bm = best.values.masked_fill(~unknown, torch.inf)
+        looked_bm = _look_closely(sketch_bSS, asked_bm, best.indices, lambda row: sketch_BSS[row])
+        near_bm = torch.where(unknown, looked_bm, near_bm)
         turn_N, place_N = unknown.nonzero(as_tuple=True)
-        known_BB[turn_N, best.indices[turn_N, place_N]] = near_Bm[turn_N, place_N]
-        two_B2 = torch.cat([held_Bn, near_Bm], dim=1).sort(dim=1).values[:, :2]
-        was_B, new_B = new_B, ~are_near_duplicates(two_B2)
-        if action == "count" or bool(to_host((was_B == new_B).all())):
-            return best.indices, near_Bm, to_host(new_B).numpy()
+        known_bB[turn_N, best.indices[turn_N, place_N]] = near_bm[turn_N, place_N]
+        was_b, new_b = new_B[row_b], ~_told(torch.cat([held_bn, near_bm], dim=1))
+        new_B[row_b] = new_b
+        if action == "count" or bool(to_host((was_b == new_b).all())):
+            earlier_Bm[row_b], near_Bm[row_b] = best.indices, near_bm
+            return earlier_Bm, near_Bm, to_host(new_B).numpy()
+
+
+def _told(far_Bn: Tensor) -> Tensor:
+    """Return which pictures are near-duplicates, by the distances to their candidates, [B]."""
+    return are_near_duplicates(torch.topk(far_Bn, 2, dim=1, largest=False).values)

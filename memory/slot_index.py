@@ -66,11 +66,12 @@ class SlotIndex:
         before, self._held = self._held, max(self._held, int(slot_N.max()) + 1)
         if not self._by_cells:
             return
-        number, row = slot_N.numpy(), row_NA.numpy()
         if self._cells is not None:
-            replaced = number[number < before]
+            replaced = slot_N[slot_N < before].numpy()
             self._cells.remove_ids(load_faiss().IDSelectorArray(replaced))
-            self._cells.add_with_ids(row, number)
+            _, cell_N1 = self._nearest_cells(row_NA, 1)
+            arrays = [it.contiguous().numpy() for it in (row_NA, slot_N, cell_N1)]
+            self._cells.add_core(len(slot_N), *map(load_faiss().swig_ptr, arrays))
             self._changes_left -= len(replaced)
             if self._changes_left > 0 and _cells_for(self._held) <= 2 * self._cells.nlist:
                 return
@@ -85,7 +86,10 @@ class SlotIndex:
             int64 [B, n].
         """
         if self._cells is not None:
-            square_Bn, slot_Bn = self._cells.search(query_BA.numpy(), n)
+            near_Bp, cell_Bp = self._nearest_cells(query_BA, PROBES)
+            square_Bn, slot_Bn = self._cells.search_preassigned(
+                query_BA.numpy(), n, cell_Bp.numpy(), near_Bp.numpy()
+            )
             square_Bn[slot_Bn < 0] = np.inf
             return torch.from_numpy(square_Bn), torch.from_numpy(slot_Bn.clip(min=0))
         return nearest_rows(query_BA, self._row_KA[: self._held], n)
@@ -106,8 +110,20 @@ class SlotIndex:
         self._fill(torch.from_numpy(centres.centroids.copy()))
         self._changes_left = 4 * len(row_KA)
 
+    def _nearest_cells(self, row_BA: Tensor, n: int) -> tuple[Tensor, Tensor]:
+        """Return the n nearest cells of each row, [B, n], in any order: how far, and which.
+
+        torch finds them in half of the time that faiss takes. How far is a squared distance less
+        the row's own square.
+        """
+        n = min(n, len(self._centre_CA))
+        far_BC = torch.addmm(self._square_C, row_BA, self._centre_CA.T, alpha=-2)
+        near = torch.topk(far_BC, n, dim=1, largest=False, sorted=False)
+        return near.values, near.indices
+
     def _fill(self, centre_CA: Tensor) -> None:
         dim = centre_CA.shape[1]
+        self._centre_CA, self._square_C = centre_CA, centre_CA.square().sum(dim=1)
         self._of_cells = load_faiss().IndexFlatL2(dim)  # faiss keeps no reference of its own
         self._of_cells.add(centre_CA.numpy())
         halves = load_faiss().ScalarQuantizer.QT_fp16  # a third faster than float32
@@ -125,11 +141,7 @@ class SlotIndex:
         """Return what is needed besides the rows to find the same again: the cells' centres."""
         if self._cells is None:
             return {}
-        centre_CA = self._of_cells.reconstruct_n(0, self._of_cells.ntotal)
-        return {
-            "centres": torch.from_numpy(centre_CA),
-            "changes_left": torch.tensor(self._changes_left),
-        }
+        return {"centres": self._centre_CA, "changes_left": torch.tensor(self._changes_left)}
 
     def load(self, state: dict[str, Tensor]) -> None:
         """Take the cells of `state`, if it has any; `put` then gives all slots their rows."""

@@ -118,7 +118,7 @@ class Novelty:
         assert images_BCHW is not None  # a learner's batch has them
         beside_WCHW = images_BCHW[:0] if waiting is None else waiting.images_BCHW
         assert beside_WCHW is not None
-        found = self._test.find(images_BCHW, beside_WCHW, "refuse")
+        found = self._test.find(images_BCHW, beside_WCHW, "refuse", batch.ids_B)
         first = sum(batches[: self._memory.group.rank])
         own = slice(first, first + len(batch))
         if found.distance_B is not None:
@@ -248,8 +248,10 @@ class _Cosine:
             raise ValueError(f"novelty: {error}") from None
         self._memory, self._fixed = memory, fixed
 
-    def find(self, image_BCHW: Tensor, beside_WCHW: Tensor, action: Action) -> Found:
-        """Do what `NearDuplicates.find` does, by a cosine."""
+    def find(
+        self, image_BCHW: Tensor, beside_WCHW: Tensor, action: Action, _: Tensor | None = None
+    ) -> Found:
+        """Do what `NearDuplicates.find` does, by a cosine. It has no use for ids."""
         memory = self._memory
         held_kA = memory.descriptor.of_fixed(memory.descriptors)
         if len(beside_WCHW):
