@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import adaptive_avg_pool1d, adaptive_avg_pool2d
+from torch.nn.functional import adaptive_avg_pool1d
 
 from memory.compute import in_full_precision, to_host
 from memory.duplicates import NOBODY, Action, Found
@@ -58,7 +58,7 @@ KEY_SIDE: Final = 8
 NEIGHBOURS: Final = 4
 """Candidates of one picture that are looked at closely."""
 
-REMEMBERED: Final = 4096
+REMEMBERED: Final = 2048
 """Newcomers whose keys are kept until they have slots, so that they are not made again."""
 
 REACH: Final = 0.3
@@ -84,8 +84,9 @@ def sketch(image_BCHW: Tensor) -> Tensor:
     """
     count, channels, high, wide = image_BCHW.shape
     weights = _GREY if channels == 3 else [1 / channels] * channels
-    grey_BHW = image_BCHW.new_zeros((count, high, wide), dtype=torch.float32)
-    for weight, pixel_BHW in zip(weights, image_BCHW.unbind(dim=1), strict=True):
+    first_BHW, *others = image_BCHW.unbind(dim=1)
+    grey_BHW = first_BHW.to(torch.float32).mul_(weights[0])
+    for weight, pixel_BHW in zip(weights[1:], others, strict=True):
         grey_BHW.add_(pixel_BHW, alpha=weight)
     device = image_BCHW.device
     grey_BSS = grey_BHW
@@ -121,11 +122,17 @@ def key(sketch_BSS: Tensor) -> Tensor:
     apart than the sketches of 8 x 8, or than one and the mirror image of the other. Their
     distance divided by 8 is a root mean square, as `distance` is.
     """
-    small_B88 = adaptive_avg_pool2d(sketch_BSS[:, None], KEY_SIDE)[:, 0]
+    small_B88 = _tiles(_tiles(sketch_BSS, 1), 2) / (SIDE // KEY_SIDE) ** 2
     left_B84 = small_B88[:, :, : KEY_SIDE // 2]
     right_B84 = small_B88[:, :, KEY_SIDE // 2 :].flip(2)
     parts = left_B84 + right_B84, (left_B84 - right_B84).abs()
     return torch.cat(parts, dim=2).flatten(1) * math.sqrt(0.5)
+
+
+def _tiles(value_BSS: Tensor, dim: int) -> Tensor:
+    """Return sums over SIDE / KEY_SIDE neighbours along a dimension."""
+    parts = value_BSS.unflatten(dim, (KEY_SIDE, -1)).unbind(dim + 1)
+    return reduce(torch.add, parts)
 
 
 def distance(one_NSS: Tensor, other_NSS: Tensor) -> Tensor:
@@ -188,9 +195,14 @@ def _softened(sketch_NSS: Tensor) -> Tensor:
 
     Pairs come last, so that every step runs along contiguous memory.
     """
-    one_SSN = sketch_NSS.permute(1, 2, 0).contiguous()
-    two_SSN = one_SSN + torch.cat([one_SSN[1:], one_SSN[-1:]])
-    return (two_SSN + torch.cat([two_SSN[:, 1:], two_SSN[:, -1:]], dim=1)) / 4
+    one_SSN = sketch_NSS.permute(1, 2, 0).clone(memory_format=torch.contiguous_format)
+    two_SSN = torch.empty_like(one_SSN)
+    torch.add(one_SSN[:-1], one_SSN[1:], out=two_SSN[:-1])
+    torch.add(one_SSN[-1], one_SSN[-1], out=two_SSN[-1])
+    four_SSN = one_SSN  # its memory is used again
+    torch.add(two_SSN[:, :-1], two_SSN[:, 1:], out=four_SSN[:, :-1])
+    torch.add(two_SSN[:, -1], two_SSN[:, -1], out=four_SSN[:, -1])
+    return four_SSN.div_(4)
 
 
 def are_near_duplicates(two_B2: Tensor) -> Tensor:

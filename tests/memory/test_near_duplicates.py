@@ -228,6 +228,30 @@ def test_a_memory_lets_in_what_a_loop_lets_in(tiles: NDArray[np.uint8]) -> None:
     assert 40 < counted < 5 * 48 - 40
 
 
+def test_a_newcomers_key_is_handed_on_to_its_slot(
+    monkeypatch: pytest.MonkeyPatch, tiles: NDArray[np.uint8]
+) -> None:
+    memory, batch = WorkingMemory(24, 2, Random(), (3, TILE, TILE)), tensor(tiles[:24])
+    door, z_BD, shown = NearDuplicates(memory), normalize(torch.randn(24, 2), dim=1), []
+    made_by = door._sketch_of
+
+    def noted(slots: Tensor) -> Tensor:
+        shown.append(memory.ids[slots].tolist())
+        return made_by(slots)
+
+    monkeypatch.setattr(door, "_sketch_of", noted)
+    let_in = torch.from_numpy(door.find(batch, batch[:0], "count", torch.arange(24)).let_in_B)
+    assert let_in.all()
+    unseen = torch.tensor([90, 91])  # the door has not seen these
+    for ids_B, expected in ((torch.arange(24), []), (unseen, [90, 91])):
+        pictures = batch.flip(0)[: len(ids_B)] if ids_B is unseen else batch
+        memory.add(ids_B, z_BD[: len(ids_B)], pictures)
+        shown.clear()
+        door._follow_the_slots()
+        assert sorted(number for ids in shown for number in ids) == expected
+        assert torch.allclose(door._index._row_KA, key(sketch(memory.images)), atol=1e-5)
+
+
 def test_a_row_of_copies_within_a_batch_leaves_one(tiles: NDArray[np.uint8]) -> None:
     memory = WorkingMemory(30, 2, Random(), (3, TILE, TILE))
     row = tensor(np.stack([noised(tiles[number // 20]) for number in range(60)]))
