@@ -122,17 +122,14 @@ def key(sketch_BSS: Tensor) -> Tensor:
     apart than the sketches of 8 x 8, or than one and the mirror image of the other. Their
     distance divided by 8 is a root mean square, as `distance` is.
     """
-    small_B88 = _tiles(_tiles(sketch_BSS, 1), 2) / (SIDE // KEY_SIDE) ** 2
+    side = SIDE // KEY_SIDE
+    row_B8S = reduce(torch.add, [sketch_BSS[:, start::side] for start in range(side)])
+    sum_B88 = reduce(torch.add, [row_B8S[:, :, start::side] for start in range(side)])
+    small_B88 = sum_B88 / side**2
     left_B84 = small_B88[:, :, : KEY_SIDE // 2]
     right_B84 = small_B88[:, :, KEY_SIDE // 2 :].flip(2)
     parts = left_B84 + right_B84, (left_B84 - right_B84).abs()
     return torch.cat(parts, dim=2).flatten(1) * math.sqrt(0.5)
-
-
-def _tiles(value_BSS: Tensor, dim: int) -> Tensor:
-    """Return sums over SIDE / KEY_SIDE neighbours along a dimension."""
-    parts = value_BSS.unflatten(dim, (KEY_SIDE, -1)).unbind(dim + 1)
-    return reduce(torch.add, parts)
 
 
 def distance(one_NSS: Tensor, other_NSS: Tensor) -> Tensor:
@@ -225,6 +222,11 @@ class NearDuplicates:
     Raises:
         ValueError: the memory keeps no pictures.
     """
+
+    _index: SlotIndex
+    _ids_K: Tensor  # of the samples whose keys the index has
+    _ids_R: Tensor  # of newcomers whose keys are remembered
+    _key_RA: Tensor
 
     def __init__(self, memory: WorkingMemory) -> None:
         shape = memory.image_shape
