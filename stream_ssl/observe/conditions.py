@@ -55,7 +55,7 @@ changes the weights by more than the third number, relative to their norm.
 
 Measured after 60 updates on CIFAR-10, on a patrol's frames and on video (docs/numbers.md). Rates of
 0.03 to 10 had shares of 0.01 to 0.12, with norms below 0.03 or changes of 0.009 and more. Sane runs
-had norms of 0.37 and more, and changes of 0.0015 to 0.0053. Their shares were 0.10 to 0.48."""
+had norms of 0.37 and more, and changes of 0.0003 to 0.0057. Their shares were 0.05 to 0.48."""
 FLAT_UPDATES, WILD_UPDATES, FLAT_SECONDS = 10, 50, 30.0
 """The rule needs so many updates of this process: the first number for a small gradient, the second
 for large changes. Then it must hold for so many seconds. A rate of 0.003 is sane, and its first 20
