@@ -13,6 +13,7 @@ import time
 import weakref
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import replace
 
 import zmq
 
@@ -394,7 +395,7 @@ class IoThread:
 
 def _frames(message: Hello | tuple[int, Packet]) -> Frames:
     if isinstance(message, Hello):
-        return encode(message)
+        return encode(replace(message, clock=time.time()))
     sequence, packet = message
     return Data(sequence, packet.data.header, packet.data.payload).encode()
 

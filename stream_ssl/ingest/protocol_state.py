@@ -65,6 +65,7 @@ class Counters:
     producer_captured: dict[str, float] = field(default_factory=dict)
     producer_rejected: Counter[str] = field(default_factory=Counter)
     producer_finished: dict[str, float] = field(default_factory=dict)
+    producer_clock: dict[str, float] = field(default_factory=dict)
 
 
 class ProtocolState:
@@ -284,6 +285,8 @@ class ProtocolState:
         )
         self.sessions.open(session)
         self.counters.producer_finished[self._listed_name(session)] = 0.0
+        if hello.clock and math.isfinite(hello.clock):
+            self.counters.producer_clock[self._listed_name(session)] = hello.clock - time.time()
         self._acks_due.pop(route, None)
         return session
 

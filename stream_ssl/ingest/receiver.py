@@ -68,6 +68,7 @@ class ReceiverRecord:
     producer_captured: Mapping[str, float] = field(default_factory=dict)  # its latest sample
     producer_rejected: Mapping[str, int] = field(default_factory=dict)  # samples
     producer_finished: Mapping[str, float] = field(default_factory=dict)  # 1: it said BYE
+    producer_clock: Mapping[str, float] = field(default_factory=dict)  # less this machine's
     journal_failures: int = 0  # commits that found no room or a failing disk
     allow_list_errors: int = 0  # changed lists that could not be used
     journal_damaged: int = 0  # segments found damaged, since the journal was opened

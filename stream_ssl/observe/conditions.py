@@ -71,7 +71,7 @@ HUNG_SECONDS = 60.0
 CHECKPOINT_SECONDS = 3600.0
 DISK_BYTES, DISK_CHECKPOINTS = 1e9, 2
 CLOCK_SECONDS = 60.0
-"""A step of this machine's clock, or a producer's clock that is ahead by more."""
+"""A step of this machine's clock, or a difference between it and a producer's clock, by more."""
 CLOCK_JUMP_SHOWN_SECONDS = 600.0
 REFUSED, SILENT_CONNECTIONS, REFUSED_SECONDS = 3, 12, 120.0
 """Refusals for a key, or connections without a message, within so many seconds."""
@@ -228,7 +228,7 @@ TABLE: tuple[Condition, ...] = (
     ),
     Condition(
         "clock", "receiver", "warning",
-        "a clock is wrong: this machine's clock jumped, or {producer}'s clock is ahead",
+        "a clock is wrong: this machine's clock jumped, or it differs from {producer}'s clock",
         "Set the clocks of this machine and of the producer by NTP.",
     ),
     Condition(

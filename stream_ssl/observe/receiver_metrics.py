@@ -91,6 +91,12 @@ RECEIVER: tuple[Spec, ...] = (
         ("producer",), field="ReceiverRecord.producer_finished",
     ),
     Spec(
+        "receiver", "gauge", "producer_clock_offset_seconds", "seconds",
+        "A producer's clock less this machine's, when the producer last said HELLO.",
+        "More than a minute: one of the two clocks is wrong. The same for all producers: this "
+        "machine's.", ("producer",), field="ReceiverRecord.producer_clock",
+    ),
+    Spec(
         "receiver", "gauge", "producers_connected", "producers",
         "Producers heard of within the heartbeat's time-out.",
         "Against the number that ought to send.", field="ReceiverRecord.producers",

@@ -228,6 +228,7 @@ class Watch:
         self._lags: deque[tuple[float, float]] = deque()
         self._offset = wall() - clock()
         self._jump = (-math.inf, 0.0)  # when, and by how much
+        self._clock_seen: dict[str, tuple[float, float]] = {}  # a difference, and `_offset` then
         self._progress = (math.nan, clock())  # samples, and when they last changed
         self._updated = (math.nan, clock())
         self._lit: dict[tuple[str, str], Lit] = {}
@@ -426,12 +427,47 @@ class Watch:
             way = "ahead" if by > 0 else "back"
             yield "clock", "", f"this machine's clock jumped {way} by {seconds(abs(by))}"
         received = figures.by("producer_last_received_timestamp_seconds", "producer")
-        for who, captured in figures.by(
-            "producer_last_captured_timestamp_seconds", "producer"
-        ).items():
-            ahead = captured - received.get(who, math.nan)
-            if ahead > at.CLOCK_SECONDS:
-                yield "clock", who, f"{who}'s clock is {seconds(ahead)} ahead of this machine's"
+        live = {
+            who: captured - received.get(who, math.nan)
+            for who, captured in figures.by(
+                "producer_last_captured_timestamp_seconds", "producer"
+            ).items()
+        }
+        clocks = self._producer_clocks(figures, live)
+        usual = statistics.median(clocks.values()) if clocks else 0.0
+        alike = all(abs(ahead - usual) <= at.CLOCK_SECONDS for ahead in clocks.values())
+        if len(clocks) > 1 and alike and abs(usual) > at.CLOCK_SECONDS:
+            way = "behind" if usual > 0 else "ahead of"
+            says = f"this machine's clock is {seconds(abs(usual))} {way} the clocks of all"
+            yield "clock", "", f"{says} {len(clocks)} producers that tell theirs"
+            return
+        for who in sorted({*clocks, *live}):
+            ahead = clocks.get(who, 0.0)
+            if abs(ahead) <= at.CLOCK_SECONDS:  # the time of a picture may lie in the past
+                ahead = max(0.0, live.get(who, 0.0))
+            if abs(ahead) > at.CLOCK_SECONDS:
+                way = "ahead of" if ahead > 0 else "behind"
+                yield "clock", who, f"{who}'s clock is {seconds(abs(ahead))} {way} this machine's"
+
+    def _producer_clocks(self, figures: Figures, live: Mapping[str, float]) -> dict[str, float]:
+        """Return by how much the clock of each producer is ahead of this machine's now.
+
+        Args:
+            live: how much later than its arrival the latest sample was captured, by producer.
+        """
+        told = figures.by("producer_clock_offset_seconds", "producer")
+        finished = figures.by("producer_finished", "producer")
+        clocks = {}
+        for who, ahead in told.items():
+            before = self._clock_seen.get(who)
+            if before is None or before[0] != ahead:
+                before = self._clock_seen[who] = (ahead, self._offset)
+            ahead -= self._offset - before[1]  # this machine's clock was set since
+            if abs(live.get(who, math.inf)) <= at.CLOCK_SECONDS:
+                ahead = 0.0  # the producer's clock was set since
+            if not finished.get(who):
+                clocks[who] = ahead
+        return clocks
 
     # -- learner
 

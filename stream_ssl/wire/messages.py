@@ -71,6 +71,7 @@ class Hello:
     codecs: tuple[str, ...] = CODECS
     agent: str = ""  # program and version, for the log
     verdicts: bool = False  # tell how samples fared; left out where it is False
+    clock: float = 0.0  # its clock as it sends this, seconds since the Unix epoch; 0: left out
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +270,11 @@ def encode(message: Message) -> Frames:
     if isinstance(message, Data):
         return message.encode()
     values = {name: getattr(message, name) for name in _FIELDS[type(message)]}
-    for name, unsaid in (("verdicts", False), ("written", 0.0)):  # as before there were any
+    for name, unsaid in (
+        ("verdicts", False),
+        ("written", 0.0),
+        ("clock", 0.0),
+    ):  # as before there were any
         if values.get(name, ...) == unsaid:
             del values[name]
     return [prefix(message.kind), msgpack.packb(values)]

@@ -105,6 +105,20 @@ def clock_jumped(world: World, _: Path) -> None:
     world.pass_(10, sent(world))
 
 
+DAYS = 86_400.0
+
+
+def clock_of_the_receiver(world: World, _: Path) -> None:
+    clock = {"yard": -40 * DAYS, "gate": -40 * DAYS + 3}
+    captured = {name: 50.0 + behind for name, behind in clock.items()}
+    world.pass_(10, sent(world, producer_clock=clock, producer_captured=captured))
+
+
+def clock_that_is_told(world: World, _: Path) -> None:
+    clock = {"yard": -3600.0, "gate": 0.1}
+    world.pass_(10, sent(world, producer_clock=clock, producer_captured={"yard": 50.0 - 3600}))
+
+
 def clock_ahead(world: World, _: Path) -> None:
     world.pass_(10, sent(world, producer_captured={"yard": 50.0 + 3600}))
 
@@ -297,6 +311,11 @@ RECEIVER: dict[str, tuple[Fault, str, str]] = {
     "allow-list": (allow_list, "", "a key revoked since is still admitted"),
     "rejected-samples": (rejected_samples, "yard", "of yard's samples were refused"),
     "clock": (clock_jumped, "", "this machine's clock jumped ahead by 40 days"),
+    "clock of the receiver": (
+        *(clock_of_the_receiver, ""),
+        "this machine's clock is 40 days ahead of the clocks of all 2 producers",
+    ),
+    "clock that is told": (clock_that_is_told, "yard", "yard's clock is 60 min behind this"),
     "clock of a producer": (clock_ahead, "yard", "yard's clock is 60 min ahead"),
 }
 LEARNER: dict[str, tuple[Fault, str, str]] = {
@@ -505,6 +524,46 @@ def test_a_time_of_capture_beyond_all_clocks_is_told_in_few_words() -> None:
     world.pass_(10, sent(world, producer_captured={"yard": 1e300}))
     says = "yard's clock is more than 100 years ahead of this machine's"
     assert world.lit["clock", "yard"] == says
+
+
+OLD = {"yard": 50.0 - 40 * DAYS, "gate": 50.0 - 30 * DAYS}
+"""Times of capture of recordings that are sent again."""
+
+
+def test_a_receiver_behind_all_producers_is_told() -> None:
+    world = World("receiver")
+    ahead = {"yard": 19_000 * DAYS, "gate": 19_000 * DAYS + 5}
+    world.pass_(10, sent(world, producer_clock=ahead, producer_captured=OLD))
+    assert "this machine's clock is more than 100 years" not in world.lit["clock", ""]
+    assert "19000 days behind the clocks of all 2 producers" in world.lit["clock", ""]
+
+
+def test_recordings_and_producers_without_a_clock_light_no_clock() -> None:
+    """A HELLO has the clock of now, however long the producer runs."""
+    world = World("receiver")
+    clocks = {"yard": 0.2, "gate": -1.0}
+    world.pass_(120, sent(world, producer_clock=clocks, producer_captured=OLD))
+    assert not any(name == "clock" for name, _ in world.lit)
+    world = World("receiver")
+    world.pass_(120, sent(world, producer_captured=OLD))
+    assert not any(name == "clock" for name, _ in world.lit)
+
+
+@table("who", ["receiver", "producers"])
+def test_a_clock_that_is_set_right_is_seen_without_a_new_hello(who: str) -> None:
+    world = World("receiver")
+    wrong = {"yard": -40 * DAYS, "gate": -40 * DAYS}
+    captured = dict.fromkeys(wrong, 50.0 - 40 * DAYS)
+    world.pass_(60, sent(world, producer_clock=wrong, producer_captured=captured))
+    assert "40 days ahead of" in world.lit["clock", ""]
+    if who == "receiver":
+        world.wall -= 40 * DAYS
+        world.pass_(30, sent(world, producer_captured=captured))
+        assert "jumped back by 40 days" in world.lit["clock", ""]
+        world.pass_(720, sent(world, producer_captured=captured))
+    else:
+        world.pass_(120, sent(world))
+    assert not any(name == "clock" for name, _ in world.lit)
 
 
 @table("count, said", [(0, "0 parts"), (1, "1 part"), (2, "2 parts"), (1234, "1,234 parts")])

@@ -1,0 +1,36 @@
+"""What a producer tells of its clock."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from receiver_peer import Running, until
+
+from producers import Producer
+from stream_ssl.ingest import protocol_state
+
+
+def test_a_receiver_learns_the_clock_of_a_producer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The receiver's clock is 40 days ahead."""
+    days = 40 * 86_400.0
+    ahead = SimpleNamespace(time=lambda: time.time() + days, time_ns=time.time_ns)
+    monkeypatch.setattr(protocol_state, "time", ahead)
+    told: list[Any] = []
+    opened = protocol_state.ProtocolState._open_session
+
+    def keep(self: protocol_state.ProtocolState, *args: Any) -> Any:
+        session = opened(self, *args)
+        told.append(self.counters.producer_clock["yard"])
+        return session
+
+    monkeypatch.setattr(protocol_state.ProtocolState, "_open_session", keep)
+    with Running(tmp_path) as running, Producer(running.endpoint, name="yard") as producer:
+        producer.connect()
+        until(lambda: told)
+    assert told[0] == pytest.approx(-days, abs=30)
