@@ -5,7 +5,8 @@ python -m benchmarks.duplicates --cifar FOLDER --fashion FOLDER --picture FILE.s
 
 The second command holds 32,768 pictures. It offers 2,000 other pictures, which should be let in,
 and changed copies of 500 of those held, which should be found. FOLDER holds CIFAR-10's binary
-version, or Fashion-MNIST as torchvision lays it out. PDQ takes part where `pdqhash` is installed.
+version, or Fashion-MNIST as torchvision lays it out. PDQ takes part where `pdqhash` is installed,
+and EfficientNet-lite0 where its weights are (the extra `pretrained`).
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d, interpolate, normalize
 
 from memory import WorkingMemory
+from memory.descriptors import Frozen
 from memory.eviction import Random
 from memory.near_duplicates import (
     ALIKE,
@@ -46,6 +48,7 @@ from memory.near_duplicates import (
 )
 from memory.slot_index import nearest_rows
 from producers.sources import CifarBinary, IdxDataset, Source
+from stream_ssl.learning.efficientnet_lite import PACKAGE, EfficientNetLite0
 
 SIZES = {65_536: 20_000, 1 << 20: 1_500}  # slots, and samples a second that are wanted
 BATCH, BATCHES = 512, 12
@@ -183,6 +186,23 @@ def by_thumbnails(side: int) -> Scores:
     return lambda held, queries: nearest_rows(rows(queries), rows(held), 1)[0][:, 0].numpy()
 
 
+def by_features() -> Scores:
+    """Compare features of EfficientNet-lite0, which was trained on ImageNet, by their cosine."""
+    descriptor = Frozen(EfficientNetLite0(pretrained=True), mean=(0.498,), std=(0.502,))
+    known: list[tuple[Pictures, Tensor]] = []  # features of what is held take minutes
+
+    def rows(pictures: Pictures) -> Tensor:
+        images_BCHW = tensor(pictures)
+        return descriptor(torch.zeros(len(images_BCHW), 1), images_BCHW)
+
+    def scores(held: Pictures, queries: Pictures) -> NDArray[np.floating[Any]]:
+        if not known or known[0][0] is not held:
+            known[:] = [(held, rows(held))]
+        return nearest_rows(rows(queries), known[0][1], 1)[0][:, 0].numpy()
+
+    return scores
+
+
 def by_hash(bits: Callable[[Pictures], NDArray[np.uint8]]) -> Scores:
     """The least Hamming distance of packed bits [N, bytes]."""
 
@@ -229,6 +249,8 @@ def methods() -> Iterator[tuple[str, Scores]]:
     yield "pHash", by_hash(perceptual)
     if importlib.util.find_spec("pdqhash"):
         yield "PDQ", by_hash(pdq)
+    if importlib.util.find_spec(PACKAGE):
+        yield "frozen lite0", by_features()
 
 
 def compared(source: Source) -> Iterator[dict[str, Any]]:

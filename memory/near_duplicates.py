@@ -35,18 +35,22 @@ if TYPE_CHECKING:
 SIDE: Final = 32
 """Pixels of a sketch in each direction."""
 
-ALIKE: Final = 0.2
+ALIKE: Final = 0.12
 """Pictures nearer than this are always near-duplicates; docs/duplicates.md says why."""
 
-LIMIT: Final = 0.45
+LIMIT: Final = 0.4
 """Pictures farther apart than this are never near-duplicates."""
 
-APART: Final = 0.5
+APART: Final = 0.55
 """Between the two, the nearest picture must be at most so many times as far as the next one."""
 
 FLAT: Final = 8.0
 """Grey levels of 255: the least contrast that is set to 1, so that the noise of a dark or covered
 camera is no content."""
+
+BLUR: Final = 1.5
+"""Pixels of a sketch: the standard deviation of the blur, so that resized copies lose no contrast
+against their originals."""
 
 SHIFT: Final = 2
 """The comparison moves one sketch by up to so many pixels in each direction."""
@@ -89,9 +93,7 @@ def sketch(image_BCHW: Tensor) -> Tensor:
     for weight, pixel_BHW in zip(weights[1:], others, strict=True):
         grey_BHW.add_(pixel_BHW, alpha=weight)
     device = image_BCHW.device
-    grey_BSS = grey_BHW
-    if (high, wide) != (SIDE, SIDE):
-        grey_BSS = _shrunk(high, device) @ grey_BHW @ _shrunk(wide, device).T
+    grey_BSS = _shrunk(high, device) @ grey_BHW @ _shrunk(wide, device).T
     local_SS = _local_mean(device)
     across_BSS, down_BSS = grey_BSS @ local_SS.T, local_SS.expand(count, -1, -1)
     detail_BSS = torch.baddbmm(grey_BSS, down_BSS, across_BSS, alpha=-0.5)
@@ -102,8 +104,11 @@ def sketch(image_BCHW: Tensor) -> Tensor:
 
 @cache
 def _shrunk(size: int, device: torch.device) -> Tensor:
-    """Return the matrix that shrinks so many pixels to S by averaging, float32 [S, size]."""
-    return adaptive_avg_pool1d(torch.eye(size), SIDE).T.contiguous().to(device)
+    """Return the matrix that shrinks so many pixels to S and blurs them, float32 [S, size]."""
+    shrunk_SH = adaptive_avg_pool1d(torch.eye(size), SIDE).T
+    pixel_S = torch.arange(SIDE)
+    blur_SS = (-((pixel_S[:, None] - pixel_S) / BLUR).square() / 2).exp()
+    return (blur_SS / blur_SS.sum(dim=1, keepdim=True) @ shrunk_SH).to(device)
 
 
 @cache

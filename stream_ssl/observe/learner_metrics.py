@@ -44,7 +44,7 @@ LEARNER: tuple[Spec, ...] = (
         "learner", "histogram", "novelty_distance", "",
         "Distance of each sample to the nearest picture that was held, by producer; 2 where none "
         "came near. Only under `novelty: auto`.",
-        "Below 0.2 all are near-duplicates; a median near 2: the camera shows new things.",
+        "Below 0.12 all are near-duplicates; a median near 2: the camera shows new things.",
         ("producer",), buckets=(0.05, 0.1, 0.2, 0.3, 0.45, 0.7, 1.0),
     ),
     Spec(

@@ -97,6 +97,17 @@ def test_copies_of_photographs_are_near_duplicates(kind: str, tiles: NDArray[np.
     assert (far_B < LIMIT).float().mean() > 0.9, far_B
 
 
+def test_small_pictures_that_lost_detail_are_nearer_than_others(tiles: NDArray[np.uint8]) -> None:
+    """Resized copies lose contrast, which the blur takes off their originals too."""
+    small = [Image.fromarray(tile).resize((32, 32), Image.Resampling.BILINEAR) for tile in tiles]
+    copies = [one.resize((16, 16), Image.Resampling.BILINEAR) for one in small]
+    copies = [one.resize((32, 32), Image.Resampling.BILINEAR) for one in copies]
+    sketch_BSS, copy_BSS = (
+        sketch(tensor(np.stack([np.asarray(one) for one in some]))) for some in (small, copies)
+    )
+    assert (distance(copy_BSS, sketch_BSS) < LIMIT).float().mean() > 0.9
+
+
 def test_different_photographs_and_digits_are_not(tiles: NDArray[np.uint8]) -> None:
     digits = load_digits().images[:200].repeat(4, axis=1).repeat(4, axis=2)
     for picture_BCHW in (tensor(tiles), torch.from_numpy(digits * 15).byte()[:, None]):
@@ -115,7 +126,9 @@ def test_something_small_in_a_fixed_scene_is_new(tiles: NDArray[np.uint8]) -> No
     changed_B = np.abs(with_somebody.astype(int) - tiles).max((1, 2, 3)) > 100
     far_B = distance(sketch(tensor(tiles)), sketch(tensor(with_somebody)))
     assert changed_B.sum() > 10
-    assert (far_B[torch.from_numpy(changed_B)] > LIMIT).float().mean() > 0.9
+    far_B = far_B[torch.from_numpy(changed_B)]
+    assert (far_B > 2 * ALIKE).all()  # so the scene's other frames decide
+    assert (far_B > LIMIT).float().mean() > 0.85
 
 
 @pytest.mark.parametrize("size", [16, 32, 96])
@@ -260,7 +273,7 @@ def test_a_row_of_copies_within_a_batch_leaves_one(tiles: NDArray[np.uint8]) -> 
 
 
 def test_a_copy_is_much_nearer_to_its_picture_than_to_any_other() -> None:
-    apart = [(0.0, 0.0), (0.19, 0.19), (0.3, 0.7), (0.3, math.inf), (0.3, 0.5), (0.5, math.inf)]
+    apart = [(0.0, 0.0), (0.1, 0.1), (0.3, 0.6), (0.3, math.inf), (0.3, 0.4), (0.4, math.inf)]
     assert are_near_duplicates(torch.tensor(apart)).tolist() == [
         *(True, True, True, True),
         *(False, False),
