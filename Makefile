@@ -15,13 +15,17 @@ DEMO_SECONDS ?= 120
 DEMO_OUT     ?= demo-out
 GATES        ?=
 TESTS        ?=
+EXPERIMENT   ?= duel
+PRESET       ?= cpu-small
+DATA         ?= cifar:data/cifar10
+OPTIONS      ?=
 SOAK_MINUTES ?= 60
 
 # Where it is set, as container images have it, each of a target's processes compiles all of torch
 # anew, which takes longer than the import.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test latest mutations browser check chaos bench gpu servers servers-packages prometheus containers manifests lint format docs setup clean
+.PHONY: demo test latest mutations browser check chaos bench reproduce study gpu servers servers-packages prometheus containers manifests lint format docs setup clean
 
 setup: $(READY)
 
@@ -84,6 +88,12 @@ chaos: $(READY)  ## kills, power cuts, bad disks, hostile clients, an hour's soa
 
 bench: $(READY)  ## speed and memory, as a table and a dated report under benchmarks/
 	$(VENV)/bin/python -m benchmarks
+
+reproduce: $(READY)  ## an experiment of the papers, beside its figures: EXPERIMENT, PRESET, DATA, OPTIONS
+	$(VENV)/bin/python -m benchmarks.experiments $(EXPERIMENT) --preset $(PRESET) --data $(DATA) $(OPTIONS)
+
+study: $(READY)  ## memories compared on the streams of users: DATA, OPTIONS
+	$(VENV)/bin/python -m benchmarks.experiments study --data $(DATA) $(OPTIONS)
 
 gpu: $(READY)  ## what needs a CUDA GPU: its tests, and its benchmarks with a dated report
 	@$(VENV)/bin/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available() and "make gpu needs a CUDA GPU, and torch sees none here")'

@@ -64,7 +64,7 @@ def measure(name: str, number: int, total: int, console: Console, report: Path) 
             module = importlib.import_module(f"benchmarks.{name}")
             rows, error = [plain(row) for row in module.run()], ""
             if hasattr(module, "plot"):
-                picture = report.with_name(f"{report.stem}-{name}.svg")
+                picture = report.with_name(f"{report.stem}-{name}.png")
                 picture.parent.mkdir(parents=True, exist_ok=True)
                 module.plot(rows, picture)
         except Exception as raised:

@@ -110,12 +110,6 @@ def minimum_redundancy(held: Sequence[Sent], newcomer: Sent, slots: set[int]) ->
     return {slot for slot in nearest if float(near_KK[slot, 1]) >= after - 1e-13}
 
 
-def class_balanced(held: Sequence[Sent], newcomer: Sent, slots: set[int]) -> set[int]:
-    labels = [sample.label for sample in held]
-    fullest = max(sorted({labels[slot] for slot in slots}), key=labels.count)
-    return oldest(held, newcomer, {slot for slot in slots if labels[slot] == fullest})
-
-
 def aged(choice: Choice, cap: int) -> Choice:
     """The oldest open slot where it is older than the cap, else as the choice is."""
 

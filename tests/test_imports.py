@@ -15,8 +15,7 @@ ROOT = Path(__file__).parent.parent
 OURS = ("memory", "producers", "stream_ssl")
 PARTS = (
     *("wire", "ingest", "losses", "methods", "learning", "evaluation"),
-    *("reproduction", "observe", "app", "background", "batch", "durable", "pictures"),
-    "rate_limited_logger",
+    *("observe", "app", "background", "batch", "durable", "pictures", "rate_limited_logger"),
 )
 # But in memory, a package of its own.
 ANYWHERE = {
@@ -42,14 +41,6 @@ MAY = {
         "stream_ssl.evaluation",
         "stream_ssl.ingest",
         "stream_ssl.wire",
-        "memory",
-    },
-    "stream_ssl.reproduction": {
-        "stream_ssl.reproduction",
-        "stream_ssl.evaluation",
-        "stream_ssl.learning",
-        "stream_ssl.methods",
-        "stream_ssl.losses",
         "memory",
     },
     "stream_ssl.observe": {
@@ -81,11 +72,10 @@ LIBRARIES = {
         "stream_ssl.methods",
         "stream_ssl.learning",
         "stream_ssl.evaluation",
-        "stream_ssl.reproduction",
         "stream_ssl.observe",
         "stream_ssl.app",
     },
-    "matplotlib": {"stream_ssl.evaluation", "stream_ssl.reproduction", "stream_ssl.app"},
+    "matplotlib": {"stream_ssl.evaluation", "stream_ssl.app"},
 }
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from memory.eviction.bandit import KappaBandit
 from memory.eviction.base import Feedback, Policy
-from memory.eviction.class_balanced import ClassBalanced
 from memory.eviction.hybrid import Hybrid
 from memory.eviction.minimum_redundancy import MinimumRedundancy
 from memory.eviction.most_duplicated import MostDuplicated
@@ -25,7 +24,6 @@ POLICIES: dict[str, type[Policy]] = {
         Oldest,
         Reservoir,
         Random,
-        ClassBalanced,
         Hybrid,
         KappaBandit,
     )
@@ -33,7 +31,6 @@ POLICIES: dict[str, type[Policy]] = {
 
 __all__ = [
     "POLICIES",
-    "ClassBalanced",
     "Feedback",
     "Hybrid",
     "KappaBandit",

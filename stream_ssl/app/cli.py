@@ -23,7 +23,6 @@ COMMANDS = {
     "evaluate": "what a checkpoint's encoder is worth on a labelled set: accuracy, geometry, plots",
     "embed": "features of a data set, by a run's encoder, into a file for NumPy",
     "export": "a run's encoder (safetensors, ONNX) and its memory (WebDataset), for use elsewhere",
-    "reproduce": "the papers' experiments, run again at your machine's size, beside their figures",
     "keys": "make a CURVE key pair for a producer or a receiver",
     "conform": "try a producer in any language against the rules of docs/wire.md",
     "check": "validate a config file without opening a socket",

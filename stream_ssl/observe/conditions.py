@@ -304,8 +304,8 @@ TABLE: tuple[Condition, ...] = (
     Condition(
         "collisions", "learner", "warning",
         "a sample and a slot of the memory share a class with a probability above 0.5",
-        "Find the class that crowds the memory in stream_ssl_memory_class_slots. With labels, set "
-        "memory.eviction to class-balanced.",
+        "Find the class that crowds the memory in stream_ssl_memory_class_slots. Choose "
+        "a loss of the debiased family (docs/losses.md).",
     ),
     Condition(
         "near-copies", "learner", "warning",

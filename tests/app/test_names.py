@@ -96,7 +96,7 @@ WRONG = {
     ),
     "memory.eviction": (
         "duel",
-        "no eviction policy 'duel': choose one of class-balanced, hybrid, ",
+        "no eviction policy 'duel': choose one of hybrid, ",
     ),
     "memory.eviction.score": (
         "sharp",

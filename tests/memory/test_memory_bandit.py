@@ -224,7 +224,7 @@ def test_a_policy_without_a_name_is_called_after_its_class(outside: str) -> None
 @table(
     ("path", "arguments", "message"),
     [
-        ("newest", {}, r"'newest': must be one of \['class-balanced', .*'reservoir'\], or 'module"),
+        ("newest", {}, r"'newest': must be one of \['hybrid', .*'reservoir'\], or 'module"),
         (":Mine", {}, "must be one of"),
         ("no_such_module:Mine", {}, "cannot be imported .*no_such_module"),
         ("policies_from_outside:Yours", {}, "cannot be imported .*Yours"),

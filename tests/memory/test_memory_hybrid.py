@@ -1,4 +1,4 @@
-"""Age caps and class balance against naive twins.
+"""Age caps against naive twins.
 
 Shapes: D embedding, K slots.
 """
@@ -14,7 +14,6 @@ import torch
 from memory import WorkingMemory
 from memory.columns import Rows
 from memory.eviction import (
-    ClassBalanced,
     Hybrid,
     MinimumRedundancy,
     MostDuplicated,
@@ -27,7 +26,7 @@ from tests import naive_policies as naive
 from tests.naive import STREAMS, unit_rows
 
 
-class NoOdd(ClassBalanced):
+class NoOdd(Oldest):
     """Refuses newcomers of odd label, to see refusals through a hybrid."""
 
     name = "no odd"
@@ -46,8 +45,7 @@ INNER: dict[str, tuple[Callable[[], Policy], naive.Rule]] = {
         naive.most_duplicated(VonMisesFisher(0.1)),
     ),
     "minred": (MinimumRedundancy, naive.minimum_redundancy),
-    "classes": (ClassBalanced, naive.class_balanced),
-    "refusing": (NoOdd, naive.refuse_odd(naive.class_balanced)),
+    "refusing": (NoOdd, naive.refuse_odd(naive.oldest)),
 }
 
 
@@ -76,9 +74,8 @@ def fill(
     return gone, memory
 
 
-@pytest.mark.parametrize("name", ["classes", "refusing"])
-def test_the_policy_by_itself(name: str) -> None:
-    make, rule = INNER[name]
+def test_a_refusing_policy_by_itself() -> None:
+    make, rule = INNER["refusing"]
     for seed in range(15):
         capacity, samples, cuts = streams(seed, STREAMS[seed % len(STREAMS)])
         gone, memory = fill(make(), capacity, samples, cuts)
@@ -112,10 +109,6 @@ def test_planted_errors_are_found() -> None:
     memory.add(torch.arange(40), z_ND)
     memory.born[:] = memory.encoded[:] = memory.born.flip(0)
     assert "born otherwise" in memory.check_valid()[1]
-    balanced = WorkingMemory(10, 4, ClassBalanced())
-    balanced.add(torch.arange(40), z_ND)
-    balanced.labels[3] = 2
-    assert "slots by label" in balanced.check_valid()[1]
 
 
 def test_options_are_checked() -> None:

@@ -18,7 +18,6 @@ from memory import WorkingMemory
 from memory.columns import Rows
 from memory.eviction import (
     POLICIES,
-    ClassBalanced,
     Hybrid,
     KappaBandit,
     MinimumRedundancy,
@@ -42,7 +41,7 @@ MAKERS: dict[str, Callable[[], Policy]] = {
     "hybrid, reservoir, age cap": lambda: Hybrid(Reservoir(), age_cap=90),
     "hybrid, minred, age cap": lambda: Hybrid(MinimumRedundancy(), age_cap=60),
     "hybrid, queue, age cap": lambda: Hybrid(Oldest(), age_cap=40),
-    "hybrid of hybrid": lambda: Hybrid(Hybrid(ClassBalanced()), age_cap=80),
+    "hybrid of hybrid": lambda: Hybrid(Hybrid(MinimumRedundancy()), age_cap=80),
     "kappa-bandit": lambda: KappaBandit(interval=2),
 }
 

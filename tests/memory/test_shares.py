@@ -17,7 +17,6 @@ import memory.duel.linear
 from memory import Duplicates, WorkingMemory
 from memory.eviction import (
     POLICIES,
-    ClassBalanced,
     Hybrid,
     KappaBandit,
     MinimumRedundancy,
@@ -50,7 +49,6 @@ MAKERS: dict[str, tuple[Callable[[], Policy], Choice, bool]] = {
     "oldest": (Oldest, naive.oldest, False),
     "random": (Random, naive.anyone, False),
     "reservoir": (Reservoir, naive.anyone, True),
-    "class-balanced": (ClassBalanced, naive.class_balanced, False),
     "hybrid": (lambda: Hybrid(age_cap=60), naive.aged(LINEAR, 60), False),
     "hybrid, sharp": (
         lambda: Hybrid(MostDuplicated(SHARP), age_cap=60),
@@ -64,8 +62,8 @@ MAKERS: dict[str, tuple[Callable[[], Policy], Choice, bool]] = {
         False,
     ),
     "hybrid of hybrid": (
-        lambda: Hybrid(Hybrid(ClassBalanced()), age_cap=80),
-        naive.aged(naive.class_balanced, 80),
+        lambda: Hybrid(Hybrid(MinimumRedundancy()), age_cap=80),
+        naive.aged(naive.minimum_redundancy, 80),
         False,
     ),
 }

@@ -1,0 +1,169 @@
+"""Tables and plots of an experiment in a dated report, named by hardware."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.experiments import tables
+from benchmarks.experiments.findings import Found, Spread
+from benchmarks.experiments.papers import plots
+from benchmarks.experiments.papers.arms import Experiment
+from benchmarks.experiments.papers.verdicts import MEASURES, Verdict, verdicts
+from benchmarks.experiments.tables import Rows
+
+RULE = """Verdicts are computed from the runs: *agrees* where the difference is above 0 by more
+than two standard errors, *disagrees* where it is below by as much, else *not settled*. The
+standard error is paired: that of the mean, over seeds, of the difference between runs that saw the
+same data and the same test images; with one seed it is that of the test images. ± is the standard
+deviation over seeds. A cell without a run is empty."""
+
+
+def write(
+    experiment: Experiment,
+    found: Found,
+    planned: int,
+    preset: str,
+    settings: Mapping[str, Any],
+    folder: Path,
+) -> Path:
+    """Write report and plots in the place of older ones of the same experiment and preset. They
+    are made from stored results alone: the same results give the same bytes.
+
+    Args:
+        experiment: the experiment.
+        found: at least one run.
+        planned: the number of planned runs.
+        preset: the name of the preset.
+        settings: those of the preset, and the data.
+        folder: the folder; it is created if it is missing.
+
+    Returns:
+        The report.
+    """
+    made = [result.made for cell in found.results.values() for result in cell.values()]
+    days = sorted({one["day"] for one in made})
+    machines = sorted({one["machine"] for one in made})
+    kind = f"{experiment.name}-{preset}-"
+    name = f"{days[-1]}-{kind}{slug(machines[-1])}"
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob(f"????-??-??-{kind}*"):
+        if old.suffix in (".md", ".png", ".svg"):
+            old.unlink()
+    plots.draw(experiment, found, folder / f"{name}.png")
+    judged = verdicts(experiment, found)
+    done = len(made)
+    when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+    command = f"python -m benchmarks.experiments {experiment.name} --preset {preset} --data ..."
+    parts = [
+        f"# {experiment.title}: {preset}\n",
+        f"{done} of {planned} planned runs are done ({when}; {'; '.join(machines)}).\n",
+        f"`{command}`{' goes on with the rest' if done < planned else ''}.\n",
+        experiment.says + "\n",
+        f"Settings: {_settings(settings)}.\n",
+        _summary(judged) + "\n",
+        RULE + "\n",
+        *(tables.markdown(table) for table in tables_of(experiment, found, judged)),
+        f"![plots]({name}.png)\n",
+    ]
+    path = folder / f"{name}.md"
+    path.write_text("\n".join(parts))
+    return path
+
+
+def tables_of(experiment: Experiment, found: Found, judged: Sequence[Verdict]) -> list[Rows]:
+    """Return a table of the claims, one of each accuracy, and one of all other measures. A cell
+    without a run is empty."""
+    told = [claims(judged)]
+    own = [name for name in experiment.measures if MEASURES[name].share]
+    told += [by_measure(experiment, found, name) for name in own]
+    others = [name for name in experiment.measures if name not in own]
+    if others:
+        told.append(together(experiment, found, others))
+    return told
+
+
+def claims(judged: Sequence[Verdict]) -> Rows:
+    """Return a line a claim: by how much its sum is above 0, in the paper and here."""
+    rows = []
+    for claim, paper, ours, word in judged:
+        measure = MEASURES[claim.measure]
+        figure = "" if paper is None else f"{paper:+.{measure.decimals}f}"
+        seeds = str(len(ours.values) or "")
+        told = [claim.text, claim.source, measure.heading]
+        rows.append(
+            [*told, figure, ours.text(measure.scale, measure.decimals, sign=True), seeds, word]
+        )
+    headings = ("claim", "source", "difference in", "paper", "ours", "seeds", "verdict")
+    return Rows("Claims", headings, rows, 3)
+
+
+def by_measure(experiment: Experiment, found: Found, name: str) -> Rows:
+    """Return a line an arm: ours, the gain over its baseline, the paper's figure and its gain."""
+    measure, figures = MEASURES[name], experiment.paper.get(name, {})
+    rows = []
+    for arm in experiment.found(found):
+        against = None if arm.against is None else (arm.against, arm.column)
+        base = None if against is None else figures.get(against)
+        paper = figures.get(arm.cell)
+        gained = Spread(()) if against is None else found.gain(arm.cell, against, name)
+        cells = [
+            *(arm.column, arm.row, str(found.seeds(arm.cell))),
+            found.spread(arm.cell, name).text(measure.scale, measure.decimals),
+            gained.text(measure.scale, measure.decimals, sign=True),
+        ]
+        if figures:
+            gain = None if paper is None or base is None else paper - base
+            cells += [
+                "" if paper is None else f"{paper:.{measure.decimals}f}",
+                "" if gain is None else f"{gain:+.{measure.decimals}f}",
+            ]
+        rows.append(cells)
+    headings = ["", "arm", "seeds", "ours", "gain"]
+    if figures:
+        headings += ["paper", "paper's gain"]
+    return Rows(measure.heading[0].upper() + measure.heading[1:], headings, rows)
+
+
+def together(experiment: Experiment, found: Found, names: Sequence[str]) -> Rows:
+    """Return a line an arm, with a column a measure."""
+    rows = [
+        [
+            *(arm.column, arm.row),
+            *(
+                found.spread(arm.cell, name).text(MEASURES[name].scale, MEASURES[name].decimals)
+                for name in names
+            ),
+        ]
+        for arm in experiment.found(found)
+    ]
+    return Rows("Also measured", ["", "arm", *(MEASURES[name].heading for name in names)], rows)
+
+
+def slug(text: str) -> str:
+    """Small letters, digits and hyphens.
+
+    >>> slug("AMD EPYC, 2 cores")
+    'amd-epyc-2-cores'
+    """
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
+def _summary(judged: Sequence[Verdict]) -> str:
+    words = [verdict.word for verdict in judged]
+    parts = [
+        f"{words.count(word)} {told}"
+        for word, told in (
+            ("agrees", "hold here"),
+            ("disagrees", "do not"),
+            ("not settled", "are not settled"),
+            ("not run", "have not been run"),
+        )
+    ]
+    return f"Of {len(words)} claims {', '.join(parts)}."
+
+
+def _settings(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in settings.items())

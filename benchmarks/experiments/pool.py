@@ -1,0 +1,91 @@
+"""Runs in processes of one thread each: all cores are used, and a result does not depend on the
+runs beside it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from multiprocessing import active_children, get_context
+from pathlib import Path
+from typing import Any
+
+from benchmarks.experiments.data import Data, stored
+from benchmarks.experiments.results import Run
+
+Once = Callable[[Any, Data], dict[str, Any]]
+"""Makes a run and returns its numbers. It travels to the workers by its import name."""
+
+DATA: Data | None = None
+"""The data of this worker."""
+
+
+def finished(
+    once: Once,
+    runs: Sequence[Run],
+    data: Path,
+    workers: int,
+    minutes: float | None = None,
+    on_cpu: bool = True,
+    clock: Callable[[], float] = time.monotonic,
+) -> Generator[tuple[Run, dict[str, Any]], None, None]:
+    """Yield runs and their numbers as they end. Runs begin in order, and none that would end after
+    `minutes`. The duration of a run is estimated from the finished ones, by their cost.
+
+    Args:
+        once: makes a run, in a worker.
+        runs: the runs to make.
+        data: a folder that `data.store` wrote.
+        workers: processes; 1 or more.
+        minutes: None has no limit.
+        on_cpu: each worker computes on one thread.
+        clock: seconds.
+    """
+    began = clock()
+    waiting, on = list(runs), dict[Future[Any], tuple[Run, float]]()
+    rate: list[tuple[float, float]] = []  # seconds, cost
+
+    def fits(run: Run) -> bool:
+        if minutes is None:
+            return True
+        seconds = sum(took for took, _ in rate) / max(1e-9, sum(cost for _, cost in rate))
+        return clock() - began + (seconds * run.cost if rate else 0.0) < 60 * minutes
+
+    if on_cpu:
+        os.environ["OMP_NUM_THREADS"] = "1"  # read when a worker loads torch
+    with ProcessPoolExecutor(workers, get_context("spawn"), _start, (str(data),)) as pool:
+        try:
+            while waiting or on:
+                while waiting and len(on) < workers and fits(waiting[0]):
+                    run = waiting.pop(0)
+                    on[pool.submit(_work, once, run)] = (run, clock())
+                if not on:
+                    return
+                for future in wait(on, return_when=FIRST_COMPLETED).done:
+                    run, since = on.pop(future)
+                    rate.append((clock() - since, run.cost))
+                    yield run, future.result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for child in active_children() if on else ():
+                child.kill()
+
+
+def _start(data: str) -> None:
+    global DATA
+    # The parent handles Ctrl-C.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    import logging
+
+    import torch
+
+    torch.set_num_threads(1)
+    logging.getLogger("faiss").setLevel(logging.WARNING)  # it logs each build that is missing
+    DATA = stored(Path(data))
+
+
+def _work(once: Once, run: Run) -> dict[str, Any]:
+    assert DATA is not None
+    return once(run, DATA)

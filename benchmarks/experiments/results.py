@@ -1,0 +1,130 @@
+"""Finished runs, one line of JSON each: a second call does only the missing runs."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from stream_ssl.bounded_files import read_text
+
+Cell = tuple[str, str]
+"""An arm and a condition: a row and a column of a table."""
+
+
+class Run(Protocol):
+    """An arm under a condition with a seed. The seed draws weights, stream and views."""
+
+    @property
+    def name(self) -> str:
+        """A unique name among the runs of an experiment."""
+
+    @property
+    def cost(self) -> float:
+        """The expected duration, relative to other runs."""
+
+    def facts(self) -> Mapping[str, Any]:
+        """The settings that this run does not share with all others."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """Attributes:
+    numbers: the measurements of the run.
+    made: "day" and "machine" of the run; empty in old files.
+    """
+
+    numbers: Mapping[str, Any]
+    made: Mapping[str, str]
+
+    def number(self, name: str) -> float | None:
+        """Return a measurement; None where the run has none of this name."""
+        value = self.numbers.get(name)
+        return None if value is None else float(value)
+
+
+class Results:
+    """The runs of a file under one set of settings.
+
+    A line is written and synced when its run ends, so a kill costs only the unfinished runs. Lines
+    of other settings stay in the file and are ignored. A torn line is no result.
+
+    Args:
+        path: the file. The first added run creates it.
+        settings: the settings that all runs share; see `Run.facts` for the others.
+    """
+
+    def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
+        self.path, self.settings = path, dict(settings)
+        self._found = {
+            _key(entry["run"], entry["settings"]): (
+                entry["run"],
+                entry["settings"],
+                Result(entry["numbers"], entry.get("made", {})),
+            )
+            for entry in entries(path)
+        }
+
+    def get(self, run: Run) -> Result | None:
+        """Return the result of a run; None if the run is not done."""
+        found = self._found.get(_key(run.name, self._settings(run)))
+        return None if found is None else found[2]
+
+    def by_name(self) -> dict[str, Result]:
+        """Return the runs that have the shared settings and no others, planned or not."""
+        shared = _key("", self.settings)
+        return {
+            name: result
+            for name, settings, result in self._found.values()
+            if _key("", settings) == shared
+        }
+
+    def add(self, run: Run, numbers: Mapping[str, Any], made: Mapping[str, str]) -> None:
+        """Append a run; the line is durable when this returns."""
+        settings = self._settings(run)
+        entry = {"run": run.name, "settings": settings, "numbers": numbers, "made": dict(made)}
+        append(self.path, entry)
+        result = Result(json.loads(json.dumps(numbers)), dict(made))
+        self._found[_key(run.name, settings)] = (run.name, settings, result)
+
+    def _settings(self, run: Run) -> dict[str, Any]:
+        return {**self.settings, **run.facts()}
+
+
+def _key(name: str, settings: Mapping[str, Any]) -> str:
+    return json.dumps([name, settings], sort_keys=True)
+
+
+def entries(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of a file of runs. Each has "run", "settings" and "numbers"; a torn line is
+    left out."""
+    found = []
+    for line in read_text(path, 256 << 20, links=True).splitlines() if path.exists() else ():
+        try:
+            entry = json.loads(line)
+            entry["run"], entry["settings"], entry["numbers"]
+        except (ValueError, KeyError, TypeError):
+            continue
+        found.append(entry)
+    return found
+
+
+def append(path: Path, entry: Mapping[str, Any]) -> None:
+    """Append a line; it is durable when this returns."""
+    line = json.dumps(entry, allow_nan=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+b") as file:
+        if file.tell() and _last_byte(path) != b"\n":
+            file.write(b"\n")  # a kill tore the line before
+        file.write(line.encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _last_byte(path: Path) -> bytes:
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1)

@@ -1,0 +1,105 @@
+"""Tables of the study: a row an arm and stream, over the finished seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from benchmarks.experiments.findings import Found, Spread
+from benchmarks.experiments.results import Cell, Result
+from benchmarks.experiments.study.arms import BASE, TITLES
+from benchmarks.experiments.study.streams import CLASSES, STREAMS
+from benchmarks.experiments.study.streams import TITLES as STREAM_TITLES
+from benchmarks.experiments.tables import Rows, markdown
+
+CEILING: Cell = (BASE.name, "shuffled")
+NAMES = {arm.name: title for arm, title in TITLES.items()}
+PROBES = ("knn", "linear")
+
+
+def found_in(results: Mapping[str, Result]) -> Found:
+    """Gather runs by (arm, stream) and seed from their names, planned or not. Streams come in
+    order, and the arms of a stream by their kNN accuracy, the best first."""
+    runs = []
+    for name, result in results.items():
+        stream, arm, seed = name.split(" ")
+        if stream in STREAMS:
+            runs.append(((arm, stream), int(seed.removeprefix("seed")), result))
+    found, order = Found.of(runs), list(STREAMS)
+
+    def place(cell: Cell) -> tuple[int, float]:
+        return order.index(cell[1]), -found.spread(cell, "knn").mean
+
+    return Found({cell: found.results[cell] for cell in sorted(found.results, key=place)})
+
+
+def by_stream(found: Found) -> dict[str, list[str]]:
+    """Return the arms of each stream, in order."""
+    parts: dict[str, list[str]] = {}
+    for arm, stream in found.results:
+        parts.setdefault(stream, []).append(arm)
+    return parts
+
+
+HEADINGS = (
+    *("memory", "seeds", "near-copies, %", "entropy, %", "kNN, %", "linear, %"),
+    *("kNN - queue", "linear - queue", "kNN of ceiling, %", "linear of ceiling, %"),
+)
+
+
+def tables(found: Found) -> list[Rows]:
+    """Return a table a stream. A gain over the queue has its paired standard error."""
+    return [
+        Rows(
+            STREAM_TITLES[stream], HEADINGS, [cells(found, (arm, stream)) for arm in arms], names=1
+        )
+        for stream, arms in by_stream(found).items()
+    ]
+
+
+def cells(found: Found, cell: Cell) -> list[str]:
+    """Return a row of texts under HEADINGS."""
+    arm, stream = cell
+    entropy = Spread(
+        tuple(value / math.log(CLASSES) for value in found.spread(cell, "entropy").values)
+    )
+    gains = (pair(found, cell, (BASE.name, stream), probe) for probe in PROBES)
+    shares = (pair(found, cell, CEILING, probe, share=True) for probe in PROBES)
+    return [
+        NAMES.get(arm, arm.replace("/", " / ")),
+        str(found.seeds(cell)),
+        found.spread(cell, "copies").text(),
+        entropy.text(),
+        *(found.spread(cell, probe).text() for probe in PROBES),
+        *(gain.text(sign=True, error=True) for gain in gains),
+        *(f"{100 * share.mean:.1f}" * bool(share.values) for share in shares),
+    ]
+
+
+def pair(found: Found, cell: Cell, base: Cell, probe: str, share: bool = False) -> Spread:
+    """Compare a cell with another one, seed by seed; a cell has nothing to itself."""
+    if cell == base:
+        return Spread(())
+    return (found.share if share else found.gain)(cell, base, probe)
+
+
+def summary(found: Found) -> Rows:
+    """Return one table of all streams: kNN / linear accuracy of the arms that have a title."""
+    shown = [name for name in NAMES if any(arm == name for arm, _ in found.results)]
+    rows = []
+    for stream, arms in by_stream(found).items():
+        accuracies = [_both(found, (arm, stream)) if arm in arms else "" for arm in shown]
+        rows.append([STREAM_TITLES[stream], *accuracies])
+    return Rows("", ["kNN / linear, %", *(NAMES[name] for name in shown)], rows, names=1)
+
+
+def _both(found: Found, cell: Cell) -> str:
+    knn, linear = (f"{100 * found.spread(cell, probe).mean:.1f}" for probe in PROBES)
+    return f"{knn} / {linear}" + (f" ({found.seeds(cell)})" if found.seeds(cell) > 1 else "")
+
+
+def text(found: Found) -> str:
+    """Return the report: the summary and the table of each stream, in Markdown."""
+    whole: Sequence[Rows] = tables(found)
+    head = f"{markdown(summary(found))}\nIn brackets: seeds, where there are several.\n"
+    return "\n".join([head, *map(markdown, whole)])

@@ -1,0 +1,50 @@
+"""The study: memories compared by what an encoder learns from streams as users have them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks.experiments import tables
+from benchmarks.experiments.data import Data
+from benchmarks.experiments.results import Results
+from benchmarks.experiments.study import plots, report
+from benchmarks.experiments.study.arms import NOVEL, Run, plan
+from benchmarks.experiments.study.training import Settings, run_once
+from benchmarks.experiments.work import Work
+
+
+class Study(Work[Run]):
+    """The study under some settings, in RESULTS/runs.jsonl.
+
+    Args:
+        settings: the settings that all runs share.
+        folder: the folder of results, tables and plot.
+    """
+
+    name = "study"
+
+    def __init__(self, settings: Settings, folder: Path) -> None:
+        self.settings, self.folder = settings, folder
+        self.results = Results(folder / "runs.jsonl", settings.facts())
+
+    def planned(self) -> list[Run]:
+        return plan()
+
+    def once(self) -> Callable[[Run, Data], dict[str, Any]]:
+        return partial(run_once, self.settings)
+
+    def report(self, console: Console) -> None:
+        found = report.found_in(self.results.by_name())
+        if not found.results:
+            console.print(f"no run is finished in {self.folder}: nothing to report", soft_wrap=True)
+            return
+        for table in report.tables(found):
+            console.print(tables.console(table))
+        (self.folder / "tables.md").write_text(report.text(found))
+        plots.accuracies(found, self.folder / "accuracy.png", NOVEL.name)
+        console.print(f"tables and plot: {self.folder}", soft_wrap=True)

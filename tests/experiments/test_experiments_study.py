@@ -1,0 +1,287 @@
+"""The study of memory policies: its streams, its results through kills, its tables."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from forked import Forked
+from PIL import Image
+from table import table
+from tiny_reproduction import DATA, write_cifar
+
+from benchmarks.experiments import work
+from benchmarks.experiments.__main__ import REPORTS, load, main, parser_of
+from benchmarks.experiments.data import Images
+from benchmarks.experiments.findings import Spread
+from benchmarks.experiments.results import Results
+from benchmarks.experiments.study import report
+from benchmarks.experiments.study.arms import (
+    BASE,
+    DESCRIPTORS,
+    FOLLOWING,
+    NOVEL,
+    POLICIES,
+    SEEDS,
+    TITLES,
+    USERS,
+    Run,
+    drawn,
+    plan,
+)
+from benchmarks.experiments.study.oracles import ClassBalanced, ImageBalanced
+from benchmarks.experiments.study.streams import CLASSES, STREAMS, STRIDE, frames
+from benchmarks.experiments.study.streams import TITLES as STREAM_TITLES
+from benchmarks.experiments.study.training import Settings, distinct, run_once
+from benchmarks.experiments.study.work import Study
+from memory import WorkingMemory
+from memory.eviction import Oldest
+from stream_ssl.app.evaluate import sets
+from tests import naive_policies as naive
+
+SETTINGS = {"steps": 3, "batch": 8, "capacity": 12, "dim": 8, "references": 4}
+
+
+@pytest.fixture(scope="module")
+def cifar(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_cifar(tmp_path_factory.mktemp("cifar"))
+
+
+def command(cifar: Path, folder: Path, *more: str) -> list[str]:
+    settings = [word for name, value in SETTINGS.items() for word in (f"--{name}", str(value))]
+    words = ["study", "--data", f"cifar:{cifar}", "--out", str(folder), "--workers", "1"]
+    return [*words, *settings, *more]
+
+
+def lines(folder: Path) -> list[dict]:
+    text = (folder / "runs.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in text if line.endswith("}")]
+
+
+def test_a_killed_study_goes_on_where_it_was(cifar: Path, tmp_path: Path) -> None:
+    words = command(cifar, tmp_path, "--only", "x27-iid", "queue/stream/stale")
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    process = Forked(main, words, output=pipe)
+    with pipe.open() as told:
+        for line in told:
+            if line.startswith("x27-iid queue/stream/stale seed0: linear"):
+                break
+        process.kill()
+    assert process.wait() == -signal.SIGKILL
+    before = lines(tmp_path)
+    assert 1 <= len(before) < 3
+    with (tmp_path / "runs.jsonl").open("a") as file:
+        file.write('{"run": "x27-iid queue/stream/stale seed2", "settin')  # as a kill may leave it
+    assert main(words) == 0
+    after = lines(tmp_path)
+    assert after[: len(before)] == before
+    assert [line["run"] for line in after] == [
+        f"x27-iid queue/stream/stale seed{seed}" for seed in range(3)
+    ]
+    assert after[0]["settings"] == {**Settings(**SETTINGS).facts(), "threads": 1}
+    numbers = after[0]["numbers"]
+    assert 0 <= numbers["knn"] <= 1
+    assert 0 <= numbers["entropy"] <= math.log(CLASSES)
+    table = (tmp_path / "tables.md").read_text()
+    assert "| queue, trained on the stream (MoCo) | 3 |" in table
+    Image.open(tmp_path / "accuracy.png").verify()
+
+
+def test_the_streams_are_drawn(cifar: Path, tmp_path: Path) -> None:
+    picture = tmp_path / "streams.png"
+    assert main(["study", "--data", f"cifar:{cifar}", "--streams", str(picture)]) == 0
+    pixels = np.asarray(Image.open(picture).convert("L"), np.float64)
+    # Six streams of coloured noise: most of the picture is no paper.
+    assert np.mean(pixels < 250) > 0.5
+
+
+def test_a_repeated_run_gives_the_same_numbers() -> None:
+    found = []
+    for _ in range(2):
+        numbers = run_once(Settings(**SETTINGS), Run("parked", NOVEL, 0), DATA)
+        found.append({name: n for name, n in numbers.items() if not name.endswith("_s")})
+    assert found[0] == found[1]
+    assert found[0]["written_back"] <= 1
+
+
+def test_stored_runs_of_the_repository_are_read() -> None:
+    study = Study(Settings(), REPORTS / "study")
+    done = [run.name for run in study.planned() if study.results.get(run) is not None]
+    assert len(done) >= 210
+    assert set(done) <= set(study.results.by_name())
+
+
+# Every policy, descriptor and stream of the plan is in one of these runs.
+PAIRS = [
+    (policy, descriptor, stream)
+    for policy, descriptor, stream in zip(
+        POLICIES, itertools.cycle(DESCRIPTORS), itertools.cycle(STREAMS), strict=False
+    )
+]
+
+
+@pytest.mark.parametrize(("policy", "descriptor", "stream"), PAIRS)
+def test_every_policy_descriptor_and_stream_runs(policy: str, descriptor: str, stream: str) -> None:
+    numbers = run_once(Settings(**SETTINGS), Run(stream, drawn(policy, descriptor), 0), DATA)
+    assert 0 <= numbers["knn"] <= 1
+    assert 0 <= numbers["copies"] < 1
+    assert 1 <= numbers["distinct"] <= SETTINGS["capacity"]
+    assert numbers["frames"] == SETTINGS["steps"] * SETTINGS["batch"]
+
+
+def test_a_run_that_turns_copies_away_takes_more_frames_for_as_many_updates() -> None:
+    settings = Settings(**{**SETTINGS, "steps": 12})
+    follows, stays = (
+        run_once(settings, Run("parked", arm, 0), DATA)["frames"] for arm in (FOLLOWING, NOVEL)
+    )
+    # Frames go to fill a batch with what is new, where the other arm updates on the memory.
+    assert follows >= settings.steps / 4 * settings.batch
+    assert stays == settings.steps * settings.batch
+
+
+def test_listing_and_reporting_train_nothing(tmp_path: Path, capsys) -> None:
+    out = ["--out", str(tmp_path)]
+    assert main(["study", *out, "--list", "--only", "seed0"]) == 0
+    assert f"      {plan()[0].name}" in capsys.readouterr().out
+    assert main(["study", *out, "--report"]) == 0
+    assert "nothing to report" in capsys.readouterr().out
+    assert not (tmp_path / "runs.jsonl").exists()
+
+
+def test_an_interrupted_study_reports_what_it_has(cifar, tmp_path, monkeypatch, capsys) -> None:
+    def finished(once, runs, *_, **__):
+        yield runs[0], once(runs[0], DATA)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(work, "finished", finished)
+    assert main(command(cifar, tmp_path)) == 130
+    assert [line["run"] for line in lines(tmp_path)] == [plan()[0].name]
+    printed = capsys.readouterr().out
+    assert "stopped" in printed
+    assert "as shipped" in printed
+
+
+def test_wrong_usage_is_refused(tmp_path: Path, capsys, caplog) -> None:
+    assert main(["study", "--out", str(tmp_path), "--list", "--only", "x3"]) == 2
+    assert "no run's name holds all of ['x3']" in caplog.text
+    with pytest.raises(SystemExit) as ended:
+        main(["study", "--out", str(tmp_path)])
+    assert ended.value.code == 2
+    assert "--data is missing" in capsys.readouterr().err
+    only = Images(np.zeros((3, 32, 32, 3), np.uint8), np.arange(3))
+    with pytest.raises(ValueError, match="none of class 3"):
+        frames("x27-iid", only, 4, 0).next(0)
+
+
+def test_the_plan_holds_every_run_once() -> None:
+    names = [run.name for run in plan()]
+    assert len(set(names)) == len(names)
+    assert names[:2] == [f"{USERS[0]} {arm.name} seed0" for arm in (NOVEL, BASE)]
+    assert {run.name.split(" ")[0] for run in plan()} == set(STREAMS) == set(STREAM_TITLES)
+    for arm in TITLES:
+        assert all(
+            f"{stream} {arm.name} seed{seed}" in names for stream in STREAMS for seed in SEEDS
+        )
+
+
+def test_images_come_back_as_they_were_written(cifar: Path) -> None:
+    words = ["study", "--data", f"cifar:{cifar}"]
+    parser = parser_of("study")
+    source = sets.add_source(parser, words)
+    images = load(parser.parse_args(words), source).train
+    raw = np.fromfile(cifar / "data_batch_1.bin", np.uint8).reshape(-1, 3073)
+    planes = images.image_NHWC.transpose(0, 3, 1, 2).reshape(len(images), -1)
+    ours = np.concatenate([images.label_N[:, None], planes], axis=1)
+    assert sorted(ours.tolist()) == sorted(raw.tolist())
+
+
+@table("name", STREAMS)
+def test_a_stream_repeats_itself_and_names_the_image_of_each_frame(name: str) -> None:
+    draw = np.random.default_rng(0)
+    images = Images(
+        draw.integers(0, 256, (400, 32, 32, 3), dtype=np.uint8), np.arange(400) % CLASSES
+    )
+    one, other = (frames(name, images, 64, seed=5) for _ in range(2))
+    ids: set[int] = set()
+    near = []
+    for _ in range(20):
+        batch = one.next(0)
+        assert np.array_equal(batch.images_BCHW, other.next(0).images_BCHW)
+        assert (batch.hashes_B > 0).all()
+        ids |= set(batch.ids_B.tolist())
+        image_B = batch.ids_B % STRIDE
+        assert np.array_equal(images.label_N[image_B], batch.labels_B)
+        shown, source = batch.images_BCHW, images.image_NHWC[image_B].transpose(0, 3, 1, 2)
+        near.append(np.corrcoef(shown.ravel(), source.ravel())[0, 1])
+    assert len(ids) == 20 * 64
+    copied = name in ("parked", "video", "crawl")
+    assert np.mean(near) < 0.9 if copied else np.mean(near) == pytest.approx(1)
+    share = np.bincount(batch.ids_B % STRIDE).max() / 64
+    assert share > 0.1 or name not in ("parked", "stalls", "stalls-x27", "video")
+
+
+def test_different_images_are_told_by_their_ids() -> None:
+    memory = WorkingMemory(10, 4, Oldest())
+    image_B = torch.tensor([0, 3, 3, 3, 1, 0, 16, 0])
+    memory.add(torch.arange(8) * STRIDE + image_B, torch.eye(4)[torch.arange(8) % 4])
+    assert distinct(memory) == 4
+
+
+def test_an_oracle_evicts_the_oldest_frame_of_the_image_that_has_most() -> None:
+    memory = WorkingMemory(4, 2, ImageBalanced())
+    image_B = torch.tensor([7, 8, 8, 9, 7, 6, 7, 7])
+    admission = memory.add(torch.arange(8) * STRIDE + image_B, torch.eye(2)[[0] * 8])
+    # First a copy of 8; then the oldest, of 7; and of copies of 7 the older, twice.
+    assert (admission.evicted // STRIDE).tolist() == [1, 0, 2, 4]
+    assert sorted((memory.ids % STRIDE).tolist()) == [6, 7, 7, 9]
+
+
+def test_an_oracle_evicts_the_oldest_sample_of_the_class_that_has_most() -> None:
+    for seed in range(15):
+        rng = np.random.default_rng(seed)
+        capacity, count = int(rng.integers(5, 20)), int(rng.integers(20, 120))
+        labels = rng.choice([-1, 0, 1, 2], size=count, p=[0.2, 0.5, 0.2, 0.1]).tolist()
+        z_ND = torch.eye(2)[torch.arange(count) % 2]
+        samples = [
+            naive.Sample(z_D, c, n) for n, (z_D, c) in enumerate(zip(z_ND, labels, strict=True))
+        ]
+        memory, gone = WorkingMemory(capacity, 2, ClassBalanced()), []
+        for ids in torch.arange(count).split(9):
+            gone += memory.add(ids, z_ND[ids], labels=torch.tensor(labels)[ids]).evicted.tolist()
+        assert memory.ids.tolist() == naive.follow(naive.class_balanced, capacity, samples, gone)
+
+
+def test_rows_pair_each_run_with_the_queue_of_its_seed(tmp_path: Path) -> None:
+    results = Results(tmp_path / "runs.jsonl", {})
+    for seed, base, other in ((0, 0.40, 0.45), (1, 0.50, 0.53), (2, None, 0.60)):
+        for arm, value in ((BASE, base), (NOVEL, other)):
+            if value is not None:
+                numbers = dict.fromkeys(("entropy", "copies", "knn", "linear"), value)
+                results.add(Run("parked", arm, seed), numbers, {})
+    results.add(Run("shuffled", BASE, 1), {"knn": 0.5, "linear": 0.5}, {})
+    found = report.found_in(Results(tmp_path / "runs.jsonl", {}).by_name())
+    ceiling, best, base = found.results
+    assert (best, base, ceiling[1]) == ((NOVEL.name, "parked"), (BASE.name, "parked"), "shuffled")
+    assert found.seeds(best) == 3
+    gain = report.pair(found, best, base, "knn")
+    assert gain.values == pytest.approx((0.05, 0.03))
+    assert gain.text(sign=True, error=True) == "+4.0 ± 1.0"
+    assert report.cells(found, best)[-4:] == ["+4.0 ± 1.0", "+4.0 ± 1.0", "106.0", "106.0"]
+    assert report.cells(found, base)[-4:] == ["", "", "100.0", "100.0"]
+    assert report.cells(found, ceiling)[-4:] == ["", "", "", ""]
+    assert "| as shipped: besides, copies turned away | 3 |" in report.text(found)
+    assert Results(tmp_path / "runs.jsonl", {"steps": 1}).by_name() == {}
+
+
+def test_a_spread_of_one_value_has_no_deviation() -> None:
+    assert Spread((0.5,)).text() == "50.0"
+    assert Spread(()).text() == ""
+    assert Spread((0.4, 0.6)).text() == "50.0 ± 14.1"
