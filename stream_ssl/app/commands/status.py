@@ -373,8 +373,8 @@ def table(run: Path, addresses: Mapping[str, str], figures: Mapping[str, Any]) -
         if away := learning["turned_away_samples"]:
             shown.add_row(
                 "dropped",
-                f"{plural(away, 'near-duplicate')} of the stream dropped before encoding "
-                "(learner.novelty)",
+                f"{away:,.0f} of the stream's samples were near-duplicates of what is held, and "
+                "were dropped before they were encoded (learner.novelty)",
             )
         shown.add_row(
             "lag",
