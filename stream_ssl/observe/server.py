@@ -176,7 +176,8 @@ class BoundedProtocol(H11Protocol):
         """Answer no pipelined requests, which would keep other connections waiting."""
         super().data_received(data)
         if self.conn.their_state is h11.DONE and self.conn.trailing_data[0] and self.busy:
-            self.headers.append((b"connection", b"close"))  # as if the client had asked for it
+            scope = self.cycle.scope  # as if the client had asked to close the connection
+            scope["headers"] = [*scope["headers"], (b"connection", b"close")]
             self.cycle.keep_alive = False  # also where the answer has begun
 
     def send_400_response(self, msg: str) -> None:
