@@ -137,11 +137,10 @@ def producer_names(state: Mapping[str, Tensor]) -> list[str]:
 def _linear_counts_made_exact(state: Mapping[str, Any]) -> State:
     """Linear counts were approximate once under index="ivf": these are counted anew."""
     said = decode(dict(state))
-    for inner in ("", "inner "):  # of a policy around it
-        if (said.get(f"{inner}score"), said.get(f"{inner}index")) == ("Linear()", "ivf"):
-            kept = {name: v for name, v in state.items() if not name.startswith("eviction.")}
-            exact = encode(said | {f"{inner}index": "exact"})
-            return kept | {"description": exact, "resharded": torch.ones(1)}
+    if (said.get("score"), said.get("index")) == ("Linear()", "ivf"):
+        kept = {name: v for name, v in state.items() if not name.startswith("eviction.")}
+        exact = encode(said | {"index": "exact"})
+        return kept | {"description": exact, "resharded": torch.ones(1)}
     return dict(state)
 
 

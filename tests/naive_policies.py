@@ -69,21 +69,6 @@ def class_balanced(held: Sequence[Sample], newcomer: Sample) -> set[int]:
     return {min(members, key=lambda slot: held[slot].born)}
 
 
-def refuse_odd(rule: Rule) -> Rule:
-    """A rule that refuses every newcomer of odd label."""
-    return lambda held, newcomer: {-1} if newcomer.label % 2 else rule(held, newcomer)
-
-
-def aged(rule: Rule, cap: int) -> Rule:
-    """The oldest slot where it is older than the cap, else as the rule says."""
-
-    def with_cap(held: Sequence[Sample], newcomer: Sample) -> set[int]:
-        (slot,) = oldest(held, newcomer)
-        return {slot} if newcomer.born - held[slot].born > cap else rule(held, newcomer)
-
-    return with_cap
-
-
 class Part:
     """A full or growing list of samples under a rule, that follows those who are said to leave."""
 

@@ -110,17 +110,6 @@ def minimum_redundancy(held: Sequence[Sent], newcomer: Sent, slots: set[int]) ->
     return {slot for slot in nearest if float(near_KK[slot, 1]) >= after - 1e-13}
 
 
-def aged(choice: Choice, cap: int) -> Choice:
-    """The oldest open slot where it is older than the cap, else as the choice is."""
-
-    def with_cap(held: Sequence[Sent], newcomer: Sent, slots: set[int]) -> set[int]:
-        (first,) = oldest(held, newcomer, slots)
-        old = newcomer.born - held[first].born > cap
-        return {first} if old else choice(held, newcomer, slots)
-
-    return with_cap
-
-
 def follow(
     choice: Choice,
     capacity: int,

@@ -35,9 +35,9 @@ def made(recipe: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-def test_there_are_seven_recipes() -> None:
-    kinds = {"eviction policy", "loss", "method", "source", "metric", "message of the wire"}
-    assert set(RECIPES) == kinds | {"option"}
+def test_there_are_eight_recipes() -> None:
+    kinds = {"eviction policy", "policy that learns", "loss", "method", "source", "metric"}
+    assert set(RECIPES) == kinds | {"message of the wire", "option"}
 
 
 @table("recipe", sorted(RECIPES))
@@ -85,6 +85,23 @@ def test_a_policy_and_a_loss_are_known_by_name(monkeypatch: pytest.MonkeyPatch) 
     found = configured(**sizes, memory={"capacity": 9, "eviction": "lowest"}, loss="share")
     assert type(found.memory.eviction) is policy
     assert type(found.loss) is loss
+
+
+def test_a_policy_that_learns_tries_every_arm_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    bandit = made("policy that learns", monkeypatch).KappaBandit
+    z_ND = normalize(torch.randn(600, 6, generator=torch.Generator().manual_seed(1)), dim=1)
+    memory = WorkingMemory(40, 6, bandit(batches=2))
+    seen = set()
+    for part in torch.arange(600).split(20):
+        memory.add(part, z_ND[part])
+        seen.add(memory.eviction.arm)
+        loaded = WorkingMemory(40, 6, bandit(batches=2))
+        loaded.load_state_dict(memory.state_dict())
+        assert loaded.eviction.score == memory.eviction.score
+        assert torch.equal(loaded.counts(), memory.counts())
+        assert loaded.check_valid() == (True, "")
+        memory = loaded
+    assert seen == {0, 1, 2}
 
 
 def test_a_source_goes_on_from_its_position(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from memory.eviction.bandit import KappaBandit
 from memory.eviction.base import Feedback, Policy
-from memory.eviction.hybrid import Hybrid
 from memory.eviction.minimum_redundancy import MinimumRedundancy
 from memory.eviction.most_duplicated import MostDuplicated
 from memory.eviction.oldest import Oldest
@@ -24,16 +22,12 @@ POLICIES: dict[str, type[Policy]] = {
         Oldest,
         Reservoir,
         Random,
-        Hybrid,
-        KappaBandit,
     )
 }
 
 __all__ = [
     "POLICIES",
     "Feedback",
-    "Hybrid",
-    "KappaBandit",
     "MinimumRedundancy",
     "MostDuplicated",
     "Oldest",

@@ -104,13 +104,6 @@ class Policy(ABC):
         """The descriptors of these distinct slots were replaced; `before_RA` were the old ones."""
         del slots, before_RA
 
-    def on_replace(self, slots: Tensor, rows: Rows, before_RA: Tensor) -> None:
-        """Newcomers took over these distinct slots, in turn, by the decision of a policy around
-        this one. The columns hold them already; `before_RA` are the descriptors that left.
-        """
-        del rows
-        self.on_update(slots, before_RA)
-
     def update(self, feedback: Feedback) -> None:
         """A batch is done: a policy that learns does so here (DUEL, Algorithm 1, UpdatePolicy)."""
         del feedback

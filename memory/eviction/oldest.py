@@ -64,15 +64,6 @@ class Oldest(Policy):
                 walk.take(slot)
         return torch.tensor(plan, dtype=torch.int64)
 
-    def on_replace(self, slots: Tensor, rows: Rows, before_RA: Tensor) -> None:
-        """Follow replaced slots. If they were not the oldest, births tell the order now."""
-        del before_RA
-        self._ages = None
-        if self._head != OUT_OF_ORDER:
-            in_order = torch.equal(to_host(slots), self._in_order(len(rows)))
-            after = (self._head + len(rows)) % self.columns.capacity_of_all
-            self._head = after if in_order else OUT_OF_ORDER
-
     def state(self) -> dict[str, Tensor]:
         return {"head": torch.tensor([self._head])}
 

@@ -40,10 +40,6 @@ class Reservoir(Random):
             drawn.append((number * self._seen / slots, slot) if joins else (number, REFUSED))
         return walked(turns, drawn)
 
-    def on_replace(self, slots: Tensor, rows: Rows, before_RA: Tensor) -> None:
-        del slots, before_RA
-        self._seen += len(rows)
-
     def state(self) -> dict[str, Tensor]:
         return {"seen": torch.tensor([self._seen]), **super().state()}
 

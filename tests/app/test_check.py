@@ -133,10 +133,6 @@ MEMORY: list[tuple[dict[str, Any], str]] = [
         {"eviction": most_duplicated(score=called(SCORES + "VonMisesFisher", kappa=0))},
         "memory.scores.VonMisesFisher: kappa is 0.0: must be a finite number above 0",
     ),
-    (
-        {"eviction": called(EVICTION + "Hybrid", age_cap=0)},
-        "memory.eviction.Hybrid: age_cap is 0: must be at least 1 sample",
-    ),
     ({"eviction": called(OUTSIDE, slot=-3)}, f"{OUTSIDE}: slot is -3: must be at least 0"),
     ({"eviction": most_duplicated(index="hnsw")}, "'exact', 'ivf', 'auto'"),
     ({"eviction": most_duplicated(sharp=1)}, "Option 'sharp' is not accepted"),
@@ -259,8 +255,6 @@ OPTIONS: list[dict[str, Any]] = [
         "duplicates": {"threshold": 0.9, "action": "merge"},
     },
     {"eviction": called("MostDuplicated", score=called(SCORES + "Threshold", cosine=0.8))},
-    {"eviction": called(EVICTION + "Hybrid", policy=most_duplicated(), age_cap=500)},
-    {"eviction": called(EVICTION + "KappaBandit", kappas=[0.1, 0.2], interval=4)},
     {"eviction": called(EVICTION + "MinimumRedundancy")},
     {"eviction": called(OUTSIDE, slot=3), "shares": None},
 ]
@@ -358,7 +352,7 @@ def test_it_says_what_each_rank_would_do_and_that_the_disk_is_too_small(
 def test_what_a_checkpoint_stores_builds_the_same_memory(tmp_path: Path) -> None:
     file = configured(
         tmp_path,
-        eviction=called(EVICTION + "Hybrid", policy=called(OUTSIDE, slot=3), age_cap=100),
+        eviction=called(OUTSIDE, slot=3),
         shares=None,
         duplicates={"threshold": 0.98, "action": "refuse"},
     )

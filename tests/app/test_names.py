@@ -10,7 +10,7 @@ import pytest
 import yaml
 from table import table
 
-from memory.scores import Linear, VonMisesFisher
+from memory.scores import Gaussian, Linear
 from stream_ssl.app import build, config
 from stream_ssl.app.commands import check, learner, receiver, run
 from stream_ssl.app.names import TABLES, class_path
@@ -41,21 +41,17 @@ def flat(*arguments: str) -> dict[str, str]:
 def test_names_on_the_command_line() -> None:
     found = flat(
         *("--loss", "decoupled", "--loss.sigma", "0.5", "--method=d-simclr", "--method.views=4"),
-        *("--memory.eviction", "hybrid", "--memory.eviction.policy", "most-duplicated"),
-        *("--memory.eviction.policy.score", "von-mises-fisher", "--memory.measured_by", "gaussian"),
+        *("--memory.eviction", "most-duplicated", "--memory.eviction.score", "von-mises-fisher"),
         *("--shadows", "{queue: oldest}", "--observe.held_out.source", "synthetic"),
     )
-    policy = "memory.eviction.init_args.policy"
     expected = {
         "loss.class_path": "stream_ssl.losses.Decoupled",
         "loss.init_args.sigma": "0.5",
         "method.class_path": "stream_ssl.methods.DSimCLR",
         "method.init_args.views": "4",
-        "memory.eviction.class_path": "memory.eviction.Hybrid",
-        f"{policy}.class_path": "memory.eviction.MostDuplicated",
-        f"{policy}.init_args.score.class_path": "memory.scores.VonMisesFisher",
-        f"{policy}.init_args.score.init_args.kappa": "0.1",
-        "memory.measured_by.class_path": "memory.scores.Gaussian",
+        "memory.eviction.class_path": "memory.eviction.MostDuplicated",
+        "memory.eviction.init_args.score.class_path": "memory.scores.VonMisesFisher",
+        "memory.eviction.init_args.score.init_args.kappa": "0.1",
         "shadows.queue.class_path": "memory.eviction.Oldest",
         "observe.held_out.init_args.source.class_path": "producers.sources.Synthetic",
     }
@@ -72,20 +68,17 @@ def test_names_in_a_file_and_in_the_environment(
     file.write_text(
         "loss: {class_path: hard-negative, init_args: {beta: 2}}\n"
         "memory:\n"
-        "  eviction: {class_path: hybrid, init_args: {policy: reservoir, age_cap: 9}}\n"
-        "  measured_by: {class_path: von-mises-fisher, init_args: {kappa: 0.2}}\n"
-        "shadows: {queue: oldest, learnt: {class_path: kappa-bandit}}\n"
+        "  eviction: {class_path: redundant, init_args: {score: {class_path: gaussian}}}\n"
+        "shadows: {queue: oldest, kept: {class_path: reservoir}}\n"
     )
     monkeypatch.setenv("STREAM_SSL_METHOD", "self-labeling")
     parser = config.learner_parser()
     settings = parser.instantiate(config.read(parser, [str(file), *NEEDED]))
     assert (type(settings.loss).__name__, settings.loss.beta) == ("HardNegative", 2)
     assert settings.method.class_path == "stream_ssl.methods.SelfLabelingMoCo"
-    assert type(settings.memory.eviction).__name__ == "Hybrid"
-    policy = flat(str(file))["memory.eviction.init_args.policy.class_path"]
-    assert policy == "memory.eviction.Reservoir"
-    assert settings.memory.measured_by == VonMisesFisher(0.2)
-    assert [policy.name for policy in settings.shadows.values()] == ["oldest", "kappa-bandit"]
+    assert type(settings.memory.eviction).__name__ == "Redundant"
+    assert settings.memory.eviction.score == Gaussian()
+    assert [policy.name for policy in settings.shadows.values()] == ["oldest", "reservoir"]
 
 
 WRONG = {
@@ -96,7 +89,7 @@ WRONG = {
     ),
     "memory.eviction": (
         "duel",
-        "no eviction policy 'duel': choose one of hybrid, ",
+        "no eviction policy 'duel': choose one of minimum-redundancy, most-duplicated, ",
     ),
     "memory.eviction.score": (
         "sharp",

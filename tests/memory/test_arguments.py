@@ -16,7 +16,7 @@ from memory_stream import equal
 from table import table
 
 from memory import Duplicates, WorkingMemory
-from memory.eviction import Hybrid, KappaBandit, MostDuplicated, Oldest, policy
+from memory.eviction import MostDuplicated, Oldest, policy
 from memory.process_group import ProcessGroup
 from memory.scores import VonMisesFisher
 from tests.naive import unit_rows
@@ -96,17 +96,13 @@ def test_whole_numbers_of_numpy_and_lists_for_shapes_are_fine() -> None:
             r"score is <class .*build it with VonMisesFisher\(\)",
         ),
         (ProcessGroup, "no process group: call torch.distributed.init_process_group first"),
-        (lambda: Hybrid("oldest"), r"policy is 'oldest': .*policy\('oldest'\)"),
-        (lambda: Hybrid(age_cap=9.5), "age_cap is 9.5: must be a whole number"),
-        (lambda: KappaBandit(0.1), "kappas are 0.1: must be distinct numbers"),
-        (lambda: KappaBandit(explore="all"), "explore is 'all'"),
         (lambda: Duplicates("0.98"), "threshold is '0.98': must be a finite number"),
         (lambda: Duplicates(1.01), "threshold is 1.01: a cosine above -1 and at most 1"),
         (lambda: Duplicates(action="drop"), "action is 'drop': choose"),
         (lambda: policy(Oldest), "eviction policy <class .*must be a name"),
-        (lambda: filled(eviction=(one := Hybrid(), WorkingMemory(3, 3, one))[0]), "serves another"),
+        (lambda: filled(eviction=(one := Oldest(), WorkingMemory(3, 3, one))[0]), "serves another"),
     ],
-    ids=range(15),
+    ids=range(11),
 )
 def test_policies_and_what_they_are_built_with(build: Callable[[], Any], message: str) -> None:
     raises(build, message)

@@ -18,9 +18,6 @@ from memory import WorkingMemory
 from memory.columns import Rows
 from memory.eviction import (
     POLICIES,
-    Hybrid,
-    KappaBandit,
-    MinimumRedundancy,
     MostDuplicated,
     Oldest,
     Policy,
@@ -35,14 +32,6 @@ MAKERS: dict[str, Callable[[], Policy]] = {
     **POLICIES,
     "most-duplicated, sharp": lambda: MostDuplicated(VonMisesFisher(0.1)),
     "redundant, often": lambda: Redundant(VonMisesFisher(0.1), 1.5),
-    "hybrid, redundant, age cap": lambda: Hybrid(Redundant(VonMisesFisher(0.1), 1.5), age_cap=70),
-    "hybrid, age cap": lambda: Hybrid(age_cap=70),
-    "hybrid, sharp, age cap": lambda: Hybrid(MostDuplicated(VonMisesFisher(0.1)), age_cap=70),
-    "hybrid, reservoir, age cap": lambda: Hybrid(Reservoir(), age_cap=90),
-    "hybrid, minred, age cap": lambda: Hybrid(MinimumRedundancy(), age_cap=60),
-    "hybrid, queue, age cap": lambda: Hybrid(Oldest(), age_cap=40),
-    "hybrid of hybrid": lambda: Hybrid(Hybrid(MinimumRedundancy()), age_cap=80),
-    "kappa-bandit": lambda: KappaBandit(interval=2),
 }
 
 
@@ -64,8 +53,7 @@ def states_equal(one: dict[str, Tensor], two: dict[str, Tensor]) -> bool:
     return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
 
 
-# A bandit learns after each batch, so only what it learned from may differ: see its own tests.
-@pytest.mark.parametrize("name", sorted(set(MAKERS) - {"kappa-bandit"}))
+@pytest.mark.parametrize("name", sorted(MAKERS))
 def test_batches_are_as_single_samples(name: str) -> None:
     ids, z_ND = stream(0, 150)
     labels = ids * ids % 5 - 1
@@ -169,8 +157,6 @@ def test_a_policy_serves_one_memory(policy: Policy) -> None:
     WorkingMemory(8, 3, policy)
     with pytest.raises(ValueError, match="serves another memory"):
         WorkingMemory(8, 3, policy)
-    with pytest.raises(ValueError, match=r"policy .* serves another memory: build one for each"):
-        Hybrid(policy)
 
 
 @table("name", sorted(POLICIES))

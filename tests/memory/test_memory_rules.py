@@ -18,7 +18,7 @@ from torch import Tensor
 
 from memory import WorkingMemory
 from memory.columns import Rows
-from memory.eviction import Hybrid, MostDuplicated, Oldest, Policy, Reservoir
+from memory.eviction import MostDuplicated, Oldest, Policy, Reservoir
 from memory.scores import Linear, Score, VonMisesFisher
 from tests.naive import unit_rows
 
@@ -117,14 +117,11 @@ BAD_PLANS = {
 }
 
 
-@table("around", ["alone", "age cap"])
 @table("bad", BAD_PLANS)
-def test_a_bad_plan_leaves_a_memory_that_goes_on(bad: str, around: str) -> None:
+def test_a_bad_plan_leaves_a_memory_that_goes_on(bad: str) -> None:
     """Eight fill the slots, the next joins, and the plan for the last four is none."""
     wrong, message = BAD_PLANS[bad]
     policy: Policy = Failing(wrong)
-    if around == "age cap":
-        policy = Hybrid(policy, age_cap=100)
     capacity = 8
     memory = WorkingMemory(capacity, 4, policy)
     z_ND = unit_rows(np.random.default_rng(0), "uniform", 40, 4)

@@ -17,8 +17,6 @@ import memory.duel.linear
 from memory import Duplicates, WorkingMemory
 from memory.eviction import (
     POLICIES,
-    Hybrid,
-    KappaBandit,
     MinimumRedundancy,
     MostDuplicated,
     Oldest,
@@ -44,28 +42,10 @@ MAKERS: dict[str, tuple[Callable[[], Policy], Choice, bool]] = {
     "sharp, compete": (lambda: MostDuplicated(SHARP, True), naive.compete(SHARP), True),
     "redundant": (lambda: Redundant(SHARP, 3.0), naive.redundant(SHARP, 3.0, 1e-8), False),
     "ivf": (lambda: MostDuplicated(SHARP, index="ivf"), naive.anyone, False),
-    "bandit": (lambda: KappaBandit(interval=2), naive.anyone, False),
     "minred": (MinimumRedundancy, naive.minimum_redundancy, False),
     "oldest": (Oldest, naive.oldest, False),
     "random": (Random, naive.anyone, False),
     "reservoir": (Reservoir, naive.anyone, True),
-    "hybrid": (lambda: Hybrid(age_cap=60), naive.aged(LINEAR, 60), False),
-    "hybrid, sharp": (
-        lambda: Hybrid(MostDuplicated(SHARP), age_cap=60),
-        naive.aged(COUNTS, 60),
-        False,
-    ),
-    "hybrid, oldest": (lambda: Hybrid(Oldest(), age_cap=40), naive.oldest, False),
-    "hybrid, minred": (
-        lambda: Hybrid(MinimumRedundancy(), age_cap=50),
-        naive.aged(naive.minimum_redundancy, 50),
-        False,
-    ),
-    "hybrid of hybrid": (
-        lambda: Hybrid(Hybrid(MinimumRedundancy()), age_cap=80),
-        naive.aged(naive.minimum_redundancy, 80),
-        False,
-    ),
 }
 
 
@@ -193,7 +173,7 @@ def test_each_producer_keeps_its_guarantee(name: str) -> None:
 
 
 def test_batches_are_as_single_samples() -> None:
-    for name in sorted(set(MAKERS) - {"bandit", "ivf"}):
+    for name in sorted(set(MAKERS) - {"ivf"}):
         make, _, _ = MAKERS[name]
         stream = mixed(9, 160)
         together, single = build(make(), 20, 0.5), build(make(), 20, 0.5)
@@ -233,8 +213,6 @@ def test_a_policy_from_outside_needs_the_method() -> None:
 
     with pytest.raises(ValueError, match=r"First cannot keep shares .*`memory\.shares: null`"):
         WorkingMemory(4, 2, First(), shares=0.5)
-    with pytest.raises(ValueError, match="hybrid cannot keep shares"):
-        WorkingMemory(4, 2, Hybrid(First()), shares=0.5)
     assert all(made().keeps_shares for made in POLICIES.values())
 
 

@@ -23,7 +23,7 @@ import memory as package
 from memory import Duplicates, WorkingMemory
 from memory.descriptors import Embedding, Thumbnail
 from memory.duel.approximate import ApproximateCounts
-from memory.eviction import POLICIES, Hybrid, KappaBandit, MostDuplicated, Oldest, Policy
+from memory.eviction import POLICIES, MostDuplicated, Oldest, Policy
 from memory.scores import Gaussian, Linear, Score, VonMisesFisher
 from memory.state import VERSION, decode, encode
 
@@ -67,24 +67,9 @@ def of(policy: Callable[[], Policy] = most, **options: Any) -> Build:
         (of(), of(MostDuplicated), r"under score VonMisesFisher\(kappa=0.1\), this memory has"),
         (of(), of(lambda: most(compete=True)), "under compete False, this memory has compete True"),
         (of(), of(Oldest), "under eviction policy most-duplicated, this memory has .*oldest"),
-        (
-            of(lambda: Hybrid(most(), age_cap=50)),
-            of(lambda: Hybrid(most(), age_cap=60)),
-            "under age_cap 50, this memory has age_cap 60",
-        ),
-        (
-            of(lambda: Hybrid(most(), age_cap=50)),
-            of(lambda: Hybrid(Hybrid(most()), age_cap=50)),
-            "under inner eviction policy most-duplicated, this memory has .* hybrid",
-        ),
-        (
-            of(lambda: KappaBandit((0.1, 0.2))),
-            of(lambda: KappaBandit((0.1, 0.3))),
-            r"under kappas \[0.1, 0.2\], this memory has kappas \[0.1, 0.3\]: build it with",
-        ),
         (of(), of(descriptor=Thumbnail(2)), r"descriptor Embedding\(\), .*Thumbnail\(side=2\): bu"),
     ],
-    ids=range(7),
+    ids=range(4),
 )
 def test_a_state_of_another_memory_is_refused_and_changes_nothing(
     one: Build, two: Build, message: str
@@ -169,13 +154,12 @@ def test_other_versions_are_refused(version: int, message: str) -> None:
 
 
 @table("index", ["exact", "ivf", "auto"])
-@table("around", [lambda policy: policy, lambda policy: Hybrid(policy, age_cap=1000)])
-def test_linear_counts_that_were_approximate_are_counted_anew(around: Any, index: Any) -> None:
+def test_linear_counts_that_were_approximate_are_counted_anew(index: Any) -> None:
     inner = MostDuplicated()
     inner.index = "ivf"  # as it could be once
-    before = WorkingMemory(200, 6, around(inner), SHAPE)
+    before = WorkingMemory(200, 6, inner, SHAPE)
     offer(before, 0, 260)
-    memory = WorkingMemory(200, 6, around(MostDuplicated(index=index)), SHAPE)
+    memory = WorkingMemory(200, 6, MostDuplicated(index=index), SHAPE)
     memory.load_state_dict(before.state_dict())
     assert isinstance(inner._counts, ApproximateCounts)
     assert torch.equal(memory.ids, before.ids)

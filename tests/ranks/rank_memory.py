@@ -19,7 +19,7 @@ from torch import Tensor
 from memory import Duplicates, WorkingMemory
 from memory.descriptors import Thumbnail
 from memory.duel import exact
-from memory.eviction import Hybrid, MostDuplicated, Oldest, Policy, Redundant
+from memory.eviction import MostDuplicated, Oldest, Policy, Redundant
 from memory.process_group import SINGLE_PROCESS, RankGroup
 from memory.scores import Gaussian, Linear, Score, Threshold, VonMisesFisher
 from memory.shards import resharded
@@ -123,16 +123,14 @@ def check_evictions(ranks: int, seed: int = 0) -> None:
         made = [MostDuplicated(case.score, case.compete) for case in cases]
         policies: list[tuple[Policy, Tensor]] = [*zip(made, streams, strict=True)]
         policies.append((Oldest(), queue_ND))
-        sharp = MostDuplicated(VonMisesFisher(0.1))
-        policies.append((Hybrid(sharp, age_cap=SLOTS + 9), queue_ND))
         policies.append((Redundant(VonMisesFisher(0.1), 1.0), queue_ND))
         return [fed(alike(group, policy), z_ND) for policy, z_ND in policies]
 
     with mock.patch.object(exact, "CANDIDATES", 8):  # of all, so that slots outside may overrule
         by_rank, alone = together(ranks, memories), memories(SINGLE_PROCESS)
     for case, z_ND, parts, one in zip(
-        [*cases, None, None, None],
-        [*streams, queue_ND, queue_ND, queue_ND],
+        [*cases, None, None],
+        [*streams, queue_ND, queue_ND],
         zip(*by_rank, strict=True),
         alone,
         strict=True,
@@ -165,8 +163,7 @@ def check_shares(ranks: int) -> None:
     def made() -> list[Policy]:
         sharp = VonMisesFisher(0.1)
         counted = [MostDuplicated(), MostDuplicated(sharp), MostDuplicated(sharp, compete=True)]
-        aged = Hybrid(MostDuplicated(sharp), age_cap=SLOTS + 9)
-        return [*counted, Oldest(), aged, Redundant(sharp, 1.0)]
+        return [*counted, Oldest(), Redundant(sharp, 1.0)]
 
     with tempfile.TemporaryDirectory() as given:
         folder = Path(given)

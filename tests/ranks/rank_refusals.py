@@ -13,7 +13,7 @@ from jsonargparse import Namespace
 from rank_group import together
 
 from memory import Duplicates, WorkingMemory
-from memory.eviction import Hybrid, MostDuplicated, Oldest, Reservoir
+from memory.eviction import MostDuplicated, Reservoir
 from memory.process_group import RankGroup
 from memory.scores import Quadratic
 from stream_ssl.app.failures import Failure, Misconfigured
@@ -46,10 +46,6 @@ def check_refusals(ranks: int) -> None:
                     **sound, eviction=MostDuplicated(Quadratic(), index="ivf"), group=group
                 ),
                 "eviction most-duplicated with compete=False, index='ivf' looks at",
-            ),
-            (
-                lambda: WorkingMemory(**sound, eviction=Hybrid(Oldest(), 9), group=group),
-                "eviction hybrid with age_cap=9, inner eviction policy='oldest'",
             ),
             (
                 lambda: WorkingMemory(**sound, duplicates=Duplicates(action="merge"), group=group),

@@ -12,8 +12,6 @@ from benchmarks.experiments.study.streams import STREAMS
 from memory.descriptors import Descriptor, Embedding, Frozen, Thumbnail, Weighted
 from memory.draws import DrawOrder
 from memory.eviction import (
-    Hybrid,
-    KappaBandit,
     MinimumRedundancy,
     MostDuplicated,
     Oldest,
@@ -26,8 +24,6 @@ from memory.scores import Gaussian, Linear, Quadratic, Score, VonMisesFisher
 
 Anchors = Literal["stream", "memory"]
 Freshness = Literal["stale", "written", "reencoded"]
-
-AGE_CAP = 16_384  # samples: eight times the memory
 
 
 def _duplicated(score: Score) -> Callable[[], Policy]:
@@ -45,10 +41,6 @@ POLICIES: Mapping[str, Callable[[], Policy]] = {
     "quadratic": _duplicated(Quadratic()),
     "gaussian": _duplicated(Gaussian(1.0)),
     "compete": lambda: MostDuplicated(VonMisesFisher(0.1), compete=True),
-    "hybrid": lambda: Hybrid(MostDuplicated(VonMisesFisher(0.1)), age_cap=AGE_CAP),
-    "cap8192": lambda: Hybrid(MostDuplicated(VonMisesFisher(0.1)), age_cap=AGE_CAP // 2),
-    "cap4096": lambda: Hybrid(MostDuplicated(VonMisesFisher(0.1)), age_cap=AGE_CAP // 4),
-    "bandit": KappaBandit,
     "random": Random,
     "redundant0.01": Redundant,
     "redundant0.03": lambda: Redundant(VonMisesFisher(0.03)),
@@ -169,7 +161,6 @@ TITLES = {
 """The arms of the tables, and what a reader calls them."""
 
 BEHIND_THE_DOOR = (
-    *(("cap4096", "thumbnail"), ("cap8192", "thumbnail"), ("hybrid", "thumbnail")),
     *(("vmf0.1", "weighted-9-1"), ("vmf0.1", "weighted"), ("vmf0.1", "weighted-99-1")),
     *(("queue", "thumbnail"), ("vmf0.02", "weighted-99-1"), ("minred", "weighted-99-1")),
 )
@@ -188,7 +179,7 @@ RIVALS = (
     Arm("oracle", "memory", "written"),
     *(drawn("image-oracle", draw=order) for order in ("epochs", "uniform")),
     Arm("linear", "stream", "stale"),
-    *(drawn(policy) for policy in ("linear", "quadratic", "gaussian", "hybrid", "bandit")),
+    *(drawn(policy) for policy in ("linear", "quadratic", "gaussian")),
 )
 
 
