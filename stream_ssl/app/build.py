@@ -154,7 +154,7 @@ def shadows(settings: Namespace, dim: int) -> list[Shadow]:
             dim,
             eviction=policy,
             device=settings.learner.device,
-            seed=settings.memory.seed,
+            seed=settings.learner.seed,
             descriptor=descriptor,
         )
 
@@ -388,7 +388,6 @@ def without_effect(config: Mapping[str, Any]) -> list[str]:
         config: the resolved configuration, as plain values.
     """
     decoder, learner, loss = config["decoder"], config["learner"], config["loss"]
-    optimiser = config["optimiser"]["name"]
     replays = Pace(**config["pace"]).replays(config["batches"]["batch_size"])
     mixed = (loss.get("init_args") or {}).get("aggregation") == "mixed"
     vectors = (config.get("vectors") or {}).get("dim")
@@ -396,24 +395,17 @@ def without_effect(config: Mapping[str, Any]) -> list[str]:
     model = (config["encoder"].get("model") or {}).get("class_path")
     transform = (config["views"].get("transform") or {}).get("class_path")
     rules: list[tuple[Callable[..., Any], str, tuple[str, ...], bool, str]] = [
-        (Vectors, "vectors", ("dtype", "widths", "noise", "dropout", "mix"), vectors is None,
+        (Vectors, "vectors", ("dtype", "widths", "noise"), vectors is None,
          "vectors.dim is null, and the stream is of images"),
         *((owner, path, tuple(inspect.signature(owner).parameters), vectors is not None,
            f"vectors.dim is {vectors}, and it is of images") for path, owner in image_options),
         (ResNet, "encoder", ("width", "depths", "stem", "block"), model is not None,
          f"encoder.model is {model}"),
-        (Views, "views", ("crop", "flip", "brightness", "contrast", "saturation", "hue", "jitter",
-                          "grey", "blur"), transform is not None,
+        (Views, "views", ("crop", "flip", "jitter", "grey", "blur"), transform is not None,
          f"views.transform is {transform}"),
-        (Views, "views", ("saturation", "hue", "grey"), decoder["channels"] == 1,
+        (Views, "views", ("grey",), decoder["channels"] == 1,
          "images are grey (decoder.channels is 1)"),
-        (OptimiserSettings, "optimiser", ("momentum",), optimiser != "sgd",
-         f"optimiser.name is {optimiser!r}, and it is SGD's"),
-        (OptimiserSettings, "optimiser", ("betas",), optimiser == "sgd",
-         "optimiser.name is 'sgd', and they are Adam's"),
-        (Learner, "learner", ("stream_share",), learner["anchors"] != "mixed",
-         f"learner.anchors is {learner['anchors']!r}, and it is of \"mixed\""),
-        (Learner, "learner", ("draw", "write_back"),
+        (Learner, "learner", ("draw",),
          learner["anchors"] == "stream" and not replays,
          "nothing is drawn from the memory (learner.anchors is 'stream', without replays)"),
         (Pace, "pace", ("counts",), learner["novelty"] is None,

@@ -22,6 +22,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 from stream_ssl.app.failures import readable
 from stream_ssl.app.help import HelpFormatter
+from stream_ssl.app.removed import REMOVED, why_refused
 from stream_ssl.bounded_files import DEPTH, read_bytes
 
 RECEIVER_SECTIONS = ("receiver", "journal", "access")
@@ -93,14 +94,12 @@ class Http:
         token_file: file of one line, a token of 16 characters or more, mode 600: page and metrics
             are for those who have it, at any address. Prometheus sends it as a bearer token, people
             log in with it.
-        producers: tell producers apart in the metrics, by name.
     """
 
     receiver: str = "127.0.0.1:9108"
     learner: str = "127.0.0.1:9109"
     public: bool = False
     token_file: Path | None = None
-    producers: bool = True
 
     def __post_init__(self) -> None:
         for role in ("receiver", "learner"):
@@ -154,7 +153,6 @@ ABOVE_0 = {
     "optimiser.clip",
     "pace.updates_per_sample",
     "checkpoints.every_seconds",
-    "quarantine.rate",
     "ranks.timeout",
     "loss.init_args.temperature",
     "temperature",
@@ -220,7 +218,7 @@ def hinted(message: str, written: Mapping[str, str]) -> str:
 
     Args:
         message: the error.
-        written: of the parser's options, by name: {"memory.seed": "--memory.seed", "run": "RUN"}.
+        written: of the parser's options, by name: {"learner.seed": "--learner.seed", "run": "RUN"}.
     """
     if number := NOT_FINITE.search(message):
         keys = re.findall(r'Parser key "([^"]+)":', message)
@@ -241,6 +239,8 @@ def hinted(message: str, written: Mapping[str, str]) -> str:
         wrong, known = f"{unknown[1]}.{unknown[2]}", [*written]
     else:
         return message
+    if (gone := why_refused(wrong, None)) is not None:
+        return gone
     close = difflib.get_close_matches(wrong, known, 1, cutoff=0.75)
     meant = [
         written[name] for name in sorted(written) if close and f".{name}".endswith(f".{close[0]}")
@@ -287,7 +287,7 @@ def _add_receiver(parser: ArgumentParser) -> None:
     from stream_ssl.ingest.receiver import Receiver
 
     _section(parser, Receiver, "receiver", skip={"journal", "offsets", "access", "verdicts"})
-    _section(parser, Journal, "journal", skip={"path"})
+    _section(parser, Journal, "journal", skip={"path", "segment_bytes", "check"})
     parser.add_argument(
         "--access",
         type=AccessFiles | Literal["plain"] | None,
@@ -322,13 +322,13 @@ def _add_learner(parser: ArgumentParser) -> None:
     parser.add_subclass_arguments(
         Decoder,
         "decoder.subclass",
-        skip={"size", "channels", "fit", "max_pixels"},
+        skip={"size", "channels", "max_pixels"},
         instantiate=False,
         required=False,
         default=None,
         help="class path of a Decoder of your own, made with the options above and its init_args",
     )
-    _section(parser, Quarantine, "quarantine", skip={"folder", "clock"})
+    _section(parser, Quarantine, "quarantine", skip={"folder", "clock", "max_files", "rate"})
     _section(
         parser,
         Batches,
@@ -338,7 +338,8 @@ def _add_learner(parser: ArgumentParser) -> None:
     _section(parser, ResNet, "encoder", skip={"channels"})
     _add_model(parser)
     _section(parser, Projector, "projector", skip={"features"})
-    _section(parser, Views, "views", skip={"size", "channels"})
+    colours = {"brightness", "contrast", "saturation", "hue"}
+    _section(parser, Views, "views", skip={"size", "channels"} | colours)
     parser.add_subclass_arguments(
         Loss, "loss", default={"class_path": "infonce"}, help=choices(Loss)
     )
@@ -350,9 +351,8 @@ def _add_learner(parser: ArgumentParser) -> None:
         default={"class_path": "moco"},
         help=choices(Method),
     )
-    _section(
-        parser, WorkingMemory, "memory", skip={"dim", "image_shape", "device", "dtype", "group"}
-    )
+    own = {"dim", "image_shape", "device", "dtype", "group", "seed", "measured_by", "image_file"}
+    _section(parser, WorkingMemory, "memory", skip=own)
     parser.set_defaults(
         {
             "memory.descriptor": DESCRIPTOR,
@@ -369,7 +369,7 @@ def _add_learner(parser: ArgumentParser) -> None:
     _section(parser, OptimiserSettings, "optimiser")
     parser.add_argument("--schedule", type=Schedule, default=None, help="of the learning rate")
     _section(parser, Pace, "pace")
-    _section(parser, Learner, "learner", skip=LEARNER_PARTS)
+    _section(parser, Learner, "learner", skip=LEARNER_PARTS | {"write_back", "keys"})
     parser.set_defaults({"learner.novelty": NOVELTY})
     _section(parser, Checkpointer, "checkpoints", skip={"folder", "ranks"})
     parser.add_class_arguments(RanksSettings, "ranks")
@@ -435,6 +435,9 @@ def read(parser: ArgumentParser, arguments: Sequence[str]) -> Namespace:
         _add_receiver(parser)
         _add_learner(parser)
     check_files(parser, arguments)
+    for option in REMOVED:
+        if (variable := f"STREAM_SSL_{option.replace('.', '__').upper()}") in os.environ:
+            parser.error(f"{variable} is set: {why_refused(option, None)}")
     return parser.parse_args(arguments)
 
 
@@ -480,6 +483,9 @@ def _faults(file: Path, known: Set[str]) -> Iterator[str]:
         yield fault
         return
     yield from _duplicates(root)
+    for number, option, value in _scalars(root):
+        if (gone := why_refused(option, value)) is not None:
+            yield f", line {number}: {gone}"
     for key, _ in root.value:
         name = str(key.value).partition(".")[0]
         if name not in known:
@@ -490,6 +496,17 @@ def _faults(file: Path, known: Set[str]) -> Iterator[str]:
                 else "there are: " + ", ".join(sorted(known - {"help", "config", "print_config"}))
             )
             yield f", line {key.start_mark.line + 1}: there is no section {name!r}; {meant}"
+
+
+def _scalars(root: yaml.MappingNode, path: str = "") -> Iterator[tuple[int, str, object]]:
+    """Yield line, option and value of each option of a YAML document; None for a list."""
+    for key, value in root.value:
+        option = f"{path}{key.value}"
+        if isinstance(value, yaml.MappingNode) and option not in REMOVED:
+            yield from _scalars(value, f"{option}.")
+        else:
+            scalar = value.value if isinstance(value, yaml.ScalarNode) else None
+            yield key.start_mark.line + 1, option, scalar
 
 
 def _too_much(root: yaml.Node) -> str | None:

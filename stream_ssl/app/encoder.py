@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from producers._images import as_sample
 from stream_ssl.app import build, config
+from stream_ssl.app.removed import without
 from stream_ssl.app.trust import asks_for_download, only_known_classes, without_downloads
 from stream_ssl.bounded_files import read_map
 from stream_ssl.durable import damage
@@ -144,7 +145,7 @@ class Encoder(nn.Module):
 
         Raises:
             TypeError: it is no image.
-            ValueError: it cannot be decoded, or the run refuses images of its size (decoder.fit).
+            ValueError: it cannot be decoded.
             OSError: a file cannot be read.
         """
         try:
@@ -252,7 +253,7 @@ def stored_settings(
 
 def _settings(sections: Mapping[str, Any], whose: str, trust_code: bool) -> Namespace:
     parser = _parser()
-    whose, sections = f"{whose} configuration", without_downloads(sections)
+    whose, sections = f"{whose} configuration", without_downloads(without(sections)[0])
     needed = {"batches": {"batch_size": 1}, "memory": {"capacity": 1}}  # have no defaults
     try:
         with nullcontext() if trust_code else only_known_classes(whose, sections):
@@ -380,5 +381,6 @@ def _checkpoints(run: Path) -> list[Path]:
 
 
 def facts(checkpoint: Path) -> Mapping[str, Any]:
-    """What a checkpoint says of itself: step, samples, created, config."""
-    return read_map(checkpoint / STATE, MOST_STATE)
+    """Return a checkpoint's step, samples, created, and config without removed options."""
+    found = read_map(checkpoint / STATE, MOST_STATE)
+    return found | {"config": without(found["config"])[0]} if "config" in found else found

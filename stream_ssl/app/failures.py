@@ -79,7 +79,7 @@ def configuring() -> Iterator[None]:
             raise
         raise Misconfigured(
             f"this machine's memory does not hold the run ({first_line(error)}): lower "
-            "memory.capacity, or keep the images in a file with memory.image_file"
+            "memory.capacity"
         ) from error
 
 

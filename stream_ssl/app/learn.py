@@ -104,7 +104,8 @@ class Process:
         except CheckpointError as error:  # of a newer version: starting again will not help
             raise Misconfigured(str(error)) from error
         if saved is not None:
-            settings = restart.resume(parser, settings, saved.config)
+            with configuring():
+                settings = restart.resume(parser, settings, saved.config)
         self._config = resolved(parser, settings)
         group = self._ranks.group
         self.metrics.describe(flat(self._config) | {"rank": group.rank, "ranks": group.size})
@@ -212,7 +213,6 @@ class Process:
             memories=(WORKING, *settings.shadows),
             classes=settings.classes,
             folders=folders(settings),
-            producers=settings.http.producers,
         )
         self.health = Health()
         self.health.set("started", False, STARTING)

@@ -61,7 +61,6 @@ def receive(settings: Namespace, resolved: Mapping[str, Any], stop: threading.Ev
         CollectorRegistry(),
         flat(resolved),
         folders=folders,
-        producers=settings.http.producers,
     )
     health = Health()
     health.set("started", False, STARTING)

@@ -15,57 +15,50 @@ from typing import Any
 from jsonargparse import ArgumentParser, Namespace
 
 from stream_ssl.app.config import EVICTION, RECEIVER_SECTIONS, resolved
+from stream_ssl.app.removed import check_run, without
 from stream_ssl.bounded_files import read_map
 
 log = logging.getLogger("stream_ssl.learner")
 
 FIXED = (
     # What the samples become, and in which batches.
-    *("decoder.size", "decoder.channels", "decoder.fit", "decoder.subclass"),
+    *("decoder.size", "decoder.channels", "decoder.subclass"),
     "batches.batch_size",
-    *("vectors.dim", "vectors.dtype", "vectors.widths", "vectors.noise", "vectors.dropout"),
-    "vectors.mix",
+    *("vectors.dim", "vectors.dtype", "vectors.widths", "vectors.noise"),
     # The network; a checkpoint's tensors fit no other.
     *("encoder.width", "encoder.depths", "encoder.stem", "encoder.block"),
     *("encoder.model", "encoder.head", "encoder.weights", "encoder.frozen"),
     *("projector.dim", "projector.hidden", "projector.batchnorm"),
     # What is learned.
-    *("views.crop", "views.flip", "views.brightness", "views.contrast", "views.saturation"),
-    *("views.hue", "views.jitter", "views.grey", "views.blur", "views.mean", "views.std"),
+    *("views.crop", "views.flip", "views.jitter", "views.grey", "views.blur", "views.mean"),
+    "views.std",
     "views.transform",
     *("loss", "method", "optimiser.name", "learner.seed", "learner.anchors"),
-    *("learner.stream_share", "learner.write_back", "learner.plain_keys", "learner.keys"),
-    *("learner.draw", "learner.sync_batchnorm"),
+    *("learner.plain_keys", "learner.draw", "learner.sync_batchnorm"),
     # What the memory holds, and by which rule.
-    *("memory.capacity", "memory.eviction", "memory.seed", "memory.descriptor"),
-    "memory.image_file",  # whether there is one: see `merge`
+    *("memory.capacity", "memory.eviction", "memory.descriptor"),
 )
 """A checkpoint means nothing, or something else, under other values: the run's own win."""
 
 MAY_CHANGE = (
-    *("optimiser.learning_rate", "optimiser.weight_decay", "optimiser.momentum"),
-    *("optimiser.betas", "optimiser.clip", "schedule", "pace.updates_per_sample", "pace.band"),
-    "pace.counts",
+    *("optimiser.learning_rate", "optimiser.weight_decay", "optimiser.clip", "schedule"),
+    *("pace.updates_per_sample", "pace.counts"),
     *("learner.device", "learner.precision", "learner.threads", "learner.reencode"),
     "learner.novelty",
-    *("memory.duplicates", "memory.images_on", "memory.measured_by"),
-    "memory.shares",
+    *("memory.duplicates", "memory.images_on", "memory.shares"),
     *("checkpoints.keep", "checkpoints.every_seconds", "checkpoints.every_steps"),
     *("checkpoints.behind", "checkpoints.history_bytes"),
     *("decoder.max_pixels", "batches.workers", "batches.prefetch"),
-    *("quarantine.max_bytes", "quarantine.max_files", "quarantine.rate"),
+    "quarantine.max_bytes",
     *("shadows", "classes", "observe.held_out", "observe.prequential.window"),
-    *("observe.prequential.k", "observe.prequential.rate"),
-    *("http.receiver", "http.learner", "http.public", "http.token_file", "http.producers"),
+    *("http.receiver", "http.learner", "http.public", "http.token_file"),
     "access",
-    *("journal.budget", "journal.segment_bytes", "journal.forget_days", "journal.check"),
-    *("receiver.bind", "receiver.max_packet", "receiver.max_samples", "receiver.credit"),
+    "journal.budget",
+    *("receiver.bind", "receiver.max_packet", "receiver.credit", "receiver.total_credit"),
+    *("receiver.max_lag_bytes", "receiver.max_names"),
     "ranks.timeout",
     "ranks.receivers",
     "ranks.lost",
-    *("receiver.total_credit", "receiver.max_lag_bytes", "receiver.group_packets"),
-    *("receiver.group_seconds", "receiver.max_producers", "receiver.max_names"),
-    "receiver.drain_seconds",
 )
 """The new value is used from the restart on."""
 
@@ -98,14 +91,7 @@ def merge(asked: Mapping[str, Any], run: Mapping[str, Any]) -> Restart:
     run = _with_memory_defaults(_with_own_parts(_with_named_method(run)))
     config = {name: dict(v) if isinstance(v, Mapping) else v for name, v in asked.items()}
     kept, changed = [], []
-    fixed, may_change = list(FIXED), list(MAY_CHANGE)
-    file = "memory.image_file"
-    if None not in (_get(run, file), _get(asked, file)):
-        # Another folder: a run that was carried elsewhere must not write into the images of the one
-        # that it was. Those that are not the checkpoint's are known by their hashes.
-        fixed.remove(file)
-        may_change.append(file)
-    for path in fixed:
+    for path in FIXED:
         ours, theirs = _get(run, path), _get(asked, path)
         if ours is not ABSENT:
             section, _, option = path.partition(".")
@@ -115,7 +101,7 @@ def merge(asked: Mapping[str, Any], run: Mapping[str, Any]) -> Restart:
                 config[section] = ours
             lines = _differences(path, ours, theirs)
             kept += [f"{where}: {_show(a)} (asked for: {_show(b)})" for where, a, b in lines]
-    for path in may_change:
+    for path in MAY_CHANGE:
         ours, theirs = _get(run, path), _get(asked, path)
         # Of the receiver's sections a learner knows what the file says alone.
         if ours is not ABSENT or path.partition(".")[0] in RECEIVER_SECTIONS:
@@ -125,8 +111,21 @@ def merge(asked: Mapping[str, Any], run: Mapping[str, Any]) -> Restart:
 
 
 def resume(parser: ArgumentParser, settings: Namespace, run: Mapping[str, Any]) -> Namespace:
-    """The settings to go on with from a checkpoint that stored the configuration `run`; logs what
-    is kept and what changes."""
+    """Return the settings to go on with from a checkpoint that stored the configuration `run`.
+
+    Log what is kept, what changes, and which options are gone.
+
+    Raises:
+        ValueError: the run depends on something that was removed.
+    """
+    check_run(run)
+    run, lost = without(run)
+    if lost:
+        log.warning(
+            "%s: the run was configured with options that are gone: %s",
+            settings.run,
+            "; ".join(lost),
+        )
     found = merge(resolved(parser, settings), run)
     if found.kept:
         log.warning(

@@ -170,7 +170,7 @@ class Reader:
             if error.reason == "shape":
                 raise ValueError(
                     f"source {self._source.name!r}, sample {sample.id!r}: {error}. The run was "
-                    f"configured to refuse other sizes (decoder.fit, vectors.dim); give samples of "
+                    f"configured for others (vectors.dim); give samples of "
                     f"shape {decoder.shape_HWC}"
                 ) from error
             self.refused[error.reason] += 1

@@ -34,7 +34,7 @@ REASONS = (
     "format",  # the file is not of the codec that it came under
     "packet",  # the packet's header cannot be read: counted as one sample
     "pixels",  # more pixels than the limit, or more scans of them
-    "shape",  # raw bytes do not fill their shape, or fit="refuse" and other sides
+    "shape",  # raw bytes do not fill their shape
 )
 
 Pixels = NDArray[np.uint8]
@@ -243,10 +243,8 @@ class Decoder:
     view is cropped from has been averaged down, never up. Safe to call from several threads.
 
     Args:
-        size: side of the result, pixels.
+        size: side of the result, pixels: the short side is scaled to it, and the middle kept.
         channels: 1 or 3.
-        fit: "resize" scales the short side to `size` and keeps the middle; "refuse" takes only
-            images of `size` x `size`, of any colour mode.
         max_pixels: images with more pixels are refused by their header, and so are JPEGs with
             more than 16 scans of so many pixels. Decoding takes up to 16 bytes of memory a pixel
             and 45 ns: with the default up to 400 MB and 1.1 s in each worker. A full frame of a
@@ -261,16 +259,13 @@ class Decoder:
         self,
         size: int = 32,
         channels: Literal[1, 3] = 3,
-        fit: Literal["resize", "refuse"] = "resize",
         max_pixels: int = 25_000_000,
     ) -> None:
         if channels not in (1, 3):
             raise ValueError(f"channels {channels}: must be 1 or 3")
-        if fit not in ("resize", "refuse"):
-            raise ValueError(f'fit {fit!r}: must be "resize" or "refuse"')
         if not 1 <= size * size <= max_pixels:
             raise ValueError(f"size {size}: must be at least 1, its square at most {max_pixels=}")
-        self.size, self.channels, self.fit, self.max_pixels = size, channels, fit, int(max_pixels)
+        self.size, self.channels, self.max_pixels = size, channels, int(max_pixels)
         self.shape_HWC = (size, size, int(channels))
         # Pillow warns about each damaged file, and Python keeps every text that it has warned of:
         # a leak in the hands of a hostile producer. What matters is raised as BadSample.
@@ -315,10 +310,6 @@ class Decoder:
         if width * height > self.max_pixels:
             raise BadSample(
                 "pixels", f"{width} x {height} pixels; at most {self.max_pixels} are decoded"
-            )
-        if self.fit == "refuse" and (width, height) != (self.size, self.size):
-            raise BadSample(
-                "shape", f'{width} x {height} pixels; fit="refuse" takes {self.size} x {self.size}'
             )
 
     def _check_scans(self, data: bytes, width: int, height: int) -> None:

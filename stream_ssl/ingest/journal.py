@@ -79,6 +79,11 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
+FORGET_SECONDS = 30 * 86_400
+"""A producer that sends nothing for so long is forgotten when a segment begins.
+
+Its state takes up to 13 KB of each segment. Time counts while a writer has the journal open."""
+
 MIN_SEGMENT = 256 << 10
 MAX_SEGMENT = 64 << 20
 LOCK_FILE = "writer.lock"
@@ -115,11 +120,9 @@ class Journal:
         path: folder of the journal; made if missing.
         budget: bytes on disk, at least 1 MiB.
         segment_bytes: size at which a new segment begins; an eighth of the budget, or of the room
-            on the disk, within 256 KiB and 64 MiB.
-        forget_days: when a segment begins, the state of a producer that has sent nothing for so
-            long is dropped, and takes no more bytes in each segment. Time counts while a writer
-            has the journal open.
-        check: whether segments are searched for damage, the old ones in the background.
+            on the disk, within 256 KiB and 64 MiB. Another size is for tests.
+        check: whether segments are searched for damage, the old ones in the background; False
+            is for tests.
 
     Attributes:
         id: of this journal alone, as `identify` found or gave it; positions are of one journal.
@@ -135,7 +138,6 @@ class Journal:
         path: str | os.PathLike[str],
         budget: int = 4 << 30,
         segment_bytes: int | None = None,
-        forget_days: float = 30.0,
         check: bool = True,
     ) -> None:
         if budget < 1 << 20:
@@ -149,10 +151,7 @@ class Journal:
                 f"segment_bytes {self.segment_bytes}: must lie between {MIN_SEGMENT} and half of "
                 f"the budget, {budget // 2}"
             )
-        if forget_days <= 0:
-            raise ValueError(f"forget_days {forget_days}: must be more than 0")
         self._limited_log = RateLimitedLogger(log)
-        self._forget_seconds = 86_400 * forget_days
         self._active: Segment | None = None
         self._active_bytes = 0
         self._check: BackgroundCheck | None = None
@@ -431,14 +430,14 @@ class Journal:
 
     def _roll(self, need: int) -> None:
         """Begins a new segment after the last durable position, with the states of all producers
-        but those that were idle for `forget_days`.
+        that were active within FORGET_SECONDS.
 
         Raises:
             Damaged: this is not the folder that was locked.
         """
         self._check_lock()
         self._seal()
-        oldest = self._active_now() - self._forget_seconds
+        oldest = self._active_now() - FORGET_SECONDS
         for name in [name for name, state in self._states.items() if state.active < oldest]:
             log.info("journal %s: producer %s is forgotten: long idle", self.path, name)
             self._state_bytes -= state_bytes(name, self._states.pop(name))

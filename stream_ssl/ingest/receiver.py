@@ -23,10 +23,14 @@ from stream_ssl.ingest.verdicts import VerdictInbox
 from stream_ssl.rate_limited_logger import RateLimitedLogger
 from stream_ssl.wire import Message, encode, require_loopback
 from stream_ssl.wire.address import check_bind
-from stream_ssl.wire.messages import MAX_ITEMS
 
 log = logging.getLogger(__name__)
 
+MOST_SAMPLES = 1024  # of one packet: a producer closes one at 64 samples by default
+MOST_SESSIONS = 4096  # connected; beyond, the one silent for longest must say HELLO again
+GROUP_PACKETS = 64  # after so many a group is committed, and
+GROUP_SECONDS = 0.005  # after so long: an fsync of a common disk takes about that
+DRAIN_SECONDS = 2.0  # for packets under way when the receiver stops; service managers wait longer
 HEARTBEAT_MS = 1000
 HEARTBEAT_TIMEOUT_MS = 3000
 _HANDSHAKE_MS = 5000
@@ -100,17 +104,12 @@ class Receiver:
         offsets: how far the learner has read.
         access: who may send; None means plain text, which only loopback addresses allow.
         max_packet: bytes of the largest packet.
-        max_samples: samples in the largest packet, at most 4096.
         credit: bytes that one producer may have unacknowledged.
         total_credit: bytes for all producers together; bounds the receiver's memory.
         max_lag_bytes: bytes the learner may lie behind before credit stops; None: only the
             journal's budget limits. Images that take long to decode count for more bytes.
-        group_packets: packets after which a group is committed.
-        group_seconds: how long a packet may wait for its group.
-        max_producers: connected at once; beyond, the one silent for longest must say HELLO again.
         max_names: producers' names that one key may use, or, in plain text, all together; beyond,
             a new name is refused. The state of each takes up to 13 KB of each segment.
-        drain_seconds: how long stopping may wait for what is in flight.
         verdicts: where the learner tells how samples fared; None: producers are not told.
 
     Raises:
@@ -125,26 +124,18 @@ class Receiver:
         bind: str = "tcp://127.0.0.1:0",
         access: Access | None = None,
         max_packet: int = 8 << 20,
-        max_samples: int = 1024,
         credit: int = 16 << 20,
         total_credit: int = 96 << 20,
         max_lag_bytes: int | None = None,
-        group_packets: int = 64,
-        group_seconds: float = 0.005,
-        max_producers: int = 4096,
         max_names: int = 256,
-        drain_seconds: float = 2.0,
         verdicts: VerdictInbox | None = None,
     ) -> None:
         _check_address(bind, access)
-        if min(max_samples, group_packets, max_producers, max_names) < 1:
-            raise ValueError(
-                "max_samples, group_packets, max_producers and max_names must be at least 1"
-            )
-        _check_limits(journal.budget, max_packet, max_samples, max_lag_bytes)
+        if max_names < 1:
+            raise ValueError(f"max_names {max_names}: must be at least 1")
+        _check_limits(journal.budget, max_packet, max_lag_bytes)
         self.journal = journal
         self.offsets = offsets
-        self.drain_seconds = drain_seconds
         self._policy = CreditPolicy(credit, total_credit, max_packet)
         self._max_lag = max_lag_bytes
         self._access = access
@@ -157,14 +148,14 @@ class Receiver:
         self._room = journal.room
         self._record_at = self._tick_at = self._probe_at = 0.0
         self._group = GroupCommit(
-            journal, group_packets, min(total_credit, 16 << 20), group_seconds
+            journal, GROUP_PACKETS, min(total_credit, 16 << 20), GROUP_SECONDS
         )
         self._protocol = ProtocolState(
             self._group,
             self._policy,
             access,
-            Sessions(max_producers),
-            max_samples,
+            Sessions(MOST_SESSIONS),
+            MOST_SAMPLES,
             max_names,
             self._send,
         )
@@ -426,7 +417,7 @@ class Receiver:
         protocol = self._protocol
         protocol.closing = True
         now = time.monotonic()
-        end, quiet = now + self.drain_seconds, now + _QUIET_SECONDS
+        end, quiet = now + DRAIN_SECONDS, now + _QUIET_SECONDS
         protocol.grant(now)
         while now < min(end, quiet) or (self._group.batch and now < end):
             before = protocol.counters.packets
@@ -485,11 +476,7 @@ def _check_address(bind: str, access: Access | None) -> None:
         )
 
 
-def _check_limits(budget: int, max_packet: int, max_samples: int, max_lag: int | None) -> None:
-    if max_samples > MAX_ITEMS:
-        raise ValueError(
-            f"max_samples {max_samples}: must be at most {MAX_ITEMS}, what a header can list"
-        )
+def _check_limits(budget: int, max_packet: int, max_lag: int | None) -> None:
     if max_lag is not None and max_lag < max_packet:
         raise ValueError(
             f"max_lag_bytes {max_lag}: must be at least max_packet, {max_packet}, or no producer "

@@ -80,14 +80,13 @@ def made_by(facts: Mapping[str, Any]) -> int:
 class Learner:
     """Trains `method` on `batches` against `memory`; `run` yields a record per step.
 
-    A step takes one batch of the stream; `step.py` has its three forms. With anchors "stream" the
+    A step takes one batch of the stream; `step.py` has its two forms. With anchors "stream" the
     update is made on that batch, whose keys then join the memory. With anchors "memory" (DUEL's
     alternative: update the memory first) the key encoder encodes one view of the batch, the keys
     join the memory, and the update is made on as many samples drawn from it, which may be of the
-    batch or older. With anchors "mixed" it is made on a part of the batch and on samples drawn from
-    the memory, as many as a batch together, and then all of the batch joins. A sample drawn from
-    the memory is no negative of itself, and its fresh key goes back to its slot. The keys are of
-    the key encoder before the update, unless `keys` says otherwise.
+    batch or older. A sample drawn from the memory is no negative of itself, and its fresh key goes
+    back to its slot. The keys are of the key encoder before the update, unless `keys` says
+    otherwise.
 
     An update whose loss, keys or gradient are not finite is skipped, see `step.py`.
 
@@ -95,7 +94,7 @@ class Learner:
     backward pass, for what decides on the update, and at the end, for the record; and once more
     each time that keys are made for the memory alone.
 
-    On a CPU with fixed `threads`, a pace without band and a stream that repeats itself from an
+    On a CPU with fixed `threads` and a stream that repeats itself from an
     offset, a run that was captured, killed and restored ends bit-equal to one that was not.
 
     Several ranks that hold a memory together (`WorkingMemory(group=...)`) learn together: each has
@@ -116,10 +115,8 @@ class Learner:
         threads: of torch on the CPU; null leaves its default. A run repeats with the same number.
         reencode: stalest slots of the memory to re-encode after each step; a few dozen or more
             where keys are normalised by the statistics of their batch.
-        anchors: what updates are made on: the batch of the "stream", one drawn from the "memory",
-            or a "mixed" one; the latter two need a memory that keeps images.
-        stream_share: of a mixed batch, the part that is of the stream; the rest is drawn from the
-            memory.
+        anchors: what updates are made on: the batch of the "stream", or one drawn from the
+            "memory", which then has to keep images.
         write_back: let the fresh keys of samples drawn from the memory, as anchors or for replays,
             replace the older ones in their slots. It costs no encoding.
         plain_keys: encode images as they are, not augmented, where only the memory asks: batches
@@ -162,8 +159,7 @@ class Learner:
         seed: int = 0,
         threads: int | None = None,
         reencode: int = 0,
-        anchors: Literal["stream", "memory", "mixed"] = "stream",
-        stream_share: float = 0.5,
+        anchors: Literal["stream", "memory"] = "stream",
         write_back: bool = True,
         plain_keys: bool = False,
         keys: Literal["before", "after"] = "before",
@@ -173,9 +169,7 @@ class Learner:
         offset: Offset = START,
     ) -> None:
         self.pace = Pace() if pace is None else pace
-        _check_parts(
-            method, memory, self.pace, precision, anchors, stream_share, keys, draw, reencode
-        )
+        _check_parts(method, memory, precision, anchors, keys, draw, reencode)
         set_threads(threads)
         self.device = torch.device(device)
         self.method = method.to(self.device)
@@ -196,7 +190,6 @@ class Learner:
             self.device,
             precision,
             anchors=anchors,
-            stream_share=stream_share,
             keys=keys,
             plain_keys=plain_keys,
             draw=draw,
@@ -233,10 +226,9 @@ class Learner:
             self.ranks.reload_asked = reload
             active = not (reload or self.divergence.halted)
             due = active and self.pace.must_update() and self._can_replay()
-            idle_update = active and self.pace.may_update() and self._can_replay()
             if not stopping and not due and active:
                 # Nobody waits for a stream that pauses while others have samples.
-                busy = idle_update or (not self.ranks.alone and any(self.ranks.last.batches))
+                busy = not self.ranks.alone and any(self.ranks.last.batches)
                 with self._step.timer("data"):
                     batch = self.batches.next(0.0 if busy else POLL)
             elif self.divergence.halted:
@@ -252,10 +244,10 @@ class Learner:
             if turn.reload:
                 yield ReloadDue()
                 ignored = self.divergence.skipped_in_a_row
-                due = idle_update = False
+                due = False
                 if self.divergence.halted:
                     continue
-            if due or (idle_update and not any(turn.batches)):
+            if due:
                 record = self._replay()
             elif any(turn.batches):
                 record = self._train(batch, turn)
@@ -353,7 +345,7 @@ class Learner:
             if not any(fresh):
                 result = self._step.skip(uploaded)
             else:
-                update_due = self.pace.may_update()
+                update_due = self.pace.must_update()
                 result = self._step.run(
                     uploaded[:0] if new is None else new,
                     self.pace.updates,
@@ -538,10 +530,8 @@ def _shapes(columns: Mapping[str, Tensor]) -> dict[str, torch.Size]:
 def _check_parts(
     method: Method,
     memory: WorkingMemory,
-    pace: Pace,
     precision: str,
     anchors: str,
-    stream_share: float,
     keys: str,
     draw: str,
     reencode: int,
@@ -550,13 +540,8 @@ def _check_parts(
     method.check(memory)
     if precision not in ("float32", "bfloat16"):
         raise ValueError(f'precision is {precision!r}: choose "float32" or "bfloat16"')
-    if anchors not in ("stream", "memory", "mixed"):
-        raise ValueError(f'anchors is {anchors!r}: choose "stream", "memory" or "mixed"')
-    if not 0 < stream_share < 1:
-        raise ValueError(
-            f"stream_share is {stream_share}: the part of a mixed batch that is of the stream lies "
-            'within (0, 1). For all of one choose anchors "stream" or "memory"'
-        )
+    if anchors not in ("stream", "memory"):
+        raise ValueError(f'anchors is {anchors!r}: choose "stream" or "memory"')
     if reencode < 0:
         raise ValueError(f"reencode is {reencode}: it is a number of slots, 0 or more")
     if draw not in ORDERS:
@@ -564,14 +549,14 @@ def _check_parts(
     if keys not in ("before", "after"):
         raise ValueError(f'keys is {keys!r}: choose "before" or "after" the update')
     if memory.images is None:
-        _check_without_images(pace, reencode, anchors)
+        _check_without_images(reencode, anchors)
 
 
-def _check_without_images(pace: Pace, reencode: int, anchors: str) -> None:
-    if pace.band or reencode:
+def _check_without_images(reencode: int, anchors: str) -> None:
+    if reencode:
         raise ValueError(
-            f"band={pace.band} and reencode={reencode} train on or encode images of the memory "
-            "again, and this one keeps none: give it image_shape, or set both to 0"
+            f"reencode={reencode} encodes images of the memory again, and this one keeps none: "
+            "give it image_shape, or set reencode to 0"
         )
     if anchors != "stream":
         raise ValueError(

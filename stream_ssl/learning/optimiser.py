@@ -10,6 +10,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+MOMENTUM = 0.9  # of SGD, as in MoCo
+BETAS = (0.9, 0.999)  # of Adam and AdamW, as in their paper
+
 
 @dataclass(frozen=True, slots=True)
 class OptimiserSettings:
@@ -19,8 +22,6 @@ class OptimiserSettings:
         name: "adam", "adamw" or "sgd".
         learning_rate: before the schedule's factor.
         weight_decay: of all weights.
-        momentum: SGD's.
-        betas: Adam's.
         clip: largest norm of the gradient; null does not clip.
 
     Raises:
@@ -30,8 +31,6 @@ class OptimiserSettings:
     name: Literal["adam", "adamw", "sgd"] = "adam"
     learning_rate: float = 1e-3
     weight_decay: float = 1e-6
-    momentum: float = 0.9
-    betas: tuple[float, float] = (0.9, 0.999)
     clip: float | None = None
 
     def __post_init__(self) -> None:
@@ -46,9 +45,9 @@ class OptimiserSettings:
         """The optimiser over these parameters."""
         rate, decay = self.learning_rate, self.weight_decay
         if self.name == "sgd":
-            return torch.optim.SGD(parameters, lr=rate, weight_decay=decay, momentum=self.momentum)
+            return torch.optim.SGD(parameters, lr=rate, weight_decay=decay, momentum=MOMENTUM)
         kind = torch.optim.Adam if self.name == "adam" else torch.optim.AdamW
-        return kind(parameters, lr=rate, weight_decay=decay, betas=self.betas)
+        return kind(parameters, lr=rate, weight_decay=decay, betas=BETAS)
 
 
 def optimiser_tensors(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:

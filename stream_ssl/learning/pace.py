@@ -12,15 +12,12 @@ class Pace:
     """Counts samples and updates, and says whether an update is due or allowed.
 
     It knows no clock: a faster device changes when updates happen, never how many a sample is
-    worth. Between two batches `floor(target) <= updates <= target + band`.
+    worth. Between two batches `updates == floor(target)`.
 
     Args:
         updates_per_sample: updates that a received sample is worth; 1 / batch size is one update a
-            batch, and null the same whatever the batch size. Beyond that, and while the stream is
-            idle, updates are made on images of the memory.
-        band: updates that may be made ahead of what has been received, while the stream is idle.
-            With 0 the updates are a function of the samples alone, and replay after a crash is
-            exact.
+            batch, and null the same whatever the batch size. Beyond that, updates are made on
+            images of the memory.
         counts: what a sample is: each one "received", or only those that are "new", so that
             updates slow down while `Learner(novelty=...)` turns samples away.
 
@@ -31,7 +28,6 @@ class Pace:
     def __init__(
         self,
         updates_per_sample: float | None = None,
-        band: int = 0,
         counts: Literal["received", "new"] = "received",
     ) -> None:
         if updates_per_sample is not None and not (
@@ -41,11 +37,9 @@ class Pace:
                 f"updates_per_sample is {updates_per_sample}: it must be positive and finite, "
                 "1 / batch size for one update a batch"
             )
-        if band < 0:
-            raise ValueError(f"band is {band}: it is a number of updates, 0 or more")
         if counts not in ("received", "new"):
             raise ValueError(f'counts is {counts!r}: choose "received" or "new"')
-        self.band, self.counts = band, counts
+        self.counts = counts
         # A fraction, for 0.01 added up as floats drifts off the whole numbers.
         self._worth = (
             None
@@ -86,14 +80,10 @@ class Pace:
         """True while at least one whole update is due."""
         return self._target - self._updates >= 1
 
-    def may_update(self) -> bool:
-        """True if one more update stays within the band."""
-        return self._updates + 1 <= self._target + self.band
-
     def replays(self, batch: int) -> bool:
-        """True if a batch of this size may be worth more than the one update on itself, or the
-        band allows updates while the stream is idle: both need images to train on again."""
-        return self.band > 0 or (self._worth is not None and self._worth * batch > 1)
+        """Return whether a batch of this size is worth more than the one update on itself, which
+        needs images to train on again."""
+        return self._worth is not None and self._worth * batch > 1
 
     def state_dict(self) -> dict[str, int]:
         """Counts as JSON can hold them."""

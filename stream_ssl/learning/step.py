@@ -1,10 +1,9 @@
 """One step of the learner: a batch joins the memory, and the weights are updated once.
 
-`Step.run` is DUEL's Algorithm 2, in three forms by what the update's anchors are:
+`Step.run` is DUEL's Algorithm 2, in two forms by what the update's anchors are:
 
     stream   update on the batch; the batch joins the memory
     memory   the batch joins the memory; update on samples drawn from it
-    mixed    update on a part of the batch and on drawn samples; all of the batch joins the memory
 
 Where the loss or the gradient is not finite, or the keys are not of unit norm, there is no update:
 weights, optimiser and BatchNorm's averages stay as they were, `StepRecord.skipped` says why, and
@@ -106,8 +105,7 @@ class Step:
         schedule: Schedule,
         device: torch.device,
         precision: Literal["float32", "bfloat16"],
-        anchors: Literal["stream", "memory", "mixed"],
-        stream_share: float,
+        anchors: Literal["stream", "memory"],
         keys: Literal["before", "after"],
         plain_keys: bool,
         draw: DrawOrder,
@@ -119,7 +117,7 @@ class Step:
         self._method, self._memory, self._views, self._ranks = method, memory, views, ranks
         self._settings, self._schedule = optimiser, schedule
         self._device, self._precision = device, precision
-        self._anchors, self._share = anchors, stream_share
+        self._anchors = anchors
         self._keys, self._plain_keys = keys, plain_keys
         self._key_view = views.plain if plain_keys else views
         self._draw, self._write_back, self._reencode = draw, write_back, reencode
@@ -153,10 +151,8 @@ class Step:
             result = self._join(batch)
         elif not len(batch):
             result = self._train_without_batch(batch, number, size)
-        elif self._anchors == "stream":
-            result = self._train_on_stream(batch, number)
         else:
-            result = self._train_on_mixed(batch, number)
+            result = self._train_on_stream(batch, number)
         return self._with_reencoding(result)
 
     def skip(self, batch: Batch[Tensor]) -> StepResult:
@@ -213,27 +209,6 @@ class Step:
         drawn = self._drawn(size)
         update, drawn_keys = self._update(drawn, number)
         cosines = self._refresh(drawn, drawn_keys)
-        return StepResult(batch, keys.keys_BD, update, *admitted, cosines)
-
-    def _train_on_mixed(self, batch: Batch[Tensor], number: int) -> StepResult:
-        """Update on a part of the batch and on samples drawn from the memory, then let the batch
-        join. So what is drawn was there before, and is still in its slot when its fresh key goes
-        back."""
-        keys = self._encode(images_of(batch)) if self._keys == "before" else None
-        count = min(len(batch) - 1, max(1, round(self._share * len(batch))))
-        cosines: Mapping[str, Tensor] = {}
-        if count and self.can_draw:
-            chosen = torch.randperm(len(batch))[:count].sort().values
-            drawn = self._drawn(len(batch) - count)
-            update, mixed_keys = self._update(joined(batch[chosen], drawn), number)
-            drawn_keys = mixed_keys._replace(keys_BD=mixed_keys.keys_BD[count:])
-            cosines = self._refresh(drawn, drawn_keys)
-        else:
-            update, _ = self._update(batch, number)
-            self._refresh_nothing()
-        if keys is None:
-            keys = self._encode(images_of(batch))
-        admitted = self._admit(batch, keys)
         return StepResult(batch, keys.keys_BD, update, *admitted, cosines)
 
     # -- Weights

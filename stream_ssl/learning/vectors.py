@@ -20,6 +20,12 @@ from stream_ssl.methods.norm import BatchNorm1d
 
 Dtype = Literal["float16", "float32"]
 
+DROPOUT = 0.3
+"""Chance of each number of a view to be replaced by the vector's mean."""
+
+MOST_MIX = 0.1
+"""Most weight of another vector of the batch that is mixed into a view."""
+
 
 @dataclass
 class Vectors:
@@ -31,8 +37,6 @@ class Vectors:
         dtype: of what the memory keeps, float16 or float32. Either may be sent.
         widths: of the encoder's layers (linear, batch norm, ReLU), at least one.
         noise: standard deviation of the noise in a view, in units of the vector's own.
-        dropout: chance of each number of a view to be replaced by the vector's mean.
-        mix: most weight of another vector of the batch that is mixed into a view.
 
     Raises:
         ValueError: an argument outside its range.
@@ -42,8 +46,6 @@ class Vectors:
     dtype: Dtype = "float32"
     widths: Sequence[int] = (512, 512)
     noise: float = 0.3
-    dropout: float = 0.3
-    mix: float = 0.1
 
     def __post_init__(self) -> None:
         self.widths = tuple(self.widths)
@@ -51,11 +53,8 @@ class Vectors:
             raise ValueError(f"vectors.dim is {self.dim}: a vector has at least 2 numbers")
         if not self.widths or min(self.widths) < 1:
             raise ValueError(f"vectors.widths is {self.widths}: give at least one width above 0")
-        if self.noise < 0 or not 0 <= self.dropout < 1 or not 0 <= self.mix < 0.5:
-            raise ValueError(
-                f"vectors: noise {self.noise} must not be negative, dropout {self.dropout} lie in "
-                f"[0, 1), mix {self.mix} in [0, 0.5)"
-            )
+        if self.noise < 0:
+            raise ValueError(f"vectors.noise is {self.noise}: it must not be negative")
 
     @property
     def kept(self) -> Dtype | None:
@@ -106,19 +105,18 @@ class VectorViews(nn.Module):
     def __init__(self, settings: Vectors) -> None:
         super().__init__()
         self._dtype = getattr(torch, settings.dtype)
-        self._noise, self._dropout, self._mix = settings.noise, settings.dropout, settings.mix
+        self._noise = settings.noise
         self.register_buffer("mean", torch.zeros(1), persistent=False)  # names the device
 
     @torch.no_grad()
     def forward(self, image_BCHW: Tensor) -> Tensor:
         value_BD = self.plain(image_BCHW)
         device, count = value_BD.device, len(value_BD)
-        if self._mix and count > 1:
-            weight_B1 = to_device(torch.rand(count, 1) * self._mix, device)
+        if count > 1:
+            weight_B1 = to_device(torch.rand(count, 1) * MOST_MIX, device)
             other_B = to_device(torch.randperm(count), device)
             value_BD = torch.lerp(value_BD, value_BD[other_B], weight_B1)
-        if self._dropout:
-            value_BD = value_BD * to_device(torch.rand(value_BD.shape) >= self._dropout, device)
+        value_BD = value_BD * to_device(torch.rand(value_BD.shape) >= DROPOUT, device)
         if self._noise:
             value_BD = value_BD + self._noise * to_device(torch.randn(value_BD.shape), device)
         return value_BD

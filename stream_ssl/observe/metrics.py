@@ -124,7 +124,6 @@ class Families:
         role: "receiver" or "learner".
         known: values known in advance, by label name; counters by them are at 0 from the start.
         config: settings to export as labels of config_info.
-        without: labels whose metrics are left out.
     """
 
     def __init__(
@@ -133,15 +132,10 @@ class Families:
         role: Role,
         known: Mapping[str, Iterable[str]],
         config: Mapping[str, object] | None = None,
-        without: Iterable[str] = (),
     ) -> None:
         self.registry = registry
         self.role = role
-        self._specs = [
-            one
-            for one in of_role(role)
-            if one.name == "condition" or not {*one.labels} & {*without}
-        ]
+        self._specs = of_role(role)
         self._known = {name: tuple(values) for name, values in known.items()}
         self._labels: dict[tuple[str, str], Labels] = {}
         self._families: dict[str, Family] = {}
@@ -312,7 +306,6 @@ class ReceiverMetrics:
         registry: a registry of its own; `self.registry` is what the server exposes.
         config: the resolved settings, exported as config_info.
         folders: where it writes, by what for.
-        producers: tell producers apart.
     """
 
     def __init__(
@@ -320,15 +313,13 @@ class ReceiverMetrics:
         registry: CollectorRegistry,
         config: Mapping[str, object] | None = None,
         folders: Mapping[str, Path] | None = None,
-        producers: bool = True,
     ) -> None:
         self.registry = registry
         known = {
             "reason": (*REASONS, OTHER),
             "refused_connections_total.reason": (*REASONS, *REFUSALS, OTHER),
         }
-        without = () if producers else ("producer",)
-        self._families = Families(registry, "receiver", known, config, without)
+        self._families = Families(registry, "receiver", known, config)
         self._families.watch(folders or {})
         self._damaged = 0
         self._ticked = math.nan
@@ -363,7 +354,6 @@ class LearnerMetrics:
         diagnostics: names that the loss reports, when known in advance.
         config: the resolved settings, exported as config_info.
         folders: where it writes, by what for.
-        producers: tell producers apart; else their samples count as "other".
         clock: seconds since the Unix epoch; only the age of a checkpoint needs them.
         monotonic: seconds that nobody sets.
     """
@@ -376,11 +366,10 @@ class LearnerMetrics:
         diagnostics: Iterable[str] = (),
         config: Mapping[str, object] | None = None,
         folders: Mapping[str, Path] | None = None,
-        producers: bool = True,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.registry, self._producers = registry, producers
+        self.registry = registry
         known: dict[str, Iterable[str]] = {
             "memory": memories,
             "phase": PHASES,
@@ -483,7 +472,7 @@ class LearnerMetrics:
         that holds nothing any more goes to 0."""
         slots, guaranteed = (Counting(dict.fromkeys(self._holders, 0)) for _ in range(2))
         for producer, holding in holdings.items():
-            label = OTHER if producer is None or not self._producers else producer
+            label = OTHER if producer is None else producer
             label = self._families.fold("producer_slots", "producer", label)
             slots[label] += holding.slots
             guaranteed[label] += holding.guaranteed
@@ -575,14 +564,9 @@ class LearnerMetrics:
         self._families.set("lag_records", waiting)
         self._families.set("pending_samples", pending)
         self._raise_to("journal_corrupt_records_total", corrupt)
-        bad: Counting[tuple[str, str]] = Counting()
-        for (reason, producer), samples in rejected.items():
-            bad[reason, producer if self._producers else OTHER] += samples
-        if not self._producers:
-            decoded = {OTHER: sum(decoded.values())}
         for producer, samples in decoded.items():
             self._raise_to("producer_decoded_samples_total", samples, producer=producer)
-        for (reason, producer), samples in bad.items():
+        for (reason, producer), samples in rejected.items():
             self._raise_to("quarantined_samples_total", samples, reason=reason, producer=producer)
 
     def resumed(self, step: int, created: float) -> None:
@@ -638,7 +622,7 @@ class LearnerMetrics:
             add("skipped_updates_total", 1, reason=record.skipped)
         self._by_producer("dropped_samples_total", record.turned_away, reason="near_duplicate")
         for origin, distance in record.novelty:
-            producer = origin.producer if origin is not None and self._producers else OTHER
+            producer = origin.producer if origin is not None else OTHER
             self._families.observe("novelty_distance", min(distance, FARTHEST), producer=producer)
         for one in record.dropped:
             if one.label >= 0:
@@ -673,7 +657,7 @@ class LearnerMetrics:
     def _by_producer(self, name: str, origins: Iterable[Origin | None], /, **labels: str) -> None:
         """Count samples by who sent them."""
         for producer, count in Counting(
-            one.producer if one is not None and self._producers else OTHER for one in origins
+            one.producer if one is not None else OTHER for one in origins
         ).items():
             self._families.add(name, count, producer=producer, **labels)
 

@@ -23,6 +23,12 @@ if TYPE_CHECKING:
 SIMILARITIES = 1 << 24
 """Most cosines of a batch with the window that are in memory at once."""
 
+NEIGHBOURS = 20
+"""Rows that vote: the k of the kNN evaluations of MoCo and DINO lies between 10 and 200."""
+
+RATE = 4.0
+"""Learning rate of the linear probe, on keys of unit norm."""
+
 MOST_CLASSES = 4096
 """Samples of classes met after so many are left out."""
 
@@ -51,19 +57,15 @@ class Prequential:
     Args:
         window: labelled samples that the figures are over, and that neighbours are taken from; 0
             switches the probe off.
-        k: neighbours that vote.
-        rate: learning rate of the linear probe, on unit-norm keys.
 
     Raises:
         ValueError: an argument outside its range.
     """
 
-    def __init__(self, window: int = 2048, k: int = 20, rate: float = 4.0) -> None:
-        if window < 0 or k < 1 or not rate > 0:
-            raise ValueError(
-                f"window {window}, k {k}, rate {rate}: need 0 or more, at least 1, and above 0"
-            )
-        self.window, self.k, self.rate = window, k, rate
+    def __init__(self, window: int = 2048) -> None:
+        if window < 0:
+            raise ValueError(f"window {window}: must be 0 or more")
+        self.window = window
         self._index: dict[int, int] = {}  # of a class's label: classes in the order they were met
         self._matrices: dict[str, Matrix] = {}  # from the first labelled batch on
         self._scored: deque[tuple[int, dict[str, Counter[tuple[int, int]]]]] = deque()
@@ -129,7 +131,7 @@ class Prequential:
     def _nearest(self, keys_BD: Tensor) -> Tensor:
         """The class that the nearest of the window vote for."""
         assert self._keys_WD is not None
-        k, step = min(self.k, len(self._keys_WD)), max(1, SIMILARITIES // len(self._keys_WD))
+        k, step = min(NEIGHBOURS, len(self._keys_WD)), max(1, SIMILARITIES // len(self._keys_WD))
         class_W = to_device(self._class_W, keys_BD.device)
         parts = []
         for keys_bD in torch.split(keys_BD, step):
@@ -170,7 +172,7 @@ class Prequential:
             there_B = to_device(class_B, keys_BD.device)
             loss = cross_entropy(_with_bias(keys_BD) @ weight_CD.T, there_B)
             (gradient_CD,) = torch.autograd.grad(loss, weight_CD)
-        self._weight_CD = weight_CD.detach() - self.rate * gradient_CD
+        self._weight_CD = weight_CD.detach() - RATE * gradient_CD
 
 
 def _river_metrics() -> Any:

@@ -118,11 +118,11 @@ SECTIONS: list[tuple[str, dict[str, Any], str]] = [
     ("batches", {"batch_size": 0}, "batch_size=0"),
     ("batches", {"batch_size": BATCH, "workers": 0}, "workers=0"),
     ("journal", {"budget": 1000}, "journal budget 1000 bytes"),
-    ("receiver", {"bind": "tcp://127.0.0.1:0", "group_packets": 0}, "must be at least 1"),
+    ("receiver", {"bind": "tcp://127.0.0.1:0", "max_names": 0}, "must be at least 1"),
     ("checkpoints", {"keep": 0}, "keep is 0"),
     ("checkpoints", {"every_seconds": -1}, "every_seconds=-1"),
     ("checkpoints", {"every_seconds": 0}, "every_seconds=0"),
-    ("quarantine", {"max_files": 1}, "max_files=1"),
+    ("quarantine", {"max_bytes": 0}, "max_bytes=0"),
     ("memory", {"capacity": 10**12}, "memory.capacity 1000000000000 takes 576,000.0 GB"),
     ("memory", {"capacity": 64, "image_file": "/proc/none/x"}, "there is no folder /proc/none"),
     ("learner", {"device": "gpu"}, "device 'gpu' cannot be used"),
@@ -165,7 +165,7 @@ TOGETHER: dict[str, tuple[dict[str, Any], list[str]]] = {
         )
     },
     "a memory below the batch": (
-        {"learner": {"anchors": "mixed"}, "memory": {"capacity": BATCH - 1}},
+        {"learner": {"anchors": "memory"}, "memory": {"capacity": BATCH - 1}},
         [f"{BATCH - 1} slots are fewer than the {BATCH} samples", "raise its capacity"],
     ),
     "more negatives than slots": (
@@ -192,10 +192,6 @@ TOGETHER: dict[str, tuple[dict[str, Any], list[str]]] = {
     "shares beyond a label": (
         {"loss": loss("SelfLabeling", alpha=0.7, beta=0.7)},
         ["alpha is 0.7 and beta 0.7", "together at most 1"],
-    ),
-    "a share of nothing": (
-        {"learner": {"anchors": "mixed", "stream_share": 1.0}},
-        ["stream_share is 1.0", 'anchors "stream" or "memory"'],
     ),
     "no hidden layer to normalise": (
         {"projector": {"dim": 16, "batchnorm": "hidden"}},
@@ -243,7 +239,6 @@ TAKEN: dict[str, dict[str, Any]] = {
     },
     "a prior of the memory": {"loss": loss("Debiased", prior="memory")},
     "a prior that rises": {"loss": loss("Debiased", prior=loss("Ramp", last=0.1, steps=1000))},
-    "a mix": {"learner": {"anchors": "mixed", "stream_share": 0.25}},
     "many views": {"method": method("SimCLR", views=4)},
     "short names": {"method": {"class_path": "BYOL"}, "loss": {"class_path": "NegativeCosine"}},
 }

@@ -65,8 +65,8 @@ class Darker(nn.Module):
 class Negative(Decoder):
     """A decoder: what is bright comes dark."""
 
-    def __init__(self, size: int, channels: Any, fit: Any, max_pixels: int, top: int = 255) -> None:
-        super().__init__(size, channels, fit, max_pixels)
+    def __init__(self, size: int, channels: Any, max_pixels: int, top: int = 255) -> None:
+        super().__init__(size, channels, max_pixels)
         self.top = top
 
     def decode(self, sample: Sample) -> Pixels:

@@ -420,9 +420,8 @@ def test_evaluation_by_no_tasks_is_refused(tasks: str) -> None:
 LOSS = "stream_ssl.losses.PositiveDebiased"
 QUIET: dict[str, Any] = {
     "decoder": {"size": 16, "channels": 3},
-    "views": {"hue": 0.3},
-    "optimiser": {"name": "sgd", "momentum": 0.5},
-    "learner": {"anchors": "mixed", "stream_share": 0.3, "draw": "inverse-count"},
+    "views": {"grey": 0.3},
+    "learner": {"anchors": "memory", "draw": "inverse-count"},
     "loss": {"class_path": LOSS, "init_args": {"aggregation": "mixed", "alpha": 0.1}},
 }
 
@@ -432,13 +431,9 @@ QUIET: dict[str, Any] = {
     [
         ({}, set()),
         (QUIET, set()),
-        ({"views": {"hue": 0.3, "saturation": 0.1, "grey": 0.0}}, {"hue", "saturation", "grey"}),
-        ({"optimiser": {"momentum": 0.5}}, {"momentum"}),
-        ({"optimiser": {"name": "sgd", "betas": [0.8, 0.9]}}, {"betas"}),
-        ({"learner": {"draw": "inverse-count", "write_back": False}}, {"draw", "write_back"}),
-        ({"learner": {"draw": "inverse-count"}, "pace": {"band": 3}}, set()),
-        ({"learner": {"anchors": "memory", "stream_share": 0.3}}, {"stream_share"}),
-        ({"learner": {"stream_share": 0.3}}, {"stream_share"}),
+        ({"views": {"grey": 0.0}}, {"grey"}),
+        ({"learner": {"draw": "inverse-count"}}, {"draw"}),
+        ({"learner": {"draw": "inverse-count"}, "pace": {"updates_per_sample": 1.0}}, set()),
         (
             {"loss": {"class_path": LOSS, "init_args": {"alpha": 0.1, "floor": "biased"}}},
             {"alpha", "floor"},
@@ -456,9 +451,9 @@ def test_an_option_without_effect_is_warned_of(
 
 
 def test_check_and_the_learner_warn_of_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    file = config_file(tmp_path, optimiser={"momentum": 0.5})
+    file = config_file(tmp_path, learner={"draw": "inverse-count"})
     assert check.main([file]) == 0
-    told = "optimiser.momentum 0.5 has no effect: optimiser.name is 'adam', and it is SGD's"
+    told = "learner.draw 'inverse-count' has no effect: nothing is drawn from the memory"
     assert told in caplog.text
 
 

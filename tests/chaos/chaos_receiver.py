@@ -5,16 +5,17 @@ import sys
 import threading
 from pathlib import Path
 
+from stream_ssl.ingest import receiver as receiving
 from stream_ssl.ingest.consumer_offsets import ConsumerOffsets
 from stream_ssl.ingest.journal import Journal
-from stream_ssl.ingest.receiver import Receiver
 
 
 def main(folder: Path, bind: str) -> None:
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     journal = Journal(folder / "journal", budget=64 << 20, segment_bytes=256 << 10)
-    receiver = Receiver(journal, ConsumerOffsets(folder), bind, group_packets=4)
+    receiving.GROUP_PACKETS = 4  # many small commits
+    receiver = receiving.Receiver(journal, ConsumerOffsets(folder), bind)
     sys.stdout.write(f"{receiver.endpoint}\n")
     sys.stdout.flush()
     for _ in receiver.run(stop):

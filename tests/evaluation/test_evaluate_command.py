@@ -250,15 +250,6 @@ def test_unlabelled_and_endless_sets(
     assert_told(caplog, "--source.count 2000")
 
 
-def test_images_of_a_size_that_the_run_refuses(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    write_run(tmp_path / "run", decoder={"size": 12, "channels": 1, "fit": "refuse"})
-    other = ["--source.count", "400", "--source.size", "9", "--k", "5"]
-    assert evaluate.main([str(tmp_path / "run"), *DATA, *other]) == 2
-    assert_told(caplog, "9 x 9 pixels.*give samples of shape \\(12, 12, 1\\)")
-
-
 def test_converted_images_are_noted(run: Path, tmp_path: Path) -> None:
     other = ["--source.count", "400", "--source.size", "9", "--k", "5", "--probes", "convex"]
     out = tmp_path / "out"

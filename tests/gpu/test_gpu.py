@@ -115,7 +115,7 @@ def test_a_loss_is_that_of_the_cpu(monkeypatch: pytest.MonkeyPatch, name: str, p
     assert found[0][2] == pytest.approx(found[1][2], rel=1e-3, abs=1e-4)
 
 
-@pytest.mark.parametrize("anchors", ["stream", "memory", "mixed"])
+@pytest.mark.parametrize("anchors", ["stream", "memory"])
 @pytest.mark.parametrize("kind", sorted(METHODS))
 def test_a_learner_learns_as_on_the_cpu(kind: str, anchors: str) -> None:
     settings = {"kind": kind, "anchors": anchors, "reencode": 2}
@@ -131,7 +131,7 @@ def test_a_learner_learns_as_on_the_cpu(kind: str, anchors: str) -> None:
 @pytest.mark.parametrize("settings", [{}, {"keys": "after"}, {"pace": Pace(2 / BATCH)}], ids=str)
 def test_a_step_waits_only_where_it_says_so(settings: dict) -> None:
     """torch tells of every wait; each must come from `to_host`."""
-    learner = build(device="cuda:0", anchors="mixed", reencode=2, **settings)
+    learner = build(device="cuda:0", anchors="memory", reencode=2, **settings)
     steps(learner, 4)
     torch.cuda.set_sync_debug_mode("warn")
     try:

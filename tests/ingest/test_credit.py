@@ -242,10 +242,12 @@ def test_a_position_behind_the_journals_end_deletes_nothing(tmp_path, caplog):
         until(lambda: running.journal.bytes < held)
 
 
-def test_a_group_larger_than_the_journal_is_written_as_room_comes(tmp_path):
+def test_a_group_larger_than_the_journal_is_written_as_room_comes(tmp_path, monkeypatch):
+    monkeypatch.setattr("stream_ssl.ingest.receiver.GROUP_SECONDS", 1.0)
+    monkeypatch.setattr("stream_ssl.ingest.receiver.GROUP_PACKETS", 10_000)
     flood = {"max_packet": 64 * KIB, "credit": 900 * KIB, "total_credit": 900 * KIB}
     with (
-        Running(tmp_path, budget=MIB, group_seconds=1.0, group_packets=10_000, **flood) as running,
+        Running(tmp_path, budget=MIB, **flood) as running,
         Peer(running.endpoint) as peer,
     ):
         peer.hello()
@@ -272,9 +274,11 @@ def test_a_group_larger_than_the_journal_is_written_as_room_comes(tmp_path):
         until(lambda: not running.offsets.journal_full)
 
 
-def test_a_flood_beyond_all_credit_is_bounded_and_harms_nobody(tmp_path):
+def test_a_flood_beyond_all_credit_is_bounded_and_harms_nobody(tmp_path, monkeypatch):
+    monkeypatch.setattr("stream_ssl.ingest.receiver.GROUP_SECONDS", 0.2)
+    monkeypatch.setattr("stream_ssl.ingest.receiver.GROUP_PACKETS", 10_000)
     with (
-        Running(tmp_path, group_seconds=0.2, group_packets=10_000, **SMALL) as running,
+        Running(tmp_path, **SMALL) as running,
         Peer(running.endpoint) as bad,
         Peer(running.endpoint) as good,
     ):

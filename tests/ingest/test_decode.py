@@ -254,17 +254,6 @@ def test_what_libjpeg_but_warns_of_is_decoded(size: int) -> None:
     assert np.abs(difference).mean() < 3
 
 
-@table("height_width", [(7, 8), (8, 9), (16, 16)])
-def test_refuse_takes_one_shape(height_width: tuple[int, int]) -> None:
-    png = encoded(picture(RNG, *height_width), "PNG")
-    assert refused(png, fit="refuse").reason == "shape"
-    data = RNG.bytes(height_width[0] * height_width[1])
-    with pytest.raises(BadSample, match=r"fit=\"refuse\" takes 8 x 8") as caught:
-        decode_raw([*height_width, 1], data, fit="refuse")
-    assert caught.value.reason == "shape"
-    assert decode(encoded(picture(RNG, 8, 8, "L"), "PNG"), fit="refuse").shape == (8, 8, 3)
-
-
 # -- orientation
 
 
@@ -523,7 +512,6 @@ def test_threads_decode_alike() -> None:
     ("wrong", "says"),
     [
         ({"channels": 2}, "channels 2"),
-        ({"fit": "stretch"}, "'stretch'"),
         ({"size": 0}, "size 0"),
         ({"size": 100, "max_pixels": 50}, "max_pixels=50"),
     ],

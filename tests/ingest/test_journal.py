@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from stream_ssl.ingest.journal import (
+    FORGET_SECONDS,
     Entry,
     Journal,
     JournalError,
@@ -296,8 +297,6 @@ def test_budgets_that_make_no_sense_are_refused(tmp_path):
     for budget, segment in ((1000, None), (MIB, 1000), (MIB, MIB)):
         with pytest.raises(ValueError, match=r"must (be at least|lie between)"):
             Journal(tmp_path, budget=budget, segment_bytes=segment)
-    with pytest.raises(ValueError, match="forget_days 0"):
-        Journal(tmp_path, forget_days=0)
 
 
 def test_the_bytes_on_disk_are_those_of_earlier_versions():
@@ -315,7 +314,7 @@ def test_the_bytes_on_disk_are_those_of_earlier_versions():
     assert (before, before.written, before.active) == (fresh, 1.5, 0.0)
 
 
-def test_a_journal_of_format_1_is_read_and_continued(tmp_path):
+def test_a_journal_of_format_1_is_read_and_continued(tmp_path, monkeypatch):
     """Its producer states have no time of writing, and its segments do not name the one before."""
     journal = Journal(tmp_path)
     journal.append([entry(1), entry(2)])
@@ -329,7 +328,8 @@ def test_a_journal_of_format_1_is_read_and_continued(tmp_path):
         txn.put(b"robot/1", msgpack.packb((2, ["file", 2])), db=producers)
     env.close()
 
-    with closing(Journal(tmp_path, forget_days=1)) as journal:
+    monkeypatch.setattr("stream_ssl.ingest.journal.FORGET_SECONDS", 86_400)
+    with closing(Journal(tmp_path)) as journal:
         assert journal.damaged == 0
         assert journal.state("robot/1") == ProducerState(2, ["file", 2])
         journal.append([entry(3)])
@@ -636,8 +636,9 @@ def test_format_2_is_read_and_says_nothing_of_idle_time(tmp_path, monkeypatch):
     with closing(Journal(tmp_path)) as journal:
         journal.append([entry(7, producer="camera")])
     monkeypatch.undo()
+    monkeypatch.setattr("stream_ssl.ingest.journal.FORGET_SECONDS", 86_400)
     for sequence in (1, 2):
-        with closing(Journal(tmp_path, forget_days=1)) as journal:
+        with closing(Journal(tmp_path)) as journal:
             journal.append([entry(sequence, producer="robot")])
             assert pair(journal.state("camera")) == (7, ["file", 7])
             assert journal.state("camera").written == 1.6e9
@@ -676,13 +677,13 @@ def test_a_name_long_idle_is_forgotten_for_good_when_a_segment_begins(tmp_path, 
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     with closing(Journal(tmp_path)) as journal:
         journal.append([entry(1, producer="old")])
-        now[0] += 0.6 * 86_400
+        now[0] += 0.6 * FORGET_SECONDS
         journal.append([entry(1, producer="new")])
     now[0] = 5.0  # the machine was started again
-    with closing(Journal(tmp_path, forget_days=1)) as journal:
+    with closing(Journal(tmp_path)) as journal:
         journal.append([entry(2, producer="new")])
         assert journal.state("old") == ProducerState(1, ["file", 1])
-        now[0] += 0.6 * 86_400
+        now[0] += 0.6 * FORGET_SECONDS
         journal.skip_to(100)
         journal.append([entry(3, producer="new")])
         assert set(journal.producers()) == {"new"}

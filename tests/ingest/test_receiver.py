@@ -178,7 +178,7 @@ def _header(**fields):
     return msgpack.packb({"source": "s", "position": None, "samples": [row], **fields})
 
 
-def test_what_no_receiver_will_take_is_refused_for_good(tmp_path):
+def test_what_no_receiver_will_take_is_refused_for_good(tmp_path, monkeypatch):
     tiff = {"id": "a", "time": 1.0, "codec": "tiff", "size": 4}
     refused = [
         (Data(1, b"no msgpack", b"1234"), "malformed", 1),
@@ -188,7 +188,8 @@ def test_what_no_receiver_will_take_is_refused_for_good(tmp_path):
         (packet(9, samples=5, side=1), "oversize", 5),
         (packet(11, samples=1, side=80), "oversize", 1),
     ]
-    limits = {"max_packet": 4 * KIB, "max_samples": 4, "credit": MIB, "total_credit": MIB}
+    monkeypatch.setattr("stream_ssl.ingest.receiver.MOST_SAMPLES", 4)
+    limits = {"max_packet": 4 * KIB, "credit": MIB, "total_credit": MIB}
     with Running(tmp_path, **limits) as running, Peer(running.endpoint) as peer:
         peer.hello()
         for data, reason, _ in refused:
@@ -261,11 +262,9 @@ def test_bye_frees_the_producer_s_credit(running):
         until(lambda: running.last.producers == 0 and running.last.credit == 0)
 
 
-def test_stopping_commits_what_is_under_way_and_says_bye(tmp_path):
-    with (
-        Running(tmp_path, group_seconds=30.0, group_packets=1000) as running,
-        Peer(running.endpoint) as peer,
-    ):
+def test_stopping_commits_what_is_under_way_and_says_bye(tmp_path, monkeypatch):
+    monkeypatch.setattr("stream_ssl.ingest.receiver.GROUP_SECONDS", 30.0)
+    with Running(tmp_path) as running, Peer(running.endpoint) as peer:
         peer.hello()
         for sequence in range(1, 4):
             peer.say(packet(sequence))
@@ -280,9 +279,10 @@ def test_stopping_commits_what_is_under_way_and_says_bye(tmp_path):
         assert running.endpoint != running.receiver.endpoint
 
 
-def test_ten_thousand_producers_that_come_and_go_leave_nothing_behind(tmp_path):
+def test_ten_thousand_producers_that_come_and_go_leave_nothing_behind(tmp_path, monkeypatch):
     process = psutil.Process()
-    with Running(tmp_path, max_producers=100) as running, Peer(running.endpoint) as peer:
+    monkeypatch.setattr("stream_ssl.ingest.receiver.MOST_SESSIONS", 100)
+    with Running(tmp_path) as running, Peer(running.endpoint) as peer:
         for n in range(500):
             peer.hello(f"warm/{n}")
         gc.collect()
@@ -295,8 +295,9 @@ def test_ten_thousand_producers_that_come_and_go_leave_nothing_behind(tmp_path):
         until(lambda: running.last.producers <= 100)
 
 
-def test_more_producers_than_the_table_holds_are_all_served(tmp_path):
-    with Running(tmp_path, max_producers=2) as running:
+def test_more_producers_than_the_table_holds_are_all_served(tmp_path, monkeypatch):
+    monkeypatch.setattr("stream_ssl.ingest.receiver.MOST_SESSIONS", 2)
+    with Running(tmp_path) as running:
         peers = [Peer(running.endpoint) for _ in range(4)]
         for n, peer in enumerate(peers):
             peer.hello(f"robot/{n}")
@@ -364,10 +365,9 @@ def test_settings_that_make_no_sense_are_refused(tmp_path):
         ({"bind": "tcp://*:0"}, "plain text is allowed only on loopback"),
         ({"bind": "tcp://127.0.0.1:99999"}, "port must be 1 to 65535"),
         ({"max_packet": 32 * MIB}, "max_packet"),
-        ({"max_samples": 4097}, "must be at most 4096"),
         ({"budget": 16 * MIB}, "journal budget 16777216"),
         ({"max_lag_bytes": 10}, "max_lag_bytes 10"),
-        ({"group_packets": 0}, "at least 1"),
+        ({"max_names": 0}, "at least 1"),
     ):
         with pytest.raises(ValueError, match=message):
             Running(tmp_path, **settings)

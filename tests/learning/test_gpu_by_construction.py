@@ -36,7 +36,6 @@ MEMORY = "stream_ssl/methods/d_simclr.py prepare"  # the same of the re-encoded 
 READS = {
     "stream": {UPDATE: 1, RECORD: 1},
     "memory": {KEYS: 1, UPDATE: 1, RECORD: 1},
-    "mixed": {KEYS: 1, UPDATE: 1, RECORD: 1},
 }
 
 

@@ -178,14 +178,6 @@ def test_a_replay_refreshes_the_slots_it_drew() -> None:
     assert rows == {tuple(row) for row in replay.keys_BD.tolist()}
 
 
-def test_idle_updates_stay_within_the_band() -> None:
-    learner = build(stream=Repeatable(count=3), pace=Pace(1 / BATCH, band=2))
-    records = until_idle(learner)
-    assert sum(record.replay for record in records) == 2
-    assert sum(not record.replay for record in records) == 3
-    assert learner.pace.updates == 5
-
-
 def until_idle(learner) -> list[StepRecord]:
     records = []
     for record in learner.run(threading.Event()):
@@ -293,8 +285,8 @@ def test_wrong_settings_are_refused() -> None:
         build(precision="float16")
     with pytest.raises(ValueError, match="reencode is -1"):
         build(reencode=-1)
-    with pytest.raises(ValueError, match="band=2 and reencode=0"):
-        build(images=False, pace=Pace(band=2))
+    with pytest.raises(ValueError, match="reencode=2 encodes images"):
+        build(images=False, reencode=2)
     with pytest.raises(ValueError, match="threads is 0"):
         build().__class__(**parts(threads=0))
     with pytest.raises(ValueError, match="embeds in 6 dimensions, the memory holds 5"):

@@ -16,42 +16,38 @@ def drive(pace: Pace, batch: int, idle: int) -> int:
     """One batch through the learner's rule, and `idle` looks at an empty stream; updates made."""
     before = pace.updates
     pace.received(batch)
-    if pace.may_update():
+    if pace.must_update():
         pace.updated()
     while pace.must_update():
         pace.updated()
     for _ in range(idle):
-        if pace.may_update():
+        if pace.must_update():
             pace.updated()
     return pace.updates - before
 
 
 @given(
     worth=st.one_of(st.none(), st.integers(1, 400).map(lambda n: 1 / n), st.floats(0.001, 3.0)),
-    band=st.integers(0, 5),
     batches=st.lists(st.tuples(st.integers(1, 300), st.integers(0, 9)), max_size=30),
 )
-def test_updates_stay_between_the_target_and_the_band(
-    worth: float | None, band: int, batches: list[tuple[int, int]]
-) -> None:
-    pace = Pace(worth, band)
+def test_updates_follow_the_target(worth: float | None, batches: list[tuple[int, int]]) -> None:
+    pace = Pace(worth)
     for batch, idle in batches:
         drive(pace, batch, idle)
-        assert math.floor(pace.target) <= pace.updates <= pace.target + band
-        assert not pace.must_update()
+        assert pace.updates == math.floor(pace.target)
     assert pace.samples == sum(batch for batch, _ in batches)
 
 
 @given(batches=st.lists(st.tuples(st.integers(1, 300), st.integers(0, 9)), max_size=30))
-def test_without_band_idleness_makes_no_difference(batches: list[tuple[int, int]]) -> None:
+def test_idleness_makes_no_difference(batches: list[tuple[int, int]]) -> None:
     busy, idle = Pace(1 / 64), Pace(1 / 64)
     for batch, looks in batches:
         assert drive(busy, batch, 0) == drive(idle, batch, looks)
 
 
-@given(band=st.integers(0, 50), idles=st.lists(st.integers(0, 20), max_size=20))
-def test_a_fresh_batch_always_trains_at_one_update_a_batch(band: int, idles: list[int]) -> None:
-    pace = Pace(1 / 128, band)
+@given(idles=st.lists(st.integers(0, 20), max_size=20))
+def test_a_fresh_batch_always_trains_at_one_update_a_batch(idles: list[int]) -> None:
+    pace = Pace(1 / 128)
     for idle in idles:
         assert drive(pace, 128, idle) >= 1
 
@@ -74,7 +70,6 @@ def test_replays_are_known_beforehand() -> None:
     assert not Pace().replays(128)
     assert not Pace(1 / 128).replays(128)
     assert Pace(1 / 128).replays(129)
-    assert Pace(1 / 128, band=1).replays(1)
 
 
 @given(worth=st.floats(0.001, 3.0), batches=st.lists(st.integers(1, 300), max_size=10))
@@ -91,7 +86,5 @@ def test_wrong_settings_are_refused() -> None:
     for worth in (0.0, -1.0, math.nan, math.inf):
         with pytest.raises(ValueError, match="updates_per_sample is"):
             Pace(worth)
-    with pytest.raises(ValueError, match="band is -1"):
-        Pace(1.0, -1)
     with pytest.raises(ValueError, match="received 0 samples"):
         Pace().received(0)

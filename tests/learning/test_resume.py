@@ -45,16 +45,14 @@ SETTINGS = {  # each option once or twice, beside others that are independent of
         "pace": Pace(0.2),
         "loss": InfoNCE(0.2, false_negatives="exclude"),
     },
-    "keys after, mixed": lambda: {
+    "keys after, a prior of the memory": lambda: {
         "keys": "after",
-        "anchors": "mixed",
         "pace": Pace(0.2),
-        "stream_share": 0.3,
         "loss": Debiased(prior="memory"),
     },
-    **{  # every method, and every kind of anchors twice
+    **{  # every method, and both kinds of anchors
         f"{kind} {how}": lambda kind=kind, how=how: {"kind": kind, "anchors": how}
-        for kind, how in zip(METHODS, cycle(("stream", "memory", "mixed")), strict=False)
+        for kind, how in zip(METHODS, cycle(("stream", "memory")), strict=False)
     },
 }
 

@@ -94,10 +94,9 @@ def test_keys_that_join_are_of_the_key_encoder_before_the_update() -> None:
     assert not torch.equal(after, seen[-1].weights)
 
 
-@pytest.mark.parametrize("anchors", ["stream", "mixed"])
-def test_keys_may_be_of_the_key_encoder_after_the_update(anchors: str) -> None:
+def test_keys_may_be_of_the_key_encoder_after_the_update() -> None:
     fast = OptimiserSettings("sgd", learning_rate=5.0)
-    learner = build(anchors=anchors, keys="after", write_back=False, optimiser=fast)
+    learner = build(keys="after", write_back=False, optimiser=fast)
     seen = spied(learner)
     for record in one_by_one(learner, 4):
         learnt = [one for one in seen if one.kind == "learn"][-1]
@@ -109,8 +108,8 @@ def test_keys_may_be_of_the_key_encoder_after_the_update(anchors: str) -> None:
         assert not torch.equal(arrived.weights, learnt.weights)
         slots = record.admission.slots
         assert torch.equal(learner.memory.embeddings[slots[slots >= 0]], arrived.keys[slots >= 0])
-        if anchors == "stream":  # the same view, seen twice: only who looked has changed
-            assert 0.9 < (arrived.keys * learnt.keys).sum(1).mean() < 1 - 1e-6
+        # the same view, seen twice: only who looked has changed
+        assert 0.9 < (arrived.keys * learnt.keys).sum(1).mean() < 1 - 1e-6
 
 
 def test_keys_after_the_update_go_back_too() -> None:
@@ -248,7 +247,7 @@ def test_a_pace_of_two_replays_after_each_batch() -> None:
     assert learner.pace.updates == 6
 
 
-@table("anchors", ["stream", "memory", "mixed"])
+@table("anchors", ["stream", "memory"])
 def test_a_pace_of_a_half_lets_every_batch_join(anchors: str) -> None:
     learner = build(anchors=anchors, pace=Pace(0.5 / BATCH))
     seen = spied(learner)
@@ -342,38 +341,6 @@ def test_the_learner_draws_as_it_was_told() -> None:
     assert asked == [(BATCH, "inverse-count")] * 2
 
 
-def test_a_mixed_batch_is_of_both_and_then_all_of_the_batch_joins() -> None:
-    learner = build(anchors="mixed", stream_share=0.25, write_back=False)
-    seen, held = spied(learner), []
-    for number, record in enumerate(one_by_one(learner, 5)):
-        learnt = seen[-1]
-        stream, drawn = set(record.ids_B.tolist()), learnt.ids.tolist()
-        if number == 0:  # nothing to draw from yet
-            assert drawn == record.ids_B.tolist()
-        else:
-            assert len(set(drawn)) == BATCH
-            assert set(drawn[:2]) <= stream
-            assert set(drawn[2:]) <= set(held)
-        assert (record.skipped, record.batch, record.replay) == (None, BATCH, False)
-        slots = record.admission.slots
-        assert torch.equal(learner.memory.embeddings[slots[slots >= 0]], seen[-2].keys[slots >= 0])
-        held = learner.memory.ids.tolist()
-    parts = [set(s.ids[:2].tolist()) for s in seen[3::2]]
-    assert any(part != set(range(min(part), min(part) + 2)) for part in parts)  # not the first two
-
-
-def test_fresh_keys_of_a_mixed_batch_go_back_to_the_slots_that_were_drawn() -> None:
-    learner = build(anchors="mixed", slots=400)  # nothing leaves
-    seen = spied(learner)
-    for number, _ in enumerate(one_by_one(learner, 6)):
-        learnt, memory = seen[-1], learner.memory
-        if number:
-            held = memory.ids.tolist()
-            for sample, key_D in list(zip(learnt.ids.tolist(), learnt.keys, strict=True))[4:]:
-                assert torch.equal(memory.embeddings[held.index(sample)], key_D)
-        assert memory.check_valid() == (True, "")
-
-
 @table("seed", range(5))
 def test_true_collisions_are_the_share_of_equal_pairs(seed: int) -> None:
     """As a loop over all pairs counts them, whatever numbers stand for the classes."""
@@ -412,12 +379,8 @@ def test_wrong_settings_are_refused() -> None:
         build(keys="later")
     with pytest.raises(ValueError, match="anchors is 'both'"):
         build(anchors="both")
-    for share in (0, 1, -0.5):
-        with pytest.raises(ValueError, match=f"stream_share is {share}"):
-            build(anchors="mixed", stream_share=share)
-    for anchors in ("memory", "mixed"):
-        with pytest.raises(ValueError, match="7 slots are fewer than the 8 samples"):
-            steps(build(anchors=anchors, slots=7), 1)
+    with pytest.raises(ValueError, match="7 slots are fewer than the 8 samples"):
+        steps(build(anchors="memory", slots=7), 1)
     with pytest.raises(ValueError, match="draw is 'best'"):
         build(draw="best")
     with pytest.raises(ValueError, match='anchors="memory" trains on images'):

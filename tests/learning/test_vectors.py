@@ -105,16 +105,17 @@ def test_a_decoder_keeps_one_dtype_and_refuses_by_reason() -> None:
         assert VectorDecoder(DIM).block([row_of(sample)], data) is None
 
 
-def test_views_change_vectors_by_as_much_as_they_say() -> None:
+def test_views_change_vectors_by_as_much_as_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
     value_BD = 7 * torch.randn(400, 300, generator=torch.Generator().manual_seed(0)) + 3
     plain_BD = VectorViews(Vectors(300)).plain(bytes_of(value_BD))
     assert torch.allclose(plain_BD.mean(1), torch.zeros(400), atol=1e-5)
     assert torch.allclose(plain_BD.std(1), torch.ones(400), atol=1e-5)
     torch.manual_seed(0)
 
-    def views(**settings: float) -> Tensor:
-        quiet = {"noise": 0.0, "dropout": 0.0, "mix": 0.0} | settings
-        return VectorViews(Vectors(300, **quiet))(bytes_of(value_BD))
+    def views(noise: float = 0.0, dropout: float = 0.0, mix: float = 0.0) -> Tensor:
+        monkeypatch.setattr("stream_ssl.learning.vectors.DROPOUT", dropout)
+        monkeypatch.setattr("stream_ssl.learning.vectors.MOST_MIX", mix)
+        return VectorViews(Vectors(300, noise=noise))(bytes_of(value_BD))
 
     assert torch.equal(views(), plain_BD)
     assert float((views(noise=0.3) - plain_BD).std()) == pytest.approx(0.3, rel=0.01)
@@ -130,7 +131,7 @@ def test_settings_that_do_not_go_together_are_refused() -> None:
     for wrong, why in (
         ({"dim": 1}, "at least 2"),
         ({"widths": ()}, "at least one width"),
-        ({"mix": 0.7}, "mix 0.7 in"),
+        ({"noise": -0.1}, "noise is -0.1"),
     ):
         with pytest.raises(ValueError, match=why):
             Vectors(**{"dim": DIM, **wrong})

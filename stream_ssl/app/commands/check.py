@@ -40,7 +40,8 @@ def main(arguments: Sequence[str]) -> int:
         learner_settings = config.read(learner, arguments)
         if (run := restart.stored(learner_settings.run)) is not None:
             log.info("%s has a checkpoint: a restart is checked", learner_settings.run)
-            learner_settings = restart.resume(learner, learner_settings, run)
+            with configuring():
+                learner_settings = restart.resume(learner, learner_settings, run)
         with configuring():
             check_learner(learner, learner_settings, given.ranks)
         print(summary(learner, learner_settings, given.ranks))

@@ -1,0 +1,107 @@
+"""Options that are gone: what holds instead, for old configuration files and old run folders."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+
+class Gone(NamedTuple):
+    """A removed option: the value that always holds now, and a sentence for the user."""
+
+    value: Any
+    now: str
+
+
+REMOVED: dict[str, Gone] = {
+    "receiver.max_samples": Gone(1024, "a packet holds at most 1024 samples"),
+    "receiver.group_packets": Gone(64, "64 packets are committed together"),
+    "receiver.group_seconds": Gone(0.005, "a packet waits at most 5 ms for its commit"),
+    "receiver.max_producers": Gone(4096, "4096 producers may be connected at once"),
+    "receiver.drain_seconds": Gone(2.0, "the receiver takes at most 2 s to stop"),
+    "journal.segment_bytes": Gone(None, "journal.budget determines the size of a segment"),
+    "journal.forget_days": Gone(30.0, "a producer is forgotten after 30 days without a packet"),
+    "journal.check": Gone(True, "the journal is always checked for damage"),
+    "quarantine.max_files": Gone(1000, "quarantine keeps at most 1000 files"),
+    "quarantine.rate": Gone(50.0, "quarantine writes at most 50 samples a second"),
+    "vectors.dropout": Gone(0.3, "a view replaces 30 % of a vector's numbers"),
+    "vectors.mix": Gone(0.1, "a view contains at most 10 % of another vector"),
+    "decoder.fit": Gone("resize", "images of every size are resized"),
+    "views.brightness": Gone(0.4, "use views.jitter or views.transform"),
+    "views.contrast": Gone(0.4, "use views.jitter or views.transform"),
+    "views.saturation": Gone(0.4, "use views.jitter or views.transform"),
+    "views.hue": Gone(0.1, "use views.jitter or views.transform"),
+    "memory.seed": Gone(0, "learner.seed is the seed of all draws"),
+    "memory.image_file": Gone(None, "the memory keeps its images; see memory.images_on"),
+    "memory.measured_by": Gone(None, "collisions are measured by the score of memory.eviction"),
+    "optimiser.momentum": Gone(0.9, "the momentum of sgd is 0.9"),
+    "optimiser.betas": Gone([0.9, 0.999], "the betas of adam and adamw are 0.9 and 0.999"),
+    "pace.band": Gone(0, "raise pace.updates_per_sample for more updates"),
+    "learner.stream_share": Gone(0.5, "there are no mixed batches; see learner.anchors"),
+    "learner.write_back": Gone(True, "fresh keys always replace the older ones"),
+    "learner.keys": Gone("before", "the memory keeps the keys of before the update"),
+    "observe.prequential.k": Gone(20, "20 neighbours vote"),
+    "observe.prequential.rate": Gone(4.0, "the learning rate of the linear probe is 4.0"),
+    "http.producers": Gone(True, "metrics have a label for each of the first 256 producers"),
+}
+"""By option. The value is the one that a run without the option always had."""
+
+POLICIES = ("hybrid", "kappa-bandit", "memory.eviction.Hybrid", "memory.eviction.KappaBandit")
+
+
+def why_refused(option: str, value: object) -> str | None:
+    """Return the error about a removed option or a removed value; None where it is neither."""
+    if option in REMOVED:
+        return f"{option} is gone: {REMOVED[option].now}. Delete it"
+    if (option, value) == ("learner.anchors", "mixed"):
+        return 'learner.anchors: mixed is gone: choose "stream" or "memory"'
+    if option.startswith(("memory.eviction", "shadows")) and value in POLICIES:
+        return (
+            f"the eviction policy {value} is gone: choose another, or keep it as a class of your "
+            "own (CONTRIBUTING.md, A policy that learns)"
+        )
+    return None
+
+
+def without(config: Mapping[str, Any], path: str = "") -> tuple[dict[str, Any], list[str]]:
+    """Return a stored configuration without the removed options.
+
+    The second part has a line "option: the run's value (now: what holds)" for each option whose
+    value was not the one that always holds now.
+    """
+    kept: dict[str, Any] = {}
+    lost: list[str] = []
+    for name, value in config.items():
+        option = f"{path}{name}"
+        if (gone := REMOVED.get(option)) is not None:
+            if value != gone.value:
+                lost.append(f"{option}: {json.dumps(value)} (now: {gone.now})")
+        elif isinstance(value, Mapping):
+            kept[name], more = without(value, f"{option}.")
+            lost += more
+        else:
+            kept[name] = value
+    return kept, lost
+
+
+def check_run(config: Mapping[str, Any]) -> None:
+    """Refuse to go on with a run that depends on something that was removed.
+
+    Raises:
+        ValueError: the message names it.
+    """
+    memory = config.get("memory") or {}
+    policy = str((memory.get("eviction") or {}).get("class_path"))
+    anchors = (config.get("learner") or {}).get("anchors")
+    reasons = [
+        why_refused("learner.anchors", anchors),
+        why_refused("memory.eviction", policy),
+        "its images are in a file (memory.image_file), which is gone"
+        * bool(memory.get("image_file")),
+    ]
+    for reason in filter(None, reasons):
+        raise ValueError(
+            f"this run cannot go on: {reason}. Begin a new run with its weights: --run FOLDER "
+            "--from THIS_RUN"
+        )
