@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from memory.columns import NORM_TOLERANCE, Image, Images
+from memory.columns import NORM_TOLERANCE, Image
 from memory.compute import to_device, to_host
 
 Array = Tensor | NDArray[Any]
@@ -177,17 +177,6 @@ def check_slots(slots: Array, occupied: int, device: torch.device) -> Tensor:
     if repeated:
         raise ValueError("slots hold a slot twice: name each slot once")
     return chosen
-
-
-def check_images_kept(images: Images | None, chosen: Tensor, occupied: int) -> Images:
-    """The images, which are kept and there for all of these slots."""
-    if images is None:
-        raise ValueError("this memory keeps no images: give it image_shape")
-    lost_k = images.lost(occupied)
-    if lost_k is not None and bool(lost_k[chosen.cpu()].any()):
-        slot = int(chosen.cpu()[lost_k[chosen.cpu()]][0])
-        raise ValueError(f"the image of slot {slot} is lost: leave out `images_lost`")
-    return images
 
 
 def check_way(how: str, ways: Sequence[str]) -> None:

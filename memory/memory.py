@@ -7,7 +7,6 @@ negatives, R slots refreshed, n slots drawn, b images encoded at a time, C H W i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -23,7 +22,6 @@ from memory.checks import (
     check_embeddings,
     check_image_shape,
     check_images,
-    check_images_kept,
     check_integers,
     check_seed,
     check_slots,
@@ -81,8 +79,6 @@ class WorkingMemory(Slots):
         duplicates: a test for near-duplicates at admission; None for none.
         images_on: where the images lie, with the embeddings on the "device", or on the "host",
             pinned where the device is a GPU.
-        image_file: a file to keep the images in instead, memory-mapped; it is no part of a state,
-            see ImageFile in memory/columns.py for what holds after a crash.
         measured_by: the score of `collisions` and `prior`; None for the policy's, which is linear
             where a policy has none, such as a queue. No part of a state.
         descriptor: what duplicates are counted on (memory/descriptors.py); None for Embedding(),
@@ -126,7 +122,6 @@ class WorkingMemory(Slots):
         seed: int = 0,
         duplicates: Duplicates | None = None,
         images_on: Literal["device", "host"] = "device",
-        image_file: Path | None = None,
         measured_by: Score | None = None,
         descriptor: Descriptor | None = None,
         group: RankGroup = SINGLE_PROCESS,
@@ -155,7 +150,7 @@ class WorkingMemory(Slots):
         self.capacity, self.dim, self.duplicates = capacity // group.size, dim, duplicates
         self.image_shape = image_shape
         if group.size > 1:
-            check_shareable(capacity, group, self.eviction, duplicates, image_file)
+            check_shareable(capacity, group, self.eviction, duplicates)
         self.shares = Shares.of(shares)
         if self.shares is not None:
             check_kept(self.eviction)
@@ -167,7 +162,7 @@ class WorkingMemory(Slots):
         apart = None
         if not isinstance(self.descriptor, Embedding):
             apart = self.descriptor.dim(dim, image_shape)
-        images = image_column(self.capacity, image_shape, where, images_on, image_file)
+        images = image_column(self.capacity, image_shape, where, images_on)
         self._columns = Columns(
             self.capacity, dim, apart, where, dtype or torch.float32, images, group
         )
@@ -296,10 +291,8 @@ class WorkingMemory(Slots):
     # What keeps embeddings those of the present encoder.
 
     def stalest(self, n: int) -> Tensor:
-        """The n slots whose embeddings are oldest, int64; ties go to the lowest slot. Slots whose
-        image is lost (see ImageFile) are left out."""
-        n, there = check_count("n", n, least=0), self._columns.drawable()
-        return there[torch.argsort(self.encoded[there], stable=True)[:n]]
+        """The n slots whose embeddings are oldest, int64; ties go to the lowest slot."""
+        return torch.argsort(self.encoded, stable=True)[: check_count("n", n, least=0)]
 
     def on_overwrite(self, watch: Callable[[Tensor], None] | None) -> None:
         """Call `watch` with the slots that a batch is about to overwrite, int64 on the memory's
@@ -308,9 +301,11 @@ class WorkingMemory(Slots):
 
     def images_of(self, slots: Array) -> Tensor:
         """Copies of the images of these slots, uint8 [R, C, H, W], on the memory's device;
-        ValueError where the memory keeps no images, or one is lost (see ImageFile)."""
+        ValueError where the memory keeps no images."""
         chosen = check_slots(slots, len(self), self.device)
-        return check_images_kept(self._columns.images, chosen, len(self)).read(chosen)
+        if self._columns.images is None:
+            raise ValueError("this memory keeps no images: give it image_shape")
+        return self._columns.images.read(chosen)
 
     @in_full_precision
     def refresh(self, slots: Array, z: Array) -> Tensor:
@@ -434,8 +429,8 @@ class WorkingMemory(Slots):
         generator: torch.Generator | None = None,
         how: DrawOrder = "uniform",
     ) -> Draw:
-        """A training batch of n slots: distinct while n <= k, else with replacement. Slots whose
-        image is lost (see ImageFile) are left out. What is drawn is counted in `draws`.
+        """A training batch of n slots: distinct while n <= k, else with replacement. What is drawn
+        is counted in `draws`.
 
         Args:
             n: how many.
@@ -445,26 +440,23 @@ class WorkingMemory(Slots):
                 slot once before any comes again, in a new order each time.
 
         Raises:
-            ValueError: the memory is empty, or all images are lost.
+            ValueError: the memory is empty.
         """
         check_way(how, draws.ORDERS)
         n = check_count("n", n, least=0)
         columns, chosen = self._columns, generator or self._generator
-        there = columns.drawable()
-        k = len(there)
+        k = len(self)
         if k == 0:
-            what = "a memory that lost its images" if len(self) else "an empty memory"
-            raise ValueError(f"cannot sample from {what}: add samples first")
+            raise ValueError("cannot sample from an empty memory: add samples first")
         if how == "inverse-count":
-            weight_k = to_host(1 / (1 + self.eviction.counts()[there].clamp(min=0)))
+            weight_k = to_host(1 / (1 + self.eviction.counts().clamp(min=0)))
             slots = to_device(draws.weighted(n, weight_k, chosen), self.device)
         elif n > k:
             slots = to_device(torch.randint(k, (n,), generator=chosen), self.device)
         elif how == "epochs":
-            slots = draws.by_epochs(n, columns.drawn_epoch[there], chosen)
+            slots = draws.by_epochs(n, columns.drawn_epoch[:k], chosen)
         else:
             slots = draws.uniform(n, k, chosen, self.device)
-        slots = there[slots]
         columns.count_draws(slots)
         images = None if columns.images is None else columns.images.read(slots)
         return Draw(slots, columns.ids[slots], images)

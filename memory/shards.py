@@ -6,7 +6,6 @@ Shapes: B newcomers of all ranks, W ranks, C H W image.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -27,7 +26,6 @@ def check_shareable(
     group: RankGroup,
     policy: Policy,
     duplicates: Duplicates | None,
-    image_file: Path | str | None,
 ) -> None:
     """ValueError unless several ranks can hold a memory of these parts together."""
     if capacity % group.size:
@@ -41,7 +39,7 @@ def check_shareable(
         raise ValueError(
             f"eviction {policy.name}{said and f' with {said}'} looks at the slots of one process, "
             f'and {group.size} ranks hold this memory: choose MostDuplicated with index="exact", '
-            "with an age cap or without, or Oldest"
+            "or Oldest"
         )
     if duplicates is not None and duplicates.action == "merge":
         raise ValueError(
@@ -53,11 +51,6 @@ def check_shareable(
             f"duplicates are compared closely in one process alone, and {group.size} ranks hold "
             'this memory: choose a cosine as threshold. learner.novelty can be "auto" on any '
             "number of ranks"
-        )
-    if image_file is not None:
-        raise ValueError(
-            f"image_file is {image_file}, and {group.size} ranks hold this memory: a file of "
-            'images is for one process. Leave it out; images_on="host" keeps them off the GPU'
         )
 
 

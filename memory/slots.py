@@ -66,9 +66,7 @@ class Slots(nn.Module):
 
     @property
     def images(self) -> Tensor | None:
-        """uint8 [k, C, H, W] where the images lie, zeros where one is lost (see ImageFile); None in
-        a memory that keeps none.
-        """
+        """uint8 [k, C, H, W] where the images lie; None in a memory that keeps none."""
         images = self._columns.images
         return None if images is None else images.data_KCHW[: len(self)]
 

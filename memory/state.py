@@ -185,7 +185,7 @@ def check_fits(
     if set(kept) != set(ours):
         raise ValueError(
             f"the state has columns {sorted(kept)}, this memory {sorted(ours)}: "
-            "image_shape must be as when it was saved, and image_file given or not as then"
+            "image_shape must be as when it was saved"
         )
     for name, shape in ours.items():
         there = tuple(kept[name].shape[1:])
@@ -236,7 +236,6 @@ def save(memory: WorkingMemory, path: Path | str) -> None:
     """Write the state of a memory; when this returns it survives a power cut.
 
     The file is the new one whole, or the one before: it is written beside `path` and then renamed.
-    Images that lie in an `image_file` stay there.
 
     Raises:
         ImportError: safetensors is not installed.

@@ -55,7 +55,6 @@ class MemoryStats:
         multiplicity_mean: samples that a slot stands for, itself included.
         drift_mean, drift_min: cosine of old and new embeddings at the last re-encoding; 1 before
             any.
-        images_lost: slots whose image a file no longer has.
     """
 
     occupancy: int
@@ -83,7 +82,6 @@ class MemoryStats:
     multiplicity_mean: float = 0.0
     drift_mean: float = 1.0
     drift_min: float = 1.0
-    images_lost: int = 0
 
 
 def measure(columns: Columns, policy: Policy, totals: Totals, drift: Tensor) -> MemoryStats:
@@ -97,7 +95,6 @@ def measure(columns: Columns, policy: Policy, totals: Totals, drift: Tensor) -> 
         spread |= {f"{name}_p50": of[0], f"{name}_p90": of[1], f"{name}_max": of[2]}
     count_mean = float(count_S.mean()) if k else 0.0
     over = columns.occupied_of_all if policy.keeps_counts else k
-    lost_k = None if columns.images is None else columns.images.lost(k)
     drift_mean, drift_min = drift.tolist()
     return MemoryStats(
         occupancy=k,
@@ -111,7 +108,6 @@ def measure(columns: Columns, policy: Policy, totals: Totals, drift: Tensor) -> 
         multiplicity_mean=float(columns.multiplicity[:k].sum()) / max(1, k),
         drift_mean=drift_mean,
         drift_min=drift_min,
-        images_lost=0 if lost_k is None else int(lost_k.sum()),
         **asdict(totals),
         **spread,
     )

@@ -63,7 +63,7 @@ AGENT = "stream-ssl producers 1"
 
 FIELDS = ("label", "codec", "shape", "time", "source", "meta")
 _NOTHING = (None,) * (1 + len(FIELDS))  # neither an id nor one of these
-OnFull = Literal["block", "drop_newest", "drop_oldest", "raise", "spool", "drop"]
+OnFull = Literal["block", "drop_newest", "drop_oldest", "raise", "spool"]
 
 
 class Producer:
@@ -88,7 +88,7 @@ class Producer:
         linger: seconds after which a packet leaves that is not full.
         buffer_bytes: of samples waiting or unacknowledged, in memory.
         on_full: what send() does when the buffer is full: "block", "drop_newest" (the sample that
-            it was given; also "drop"), "drop_oldest" (those that have waited longest unsent),
+            it was given), "drop_oldest" (those that have waited longest unsent),
             "raise" BufferFullError, or "spool": samples wait on disk while the network is away or
             slower than the source, over restarts and power cuts.
         spool: the folder to spool in, of this producer alone.

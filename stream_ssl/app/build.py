@@ -6,7 +6,6 @@ import importlib
 import inspect
 import math
 import os
-import shutil
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -21,7 +20,7 @@ from memory import WorkingMemory
 from memory.descriptors import Embedding, Vector
 from memory.eviction import Policy
 from memory.process_group import SINGLE_PROCESS, RankGroup
-from stream_ssl.app.failures import check_writable, first_line
+from stream_ssl.app.failures import first_line
 from stream_ssl.app.trust import DOWNLOADERS, without_downloads
 from stream_ssl.batch import START, Offset
 from stream_ssl.ingest.batches import Batches, JournalShare
@@ -288,19 +287,16 @@ def check_memory(settings: Namespace, dim: int) -> None:
     """Refuses a memory and shadows that this machine cannot hold, before they are allocated.
 
     Raises:
-        ValueError: they take more than all of its main memory, or the GPU's; or the image file's
-            folder cannot be written.
+        ValueError: they take more than all of its main memory, or the GPU's.
     """
     memory = settings.memory
-    if memory.image_file is not None:
-        _check_image_file(memory.image_file)
     descriptor = memory.descriptor or Embedding()
     apart = 0
     if not isinstance(descriptor, Embedding):
         apart = descriptor.dim(dim, image_shape(settings))
     device = torch.device(settings.learner.device)
     rows = memory.capacity * 4 * (dim + apart) * (1 + len(settings.shadows))
-    images = 0 if memory.image_file else memory.capacity * math.prod(image_shape(settings))
+    images = memory.capacity * math.prod(image_shape(settings))
     here = rows + images if device.type == "cpu" else 0
     if device.type == "cuda":
         on_host = images if memory.images_on == "host" else 0
@@ -311,21 +307,13 @@ def check_memory(settings: Namespace, dim: int) -> None:
     _check_room(memory.capacity, dim, apart, here, room, "this machine has")
 
 
-def _check_image_file(file: Path) -> None:
-    folder = Path(file).absolute().parent
-    if not folder.is_dir():
-        raise ValueError(f"memory.image_file {file}: there is no folder {folder}; make it first")
-    check_writable(folder, "the folder of memory.image_file,", "choose another")
-
-
 def _check_room(capacity: int, dim: int, apart: int, needed: int, room: int, where: str) -> None:
     if needed > room:
         descriptor = f", {apart:,} numbers of memory.descriptor" if apart else ""
         raise ValueError(
             f"memory.capacity {capacity} takes {needed / 1e9:,.1f} GB, shadows included, and "
             f"{where} {room / 1e9:,.1f} GB; a slot has {dim:,} numbers of embedding{descriptor} "
-            "and its image: lower what is too large, or keep the images in a file with "
-            "memory.image_file"
+            "and its image: lower what is too large"
         )
 
 
@@ -351,8 +339,6 @@ def dry_run(settings: Namespace, ranks: int = 1) -> Learner:
     """Build what a learner's process builds, or the first of so many ranks, in a folder that is
     then removed.
 
-    So does the memory's image file: the one that is named may be another run's, and locked.
-
     Raises:
         ValueError: the settings cannot work.
     """
@@ -362,18 +348,6 @@ def dry_run(settings: Namespace, ranks: int = 1) -> Learner:
         Checkpointer(settings.run / "checkpoints", **settings.checkpoints)
         reader = stack.enter_context(closing(JournalReader(settings.run / "journal")))
         stack.enter_context(batches(settings, reader, START, ranks=ranks))
-        if (file := settings.memory.image_file) is not None:
-            _check_image_file(file)
-            size = settings.memory.capacity * math.prod(image_shape(settings))
-            free = shutil.disk_usage(Path(file).absolute().parent).free
-            if not Path(file).exists() and size > free:
-                raise ValueError(
-                    f"memory.image_file {file} takes {size / 1e9:,.1f} GB, and its disk has "
-                    f"{free / 1e9:,.1f} GB free: make room, or lower memory.capacity"
-                )
-            settings.memory.image_file = settings.run / "images"
-            with settings.memory.image_file.open("wb") as sparse:
-                sparse.truncate(size)
         built = learner(settings, EmptyStream(), START, Planned(ranks))
         shadows(settings, built.method.dim)
         prequential(settings)

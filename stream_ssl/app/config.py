@@ -351,7 +351,7 @@ def _add_learner(parser: ArgumentParser) -> None:
         default={"class_path": "moco"},
         help=choices(Method),
     )
-    own = {"dim", "image_shape", "device", "dtype", "group", "seed", "measured_by", "image_file"}
+    own = {"dim", "image_shape", "device", "dtype", "group", "seed", "measured_by"}
     _section(parser, WorkingMemory, "memory", skip=own)
     parser.set_defaults(
         {

@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from memory.columns import hashes_of
 from memory.index import write_flat
 from memory.scores import Linear
 from memory.state import decode, part, upgraded
@@ -218,12 +217,10 @@ def examples(encoder: Encoder, count: int) -> Tensor:
 
 @dataclass(frozen=True)
 class MemoryExport:
-    """How many samples were written, into how many shards, and how many were left out because
-    their image is another one by now; whether faiss was there to write an index."""
+    """How many samples were written, into how many shards, and whether faiss wrote an index."""
 
     samples: int
     shards: int
-    lost: int
     indexed: bool
 
 
@@ -254,35 +251,29 @@ def export_memory(
     origins = Origins()
     origins.load(origins_of(checkpoint), columns["ids"].tolist())
     rows = _rows(columns, origins, stored["config"], trust_code)
-    kept: list[NDArray[np.int64]] = []
+    shards = range(0, len(rows), SHARD)
     with replacing(folder) as scratch:
-        for shard, start in enumerate(range(0, len(rows), SHARD)):
+        for shard, start in enumerate(shards):
             stop = min(start + SHARD, len(rows))
             slots_B = np.arange(start, stop)
-            image_BCHW, there_B = images_of(columns, stored["config"], slots_B)
-            written = sum(len(part_B) for part_B in kept)
+            image_BCHW = images_of(columns, slots_B)
             with tarfile.open(scratch / f"memory-{shard:06d}.tar", "w") as tar:
-                for number, at in enumerate(np.flatnonzero(there_B), start=written):
-                    member = encoded(image_BCHW[at], dtype)
-                    _add(tar, f"{number:09d}", member, rows[start + at])
-            kept.append(start + np.flatnonzero(there_B))
+                for number, image_CHW in enumerate(image_BCHW, start=start):
+                    _add(tar, f"{number:09d}", encoded(image_CHW, dtype), rows[number])
             tell(stop, len(rows))
-        slot_k = np.concatenate([np.empty(0, np.int64), *kept])
-        np.save(scratch / "embeddings.npy", embedding_KD[slot_k])
-        np.save(scratch / "descriptors.npy", descriptor_KA[slot_k])
-        indexed = write_flat(descriptor_KA[slot_k], scratch / "index.faiss")
-        lost = len(rows) - len(slot_k)
+        np.save(scratch / "embeddings.npy", embedding_KD)
+        np.save(scratch / "descriptors.npy", descriptor_KA)
+        indexed = write_flat(descriptor_KA, scratch / "index.faiss")
         described = {
             "format": EXPORT_FORMAT,
             "version": __version__,
             "step": int(stored["step"]),
             "samples": int(stored["samples"]),
-            "count": len(slot_k),
-            "lost": lost,
+            "count": len(rows),
             "memory": decode(state),
         }
         write_json(scratch / MEMORY, described)
-    return MemoryExport(len(slot_k), len(kept), lost, indexed)
+    return MemoryExport(len(rows), len(shards), indexed)
 
 
 def _rows(
@@ -318,21 +309,16 @@ def kept_shape(config: Mapping[str, Any]) -> tuple[int, int, int]:
     return decoder["channels"], decoder["size"], decoder["size"]
 
 
-def images_of(
-    columns: Mapping[str, Tensor], config: Mapping[str, Any], slots_B: NDArray[np.int64]
-) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
-    """Images [B, C, H, W] of these slots, and which of them are the checkpoint's.
+def images_of(columns: Mapping[str, Tensor], slots_B: NDArray[np.int64]) -> NDArray[np.uint8]:
+    """Return the images [B, C, H, W] of these slots.
 
-    An image file belongs to the learner, which may have overwritten some since.
+    Raises:
+        ValueError: an earlier version kept them in a file beside the checkpoint.
     """
-    if "images" in columns:
-        return columns["images"][slots_B].numpy(), np.ones(len(slots_B), np.bool_)
-    file = Path(config["memory"]["image_file"])
-    shape = (config["memory"]["capacity"], *kept_shape(config))
-    image_BCHW = np.memmap(file, np.uint8, "r", shape=shape)[slots_B]
-    same_B = hashes_of(torch.from_numpy(image_BCHW)) == columns["image_hashes"][slots_B]
-    there_B = same_B & ~columns["image_lost"][slots_B].bool()
-    return image_BCHW, there_B.numpy()
+    if "images" not in columns:
+        raise ValueError("the memory's images are in a file (memory.image_file), which is gone")
+    images: NDArray[np.uint8] = columns["images"][slots_B].numpy()
+    return images
 
 
 def encoded(image_CHW: NDArray[np.uint8], dtype: str | None) -> tuple[str, bytes]:

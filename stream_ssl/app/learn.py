@@ -606,7 +606,4 @@ def expected_bytes(learner: Learner) -> int:
 
 def folders(settings: Namespace) -> dict[str, Path]:
     """Where a learner writes, by what for."""
-    found = {"checkpoints": settings.run / "checkpoints", "quarantine": settings.run / "quarantine"}
-    if settings.memory.image_file is not None:
-        found["images"] = Path(settings.memory.image_file).absolute().parent
-    return found
+    return {"checkpoints": settings.run / "checkpoints", "quarantine": settings.run / "quarantine"}

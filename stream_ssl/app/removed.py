@@ -94,13 +94,10 @@ def check_run(config: Mapping[str, Any]) -> None:
     memory = config.get("memory") or {}
     policy = str((memory.get("eviction") or {}).get("class_path"))
     anchors = (config.get("learner") or {}).get("anchors")
-    reasons = [
-        why_refused("learner.anchors", anchors),
-        why_refused("memory.eviction", policy),
-        "its images are in a file (memory.image_file), which is gone"
-        * bool(memory.get("image_file")),
-    ]
-    for reason in filter(None, reasons):
+    reason = why_refused("learner.anchors", anchors) or why_refused("memory.eviction", policy)
+    if memory.get("image_file"):
+        reason = "its images are in a file (memory.image_file), which is gone"
+    if reason is not None:
         raise ValueError(
             f"this run cannot go on: {reason}. Begin a new run with its weights: --run FOLDER "
             "--from THIS_RUN"

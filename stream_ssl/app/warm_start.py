@@ -98,23 +98,21 @@ def take_memory(learner: Learner, checkpoint: Path) -> tuple[int, str]:
         return 0, f"embeddings of {columns['embeddings'].shape[1]}, here {memory.dim} (projector)"
     if shape != memory.image_shape:
         return 0, f"images of shape {shape}, here {memory.image_shape} (decoder)"
+    if "images" not in columns:
+        return 0, "images in a file (memory.image_file), which is gone"
     offered = 0
     try:
         slots_k = np.argsort(columns["born"].numpy())  # no two were born at once
         for start in range(0, len(slots_k), SLOTS):
             slots_B = slots_k[start : start + SLOTS]
-            image_BCHW, there_B = images_of(columns, config, slots_B)
-            slots_B = slots_B[there_B]
-            if len(slots_B):
-                own: dict[str, Any] = {
-                    name: columns[name][slots_B] for name in ("ids", "labels", "hashes")
-                }
-                z_BD = columns["embeddings"][slots_B]
-                producers = [names.of(key) for key in columns["producers"][slots_B].tolist()]
-                memory.add(z=z_BD, images=image_BCHW[there_B], producers=producers, **own)
+            images = images_of(columns, slots_B)
+            own: dict[str, Any] = {
+                name: columns[name][slots_B] for name in ("ids", "labels", "hashes")
+            }
+            z_BD = columns["embeddings"][slots_B]
+            producers = [names.of(key) for key in columns["producers"][slots_B].tolist()]
+            memory.add(z=z_BD, images=images, producers=producers, **own)
             offered += len(slots_B)
-    except OSError as error:
-        return offered, f"the file of its images cannot be read: {error}"
     finally:
         learner.origins.load(origins_of(checkpoint), memory.ids.tolist())
     return offered, ""

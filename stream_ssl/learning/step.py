@@ -171,8 +171,8 @@ class Step:
 
     @property
     def can_draw(self) -> bool:
-        """Whether a slot has an image; one that lies in a file may have lost it in a crash."""
-        return self._shards_have(1) and len(self._memory.stalest(1)) > 0
+        """Whether each rank has a sample to draw."""
+        return self._shards_have(1)
 
     def _shards_have(self, samples: int) -> bool:
         """Whether each rank's shard has as many, with images."""
@@ -476,9 +476,6 @@ def draw_batch(
     draw = memory.sample(min(count, len(memory)), how=how)
     slots_B, images_BCHW, ids_B = draw.slots, draw.images, draw.ids
     assert images_BCHW is not None, "only a memory that keeps images is drawn from"
-    if _repeats(memory, slots_B):
-        slots_B = torch.unique(slots_B)
-        images_BCHW, ids_B = memory.images_of(slots_B), memory.ids[slots_B]
     return Batch(
         ids_B.to(device),
         memory.hashes[slots_B].to(device),
@@ -486,14 +483,6 @@ def draw_batch(
         images_BCHW.to(device),
         slots_B=slots_B,
     )
-
-
-def _repeats(memory: WorkingMemory, slots: Tensor) -> bool:
-    """Whether a slot was drawn twice: the memory does so where it has lost most of its images."""
-    if slots.device.type == "cpu":
-        return len(torch.unique(slots)) < len(slots)
-    # To look at the slots would wait for a GPU; how many could be drawn is known without.
-    return len(memory.stalest(len(slots))) < len(slots)
 
 
 def joined(first: Batch[Tensor], second: Batch[Tensor]) -> Batch[Tensor]:

@@ -75,7 +75,7 @@ class DSimCLR(SimCLR):
     @torch.no_grad()
     def prepare(self, memory: WorkingMemory, transform: Transform) -> None:
         """Encode the memory again; it stays as it is where the encoder gives no unit rows."""
-        slots_k = memory.stalest(len(memory)).sort().values  # without those whose image is lost
+        slots_k = torch.arange(len(memory), device=memory.device)
         if not len(slots_k):
             return
         device = next(self.encoder.parameters()).device

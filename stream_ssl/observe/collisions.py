@@ -132,10 +132,7 @@ def near_copies(memory: WorkingMemory) -> float | None:
     cosine_SK[torch.arange(looked_at, device=memory.device), slot_S] = -2.0
     near_Sn = cosine_SK.topk(near, dim=1).indices
     other_N, place_N = torch.unique(near_Sn, return_inverse=True)
-    try:
-        one_SSS, other_NSS = (sketch(memory.images_of(slots)) for slots in (slot_S, other_N))
-    except ValueError:  # one is lost: see memory_lost_images
-        return None
+    one_SSS, other_NSS = (sketch(memory.images_of(slots)) for slots in (slot_S, other_N))
     far_N = distance(one_SSS.repeat_interleave(near, dim=0), other_NSS[place_N.flatten()])
     two_S2 = pad(far_N.view(looked_at, near).sort(dim=1).values, (0, 1), value=torch.inf)[:, :2]
     return float(are_near_duplicates(two_S2).float().mean())

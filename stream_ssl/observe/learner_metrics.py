@@ -353,12 +353,6 @@ LEARNER: tuple[Spec, ...] = (
         field="MemoryStats.multiplicity_mean",
     ),
     Spec(
-        "learner", "gauge", "memory_lost_images", "slots",
-        "Slots whose image the memory's image file no longer has.",
-        "Above 0 only after a crash, and falling as newcomers take the slots over.", ("memory",),
-        field="MemoryStats.images_lost",
-    ),
-    Spec(
         "learner", "gauge", "memory_similarity", "",
         "Mean score h over the pairs of slots, on the working memory's descriptor, by the score of "
         "the memory's policy; by the working memory's where a shadow's policy has none.",

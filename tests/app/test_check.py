@@ -124,7 +124,6 @@ SECTIONS: list[tuple[str, dict[str, Any], str]] = [
     ("checkpoints", {"every_seconds": 0}, "every_seconds=0"),
     ("quarantine", {"max_bytes": 0}, "max_bytes=0"),
     ("memory", {"capacity": 10**12}, "memory.capacity 1000000000000 takes 576,000.0 GB"),
-    ("memory", {"capacity": 64, "image_file": "/proc/none/x"}, "there is no folder /proc/none"),
     ("learner", {"device": "gpu"}, "device 'gpu' cannot be used"),
     ("observe", {"held_out": HELD_OUT}, "references of source 'synthetic' are fewer"),
 ]
@@ -367,27 +366,6 @@ def test_what_a_checkpoint_stores_builds_the_same_memory(tmp_path: Path) -> None
         outcomes.append(memory.ids.tolist())
     assert outcomes[0] == outcomes[1]
     assert outcomes[0] != list(range(64))
-
-
-def test_the_image_file_of_a_run_is_left_alone(
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    file = tmp_path / "images.bin"
-    config_file = configured(tmp_path, image_file=str(file))
-    status, said = outcome(capfd, caplog, str(config_file))
-    assert status == 0, said
-    assert not file.exists()
-
-    parser = config.learner_parser()
-    settings = parser.instantiate(config.read(parser, [str(config_file)]))
-    running = build.memory(settings, dim=16)
-    assert settings.memory.image_file == file
-    status, said = outcome(capfd, caplog, str(config_file))
-    assert status == 0, said  # although the other holds the file's lock
-    assert len(running) == 0
-    assert file.stat().st_size == 64 * 16 * 16
 
 
 def test_an_oracle_on_an_unlabelled_stream_ends_the_learner_as_misconfigured(

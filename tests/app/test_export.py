@@ -21,7 +21,6 @@ from table import table
 
 import stream_ssl
 from memory import index
-from memory.columns import hashes_of
 from producers.sources import Synthetic, WebDataset
 from stream_ssl.app import build, cli
 from stream_ssl.app import encoder as encoders
@@ -316,29 +315,6 @@ def test_without_faiss_there_is_no_index(
     assert export.main([str(run), "--memory", str(tmp_path / "memory")]) == 0
     assert not (tmp_path / "memory" / "index.faiss").exists()
     assert "no index.faiss, for faiss is not installed" in capsys.readouterr().out
-
-
-def test_images_in_a_file_that_goes_on_changing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(exporting, "SHARD", 4)
-    file, folder = tmp_path / "images", tmp_path / "memory"
-    (checkpoint,) = write_run(
-        tmp_path / "run", held=10, memory={"capacity": 16, "image_file": str(file)}
-    )
-    with file.open("r+b") as opened:  # as a learner that went on would
-        opened.seek(3 * 144)
-        opened.write(bytes(144))
-    assert export.main([str(tmp_path / "run"), "--memory", str(folder)]) == 0
-    assert "1 samples left out: their images are overwritten" in capsys.readouterr().out
-    state = load_file(checkpoint / "memory.safetensors")
-    kept = [0, 1, 2, *range(4, 10)]
-    rows, image_KHW = read_shards(folder)
-    assert [row["id"] for row in rows] == state["columns.ids"][kept].tolist()
-    hash_K = hashes_of(torch.from_numpy(image_KHW[:, None].copy()))
-    assert torch.equal(hash_K, state["columns.image_hashes"][kept])
-    expected_KD = state["columns.embeddings"][kept].numpy()
-    assert np.array_equal(np.load(folder / "embeddings.npy"), expected_KD)
 
 
 def test_an_empty_memory(tmp_path: Path) -> None:

@@ -216,8 +216,6 @@ def test_a_memory_is_held_against_the_machine_s(tmp_path: Path) -> None:
     build.check_memory(built(capacity=total // slot - 1), dim=16)
     with pytest.raises(ValueError, match=r"this machine has .* 16 numbers of embedding, 64 num"):
         build.check_memory(built(capacity=total // slot + 1), dim=16)
-    on_disk = str(tmp_path / "images")
-    build.check_memory(built(capacity=total // slot + 1, image_file=on_disk), dim=16)
     plain = built(capacity=total // (16 * 16 + 64) - 1)
     plain.memory.descriptor = None
     build.check_memory(plain, dim=16)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 from harness import TINY
+from jsonargparse import ArgumentParser
 from table import table
 
 from stream_ssl.app import config, encoder, restart
@@ -16,6 +18,11 @@ from stream_ssl.app.commands import check
 from stream_ssl.app.removed import REMOVED, without
 
 MOST_OPTIONS = 80
+
+
+@cache
+def parsers() -> tuple[ArgumentParser, ArgumentParser]:
+    return config.receiver_parser(), config.learner_parser()
 
 
 def nested(option: str, value: Any) -> dict[str, Any]:
@@ -54,7 +61,7 @@ def test_a_file_that_names_a_removed_option_is_told_what_holds(
     tmp_path: Path, option: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = config_file(tmp_path, (option, REMOVED[option].value))
-    for parser in (config.receiver_parser(), config.learner_parser()):
+    for parser in parsers():
         with pytest.raises(SystemExit) as end:
             config.read(parser, [file])
         assert end.value.code == 2
@@ -73,11 +80,11 @@ def test_the_command_line_and_the_environment_are_told_too(
 ) -> None:
     file = config_file(tmp_path)
     with pytest.raises(SystemExit):
-        config.read(config.learner_parser(), [file, "--optimiser.momentum", "0.5"])
+        config.read(parsers()[1], [file, "--optimiser.momentum", "0.5"])
     assert "optimiser.momentum is gone: the momentum of sgd is 0.9" in capsys.readouterr().err
     monkeypatch.setenv("STREAM_SSL_QUARANTINE__RATE", "5")
     with pytest.raises(SystemExit):
-        config.read(config.receiver_parser(), [file])
+        config.read(parsers()[0], [file])
     assert "STREAM_SSL_QUARANTINE__RATE is set: quarantine.rate is gone" in capsys.readouterr().err
 
 
@@ -94,14 +101,14 @@ def test_a_removed_value_is_told(
     tmp_path: Path, option: str, value: Any, told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
-        config.read(config.learner_parser(), [config_file(tmp_path, (option, value))])
+        config.read(parsers()[1], [config_file(tmp_path, (option, value))])
     assert told in capsys.readouterr().err
 
 
 def run_of_before(folder: Path, *options: tuple[str, Any]) -> str:
     """Write a run folder whose checkpoint stores all removed options, and return a config file."""
     file = config_file(folder)
-    parser = config.learner_parser()
+    parser = parsers()[1]
     stored = config.resolved(parser, config.read(parser, [file]))
     for option, gone in REMOVED.items():
         stored = merged(stored, nested(option, gone.value))

@@ -10,7 +10,6 @@ import json
 import shutil
 import tarfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 from harness import TINY, processes, stop, until
@@ -63,27 +62,3 @@ def test_a_run_of_an_earlier_release_goes_on(tmp_path: Path, backup: str, traine
     state = json.loads((folder / "checkpoints" / "latest" / "state.json").read_text())
     assert (state["samples"], state["step"]) == (trained + 2080, (trained + 2080) // 16)
     assert identity != 2 * [state["journal"]]
-
-
-def test_a_run_with_its_images_in_a_file_goes_on_elsewhere(tmp_path: Path) -> None:
-    """On that file, not on the one that the checkpoint names: another run may go on with it."""
-    first, second = tmp_path / "first", tmp_path / "second"
-
-    def settings(folder: Path) -> dict[str, Any]:
-        return SETTINGS | {"memory": {"capacity": 64, "image_file": str(folder / "images")}}
-
-    with processes(first, settings(first)) as run:
-        receiver, learner = run.role("receiver"), run.role("learner")
-        assert run.produce(320).wait(60) == 0, run.log("robot")
-        until(lambda: run.metric("trained_samples_total") == 320, lambda: run.log("learner"))
-        assert stop(learner) == stop(receiver) == 0
-    shutil.copytree(first, second, symlinks=True)
-    images = (first / "images").read_bytes()
-    with processes(second, settings(second)) as run:
-        receiver, learner = run.role("receiver"), run.role("learner")
-        assert run.produce(640).wait(60) == 0, run.log("robot")
-        until(lambda: run.metric("trained_samples_total") == 320, lambda: run.log("learner"))
-        assert stop(learner) == stop(receiver) == 0
-        assert "going on at step 20" in run.log("learner")
-    assert (first / "images").read_bytes() == images
-    assert (second / "images").read_bytes() != images

@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -64,7 +63,6 @@ def build(
     images: bool = True,
     stream: Any = None,
     wrap: Callable[[Method], Method] = lambda method: method,
-    image_file: Path | None = None,
     kind: str = "moco",
     loss: Loss | None = None,
     slots: int = SLOTS,
@@ -80,7 +78,6 @@ def build(
         capacity=slots,
         dim=DIM,
         image_shape=shape,
-        image_file=image_file,
         device=settings.get("device", "cpu"),
         descriptor=descriptor,
     )

@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 from forked import Forked
 from learning_killed import live_and_die
-from learning_world import SLOTS, build, differing, steps
+from learning_world import build, differing, steps
 
 from memory.descriptors import Thumbnail
-from stream_ssl.batch import START, Offset
+from stream_ssl.batch import START
 from stream_ssl.learning.checkpoint import Checkpointer
-from stream_ssl.learning.learner import Learner
 from stream_ssl.learning.optimiser import OptimiserSettings
 from stream_ssl.learning.pace import Pace
 from stream_ssl.losses import Debiased, InfoNCE, Ramp
@@ -91,30 +90,3 @@ def test_bit_equal_after_sigkill(tmp_path: Path) -> None:
     steps(whole, last)
     assert killed.step == last
     assert differing(whole, killed) == []
-
-
-@pytest.mark.parametrize("lost", ["some", "all"])
-def test_a_learner_goes_on_where_images_were_lost(tmp_path: Path, lost: str) -> None:
-    settings = {"anchors": "memory", "pace": Pace(0.2), "reencode": 3}
-
-    def fresh(start: Offset = START) -> Learner:
-        return build(start, image_file=tmp_path / "images", **settings)
-
-    checkpointer = Checkpointer(tmp_path / "saved")
-    learner = fresh()
-    steps(learner, 9)
-    checkpointer.save(learner, {})
-    steps(learner, 3)  # these overwrite images that the checkpoint counts on
-    del learner
-    if lost == "all":
-        (tmp_path / "images").write_bytes(b"\x07" * (tmp_path / "images").stat().st_size)
-    found = checkpointer.newest()
-    assert found is not None
-    again = fresh(found.offset)
-    found.restore(again)
-    gone = again.memory.stats().images_lost
-    assert gone == SLOTS if lost == "all" else 0 < gone < SLOTS
-    for record in steps(again, 12):
-        assert record.skipped in (None, "pace")
-    assert again.step == 21
-    assert again.memory.check_valid() == (True, "")

@@ -92,14 +92,6 @@ def test_a_copy_is_independent_and_goes_on_alike(name: str) -> None:
     assert equal(twin.state_dict(), model.state_dict())
 
 
-def test_images_in_a_file_cannot_be_copied(tmp_path: Path) -> None:
-    memory = WorkingMemory(4, 6, image_shape=SHAPE, image_file=tmp_path / "images")
-    with pytest.raises(
-        (TypeError, ValueError), match=r"cannot be copied: .*images is in use; load"
-    ):
-        copy.deepcopy(memory)
-
-
 def test_casting_the_model_leaves_the_rows_as_they_are() -> None:
     model, z_BD = Model(), unit_rows(np.random.default_rng(0), "uniform", 9, 6).float()
     model.memory.add(torch.arange(9), z_BD, stream(9)[2])

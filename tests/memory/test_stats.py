@@ -55,7 +55,7 @@ def test_stats_are_loops_over_the_slots(name: str, counts: tuple[int, ...]) -> N
     assert stats.multiplicity_mean == 1
     assert stats.inserted + stats.refused == stats.added == added
     assert stats.inserted - stats.evicted == stats.occupancy == k
-    assert stats.images_lost == stats.duplicates == stats.merged == 0
+    assert stats.duplicates == stats.merged == 0
 
 
 def test_the_turnover_of_a_queue_is_all_and_of_what_refuses_is_none() -> None:

@@ -352,7 +352,6 @@ def stats(occupancy: int = 8) -> MemoryStats:
         multiplicity_mean=1.25,
         drift_mean=0.875,
         drift_min=0.5,
-        images_lost=3,
     )
 
 
@@ -375,7 +374,6 @@ def test_memory() -> None:
         "memory_slot_duplicates_mean": 1.5,
         "memory_counted_slots": 6,
         "memory_multiplicity_mean": 1.25,
-        "memory_lost_images": 3,
     }
     assert {name: value(metrics, name, memory="working") for name in expected} == expected
     percentiles = {

@@ -175,7 +175,7 @@ def test_a_full_buffer_blocks_until_something_is_acknowledged(peer: Peer) -> Non
 
 def test_a_full_buffer_drops_the_newest(peer: Peer) -> None:
     with Producer(
-        peer.address, name="a", packet_samples=1, buffer_bytes=1000, on_full="drop"
+        peer.address, name="a", packet_samples=1, buffer_bytes=1000, on_full="drop_newest"
     ) as producer:
         taken = [producer.send(image(side=28), id=str(n)) for n in range(5)]
         assert taken == [True, False, False, False, False]

@@ -52,12 +52,6 @@ def check_refusals(ranks: int) -> None:
                 'choose the action "count" or "refuse"',
             ),
             (
-                lambda: WorkingMemory(
-                    **sound, image_shape=(1, 2, 2), image_file=Path("none"), group=group
-                ),
-                "a file of images is for one process",
-            ),
-            (
                 lambda: MemoryNegatives(4, "hardest").check(SelfLabeling(), memory, 8),
                 f"chooses for each anchor in one process, and {ranks} ranks",
             ),

@@ -102,8 +102,6 @@ def write(settings: Namespace, checkpoint: Path) -> None:
                 settings.trust_code,
             )
         print(f"memory: {settings.memory}, {found.samples:,} samples in {found.shards} shards")
-        if found.lost:
-            print(f"{found.lost:,} samples left out: their images are overwritten by now")
         if not found.indexed:
             print("no index.faiss, for faiss is not installed: pip install 'stream-ssl[cpu]'")
 

@@ -211,7 +211,7 @@ class MemoryView:
 
         Returns:
             `tile`, the side of each in pixels, `columns` of the sheet, `ids` as strings, None where
-            a slot is empty or has lost its image, and `sheet`, a data URL.
+            a slot is empty, and `sheet`, a data URL.
 
         Raises:
             LookupError: the memory keeps no images.
