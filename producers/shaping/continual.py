@@ -10,7 +10,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from producers.sources.base import Facts, Source, checked, stop_source, wrong_position
+from producers.shaping.base import Shaping
+from producers.sources.base import Source, checked, wrong_position
 from producers.sources.fields import check_ranges
 from stream_ssl.wire.sample import Position, Sample
 
@@ -20,7 +21,7 @@ Given = tuple[Sample, Position]
 DRAWS = 1024  # of a generator at once
 
 
-class Continual:
+class Continual(Shaping):
     """Orders a source by task, where a task is a group of classes.
 
     - "incremental": class-incremental, task after task, each to its end.
@@ -95,7 +96,7 @@ class Continual:
                 f"source {source.name!r} never ends, so its first task would not: set its epochs "
                 "or count, or per_task"
             )
-        self.source, self.name, self.kind = source, source.name, kind
+        self.kind = kind
         order_C = np.arange(classes)
         if shuffle_classes:
             order_C = np.random.default_rng([seed, 0]).permutation(classes)
@@ -106,17 +107,17 @@ class Continual:
         self._kept_C = kept_shares(order_C, imbalance, profile)
         self._per_task, self._blur, self._block = per_task, blur, block
         self._concurrent, self._seed = concurrent, seed
-        self._facts: Facts = {
-            "source": self.name,
-            "kind": kind,
-            "classes": classes,
-            "tasks": tasks,
-            "shuffle_classes": shuffle_classes,
-            "per_task": per_task,
-            "width": {"blurred": blur, "blocks": block, "concurrent": concurrent}.get(kind),
-            "imbalance": f"{imbalance} {profile}",
-            "seed": seed,
-        }
+        super().__init__(
+            source,
+            kind=kind,
+            classes=classes,
+            tasks=tasks,
+            shuffle_classes=shuffle_classes,
+            per_task=per_task,
+            width={"blurred": blur, "blocks": block, "concurrent": concurrent}.get(kind),
+            imbalance=f"{imbalance} {profile}",
+            seed=seed,
+        )
 
     def samples(self, position: Position = None) -> Iterator[tuple[Sample, Position]]:
         """Each sample with the position after it; see `Source`."""
@@ -128,10 +129,6 @@ class Continual:
             # Only to let the source say whether the position was taken from it.
             self.source.samples(position.get("inner"))
         return itertools.islice(self._marked(), sent, None)
-
-    def stop(self) -> None:
-        """From any thread, as the source has it."""
-        stop_source(self.source)
 
     def _marked(self) -> Iterator[tuple[Sample, Position]]:
         for number, (sample, inner) in enumerate(ORDERS[self.kind](self), start=1):

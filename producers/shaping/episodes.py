@@ -13,15 +13,16 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from producers.shaping.base import Shaping
 from producers.shaping.parked import pixels_of
 from producers.shaping.repeat import encode, from_pixels
-from producers.sources.base import Facts, Source, place, stop_source
+from producers.sources.base import Facts, Source, place
 from producers.sources.fields import check_ranges, fitting_meta, short_id
 from producers.sources.finite import ENDLESS
 from stream_ssl.wire.sample import Position, Sample
 
 
-class Stalls:
+class Stalls(Shaping):
     """A camera that stalls: some images come many times over, exactly as they are.
 
     At each image an episode begins with probability `rate`. It has L frames in all, of a Pareto
@@ -54,23 +55,12 @@ class Stalls:
             ("longest", longest, 2, 2**31),
             ("seed", seed, 0, ENDLESS),
         )
-        self.source, self.name = source, source.name
         self._rate, self._alpha, self._longest, self._seed = rate, alpha, longest, seed
-        self._facts: Facts = {
-            "source": self.name,
-            "rate": rate,
-            "alpha": alpha,
-            "longest": longest,
-            "seed": seed,
-        }
+        super().__init__(source, rate=rate, alpha=alpha, longest=longest, seed=seed)
 
     def samples(self, position: Position = None) -> Iterator[tuple[Sample, Position]]:
         """Each sample with the position after it; see `Source`."""
         return _episodes(self.source, position, self._facts, self._length, self._frame)
-
-    def stop(self) -> None:
-        """From any thread, as the source has it."""
-        stop_source(self.source)
 
     def _length(self, number: int) -> int:
         rng = np.random.default_rng([self._seed, number])
@@ -90,7 +80,7 @@ class Stalls:
         )
 
 
-class Video:
+class Video(Shaping):
     """A camera that pans and zooms over each image, for some frames each.
 
     A frame is a crop of the image, as large as the image after bilinear resizing, and noised. The
@@ -119,23 +109,12 @@ class Video:
             ("noise", noise, 0, 255),
             ("seed", seed, 0, ENDLESS),
         )
-        self.source, self.name = source, source.name
         self._frames, self._zoom, self._noise, self._seed = frames, zoom, noise, seed
-        self._facts: Facts = {
-            "source": self.name,
-            "frames": frames,
-            "zoom": zoom,
-            "noise": noise,
-            "seed": seed,
-        }
+        super().__init__(source, frames=frames, zoom=zoom, noise=noise, seed=seed)
 
     def samples(self, position: Position = None) -> Iterator[tuple[Sample, Position]]:
         """Each sample with the position after it; see `Source`."""
         return _episodes(self.source, position, self._facts, lambda _: self._frames, self._frame)
-
-    def stop(self) -> None:
-        """From any thread, as the source has it."""
-        stop_source(self.source)
 
     def _frame(self, sample: Sample, number: int, step: int) -> Sample:
         top, left, size = self._crop(number, step)

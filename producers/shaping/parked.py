@@ -15,8 +15,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from producers.shaping.base import Shaping
 from producers.shaping.repeat import decode, encode, from_pixels, moved
-from producers.sources.base import Facts, Source, place, stop_source, wrong_position
+from producers.sources.base import Source, place, wrong_position
 from producers.sources.fields import check_ranges, digest, fitting_meta, short_id
 from producers.sources.finite import ENDLESS
 from stream_ssl.wire.sample import Position, Sample, short
@@ -29,7 +30,7 @@ class Scene(NamedTuple):
     image_HWC: NDArray[np.uint8]
 
 
-class Parked:
+class Parked(Shaping):
     """The robot parks before a scene, drives, parks before another: most frames are near-copies.
 
     Scenes are the source's first images, so shuffle a source that is sorted. A parked frame is a
@@ -87,17 +88,16 @@ class Parked:
                 f"stretch {stretch:g}: at a share of {share} drives would have {self._drive:.2g} "
                 f"frames on average, less than one; raise it to {math.ceil(share / (1 - share))}"
             )
-        self.source, self.name = source, source.name
         self._scenes, self._stretch, self._seed = scenes, stretch, seed
         self._shift, self._brightness, self._noise = shift, brightness, noise
-        self._facts: Facts = {
-            "source": self.name,
-            "share": share,
-            "scenes": scenes,
-            "stretch": stretch,
-            "jitter": f"{shift} {brightness} {noise}",
-            "seed": seed,
-        }
+        super().__init__(
+            source,
+            share=share,
+            scenes=scenes,
+            stretch=stretch,
+            jitter=f"{shift} {brightness} {noise}",
+            seed=seed,
+        )
 
     def samples(self, position: Position = None) -> Iterator[tuple[Sample, Position]]:
         """Each sample with the position after it; see `Source`."""
@@ -108,10 +108,6 @@ class Parked:
             return self._run(first, first, None, None, stretch, skip, sent)
         inner, seen = position.get("inner"), position.get("seen")
         return self._run(first, self.source.samples(inner), inner, seen, stretch, skip, sent)
-
-    def stop(self) -> None:
-        """From any thread, as the source has it."""
-        stop_source(self.source)
 
     def _run(
         self,

@@ -9,15 +9,16 @@ from dataclasses import replace
 
 import numpy as np
 
+from producers.shaping.base import Shaping
 from producers.shaping.parked import pixels_of, seen_again
 from producers.shaping.repeat import encode, from_pixels
-from producers.sources.base import Facts, Source, place, stop_source, wrong_position
+from producers.sources.base import Source, place, wrong_position
 from producers.sources.fields import check_ranges, digest, fitting_meta, short_id
 from producers.sources.finite import ENDLESS
 from stream_ssl.wire.sample import Position, Sample
 
 
-class Popularity:
+class Popularity(Shaping):
     """Few images are met very often and most hardly ever, as by a crawler.
 
     The source's first images are ranked in its order, so shuffle one that is sorted. Each sample is
@@ -58,27 +59,18 @@ class Popularity:
             ("noise", noise, 0, 255),
             ("seed", seed, 0, ENDLESS),
         )
-        self.source, self.name = source, source.name
         self._images, self._shift, self._noise, self._seed = images, shift, noise, seed
         weight_R = np.arange(1, images + 1, dtype=np.float64) ** -exponent
         self._chance_R = np.cumsum(weight_R) / weight_R.sum()  # of this rank or a smaller one
-        self._facts: Facts = {
-            "source": self.name,
-            "images": images,
-            "exponent": exponent,
-            "jitter": f"{shift} {noise}",
-            "seed": seed,
-        }
+        super().__init__(
+            source, images=images, exponent=exponent, jitter=f"{shift} {noise}", seed=seed
+        )
 
     def samples(self, position: Position = None) -> Iterator[tuple[Sample, Position]]:
         """Each sample with the position after it; see `Source`."""
         (sent,) = place(position, self._facts, self.name, (ENDLESS,))
         seen = None if position is None else position.get("seen")
         return self._run(self.source.samples(), seen, sent)
-
-    def stop(self) -> None:
-        """From any thread, as the source has it."""
-        stop_source(self.source)
 
     def _run(
         self, source: Iterator[tuple[Sample, Position]], seen: str | None, sent: int

@@ -9,16 +9,17 @@ from typing import Any, Literal
 
 import numpy as np
 
+from producers.shaping.base import Shaping
 from producers.shaping.rate import RateLimit
 from producers.shaping.repeat import NearBy, repeat
-from producers.sources.base import Facts, Source, checked, stop_source, wrong_position
+from producers.sources.base import Source, checked, wrong_position
 from producers.sources.fields import check_ranges
 from stream_ssl.wire.sample import Position, Sample
 
 Order = Literal["keep", "iid", "sequential", "blurred"]
 
 
-class Shaped:
+class Shaped(Shaping):
     """Takes a source's samples window by window; thins, reorders and repeats within the window.
 
     Bias is that of DUEL's experiments: the dominant class keeps all its samples, each of the
@@ -89,26 +90,24 @@ class Shaped:
         if rate is not None:
             RateLimit(rate)
         self._stopped = threading.Event()
-        self.source = source
         # The source's own samples, each once and in its order: only their pace is ours.
         self.plain = bias == 1 and order == "keep" and not duplicates
-        self.name = source.name
         self.rate, self.limit = rate, limit
         self._bias, self._dominant = bias, dominant
         self._duplicates, self._near, self._near_by = duplicates, near, near_by
         self._recent, self._order, self._window, self._blur = recent, order, window, blur
         self._seed = seed
-        self._facts: Facts = {
-            "source": self.name,
-            "bias": bias,
-            "dominant": dominant if bias > 1 else None,
-            "duplicates": duplicates,
-            "near": f"{near} {near_by} {recent}" if duplicates else None,
-            "order": order,
-            "window": window,
-            "blur": blur if order == "blurred" else None,
-            "seed": seed,
-        }
+        super().__init__(
+            source,
+            bias=bias,
+            dominant=dominant if bias > 1 else None,
+            duplicates=duplicates,
+            near=f"{near} {near_by} {recent}" if duplicates else None,
+            order=order,
+            window=window,
+            blur=blur if order == "blurred" else None,
+            seed=seed,
+        )
 
     def samples(self, position: Position = None) -> Iterator[tuple[Sample, Position]]:
         """Each sample with the position after it; see `Source`."""
@@ -125,9 +124,9 @@ class Shaped:
         return self._paced(self._run(taken, inner, window, skip, sent), sent)
 
     def stop(self) -> None:
-        """From any thread: streams end where they would wait, here or in the source."""
+        """Stop where the stream waits, here or in the source. Any thread may call this."""
         self._stopped.set()
-        stop_source(self.source)
+        super().stop()
 
     def _paced(
         self, shaped: Iterator[tuple[Sample, Position]], sent: int

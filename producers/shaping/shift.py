@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from producers.sources.base import Facts, Source, place, stop_source
+from producers.shaping.base import Shaping
+from producers.sources.base import Source, place
 from producers.sources.fields import check_ranges
 from producers.sources.finite import ENDLESS
 from stream_ssl.wire.sample import Position, Sample
@@ -15,7 +16,7 @@ from stream_ssl.wire.sample import Position, Sample
 DRAWS = 1024  # of a generator at once
 
 
-class Shift:
+class Shift(Shaping):
     """One class dominates, then another: the distribution shifts, and nothing tells when.
 
     For `period` samples of the stream one class is `bias` times as frequent as each other would be
@@ -49,25 +50,14 @@ class Shift:
             ("bias", bias, 1.0, 1e9),
             ("seed", seed, 0, ENDLESS),
         )
-        self.source, self.name = source, source.name
         self._classes, self._period, self._bias, self._seed = classes, period, bias, seed
-        self._facts: Facts = {
-            "source": self.name,
-            "classes": classes,
-            "period": period,
-            "bias": bias,
-            "seed": seed,
-        }
+        super().__init__(source, classes=classes, period=period, bias=bias, seed=seed)
 
     def samples(self, position: Position = None) -> Iterator[tuple[Sample, Position]]:
         """Each sample with the position after it; see `Source`."""
         read, sent = place(position, self._facts, self.name, (ENDLESS,) * 2)
         inner = None if position is None else position.get("inner")
         return self._run(self.source.samples(inner), read, sent)
-
-    def stop(self) -> None:
-        """From any thread, as the source has it."""
-        stop_source(self.source)
 
     def dominant(self, sent: int) -> int:
         """The class that dominates after so many samples of the stream."""
