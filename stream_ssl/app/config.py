@@ -369,7 +369,7 @@ def _add_learner(parser: ArgumentParser) -> None:
     _section(parser, OptimiserSettings, "optimiser")
     parser.add_argument("--schedule", type=Schedule, default=None, help="of the learning rate")
     _section(parser, Pace, "pace")
-    _section(parser, Learner, "learner", skip=LEARNER_PARTS | {"write_back", "keys"})
+    _section(parser, Learner, "learner", skip=LEARNER_PARTS | {"write_back"})
     parser.set_defaults({"learner.novelty": NOVELTY})
     _section(parser, Checkpointer, "checkpoints", skip={"folder", "ranks"})
     parser.add_class_arguments(RanksSettings, "ranks")

@@ -85,8 +85,7 @@ class Learner:
     alternative: update the memory first) the key encoder encodes one view of the batch, the keys
     join the memory, and the update is made on as many samples drawn from it, which may be of the
     batch or older. A sample drawn from the memory is no negative of itself, and its fresh key goes
-    back to its slot. The keys are of the key encoder before the update, unless `keys` says
-    otherwise.
+    back to its slot. The keys are of the key encoder before the update.
 
     An update whose loss, keys or gradient are not finite is skipped, see `step.py`.
 
@@ -122,12 +121,6 @@ class Learner:
         plain_keys: encode images as they are, not augmented, where only the memory asks: batches
             that join without being trained on, and slots re-encoded. Duplicates are then found
             with less noise.
-        keys: of which key encoder the keys are that an update leaves in the memory, those of a
-            batch that joins and those that go back to their slots: "before" the update, which the
-            forward pass has made; or "after" it, the order of DUEL's Algorithm 2, for which the
-            batch is encoded once more. They hardly differ where keys are of a momentum encoder: at
-            0.99 it takes a hundredth of the step. With anchors "memory" a batch joins before any
-            update on it.
         draw: how they are drawn: "uniform"; "epochs", newcomers first and then each slot once
             before any comes again; or "inverse-count", in proportion to 1 / (1 + N(j)) of their
             duplicate counts.
@@ -162,14 +155,13 @@ class Learner:
         anchors: Literal["stream", "memory"] = "stream",
         write_back: bool = True,
         plain_keys: bool = False,
-        keys: Literal["before", "after"] = "before",
         draw: DrawOrder = "uniform",
         novelty: float | Literal["auto"] | None = None,
         sync_batchnorm: bool = False,
         offset: Offset = START,
     ) -> None:
         self.pace = Pace() if pace is None else pace
-        _check_parts(method, memory, precision, anchors, keys, draw, reencode)
+        _check_parts(method, memory, precision, anchors, draw, reencode)
         set_threads(threads)
         self.device = torch.device(device)
         self.method = method.to(self.device)
@@ -190,7 +182,6 @@ class Learner:
             self.device,
             precision,
             anchors=anchors,
-            keys=keys,
             plain_keys=plain_keys,
             draw=draw,
             write_back=write_back,
@@ -532,7 +523,6 @@ def _check_parts(
     memory: WorkingMemory,
     precision: str,
     anchors: str,
-    keys: str,
     draw: str,
     reencode: int,
 ) -> None:
@@ -546,8 +536,6 @@ def _check_parts(
         raise ValueError(f"reencode is {reencode}: it is a number of slots, 0 or more")
     if draw not in ORDERS:
         raise ValueError(f"draw is {draw!r}: choose one of {', '.join(ORDERS)}")
-    if keys not in ("before", "after"):
-        raise ValueError(f'keys is {keys!r}: choose "before" or "after" the update')
     if memory.images is None:
         _check_without_images(reencode, anchors)
 

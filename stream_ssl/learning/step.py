@@ -106,7 +106,6 @@ class Step:
         device: torch.device,
         precision: Literal["float32", "bfloat16"],
         anchors: Literal["stream", "memory"],
-        keys: Literal["before", "after"],
         plain_keys: bool,
         draw: DrawOrder,
         write_back: bool,
@@ -118,7 +117,6 @@ class Step:
         self._settings, self._schedule = optimiser, schedule
         self._device, self._precision = device, precision
         self._anchors = anchors
-        self._keys, self._plain_keys = keys, plain_keys
         self._key_view = views.plain if plain_keys else views
         self._draw, self._write_back, self._reencode = draw, write_back, reencode
         self._parameters = list(method.trained)
@@ -244,8 +242,6 @@ class Step:
                 self.optimiser.zero_grad(set_to_none=True)
                 self._buffers.restore()
         keys = Keys(output.keys_BD, usable)
-        if self._keys == "after" and skipped is None:
-            keys = self._keys_of(self._key_view(images_BCHW) if self._plain_keys else views[1])
         grad_norm = grad_norm if skipped in (None, "gradient") else math.nan
         return Update(skipped, loss, grad_norm, rate, diagnostics, change), keys
 

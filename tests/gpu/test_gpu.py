@@ -128,7 +128,7 @@ def test_a_learner_learns_as_on_the_cpu(kind: str, anchors: str) -> None:
     assert there.memory.check_valid() == (True, "")
 
 
-@pytest.mark.parametrize("settings", [{}, {"keys": "after"}, {"pace": Pace(2 / BATCH)}], ids=str)
+@pytest.mark.parametrize("settings", [{}, {"pace": Pace(2 / BATCH)}], ids=str)
 def test_a_step_waits_only_where_it_says_so(settings: dict) -> None:
     """torch tells of every wait; each must come from `to_host`."""
     learner = build(device="cuda:0", anchors="memory", reencode=2, **settings)

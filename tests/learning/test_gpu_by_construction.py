@@ -85,7 +85,6 @@ def test_a_step_is_that_of_the_cpu_and_its_reads_are_few(kind: str, anchors: str
 
 MORE = {
     "re-encoding": (lambda: {"reencode": 3}, {UPDATE: 1, RECORD: 1, KEYS: 1}),
-    "keys after": (lambda: {"keys": "after"}, {UPDATE: 1, RECORD: 1, KEYS: 1}),
     "clipping": (lambda: {"optimiser": OptimiserSettings("sgd", clip=0.5)}, READS["stream"]),
     "no update": (lambda: {"pace": Pace(0.2 / BATCH)}, {KEYS: 1, RECORD: 1}),
     "labels": (lambda: {"loss": InfoNCE(false_negatives="exclude")}, READS["stream"]),

@@ -39,13 +39,11 @@ SETTINGS = {  # each option once or twice, beside others that are independent of
         "reencode": 2,
     },
     "without images": lambda: {"images": False, "pace": Pace(0.1)},
-    "keys after, an oracle": lambda: {
-        "keys": "after",
+    "an oracle": lambda: {
         "pace": Pace(0.2),
         "loss": InfoNCE(0.2, false_negatives="exclude"),
     },
-    "keys after, a prior of the memory": lambda: {
-        "keys": "after",
+    "a prior of the memory": lambda: {
         "pace": Pace(0.2),
         "loss": Debiased(prior="memory"),
     },

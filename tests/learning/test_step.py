@@ -94,58 +94,6 @@ def test_keys_that_join_are_of_the_key_encoder_before_the_update() -> None:
     assert not torch.equal(after, seen[-1].weights)
 
 
-def test_keys_may_be_of_the_key_encoder_after_the_update() -> None:
-    fast = OptimiserSettings("sgd", learning_rate=5.0)
-    learner = build(keys="after", write_back=False, optimiser=fast)
-    seen = spied(learner)
-    for record in one_by_one(learner, 4):
-        learnt = [one for one in seen if one.kind == "learn"][-1]
-        arrived = seen[-1]
-        assert arrived.kind == "encode"
-        assert torch.equal(record.keys_BD, arrived.keys)
-        weights = [p.detach().flatten() for p in learner.method.key_encoder.parameters()]
-        assert torch.equal(arrived.weights, torch.cat(weights))
-        assert not torch.equal(arrived.weights, learnt.weights)
-        slots = record.admission.slots
-        assert torch.equal(learner.memory.embeddings[slots[slots >= 0]], arrived.keys[slots >= 0])
-        # the same view, seen twice: only who looked has changed
-        assert 0.9 < (arrived.keys * learnt.keys).sum(1).mean() < 1 - 1e-6
-
-
-def test_keys_after_the_update_go_back_too() -> None:
-    learner = from_memory(keys="after")
-    seen = spied(learner)
-    for _ in one_by_one(learner, 4):
-        arrived, learnt, again = seen[-3:]
-        assert [one.kind for one in (arrived, learnt, again)] == ["encode", "learn", "encode"]
-        held = learner.memory.ids.tolist()
-        for sample, key_D in zip(learnt.ids.tolist(), again.keys, strict=True):
-            assert torch.equal(learner.memory.embeddings[held.index(sample)], key_D)
-
-
-def test_without_an_update_there_are_no_keys_after_it() -> None:
-    learner = build(keys="after")
-    seen, forward = spied(learner), learner.method.forward
-
-    def spoilt(*inputs):
-        out = forward(*inputs)
-        return MethodOutput(LossOutput(out.loss.loss * torch.inf, out.loss.per_anchor), out.keys_BD)
-
-    learner.method.forward = spoilt
-    record = steps(learner, 1)[0]
-    assert record.skipped == "loss"
-    assert [one.kind for one in seen] == ["learn"]
-    assert torch.equal(record.keys_BD, seen[0].keys)
-
-
-def test_plain_keys_after_the_update_are_of_the_images_as_they_are() -> None:
-    learner = build(keys="after", plain_keys=True)
-    record = steps(learner, 1)[0]
-    image_BCHW = torch.from_numpy(Repeatable(START).next(0).images_BCHW)
-    expected_BD = learner.method.encode_keys(learner.views.plain(image_BCHW))
-    assert torch.equal(record.keys_BD, expected_BD)
-
-
 def test_fresh_keys_go_back_to_the_slots_that_were_drawn() -> None:
     learner = from_memory()
     seen = spied(learner)
@@ -375,8 +323,6 @@ def test_a_backup_puts_back_what_it_kept() -> None:
 
 
 def test_wrong_settings_are_refused() -> None:
-    with pytest.raises(ValueError, match="keys is 'later'"):
-        build(keys="later")
     with pytest.raises(ValueError, match="anchors is 'both'"):
         build(anchors="both")
     with pytest.raises(ValueError, match="7 slots are fewer than the 8 samples"):

@@ -230,7 +230,6 @@ SETTINGS: dict[str, Callable[[], dict[str, Any]]] = {
         "descriptor": Thumbnail(4),
     },
     "stream, counts on embeddings": lambda: {"reencode": 2, "pace": Pace(0.2)},
-    "keys after": lambda: {"keys": "after"},
     "simsiam": lambda: {"kind": "simsiam", "sync_batchnorm": True},
 }
 
