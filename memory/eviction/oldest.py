@@ -1,18 +1,50 @@
-"""Evict the sample that has been in the memory longest: the queue of MoCo."""
+"""Evict the sample that has been in the memory longest: the queue of MoCo.
+
+Shapes: B newcomers, K slots of all ranks.
+"""
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from memory.columns import Columns, Rows
 from memory.compute import to_host
-from memory.eviction.ages import Ages
 from memory.eviction.base import Policy
 from memory.shares import SlotWalk, Turns
 
 OUT_OF_ORDER = -1
 """In place of the head: slots are no longer in order of arrival, so births tell the order."""
+
+
+class Ages:
+    """When each slot of a full memory was born, and which is the oldest; alike on all ranks.
+
+    Slots sorted by birth stay so while newcomers, always younger than all, take slots out of the
+    order: so one sort serves until all that it sorted have left.
+    """
+
+    def __init__(self, columns: Columns) -> None:
+        (born_K,) = columns.group.all_gather(columns.born)
+        of_rank_WK = to_host(born_K).view(columns.group.size, -1)  # slot j of all lies on j mod W
+        self.born_K = of_rank_WK.T.flatten().numpy().copy()
+        self._order: list[tuple[int, int]] = []  # slot and birth, the oldest last
+
+    def oldest(self, open_K: NDArray[np.bool_] | None = None) -> int:
+        """Return the oldest of the open slots. None opens all of them."""
+        if open_K is not None and not open_K.all():
+            open_n = np.flatnonzero(open_K)
+            return int(open_n[self.born_K[open_n].argmin()])
+        while True:
+            while self._order:
+                slot, born = self._order[-1]
+                if self.born_K[slot] == born:
+                    return slot
+                self._order.pop()
+            slots = np.argsort(-self.born_K)
+            self._order = list(zip(slots.tolist(), self.born_K[slots].tolist(), strict=True))
 
 
 class Oldest(Policy):
