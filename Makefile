@@ -84,7 +84,7 @@ format: $(READY)
 check: lint test  ## what must pass before a commit
 
 chaos: $(READY)  ## kills, power cuts, bad disks, hostile clients, an hour's soak; a dated report
-	PYTHONPATH=$(CURDIR):$(CURDIR)/tests:$(CURDIR)/tests/app:$(CURDIR)/tests/ingest:$(CURDIR)/tests/learning OMP_NUM_THREADS=1 $(VENV)/bin/python -m chaos $(GATES) --soak_minutes $(SOAK_MINUTES)
+	PYTHONPATH=$(CURDIR):$(CURDIR)/tests:$(CURDIR)/tests/app:$(CURDIR)/tests/receiver:$(CURDIR)/tests/journal:$(CURDIR)/tests/feed:$(CURDIR)/tests/learning OMP_NUM_THREADS=1 $(VENV)/bin/python -m chaos $(GATES) --soak_minutes $(SOAK_MINUTES)
 
 bench: $(READY)  ## speed and memory, as a table and a dated report under benchmarks/
 	$(VENV)/bin/python -m benchmarks

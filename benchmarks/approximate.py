@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.unit_rows import BATCH, DIM, Stream
-from memory.columns import Columns
-from memory.duel.approximate import ApproximateCounts
-from memory.scores import BLOCK_ELEMENTS, Score, VonMisesFisher
+from stream_ssl.memory.columns import Columns
+from stream_ssl.memory.duel.approximate import ApproximateCounts
+from stream_ssl.memory.scores import BLOCK_ELEMENTS, Score, VonMisesFisher
 
 LEAST_RATE = {262_144: 3000, 1 << 20: 2000}
 MOST_REGRET = 0.02

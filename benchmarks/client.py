@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.ingest import receiver, small, throughput
-from producers import Producer
+from stream_ssl.producers import Producer
 
 SECONDS = 3.0
 ROUNDS = 5

@@ -18,7 +18,7 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.ingest import peak_rss
-from stream_ssl.ingest.decode import Decoder
+from stream_ssl.feed.decode import Decoder
 from stream_ssl.wire import Sample
 
 SIZE = 224

@@ -31,10 +31,11 @@ from scipy.fft import dctn
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d, interpolate, normalize
 
-from memory import WorkingMemory
-from memory.descriptors import Frozen
-from memory.eviction import Random
-from memory.near_duplicates import (
+from stream_ssl.encoder.efficientnet_lite import PACKAGE, EfficientNetLite0
+from stream_ssl.memory import WorkingMemory
+from stream_ssl.memory.descriptors import Frozen
+from stream_ssl.memory.eviction import Random
+from stream_ssl.memory.near_duplicates import (
     ALIKE,
     APART,
     KEY_SIDE,
@@ -46,9 +47,8 @@ from memory.near_duplicates import (
     key,
     sketch,
 )
-from memory.slot_index import nearest_rows
-from producers.sources import CifarBinary, IdxDataset, Source
-from stream_ssl.learning.efficientnet_lite import PACKAGE, EfficientNetLite0
+from stream_ssl.memory.slot_index import nearest_rows
+from stream_ssl.producers.sources import CifarBinary, IdxDataset, Source
 
 SIZES = {65_536: 20_000, 1 << 20: 1_500}  # slots, and samples a second that are wanted
 BATCH, BATCHES = 512, 12

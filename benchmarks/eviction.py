@@ -20,12 +20,12 @@ import torch
 from benchmarks.approximate import MOST_REGRET, measure
 from benchmarks.minred import published_step, redundancy
 from benchmarks.unit_rows import BATCH, DIM, Stream
-from memory import WorkingMemory
-from memory.columns import Columns
-from memory.duel.exact import ExactCounts
-from memory.duel.linear import LinearCounts
-from memory.eviction import MinimumRedundancy, MostDuplicated, Policy
-from memory.scores import Gaussian, Linear, Quadratic, Score, VonMisesFisher
+from stream_ssl.memory import WorkingMemory
+from stream_ssl.memory.columns import Columns
+from stream_ssl.memory.duel.exact import ExactCounts
+from stream_ssl.memory.duel.linear import LinearCounts
+from stream_ssl.memory.eviction import MinimumRedundancy, MostDuplicated, Policy
+from stream_ssl.memory.scores import Gaussian, Linear, Quadratic, Score, VonMisesFisher
 
 SHARP = VonMisesFisher(0.1)
 MILLION = 1 << 20

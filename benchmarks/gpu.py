@@ -20,17 +20,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from memory import WorkingMemory
-from memory.eviction import MostDuplicated, Oldest, Policy
-from memory.scores import VonMisesFisher
 from stream_ssl.batch import Batch, Offset
-from stream_ssl.learning.encoder import Projector, ResNet
+from stream_ssl.encoder.network import Projector, ResNet
 from stream_ssl.learning.learner import Learner
 from stream_ssl.learning.randomness import seed_everything
 from stream_ssl.learning.records import PHASES, StepRecord
 from stream_ssl.learning.views import Views
 from stream_ssl.losses import InfoNCE, negatives
 from stream_ssl.losses.fused import can_fuse
+from stream_ssl.memory import WorkingMemory
+from stream_ssl.memory.eviction import MostDuplicated, Oldest, Policy
+from stream_ssl.memory.scores import VonMisesFisher
 from stream_ssl.methods import MoCo
 
 POLICIES: dict[str, Callable[[], Policy]] = {

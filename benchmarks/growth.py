@@ -15,8 +15,8 @@ from matplotlib.figure import Figure
 
 from benchmarks.eviction import SHARP, filled, rate
 from benchmarks.unit_rows import BATCH
-from memory.eviction import MostDuplicated, Policy
-from memory.scores import Linear
+from stream_ssl.memory.eviction import MostDuplicated, Policy
+from stream_ssl.memory.scores import Linear
 
 MAKERS = {
     "linear, exact": lambda: MostDuplicated(Linear()),

@@ -21,11 +21,11 @@ from typing import Any
 
 import numpy as np
 
-from producers import Producer
-from stream_ssl.ingest.access import Access, AllowList
-from stream_ssl.ingest.consumer_offsets import ConsumerOffsets
-from stream_ssl.ingest.journal import Journal
-from stream_ssl.ingest.receiver import Receiver
+from stream_ssl.journal.consumer_offsets import ConsumerOffsets
+from stream_ssl.journal.journal import Journal
+from stream_ssl.producers import Producer
+from stream_ssl.receiver.access import Access, AllowList
+from stream_ssl.receiver.receiver import Receiver
 from stream_ssl.wire import Keys, Sample
 
 SECONDS = 5.0

@@ -21,21 +21,21 @@ import numpy as np
 import psutil
 import torch
 
-from memory import WorkingMemory
-from memory.descriptors import Embedding, Thumbnail, Weighted
-from memory.eviction import MostDuplicated, Policy
-from memory.scores import Score, VonMisesFisher
 from stream_ssl.batch import Batch, Offset
-from stream_ssl.ingest.batches import Batches
-from stream_ssl.ingest.decode import Decoder
-from stream_ssl.ingest.journal import Entry, Journal, JournalReader
-from stream_ssl.ingest.quarantine import Quarantine
-from stream_ssl.learning.encoder import Projector, ResNet
+from stream_ssl.encoder.network import Projector, ResNet
+from stream_ssl.feed.batches import Batches
+from stream_ssl.feed.decode import Decoder
+from stream_ssl.feed.quarantine import Quarantine
+from stream_ssl.journal.journal import Entry, Journal, JournalReader
 from stream_ssl.learning.learner import Learner, Stream
 from stream_ssl.learning.randomness import seed_everything
 from stream_ssl.learning.records import PHASES, StepRecord
 from stream_ssl.learning.views import Views
 from stream_ssl.losses import InfoNCE
+from stream_ssl.memory import WorkingMemory
+from stream_ssl.memory.descriptors import Embedding, Thumbnail, Weighted
+from stream_ssl.memory.eviction import MostDuplicated, Policy
+from stream_ssl.memory.scores import Score, VonMisesFisher
 from stream_ssl.methods import MoCo
 from stream_ssl.wire import Data, Sample
 

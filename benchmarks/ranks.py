@@ -23,15 +23,15 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.learner import BATCH, DIM, SIZE, SLOTS, Ram, steps_of
-from memory import WorkingMemory
-from memory.descriptors import Thumbnail
-from memory.process_group import SINGLE_PROCESS, ProcessGroup, RankGroup
+from stream_ssl.encoder.network import Projector, ResNet
 from stream_ssl.learning.checkpoint import Checkpointer
-from stream_ssl.learning.encoder import Projector, ResNet
 from stream_ssl.learning.learner import Learner
 from stream_ssl.learning.randomness import seed_everything
 from stream_ssl.learning.views import Views
 from stream_ssl.losses import InfoNCE
+from stream_ssl.memory import WorkingMemory
+from stream_ssl.memory.descriptors import Thumbnail
+from stream_ssl.memory.process_group import SINGLE_PROCESS, ProcessGroup, RankGroup
 from stream_ssl.methods import MoCo
 
 WARM_UP, STEPS, ROUNDS = 20, 30, 2

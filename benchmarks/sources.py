@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.ingest import receiver
-from producers import Producer
-from producers.sources import Crawl, Source, VideoFiles
+from stream_ssl.producers import Producer
+from stream_ssl.producers.sources import Crawl, Source, VideoFiles
 
 SECONDS = 8.0
 WARM_UP_SECONDS = 2.0

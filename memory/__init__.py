@@ -1,11 +1,11 @@
 """A working memory for contrastive learning from a stream. Needs torch and numpy alone."""
 
-from memory.admission import Admission
-from memory.draws import Draw, Negatives
-from memory.duplicates import Duplicates
-from memory.memory import WorkingMemory
-from memory.state import load, save
-from memory.stats import MemoryStats
+from stream_ssl.memory.admission import Admission
+from stream_ssl.memory.draws import Draw, Negatives
+from stream_ssl.memory.duplicates import Duplicates
+from stream_ssl.memory.memory import WorkingMemory
+from stream_ssl.memory.state import load, save
+from stream_ssl.memory.stats import MemoryStats
 
 __all__ = [
     "Admission",

@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from memory.columns import REFUSED, Columns, Rows
-from memory.compute import to_device, to_host
-from memory.duplicates import NOBODY, Found
-from memory.shares import Turns
+from stream_ssl.memory.columns import REFUSED, Columns, Rows
+from stream_ssl.memory.compute import to_device, to_host
+from stream_ssl.memory.duplicates import NOBODY, Found
+from stream_ssl.memory.shares import Turns
 
 if TYPE_CHECKING:
-    from memory.eviction.base import Policy
-    from memory.shares import Holdings
+    from stream_ssl.memory.eviction.base import Policy
+    from stream_ssl.memory.shares import Holdings
 
 
 @dataclass(frozen=True, slots=True)

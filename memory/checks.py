@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from memory.columns import NORM_TOLERANCE, Image
-from memory.compute import to_device, to_host
+from stream_ssl.memory.columns import NORM_TOLERANCE, Image
+from stream_ssl.memory.compute import to_device, to_host
 
 Array = Tensor | NDArray[Any]
 

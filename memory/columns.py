@@ -12,9 +12,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from memory.compute import to_device
-from memory.fixed import Fixed
-from memory.process_group import SINGLE_PROCESS, RankGroup
+from stream_ssl.memory.compute import to_device
+from stream_ssl.memory.fixed import Fixed
+from stream_ssl.memory.process_group import SINGLE_PROCESS, RankGroup
 
 Image = tuple[int, int, int]
 

@@ -22,9 +22,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d, normalize
 
-from memory.checks import check_count, check_embeddings, check_number
-from memory.columns import Image
-from memory.fixed import Fixed
+from stream_ssl.memory.checks import check_count, check_embeddings, check_number
+from stream_ssl.memory.columns import Image
+from stream_ssl.memory.fixed import Fixed
 
 CONTRAST = 1 / 64
 """Part of the range of a pixel below which a thumbnail's contrast is taken for noise."""
@@ -355,7 +355,8 @@ def check_descriptor(given: Any) -> None:
     a_class = isinstance(given, type) and issubclass(given, Descriptor)
     remedy = f"build it with {given.__name__}()" if a_class else "such as Thumbnail(side=8)"
     raise ValueError(
-        f"descriptor is {given!r}: must be an instance of memory.descriptors.Descriptor; {remedy}"
+        f"descriptor is {given!r}: must be an instance of "
+        f"stream_ssl.memory.descriptors.Descriptor; {remedy}"
     )
 
 

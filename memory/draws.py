@@ -14,10 +14,10 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from memory.checks import Array, check_integers
-from memory.compute import to_device
-from memory.index import cells_of, kmeans
-from memory.scores import BLOCK_ELEMENTS
+from stream_ssl.memory.checks import Array, check_integers
+from stream_ssl.memory.compute import to_device
+from stream_ssl.memory.index import cells_of, kmeans
+from stream_ssl.memory.scores import BLOCK_ELEMENTS
 
 DrawOrder = Literal["uniform", "inverse-count", "epochs"]
 """In which training samples are drawn, see `WorkingMemory.sample`."""

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from memory.checks import check_number
-from memory.columns import Columns, Rows
-from memory.compute import columns_at_a_time, to_device, to_host
-from memory.process_group import SINGLE_PROCESS, RankGroup
-from memory.scores import BLOCK_ELEMENTS
+from stream_ssl.memory.checks import check_number
+from stream_ssl.memory.columns import Columns, Rows
+from stream_ssl.memory.compute import columns_at_a_time, to_device, to_host
+from stream_ssl.memory.process_group import SINGLE_PROCESS, RankGroup
+from stream_ssl.memory.scores import BLOCK_ELEMENTS
 
 NOBODY = -1
 
@@ -41,7 +41,7 @@ class Duplicates:
             (the lowest of those within rounding, held slots before newcomers). Where that slot's
             sample leaves in the course of the batch, its multiplicity leaves with it.
 
-    >>> from memory import WorkingMemory
+    >>> from stream_ssl.memory import WorkingMemory
     >>> memory = WorkingMemory(capacity=4, dim=2, duplicates=Duplicates(action="merge"))
     >>> admission = memory.add(torch.arange(3), torch.eye(2)[[0, 1, 0]])
     >>> admission.refused.tolist(), memory.multiplicity.tolist()

@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from memory.checks import check_count
-from memory.compute import to_host
-from memory.scores import BLOCK_ELEMENTS
+from stream_ssl.memory.checks import check_count
+from stream_ssl.memory.compute import to_host
+from stream_ssl.memory.scores import BLOCK_ELEMENTS
 
 HAVE_FAISS = importlib.util.find_spec("faiss") is not None
 """Looked for without importing it."""

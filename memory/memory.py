@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn.modules.module import _IncompatibleKeys
 
-from memory import draws
-from memory.admission import Admission, Entry, Totals
-from memory.checks import (
+from stream_ssl.memory import draws
+from stream_ssl.memory.admission import Admission, Entry, Totals
+from stream_ssl.memory.checks import (
     Array,
     check_count,
     check_device,
@@ -27,21 +27,21 @@ from memory.checks import (
     check_slots,
     check_way,
 )
-from memory.columns import Columns, Image, Rows, image_column
-from memory.compute import in_full_precision, to_device, to_host
-from memory.descriptors import Descriptor, Embedding, check_descriptor, descriptors_of
-from memory.draws import Draw, DrawOrder, Negatives, Strata
-from memory.duplicates import Duplicates, Found
-from memory.eviction import Feedback, MostDuplicated, Policy
-from memory.eviction.base import check_free
-from memory.fixed import Fixed
-from memory.near_duplicates import NearDuplicates
-from memory.process_group import SINGLE_PROCESS, RankGroup
-from memory.scores import Score, check_score
-from memory.shards import RANK_SEEDS, Meeting, check_shareable
-from memory.shares import Holdings, ProducerNames, Shares, check_kept
-from memory.slots import Slots
-from memory.state import (
+from stream_ssl.memory.columns import Columns, Image, Rows, image_column
+from stream_ssl.memory.compute import in_full_precision, to_device, to_host
+from stream_ssl.memory.descriptors import Descriptor, Embedding, check_descriptor, descriptors_of
+from stream_ssl.memory.draws import Draw, DrawOrder, Negatives, Strata
+from stream_ssl.memory.duplicates import Duplicates, Found
+from stream_ssl.memory.eviction import Feedback, MostDuplicated, Policy
+from stream_ssl.memory.eviction.base import check_free
+from stream_ssl.memory.fixed import Fixed
+from stream_ssl.memory.near_duplicates import NearDuplicates
+from stream_ssl.memory.process_group import SINGLE_PROCESS, RankGroup
+from stream_ssl.memory.scores import Score, check_score
+from stream_ssl.memory.shards import RANK_SEEDS, Meeting, check_shareable
+from stream_ssl.memory.shares import Holdings, ProducerNames, Shares, check_kept
+from stream_ssl.memory.slots import Slots
+from stream_ssl.memory.state import (
     State,
     check_fits,
     counters,
@@ -55,7 +55,7 @@ from memory.state import (
     totals_of,
     upgraded,
 )
-from memory.stats import MemoryStats, effective_cells, measure
+from stream_ssl.memory.stats import MemoryStats, effective_cells, measure
 
 
 class WorkingMemory(Slots):

@@ -25,12 +25,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool1d
 
-from memory.compute import in_full_precision, to_host
-from memory.duplicates import NOBODY, Action, Found
-from memory.slot_index import SlotIndex, nearest_rows
+from stream_ssl.memory.compute import in_full_precision, to_host
+from stream_ssl.memory.duplicates import NOBODY, Action, Found
+from stream_ssl.memory.slot_index import SlotIndex, nearest_rows
 
 if TYPE_CHECKING:
-    from memory.memory import WorkingMemory
+    from stream_ssl.memory.memory import WorkingMemory
 
 SIDE: Final = 32
 """Pixels of a sketch in each direction."""

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from memory.compute import to_host
+from stream_ssl.memory.compute import to_host
 
 
 class RankLost(RuntimeError):

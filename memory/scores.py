@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memory.checks import check_number
+from stream_ssl.memory.checks import check_number
 
 FINEST, COARSEST = 1e-9, 1e9
 """Widths of a score, in cosine: float64 cosines differ by less than the one only by rounding, and
@@ -220,4 +220,6 @@ def check_score(given: Any) -> None:
         return
     a_class = isinstance(given, type) and issubclass(given, Score)
     remedy = f"build it with {given.__name__}()" if a_class else "such as Linear()"
-    raise ValueError(f"score is {given!r}: must be an instance of memory.scores.Score; {remedy}")
+    raise ValueError(
+        f"score is {given!r}: must be an instance of stream_ssl.memory.scores.Score; {remedy}"
+    )

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from memory.columns import Columns, Rows
-from memory.compute import to_device
-from memory.duplicates import Duplicates
-from memory.eviction.base import Policy
-from memory.process_group import RankGroup
-from memory.state import State, encode_names, part, producer_names, shard_of, totals_of
+from stream_ssl.memory.columns import Columns, Rows
+from stream_ssl.memory.compute import to_device
+from stream_ssl.memory.duplicates import Duplicates
+from stream_ssl.memory.eviction.base import Policy
+from stream_ssl.memory.process_group import RankGroup
+from stream_ssl.memory.state import State, encode_names, part, producer_names, shard_of, totals_of
 
 RANK_SEEDS = 1000
 """Between the seeds of two ranks' draws; a memory's own are next to each other."""

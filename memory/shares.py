@@ -24,13 +24,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from memory.checks import check_number
-from memory.columns import REFUSED, Columns
-from memory.compute import to_device, to_host
-from memory.process_group import RankGroup
+from stream_ssl.memory.checks import check_number
+from stream_ssl.memory.columns import REFUSED, Columns
+from stream_ssl.memory.compute import to_device, to_host
+from stream_ssl.memory.process_group import RankGroup
 
 if TYPE_CHECKING:
-    from memory.eviction.base import Policy
+    from stream_ssl.memory.eviction.base import Policy
 
 NAMELESS = 0
 """The key of samples without a producer. They have no guarantee."""

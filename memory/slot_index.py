@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from memory.compute import columns_at_a_time
-from memory.index import HAVE_FAISS, load_faiss
+from stream_ssl.memory.compute import columns_at_a_time
+from stream_ssl.memory.index import HAVE_FAISS, load_faiss
 
 CELL_ROWS: Final = 16_384
 """Slots from which on cells are quicker than to compare all rows."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from memory.admission import Totals
-from memory.columns import Columns
-from memory.compute import to_host
-from memory.shares import Holding, ProducerNames, Shares
+from stream_ssl.memory.admission import Totals
+from stream_ssl.memory.columns import Columns
+from stream_ssl.memory.compute import to_host
+from stream_ssl.memory.shares import Holding, ProducerNames, Shares
 
 
 class Slots(nn.Module):

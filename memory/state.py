@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from memory.admission import Totals
-from memory.checks import check_embeddings
-from memory.columns import Columns, Image
-from memory.compute import to_host
-from memory.descriptors import Descriptor
-from memory.duplicates import Duplicates
-from memory.eviction.base import Policy, described
+from stream_ssl.memory.admission import Totals
+from stream_ssl.memory.checks import check_embeddings
+from stream_ssl.memory.columns import Columns, Image
+from stream_ssl.memory.compute import to_host
+from stream_ssl.memory.descriptors import Descriptor
+from stream_ssl.memory.duplicates import Duplicates
+from stream_ssl.memory.eviction.base import Policy, described
 
 if TYPE_CHECKING:
-    from memory.memory import WorkingMemory
+    from stream_ssl.memory.memory import WorkingMemory
 
 VERSION = 4
 """Raised when an older reader could not read it. Versions from 2 on are read too: version 2 did not
@@ -170,7 +170,8 @@ def check_fits(
     if theirs != (group.rank, group.size):
         raise ValueError(
             f"the state is that of rank {theirs[0]} of {theirs[1]}, this memory is of rank "
-            f"{group.rank} of {group.size}: make it one of these ranks with memory.shards.resharded"
+            f"{group.rank} of {group.size}: make it one of these ranks with "
+            "stream_ssl.memory.shards.resharded"
         )
     found = decode(state)
     for name, here in description.items():
@@ -272,7 +273,7 @@ def load(path: Path | str, eviction: Policy | None = None, **options: Any) -> Wo
         ValueError: the file is no memory, or of another eviction policy, score, version, or other
             options of these or of `duplicates`.
     """
-    from memory.memory import WorkingMemory
+    from stream_ssl.memory.memory import WorkingMemory
 
     library = _safetensors()
     try:

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from memory.checks import check_count
-from memory.columns import Columns
-from memory.index import kmeans
-from memory.scores import BLOCK_ELEMENTS, Linear
+from stream_ssl.memory.checks import check_count
+from stream_ssl.memory.columns import Columns
+from stream_ssl.memory.index import kmeans
+from stream_ssl.memory.scores import BLOCK_ELEMENTS, Linear
 
 if TYPE_CHECKING:
-    from memory.admission import Totals
-    from memory.eviction.base import Policy
+    from stream_ssl.memory.admission import Totals
+    from stream_ssl.memory.eviction.base import Policy
 
 MOST_PAIRS = 1 << 24
 """Pairs of slots compared at most for counts, where the policy keeps none."""

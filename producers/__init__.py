@@ -3,7 +3,7 @@
 A producer that goes on where its last run ended:
 
     import numpy as np
-    from producers import Producer
+    from stream_ssl.producers import Producer
 
     with Producer(run="runs/laptop", name="camera-1") as producer:
         start = producer.connect().position or 0
@@ -13,8 +13,8 @@ A producer that goes on where its last run ended:
     print("every image is on the receiver's disk")
 """
 
-from producers.client import Producer
-from producers.errors import (
+from stream_ssl.producers.client import Producer
+from stream_ssl.producers.errors import (
     BufferFullError,
     CannotConnectError,
     ClosedError,
@@ -28,7 +28,7 @@ from producers.errors import (
     UnauthorisedError,
     VersionRefusedError,
 )
-from producers.stats import Count, Delivery, Rejection, StateChange, Stats
+from stream_ssl.producers.stats import Count, Delivery, Rejection, StateChange, Stats
 from stream_ssl.wire import Keys, Sample, Welcome
 from stream_ssl.wire.messages import Verdict
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from producers.sources.fields import codec_of, read_image
+from stream_ssl.producers.sources.fields import codec_of, read_image
 from stream_ssl.wire import Sample
 
 if TYPE_CHECKING:

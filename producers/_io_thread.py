@@ -17,12 +17,12 @@ from dataclasses import replace
 
 import zmq
 
-from producers._connection import Connection, Curve, diagnose
-from producers._packer import Packet
-from producers._protocol import ProtocolState
-from producers._reporter import Reporter
-from producers.errors import ProducerError
-from producers.stats import Stats
+from stream_ssl.producers._connection import Connection, Curve, diagnose
+from stream_ssl.producers._packer import Packet
+from stream_ssl.producers._protocol import ProtocolState
+from stream_ssl.producers._reporter import Reporter
+from stream_ssl.producers.errors import ProducerError
+from stream_ssl.producers.stats import Stats
 from stream_ssl.rate_limited_logger import RateLimitedLogger
 from stream_ssl.wire import Bye, Data, Hello, WireError, decode, encode
 from stream_ssl.wire.messages import Frames
@@ -34,7 +34,7 @@ DIAGNOSE_SECONDS = (0.5, 10.0)  # without a handshake: before the first look at 
 AWAY_SECONDS = 2.0  # that an end waits for a connection, where a spool takes what is left
 LOOK_SECONDS = 0.25  # between two looks at the counters, while nothing else happens
 
-logger = logging.getLogger("producers")
+logger = logging.getLogger("stream_ssl.producers")
 
 
 class IoThread:

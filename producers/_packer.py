@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from producers.stats import Delivery
+from stream_ssl.producers.stats import Delivery
 from stream_ssl.wire import Data, Position, Sample
 from stream_ssl.wire.messages import MAX_HEADER_BYTES
 from stream_ssl.wire.sample import MAX_POSITION_BYTES

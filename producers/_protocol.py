@@ -12,10 +12,10 @@ import logging
 from collections import deque
 from dataclasses import replace
 
-from producers._packer import OnDelivery, Packer, Packet
-from producers._spool import Part, Spool
-from producers._window import Window
-from producers.errors import (
+from stream_ssl.producers._packer import OnDelivery, Packer, Packet
+from stream_ssl.producers._spool import Part, Spool
+from stream_ssl.producers._window import Window
+from stream_ssl.producers.errors import (
     DamagedError,
     ProducerError,
     RefusedError,
@@ -23,7 +23,7 @@ from producers.errors import (
     UnauthorisedError,
     VersionRefusedError,
 )
-from producers.stats import Delivery, Outcome, Rejection, State, Stats
+from stream_ssl.producers.stats import Delivery, Outcome, Rejection, State, Stats
 from stream_ssl.rate_limited_logger import RateLimitedLogger, printable
 from stream_ssl.wire import VERSION, Ack, Bye, Hello, Message, Nack, Position, Welcome, WireError
 from stream_ssl.wire.messages import Verdict, Verdicts
@@ -40,7 +40,7 @@ MAX_RESUME = 1 << 63  # leaves room for the sequences that follow, which have 64
 MIN_SLEEP_SECONDS = 0.05
 MAX_UNTOLD = 4096  # verdicts that wait for the callback
 
-logger = logging.getLogger("producers")
+logger = logging.getLogger("stream_ssl.producers")
 
 _REFUSALS: dict[str, tuple[type[RefusedError], str]] = {
     "version": (

@@ -8,15 +8,15 @@ from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
-from producers._protocol import ProtocolState
-from producers.stats import Rejection, State, StateChange, Stats
+from stream_ssl.producers._protocol import ProtocolState
+from stream_ssl.producers.stats import Rejection, State, StateChange, Stats
 from stream_ssl.wire.messages import Verdict
 
 LOG_SECONDS = 1.0  # at least, between two lines about the connection
 SLOW_SECONDS = 5.0  # for a handshake and WELCOME
 REPEAT_SECONDS = 30.0  # while there is no connection, or the buffer is full
 
-logger = logging.getLogger("producers")
+logger = logging.getLogger("stream_ssl.producers")
 
 
 class Reporter:

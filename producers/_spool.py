@@ -30,9 +30,9 @@ from typing import Any
 
 import msgpack
 
-from producers._packer import Packet
 from stream_ssl import durable
 from stream_ssl.bounded_files import open_binary, open_file, read_map
+from stream_ssl.producers._packer import Packet
 from stream_ssl.wire import Data, Position
 
 MAGIC = b"SSSPOOL1"
@@ -41,7 +41,7 @@ RETRY_SECONDS = 5.0  # after the disk refused a write
 _HEAD = struct.Struct(">BIIII")  # kind, bytes of info, header and payload, CRC-32
 _PACKET, _MARK = 1, 2
 
-logger = logging.getLogger("producers")
+logger = logging.getLogger("stream_ssl.producers")
 
 Part = tuple[int, int]
 """Number of a packet's first sample, and how many it has."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 
-from producers._packer import Packet
-from producers._spool import Spool
+from stream_ssl.producers._packer import Packet
+from stream_ssl.producers._spool import Spool
 
 
 class Window:

@@ -22,14 +22,14 @@ from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from producers._connection import Curve, curve_in_run, curve_of
-from producers._images import as_sample, owned
-from producers._io_thread import IoThread
-from producers._packer import NOT_GIVEN, OnDelivery, Packer, cost_of, pack
-from producers._protocol import MIN_SLEEP_SECONDS, ProtocolState
-from producers._reporter import Reporter
-from producers._spool import Spool
-from producers.errors import (
+from stream_ssl.producers._connection import Curve, curve_in_run, curve_of
+from stream_ssl.producers._images import as_sample, owned
+from stream_ssl.producers._io_thread import IoThread
+from stream_ssl.producers._packer import NOT_GIVEN, OnDelivery, Packer, cost_of, pack
+from stream_ssl.producers._protocol import MIN_SLEEP_SECONDS, ProtocolState
+from stream_ssl.producers._reporter import Reporter
+from stream_ssl.producers._spool import Spool
+from stream_ssl.producers.errors import (
     BufferFullError,
     CannotConnectError,
     ClosedError,
@@ -38,7 +38,7 @@ from producers.errors import (
     ProducerError,
     SampleTooLargeError,
 )
-from producers.stats import Delivery, Rejection, StateChange, Stats
+from stream_ssl.producers.stats import Delivery, Rejection, StateChange, Stats
 from stream_ssl.wire import Hello, Keys, Sample, Welcome, check_name
 from stream_ssl.wire.address import check_address, receiver_of
 from stream_ssl.wire.messages import Verdict

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from producers.stats import Delivery
+from stream_ssl.producers.stats import Delivery
 
 
 class ProducerError(Exception):

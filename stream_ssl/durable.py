@@ -1,6 +1,6 @@
 """Small files, and sealed folders, that are whole at any moment, also after a power cut.
 
-Samples are not kept here: they become durable in `Journal.append`, stream_ssl/ingest/journal.py.
+Samples are not kept here: they become durable in `Journal.append`, stream_ssl/journal/journal.py.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from memory.scores import Score
+from stream_ssl.memory.scores import Score
 
 
 def printed_algorithm_2(score: Score, z_KD: Tensor, x_BD: Tensor) -> list[int]:

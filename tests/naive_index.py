@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from memory.columns import Columns
-from memory.duel.approximate import ApproximateCounts
-from memory.scores import Score
+from stream_ssl.memory.columns import Columns
+from stream_ssl.memory.duel.approximate import ApproximateCounts
+from stream_ssl.memory.scores import Score
 from tests.naive import unit_rows
 
 DIM = 32

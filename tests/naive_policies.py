@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from memory.scores import Score
+from stream_ssl.memory.scores import Score
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from memory.scores import Score
+from stream_ssl.memory.scores import Score
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,8 @@ class Wait:
 
     `kind` is "read" where something comes to the host, or "upload": a copy to the device that is
     not `non_blocking`, and so waits for all that was launched before. `line` tells who asked, as
-    "stream_ssl/learning/updates.py update"; `declared` whether through `memory.compute.to_host`.
+    "stream_ssl/learning/updates.py update"; `declared` whether through
+    `stream_ssl.memory.compute.to_host`.
     """
 
     kind: str

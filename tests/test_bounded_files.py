@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 from table import table
 
-from producers._spool import Spool
 from stream_ssl import bounded_files
 from stream_ssl.app import config, endpoints
 from stream_ssl.durable import MANIFEST, damage, seal
-from stream_ssl.ingest.access import AllowList
-from stream_ssl.ingest.consumer_offsets import ConsumerOffsets, Positions
-from stream_ssl.ingest.journal import LOCK_FILE, Journal, JournalError, journal_id
+from stream_ssl.journal.consumer_offsets import ConsumerOffsets, Positions
+from stream_ssl.journal.journal import LOCK_FILE, Journal, JournalError, journal_id
 from stream_ssl.observe.http_access import Token
+from stream_ssl.producers._spool import Spool
+from stream_ssl.receiver.access import AllowList
 from stream_ssl.wire import Keys
 
 DEEP = "[" * 100_000 + "]" * 100_000
@@ -200,7 +200,7 @@ def test_bad_positions_leave_the_last_good_ones_in_force(
 def test_a_running_receiver_keeps_the_last_good_list_and_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stream_ssl.ingest.access._RELOAD_SECONDS", 0.0)
+    monkeypatch.setattr("stream_ssl.receiver.access._RELOAD_SECONDS", 0.0)
     key = Keys.generate("robot").public
     path = tmp_path / "allow.json"
     path.write_text(json.dumps({"robot": key}))

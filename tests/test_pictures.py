@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from table import table
 
-from producers._images import as_sample
-from producers.shaping.repeat import decode
-from producers.sources.frames import Encoder, Frames, converted
-from producers.sources.lerobot import picture
-from stream_ssl.ingest.decode import Decoder
+from stream_ssl.feed.decode import Decoder
 from stream_ssl.pictures import over_white, upright
+from stream_ssl.producers._images import as_sample
+from stream_ssl.producers.shaping.repeat import decode
+from stream_ssl.producers.sources.frames import Encoder, Frames, converted
+from stream_ssl.producers.sources.lerobot import picture
 from stream_ssl.wire import Sample
 
 SIDE = 24

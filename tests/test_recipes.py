@@ -14,12 +14,12 @@ import torch
 from table import table
 from torch.nn.functional import normalize
 
-from memory import WorkingMemory
-from memory.eviction import POLICIES
-from producers.sources import SOURCES
 from stream_ssl.app import config
 from stream_ssl.losses import LOSSES
+from stream_ssl.memory import WorkingMemory
+from stream_ssl.memory.eviction import POLICIES
 from stream_ssl.methods import METHODS
+from stream_ssl.producers.sources import SOURCES
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text()

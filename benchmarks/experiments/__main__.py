@@ -192,7 +192,7 @@ def load(settings: Namespace, source: str | None) -> Data:
     from benchmarks.experiments.data import gather
     from stream_ssl.app.evaluate import sets
     from stream_ssl.evaluation.labelled import Division
-    from stream_ssl.ingest.decode import Decoder
+    from stream_ssl.feed.decode import Decoder
 
     assert source is not None
     options = settings.source.as_dict()

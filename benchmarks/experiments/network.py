@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from benchmarks.experiments.papers.presets import Network
-from stream_ssl.learning.encoder import ResNet, in_layout, layout_for
+from stream_ssl.encoder.network import ResNet, in_layout, layout_for
 
 # (channels, kernel, stride): 32 x 32 images are 16, 8, 4, 2 and 2 wide behind them. A kernel of 4
 # at a stride of 2 is the cheapest first layer that looks at every pixel twice.

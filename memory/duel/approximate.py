@@ -29,12 +29,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from memory.columns import Columns
-from memory.compute import to_device, to_host
-from memory.duel.cells import NOWHERE, Cells, Lines, Seen, blocks
-from memory.duel.simulate import kept_steps, simulate
-from memory.scores import Score
-from memory.shares import Groups, Turns
+from stream_ssl.memory.columns import Columns
+from stream_ssl.memory.compute import to_device, to_host
+from stream_ssl.memory.duel.cells import NOWHERE, Cells, Lines, Seen, blocks
+from stream_ssl.memory.duel.simulate import kept_steps, simulate
+from stream_ssl.memory.scores import Score
+from stream_ssl.memory.shares import Groups, Turns
 
 POOL_ROOTS, POOL_ROWS = 6, 8192
 """P is so many times sqrt(K), at most so many: the rows of a pool are read for each newcomer, all
@@ -113,7 +113,7 @@ class ApproximateCounts:
         _came_K: which of `_moves` holds a slot now; NOWHERE for who was there before.
         _served: changes since then.
 
-    >>> from memory.scores import VonMisesFisher
+    >>> from stream_ssl.memory.scores import VonMisesFisher
     >>> columns = Columns(3, 2)
     >>> columns.embeddings[:], columns.occupied = torch.eye(2)[[0, 1, 1]], 3
     >>> ApproximateCounts(columns, VonMisesFisher(0.1)).choose(torch.eye(2)[:1]).tolist()

@@ -15,10 +15,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from memory.columns import Columns
-from memory.compute import to_host
-from memory.index import cells_of, kmeans
-from memory.scores import Score, sum_rows
+from stream_ssl.memory.columns import Columns
+from stream_ssl.memory.compute import to_host
+from stream_ssl.memory.index import cells_of, kmeans
+from stream_ssl.memory.scores import Score, sum_rows
 
 TRAINED_PER_CELL = 32
 """Rows a cell that the centres are fitted to: they need not be the best, only near."""

@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from memory.columns import Columns
-from memory.compute import columns_at_a_time, to_device, to_host
-from memory.duel.simulate import Kept, kept_steps, occupants, simulate
-from memory.scores import BLOCK_ELEMENTS, Score
-from memory.shares import Barred, Groups, Turns
+from stream_ssl.memory.columns import Columns
+from stream_ssl.memory.compute import columns_at_a_time, to_device, to_host
+from stream_ssl.memory.duel.simulate import Kept, kept_steps, occupants, simulate
+from stream_ssl.memory.scores import BLOCK_ELEMENTS, Score
+from stream_ssl.memory.shares import Barred, Groups, Turns
 
 CANDIDATES = 256
 """Slots of all shards among which the steps of a proposal are simulated."""

@@ -25,12 +25,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from memory.columns import Columns
-from memory.compute import fast_in_bfloat16, to_device
-from memory.duel.simulate import kept_steps, simulate
-from memory.index import products, top
-from memory.scores import sum_rows
-from memory.shares import Barred, Gate, Groups, Turns
+from stream_ssl.memory.columns import Columns
+from stream_ssl.memory.compute import fast_in_bfloat16, to_device
+from stream_ssl.memory.duel.simulate import kept_steps, simulate
+from stream_ssl.memory.index import products, top
+from stream_ssl.memory.scores import sum_rows
+from stream_ssl.memory.shares import Barred, Gate, Groups, Turns
 
 POOL_ROWS = 8192
 """Of a pool. Its rows are read for each proposal, the column for each pool."""

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from memory.columns import REFUSED
-from memory.compute import to_device, to_host
+from stream_ssl.memory.columns import REFUSED
+from stream_ssl.memory.compute import to_device, to_host
 
 if TYPE_CHECKING:
-    from memory.shares import Gate
+    from stream_ssl.memory.shares import Gate
 
 
 def simulate(

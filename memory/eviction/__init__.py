@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from memory.eviction.base import Feedback, Policy
-from memory.eviction.minimum_redundancy import MinimumRedundancy
-from memory.eviction.most_duplicated import MostDuplicated
-from memory.eviction.oldest import Oldest
-from memory.eviction.random import Random
-from memory.eviction.redundant import Redundant
-from memory.eviction.reservoir import Reservoir
+from stream_ssl.memory.eviction.base import Feedback, Policy
+from stream_ssl.memory.eviction.minimum_redundancy import MinimumRedundancy
+from stream_ssl.memory.eviction.most_duplicated import MostDuplicated
+from stream_ssl.memory.eviction.oldest import Oldest
+from stream_ssl.memory.eviction.random import Random
+from stream_ssl.memory.eviction.redundant import Redundant
+from stream_ssl.memory.eviction.reservoir import Reservoir
 
 POLICIES: dict[str, type[Policy]] = {
     policy.name: policy
@@ -51,7 +51,7 @@ def policy(name_or_path: str, **arguments: Any) -> Policy:
 
     >>> policy("oldest").name
     'oldest'
-    >>> policy("memory.eviction.reservoir:Reservoir").name
+    >>> policy("stream_ssl.memory.eviction.reservoir:Reservoir").name
     'reservoir'
     """
     if not isinstance(name_or_path, str):
@@ -86,6 +86,6 @@ def _from_outside(path: str) -> type[Policy]:
     if not (isinstance(found, type) and issubclass(found, Policy)):
         raise ValueError(
             f"eviction policy {path!r} is {found!r}: must be a subclass of "
-            "memory.eviction.Policy; derive it from that"
+            "stream_ssl.memory.eviction.Policy; derive it from that"
         )
     return found

@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from memory.columns import Columns, Rows
-from memory.scores import Linear, Score
-from memory.shares import Turns
+from stream_ssl.memory.columns import Columns, Rows
+from stream_ssl.memory.scores import Linear, Score
+from stream_ssl.memory.shares import Turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,5 +154,5 @@ def check_free(name: str, given: Any) -> None:
     elif isinstance(given, str):
         remedy = f"build it with memory.eviction.policy({given!r})"
     raise ValueError(
-        f"{name} is {given!r}: must be an instance of memory.eviction.Policy; {remedy}"
+        f"{name} is {given!r}: must be an instance of stream_ssl.memory.eviction.Policy; {remedy}"
     )

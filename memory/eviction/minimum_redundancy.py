@@ -13,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from memory.columns import Columns, Rows
-from memory.compute import to_host
-from memory.eviction.base import Policy
-from memory.shares import SlotWalk, Turns
+from stream_ssl.memory.columns import Columns, Rows
+from stream_ssl.memory.compute import to_host
+from stream_ssl.memory.eviction.base import Policy
+from stream_ssl.memory.shares import SlotWalk, Turns
 
 LIST = 16
 """L. A longer list is made again less often and costs more to keep: 8 L bytes a slot in float32."""
@@ -46,7 +46,7 @@ class MinimumRedundancy(Policy):
     Exact for any batch size. Costs O(K A) a newcomer, in one matrix product a block, and when the
     memory fills O(K^2 A) once; holds O(K) beside the slots.
 
-    >>> from memory import WorkingMemory
+    >>> from stream_ssl.memory import WorkingMemory
     >>> memory = WorkingMemory(capacity=3, dim=2, eviction=MinimumRedundancy())
     >>> z = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0], [-1.0, 0.0]])
     >>> memory.add(torch.arange(4), z).evicted.tolist()

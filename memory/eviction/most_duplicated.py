@@ -6,13 +6,13 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from memory.columns import Columns, Rows
-from memory.duel.approximate import ApproximateCounts, pick
-from memory.duel.exact import ExactCounts
-from memory.duel.linear import LinearCounts
-from memory.eviction.base import Policy
-from memory.scores import Linear, Score, check_score
-from memory.shares import Turns
+from stream_ssl.memory.columns import Columns, Rows
+from stream_ssl.memory.duel.approximate import ApproximateCounts, pick
+from stream_ssl.memory.duel.exact import ExactCounts
+from stream_ssl.memory.duel.linear import LinearCounts
+from stream_ssl.memory.eviction.base import Policy
+from stream_ssl.memory.scores import Linear, Score, check_score
+from stream_ssl.memory.shares import Turns
 
 
 class MostDuplicated(Policy):
@@ -32,7 +32,7 @@ class MostDuplicated(Policy):
             exact whatever it says: they are fast at any size.
 
     >>> import torch
-    >>> from memory import WorkingMemory
+    >>> from stream_ssl.memory import WorkingMemory
     >>> memory = WorkingMemory(capacity=3, dim=2, eviction=MostDuplicated())
     >>> memory.add(torch.arange(3), torch.eye(2)[[0, 1, 1]]).evicted.tolist()
     []

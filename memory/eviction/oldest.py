@@ -10,10 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from memory.columns import Columns, Rows
-from memory.compute import to_host
-from memory.eviction.base import Policy
-from memory.shares import SlotWalk, Turns
+from stream_ssl.memory.columns import Columns, Rows
+from stream_ssl.memory.compute import to_host
+from stream_ssl.memory.eviction.base import Policy
+from stream_ssl.memory.shares import SlotWalk, Turns
 
 OUT_OF_ORDER = -1
 """In place of the head: slots are no longer in order of arrival, so births tell the order."""
@@ -50,7 +50,7 @@ class Ages:
 class Oldest(Policy):
     """First in, first out (MoCo, He et al. 2020, section 3.1).
 
-    >>> from memory import WorkingMemory
+    >>> from stream_ssl.memory import WorkingMemory
     >>> memory = WorkingMemory(capacity=2, dim=2, eviction=Oldest())
     >>> memory.add(torch.arange(3), torch.eye(2)[[0, 1, 0]]).evicted.tolist()
     [0]

@@ -8,16 +8,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from memory.columns import REFUSED, Columns, Rows
-from memory.compute import to_host
-from memory.eviction.base import Policy
-from memory.shares import SlotWalk, Turns
+from stream_ssl.memory.columns import REFUSED, Columns, Rows
+from stream_ssl.memory.compute import to_host
+from stream_ssl.memory.eviction.base import Policy
+from stream_ssl.memory.shares import SlotWalk, Turns
 
 
 class Random(Policy):
     """Each newcomer replaces a uniformly drawn slot, so ages are geometric with mean K.
 
-    >>> from memory import WorkingMemory
+    >>> from stream_ssl.memory import WorkingMemory
     >>> memory = WorkingMemory(capacity=1, dim=2, eviction=Random())
     >>> memory.add(torch.arange(3), torch.eye(2)[[0, 1, 0]]).evicted.tolist()
     [0, 1]

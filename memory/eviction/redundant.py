@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memory.checks import check_number
-from memory.columns import Columns, Rows
-from memory.compute import to_host
-from memory.duel.exact import STEPS, Drawn, ExactCounts
-from memory.eviction.most_duplicated import MostDuplicated
-from memory.eviction.random import Random, walked
-from memory.scores import Score, VonMisesFisher
-from memory.shares import Turns
+from stream_ssl.memory.checks import check_number
+from stream_ssl.memory.columns import Columns, Rows
+from stream_ssl.memory.compute import to_host
+from stream_ssl.memory.duel.exact import STEPS, Drawn, ExactCounts
+from stream_ssl.memory.eviction.most_duplicated import MostDuplicated
+from stream_ssl.memory.eviction.random import Random, walked
+from stream_ssl.memory.scores import Score, VonMisesFisher
+from stream_ssl.memory.shares import Turns
 
 _RULE = "a number of expected duplicates above 0"
 _OF_CHANCE = "chance."  # before what is the draws' own in a state
@@ -36,7 +36,7 @@ class Redundant(MostDuplicated):
     Raises:
         ValueError: `at_least` is not a positive number, or the score is no Score.
 
-    >>> from memory import WorkingMemory
+    >>> from stream_ssl.memory import WorkingMemory
     >>> memory = WorkingMemory(3, 2, Redundant())
     >>> memory.add(torch.arange(3), torch.eye(2)[[0, 1, 1]]).evicted.tolist()
     []

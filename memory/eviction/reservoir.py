@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from memory.columns import REFUSED, Columns, Rows
-from memory.eviction.random import Random, walked
-from memory.shares import Turns
+from stream_ssl.memory.columns import REFUSED, Columns, Rows
+from stream_ssl.memory.eviction.random import Random, walked
+from stream_ssl.memory.shares import Turns
 
 
 class Reservoir(Random):

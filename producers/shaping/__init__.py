@@ -1,12 +1,12 @@
 """Streams shaped like those of the world: biased, repetitive, correlated in time, paced."""
 
-from producers.shaping.continual import Continual
-from producers.shaping.episodes import Stalls, Video
-from producers.shaping.parked import Parked
-from producers.shaping.popularity import Popularity
-from producers.shaping.rate import RateLimit
-from producers.shaping.shaped import Shaped
-from producers.shaping.shift import Shift
+from stream_ssl.producers.shaping.continual import Continual
+from stream_ssl.producers.shaping.episodes import Stalls, Video
+from stream_ssl.producers.shaping.parked import Parked
+from stream_ssl.producers.shaping.popularity import Popularity
+from stream_ssl.producers.shaping.rate import RateLimit
+from stream_ssl.producers.shaping.shaped import Shaped
+from stream_ssl.producers.shaping.shift import Shift
 
 __all__ = [
     "Continual",

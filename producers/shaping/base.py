@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from producers.sources.base import Facts, Source, stop_source
+from stream_ssl.producers.sources.base import Facts, Source, stop_source
 
 
 class Shaping:

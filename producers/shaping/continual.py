@@ -10,9 +10,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from producers.shaping.base import Shaping
-from producers.sources.base import Source, checked, wrong_position
-from producers.sources.fields import check_ranges
+from stream_ssl.producers.shaping.base import Shaping
+from stream_ssl.producers.sources.base import Source, checked, wrong_position
+from stream_ssl.producers.sources.fields import check_ranges
 from stream_ssl.wire.sample import Position, Sample
 
 Kind = Literal["keep", "incremental", "blurred", "blocks", "concurrent"]

@@ -13,12 +13,12 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from producers.shaping.base import Shaping
-from producers.shaping.parked import pixels_of
-from producers.shaping.repeat import encode, from_pixels
-from producers.sources.base import Facts, Source, place
-from producers.sources.fields import check_ranges, fitting_meta, short_id
-from producers.sources.finite import ENDLESS
+from stream_ssl.producers.shaping.base import Shaping
+from stream_ssl.producers.shaping.parked import pixels_of
+from stream_ssl.producers.shaping.repeat import encode, from_pixels
+from stream_ssl.producers.sources.base import Facts, Source, place
+from stream_ssl.producers.sources.fields import check_ranges, fitting_meta, short_id
+from stream_ssl.producers.sources.finite import ENDLESS
 from stream_ssl.wire.sample import Position, Sample
 
 

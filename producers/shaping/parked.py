@@ -15,11 +15,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from producers.shaping.base import Shaping
-from producers.shaping.repeat import decode, encode, from_pixels, moved
-from producers.sources.base import Source, place, wrong_position
-from producers.sources.fields import check_ranges, digest, fitting_meta, short_id
-from producers.sources.finite import ENDLESS
+from stream_ssl.producers.shaping.base import Shaping
+from stream_ssl.producers.shaping.repeat import decode, encode, from_pixels, moved
+from stream_ssl.producers.sources.base import Source, place, wrong_position
+from stream_ssl.producers.sources.fields import check_ranges, digest, fitting_meta, short_id
+from stream_ssl.producers.sources.finite import ENDLESS
 from stream_ssl.wire.sample import Position, Sample, short
 
 

@@ -9,12 +9,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from producers.shaping.base import Shaping
-from producers.shaping.parked import pixels_of, seen_again
-from producers.shaping.repeat import encode, from_pixels
-from producers.sources.base import Source, place, wrong_position
-from producers.sources.fields import check_ranges, digest, fitting_meta, short_id
-from producers.sources.finite import ENDLESS
+from stream_ssl.producers.shaping.base import Shaping
+from stream_ssl.producers.shaping.parked import pixels_of, seen_again
+from stream_ssl.producers.shaping.repeat import encode, from_pixels
+from stream_ssl.producers.sources.base import Source, place, wrong_position
+from stream_ssl.producers.sources.fields import check_ranges, digest, fitting_meta, short_id
+from stream_ssl.producers.sources.finite import ENDLESS
 from stream_ssl.wire.sample import Position, Sample
 
 

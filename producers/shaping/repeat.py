@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from producers.sources.fields import fitting_meta, short_id
+from stream_ssl.producers.sources.fields import fitting_meta, short_id
 from stream_ssl.wire.sample import DTYPES, Sample, short
 
 if TYPE_CHECKING:

@@ -9,11 +9,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from producers.shaping.base import Shaping
-from producers.shaping.rate import RateLimit
-from producers.shaping.repeat import NearBy, repeat
-from producers.sources.base import Source, checked, wrong_position
-from producers.sources.fields import check_ranges
+from stream_ssl.producers.shaping.base import Shaping
+from stream_ssl.producers.shaping.rate import RateLimit
+from stream_ssl.producers.shaping.repeat import NearBy, repeat
+from stream_ssl.producers.sources.base import Source, checked, wrong_position
+from stream_ssl.producers.sources.fields import check_ranges
 from stream_ssl.wire.sample import Position, Sample
 
 Order = Literal["keep", "iid", "sequential", "blurred"]

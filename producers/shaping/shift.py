@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from producers.shaping.base import Shaping
-from producers.sources.base import Source, place
-from producers.sources.fields import check_ranges
-from producers.sources.finite import ENDLESS
+from stream_ssl.producers.shaping.base import Shaping
+from stream_ssl.producers.sources.base import Source, place
+from stream_ssl.producers.sources.fields import check_ranges
+from stream_ssl.producers.sources.finite import ENDLESS
 from stream_ssl.wire.sample import Position, Sample
 
 DRAWS = 1024  # of a generator at once

@@ -1,21 +1,21 @@
 """Where samples come from. A new source is one file, and one line in the table below."""
 
-from producers.sources.base import Source
-from producers.sources.camera import Camera
-from producers.sources.cifar import CifarBinary
-from producers.sources.crawl import Crawl
-from producers.sources.idx import IdxDataset
-from producers.sources.image_folder import ImageFolder
-from producers.sources.kafka import Kafka
-from producers.sources.lerobot import LeRobot
-from producers.sources.mcap import McapFiles
-from producers.sources.nats import Nats
-from producers.sources.npy import NpyVectors
-from producers.sources.rosbag import RosBags
-from producers.sources.synthetic import Synthetic
-from producers.sources.video import VideoFiles
-from producers.sources.watched import WatchedFolder
-from producers.sources.webdataset import WebDataset
+from stream_ssl.producers.sources.base import Source
+from stream_ssl.producers.sources.camera import Camera
+from stream_ssl.producers.sources.cifar import CifarBinary
+from stream_ssl.producers.sources.crawl import Crawl
+from stream_ssl.producers.sources.idx import IdxDataset
+from stream_ssl.producers.sources.image_folder import ImageFolder
+from stream_ssl.producers.sources.kafka import Kafka
+from stream_ssl.producers.sources.lerobot import LeRobot
+from stream_ssl.producers.sources.mcap import McapFiles
+from stream_ssl.producers.sources.nats import Nats
+from stream_ssl.producers.sources.npy import NpyVectors
+from stream_ssl.producers.sources.rosbag import RosBags
+from stream_ssl.producers.sources.synthetic import Synthetic
+from stream_ssl.producers.sources.video import VideoFiles
+from stream_ssl.producers.sources.watched import WatchedFolder
+from stream_ssl.producers.sources.webdataset import WebDataset
 
 SOURCES: dict[str, type[Source]] = {
     "camera": Camera,

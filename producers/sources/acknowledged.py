@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from producers.sources.base import Source
-from producers.sources.fields import codec_of, fitting_meta, short_id
-from producers.stats import Delivery
+from stream_ssl.producers.sources.base import Source
+from stream_ssl.producers.sources.fields import codec_of, fitting_meta, short_id
+from stream_ssl.producers.stats import Delivery
 from stream_ssl.wire.sample import Position, Sample
 
 OWN_HEADERS = ("id", "time", "label")

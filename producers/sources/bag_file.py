@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from producers.sources.chunked import (
+from stream_ssl.producers.sources.chunked import (
     MAX_BYTES,
     ChunkPlace,
     Drop,
@@ -19,7 +19,7 @@ from producers.sources.chunked import (
     in_order,
     unpacked,
 )
-from producers.sources.recordings import DamagedError
+from stream_ssl.producers.sources.recordings import DamagedError
 
 MAGIC = b"#ROSBAG V2.0\n"
 MAX_HEADER = 1 << 20  # bytes of a record's header or a connection's definition

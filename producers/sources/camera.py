@@ -11,10 +11,10 @@ from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
-from producers.sources.base import Facts, Skipped, SourceError, checked, mark
-from producers.sources.frames import Frames
-from producers.sources.recordings import DamagedError
-from producers.sources.video import Film, film_of, lenient
+from stream_ssl.producers.sources.base import Facts, Skipped, SourceError, checked, mark
+from stream_ssl.producers.sources.frames import Frames
+from stream_ssl.producers.sources.recordings import DamagedError
+from stream_ssl.producers.sources.video import Film, film_of, lenient
 from stream_ssl.wire.sample import Position, Sample
 
 if TYPE_CHECKING:

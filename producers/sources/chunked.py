@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from producers.sources.recordings import DamagedError
+from stream_ssl.producers.sources.recordings import DamagedError
 
 MAX_BYTES = 1 << 28  # of a chunk, packed or not, and of a message; far above any packet
 MAX_WAITING = 1 << 29  # bytes of messages that wait for their turn while chunks overlap in time

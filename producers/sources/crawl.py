@@ -12,15 +12,22 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from producers.sources.base import Facts, Skipped, SourceError, checked, mark, wrong_position
-from producers.sources.fields import codec_of, digest, fitting_meta, short_id
-from producers.sources.finite import nothing_readable
-from producers.sources.shards import find_files
-from producers.sources.url_lists import Row, count_rows, read_rows
+from stream_ssl.producers.sources.base import (
+    Facts,
+    Skipped,
+    SourceError,
+    checked,
+    mark,
+    wrong_position,
+)
+from stream_ssl.producers.sources.fields import codec_of, digest, fitting_meta, short_id
+from stream_ssl.producers.sources.finite import nothing_readable
+from stream_ssl.producers.sources.shards import find_files
+from stream_ssl.producers.sources.url_lists import Row, count_rows, read_rows
 from stream_ssl.wire.sample import Position, Sample
 
 if TYPE_CHECKING:
-    from producers.sources.fetch import Fetcher
+    from stream_ssl.producers.sources.fetch import Fetcher
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +71,7 @@ class Crawl:
         name: str = "crawl",
         **fetching: Any,
     ) -> None:
-        from producers.sources.fetch import Fetcher
+        from stream_ssl.producers.sources.fetch import Fetcher
 
         if not 1 <= concurrency <= 1000:
             raise ValueError(f"concurrency {concurrency}: must lie in [1, 1000]")
@@ -125,7 +132,7 @@ class Crawl:
 
     async def crawl(self, row: Row) -> Sample | None:
         """What a row gives; None: nothing, and `skipped` says why."""
-        from producers.sources.fetch import Skip
+        from stream_ssl.producers.sources.fetch import Skip
 
         try:
             data = await self.fetcher.fetch(row.url)

@@ -23,8 +23,8 @@ import httpcore
 import httpx
 from protego import Protego
 
-from producers.sources.fields import codec_of
-from producers.sources.public_addresses import embedded, is_public, special_row
+from stream_ssl.producers.sources.fields import codec_of
+from stream_ssl.producers.sources.public_addresses import embedded, is_public, special_row
 
 ROBOTS_BYTES = 512 * 1024  # RFC 9309 asks for 500 KiB at least; the rest is ignored
 ROBOTS_REDIRECTS = 5  # RFC 9309 asks for five at least

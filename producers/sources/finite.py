@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from producers.sources.base import Facts, SourceError, mark, place
-from producers.sources.fields import digest
+from stream_ssl.producers.sources.base import Facts, SourceError, mark, place
+from stream_ssl.producers.sources.fields import digest
 from stream_ssl.wire.sample import Position, Sample
 
 ENDLESS = 2**62

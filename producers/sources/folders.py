@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from producers.sources.fields import OTHER_IMAGES, SUFFIXES
+from stream_ssl.producers.sources.fields import OTHER_IMAGES, SUFFIXES
 
 
 def walk(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from producers.sources.base import Facts
+from stream_ssl.producers.sources.base import Facts
 
 if TYPE_CHECKING:
     from av import VideoFrame

@@ -13,9 +13,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from producers.sources.fields import digest
-from producers.sources.finite import Finite
-from producers.sources.tar import GZIP, ShardError, unpacked
+from stream_ssl.producers.sources.fields import digest
+from stream_ssl.producers.sources.finite import Finite
+from stream_ssl.producers.sources.tar import GZIP, ShardError, unpacked
 from stream_ssl.wire.sample import Sample
 
 UBYTE = 0x08

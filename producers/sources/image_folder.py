@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from producers.sources.base import Skipped
-from producers.sources.fields import (
+from stream_ssl.producers.sources.base import Skipped
+from stream_ssl.producers.sources.fields import (
     SUFFIXES,
     codec_of,
     content_id,
@@ -16,8 +16,8 @@ from producers.sources.fields import (
     no_image,
     read_image,
 )
-from producers.sources.finite import Finite
-from producers.sources.folders import walk
+from stream_ssl.producers.sources.finite import Finite
+from stream_ssl.producers.sources.folders import walk
 from stream_ssl.wire.sample import Sample
 
 

@@ -11,9 +11,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from producers.sources.acknowledged import UnreadableError, sample_of
-from producers.sources.base import Facts, Skipped, SourceError, checked, mark, wrong_position
 from stream_ssl.bounded_files import read_text
+from stream_ssl.producers.sources.acknowledged import UnreadableError, sample_of
+from stream_ssl.producers.sources.base import (
+    Facts,
+    Skipped,
+    SourceError,
+    checked,
+    mark,
+    wrong_position,
+)
 from stream_ssl.wire.sample import MAX_POSITION_BYTES, Position, Sample
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from producers.sources.base import own_fault
-from producers.sources.fields import (
+from stream_ssl.producers.sources.base import own_fault
+from stream_ssl.producers.sources.fields import (
     codec_of,
     digest,
     file_name,
@@ -23,10 +23,10 @@ from producers.sources.fields import (
     read_image,
     short_id,
 )
-from producers.sources.finite import select
-from producers.sources.frames import Frames
-from producers.sources.recordings import DamagedError, Recordings, Where
-from producers.sources.video import VideoFiles, ahead, creation_time, opened, time_base
+from stream_ssl.producers.sources.finite import select
+from stream_ssl.producers.sources.frames import Frames
+from stream_ssl.producers.sources.recordings import DamagedError, Recordings, Where
+from stream_ssl.producers.sources.video import VideoFiles, ahead, creation_time, opened, time_base
 from stream_ssl.wire.sample import Sample
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from producers.sources.base import own_fault
-from producers.sources.mcap_file import Channel, McapFile, Schema
-from producers.sources.robot_logs import Message, RobotLogs
-from producers.sources.ros_messages import decoder
+from stream_ssl.producers.sources.base import own_fault
+from stream_ssl.producers.sources.mcap_file import Channel, McapFile, Schema
+from stream_ssl.producers.sources.robot_logs import Message, RobotLogs
+from stream_ssl.producers.sources.ros_messages import decoder
 
 log = logging.getLogger(__name__)
 

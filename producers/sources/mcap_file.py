@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from producers.sources.chunked import (
+from stream_ssl.producers.sources.chunked import (
     MAX_BYTES,
     PIECE,
     ChunkPlace,
@@ -22,7 +22,7 @@ from producers.sources.chunked import (
     in_order,
     unpacked,
 )
-from producers.sources.recordings import DamagedError
+from stream_ssl.producers.sources.recordings import DamagedError
 
 MAGIC = b"\x89MCAP0\r\n"
 FOOTER_BYTES = 9 + 20 + len(MAGIC)

@@ -14,9 +14,9 @@ from concurrent.futures import CancelledError, Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from producers.sources.acknowledged import UnreadableError, sample_of
-from producers.sources.base import Facts, Skipped, SourceError, mark, place
 from stream_ssl.bounded_files import parse_json, read_text
+from stream_ssl.producers.sources.acknowledged import UnreadableError, sample_of
+from stream_ssl.producers.sources.base import Facts, Skipped, SourceError, mark, place
 from stream_ssl.wire.sample import Position, Sample
 
 if TYPE_CHECKING:

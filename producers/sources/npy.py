@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from producers.sources.base import Skipped, own_fault
-from producers.sources.fields import digest, file_name, short_id
-from producers.sources.finite import Finite
+from stream_ssl.producers.sources.base import Skipped, own_fault
+from stream_ssl.producers.sources.fields import digest, file_name, short_id
+from stream_ssl.producers.sources.finite import Finite
 from stream_ssl.wire.sample import DTYPES, Sample
 
 MAX_HEADER = 2**16  # bytes, as many as version 1 of the format allows

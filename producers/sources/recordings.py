@@ -9,9 +9,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from producers.sources.base import Facts, Skipped, checked, mark, own_fault, wrong_position
-from producers.sources.finite import nothing_readable
-from producers.sources.shards import find_files
+from stream_ssl.producers.sources.base import (
+    Facts,
+    Skipped,
+    checked,
+    mark,
+    own_fault,
+    wrong_position,
+)
+from stream_ssl.producers.sources.finite import nothing_readable
+from stream_ssl.producers.sources.shards import find_files
 from stream_ssl.wire.sample import Position, Sample
 
 log = logging.getLogger(__name__)

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from producers.sources.base import Facts, own_fault
-from producers.sources.fields import codec_of, file_name, fitting_meta, short_id
-from producers.sources.frames import Codec, Encoder
-from producers.sources.recordings import DamagedError, Recordings, Where
+from stream_ssl.producers.sources.base import Facts, own_fault
+from stream_ssl.producers.sources.fields import codec_of, file_name, fitting_meta, short_id
+from stream_ssl.producers.sources.frames import Codec, Encoder
+from stream_ssl.producers.sources.recordings import DamagedError, Recordings, Where
 from stream_ssl.wire.sample import Sample
 
 log = logging.getLogger(__name__)

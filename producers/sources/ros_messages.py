@@ -12,7 +12,7 @@ from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
 
-from producers.sources.chunked import unpacked
+from stream_ssl.producers.sources.chunked import unpacked
 
 ZSTD = b"\x28\xb5\x2f\xfd"  # begins what is compressed so; no CDR message begins so
 

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from producers.sources.bag_file import BagFile
-from producers.sources.chunked import MAX_BYTES, PIECE
-from producers.sources.mcap import mcap_messages
-from producers.sources.recordings import DamagedError
-from producers.sources.robot_logs import Message, RobotLogs
-from producers.sources.ros_messages import decoder
+from stream_ssl.producers.sources.bag_file import BagFile
+from stream_ssl.producers.sources.chunked import MAX_BYTES, PIECE
+from stream_ssl.producers.sources.mcap import mcap_messages
+from stream_ssl.producers.sources.recordings import DamagedError
+from stream_ssl.producers.sources.robot_logs import Message, RobotLogs
+from stream_ssl.producers.sources.ros_messages import decoder
 
 STORED = re.compile(r"^\s*-\s*['\"]?(?:.*/)?([^/'\"\s]+\.(?:db3|mcap)(?:\.zstd)?)['\"]?\s*$", re.M)
 MAX_METADATA = 1 << 24  # bytes

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from producers.sources.base import Facts, mark, place
-from producers.sources.finite import ENDLESS
+from stream_ssl.producers.sources.base import Facts, mark, place
+from stream_ssl.producers.sources.finite import ENDLESS
 from stream_ssl.wire.sample import Position, Sample, Scalar
 
 BLOCK = 256  # drawn at once

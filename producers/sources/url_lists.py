@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
-from producers.sources.base import SourceError
+from stream_ssl.producers.sources.base import SourceError
 
 MAX_LINE = 1 << 20  # characters; a list without line ends must not fill the memory
 

@@ -15,10 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from producers.sources.fields import file_name, fitting_meta, short_id
-from producers.sources.frames import Frames
-from producers.sources.recordings import DamagedError, Recordings, Where
-from producers.sources.truncation import missing_bytes
+from stream_ssl.producers.sources.fields import file_name, fitting_meta, short_id
+from stream_ssl.producers.sources.frames import Frames
+from stream_ssl.producers.sources.recordings import DamagedError, Recordings, Where
+from stream_ssl.producers.sources.truncation import missing_bytes
 from stream_ssl.wire.sample import Sample
 
 if TYPE_CHECKING:

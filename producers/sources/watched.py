@@ -12,7 +12,7 @@ from pathlib import Path
 from stat import S_ISREG
 from typing import Literal
 
-from producers.sources.base import (
+from stream_ssl.producers.sources.base import (
     SHOWN_CHARS,
     Facts,
     Skipped,
@@ -20,8 +20,8 @@ from producers.sources.base import (
     mark,
     wrong_position,
 )
-from producers.sources.fields import codec_of, content_id, no_image, read_image
-from producers.sources.folders import walk
+from stream_ssl.producers.sources.fields import codec_of, content_id, no_image, read_image
+from stream_ssl.producers.sources.folders import walk
 from stream_ssl.rate_limited_logger import printable
 from stream_ssl.wire.sample import Position, Sample
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from producers.sources.base import Facts, Skipped, mark, place, wrong_position
-from producers.sources.fields import (
+from stream_ssl.producers.sources.base import Facts, Skipped, mark, place, wrong_position
+from stream_ssl.producers.sources.fields import (
     OTHER_IMAGES,
     SUFFIXES,
     codec_of,
@@ -20,9 +20,9 @@ from producers.sources.fields import (
     fitting_meta,
     no_image,
 )
-from producers.sources.finite import ENDLESS, nothing_readable
-from producers.sources.shards import find_files
-from producers.sources.tar import Member, ShardError, read_members, split_key
+from stream_ssl.producers.sources.finite import ENDLESS, nothing_readable
+from stream_ssl.producers.sources.shards import find_files
+from stream_ssl.producers.sources.tar import Member, ShardError, read_members, split_key
 from stream_ssl.wire.sample import Position, Sample
 
 LIMITS = {**dict.fromkeys(SUFFIXES, 2**26), ".cls": 2**10, ".json": 2**22}

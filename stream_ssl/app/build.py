@@ -16,20 +16,10 @@ import torch
 from jsonargparse import Namespace
 from torch import Tensor
 
-from memory import WorkingMemory
-from memory.descriptors import Embedding, Vector
-from memory.eviction import Policy
-from memory.process_group import SINGLE_PROCESS, RankGroup
 from stream_ssl.app.failures import first_line
 from stream_ssl.app.trust import DOWNLOADERS, without_downloads
 from stream_ssl.batch import START, Offset
-from stream_ssl.ingest.batches import Batches, JournalShare
-from stream_ssl.ingest.decode import Decoder, VectorDecoder
-from stream_ssl.ingest.journal import JournalReader
-from stream_ssl.ingest.quarantine import Quarantine
-from stream_ssl.learning import randomness
-from stream_ssl.learning.checkpoint import Checkpointer
-from stream_ssl.learning.encoder import (
+from stream_ssl.encoder.network import (
     Model,
     Projector,
     ResNet,
@@ -37,12 +27,22 @@ from stream_ssl.learning.encoder import (
     freeze_stages,
     load_weights,
 )
+from stream_ssl.feed.batches import Batches, JournalShare
+from stream_ssl.feed.decode import Decoder, VectorDecoder
+from stream_ssl.feed.quarantine import Quarantine
+from stream_ssl.journal.journal import JournalReader
+from stream_ssl.learning import randomness
+from stream_ssl.learning.checkpoint import Checkpointer
 from stream_ssl.learning.learner import Learner, Stream, check_batch, check_labels
 from stream_ssl.learning.optimiser import OptimiserSettings
 from stream_ssl.learning.pace import Pace
 from stream_ssl.learning.vectors import MLP, Vectors, VectorViews
 from stream_ssl.learning.views import Views
 from stream_ssl.losses import PositiveDebiased
+from stream_ssl.memory import WorkingMemory
+from stream_ssl.memory.descriptors import Embedding, Vector
+from stream_ssl.memory.eviction import Policy
+from stream_ssl.memory.process_group import SINGLE_PROCESS, RankGroup
 from stream_ssl.methods import Method
 from stream_ssl.observe.held_out import HeldOutProbe
 from stream_ssl.observe.prequential import Prequential

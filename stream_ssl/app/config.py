@@ -50,14 +50,14 @@ LEARNER_SECTIONS = (
 
 
 DESCRIPTOR: dict[str, Any] = {
-    "class_path": "memory.descriptors.Thumbnail",
+    "class_path": "stream_ssl.memory.descriptors.Thumbnail",
     "init_args": {"side": 8},
 }
 """What a daemon counts duplicates on unless told otherwise. Training does not move it: near-copies
 are found whatever the encoder makes of them (docs/study.md)."""
 
 EVICTION: dict[str, Any] = {
-    "class_path": "memory.eviction.Redundant",
+    "class_path": "stream_ssl.memory.eviction.Redundant",
     "init_args": {"score": None, "at_least": 0.5},
 }
 """The daemon's default eviction policy (docs/duplicates.md). It names no score, because
@@ -283,8 +283,8 @@ def learner_parser(command: str = "learner") -> ArgumentParser:
 
 
 def _add_receiver(parser: ArgumentParser) -> None:
-    from stream_ssl.ingest.journal import Journal
-    from stream_ssl.ingest.receiver import Receiver
+    from stream_ssl.journal.journal import Journal
+    from stream_ssl.receiver.receiver import Receiver
 
     _section(parser, Receiver, "receiver", skip={"journal", "offsets", "access", "verdicts"})
     _section(parser, Journal, "journal", skip={"path", "segment_bytes", "check"})
@@ -298,14 +298,12 @@ def _add_receiver(parser: ArgumentParser) -> None:
 
 
 def _add_learner(parser: ArgumentParser) -> None:
-    from memory import WorkingMemory
-    from memory.eviction import Policy
     from stream_ssl.app.names import choices  # from here on options take short names
-    from stream_ssl.ingest.batches import Batches
-    from stream_ssl.ingest.decode import Decoder
-    from stream_ssl.ingest.quarantine import Quarantine
+    from stream_ssl.encoder.network import Projector, ResNet
+    from stream_ssl.feed.batches import Batches
+    from stream_ssl.feed.decode import Decoder
+    from stream_ssl.feed.quarantine import Quarantine
     from stream_ssl.learning.checkpoint import Checkpointer
-    from stream_ssl.learning.encoder import Projector, ResNet
     from stream_ssl.learning.learner import Learner
     from stream_ssl.learning.optimiser import OptimiserSettings
     from stream_ssl.learning.pace import Pace
@@ -313,6 +311,8 @@ def _add_learner(parser: ArgumentParser) -> None:
     from stream_ssl.learning.vectors import Vectors
     from stream_ssl.learning.views import Views
     from stream_ssl.losses import Loss
+    from stream_ssl.memory import WorkingMemory
+    from stream_ssl.memory.eviction import Policy
     from stream_ssl.methods import Method
     from stream_ssl.observe.held_out import HeldOut
     from stream_ssl.observe.prequential import Prequential

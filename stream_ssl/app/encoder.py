@@ -19,14 +19,13 @@ from jsonargparse import ArgumentParser, Namespace
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from producers._images import as_sample
 from stream_ssl.app import build, config
 from stream_ssl.app.removed import without
 from stream_ssl.app.trust import asks_for_download, only_known_classes, without_downloads
 from stream_ssl.bounded_files import read_map
 from stream_ssl.durable import damage
-from stream_ssl.ingest.decode import Decoder, VectorDecoder
-from stream_ssl.learning.encoder import Projector
+from stream_ssl.encoder.network import Projector
+from stream_ssl.feed.decode import Decoder, VectorDecoder
 from stream_ssl.learning.learner import made_by
 from stream_ssl.learning.randomness import OwnRandomness
 from stream_ssl.learning.saved import FORMAT, LATEST, MOST_STATE, PREFIX, STATE, checkpoint_damage
@@ -35,9 +34,10 @@ from stream_ssl.learning.views import Views
 from stream_ssl.methods import Method
 from stream_ssl.methods.base import unit
 from stream_ssl.methods.norm import Statistics, forget_statistics
+from stream_ssl.producers._images import as_sample
 
 if TYPE_CHECKING:
-    from producers.client import Image
+    from stream_ssl.producers.client import Image
 
 log = logging.getLogger("stream_ssl.encoder")
 

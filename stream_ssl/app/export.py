@@ -23,10 +23,6 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from memory.index import write_flat
-from memory.scores import Linear
-from memory.state import decode, part, upgraded
-from producers.sources import Synthetic
 from stream_ssl import __version__
 from stream_ssl.app.encoder import (
     ENCODER,
@@ -41,10 +37,14 @@ from stream_ssl.app.encoder import (
 )
 from stream_ssl.app.failures import Failure, check_writable, missing_extra
 from stream_ssl.durable import MANIFEST, listed, publish, seal, write_json
-from stream_ssl.ingest.decode import VectorDecoder
+from stream_ssl.feed.decode import VectorDecoder
 from stream_ssl.learning.origins import Origins
 from stream_ssl.learning.saved import memory_of, origins_of
 from stream_ssl.learning.vectors import Vectors
+from stream_ssl.memory.index import write_flat
+from stream_ssl.memory.scores import Linear
+from stream_ssl.memory.state import decode, part, upgraded
+from stream_ssl.producers.sources import Synthetic
 
 ONNX = "encoder.onnx"
 MEMORY = "memory.json"

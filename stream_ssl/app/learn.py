@@ -16,8 +16,6 @@ import torch
 from jsonargparse import ArgumentParser, Namespace
 from prometheus_client import CollectorRegistry
 
-from memory import WorkingMemory
-from memory.process_group import RankLost
 from stream_ssl.app import build, ranks, restart
 from stream_ssl.app.config import flat, resolved, split_address
 from stream_ssl.app.endpoints import Announcement, hold_role
@@ -28,15 +26,16 @@ from stream_ssl.app.page import announced, page_sources, peers_of, process_of
 from stream_ssl.app.warm_start import warm_start
 from stream_ssl.background import Background
 from stream_ssl.batch import START, Offset
-from stream_ssl.ingest.batches import Batches, JournalReplaced, JournalShare
-from stream_ssl.ingest.consumer_offsets import ConsumerOffsets
-from stream_ssl.ingest.journal import JournalReader
-from stream_ssl.ingest.segment import journal_id
-from stream_ssl.ingest.verdicts import VerdictSender
+from stream_ssl.feed.batches import Batches, JournalReplaced, JournalShare
+from stream_ssl.journal.consumer_offsets import ConsumerOffsets
+from stream_ssl.journal.journal import JournalReader
+from stream_ssl.journal.segment import journal_id
 from stream_ssl.learning.checkpoint import Checkpointer, CheckpointError, CheckpointRecord
 from stream_ssl.learning.learner import IncompatibleConfig, Learner
 from stream_ssl.learning.records import CheckpointDue, Idle, ReloadDue, StepRecord
 from stream_ssl.learning.saved import Saved
+from stream_ssl.memory import WorkingMemory
+from stream_ssl.memory.process_group import RankLost
 from stream_ssl.observe.balance import Balance, class_counts
 from stream_ssl.observe.collisions import ClassCollisions, near_copies
 from stream_ssl.observe.drift import Drift
@@ -53,6 +52,7 @@ from stream_ssl.observe.shadow import Shadow
 from stream_ssl.observe.slot_history import VerdictFeed
 from stream_ssl.observe.watch import EVERY, Watch
 from stream_ssl.rate_limited_logger import RateLimitedLogger
+from stream_ssl.receiver.verdicts import VerdictSender
 
 log = logging.getLogger("stream_ssl.learner")
 

@@ -51,7 +51,7 @@ class LibraryLimit(logging.Filter):
         clock: monotonic seconds.
     """
 
-    OURS = ("stream_ssl", "producers", "memory", "__main__")
+    OURS = ("stream_ssl", "__main__")
     KINDS = 256
 
     def __init__(

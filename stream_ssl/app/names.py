@@ -10,12 +10,13 @@ from typing import Any
 
 from jsonargparse import _typehints
 
-from memory.eviction import POLICIES, Policy
-from memory.scores import SCORES, Score
-from producers.sources import SOURCES
 from stream_ssl.evaluation.labelled import Labelled
 from stream_ssl.losses import LOSSES, Loss
+from stream_ssl.memory.eviction import POLICIES, Policy
+from stream_ssl.memory.scores import SCORES, Score
 from stream_ssl.methods import METHODS, Method
+from stream_ssl.producers.sources import SOURCES
+from stream_ssl.renamed import current
 
 TABLES: dict[Any, tuple[str, dict[str, type]]] = {
     Loss: ("loss", LOSSES),
@@ -47,7 +48,7 @@ def class_path(cls: Any, name: str) -> str:
     known = {found.__name__: found for found in table.values()} | table
     if name in known:
         return _by_class_name(known[name], known[name].__name__)
-    path = _by_class_name(cls, name)
+    path = _by_class_name(cls, current(name))
     if table and "." not in path:
         raise ValueError(f"there is no {what} {name!r}: choose {choices(cls)}")
     return path

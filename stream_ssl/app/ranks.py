@@ -19,16 +19,16 @@ from jsonargparse import Namespace
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-import memory
 import stream_ssl
-from memory.process_group import SINGLE_PROCESS, ProcessGroup
+from stream_ssl import memory
 from stream_ssl.app.build import check_device
 from stream_ssl.app.config import flat
 from stream_ssl.app.failures import Failure, Misconfigured, configuring, first_line
 from stream_ssl.durable import make_folder
-from stream_ssl.ingest.segment import journal_id
+from stream_ssl.journal.segment import journal_id
 from stream_ssl.learning.ranks import Ranks
 from stream_ssl.learning.saved import Saved
+from stream_ssl.memory.process_group import SINGLE_PROCESS, ProcessGroup
 
 log = logging.getLogger("stream_ssl.ranks")
 

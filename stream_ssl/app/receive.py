@@ -21,17 +21,17 @@ from stream_ssl.app.failures import configuring, listening
 from stream_ssl.app.notify import Notifier
 from stream_ssl.app.page import announced, page_sources, peers_of
 from stream_ssl.background import Background
-from stream_ssl.ingest.access import Access
-from stream_ssl.ingest.consumer_offsets import ConsumerOffsets
-from stream_ssl.ingest.journal import Journal
-from stream_ssl.ingest.receiver import Receiver, ReceiverRecord
-from stream_ssl.ingest.verdicts import VerdictInbox
+from stream_ssl.journal.consumer_offsets import ConsumerOffsets
+from stream_ssl.journal.journal import Journal
 from stream_ssl.observe.health import STARTING, Health
 from stream_ssl.observe.metrics import ReceiverMetrics
 from stream_ssl.observe.page.producers import ProducersView
 from stream_ssl.observe.peers import ASK_EVERY, Peers
 from stream_ssl.observe.server import Server
 from stream_ssl.observe.watch import EVERY, Watch
+from stream_ssl.receiver.access import Access
+from stream_ssl.receiver.receiver import Receiver, ReceiverRecord
+from stream_ssl.receiver.verdicts import VerdictInbox
 from stream_ssl.wire.address import check_bind, require_loopback
 from stream_ssl.wire.run_folder import KEYS, make_keys
 

@@ -47,7 +47,12 @@ REMOVED: dict[str, Gone] = {
 }
 """By option. The value is the one that a run without the option always had."""
 
-POLICIES = ("hybrid", "kappa-bandit", "memory.eviction.Hybrid", "memory.eviction.KappaBandit")
+POLICIES = (
+    "hybrid",
+    "kappa-bandit",
+    "stream_ssl.memory.eviction.Hybrid",
+    "stream_ssl.memory.eviction.KappaBandit",
+)
 
 
 def why_refused(option: str, value: object) -> str | None:

@@ -17,6 +17,7 @@ from jsonargparse import ArgumentParser, Namespace
 from stream_ssl.app.config import EVICTION, RECEIVER_SECTIONS, resolved
 from stream_ssl.app.removed import check_run, without
 from stream_ssl.bounded_files import read_map
+from stream_ssl.renamed import with_current_names
 
 log = logging.getLogger("stream_ssl.learner")
 
@@ -88,7 +89,7 @@ def merge(asked: Mapping[str, Any], run: Mapping[str, Any]) -> Restart:
         run: the one stored in the checkpoint. Options that it lacks, being older than they are, are
             taken from `asked`.
     """
-    run = _with_memory_defaults(_with_own_parts(_with_named_method(run)))
+    run = _with_memory_defaults(_with_own_parts(_with_named_method(with_current_names(run))))
     config = {name: dict(v) if isinstance(v, Mapping) else v for name, v in asked.items()}
     kept, changed = [], []
     for path in FIXED:
@@ -199,7 +200,9 @@ def _with_own_parts(run: Mapping[str, Any]) -> Mapping[str, Any]:
 def _with_memory_defaults(run: Mapping[str, Any]) -> Mapping[str, Any]:
     """A run from before there was a choice of descriptors counts duplicates on embeddings, and one
     from before the default policy was written out has null for it."""
-    memory = {"descriptor": {"class_path": "memory.descriptors.Embedding"}} | run.get("memory", {})
+    memory = {"descriptor": {"class_path": "stream_ssl.memory.descriptors.Embedding"}} | run.get(
+        "memory", {}
+    )
     if memory.get("eviction", EVICTION) is None:
         memory["eviction"] = EVICTION
     return {**run, "memory": memory}

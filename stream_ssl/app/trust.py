@@ -10,7 +10,7 @@ from typing import Any
 
 from jsonargparse import _actions, _typehints, _util
 
-OURS = ("stream_ssl", "memory", "producers")
+OURS = ("stream_ssl",)
 NETWORKS = ("torch.nn", "torchvision", "timm")
 """Packages whose modules (`torch.nn.Module`) may be named; their other classes may not."""
 BUILDERS = ("torchvision.models", "timm")

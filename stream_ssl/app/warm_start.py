@@ -13,12 +13,12 @@ import numpy as np
 from jsonargparse import Namespace
 from safetensors.torch import load_file
 
-from memory.shares import ProducerNames
-from memory.state import part, producer_names, upgraded
 from stream_ssl.app.encoder import facts, find
 from stream_ssl.app.export import images_of, kept_shape
 from stream_ssl.learning.learner import Learner
 from stream_ssl.learning.saved import memory_of, origins_of
+from stream_ssl.memory.shares import ProducerNames
+from stream_ssl.memory.state import part, producer_names, upgraded
 from stream_ssl.methods import Method
 from stream_ssl.methods.momentum import Momentum, move_towards
 

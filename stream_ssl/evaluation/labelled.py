@@ -16,14 +16,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stream_ssl.ingest.decode import BadSample, Payloads, Pixels
+from stream_ssl.feed.decode import BadSample, Payloads, Pixels
 from stream_ssl.wire.sample import Position, Sample
 
 Part = Literal["reference", "query"]
 
 
 class Labelled(Protocol):
-    """Where samples come from; all of `producers.sources` are such."""
+    """Where samples come from; all of `stream_ssl.producers.sources` are such."""
 
     name: str
 

@@ -1,6 +1,7 @@
 """What the nearest neighbours tell: classification by their vote, and retrieval.
 
-No Q x N matrix is ever held: `memory.index.nearest` searches a block of queries at a time.
+It never holds a Q x N matrix: `stream_ssl.memory.index.nearest` searches a block of queries at a
+time.
 
 Shapes: Q queries, N references, F features, k neighbours, C classes.
 """
@@ -12,9 +13,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from memory.index import nearest
 from stream_ssl.evaluation.checks import Array, as_labels, as_unit_rows, check_width
 from stream_ssl.evaluation.scores import ProbeResult, score
+from stream_ssl.memory.index import nearest
 
 VOTES = 1 << 24
 """Most votes (queries x classes) held at once."""

@@ -18,7 +18,6 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from memory.process_group import SINGLE_PROCESS
 from stream_ssl.batch import START, Offset
 from stream_ssl.bounded_files import read_json, read_map
 from stream_ssl.durable import (
@@ -49,6 +48,7 @@ from stream_ssl.learning.saved import (
     place,
     suffix_of,
 )
+from stream_ssl.memory.process_group import SINGLE_PROCESS
 
 log = logging.getLogger(__name__)
 

@@ -17,9 +17,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from memory import WorkingMemory
-from memory.compute import to_device, to_host
-from memory.draws import ORDERS, DrawOrder
 from stream_ssl.batch import START, Batch, Offset, Origin
 from stream_ssl.learning.divergence import Divergence
 from stream_ssl.learning.novelty import Novelty
@@ -33,6 +30,9 @@ from stream_ssl.learning.schedule import Constant, Schedule
 from stream_ssl.learning.step import Step, StepResult, true_collisions
 from stream_ssl.learning.vectors import VectorViews
 from stream_ssl.learning.views import Views
+from stream_ssl.memory import WorkingMemory
+from stream_ssl.memory.compute import to_device, to_host
+from stream_ssl.memory.draws import ORDERS, DrawOrder
 from stream_ssl.methods import Method
 
 POLL = 0.1  # seconds between looks at `stop` while no batch comes

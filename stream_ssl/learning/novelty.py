@@ -14,15 +14,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from memory import Duplicates, WorkingMemory
-from memory.compute import to_host
-from memory.duplicates import Action, Found
-from memory.near_duplicates import NearDuplicates
 from stream_ssl.batch import Batch, Origin
 from stream_ssl.learning.origins import packed, unpacked
 from stream_ssl.learning.ranks import Turn
 from stream_ssl.learning.records import Dropped
 from stream_ssl.learning.step import joined
+from stream_ssl.memory import Duplicates, WorkingMemory
+from stream_ssl.memory.compute import to_host
+from stream_ssl.memory.duplicates import Action, Found
+from stream_ssl.memory.near_duplicates import NearDuplicates
 
 PAIRS = 4
 """Samples of a batch that are kept with the picture that they are near-duplicates of."""

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from memory import Admission
 from stream_ssl.batch import Origin
+from stream_ssl.memory import Admission
 
 
 class Origins:

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memory.compute import to_host
-from memory.process_group import RankGroup
 from stream_ssl.batch import START, Offset
+from stream_ssl.memory.compute import to_host
+from stream_ssl.memory.process_group import RankGroup
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from stream_ssl.batch import Offset, Origin
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from memory import Admission
+    from stream_ssl.memory import Admission
 
 PHASES = ("data", "forward", "backward", "memory")
 NOT_FINITE = ("loss", "gradient", "keys")

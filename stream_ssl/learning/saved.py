@@ -12,11 +12,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from memory.shards import resharded
 from stream_ssl.batch import START, Offset
 from stream_ssl.bounded_files import read_map
 from stream_ssl.durable import MANIFEST, UNREADABLE, damage, damage_told_by, listed
 from stream_ssl.learning.learner import Capture, Learner, made_by
+from stream_ssl.memory.shards import resharded
 
 FORMAT = 3  # raised when an older reader could not read it; the manifest's form stays
 STATE = "state.json"

@@ -29,9 +29,6 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from memory import Admission, WorkingMemory
-from memory.compute import to_host
-from memory.draws import DrawOrder
 from stream_ssl.batch import Batch
 from stream_ssl.learning.optimiser import OptimiserSettings
 from stream_ssl.learning.ranks import Ranks
@@ -40,6 +37,9 @@ from stream_ssl.learning.schedule import Schedule
 from stream_ssl.learning.vectors import VectorViews
 from stream_ssl.learning.views import Views
 from stream_ssl.losses import Diagnostics
+from stream_ssl.memory import Admission, WorkingMemory
+from stream_ssl.memory.compute import to_host
+from stream_ssl.memory.draws import DrawOrder
 from stream_ssl.methods import Method
 from stream_ssl.methods.norm import synchronised
 

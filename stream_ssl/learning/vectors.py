@@ -14,8 +14,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from memory.compute import to_device
-from memory.descriptors import vectors_of
+from stream_ssl.memory.compute import to_device
+from stream_ssl.memory.descriptors import vectors_of
 from stream_ssl.methods.norm import BatchNorm1d
 
 Dtype = Literal["float16", "float32"]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 class Group(Protocol):
-    """The ranks. `memory.process_group.ProcessGroup` is one."""
+    """The ranks. `stream_ssl.memory.process_group.ProcessGroup` is one."""
 
     rank: int
     size: int

@@ -21,7 +21,7 @@ from stream_ssl.losses.base import check_choice
 from stream_ssl.methods.norm import Statistics, keep_frozen, normalising_by
 
 if TYPE_CHECKING:
-    from memory import WorkingMemory
+    from stream_ssl.memory import WorkingMemory
 
 Transform = Callable[[Tensor], Tensor]
 """uint8 images [b, C, H, W] of the memory to what the encoder takes."""

@@ -18,7 +18,7 @@ from stream_ssl.methods.momentum import Momentum
 from stream_ssl.methods.simsiam import Predictor
 
 if TYPE_CHECKING:
-    from memory import WorkingMemory
+    from stream_ssl.memory import WorkingMemory
 
 
 class BYOL(Momentum):

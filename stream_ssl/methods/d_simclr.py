@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from memory.compute import to_host
 from stream_ssl.batch import Batch
 from stream_ssl.losses import Loss
+from stream_ssl.memory.compute import to_host
 from stream_ssl.methods.base import Transform
 from stream_ssl.methods.negatives import MemoryNegatives, NegativeSet, Sampling
 from stream_ssl.methods.simclr import SimCLR
 
 if TYPE_CHECKING:
-    from memory import WorkingMemory
+    from stream_ssl.memory import WorkingMemory
 
 CHUNK = 256
 """Images of the memory encoded at a time."""

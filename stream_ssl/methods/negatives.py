@@ -17,8 +17,8 @@ from stream_ssl.losses import Loss, LossOutput, Mix
 from stream_ssl.losses.base import check_choice
 
 if TYPE_CHECKING:
-    from memory import WorkingMemory
-    from memory.draws import Negatives
+    from stream_ssl.memory import WorkingMemory
+    from stream_ssl.memory.draws import Negatives
 
 Sampling = Literal["uniform", "hardest", "stratified"]
 

@@ -13,15 +13,15 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Beta
 
-from memory.compute import to_device
 from stream_ssl.batch import Batch
 from stream_ssl.losses import Loss, Mix, SelfLabeling
+from stream_ssl.memory.compute import to_device
 from stream_ssl.methods.base import MethodOutput, unit
 from stream_ssl.methods.moco import MoCo
 from stream_ssl.methods.negatives import contrast
 
 if TYPE_CHECKING:
-    from memory import WorkingMemory
+    from stream_ssl.memory import WorkingMemory
 
 
 class SelfLabelingMoCo(MoCo):

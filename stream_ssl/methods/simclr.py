@@ -22,7 +22,7 @@ from stream_ssl.methods.negatives import (
 )
 
 if TYPE_CHECKING:
-    from memory import WorkingMemory
+    from stream_ssl.memory import WorkingMemory
 
 
 class SimCLR(Method):

@@ -17,7 +17,7 @@ from stream_ssl.methods.base import Method, MethodOutput, others, unit
 from stream_ssl.methods.norm import BatchNorm1d
 
 if TYPE_CHECKING:
-    from memory import WorkingMemory
+    from stream_ssl.memory import WorkingMemory
 
 
 class SimSiam(Method):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from memory.stats import spectral_rank
+from stream_ssl.memory.stats import spectral_rank
 
 if TYPE_CHECKING:
     from stream_ssl.learning.records import StepRecord

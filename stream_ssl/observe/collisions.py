@@ -16,12 +16,12 @@ from scipy.optimize import isotonic_regression
 from torch import Tensor
 from torch.nn.functional import pad
 
-from memory.descriptors import Vector
-from memory.near_duplicates import NEIGHBOURS, are_near_duplicates, distance, sketch
+from stream_ssl.memory.descriptors import Vector
+from stream_ssl.memory.near_duplicates import NEIGHBOURS, are_near_duplicates, distance, sketch
 
 if TYPE_CHECKING:
-    from memory import WorkingMemory
     from stream_ssl.learning.records import StepRecord
+    from stream_ssl.memory import WorkingMemory
 
 BINS = 2000
 LEAST = 100

@@ -13,8 +13,8 @@ from river.drift import ADWIN
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from memory.compute import to_host
-from memory.descriptors import Thumbnail
+from stream_ssl.memory.compute import to_host
+from stream_ssl.memory.descriptors import Thumbnail
 from stream_ssl.observe.catalogue import SIGNALS
 
 if TYPE_CHECKING:

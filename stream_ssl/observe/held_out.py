@@ -21,7 +21,7 @@ from stream_ssl.evaluation.neighbours import knn_accuracy
 from stream_ssl.evaluation.scores import ProbeResult
 
 if TYPE_CHECKING:
-    from stream_ssl.ingest.decode import Payloads
+    from stream_ssl.feed.decode import Payloads
     from stream_ssl.learning.records import Idle, StepRecord
 
 log = logging.getLogger(__name__)

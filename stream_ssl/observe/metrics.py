@@ -49,17 +49,17 @@ from stream_ssl.observe.metric_spec import PREFIX, Role, Spec
 from stream_ssl.wire.messages import REASONS
 
 if TYPE_CHECKING:
-    from memory import Admission, MemoryStats
-    from memory.process_group import RankGroup
-    from memory.shares import Holding
     from stream_ssl.batch import Origin
-    from stream_ssl.ingest.receiver import ReceiverRecord
     from stream_ssl.learning.checkpoint import CheckpointRecord
     from stream_ssl.learning.divergence import Divergence
     from stream_ssl.learning.records import Idle, StepRecord
+    from stream_ssl.memory import Admission, MemoryStats
+    from stream_ssl.memory.process_group import RankGroup
+    from stream_ssl.memory.shares import Holding
     from stream_ssl.observe.balance import Balance
     from stream_ssl.observe.held_out import HeldOutRecord
     from stream_ssl.observe.recent_rank import RecentRank
+    from stream_ssl.receiver.receiver import ReceiverRecord
 
 # A `_created` series beside each counter would double their number; Prometheus does not use them.
 disable_created_metrics()  # type: ignore[no-untyped-call]

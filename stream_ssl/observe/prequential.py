@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from memory.compute import to_device, to_host
 from stream_ssl.evaluation.neighbours import weighted_vote
+from stream_ssl.memory.compute import to_device, to_host
 from stream_ssl.observe.catalogue import CLASSIFIERS
 
 if TYPE_CHECKING:

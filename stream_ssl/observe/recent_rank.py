@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from memory.descriptors import Thumbnail
-from memory.stats import spectral_rank
 from stream_ssl import durable
 from stream_ssl.bounded_files import read_map
+from stream_ssl.memory.descriptors import Thumbnail
+from stream_ssl.memory.stats import spectral_rank
 from stream_ssl.observe.conditions import RANK_SHARE
 
 if TYPE_CHECKING:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from memory.descriptors import Descriptor, images_of
+from stream_ssl.memory.descriptors import Descriptor, images_of
 
 if TYPE_CHECKING:
-    from memory import Admission, WorkingMemory
     from stream_ssl.learning.records import StepRecord
+    from stream_ssl.memory import Admission, WorkingMemory
 
 
 class Shadow:

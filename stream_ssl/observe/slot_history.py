@@ -19,14 +19,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
-from memory import Admission, WorkingMemory
-from memory.compute import to_device, to_host
 from stream_ssl.batch import Origin
 from stream_ssl.learning.records import StepRecord
+from stream_ssl.memory import Admission, WorkingMemory
+from stream_ssl.memory.compute import to_device, to_host
 from stream_ssl.wire.messages import Verdict
 
 if TYPE_CHECKING:
-    from stream_ssl.ingest.verdicts import VerdictSender
+    from stream_ssl.receiver.verdicts import VerdictSender
 
 EVICTIONS = 256
 """Evictions remembered."""

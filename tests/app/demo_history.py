@@ -8,7 +8,7 @@ from stream_ssl.app.demo import data
 from stream_ssl.app.demo.evaluation import Evaluation, Probe
 from stream_ssl.app.demo.report import Facts
 from stream_ssl.app.demo.stream import Replay
-from stream_ssl.app.scrape import History, Snapshot, key
+from stream_ssl.observe.scrape import History, Snapshot, key
 
 DOMINANT = 0
 RATIO = 27

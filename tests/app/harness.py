@@ -18,8 +18,8 @@ from forked import Forked
 
 from stream_ssl.app import cli
 from stream_ssl.app.endpoints import load
-from stream_ssl.app.scrape import Scraper
 from stream_ssl.app.supervisor import command
+from stream_ssl.observe.scrape import Scraper
 
 BATCH = 16
 TINY: dict[str, Any] = {

@@ -10,15 +10,18 @@ import pytest
 import torch
 from harness import TINY
 
-from memory.scores import Gaussian, Score, VonMisesFisher
 from stream_ssl.app import build, config
+from stream_ssl.memory.scores import Gaussian, Score, VonMisesFisher
 
-SHARP = {"class_path": "memory.scores.VonMisesFisher", "init_args": {"kappa": 0.1}}
-WIDE = {"class_path": "memory.scores.Gaussian", "init_args": {"tau": 1.0}}
+SHARP = {"class_path": "stream_ssl.memory.scores.VonMisesFisher", "init_args": {"kappa": 0.1}}
+WIDE = {"class_path": "stream_ssl.memory.scores.Gaussian", "init_args": {"tau": 1.0}}
 
 
 def most_duplicated(score: dict[str, Any]) -> dict[str, Any]:
-    return {"class_path": "memory.eviction.MostDuplicated", "init_args": {"score": score}}
+    return {
+        "class_path": "stream_ssl.memory.eviction.MostDuplicated",
+        "init_args": {"score": score},
+    }
 
 
 @pytest.mark.parametrize(
@@ -33,12 +36,12 @@ def test_shadows_count_by_the_working_memorys_score(
     settings = TINY | {
         "memory": {
             "capacity": 8,
-            "descriptor": {"class_path": "memory.descriptors.Embedding"},
+            "descriptor": {"class_path": "stream_ssl.memory.descriptors.Embedding"},
             **({"eviction": working} if working else {}),
         },
         "shadows": {
-            "queue": {"class_path": "memory.eviction.Oldest"},
-            "minred": {"class_path": "memory.eviction.MinimumRedundancy"},
+            "queue": {"class_path": "stream_ssl.memory.eviction.Oldest"},
+            "minred": {"class_path": "stream_ssl.memory.eviction.MinimumRedundancy"},
             "wide": most_duplicated(WIDE),
         },
     }

@@ -14,13 +14,13 @@ from harness import BATCH, TINY, processes
 from table import table
 from torch import Tensor
 
-from memory import Duplicates
-from memory.columns import Rows
-from memory.eviction import Policy
-from producers import Producer
 from stream_ssl.app import build, config
 from stream_ssl.app.commands import check
 from stream_ssl.app.failures import USAGE
+from stream_ssl.memory import Duplicates
+from stream_ssl.memory.columns import Rows
+from stream_ssl.memory.eviction import Policy
+from stream_ssl.producers import Producer
 from stream_ssl.wire.keys import Keys
 
 CONFIGS = Path(__file__).parents[2] / "deploy" / "configs"
@@ -32,7 +32,7 @@ HELD_OUT = {
     "k": 999,
     "references_per_class": 12,
     "source": {
-        "class_path": "producers.sources.Synthetic",
+        "class_path": "stream_ssl.producers.sources.Synthetic",
         "init_args": {"count": 400, "size": 16, "channels": 1},
     },
 }
@@ -130,7 +130,7 @@ SECTIONS: list[tuple[str, dict[str, Any], str]] = [
 MEMORY: list[tuple[dict[str, Any], str]] = [
     (
         {"eviction": most_duplicated(score=called(SCORES + "VonMisesFisher", kappa=0))},
-        "memory.scores.VonMisesFisher: kappa is 0.0: must be a finite number above 0",
+        "stream_ssl.memory.scores.VonMisesFisher: kappa is 0.0: must be a finite number above 0",
     ),
     ({"eviction": called(OUTSIDE, slot=-3)}, f"{OUTSIDE}: slot is -3: must be at least 0"),
     ({"eviction": most_duplicated(index="hnsw")}, "'exact', 'ivf', 'auto'"),

@@ -16,7 +16,7 @@ from table import table
 from stream_ssl import __version__
 from stream_ssl.app import cli, config
 from stream_ssl.app.commands import keys, produce, status
-from stream_ssl.ingest.access import AllowList
+from stream_ssl.receiver.access import AllowList
 from stream_ssl.wire.keys import Keys
 
 

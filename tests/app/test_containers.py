@@ -21,10 +21,10 @@ from stream_ssl import __version__
 from stream_ssl.app import config
 from stream_ssl.app.commands import status
 from stream_ssl.app.endpoints import publish
-from stream_ssl.ingest.access import Access
 from stream_ssl.observe.health import Health
 from stream_ssl.observe.http_access import Token
 from stream_ssl.observe.server import Server
+from stream_ssl.receiver.access import Access
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "deploy" / "configs"

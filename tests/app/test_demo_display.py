@@ -19,7 +19,7 @@ from stream_ssl.app.demo.display import (
     resample,
     size,
 )
-from stream_ssl.app.scrape import History
+from stream_ssl.observe.scrape import History
 
 
 def drawn(renderable, width: int, encoding: str = "utf-8") -> list[str]:

@@ -126,8 +126,8 @@ def test_the_stream_is_a_parked_robot_s_and_made_again_alike(tmp_path):
 def test_the_stream_never_carries_a_held_out_image(tmp_path):
     import itertools
 
-    from producers.sources import IdxDataset
     from stream_ssl.app.demo import data
+    from stream_ssl.producers.sources import IdxDataset
 
     stream.write_images(tmp_path / "images")
     image_NHW, label_N = data.load()

@@ -12,7 +12,7 @@ from stream_ssl.app.demo.measures import (
     true_collisions,
 )
 from stream_ssl.app.demo.summary import mean_rate, tail_mean
-from stream_ssl.app.scrape import History, Snapshot, key
+from stream_ssl.observe.scrape import History, Snapshot, key
 
 
 def test_shares_sum_to_one_and_empty_is_zero():

@@ -163,7 +163,7 @@ def test_a_short_run_warns_in_its_report(found, tmp_path, updates, warned):
 
 
 def test_a_run_without_steps_still_gives_figures():
-    from stream_ssl.app.scrape import History
+    from stream_ssl.observe.scrape import History
 
     found = summary.figures(History(), made_up_evaluation(), made_up_replay())
     assert found["received_samples"] == 0

@@ -14,23 +14,23 @@ from harness import TINY
 from jsonargparse import Namespace
 from table import table
 
-from memory import WorkingMemory
-from memory.descriptors import Embedding, Thumbnail, Weighted
-from memory.scores import VonMisesFisher
 from stream_ssl.app import build, config, restart
 from stream_ssl.app.commands import check
 from stream_ssl.batch import START
+from stream_ssl.memory import WorkingMemory
+from stream_ssl.memory.descriptors import Embedding, Thumbnail, Weighted
+from stream_ssl.memory.scores import VonMisesFisher
 
 CONFIGS = Path(__file__).parents[2] / "deploy" / "configs"
 DEMO = Path(config.__file__).parent / "demo" / "demo.yaml"
 DEFAULT = "Thumbnail(side=8)"
 TWO = {
-    "class_path": "memory.descriptors.Weighted",
+    "class_path": "stream_ssl.memory.descriptors.Weighted",
     "init_args": {
         "weights": [3, 1],
         "parts": [
-            {"class_path": "memory.descriptors.Thumbnail", "init_args": {"side": 4}},
-            {"class_path": "memory.descriptors.Embedding"},
+            {"class_path": "stream_ssl.memory.descriptors.Thumbnail", "init_args": {"side": 4}},
+            {"class_path": "stream_ssl.memory.descriptors.Embedding"},
         ],
     },
 }
@@ -78,7 +78,7 @@ def test_a_daemon_s_default_is_said_and_a_library_s_is_the_paper_s(
     ("arguments", "found"),
     [
         (["Thumbnail", "--memory.descriptor.side", "4"], "Thumbnail(side=4)"),
-        (["memory.descriptors.Embedding"], "Embedding()"),
+        (["stream_ssl.memory.descriptors.Embedding"], "Embedding()"),
         (["null"], "Embedding()"),
         ([json.dumps(TWO)], "Weighted([Thumbnail(side=4), Embedding()], weights=[0.75, 0.25])"),
     ],
@@ -175,7 +175,7 @@ def test_another_descriptor_s_state_is_refused_by_name(tmp_path: Path) -> None:
 
 def test_shadows_count_on_the_working_memory_s_descriptor(tmp_path: Path) -> None:
     file = file_of(tmp_path, eviction=sharp())
-    extra = {"queue": {"class_path": "memory.eviction.Oldest"}, "same": sharp()}
+    extra = {"queue": {"class_path": "stream_ssl.memory.eviction.Oldest"}, "same": sharp()}
     settings = built(parsed(file, "--shadows", json.dumps(extra)))
     working, shadows = build.memory(settings, dim=16), build.shadows(settings, dim=16)
     draw = torch.Generator().manual_seed(0)
@@ -207,5 +207,8 @@ def test_shadows_count_on_the_working_memory_s_descriptor(tmp_path: Path) -> Non
 
 
 def sharp() -> dict[str, Any]:
-    score = {"class_path": "memory.scores.VonMisesFisher", "init_args": {"kappa": 0.1}}
-    return {"class_path": "memory.eviction.MostDuplicated", "init_args": {"score": score}}
+    score = {"class_path": "stream_ssl.memory.scores.VonMisesFisher", "init_args": {"kappa": 0.1}}
+    return {
+        "class_path": "stream_ssl.memory.eviction.MostDuplicated",
+        "init_args": {"score": score},
+    }

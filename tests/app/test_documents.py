@@ -11,8 +11,8 @@ import yaml
 from forked import Forked, run_script
 from harness import TINY
 
-from producers.sources import SOURCES
 from stream_ssl.app.commands import check
+from stream_ssl.producers.sources import SOURCES
 
 ROOT = Path(__file__).parents[2]
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 def snippets(page: str) -> list[str]:
     """The page's Python, without what needs a daemon that listens."""
     found = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
-    return [code for code in found if "from producers" not in code]
+    return [code for code in found if "from stream_ssl.producers" not in code]
 
 
 @pytest.mark.parametrize(
@@ -69,8 +69,8 @@ def test_links_lead_somewhere() -> None:
 
 
 def test_every_policy_and_score_is_told() -> None:
-    from memory import scores
-    from memory.eviction import POLICIES
+    from stream_ssl.memory import scores
+    from stream_ssl.memory.eviction import POLICIES
 
     text = (ROOT / "docs" / "memory.md").read_text()
     named = [found.__name__ for found in POLICIES.values()]

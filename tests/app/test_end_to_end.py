@@ -13,7 +13,7 @@ import torch
 from harness import BATCH, TINY, Processes, kill, processes, stop, until
 
 from stream_ssl.app.encoder import fresh_encoder, load_encoder
-from stream_ssl.ingest.journal import JournalReader
+from stream_ssl.journal.journal import JournalReader
 from stream_ssl.wire import Data
 
 pytestmark = pytest.mark.timeout(600)
@@ -145,7 +145,7 @@ def test_a_killed_learner_ends_bit_equal_to_one_that_was_not(tmp_path: Path) -> 
 
 
 def test_bad_samples_are_set_aside_and_the_stream_goes_on(tmp_path: Path) -> None:
-    from producers import Producer
+    from stream_ssl.producers import Producer
     from stream_ssl.wire import Sample
 
     good = bytes(16 * 16)

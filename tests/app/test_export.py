@@ -20,14 +20,14 @@ from safetensors.torch import load_file, save_file
 from table import table
 
 import stream_ssl
-from memory import index
-from producers.sources import Synthetic, WebDataset
 from stream_ssl.app import build, cli
 from stream_ssl.app import encoder as encoders
 from stream_ssl.app import export as exporting
 from stream_ssl.app.commands import embed, export
 from stream_ssl.durable import seal
-from stream_ssl.ingest.decode import Decoder
+from stream_ssl.feed.decode import Decoder
+from stream_ssl.memory import index
+from stream_ssl.producers.sources import Synthetic, WebDataset
 
 METHODS = {
     "moco": {"class_path": "stream_ssl.methods.MoCo"},
@@ -43,7 +43,7 @@ MADE = ["encoder.json", "encoder.safetensors", "manifest.json"]
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("exported") / "run"
-    counted = {"class_path": "memory.eviction.MostDuplicated"}  # by linear counts
+    counted = {"class_path": "stream_ssl.memory.eviction.MostDuplicated"}  # by linear counts
     write_run(folder, stages=2, held=40, memory={"capacity": 16, "eviction": counted})
     return folder
 
@@ -241,7 +241,7 @@ def test_a_run_whose_files_are_gone_is_loaded(tmp_path: Path) -> None:
     encoder = {"class_path": "torch.nn.Flatten"}
     save_file({}, weights)
     init = {"encoder": encoder, "weights": str(weights)}
-    descriptor = {"class_path": "memory.descriptors.Frozen", "init_args": init}
+    descriptor = {"class_path": "stream_ssl.memory.descriptors.Frozen", "init_args": init}
     write_run(tmp_path / "run", memory={"capacity": 16, "descriptor": descriptor})
     weights.unlink()
     assert stream_ssl.load_encoder(tmp_path / "run").dim == 8

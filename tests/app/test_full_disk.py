@@ -16,7 +16,7 @@ from chaos import powercut
 from harness import BATCH, Process, Processes, processes, stop, until
 
 from stream_ssl.app.endpoints import load
-from stream_ssl.ingest.consumer_offsets import ConsumerOffsets, Positions
+from stream_ssl.journal.consumer_offsets import ConsumerOffsets, Positions
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -147,7 +147,7 @@ def test_the_learner_goes_on_where_marks_cannot_be_written(tmp_path: Path) -> No
 
 MARK = """
 import sys
-from stream_ssl.ingest.consumer_offsets import ConsumerOffsets
+from stream_ssl.journal.consumer_offsets import ConsumerOffsets
 ConsumerOffsets(sys.argv[1]).publish(10**15, 10**15)
 """
 

@@ -81,7 +81,7 @@ def test_a_library_cannot_fill_the_log() -> None:
     now[0] = 61.0
     again = logged("uvicorn.error", "invalid: %s", 7)
     assert again == ["invalid: 7 (498 more of these since the last line)"]
-    assert all(logged("stream_ssl.ingest.access", "ours: %s", each) for each in range(500))
+    assert all(logged("stream_ssl.receiver.access", "ours: %s", each) for each in range(500))
     many = [line for each in range(5000) for line in logged("asyncio", f"{each} in the text")]
     assert len(many) <= 2 * LibraryLimit.KINDS + 2
 

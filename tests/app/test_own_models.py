@@ -22,7 +22,7 @@ from stream_ssl.app import build, cli, config
 from stream_ssl.app.commands import check
 from stream_ssl.app.failures import USAGE
 from stream_ssl.batch import START, Batch
-from stream_ssl.ingest.decode import Decoder, Pixels
+from stream_ssl.feed.decode import Decoder, Pixels
 from stream_ssl.learning.checkpoint import Checkpointer
 from stream_ssl.wire import Sample
 

@@ -15,7 +15,7 @@ from table import table
 
 from stream_ssl.app import build, config, restart
 from stream_ssl.batch import START, Batch
-from stream_ssl.learning.efficientnet_lite import EfficientNetLite0
+from stream_ssl.encoder.efficientnet_lite import EfficientNetLite0
 from stream_ssl.learning.learner import Learner
 from stream_ssl.learning.records import StepRecord
 from stream_ssl.methods import METHODS

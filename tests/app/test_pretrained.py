@@ -18,9 +18,9 @@ import stream_ssl
 from stream_ssl.app import build, cli, config, learn
 from stream_ssl.app.encoder import facts, find, fresh_encoder
 from stream_ssl.batch import START
-from stream_ssl.learning import efficientnet_lite
+from stream_ssl.encoder import efficientnet_lite
+from stream_ssl.encoder.efficientnet_lite import EfficientNetLite0
 from stream_ssl.learning.checkpoint import Checkpointer
-from stream_ssl.learning.efficientnet_lite import EfficientNetLite0
 from stream_ssl.learning.learner import Learner
 
 PRESETS = Path(__file__).parents[2] / "deploy" / "configs" / "presets"

@@ -24,7 +24,7 @@ HELD_OUT: dict[str, Any] = {
     "references_per_class": 10,
     "queries_per_class": 5,
     "source": {
-        "class_path": "producers.sources.Synthetic",
+        "class_path": "stream_ssl.producers.sources.Synthetic",
         "init_args": {"count": 400, "size": 16, "channels": 1, "seed": 4},
     },
 }

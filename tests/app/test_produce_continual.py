@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from table import table
 
-from producers.shaping import Continual, Parked, Popularity, Shift, Stalls, Video
-from producers.sources import Synthetic
 from stream_ssl.app.commands import produce
+from stream_ssl.producers.shaping import Continual, Parked, Popularity, Shift, Stalls, Video
+from stream_ssl.producers.sources import Synthetic
 
 BASE = ["--to", "tcp://127.0.0.1:1", "--name", "robot"]
 

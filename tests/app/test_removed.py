@@ -93,7 +93,11 @@ def test_the_command_line_and_the_environment_are_told_too(
     [
         ("learner.anchors", "mixed", 'learner.anchors: mixed is gone: choose "stream" or "memory"'),
         ("memory.eviction", "hybrid", "the eviction policy hybrid is gone"),
-        ("memory.eviction", {"class_path": "memory.eviction.KappaBandit"}, "KappaBandit is gone"),
+        (
+            "memory.eviction",
+            {"class_path": "stream_ssl.memory.eviction.KappaBandit"},
+            "KappaBandit is gone",
+        ),
         ("shadows", {"learnt": "kappa-bandit"}, "the eviction policy kappa-bandit is gone"),
     ],
 )
@@ -145,8 +149,8 @@ def test_a_run_of_before_opens_without_the_removed_options(
         ("memory.image_file", "images.bin", "its images are in a file"),
         (
             "memory.eviction",
-            {"class_path": "memory.eviction.Hybrid", "init_args": {"age_cap": 9}},
-            "the eviction policy memory.eviction.Hybrid is gone",
+            {"class_path": "stream_ssl.memory.eviction.Hybrid", "init_args": {"age_cap": 9}},
+            "the eviction policy stream_ssl.memory.eviction.Hybrid is gone",
         ),
     ],
 )

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from harness import TINY, kill, processes, until
 
-from producers import CannotConnectError, Keys, Producer
 from stream_ssl.app import config
 from stream_ssl.app.commands import produce
 from stream_ssl.app.commands.run import receivers
 from stream_ssl.app.endpoints import publish
 from stream_ssl.app.receive import access_of, dry_run, listen_again
+from stream_ssl.producers import CannotConnectError, Keys, Producer
 from stream_ssl.wire.address import receiver_of
 from stream_ssl.wire.run_folder import find_receiver, make_keys
 

@@ -6,7 +6,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from stream_ssl.app.scrape import History, Scraper, Snapshot, key, parse
+from stream_ssl.observe.scrape import History, Scraper, Snapshot, key, parse
 
 
 @pytest.fixture

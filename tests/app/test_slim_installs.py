@@ -13,8 +13,8 @@ from packaging.utils import canonicalize_name
 
 MEMORY = """
 import torch, memory
-from memory.eviction import MostDuplicated
-from memory.scores import VonMisesFisher
+from stream_ssl.memory.eviction import MostDuplicated
+from stream_ssl.memory.scores import VonMisesFisher
 policy = MostDuplicated(score=VonMisesFisher(kappa=0.1), index="ivf")
 slots = memory.WorkingMemory(capacity=64, dim=8, eviction=policy, seed=0)
 slots.add(torch.arange(256), torch.nn.functional.normalize(torch.randn(256, 8), dim=1))

@@ -17,10 +17,10 @@ from prometheus_client import CollectorRegistry
 
 from stream_ssl.app.commands import status
 from stream_ssl.app.endpoints import FILE, holder
-from stream_ssl.ingest.receiver import ReceiverRecord
 from stream_ssl.observe.health import Health
 from stream_ssl.observe.metrics import LearnerMetrics, ReceiverMetrics
 from stream_ssl.observe.server import Server
+from stream_ssl.receiver.receiver import ReceiverRecord
 
 
 def test_a_process_that_is_up_and_not_ready_says_why(

@@ -14,7 +14,7 @@ from table import table
 import stream_ssl
 from stream_ssl.app.encoder import fresh_encoder, stored_settings
 from stream_ssl.durable import seal
-from stream_ssl.learning.encoder import ResNet
+from stream_ssl.encoder.network import ResNet
 from stream_ssl.learning.saved import STATE
 
 TIMM = {"class_path": "timm.create_model", "init_args": {"model_name": "resnet18"}}
@@ -62,7 +62,7 @@ def test_a_module_of_the_working_folder_is_not_imported(
         ("encoder.model", spec("torch.jit.ScriptModule")),
         ("encoder.model", spec("torch.nn.init.normal_")),
         ("encoder.model", spec("stream_ssl.app.supervisor.subprocess.Popen", args=["true"])),
-        ("encoder.model", spec("memory.columns.os.system", command="true")),
+        ("encoder.model", spec("stream_ssl.producers._spool.os.system", command="true")),
         ("views.transform", spec("torchvision.transforms.v2.Lambda", lambd="os.system")),
         ("views.transform",
          spec("torchvision.transforms.v2.Compose", transforms=[spec("os.system")])),

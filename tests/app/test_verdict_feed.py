@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from harness import BATCH, processes, until
 
-from producers import Producer, Verdict
+from stream_ssl.producers import Producer, Verdict
 
 pytestmark = pytest.mark.timeout(300)
 

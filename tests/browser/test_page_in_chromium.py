@@ -18,11 +18,11 @@ import pytest
 from page_world import Feed, receiving, serving
 
 from stream_ssl.batch import Offset
-from stream_ssl.ingest.sessions import ProducerTable
 from stream_ssl.learning.ranks import Work
 from stream_ssl.observe.http_access import Token
 from stream_ssl.observe.page.api import Sources
 from stream_ssl.observe.page.group import GroupView, Member
+from stream_ssl.receiver.sessions import ProducerTable
 
 sync_api = pytest.importorskip("playwright.sync_api")
 

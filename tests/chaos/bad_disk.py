@@ -21,8 +21,8 @@ from test_end_to_end import free_port
 
 from chaos import powercut
 from chaos.samples import held
-from producers import Producer
 from stream_ssl.app.endpoints import load
+from stream_ssl.producers import Producer
 
 SMALL = TINY | {
     "receiver": {"bind": f"tcp://127.0.0.1:{free_port()}"},

@@ -5,9 +5,9 @@ import sys
 import threading
 from pathlib import Path
 
-from stream_ssl.ingest import receiver as receiving
-from stream_ssl.ingest.consumer_offsets import ConsumerOffsets
-from stream_ssl.ingest.journal import Journal
+from stream_ssl.journal.consumer_offsets import ConsumerOffsets
+from stream_ssl.journal.journal import Journal
+from stream_ssl.receiver import receiver as receiving
 
 
 def main(folder: Path, bind: str) -> None:

@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 
-from producers import Producer
+from stream_ssl.producers import Producer
 
 IMAGE = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
 

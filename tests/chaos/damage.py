@@ -8,8 +8,8 @@ from pathlib import Path
 
 from learning_world import build, steps
 
-from stream_ssl.ingest.journal import Entry, Journal, JournalReader
-from stream_ssl.ingest.segment import list_segments
+from stream_ssl.journal.journal import Entry, Journal, JournalReader
+from stream_ssl.journal.segment import list_segments
 from stream_ssl.learning.checkpoint import Checkpointer
 
 PAGE = 4096

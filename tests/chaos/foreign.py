@@ -18,8 +18,8 @@ import numpy as np
 import psutil
 from harness import TINY, processes, until
 
-from producers import Producer
 from stream_ssl.app.endpoints import load
+from stream_ssl.producers import Producer
 from stream_ssl.wire import Hello, encode
 
 CONNECTIONS = 40  # of ours, open at once

@@ -15,9 +15,9 @@ from learning_world import build, differing, steps
 
 from chaos import powercut
 from chaos.samples import held
-from producers import Producer
-from stream_ssl.ingest.journal import Journal
+from stream_ssl.journal.journal import Journal
 from stream_ssl.learning.checkpoint import Checkpointer
+from stream_ssl.producers import Producer
 
 HERE = Path(__file__).parent
 NAMES = ("left", "right")

@@ -18,7 +18,7 @@ from test_end_to_end import free_port
 from chaos.noting_learner import NOTING, accounts
 from chaos.ranks import Reading, log_of, torchrun
 from chaos.samples import held
-from producers import Producer
+from stream_ssl.producers import Producer
 from stream_ssl.wire.address import receiver_of
 
 RECEIVERS, EACH = 3, 3

@@ -15,8 +15,8 @@ from pathlib import Path
 import psutil
 from harness import TINY, Processes, processes, stop, until
 
-from stream_ssl.ingest.consumer_offsets import ConsumerOffsets
-from stream_ssl.ingest.journal import JournalReader
+from stream_ssl.journal.consumer_offsets import ConsumerOffsets
+from stream_ssl.journal.journal import JournalReader
 
 PRODUCERS = 20
 PER_PROCESS = 5
@@ -77,7 +77,7 @@ def run(
 
 def acked(run: Processes, folder: Path) -> dict[str, int]:
     """Sequences that are durable, by producer."""
-    from stream_ssl.ingest.segment import Segment, list_segments
+    from stream_ssl.journal.segment import Segment, list_segments
 
     for _, path in reversed(list_segments(folder / "journal")):
         segment = Segment(path)

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from memory import WorkingMemory
 from stream_ssl.app import build, config
 from stream_ssl.batch import START, Origin
 from stream_ssl.learning.checkpoint import Checkpointer
 from stream_ssl.learning.origins import Origins
+from stream_ssl.memory import WorkingMemory
 
 SETTINGS: dict[str, Any] = {
     "decoder": {"size": 12, "channels": 1},

@@ -260,7 +260,7 @@ def test_converted_images_are_noted(run: Path, tmp_path: Path) -> None:
 def test_the_runs_own_held_out_set_may_be_gone(tmp_path: Path) -> None:
     write_images(tmp_path / "held", 2, 4)
     init = {"root": str(tmp_path / "held")}
-    source = {"class_path": "producers.sources.ImageFolder", "init_args": init}
+    source = {"class_path": "stream_ssl.producers.sources.ImageFolder", "init_args": init}
     write_run(tmp_path / "run", observe={"held_out": {"source": source}})
     shutil.rmtree(tmp_path / "held")
     arguments = [str(tmp_path / "run"), *DATA, *QUICK, "--untrained", "false"]

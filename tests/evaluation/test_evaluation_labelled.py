@@ -11,11 +11,11 @@ import pytest
 import torch
 from table import table
 
-from producers.sources import Synthetic
 from stream_ssl.evaluation.encoding import encode
 from stream_ssl.evaluation.labelled import Division, Reader, balanced
 from stream_ssl.evaluation.measures import RETRIEVED, check, measure, task_accuracies
-from stream_ssl.ingest.decode import Decoder
+from stream_ssl.feed.decode import Decoder
+from stream_ssl.producers.sources import Synthetic
 from stream_ssl.wire.sample import Sample
 
 

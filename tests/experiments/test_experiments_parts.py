@@ -19,9 +19,9 @@ from benchmarks.experiments import pool
 from benchmarks.experiments.data import Biased, first_of_each, gather, store, stored
 from benchmarks.experiments.papers.watch import priors, soft_labels
 from benchmarks.experiments.training import Watch
-from memory import WorkingMemory
 from stream_ssl.evaluation.labelled import LabelledBatch
 from stream_ssl.losses import Debiased, SelfLabeling
+from stream_ssl.memory import WorkingMemory
 
 
 @pytest.mark.parametrize("bias", [1, 9])

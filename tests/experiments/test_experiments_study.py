@@ -41,9 +41,9 @@ from benchmarks.experiments.study.streams import CLASSES, STREAMS, STRIDE, frame
 from benchmarks.experiments.study.streams import TITLES as STREAM_TITLES
 from benchmarks.experiments.study.training import Settings, distinct, run_once
 from benchmarks.experiments.study.work import Study
-from memory import WorkingMemory
-from memory.eviction import Oldest
 from stream_ssl.app.evaluate import sets
+from stream_ssl.memory import WorkingMemory
+from stream_ssl.memory.eviction import Oldest
 from tests import naive_policies as naive
 
 SETTINGS = {"steps": 3, "batch": 8, "capacity": 12, "dim": 8, "references": 4}

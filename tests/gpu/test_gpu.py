@@ -16,13 +16,19 @@ from learning_world import BATCH, Repeatable, build, steps
 from losses_cases import Case, case
 from losses_table import VARIANTS, Known, call, known
 
-from memory import Duplicates, WorkingMemory
-from memory.eviction import MinimumRedundancy, MostDuplicated, Oldest, Redundant, Reservoir
-from memory.scores import VonMisesFisher
 from stream_ssl.learning.learner import Upload
 from stream_ssl.learning.pace import Pace
 from stream_ssl.learning.records import PHASES
 from stream_ssl.losses import fused, negatives
+from stream_ssl.memory import Duplicates, WorkingMemory
+from stream_ssl.memory.eviction import (
+    MinimumRedundancy,
+    MostDuplicated,
+    Oldest,
+    Redundant,
+    Reservoir,
+)
+from stream_ssl.memory.scores import VonMisesFisher
 from stream_ssl.methods import METHODS
 
 pytestmark = pytest.mark.gpu

@@ -14,15 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from memory import WorkingMemory
-from memory.descriptors import Descriptor
 from stream_ssl.batch import START, Batch, Offset, Origin
-from stream_ssl.learning.encoder import Projector, ResNet
+from stream_ssl.encoder.network import Projector, ResNet
 from stream_ssl.learning.learner import Learner
 from stream_ssl.learning.randomness import seed_everything
 from stream_ssl.learning.records import Idle, StepRecord
 from stream_ssl.learning.views import Views
 from stream_ssl.losses import InfoNCE, Loss, NegativeCosine, SelfLabeling
+from stream_ssl.memory import WorkingMemory
+from stream_ssl.memory.descriptors import Descriptor
 from stream_ssl.methods import METHODS, Method
 from stream_ssl.methods.momentum import Momentum
 

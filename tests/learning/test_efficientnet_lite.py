@@ -9,9 +9,9 @@ import pytest
 import torch
 from table import table
 
-from stream_ssl.learning import efficientnet_lite
-from stream_ssl.learning.efficientnet_lite import EfficientNetLite0
-from stream_ssl.learning.encoder import Model
+from stream_ssl.encoder import efficientnet_lite
+from stream_ssl.encoder.efficientnet_lite import EfficientNetLite0
+from stream_ssl.encoder.network import Model
 
 # Every 160th feature of `ramp`, by the package efficientnet-lite-pytorch 0.1.0.
 THEIRS = [0.5563, 0.0, 0.0, 0.86502, 0.13536, 0.40276, 0.0, 0.0]

@@ -10,7 +10,7 @@ import torchvision
 from table import table
 from torch import nn
 
-from stream_ssl.learning.encoder import Model, Projector, ResNet
+from stream_ssl.encoder.network import Model, Projector, ResNet
 
 
 def count(module: nn.Module) -> int:

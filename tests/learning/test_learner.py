@@ -13,13 +13,13 @@ import torch
 from learning_world import BATCH, SLOTS, Repeatable, build, differing, state_of, steps
 from table import table
 
-from memory import WorkingMemory
 from stream_ssl.batch import START, Offset
 from stream_ssl.learning.optimiser import OptimiserSettings
 from stream_ssl.learning.pace import Pace
 from stream_ssl.learning.records import PHASES, Idle, StepRecord
 from stream_ssl.learning.schedule import Constant
 from stream_ssl.losses import LossOutput
+from stream_ssl.memory import WorkingMemory
 from stream_ssl.methods import MethodOutput
 
 

@@ -14,13 +14,13 @@ import torch
 from learning_world import BATCH, DIM, SIZE, SLOTS, Repeatable, build, differing, steps
 from torch import Tensor
 
-from memory import WorkingMemory
-from memory.descriptors import Embedding, Thumbnail, Weighted
-from memory.eviction import Oldest
-from memory.near_duplicates import ALIKE
 from stream_ssl.batch import Batch, Origin
 from stream_ssl.learning.novelty import Novelty
 from stream_ssl.learning.pace import Pace
+from stream_ssl.memory import WorkingMemory
+from stream_ssl.memory.descriptors import Embedding, Thumbnail, Weighted
+from stream_ssl.memory.eviction import Oldest
+from stream_ssl.memory.near_duplicates import ALIKE
 
 SHAPE = (1, SIZE, SIZE)
 THRESHOLD = 0.9

@@ -6,10 +6,10 @@ import torch
 from learning_world import build, steps
 from torch.nn.functional import normalize
 
-from memory import WorkingMemory
 from stream_ssl.batch import Batch, Origin
 from stream_ssl.learning.origins import Origins, unpacked
 from stream_ssl.learning.step import producers_of
+from stream_ssl.memory import WorkingMemory
 
 
 def test_origins_follow_the_memory_and_parts_of_several_ranks_join() -> None:

@@ -11,12 +11,12 @@ from forked import Forked
 from learning_killed import live_and_die
 from learning_world import build, differing, steps
 
-from memory.descriptors import Thumbnail
 from stream_ssl.batch import START
 from stream_ssl.learning.checkpoint import Checkpointer
 from stream_ssl.learning.optimiser import OptimiserSettings
 from stream_ssl.learning.pace import Pace
 from stream_ssl.losses import Debiased, InfoNCE, Ramp
+from stream_ssl.memory.descriptors import Thumbnail
 from stream_ssl.methods import METHODS
 
 SETTINGS = {  # each option once or twice, beside others that are independent of it

@@ -12,9 +12,6 @@ from learning_world import BATCH, SLOTS, Repeatable, build, steps
 from table import table
 from torch import Tensor
 
-from memory import WorkingMemory
-from memory.eviction import MostDuplicated
-from memory.scores import VonMisesFisher
 from stream_ssl.batch import START
 from stream_ssl.learning.learner import Learner
 from stream_ssl.learning.optimiser import OptimiserSettings
@@ -22,6 +19,9 @@ from stream_ssl.learning.pace import Pace
 from stream_ssl.learning.records import StepRecord
 from stream_ssl.learning.step import Backup, count_pairs, draw_batch, true_collisions
 from stream_ssl.losses import LossOutput
+from stream_ssl.memory import WorkingMemory
+from stream_ssl.memory.eviction import MostDuplicated
+from stream_ssl.memory.scores import VonMisesFisher
 from stream_ssl.methods import MethodOutput
 
 

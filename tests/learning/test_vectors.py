@@ -17,16 +17,16 @@ from harness import TINY
 from learning_world import steps
 from torch import Tensor
 
-from memory.descriptors import Vector
-from memory.state import part
-from producers import Producer
 from stream_ssl import load_encoder
 from stream_ssl.app import build, cli, config
 from stream_ssl.batch import START
-from stream_ssl.ingest.decode import BadSample, Decoder, VectorDecoder
-from stream_ssl.ingest.journal import Entry, Journal, JournalReader
+from stream_ssl.feed.decode import BadSample, Decoder, VectorDecoder
+from stream_ssl.journal.journal import Entry, Journal, JournalReader
 from stream_ssl.learning.saved import memory_of
 from stream_ssl.learning.vectors import Vectors, VectorViews
+from stream_ssl.memory.descriptors import Vector
+from stream_ssl.memory.state import part
+from stream_ssl.producers import Producer
 from stream_ssl.wire import Data, Sample, sample_of
 
 DIM = 24

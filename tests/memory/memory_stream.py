@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from memory import WorkingMemory
+from stream_ssl.memory import WorkingMemory
 from tests.naive import unit_rows
 
 SHAPE = (1, 2, 3)

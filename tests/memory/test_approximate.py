@@ -9,11 +9,11 @@ import pytest
 import torch
 from table import table
 
-from memory import WorkingMemory
-from memory.duel.approximate import CROSSOVER, ApproximateCounts, pick
-from memory.duel.linear import LinearCounts
-from memory.eviction import MostDuplicated
-from memory.scores import Gaussian, Linear, Quadratic, Score, VonMisesFisher
+from stream_ssl.memory import WorkingMemory
+from stream_ssl.memory.duel.approximate import CROSSOVER, ApproximateCounts, pick
+from stream_ssl.memory.duel.linear import LinearCounts
+from stream_ssl.memory.eviction import MostDuplicated
+from stream_ssl.memory.scores import Gaussian, Linear, Quadratic, Score, VonMisesFisher
 from tests.naive import STREAMS
 from tests.naive_index import (
     DIM,

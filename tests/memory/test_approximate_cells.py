@@ -9,11 +9,11 @@ import pytest
 import torch
 from table import table
 
-from memory import WorkingMemory
-from memory.duel.approximate import ApproximateCounts
-from memory.duel.cells import NOWHERE, Cells, without_
-from memory.eviction import MostDuplicated
-from memory.scores import Gaussian, Quadratic, Score, VonMisesFisher
+from stream_ssl.memory import WorkingMemory
+from stream_ssl.memory.duel.approximate import ApproximateCounts
+from stream_ssl.memory.duel.cells import NOWHERE, Cells, without_
+from stream_ssl.memory.eviction import MostDuplicated
+from stream_ssl.memory.scores import Gaussian, Quadratic, Score, VonMisesFisher
 from tests.naive_index import (
     exact_counts,
     filled,
@@ -26,8 +26,8 @@ from tests.naive_index import (
 @table("crowd", [2048, 20])
 def test_a_rows_own_cell_is_read_row_by_row(crowd: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of a total but what far cells add, which is what the moments of those alone add."""
-    monkeypatch.setattr("memory.duel.cells.CROWD", crowd)
-    monkeypatch.setattr("memory.duel.cells.CROWDED", 1)
+    monkeypatch.setattr("stream_ssl.memory.duel.cells.CROWD", crowd)
+    monkeypatch.setattr("stream_ssl.memory.duel.cells.CROWDED", 1)
     rng, score = np.random.default_rng(1), VonMisesFisher(0.2)
     columns = filled(stream(rng, "duplicates", 300, dim=8), dtype=torch.float64)
     cells = Cells.fitted(columns, score, cells=9, seed=0)
@@ -50,7 +50,7 @@ def test_a_rows_own_cell_is_read_row_by_row(crowd: int, monkeypatch: pytest.Monk
 
 def test_a_cell_that_grows_crowded_is_read_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """What near rows added must leave as it came, or it would be counted twice."""
-    monkeypatch.setattr("memory.duel.cells.CROWD", 40)
+    monkeypatch.setattr("stream_ssl.memory.duel.cells.CROWD", 40)
     rng, score = np.random.default_rng(3), VonMisesFisher(0.2)
     row_A = stream(rng, "uniform", 1, dim=8).float()
 
@@ -247,7 +247,7 @@ def test_copies_are_kept_out_about_as_well_as_by_exact_counts() -> None:
 def test_copies_of_one_scene_are_kept_out_although_their_cell_was_crowded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("memory.duel.cells.CROWD", 32)
+    monkeypatch.setattr("stream_ssl.memory.duel.cells.CROWD", 32)
     rng, shown_A = np.random.default_rng(19), torch.eye(64)[0]
     memory = WorkingMemory(512, 64, MostDuplicated(VonMisesFisher(0.1), index="ivf"))
     for batch in range(60):

@@ -15,10 +15,10 @@ import torch
 from memory_stream import equal
 from table import table
 
-from memory import Duplicates, WorkingMemory
-from memory.eviction import MostDuplicated, Oldest, policy
-from memory.process_group import ProcessGroup
-from memory.scores import VonMisesFisher
+from stream_ssl.memory import Duplicates, WorkingMemory
+from stream_ssl.memory.eviction import MostDuplicated, Oldest, policy
+from stream_ssl.memory.process_group import ProcessGroup
+from stream_ssl.memory.scores import VonMisesFisher
 from tests.naive import unit_rows
 
 NAN = torch.tensor([[1.0, 0, 0], [float("nan"), 0, 0]])

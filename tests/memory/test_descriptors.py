@@ -18,11 +18,11 @@ from table import table
 from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d, normalize
 
-from memory import Duplicates, WorkingMemory
-from memory.descriptors import Descriptor, Embedding, Frozen, Thumbnail, Vector, Weighted
-from memory.eviction import MinimumRedundancy, MostDuplicated, Policy
-from memory.index import cells_of
-from memory.scores import Linear, Score, VonMisesFisher
+from stream_ssl.memory import Duplicates, WorkingMemory
+from stream_ssl.memory.descriptors import Descriptor, Embedding, Frozen, Thumbnail, Vector, Weighted
+from stream_ssl.memory.eviction import MinimumRedundancy, MostDuplicated, Policy
+from stream_ssl.memory.index import cells_of
+from stream_ssl.memory.scores import Linear, Score, VonMisesFisher
 from tests.naive import IncrementalDuel, unit_rows
 
 SHAPE = (3, 16, 16)

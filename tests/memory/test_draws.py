@@ -14,10 +14,10 @@ import torch
 from table import table
 from torch import Tensor
 
-from memory import WorkingMemory, draws
-from memory.eviction import MostDuplicated, Oldest
-from memory.index import cells_of
-from memory.scores import VonMisesFisher
+from stream_ssl.memory import WorkingMemory, draws
+from stream_ssl.memory.eviction import MostDuplicated, Oldest
+from stream_ssl.memory.index import cells_of
+from stream_ssl.memory.scores import VonMisesFisher
 from tests.naive import unit_rows
 from tests.naive_memory import (
     chi_square_bound,
@@ -192,7 +192,7 @@ def test_the_hardest_are_found_by_loops(
     dtype: torch.dtype, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(draws, "BLOCK_ELEMENTS", block)
-    monkeypatch.setattr("memory.compute.CACHED_ELEMENTS", block)
+    monkeypatch.setattr("stream_ssl.memory.compute.CACHED_ELEMENTS", block)
     for seed in range(12):
         rng = np.random.default_rng(seed)
         k, count = int(rng.integers(1, 40)), int(rng.integers(1, 45))

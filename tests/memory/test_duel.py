@@ -19,12 +19,12 @@ from table import table
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from memory import WorkingMemory, checks
-from memory.duel.exact import ExactCounts
-from memory.duel.linear import EveryStep, LinearCounts, Pool
-from memory.duel.simulate import kept_steps, simulate
-from memory.eviction import MostDuplicated
-from memory.scores import Gaussian, Linear, Quadratic, Score, Threshold, VonMisesFisher
+from stream_ssl.memory import WorkingMemory, checks
+from stream_ssl.memory.duel.exact import ExactCounts
+from stream_ssl.memory.duel.linear import EveryStep, LinearCounts, Pool
+from stream_ssl.memory.duel.simulate import kept_steps, simulate
+from stream_ssl.memory.eviction import MostDuplicated
+from stream_ssl.memory.scores import Gaussian, Linear, Quadratic, Score, Threshold, VonMisesFisher
 from tests.naive import STREAMS, IncrementalDuel, printed_algorithm_2, unit_rows
 
 OTHERS: tuple[Score, ...] = (
@@ -35,28 +35,62 @@ OTHERS: tuple[Score, ...] = (
     Threshold(),
 )
 SHARP = VonMisesFisher(0.02), VonMisesFisher(0.001), Gaussian(1e-4), Threshold(0.99, 0.001)
-COARSE = {"memory.duel.linear.fast_in_bfloat16": lambda device: True}
-NARROW = {"memory.duel.linear.fast_in_bfloat16": lambda device: False}
+COARSE = {"stream_ssl.memory.duel.linear.fast_in_bfloat16": lambda device: True}
+NARROW = {"stream_ssl.memory.duel.linear.fast_in_bfloat16": lambda device: False}
 LINEAR: dict[str, dict[str, Any]] = {
     "as it is": {},
-    "pools": {"memory.duel.linear.POOL_ROWS": 12, "memory.duel.linear.CLOSE_ROWS": 4},
-    "candidates": {"memory.duel.linear.CANDIDATES": 1, "memory.duel.linear.STEPS": 5},
-    "segments": {"memory.duel.linear.CLOSE_ROWS": 2, "memory.duel.linear.SEGMENT": 3},
-    "short scans": {"memory.duel.linear.STEPS": 2, "memory.duel.linear.POOL_ROWS": 4},
-    "scans": {"memory.duel.linear.POOL_ROWS": 4, "memory.duel.linear.POOL_WORTH": 10**9} | NARROW,
-    "scans in bfloat16": {"memory.duel.linear.POOL_ROWS": 4, "memory.duel.linear.CLOSE_ROWS": 3}
+    "pools": {
+        "stream_ssl.memory.duel.linear.POOL_ROWS": 12,
+        "stream_ssl.memory.duel.linear.CLOSE_ROWS": 4,
+    },
+    "candidates": {
+        "stream_ssl.memory.duel.linear.CANDIDATES": 1,
+        "stream_ssl.memory.duel.linear.STEPS": 5,
+    },
+    "segments": {
+        "stream_ssl.memory.duel.linear.CLOSE_ROWS": 2,
+        "stream_ssl.memory.duel.linear.SEGMENT": 3,
+    },
+    "short scans": {
+        "stream_ssl.memory.duel.linear.STEPS": 2,
+        "stream_ssl.memory.duel.linear.POOL_ROWS": 4,
+    },
+    "scans": {
+        "stream_ssl.memory.duel.linear.POOL_ROWS": 4,
+        "stream_ssl.memory.duel.linear.POOL_WORTH": 10**9,
+    }
+    | NARROW,
+    "scans in bfloat16": {
+        "stream_ssl.memory.duel.linear.POOL_ROWS": 4,
+        "stream_ssl.memory.duel.linear.CLOSE_ROWS": 3,
+    }
     | COARSE,
-    "in parts": {"memory.duel.linear.POOL_ROWS": 4, "memory.duel.linear.LARGEST_PART": 90},
+    "in parts": {
+        "stream_ssl.memory.duel.linear.POOL_ROWS": 4,
+        "stream_ssl.memory.duel.linear.LARGEST_PART": 90,
+    },
 }
 LARGE = {
-    "pools": {"memory.duel.linear.POOL_ROWS": 100, "memory.duel.linear.CLOSE_ROWS": 16},
-    "pools alone": {"memory.duel.linear.POOL_ROWS": 100, "memory.duel.linear.POOL_WORTH": 1},
-    "close rows": {"memory.duel.linear.CLOSE_ROWS": 2, "memory.duel.linear.STEPS": 20},
+    "pools": {
+        "stream_ssl.memory.duel.linear.POOL_ROWS": 100,
+        "stream_ssl.memory.duel.linear.CLOSE_ROWS": 16,
+    },
+    "pools alone": {
+        "stream_ssl.memory.duel.linear.POOL_ROWS": 100,
+        "stream_ssl.memory.duel.linear.POOL_WORTH": 1,
+    },
+    "close rows": {
+        "stream_ssl.memory.duel.linear.CLOSE_ROWS": 2,
+        "stream_ssl.memory.duel.linear.STEPS": 20,
+    },
 }
 EXACT = {
     "as it is": {},
-    "candidates": {"memory.duel.exact.CANDIDATES": 3},
-    "blocks": {"memory.duel.exact.BLOCK_ELEMENTS": 30, "memory.compute.CACHED_ELEMENTS": 50},
+    "candidates": {"stream_ssl.memory.duel.exact.CANDIDATES": 3},
+    "blocks": {
+        "stream_ssl.memory.duel.exact.BLOCK_ELEMENTS": 30,
+        "stream_ssl.memory.compute.CACHED_ELEMENTS": 50,
+    },
 }
 FORMS = pytest.mark.parametrize("compete", [False, True], ids=["evict", "compete"])
 
@@ -351,7 +385,7 @@ def test_errors_of_rounding_are_forgotten(
     score: Score, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After so many newcomers, or rows encoded again, sums and counts are taken again."""
-    monkeypatch.setattr("memory.duel.linear.RECOUNT_AFTER", 100)
+    monkeypatch.setattr("stream_ssl.memory.duel.linear.RECOUNT_AFTER", 100)
     rng = np.random.default_rng(0)
     judge = Judge(20, 4, score)
     judge.add(unit_rows(rng, "uniform", 20, 4))
@@ -465,7 +499,14 @@ def test_newcomers_against_the_sum(copies: int, off: float, compete: bool) -> No
 
 
 @FORMS
-@narrowed({"pools": {"memory.duel.linear.POOL_ROWS": 24, "memory.duel.linear.CLOSE_ROWS": 6}})
+@narrowed(
+    {
+        "pools": {
+            "stream_ssl.memory.duel.linear.POOL_ROWS": 24,
+            "stream_ssl.memory.duel.linear.CLOSE_ROWS": 6,
+        }
+    }
+)
 def test_a_sum_that_vanishes_under_a_living_pool(narrow: None, compete: bool) -> None:
     """Bounds then compare a long sum with a tiny one: a difference of squares would cancel."""
     rng, vanished = np.random.default_rng(0), 0
@@ -496,7 +537,13 @@ def test_a_sum_that_vanishes_under_a_living_pool(narrow: None, compete: bool) ->
 @pytest.mark.parametrize("grown", ["refreshed", "newcomers"])
 @pytest.mark.parametrize(
     "narrow",
-    [LARGE["pools"], {"memory.checks.NORM_TOLERANCE": 0.95, "memory.duel.linear.POOL_ROWS": 12}],
+    [
+        LARGE["pools"],
+        {
+            "stream_ssl.memory.checks.NORM_TOLERANCE": 0.95,
+            "stream_ssl.memory.duel.linear.POOL_ROWS": 12,
+        },
+    ],
     ids=["as allowed", "more than allowed"],
     indirect=True,
 )

@@ -13,9 +13,9 @@ import torch
 from table import table
 from torch import Tensor
 
-from memory import Duplicates, WorkingMemory
-from memory.eviction import MostDuplicated, Oldest, Policy, Reservoir
-from memory.scores import VonMisesFisher
+from stream_ssl.memory import Duplicates, WorkingMemory
+from stream_ssl.memory.eviction import MostDuplicated, Oldest, Policy, Reservoir
+from stream_ssl.memory.scores import VonMisesFisher
 from tests.naive import STREAMS, unit_rows
 from tests.naive_memory import DeduplicatedQueue
 
@@ -77,8 +77,8 @@ def test_every_decision_is_the_one_taken_one_by_one(
 
 @pytest.mark.parametrize("action", ACTIONS)
 def test_blocks_change_nothing(action: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memory.duplicates.BLOCK_ELEMENTS", 70)
-    monkeypatch.setattr("memory.compute.CACHED_ELEMENTS", 50)
+    monkeypatch.setattr("stream_ssl.memory.duplicates.BLOCK_ELEMENTS", 70)
+    monkeypatch.setattr("stream_ssl.memory.compute.CACHED_ELEMENTS", 50)
     assert run_cases(action, "duplicates", torch.float64, range(100, 140)) > 0
 
 
@@ -168,7 +168,7 @@ def test_counting_changes_nothing_else(policy: type[Policy]) -> None:
 def test_the_lowest_of_those_as_close_is_merged_into(
     turn: float, expected: list[int], held: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("memory.compute.CACHED_ELEMENTS", 1)
+    monkeypatch.setattr("stream_ssl.memory.compute.CACHED_ELEMENTS", 1)
     angle_B = torch.tensor([0.0, 0.8, 0.4 + turn], dtype=torch.float64)
     z_BD = torch.stack([angle_B.cos(), angle_B.sin()], dim=1)
     memory = WorkingMemory(4, 2, duplicates=Duplicates(threshold=0.9, action="merge"))

@@ -11,8 +11,8 @@ import torch
 from table import table
 from torch import Tensor
 
-from memory import index as module
-from memory.index import cells_of, kmeans, nearest, top
+from stream_ssl.memory import index as module
+from stream_ssl.memory.index import cells_of, kmeans, nearest, top
 from tests.naive import unit_rows
 
 KINDS = ("uniform", "clustered", "duplicates")

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.minred import published_step, redundancy
-from memory import WorkingMemory
-from memory.eviction import MinimumRedundancy, minimum_redundancy
+from stream_ssl.memory import WorkingMemory
+from stream_ssl.memory.eviction import MinimumRedundancy, minimum_redundancy
 from tests import naive_policies as naive
 from tests.naive import STREAMS, unit_rows
 

@@ -12,9 +12,9 @@ import torch
 from simulated_gpu import SimulatedGpu
 from torch.nn.functional import normalize
 
-from memory import Duplicates, WorkingMemory
-from memory.descriptors import Descriptor, Embedding, Thumbnail, Weighted
-from memory.eviction import (
+from stream_ssl.memory import Duplicates, WorkingMemory
+from stream_ssl.memory.descriptors import Descriptor, Embedding, Thumbnail, Weighted
+from stream_ssl.memory.eviction import (
     MinimumRedundancy,
     MostDuplicated,
     Oldest,
@@ -22,7 +22,7 @@ from memory.eviction import (
     Redundant,
     Reservoir,
 )
-from memory.scores import Linear, Quadratic, VonMisesFisher
+from stream_ssl.memory.scores import Linear, Quadratic, VonMisesFisher
 
 CAPACITY, DIM, BATCH, SHAPE = 300, 16, 100, (3, 8, 8)
 

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from memory import WorkingMemory
-from memory.descriptors import Descriptor, Embedding, Thumbnail, Weighted
-from memory.eviction import MostDuplicated
-from memory.scores import VonMisesFisher
-from producers.shaping import Parked
-from producers.sources import Synthetic
+from stream_ssl.memory import WorkingMemory
+from stream_ssl.memory.descriptors import Descriptor, Embedding, Thumbnail, Weighted
+from stream_ssl.memory.eviction import MostDuplicated
+from stream_ssl.memory.scores import VonMisesFisher
+from stream_ssl.producers.shaping import Parked
+from stream_ssl.producers.sources import Synthetic
 
 SLOTS, SCENES, DIM, BATCH, SIZE = 512, 16, 128, 256, 32
 DISTINCT = SLOTS * 3 // 2

@@ -14,9 +14,9 @@ from safetensors.torch import load, save
 from table import table
 from torch import Tensor
 
-from memory import WorkingMemory
-from memory.columns import Rows
-from memory.eviction import (
+from stream_ssl.memory import WorkingMemory
+from stream_ssl.memory.columns import Rows
+from stream_ssl.memory.eviction import (
     POLICIES,
     MostDuplicated,
     Oldest,
@@ -25,7 +25,7 @@ from memory.eviction import (
     Redundant,
     Reservoir,
 )
-from memory.scores import VonMisesFisher
+from stream_ssl.memory.scores import VonMisesFisher
 from tests.naive import STREAMS, Queue, replay_ids, reservoir_law, unit_rows
 
 MAKERS: dict[str, Callable[[], Policy]] = {

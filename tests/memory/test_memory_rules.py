@@ -16,10 +16,10 @@ import torch
 from table import table
 from torch import Tensor
 
-from memory import WorkingMemory
-from memory.columns import Rows
-from memory.eviction import MostDuplicated, Oldest, Policy, Reservoir
-from memory.scores import Linear, Score, VonMisesFisher
+from stream_ssl.memory import WorkingMemory
+from stream_ssl.memory.columns import Rows
+from stream_ssl.memory.eviction import MostDuplicated, Oldest, Policy, Reservoir
+from stream_ssl.memory.scores import Linear, Score, VonMisesFisher
 from tests.naive import unit_rows
 
 

@@ -17,10 +17,10 @@ from memory_stream import SHAPE, equal, offer, stream
 from table import table
 from torch import Tensor, nn
 
-from memory import WorkingMemory
-from memory.descriptors import Thumbnail
-from memory.eviction import POLICIES, MostDuplicated
-from memory.scores import VonMisesFisher
+from stream_ssl.memory import WorkingMemory
+from stream_ssl.memory.descriptors import Thumbnail
+from stream_ssl.memory.eviction import POLICIES, MostDuplicated
+from stream_ssl.memory.scores import VonMisesFisher
 from tests.naive import unit_rows
 
 

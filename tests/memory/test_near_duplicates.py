@@ -18,9 +18,9 @@ from sklearn.datasets import load_digits, load_sample_images
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from memory import Duplicates, WorkingMemory
-from memory.eviction import Oldest, Random
-from memory.near_duplicates import (
+from stream_ssl.memory import Duplicates, WorkingMemory
+from stream_ssl.memory.eviction import Oldest, Random
+from stream_ssl.memory.near_duplicates import (
     ALIKE,
     APART,
     KEY_SIDE,

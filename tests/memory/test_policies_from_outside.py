@@ -12,15 +12,15 @@ from jsonargparse import ArgumentParser
 from safetensors.torch import load, save
 from table import table
 
-from memory import WorkingMemory
-from memory.eviction import POLICIES, Feedback, Policy, policy
-from memory.scores import VonMisesFisher
+from stream_ssl.memory import WorkingMemory
+from stream_ssl.memory.eviction import POLICIES, Feedback, Policy, policy
+from stream_ssl.memory.scores import VonMisesFisher
 from tests.naive import unit_rows
 
 OUTSIDE = '''
 """A policy from outside."""
 
-from memory.eviction import Oldest
+from stream_ssl.memory.eviction import Oldest
 
 
 class Mine(Oldest):
@@ -90,8 +90,16 @@ def test_a_policy_without_a_name_is_called_after_its_class(outside: str) -> None
         (":Mine", {}, "must be one of"),
         ("no_such_module:Mine", {}, "cannot be imported .*no_such_module"),
         ("policies_from_outside:Yours", {}, "cannot be imported .*Yours"),
-        ("policies_from_outside:Alien", {}, "must be a subclass of memory.eviction.Policy"),
-        ("memory.eviction:policy", {}, "must be a subclass of memory.eviction.Policy"),
+        (
+            "policies_from_outside:Alien",
+            {},
+            "must be a subclass of stream_ssl.memory.eviction.Policy",
+        ),
+        (
+            "stream_ssl.memory.eviction:policy",
+            {},
+            "must be a subclass of stream_ssl.memory.eviction.Policy",
+        ),
         ("oldest", {"pace": 3}, r"'oldest' with arguments \['pace'\].*give those of .*Oldest"),
     ],
 )

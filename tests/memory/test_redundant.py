@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from memory import WorkingMemory
-from memory.duel import exact
-from memory.eviction import Redundant
-from memory.scores import Linear, Score, VonMisesFisher
+from stream_ssl.memory import WorkingMemory
+from stream_ssl.memory.duel import exact
+from stream_ssl.memory.eviction import Redundant
+from stream_ssl.memory.scores import Linear, Score, VonMisesFisher
 from tests.naive import unit_rows
 
 

@@ -14,9 +14,9 @@ import pytest
 import torch
 from table import table
 
-from memory import WorkingMemory
-from memory.eviction import MostDuplicated
-from memory.scores import Gaussian, Linear, Quadratic, Score, Threshold, VonMisesFisher
+from stream_ssl.memory import WorkingMemory
+from stream_ssl.memory.eviction import MostDuplicated
+from stream_ssl.memory.scores import Gaussian, Linear, Quadratic, Score, Threshold, VonMisesFisher
 from tests.naive import unit_rows
 
 WIDTHS = (1e-9, 1e-6, 1e-3, 0.1, 1.0, 1.999, 2.0, 4.0, 1e2, 1e5, 1e9)

@@ -11,11 +11,9 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-import memory.duel.approximate
-import memory.duel.exact
-import memory.duel.linear
-from memory import Duplicates, WorkingMemory
-from memory.eviction import (
+from stream_ssl.memory import Duplicates, WorkingMemory
+from stream_ssl.memory.duel import approximate, exact, linear
+from stream_ssl.memory.eviction import (
     POLICIES,
     MinimumRedundancy,
     MostDuplicated,
@@ -25,8 +23,8 @@ from memory.eviction import (
     Redundant,
     Reservoir,
 )
-from memory.scores import Linear, VonMisesFisher
-from memory.shares import MOST_NAMES, NAMELESS, ProducerNames, key_of
+from stream_ssl.memory.scores import Linear, VonMisesFisher
+from stream_ssl.memory.shares import MOST_NAMES, NAMELESS, ProducerNames, key_of
 from tests import naive_shares as naive
 from tests.naive import unit_rows
 from tests.naive_shares import Choice, Sent
@@ -107,14 +105,14 @@ def test_every_policy_chooses_among_open_slots(name: str, seed: int) -> None:
 @pytest.mark.parametrize("name", ["linear", "sharp", "ivf"])
 def test_small_pools_choose_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Few candidates and short proposals, as of large memories."""
-    monkeypatch.setattr(memory.duel.linear, "POOL_ROWS", 24)
-    monkeypatch.setattr(memory.duel.linear, "CLOSE_ROWS", 4)
-    monkeypatch.setattr(memory.duel.linear, "CANDIDATES", 2)
-    monkeypatch.setattr(memory.duel.linear, "SEGMENT", 4)
-    monkeypatch.setattr(memory.duel.exact, "CANDIDATES", 8)
-    monkeypatch.setattr(memory.duel.approximate, "NEWCOMERS", 8)
-    monkeypatch.setattr(memory.duel.approximate, "CANDIDATES", 8)
-    monkeypatch.setattr(memory.duel.approximate, "FEWEST", 4)
+    monkeypatch.setattr(linear, "POOL_ROWS", 24)
+    monkeypatch.setattr(linear, "CLOSE_ROWS", 4)
+    monkeypatch.setattr(linear, "CANDIDATES", 2)
+    monkeypatch.setattr(linear, "SEGMENT", 4)
+    monkeypatch.setattr(exact, "CANDIDATES", 8)
+    monkeypatch.setattr(approximate, "NEWCOMERS", 8)
+    monkeypatch.setattr(approximate, "CANDIDATES", 8)
+    monkeypatch.setattr(approximate, "FEWEST", 4)
     make, choice, refuses = MAKERS[name]
     for seed in range(3):
         stream, held = mixed(seed, 500), build(make(), 80, 0.5)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from memory.slot_index import SlotIndex, nearest_rows
+from stream_ssl.memory.slot_index import SlotIndex, nearest_rows
 
 A, N = 64, 4
 
@@ -25,7 +25,8 @@ def test_the_nearest_rows_are_those_of_sorting_in_blocks_too(
     query_BA, row_KA = torch.randn(9, A), torch.randn(101, A)
     expected, row = by_sorting(query_BA, row_KA)
     for columns in (1 << 20, 10):
-        monkeypatch.setattr("memory.slot_index.columns_at_a_time", lambda *_, n=columns: n)
+        name = "stream_ssl.memory.slot_index.columns_at_a_time"
+        monkeypatch.setattr(name, lambda *_, n=columns: n)
         square_Bn, row_Bn = nearest_rows(query_BA, row_KA, N)
         assert row_Bn.tolist() == row[:, :N].tolist()
         assert square_Bn.numpy() == pytest.approx(expected[:, :N].numpy(), rel=1e-4)
@@ -41,7 +42,7 @@ def test_where_few_rows_are_held_the_rest_is_infinitely_far() -> None:
 
 def test_cells_follow_the_slots_and_go_on_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows in clusters: a query finds those of its own, whatever was overwritten since."""
-    monkeypatch.setattr("memory.slot_index.CELL_ROWS", 1000)
+    monkeypatch.setattr("stream_ssl.memory.slot_index.CELL_ROWS", 1000)
     generator = torch.Generator().manual_seed(0)
     centre_CA = torch.randn(300, A, generator=generator)
 
@@ -82,7 +83,7 @@ def test_cells_follow_the_slots_and_go_on_elsewhere(monkeypatch: pytest.MonkeyPa
 def test_cells_are_made_anew_after_many_changes_and_the_same_after_a_stop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("memory.slot_index.CELL_ROWS", 1000)
+    monkeypatch.setattr("stream_ssl.memory.slot_index.CELL_ROWS", 1000)
     generator = torch.Generator().manual_seed(0)
     runs = []
     for stops in (False, True):

@@ -19,13 +19,13 @@ from memory_stream import SHAPE, equal, offer, stream
 from table import table
 from torch import Tensor
 
-import memory as package
-from memory import Duplicates, WorkingMemory
-from memory.descriptors import Embedding, Thumbnail
-from memory.duel.approximate import ApproximateCounts
-from memory.eviction import POLICIES, MostDuplicated, Oldest, Policy
-from memory.scores import Gaussian, Linear, Score, VonMisesFisher
-from memory.state import VERSION, decode, encode
+import stream_ssl.memory as package
+from stream_ssl.memory import Duplicates, WorkingMemory
+from stream_ssl.memory.descriptors import Embedding, Thumbnail
+from stream_ssl.memory.duel.approximate import ApproximateCounts
+from stream_ssl.memory.eviction import POLICIES, MostDuplicated, Oldest, Policy
+from stream_ssl.memory.scores import Gaussian, Linear, Score, VonMisesFisher
+from stream_ssl.memory.state import VERSION, decode, encode
 
 
 @table("action", [None, "count", "merge"])

@@ -14,11 +14,11 @@ import pytest
 import torch
 from table import table
 
-from memory import Duplicates, WorkingMemory
-from memory import stats as module
-from memory.eviction import POLICIES, MostDuplicated, Oldest, Policy, Reservoir
-from memory.scores import Linear, Quadratic, Score, VonMisesFisher
-from memory.stats import effective_cells, effective_rank
+from stream_ssl.memory import Duplicates, WorkingMemory
+from stream_ssl.memory import stats as module
+from stream_ssl.memory.eviction import POLICIES, MostDuplicated, Oldest, Policy, Reservoir
+from stream_ssl.memory.scores import Linear, Quadratic, Score, VonMisesFisher
+from stream_ssl.memory.stats import effective_cells, effective_rank
 from tests.naive import unit_rows
 from tests.naive_memory import nearest_rank
 

@@ -24,11 +24,11 @@ from memory_stream import equal
 from table import table
 from torch import Tensor
 
-import memory as package
-from memory import WorkingMemory
-from memory.descriptors import Thumbnail
-from memory.eviction import POLICIES, MinimumRedundancy, MostDuplicated, Policy
-from memory.scores import Score, Threshold, VonMisesFisher
+import stream_ssl.memory as package
+from stream_ssl.memory import WorkingMemory
+from stream_ssl.memory.descriptors import Thumbnail
+from stream_ssl.memory.eviction import POLICIES, MinimumRedundancy, MostDuplicated, Policy
+from stream_ssl.memory.scores import Score, Threshold, VonMisesFisher
 from tests.naive import unit_rows
 
 SHAPE = (2, 3, 3)
@@ -278,7 +278,8 @@ def test_a_memory_computes_in_full_precision(
     around: Callable[[], AbstractContextManager[None]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("memory.duel.linear.POOL_ROWS", 40)  # products with the whole column too
+    # Products with the whole column, too.
+    monkeypatch.setattr("stream_ssl.memory.duel.linear.POOL_ROWS", 40)
 
     def outcome() -> tuple[list[int], list[float]]:
         rng = np.random.default_rng(0)
@@ -323,14 +324,15 @@ def test_sharp_scores_are_recounted_to_the_rounding_of_a_cosine(score: Score) ->
     assert not memory.check_valid()[0]
 
 
-MODULES = [info.name for info in pkgutil.walk_packages(package.__path__, "memory.")]
+MODULES = [info.name for info in pkgutil.walk_packages(package.__path__, "stream_ssl.memory.")]
 
 
 def test_the_examples_in_docstrings_run() -> None:
     for name in MODULES:
         done = doctest.testmod(importlib.import_module(name), extraglobs={"torch": torch})
         assert done.failed == 0, name
-        assert done.attempted or name not in ("memory.memory", "memory.eviction.most_duplicated")
+        with_examples = {"memory", "eviction.most_duplicated"}
+        assert done.attempted or name.removeprefix("stream_ssl.memory.") not in with_examples
 
 
 SIZED = [

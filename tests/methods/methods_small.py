@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from memory import WorkingMemory
 from stream_ssl.batch import Batch
 from stream_ssl.losses import LOSSES, Loss, NegativeCosine
+from stream_ssl.memory import WorkingMemory
 from stream_ssl.methods import METHODS, Method, MethodOutput
 from stream_ssl.methods.norm import BatchNorm2d
 

@@ -21,7 +21,6 @@ from methods_small import (
 from table import table
 from torch import Tensor, nn
 
-from memory import WorkingMemory
 from stream_ssl.batch import Batch
 from stream_ssl.losses import (
     LOSSES,
@@ -34,6 +33,7 @@ from stream_ssl.losses import (
     SelfLabeling,
     SupervisedContrastive,
 )
+from stream_ssl.memory import WorkingMemory
 from stream_ssl.methods import METHODS, Method
 
 # Pairwise: each value of each option of a method meets the method; every loss is in several.

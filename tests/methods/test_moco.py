@@ -10,13 +10,13 @@ from methods_small import SmallEncoder, SmallProjector, memory_of
 from table import table
 from torch import Tensor, nn
 
-from memory import WorkingMemory
-from memory.descriptors import Thumbnail
-from memory.eviction import MostDuplicated
-from memory.scores import VonMisesFisher
 from stream_ssl.batch import Batch
 from stream_ssl.losses import InfoNCE, Loss, LossOutput
 from stream_ssl.losses.base import LossInputs
+from stream_ssl.memory import WorkingMemory
+from stream_ssl.memory.descriptors import Thumbnail
+from stream_ssl.memory.eviction import MostDuplicated
+from stream_ssl.memory.scores import VonMisesFisher
 from stream_ssl.methods import MoCo
 from stream_ssl.methods.negatives import SMOOTHING, prior
 

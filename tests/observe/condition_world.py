@@ -9,10 +9,10 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from stream_ssl.ingest.receiver import ReceiverRecord
 from stream_ssl.observe.health import Health
 from stream_ssl.observe.metrics import LearnerMetrics, ReceiverMetrics
 from stream_ssl.observe.watch import Watch
+from stream_ssl.receiver.receiver import ReceiverRecord
 
 
 class World:

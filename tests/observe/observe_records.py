@@ -8,9 +8,9 @@ import torch
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 
-from memory import Admission
 from stream_ssl.batch import Offset
 from stream_ssl.learning.records import StepRecord
+from stream_ssl.memory import Admission
 from stream_ssl.observe.metrics import LearnerMetrics, ReceiverMetrics
 
 

@@ -13,17 +13,17 @@ from prometheus_client import CollectorRegistry
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from memory import Duplicates, WorkingMemory
 from stream_ssl.batch import Origin
-from stream_ssl.ingest.sessions import ProducerTable
 from stream_ssl.learning.origins import Origins
 from stream_ssl.learning.records import Idle, StepRecord
+from stream_ssl.memory import Duplicates, WorkingMemory
 from stream_ssl.observe.health import Health
 from stream_ssl.observe.metrics import LearnerMetrics, ReceiverMetrics
 from stream_ssl.observe.page.api import Sources
 from stream_ssl.observe.page.memory import MemoryView
 from stream_ssl.observe.page.producers import ProducersView
 from stream_ssl.observe.server import Server
+from stream_ssl.receiver.sessions import ProducerTable
 
 BATCH, SIDE = 8, 16
 

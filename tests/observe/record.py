@@ -25,7 +25,7 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from stream_ssl.app.endpoints import load
-from stream_ssl.app.scrape import key
+from stream_ssl.observe.scrape import key
 
 FOLDER = Path(__file__).parent / "recordings"
 EVERY = 15.0
@@ -97,7 +97,7 @@ def pause(run: Any, recorder: Recorder) -> None:
     import numpy as np
     from harness import stop, until
 
-    from producers import Producer
+    from stream_ssl.producers import Producer
 
     daemon = run.start("run", str(run.config))
     until(lambda: run.metric("steps_total") >= 0, lambda: run.log("run"))
@@ -122,7 +122,7 @@ def covered(run: Any, recorder: Recorder) -> None:
     import numpy as np
     from harness import stop, until
 
-    from producers import Producer
+    from stream_ssl.producers import Producer
 
     daemon = run.start("run", str(run.config))
     until(lambda: run.metric("steps_total") >= 0, lambda: run.log("run"))

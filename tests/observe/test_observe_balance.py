@@ -10,7 +10,7 @@ import torch
 from observe_records import step
 from table import table
 
-from memory.stats import effective_rank, spectral_rank
+from stream_ssl.memory.stats import effective_rank, spectral_rank
 from stream_ssl.observe.balance import MOST_CLASSES, Balance, class_counts, entropy
 
 NONE = torch.tensor([-1])

@@ -8,9 +8,9 @@ from observe_records import step
 from table import table
 from torch.nn.functional import normalize
 
-from memory import WorkingMemory
-from memory.descriptors import Embedding, Thumbnail
-from memory.eviction import Oldest
+from stream_ssl.memory import WorkingMemory
+from stream_ssl.memory.descriptors import Embedding, Thumbnail
+from stream_ssl.memory.eviction import Oldest
 from stream_ssl.observe.collisions import (
     Calibration,
     ClassCollisions,

@@ -10,11 +10,11 @@ from observe_records import step
 from prometheus_client import CollectorRegistry
 from table import table
 
-from producers.sources import Synthetic
-from stream_ssl.ingest.decode import Decoder
+from stream_ssl.feed.decode import Decoder
 from stream_ssl.learning.records import Idle
 from stream_ssl.observe.held_out import HeldOut, HeldOutProbe
 from stream_ssl.observe.metrics import LearnerMetrics
+from stream_ssl.producers.sources import Synthetic
 
 
 def settings(**changes: Any) -> HeldOut:

@@ -13,19 +13,19 @@ import pytest
 from observe_records import admission, step
 from prometheus_client import CollectorRegistry
 
-from memory import MemoryStats
-from memory.process_group import RankGroup
-from memory.shares import Holding
 from stream_ssl import __version__
 from stream_ssl.batch import Offset, Origin
-from stream_ssl.ingest import decode
-from stream_ssl.ingest.receiver import ReceiverRecord
+from stream_ssl.feed import decode
 from stream_ssl.learning import records
 from stream_ssl.learning.checkpoint import CheckpointRecord
 from stream_ssl.learning.divergence import ROW, Divergence
 from stream_ssl.learning.records import NOT_FINITE, Dropped, Idle
+from stream_ssl.memory import MemoryStats
+from stream_ssl.memory.process_group import RankGroup
+from stream_ssl.memory.shares import Holding
 from stream_ssl.observe import catalogue
 from stream_ssl.observe.metrics import LIMIT, LearnerMetrics, ReceiverMetrics, settings
+from stream_ssl.receiver.receiver import ReceiverRecord
 
 
 def saved(step: int, created: float) -> CheckpointRecord:

@@ -16,15 +16,15 @@ from observe_records import exported, step
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.metrics_core import Metric
 
-from memory import MemoryStats
-from stream_ssl.ingest.receiver import ReceiverRecord
 from stream_ssl.learning.checkpoint import CheckpointRecord
 from stream_ssl.learning.learner import Learner
 from stream_ssl.learning.records import StepRecord
+from stream_ssl.memory import MemoryStats
 from stream_ssl.observe.catalogue import CATALOGUE
 from stream_ssl.observe.catalogue_page import page
 from stream_ssl.observe.metric_spec import PREFIX, Spec
 from stream_ssl.observe.metrics import LearnerMetrics, ReceiverMetrics
+from stream_ssl.receiver.receiver import ReceiverRecord
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "metrics.md"

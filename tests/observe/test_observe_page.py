@@ -22,7 +22,6 @@ from prometheus_client import CollectorRegistry
 from table import table
 
 from stream_ssl.batch import Origin
-from stream_ssl.ingest.sessions import ProducerTable
 from stream_ssl.learning.records import Dropped
 from stream_ssl.observe.conditions import CONDITIONS
 from stream_ssl.observe.metrics import LearnerMetrics, ReceiverMetrics
@@ -32,6 +31,7 @@ from stream_ssl.observe.page.api import Sources
 from stream_ssl.observe.page.history import SERIES, History, Track
 from stream_ssl.observe.page.memory import MemoryView
 from stream_ssl.observe.server import Server
+from stream_ssl.receiver.sessions import ProducerTable
 
 
 def ask(server: Server, question: str, **arguments: object) -> Any:

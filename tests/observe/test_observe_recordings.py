@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 from record import EVERY, notation, plain, told
 
-from stream_ssl.app.scrape import key
 from stream_ssl.observe.health import Health
+from stream_ssl.observe.scrape import key
 from stream_ssl.observe.watch import Watch
 
 RULES = Path(__file__).parents[2] / "deploy" / "prometheus" / "alerts.yml"

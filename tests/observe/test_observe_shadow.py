@@ -7,9 +7,9 @@ import torch
 from observe_records import step
 from torch import Tensor
 
-from memory import WorkingMemory
-from memory.descriptors import Descriptor, Embedding, Thumbnail, Weighted
-from memory.eviction import MostDuplicated, Oldest
+from stream_ssl.memory import WorkingMemory
+from stream_ssl.memory.descriptors import Descriptor, Embedding, Thumbnail, Weighted
+from stream_ssl.memory.eviction import MostDuplicated, Oldest
 from stream_ssl.observe.shadow import Shadow, StepDescriptor
 
 

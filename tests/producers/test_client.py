@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from client_peer import Peer, background, image, welcome
 
-from producers import ClosedError, DeadlineError, Producer, Sample, SampleTooLargeError
+from stream_ssl.producers import ClosedError, DeadlineError, Producer, Sample, SampleTooLargeError
 from stream_ssl.wire import CODECS, Ack, Bye, Data, Hello
 from stream_ssl.wire.messages import MAX_HEADER_BYTES
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from receiver_peer import Running, until
 
-from producers import Producer
-from stream_ssl.ingest import protocol_state
+from stream_ssl.producers import Producer
+from stream_ssl.receiver import protocol_state
 
 
 def test_a_receiver_learns_the_clock_of_a_producer(

@@ -16,8 +16,8 @@ import pytest
 from client_peer import Peer, background, image
 from table import table
 
-from producers import CannotConnectError, ClosedError, Keys, Producer, _connection
-from producers._connection import diagnose
+from stream_ssl.producers import CannotConnectError, ClosedError, Keys, Producer, _connection
+from stream_ssl.producers._connection import diagnose
 from stream_ssl.wire import Ack, Data
 
 SERVER, CAMERA, STRANGER = (Keys.generate(name) for name in ("server", "camera", "stranger"))
@@ -215,7 +215,7 @@ def test_a_forked_child_is_told(before: str, call: str) -> None:
     code = f"""
 import asyncio, os, signal, sys, threading, warnings
 import numpy as np
-from producers import ClosedError, Producer
+from stream_ssl.producers import ClosedError, Producer
 producer, image = Producer("tcp://127.0.0.1:1", name="a"), np.zeros((4, 4), np.uint8)
 taken, forked = threading.Event(), threading.Event()
 {before}

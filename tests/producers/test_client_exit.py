@@ -10,12 +10,12 @@ import time
 import pytest
 from client_peer import Peer, image, until
 
-from producers import Producer
+from stream_ssl.producers import Producer
 
 SCRIPT = """
 import sys
 import numpy as np
-from producers import Producer
+from stream_ssl.producers import Producer
 producer = Producer(sys.argv[1], name="a", exit_timeout=float(sys.argv[2]))
 for number in range(200):
     producer.send(np.zeros((4, 4), np.uint8), id=str(number))

@@ -9,14 +9,14 @@ from collections.abc import Iterator
 import pytest
 from client_peer import Peer, background, image, until
 
-from producers import (
+from stream_ssl.producers import (
     BufferFullError,
     DeadlineError,
     Delivery,
     DeliveryError,
     Producer,
 )
-from producers._connection import Connection
+from stream_ssl.producers._connection import Connection
 from stream_ssl.wire import Ack, Data, Nack
 from stream_ssl.wire.messages import Frames
 

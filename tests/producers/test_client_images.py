@@ -15,9 +15,9 @@ from client_peer import Peer, image
 from PIL import Image
 from table import table
 
-from producers import Producer, Sample
-from producers._images import as_sample
-from producers.shaping.repeat import decode
+from stream_ssl.producers import Producer, Sample
+from stream_ssl.producers._images import as_sample
+from stream_ssl.producers.shaping.repeat import decode
 
 PIXELS = np.arange(4 * 5 * 3, dtype=np.uint8).reshape(4, 5, 3)
 

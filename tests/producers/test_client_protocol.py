@@ -10,9 +10,14 @@ from typing import Any
 import pytest
 from client_peer import image, welcome
 
-from producers import Delivery
-from producers._packer import OnDelivery, Packer, Packet
-from producers._protocol import GREETING_SECONDS, SILENCE_SECONDS, STARVED_SECONDS, ProtocolState
+from stream_ssl.producers import Delivery
+from stream_ssl.producers._packer import OnDelivery, Packer, Packet
+from stream_ssl.producers._protocol import (
+    GREETING_SECONDS,
+    SILENCE_SECONDS,
+    STARVED_SECONDS,
+    ProtocolState,
+)
 from stream_ssl.wire import Ack, Bye, Data, Hello, Message, Nack, Sample, Welcome
 
 SIZE = 200  # at least what a packet of the tests takes

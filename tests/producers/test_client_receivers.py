@@ -12,7 +12,7 @@ from receiver_peer import receiver
 from table import table
 from test_receiver_kills import held
 
-from producers import CannotConnectError, Producer
+from stream_ssl.producers import CannotConnectError, Producer
 from stream_ssl.wire import Ack, Bye, Data, Hello
 from stream_ssl.wire.address import receiver_of
 

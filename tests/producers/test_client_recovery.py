@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from client_peer import Peer, background, image, until
 
-from producers import (
+from stream_ssl.producers import (
     DamagedError,
     DeadlineError,
     Producer,

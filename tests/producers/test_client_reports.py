@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from client_peer import Peer, image, until
 
-from producers import Count, Producer, StateChange, Stats
-from producers import _reporter as reporter_module
-from producers._packer import Packer
-from producers._protocol import ProtocolState
-from producers._reporter import Reporter
+from stream_ssl.producers import Count, Producer, StateChange, Stats
+from stream_ssl.producers import _reporter as reporter_module
+from stream_ssl.producers._packer import Packer
+from stream_ssl.producers._protocol import ProtocolState
+from stream_ssl.producers._reporter import Reporter
 from stream_ssl.wire import Hello, Nack
 
 
@@ -25,7 +25,7 @@ def peer() -> Iterator[Peer]:
 
 @pytest.fixture(autouse=True)
 def info(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "producers")
+    caplog.set_level(logging.INFO, "stream_ssl.producers")
 
 
 def states(changes: list[StateChange]) -> list[str]:
@@ -61,7 +61,9 @@ def test_states_are_told_and_logged_with_their_reason(
     reasons = [change.reason for change in changes if change.state == "disconnected"]
     assert any("broke" in reason for reason in reasons)
     assert any("nobody listens" in reason for reason in reasons)
-    lines = [record.getMessage() for record in caplog.records if record.name == "producers"]
+    lines = [
+        record.getMessage() for record in caplog.records if record.name == "stream_ssl.producers"
+    ]
     for part in ("connected; 0", "disconnected: the connection", "nobody listens", "closed; 1"):
         assert any(part in line and "producer 'robot'" in line for line in lines), part
 

@@ -11,9 +11,9 @@ from typing import Any, get_args
 import pytest
 from client_peer import Peer
 
-import producers
-from producers.client import OnFull
-from producers.stats import Outcome, State
+from stream_ssl import producers
+from stream_ssl.producers.client import OnFull
+from stream_ssl.producers.stats import Outcome, State
 
 RUN = '"runs/laptop"'
 README = Path(__file__).parents[2] / "README.md"
@@ -54,7 +54,7 @@ def test_it_is_short() -> None:
 
 def test_the_readme_shows_no_other() -> None:
     blocks = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
-    shown = [block for block in blocks if "from producers import Producer" in block]
+    shown = [block for block in blocks if "from stream_ssl.producers import Producer" in block]
     assert all(block.strip() == snippet().strip() for block in shown)
 
 

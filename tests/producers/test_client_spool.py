@@ -15,11 +15,11 @@ import pytest
 from client_peer import Peer, image, until
 from test_client_protocol import SIZE, Receiver, Simulation
 
-from producers import DeadlineError, Delivery, Producer
-from producers import _spool as spool_module
-from producers._packer import NOT_GIVEN, Packer, Packet
-from producers._protocol import ProtocolState
-from producers._spool import Spool
+from stream_ssl.producers import DeadlineError, Delivery, Producer
+from stream_ssl.producers import _spool as spool_module
+from stream_ssl.producers._packer import NOT_GIVEN, Packer, Packet
+from stream_ssl.producers._protocol import ProtocolState
+from stream_ssl.producers._spool import Spool
 from stream_ssl.wire import Ack, Data, Hello, Message, Sample
 
 
@@ -488,7 +488,7 @@ def test_what_a_full_spool_cannot_take_is_told(peer: Peer, tmp_path: Path) -> No
 KILLED = """
 import sys, time
 import numpy as np
-from producers import Producer
+from stream_ssl.producers import Producer
 address, folder, start = sys.argv[1], sys.argv[2], int(sys.argv[3])
 producer = Producer(address, "a", on_full="spool", spool=folder, packet_samples=3, linger=0.01)
 start = max(start, (producer._spooled_position or 0))

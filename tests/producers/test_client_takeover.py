@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from client_peer import Peer, image, until
 
-from producers import CannotConnectError, Producer, SupersededError, _protocol
-from stream_ssl.ingest.consumer_offsets import ConsumerOffsets
-from stream_ssl.ingest.journal import Journal
-from stream_ssl.ingest.receiver import Receiver
+from stream_ssl.journal.consumer_offsets import ConsumerOffsets
+from stream_ssl.journal.journal import Journal
+from stream_ssl.producers import CannotConnectError, Producer, SupersededError, _protocol
+from stream_ssl.receiver.receiver import Receiver
 from stream_ssl.wire import Ack, Data, Hello, Nack
 
 

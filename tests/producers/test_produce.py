@@ -5,9 +5,9 @@ import threading
 
 from client_peer import Peer
 
-from producers import Producer, Sample
-from producers.shaping import Shaped
 from stream_ssl.app.commands import produce
+from stream_ssl.producers import Producer, Sample
+from stream_ssl.producers.shaping import Shaped
 
 
 class Listed:

@@ -14,8 +14,8 @@ from statistics import median
 
 import pytest
 
-from producers.sources import Camera
-from producers.sources.base import SourceError
+from stream_ssl.producers.sources import Camera
+from stream_ssl.producers.sources.base import SourceError
 
 pytestmark = pytest.mark.servers
 SERVER = Path(__file__).with_name("rtsp_server.py")
@@ -87,9 +87,9 @@ def test_a_wrong_password_is_named():
 
 
 def test_the_first_sigterm_ends_a_live_stream(tmp_path):
-    from stream_ssl.ingest.consumer_offsets import ConsumerOffsets
-    from stream_ssl.ingest.journal import Journal
-    from stream_ssl.ingest.receiver import Receiver
+    from stream_ssl.journal.consumer_offsets import ConsumerOffsets
+    from stream_ssl.journal.journal import Journal
+    from stream_ssl.receiver.receiver import Receiver
 
     stop = threading.Event()
     journal = Journal(tmp_path / "journal", budget=64 << 20)

@@ -10,9 +10,9 @@ from PIL import Image
 from source_files import encoded, pixels, write_idx, write_images
 from table import table
 
-from producers.shaping import Shaped
-from producers.shaping.repeat import jitter, repeat
-from producers.sources import IdxDataset, ImageFolder, Synthetic, WatchedFolder
+from stream_ssl.producers.shaping import Shaped
+from stream_ssl.producers.shaping.repeat import jitter, repeat
+from stream_ssl.producers.sources import IdxDataset, ImageFolder, Synthetic, WatchedFolder
 from stream_ssl.wire.sample import MAX_ID_BYTES, Sample
 
 

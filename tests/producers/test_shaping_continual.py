@@ -8,9 +8,9 @@ import pytest
 from source_files import pixels, write_idx, write_images
 from table import table
 
-from producers.shaping import Continual, Shaped
-from producers.shaping.continual import kept_shares
-from producers.sources import IdxDataset, Synthetic, WatchedFolder
+from stream_ssl.producers.shaping import Continual, Shaped
+from stream_ssl.producers.shaping.continual import kept_shares
+from stream_ssl.producers.sources import IdxDataset, Synthetic, WatchedFolder
 from stream_ssl.wire.sample import check_position
 
 KINDS = {

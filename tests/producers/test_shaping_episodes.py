@@ -11,9 +11,9 @@ from PIL import Image
 from source_files import write_images
 from table import table
 
-from producers.shaping import Shaped, Stalls, Video
-from producers.shaping.episodes import crop_resized
-from producers.sources import ImageFolder, Synthetic
+from stream_ssl.producers.shaping import Shaped, Stalls, Video
+from stream_ssl.producers.shaping.episodes import crop_resized
+from stream_ssl.producers.sources import ImageFolder, Synthetic
 from stream_ssl.wire.sample import check_position
 
 

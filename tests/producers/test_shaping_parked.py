@@ -11,9 +11,9 @@ from PIL import Image
 from source_files import encoded, pixels, write_idx, write_images
 from table import table
 
-from producers.shaping import Parked, Shaped
-from producers.shaping.parked import seen_again
-from producers.sources import IdxDataset, ImageFolder, Synthetic, WatchedFolder
+from stream_ssl.producers.shaping import Parked, Shaped
+from stream_ssl.producers.shaping.parked import seen_again
+from stream_ssl.producers.sources import IdxDataset, ImageFolder, Synthetic, WatchedFolder
 from stream_ssl.wire.sample import MAX_ID_BYTES, Sample, check_position
 
 

@@ -9,8 +9,8 @@ import pytest
 from source_files import pixels, write_idx
 from table import table
 
-from producers.shaping import Popularity
-from producers.sources import IdxDataset, Synthetic
+from stream_ssl.producers.shaping import Popularity
+from stream_ssl.producers.sources import IdxDataset, Synthetic
 from stream_ssl.wire.sample import check_position
 
 

@@ -6,8 +6,8 @@ import threading
 import pytest
 from table import table
 
-from producers.shaping import RateLimit, Shaped, shaped
-from producers.sources import Synthetic
+from stream_ssl.producers.shaping import RateLimit, Shaped, shaped
+from stream_ssl.producers.sources import Synthetic
 
 
 class Clock:

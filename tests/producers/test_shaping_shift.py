@@ -9,8 +9,8 @@ import pytest
 from source_files import write_images
 from table import table
 
-from producers.shaping import Shift
-from producers.sources import Synthetic, WatchedFolder
+from stream_ssl.producers.shaping import Shift
+from stream_ssl.producers.sources import Synthetic, WatchedFolder
 from stream_ssl.wire.sample import check_position
 
 

@@ -10,12 +10,12 @@ from broker_files import image_files
 from client_peer import Peer
 from table import table
 
-from producers import Delivery, Producer
-from producers.shaping import Shaped
-from producers.sources import Nats
-from producers.sources.acknowledged import Deliveries, UnreadableError, sample_of
 from stream_ssl.app.cli import main
 from stream_ssl.app.commands import produce
+from stream_ssl.producers import Delivery, Producer
+from stream_ssl.producers.shaping import Shaped
+from stream_ssl.producers.sources import Nats
+from stream_ssl.producers.sources.acknowledged import Deliveries, UnreadableError, sample_of
 
 (PNG,) = image_files(1)
 

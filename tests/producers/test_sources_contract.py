@@ -24,8 +24,8 @@ from source_files import (
 from table import table
 from video_files import write_video
 
-from producers.shaping import Parked, Popularity, Shaped, Shift, Stalls, Video
-from producers.sources import (
+from stream_ssl.producers.shaping import Parked, Popularity, Shaped, Shift, Stalls, Video
+from stream_ssl.producers.sources import (
     SOURCES,
     CifarBinary,
     IdxDataset,
@@ -40,7 +40,7 @@ from producers.sources import (
     WatchedFolder,
     WebDataset,
 )
-from producers.sources.base import Skipped
+from stream_ssl.producers.sources.base import Skipped
 from stream_ssl.wire.sample import Sample, check_position
 
 
@@ -252,11 +252,12 @@ def test_a_config_file_can_nest_a_source_in_a_shape(tmp_path):
     parser = jsonargparse.ArgumentParser(exit_on_error=False)
     parser.add_subclass_arguments(Shaped, "stream")
     source = {
-        "class_path": "producers.sources.IdxDataset",
+        "class_path": "stream_ssl.producers.sources.IdxDataset",
         "init_args": {"root": str(tmp_path), "subset": "2:9", "epochs": None, "seed": 3},
     }
     arguments = {"source": source, "bias": 27, "dominant": 2, "order": "iid"}
-    config = {"stream": {"class_path": "producers.shaping.Shaped", "init_args": arguments}}
+    shaped = "stream_ssl.producers.shaping.Shaped"
+    config = {"stream": {"class_path": shaped, "init_args": arguments}}
     shaped = parser.instantiate(parser.parse_object(config)).stream
     assert isinstance(shaped, Shaped)
     assert len(shaped.source) == 7

@@ -16,9 +16,9 @@ from source_files import encoded, pixels
 from table import table
 from web import web
 
-from producers.shaping import Shaped
-from producers.sources import Crawl
-from producers.sources.base import SourceError
+from stream_ssl.producers.shaping import Shaped
+from stream_ssl.producers.sources import Crawl
+from stream_ssl.producers.sources.base import SourceError
 
 PNG = [encoded(image) for image in pixels(12, 6, 5, 3)]
 

@@ -13,10 +13,10 @@ from source_files import encoded, pixels
 from table import table
 from web import web
 
-from producers.sources import Crawl
-from producers.sources.base import SourceError
-from producers.sources.fetch import GuardedBackend, Skip
-from producers.sources.public_addresses import IPV4, IPV6, is_public
+from stream_ssl.producers.sources import Crawl
+from stream_ssl.producers.sources.base import SourceError
+from stream_ssl.producers.sources.fetch import GuardedBackend, Skip
+from stream_ssl.producers.sources.public_addresses import IPV4, IPV6, is_public
 
 PNG = encoded(pixels(1, 6, 5, 3)[0])
 

@@ -12,8 +12,8 @@ import pytest
 import trustme
 from source_files import encoded, pixels
 
-from producers.sources import Crawl
-from producers.sources.base import SourceError
+from stream_ssl.producers.sources import Crawl
+from stream_ssl.producers.sources.base import SourceError
 
 PNG = encoded(pixels(1, 64, 64, 3)[0])
 

@@ -22,10 +22,10 @@ from source_files import (
 )
 from table import table
 
-from producers.sources import CifarBinary, IdxDataset, ImageFolder, NpyVectors
-from producers.sources.cifar import read_records
-from producers.sources.fields import MAX_FILE, file_name
-from producers.sources.finite import select
+from stream_ssl.producers.sources import CifarBinary, IdxDataset, ImageFolder, NpyVectors
+from stream_ssl.producers.sources.cifar import read_records
+from stream_ssl.producers.sources.fields import MAX_FILE, file_name
+from stream_ssl.producers.sources.finite import select
 
 EMBEDDED = Path(__file__).parents[2] / "stream_ssl/app/data"
 

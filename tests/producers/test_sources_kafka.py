@@ -11,9 +11,9 @@ from broker_files import image_files, on_disk, start_producing, wait_for
 from confluent_kafka import KafkaError, TopicPartition
 from receiver_peer import Running, until
 
-from producers.sources import Kafka
-from producers.sources.base import SourceError
-from producers.sources.kafka import READY
+from stream_ssl.producers.sources import Kafka
+from stream_ssl.producers.sources.base import SourceError
+from stream_ssl.producers.sources.kafka import READY
 
 
 @contextmanager

@@ -16,8 +16,8 @@ from pyarrow import parquet
 from table import table
 from video_files import RATE, number_of
 
-from producers.sources import LeRobot
-from producers.sources.fields import file_name
+from stream_ssl.producers.sources import LeRobot
+from stream_ssl.producers.sources.fields import file_name
 
 BEGAN = 1_714_979_289.0  # what the videos tell
 TOP, WRIST = CAMERAS

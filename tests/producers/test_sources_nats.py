@@ -17,9 +17,9 @@ from broker_files import image_files, on_disk, start_producing, wait_for
 from nats.js.api import ConsumerConfig
 from receiver_peer import Running, until
 
-from producers.sources import Nats
-from producers.sources.base import SourceError
-from producers.sources.nats import READY
+from stream_ssl.producers.sources import Nats
+from stream_ssl.producers.sources.base import SourceError
+from stream_ssl.producers.sources.nats import READY
 
 pytestmark = pytest.mark.servers
 
@@ -227,7 +227,7 @@ def test_a_consumer_that_would_lose_messages_is_refused(tmp_path):
 
 
 def test_a_second_client_of_the_consumer_is_told_so(tmp_path, monkeypatch):
-    monkeypatch.setattr("producers.sources.nats.MISSING_SECONDS", 0.0)
+    monkeypatch.setattr("stream_ssl.producers.sources.nats.MISSING_SECONDS", 0.0)
     with server(tmp_path) as running:
         running.publish(image_files(3))
         first, second = running.source(ack_wait=0.5), running.source()

@@ -25,8 +25,8 @@ from source_files import encoded
 from table import table
 from video_files import number_of, numbered
 
-from producers.sources import McapFiles, RosBags
-from producers.sources.robot_logs import BAYER, demosaic, pixels
+from stream_ssl.producers.sources import McapFiles, RosBags
+from stream_ssl.producers.sources.robot_logs import BAYER, demosaic, pixels
 
 LOGS = {
     "mcap": lambda path: McapFiles(str(write_mcap(path / "a.mcap", drive(ROS2, 60)))),

@@ -32,11 +32,11 @@ from rosbags.rosbag2 import CompressionFormat, CompressionMode
 from table import table
 from video_files import number_of, numbered
 
-from producers.sources import McapFiles, RosBags, chunked
-from producers.sources.bag_file import header_of
-from producers.sources.recordings import DamagedError
-from producers.sources.robot_logs import pixels
-from producers.sources.ros_messages import decoder
+from stream_ssl.producers.sources import McapFiles, RosBags, chunked
+from stream_ssl.producers.sources.bag_file import header_of
+from stream_ssl.producers.sources.recordings import DamagedError
+from stream_ssl.producers.sources.robot_logs import pixels
+from stream_ssl.producers.sources.ros_messages import decoder
 
 DEFINITION, _ = ROS2.generate_msgdef(IMAGE, ros_version=2)
 
@@ -423,7 +423,7 @@ def test_bags_compressed_by_zstd_are_read(tmp_path, mcap, mode):
 
 
 def test_a_packed_bag_that_grows_too_much_is_refused(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("producers.sources.rosbag.ROOM", 1000)
+    monkeypatch.setattr("stream_ssl.producers.sources.rosbag.ROOM", 1000)
     (tmp_path / "a.db3.zstd").write_bytes(zstandard.compress(bytes(1 << 26)))
     good = write_bag(tmp_path / "b.bag", drive(ROS1, 2))
     source = RosBags([str(tmp_path / "a.db3.zstd"), str(good)])
@@ -468,9 +468,9 @@ def test_a_hostile_database_costs_itself_alone(tmp_path, kind, caplog):
 
 
 def test_sqlite_stops_where_its_work_outgrows_the_file(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("producers.sources.rosbag.LOOK", 1)
-    monkeypatch.setattr("producers.sources.rosbag.STEPS", 300)
-    monkeypatch.setattr("producers.sources.rosbag.STEPS_EACH", 0)
+    monkeypatch.setattr("stream_ssl.producers.sources.rosbag.LOOK", 1)
+    monkeypatch.setattr("stream_ssl.producers.sources.rosbag.STEPS", 300)
+    monkeypatch.setattr("stream_ssl.producers.sources.rosbag.STEPS_EACH", 0)
     bag = write_bag2(tmp_path / "a", drive(ROS2, 40))
     source = RosBags(str(bag))
     assert len(salvaged(source)) < 40

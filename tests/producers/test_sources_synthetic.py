@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from table import table
 
-from producers.sources import Synthetic
+from stream_ssl.producers.sources import Synthetic
 
 
 def draw(source, count, start=0):

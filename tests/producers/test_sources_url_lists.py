@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from producers.sources import url_lists
-from producers.sources.base import SourceError
-from producers.sources.url_lists import Row, read_rows
+from stream_ssl.producers.sources import url_lists
+from stream_ssl.producers.sources.base import SourceError
+from stream_ssl.producers.sources.url_lists import Row, read_rows
 
 
 @contextmanager

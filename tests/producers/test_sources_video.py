@@ -10,9 +10,9 @@ import pytest
 from table import table
 from video_files import HEIGHT, RATE, WIDTH, number_of, numbered, write_video
 
-from producers.sources import VideoFiles
-from producers.sources.fields import file_name
-from producers.sources.frames import Encoder
+from stream_ssl.producers.sources import VideoFiles
+from stream_ssl.producers.sources.fields import file_name
+from stream_ssl.producers.sources.frames import Encoder
 
 BEGAN = 1_714_979_289.0  # 2024-05-06T07:08:09Z
 

@@ -19,9 +19,16 @@ from source_files import encoded, pixels, write_tar
 from table import table
 from video_files import HEIGHT, RATE, WIDTH, number_of, numbered, write_video
 
-from producers.sources import ImageFolder, LeRobot, McapFiles, NpyVectors, VideoFiles, WebDataset
-from producers.sources.base import own_fault
-from producers.sources.truncation import missing_bytes
+from stream_ssl.producers.sources import (
+    ImageFolder,
+    LeRobot,
+    McapFiles,
+    NpyVectors,
+    VideoFiles,
+    WebDataset,
+)
+from stream_ssl.producers.sources.base import own_fault
+from stream_ssl.producers.sources.truncation import missing_bytes
 
 OPEN = {"x264-params": "open-gop=1:scenecut=0", "bf": "2"}
 
@@ -313,7 +320,8 @@ def test_a_call_that_a_library_does_not_know_is_no_damage(tmp_path, monkeypatch)
     write_video(tmp_path / "a.mp4", 2)
     np.save(tmp_path / "a.npy", np.ones((2, 3)))
     root = write_lerobot(tmp_path / "set", "v2.1", films=False)
-    monkeypatch.setattr("producers.sources.video.lenient", lambda: {"metadata_error": "x"})
+    lenient = "stream_ssl.producers.sources.video.lenient"
+    monkeypatch.setattr(lenient, lambda: {"metadata_error": "x"})
     monkeypatch.setattr(np.lib.format, "open_memmap", lambda file: None)
     monkeypatch.setattr(parquet, "read_table", lambda file: None)
     for read in (

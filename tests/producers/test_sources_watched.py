@@ -9,8 +9,8 @@ import time
 import pytest
 from source_files import age, encoded, pixels, write_images
 
-from producers.shaping import Shaped
-from producers.sources import WatchedFolder, watched
+from stream_ssl.producers.shaping import Shaped
+from stream_ssl.producers.sources import WatchedFolder, watched
 
 
 class Clock:

@@ -6,9 +6,9 @@ import pytest
 from source_files import encoded, named, pixels, shard_members, write_tar
 from table import table
 
-from producers.sources import WebDataset
-from producers.sources.shards import expand_braces, find_files
-from producers.sources.tar import read_members
+from stream_ssl.producers.sources import WebDataset
+from stream_ssl.producers.sources.shards import expand_braces, find_files
+from stream_ssl.producers.sources.tar import read_members
 
 PNG = encoded(pixels(1, 6, 5, 3)[0])
 

@@ -21,17 +21,17 @@ from learning_world import BATCH, SIZE, state_of, steps
 from rank_group import together
 from rank_learning import SETTINGS, Part, build, until_idle
 
-from memory.process_group import RankGroup
 from stream_ssl.batch import START, Batch, Offset
-from stream_ssl.ingest.batches import Batches, JournalShare
-from stream_ssl.ingest.decode import Decoder
-from stream_ssl.ingest.journal import Entry, Journal, JournalReader
-from stream_ssl.ingest.quarantine import Quarantine
+from stream_ssl.feed.batches import Batches, JournalShare
+from stream_ssl.feed.decode import Decoder
+from stream_ssl.feed.quarantine import Quarantine
+from stream_ssl.journal.journal import Entry, Journal, JournalReader
 from stream_ssl.learning.checkpoint import Checkpointer
 from stream_ssl.learning.learner import Learner
 from stream_ssl.learning.optimiser import OptimiserSettings
 from stream_ssl.learning.ranks import Ranks
 from stream_ssl.learning.records import ReloadDue
+from stream_ssl.memory.process_group import RankGroup
 from stream_ssl.wire import Data, Sample
 
 CPU = torch.device("cpu")

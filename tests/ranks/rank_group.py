@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from memory.process_group import ProcessGroup, RankGroup
+from stream_ssl.memory.process_group import ProcessGroup, RankGroup
 
 SECONDS = 60
 """After which a rank that waits for another gives up."""

@@ -21,12 +21,9 @@ from simulated_gpu import OnGpu, SimulatedGpu
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from memory import WorkingMemory
-from memory.descriptors import Thumbnail
-from memory.process_group import SINGLE_PROCESS, RankGroup
 from stream_ssl.batch import START, Batch, Offset
+from stream_ssl.encoder.network import ResNet
 from stream_ssl.learning import learner as loop
-from stream_ssl.learning.encoder import ResNet
 from stream_ssl.learning.learner import Learner
 from stream_ssl.learning.optimiser import OptimiserSettings
 from stream_ssl.learning.pace import Pace
@@ -35,6 +32,9 @@ from stream_ssl.learning.ranks import Ranks
 from stream_ssl.learning.records import StepRecord
 from stream_ssl.learning.views import Views
 from stream_ssl.losses import Debiased
+from stream_ssl.memory import WorkingMemory
+from stream_ssl.memory.descriptors import Thumbnail
+from stream_ssl.memory.process_group import SINGLE_PROCESS, RankGroup
 
 SLOTS = 64
 

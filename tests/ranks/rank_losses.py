@@ -13,7 +13,7 @@ from losses_table import VARIANTS, Known, T, known
 from rank_group import together
 from torch import Tensor
 
-from memory.process_group import RankGroup
+from stream_ssl.memory.process_group import RankGroup
 
 BATCH, EACH = 3, 5  # anchors and negatives of a rank
 SHARED = {name: one for name, one in VARIANTS.items() if one.build().across_ranks}

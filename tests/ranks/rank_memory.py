@@ -16,13 +16,13 @@ from rank_group import together
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from memory import Duplicates, WorkingMemory
-from memory.descriptors import Thumbnail
-from memory.duel import exact
-from memory.eviction import MostDuplicated, Oldest, Policy, Redundant
-from memory.process_group import SINGLE_PROCESS, RankGroup
-from memory.scores import Gaussian, Linear, Score, Threshold, VonMisesFisher
-from memory.shards import resharded
+from stream_ssl.memory import Duplicates, WorkingMemory
+from stream_ssl.memory.descriptors import Thumbnail
+from stream_ssl.memory.duel import exact
+from stream_ssl.memory.eviction import MostDuplicated, Oldest, Policy, Redundant
+from stream_ssl.memory.process_group import SINGLE_PROCESS, RankGroup
+from stream_ssl.memory.scores import Gaussian, Linear, Score, Threshold, VonMisesFisher
+from stream_ssl.memory.shards import resharded
 from tests.naive import IncrementalDuel, unit_rows
 
 SLOTS, DIM, SIDE = 48, 6, 4

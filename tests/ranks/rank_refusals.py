@@ -12,16 +12,16 @@ import torch
 from jsonargparse import Namespace
 from rank_group import together
 
-from memory import Duplicates, WorkingMemory
-from memory.eviction import MostDuplicated, Reservoir
-from memory.process_group import RankGroup
-from memory.scores import Quadratic
 from stream_ssl.app.failures import Failure, Misconfigured
 from stream_ssl.app.ranks import check_alike, check_shared, part_of
-from stream_ssl.ingest.segment import ID_FILE
+from stream_ssl.journal.segment import ID_FILE
 from stream_ssl.learning.ranks import Ranks
 from stream_ssl.learning.saved import Saved
 from stream_ssl.losses import SelfLabeling
+from stream_ssl.memory import Duplicates, WorkingMemory
+from stream_ssl.memory.eviction import MostDuplicated, Reservoir
+from stream_ssl.memory.process_group import RankGroup
+from stream_ssl.memory.scores import Quadratic
 from stream_ssl.methods.negatives import MemoryNegatives
 
 

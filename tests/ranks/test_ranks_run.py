@@ -15,11 +15,11 @@ import pytest
 from forked import Forked
 from harness import TINY, Processes, processes, stop, until
 
-from producers import Producer
 from stream_ssl.app import cli
 from stream_ssl.app.commands import status
 from stream_ssl.app.endpoints import load
-from stream_ssl.ingest.journal import Entry, Journal
+from stream_ssl.journal.journal import Entry, Journal
+from stream_ssl.producers import Producer
 from stream_ssl.wire import Data, Sample
 
 SETTINGS: dict[str, Any] = TINY | {

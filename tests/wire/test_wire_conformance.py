@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from mini_producer import FAULTS, MiniProducer
 
-from producers import Producer, ProducerError
 from stream_ssl.app.cli import main
-from stream_ssl.wire.conformance import RULES, tried
+from stream_ssl.conformance import RULES, tried
+from stream_ssl.producers import Producer, ProducerError
 
 
 def python_client(address):
@@ -69,7 +69,7 @@ def test_the_page_lists_the_rules():
 
 def test_the_command_tells_of_each_rule_and_fails_where_one_is_broken(capfd, monkeypatch):
     silent = [sys.executable, "-c", "import time; time.sleep(60)", "ADDRESS"]
-    monkeypatch.setattr("stream_ssl.wire.conformance.PATIENCE", 0.5)
+    monkeypatch.setattr("stream_ssl.conformance.PATIENCE", 0.5)
     assert main(["conform", "--rules", "framing", "--", *silent]) == 1
     said = capfd.readouterr().out
     assert "BROKEN     framing" in said

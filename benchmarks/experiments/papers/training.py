@@ -14,17 +14,17 @@ from benchmarks.experiments.papers.arms import Arm, Experiment, Run
 from benchmarks.experiments.papers.presets import Preset
 from benchmarks.experiments.papers.watch import LOOKS, measure
 from benchmarks.experiments.training import Watch, evaluate, quick_accuracy, train
-from memory import WorkingMemory
-from memory.eviction import MostDuplicated, Oldest, Policy
-from memory.scores import Gaussian, Linear, Quadratic, Score, VonMisesFisher
+from stream_ssl.encoder.network import Projector
 from stream_ssl.evaluation.linear import CONVEX, PROBES
-from stream_ssl.learning.encoder import Projector
 from stream_ssl.learning.learner import Learner
 from stream_ssl.learning.optimiser import OptimiserSettings
 from stream_ssl.learning.randomness import seed_everything
 from stream_ssl.learning.schedule import Constant, Cosine
 from stream_ssl.learning.views import Views
 from stream_ssl.losses import LOSSES
+from stream_ssl.memory import WorkingMemory
+from stream_ssl.memory.eviction import MostDuplicated, Oldest, Policy
+from stream_ssl.memory.scores import Gaussian, Linear, Quadratic, Score, VonMisesFisher
 from stream_ssl.methods import METHODS, Method
 
 SOME = 100  # images of each class for the accuracy while a run learns

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from torch.distributions import Beta
 
-from memory import WorkingMemory
 from stream_ssl.learning.records import StepRecord
 from stream_ssl.losses import SelfLabeling
 from stream_ssl.losses.debiased import PriorCorrected
 from stream_ssl.losses.schedules import value_at
+from stream_ssl.memory import WorkingMemory
 from stream_ssl.methods import Method, SelfLabelingMoCo
 from stream_ssl.methods.negatives import prior
 

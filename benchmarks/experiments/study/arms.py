@@ -9,9 +9,9 @@ from typing import Any, Literal
 from benchmarks.experiments.network import ConvNet
 from benchmarks.experiments.study.oracles import ClassBalanced, ImageBalanced
 from benchmarks.experiments.study.streams import STREAMS
-from memory.descriptors import Descriptor, Embedding, Frozen, Thumbnail, Weighted
-from memory.draws import DrawOrder
-from memory.eviction import (
+from stream_ssl.memory.descriptors import Descriptor, Embedding, Frozen, Thumbnail, Weighted
+from stream_ssl.memory.draws import DrawOrder
+from stream_ssl.memory.eviction import (
     MinimumRedundancy,
     MostDuplicated,
     Oldest,
@@ -20,7 +20,7 @@ from memory.eviction import (
     Redundant,
     Reservoir,
 )
-from memory.scores import Gaussian, Linear, Quadratic, Score, VonMisesFisher
+from stream_ssl.memory.scores import Gaussian, Linear, Quadratic, Score, VonMisesFisher
 
 Anchors = Literal["stream", "memory"]
 Freshness = Literal["stale", "written", "reencoded"]

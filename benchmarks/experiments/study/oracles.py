@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.experiments.study.streams import STRIDE
-from memory.columns import Columns, Rows
-from memory.eviction import Policy
+from stream_ssl.memory.columns import Columns, Rows
+from stream_ssl.memory.eviction import Policy
 
 
 class Balanced(Policy):
@@ -49,7 +49,7 @@ class ImageBalanced(Balanced):
 class ClassBalanced(Balanced):
     """Balance the classes, by their labels. Samples without a label, -1, are a class of their own.
 
-    >>> from memory import WorkingMemory
+    >>> from stream_ssl.memory import WorkingMemory
     >>> memory = WorkingMemory(capacity=3, dim=2, eviction=ClassBalanced())
     >>> z, labels = torch.eye(2)[[0, 0, 0, 0]], torch.tensor([4, 7, 7, 4])
     >>> memory.add(torch.arange(4), z, labels=labels).evicted.tolist()

@@ -1,4 +1,4 @@
-"""The streams of the study, all drawn from CIFAR-10 and made by `producers.shaping`."""
+"""The streams of the study, all drawn from CIFAR-10 and made by `stream_ssl.producers.shaping`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.experiments.data import Biased, Images
-from producers.shaping import Parked, Popularity, Shift, Stalls, Video
-from producers.sources import Source
-from producers.sources.fields import digest
-from producers.sources.finite import Finite
 from stream_ssl.batch import Batch, Offset
+from stream_ssl.producers.shaping import Parked, Popularity, Shift, Stalls, Video
+from stream_ssl.producers.sources import Source
+from stream_ssl.producers.sources.fields import digest
+from stream_ssl.producers.sources.finite import Finite
 from stream_ssl.wire.sample import Position, Sample
 
 CLASSES = 10

@@ -14,8 +14,7 @@ from benchmarks.experiments.network import ConvNet
 from benchmarks.experiments.study.arms import Run
 from benchmarks.experiments.study.streams import CLASSES, STRIDE, frames
 from benchmarks.experiments.training import Watch, evaluate, train
-from memory import WorkingMemory
-from stream_ssl.learning.encoder import Projector
+from stream_ssl.encoder.network import Projector
 from stream_ssl.learning.learner import Learner
 from stream_ssl.learning.optimiser import OptimiserSettings
 from stream_ssl.learning.pace import Pace
@@ -23,6 +22,7 @@ from stream_ssl.learning.randomness import seed_everything
 from stream_ssl.learning.records import StepRecord
 from stream_ssl.learning.views import Views
 from stream_ssl.losses import InfoNCE
+from stream_ssl.memory import WorkingMemory
 from stream_ssl.methods import MoCo
 
 EVERY = 20  # updates between two looks at the memory

@@ -117,8 +117,8 @@ def _instantiated(parser: ArgumentParser, settings: Namespace) -> Namespace:
 
 def summary(parser: ArgumentParser, settings: Namespace, ranks: int = 1) -> str:
     """What the configuration would run, in a few lines."""
-    from memory.descriptors import Embedding
     from stream_ssl.app import build
+    from stream_ssl.memory.descriptors import Embedding
 
     built = _instantiated(parser, settings)
     network = build.method(built)

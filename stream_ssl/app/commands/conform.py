@@ -7,8 +7,8 @@ import shutil
 import subprocess
 from collections.abc import Callable, Sequence
 
+from stream_ssl.conformance import RULES, Result, tried
 from stream_ssl.rate_limited_logger import printable
-from stream_ssl.wire.conformance import RULES, Result, tried
 
 ADDRESS = "ADDRESS"
 KEPT = {True: "kept", False: "BROKEN", None: "not tried"}

@@ -23,7 +23,7 @@ def keys(name: str, folder: Path = Path("keys"), allow: Path | None = None) -> i
         folder: where the two files go.
         allow: allow-list of a receiver to enter the producer in; created when missing.
     """
-    from stream_ssl.ingest.access import AllowList
+    from stream_ssl.receiver.access import AllowList
 
     try:
         pair = Keys.generate(name)

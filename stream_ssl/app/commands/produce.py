@@ -13,21 +13,21 @@ from pathlib import Path
 
 from jsonargparse import Namespace
 
-from producers import Producer
-from producers.errors import (
+from stream_ssl.app.config import Parser, check_files
+from stream_ssl.app.failures import Failure, configuring, reported
+from stream_ssl.app.signals import stop_on_signals
+from stream_ssl.producers import Producer
+from stream_ssl.producers.errors import (
     BufferFullError,
     CannotConnectError,
     DeadlineError,
     ProducerError,
     SampleTooLargeError,
 )
-from producers.shaping import Continual, Parked, Popularity, Shaped, Shift, Stalls, Video
-from producers.sources import SOURCES, Source
-from producers.sources.acknowledged import Acknowledged, Deliveries, Expected
-from producers.sources.base import Skipped, SourceError
-from stream_ssl.app.config import Parser, check_files
-from stream_ssl.app.failures import Failure, configuring, reported
-from stream_ssl.app.signals import stop_on_signals
+from stream_ssl.producers.shaping import Continual, Parked, Popularity, Shaped, Shift, Stalls, Video
+from stream_ssl.producers.sources import SOURCES, Source
+from stream_ssl.producers.sources.acknowledged import Acknowledged, Deliveries, Expected
+from stream_ssl.producers.sources.base import Skipped, SourceError
 from stream_ssl.wire import Position, Sample, Welcome
 from stream_ssl.wire.sample import MAX_SOURCE_BYTES, check_text, short
 

@@ -21,10 +21,10 @@ from rich.table import Table
 
 from stream_ssl.app.endpoints import fault, holder, load
 from stream_ssl.app.failures import DONE, FAILED, USAGE
-from stream_ssl.app.scrape import History, Scraper
 from stream_ssl.observe.conditions import CONDITIONS, plural
 from stream_ssl.observe.http_access import Token
 from stream_ssl.observe.peers import hangs
+from stream_ssl.observe.scrape import History, Scraper
 from stream_ssl.rate_limited_logger import printable
 
 ROLES = ("receiver", "learner")

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 
 from stream_ssl.app.demo.data import CLASSES
 from stream_ssl.app.demo.measures import HOLDERS, TITLES, Holder
-from stream_ssl.app.scrape import Points
+from stream_ssl.observe.scrape import Points
 
 # matplotlib draws with stand-in colours; the finished SVG names the page's CSS variables instead.
 INK, MUTED, GRID = "#00000a", "#00000b", "#00000c"

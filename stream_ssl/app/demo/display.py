@@ -30,7 +30,7 @@ from stream_ssl.app.demo.measures import (
     shares,
     true_collisions,
 )
-from stream_ssl.app.scrape import History
+from stream_ssl.observe.scrape import History
 
 Stage = Literal["starting", "streaming", "training", "checkpoint", "evaluating", "report"]
 STAGES: tuple[Stage, ...] = get_args(Stage)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Literal
 
 from stream_ssl.app.demo.data import CLASSES
-from stream_ssl.app.scrape import History, Snapshot, key
+from stream_ssl.observe.scrape import History, Snapshot, key
 
 Holder = Literal["stream", "queue", "working"]
 HOLDERS: tuple[Holder, ...] = ("stream", "queue", "working")

@@ -26,7 +26,7 @@ from stream_ssl.app.demo.measures import (
 )
 from stream_ssl.app.demo.stream import Replay
 from stream_ssl.app.demo.summary import Figures, too_few_updates
-from stream_ssl.app.scrape import History, Points
+from stream_ssl.observe.scrape import History, Points
 
 COLUMNS, ROWS = 24, 24
 TEMPLATE = "report.html.j2"

@@ -22,9 +22,9 @@ from stream_ssl.app.demo.display import Display, Progress
 from stream_ssl.app.demo.measures import side_by_side
 from stream_ssl.app.endpoints import hold_role, load
 from stream_ssl.app.failures import DONE, FAILED, USAGE, Failure, Misconfigured, configuring
-from stream_ssl.app.scrape import History, Scraper, Snapshot
 from stream_ssl.app.signals import stop_on_signals
 from stream_ssl.app.supervisor import command
+from stream_ssl.observe.scrape import History, Scraper, Snapshot
 
 LEAST_SECONDS = 15.0
 POLL_SECONDS = 0.5

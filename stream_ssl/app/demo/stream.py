@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from producers.shaping import Parked
-from producers.sources import IdxDataset
 from stream_ssl.app.demo import data
-from stream_ssl.ingest.decode import sample_ids
+from stream_ssl.feed.decode import sample_ids
+from stream_ssl.producers.shaping import Parked
+from stream_ssl.producers.sources import IdxDataset
 from stream_ssl.wire.sample import Sample
 
 SHARE = 0.95

@@ -24,8 +24,8 @@ from stream_ssl.app.demo.measures import (
     shares,
     true_collisions,
 )
-from stream_ssl.app.scrape import History, Points
 from stream_ssl.learning.records import PHASES
+from stream_ssl.observe.scrape import History, Points
 
 if TYPE_CHECKING:  # it brings torch, which the live display does without
     from stream_ssl.app.demo.evaluation import Evaluation

@@ -27,7 +27,7 @@ from stream_ssl.evaluation.linear import PROBES
 from stream_ssl.evaluation.measures import Measures, check, measure, task_accuracies
 from stream_ssl.evaluation.neighbours import knn_accuracy
 from stream_ssl.evaluation.report import Continual, Evaluation, table, write
-from stream_ssl.ingest.decode import Payloads
+from stream_ssl.feed.decode import Payloads
 
 log = logging.getLogger("stream_ssl.evaluate")
 

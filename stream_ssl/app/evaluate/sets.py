@@ -9,9 +9,9 @@ from typing import Any
 
 from jsonargparse import ArgumentParser
 
-from producers.sources import SOURCES
 from stream_ssl.evaluation.labelled import Division, Reader
-from stream_ssl.ingest.decode import Payloads
+from stream_ssl.feed.decode import Payloads
+from stream_ssl.producers.sources import SOURCES
 
 LABELLED = tuple(name for name in SOURCES if name != "watch")
 """Sources that may carry labels and that end."""

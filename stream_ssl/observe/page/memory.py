@@ -23,14 +23,14 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from memory import WorkingMemory
-from memory.compute import to_host
-from memory.index import kmeans, nearest
-from memory.scores import Linear
-from memory.stats import MOST_PAIRS
 from stream_ssl.batch import Origin
 from stream_ssl.learning.origins import Origins
 from stream_ssl.learning.records import Dropped, StepRecord
+from stream_ssl.memory import WorkingMemory
+from stream_ssl.memory.compute import to_host
+from stream_ssl.memory.index import kmeans, nearest
+from stream_ssl.memory.scores import Linear
+from stream_ssl.memory.stats import MOST_PAIRS
 from stream_ssl.observe.balance import entropy
 from stream_ssl.observe.page.step_jobs import Busy, StepJobs
 from stream_ssl.observe.page.umap_plane import UmapPlane

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from stream_ssl.ingest.sessions import ProducerRecord
+from stream_ssl.receiver.sessions import ProducerRecord
 
 EVERY = 1.0
 """Least seconds between two copies."""

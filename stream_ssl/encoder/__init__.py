@@ -1,0 +1,1 @@
+"""Networks: the encoder that is trained, and pretrained ones to begin with."""

@@ -1,0 +1,209 @@
+"""A bounded folder of the samples that could not be learned from, each with the reason."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import re
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from stream_ssl.bounded_files import check_folder
+from stream_ssl.durable import write
+from stream_ssl.feed.decode import BadSample
+from stream_ssl.rate_limited_logger import RateLimitedLogger, printable
+from stream_ssl.wire import CODECS
+
+log = logging.getLogger(__name__)
+
+_OWN = re.compile(r"[A-Za-z0-9_-]{1,40}\.[0-9a-f]{8}\.[0-9]{12,}\.[0-9]{4,}\.[a-z]{1,5}(\.part)?")
+_MAX_TEXT = 1024  # characters kept of any text that a producer chose
+_MOST_NAMES = 256  # producers that are counted apart; the samples of others count as OTHER
+OTHER = "other"
+
+
+class Quarantine:
+    """Keeps a bad sample's payload beside a JSON file that says why; drops the oldest to stay
+    within its bounds, also across restarts. A sample has one name, so a replay adds no file. One of
+    each reason is logged a minute.
+
+    After construction it never raises: what it could not write is counted in `unwritten`. For one
+    thread.
+
+    Args:
+        folder: made when the first sample comes; no link, so that no other folder is changed.
+        max_bytes: of all its files together.
+        max_files: two for each sample.
+        rate: samples written per second in the long run, after a first folder full: a stream of
+            only bad samples must not keep the disk busy. The others are only counted.
+
+    Attributes:
+        counts: samples put, by reason and producer; from the 257th producer on as "other".
+        unwritten: samples of `counts` that are not on disk: above `rate`, or the disk refused.
+
+    Raises:
+        ValueError: a bound that has room for no sample, or the folder is a link.
+    """
+
+    def __init__(
+        self,
+        folder: Path | str,
+        max_bytes: int = 64 << 20,
+        max_files: int = 1000,
+        rate: float = 50.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if max_bytes < 1 or max_files < 2 or rate < 0:
+            raise ValueError(
+                f"{max_bytes=}, {max_files=}, {rate=}: need at least 1 byte, 2 files, rate 0"
+            )
+        self.folder, self.max_bytes, self.max_files = Path(folder), max_bytes, max_files
+        self.counts: Counter[tuple[str, str]] = Counter()
+        self._names: set[str] = set()
+        self.unwritten = 0
+        self.bytes = 0
+        self._limited_log = RateLimitedLogger(log, seconds=60.0)
+        self._rate, self._clock, self._refilled = rate, clock, clock()
+        self._tokens = self._burst = max_files / 2  # a token bucket, one token a sample
+        self._files: OrderedDict[str, dict[str, int]] = OrderedDict()  # stem -> name -> bytes
+        self._scan()
+        self._make_room(0, 0)
+
+    @property
+    def files(self) -> int:
+        """How many files in the folder are the quarantine's."""
+        return sum(map(len, self._files.values()))
+
+    def label(self, producer: str) -> str:
+        """Return the name under which a producer's samples count; "other" from the 257th on."""
+        if len(self._names) < _MOST_NAMES:
+            self._names.add(producer)
+        return producer if producer in self._names else OTHER
+
+    def put(
+        self,
+        error: BadSample,
+        row: Mapping[str, Any],
+        data: bytes | memoryview,
+        *,
+        source: str,
+        producer: str,
+        sequence: int,
+        index: int,
+        received: float,
+    ) -> None:
+        """Keeps sample `index` of a producer's packet `sequence`; never raises."""
+        self.counts[error.reason, self.label(producer)] += 1
+        try:
+            stem = _stem(producer, sequence, index)
+            if f"{stem}.json" in self._files.get(stem, ()):
+                return
+            what = printable(f"{row.get('id')!r} of {producer} ({error.reason}: {error})", 300)
+            self._limited_log.warning(
+                error.reason, f"sample {what} cannot be learned from; see {self.folder}"
+            )
+            facts = {
+                "reason": error.reason,
+                "message": str(error),
+                "producer": producer,
+                "sequence": sequence,
+                "index": index,
+                "source": source,
+                "received": received,
+                **{name: row.get(name) for name in ("id", "time", "codec", "shape", "size")},
+            }
+            codec = row.get("codec")
+            note = json.dumps({name: _json_value(value) for name, value in facts.items()}, indent=1)
+            suffix = codec if codec in CODECS else "bin"
+            self._write(stem, {f"{stem}.{suffix}": data, f"{stem}.json": note.encode()})
+        except Exception as failure:  # the stream goes on
+            self._count_unwritten(failure)
+
+    def _write(self, stem: str, parts: dict[str, bytes | memoryview]) -> None:
+        size = sum(map(len, parts.values()))
+        if size > self.max_bytes:  # the note alone is kept
+            parts = {name: part for name, part in parts.items() if name.endswith(".json")}
+            size = sum(map(len, parts.values()))
+        check_folder(self.folder)  # somebody may have put a link in its place
+        if not self._take_token() or not self._make_room(size, len(parts)):
+            self.unwritten += 1
+            return
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # people's images
+        for name, part in parts.items():
+            write(self.folder / name, part, mode=0o600, wait=False)
+            self._add_file(stem, name, len(part))
+
+    def _take_token(self) -> bool:
+        now = self._clock()
+        refilled = self._tokens + (now - self._refilled) * self._rate
+        self._tokens, self._refilled = min(self._burst, refilled), now
+        if self._tokens < 1:
+            return False
+        self._tokens -= 1
+        return True
+
+    def _make_room(self, size: int, files: int) -> bool:
+        """Drops the oldest samples until that much more fits; whether it does."""
+        while self.bytes + size > self.max_bytes or self.files + files > self.max_files:
+            if not self._files:
+                return False
+            stem = next(iter(self._files))
+            for name in list(self._files[stem]):
+                try:
+                    (self.folder / name).unlink(missing_ok=True)
+                except OSError as failure:
+                    text = f"quarantine: cannot drop {name}: {failure}"
+                    self._limited_log.warning("drop", text)
+                    return False
+                self.bytes -= self._files[stem].pop(name)
+            del self._files[stem]
+        return True
+
+    def _add_file(self, stem: str, name: str, size: int) -> None:
+        files = self._files.setdefault(stem, {})
+        self.bytes += size - files.get(name, 0)
+        files[name] = size
+
+    def _scan(self) -> None:
+        found = []
+        try:
+            check_folder(self.folder, 0o700)
+            for path in self.folder.iterdir() if self.folder.is_dir() else ():
+                if not _OWN.fullmatch(path.name):
+                    continue  # not the quarantine's: neither counted nor dropped
+                if path.suffix == ".part":
+                    path.unlink()
+                    continue
+                stat = path.stat()
+                found.append((stat.st_mtime_ns, path.name, stat.st_size))
+        except OSError as failure:
+            log.warning("quarantine: cannot read %s: %s", self.folder, failure)
+        for _, name, size in sorted(found):
+            self._add_file(name.rpartition(".")[0], name, size)
+
+    def _count_unwritten(self, failure: Exception) -> None:
+        self.unwritten += 1
+        if self.unwritten & (self.unwritten - 1) == 0:  # the 1st, 2nd, 4th, 8th...
+            log.warning("quarantine: %d samples not written, the last: %s", self.unwritten, failure)
+
+
+def _stem(producer: str, sequence: int, index: int) -> str:
+    """One file name per sample, of safe characters; the digest keeps shortened names distinct."""
+    clean = re.sub(r"[^A-Za-z0-9_-]", "_", producer)[:40] or "_"
+    digest = blake2b(producer.encode(errors="surrogatepass"), digest_size=4).hexdigest()
+    return f"{clean}.{digest}.{sequence:012d}.{index:04d}"
+
+
+def _json_value(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int):
+        return value
+    if isinstance(value, float) and math.isfinite(value):
+        return value
+    if isinstance(value, list | tuple) and len(value) <= 8:
+        return [_json_value(item) for item in value]
+    return str(value)[:_MAX_TEXT]

@@ -1,0 +1,498 @@
+"""The receiver: takes packets from producers and writes them to the journal."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import zmq
+
+from stream_ssl.journal.consumer_offsets import ConsumerOffsets, Positions
+from stream_ssl.journal.journal import Journal, JournalError
+from stream_ssl.rate_limited_logger import RateLimitedLogger
+from stream_ssl.receiver.access import Access
+from stream_ssl.receiver.backlogs import WIRE_PER_CREDIT, Backlogs
+from stream_ssl.receiver.group_commit import GroupCommit
+from stream_ssl.receiver.protocol_state import Counters, ProtocolState
+from stream_ssl.receiver.sessions import CreditPolicy, ProducerRecord, Sessions
+from stream_ssl.receiver.verdicts import VerdictInbox
+from stream_ssl.wire import Message, encode, require_loopback
+from stream_ssl.wire.address import check_bind
+
+log = logging.getLogger(__name__)
+
+MOST_SAMPLES = 1024  # of one packet: a producer closes one at 64 samples by default
+MOST_SESSIONS = 4096  # connected; beyond, the one silent for longest must say HELLO again
+GROUP_PACKETS = 64  # after so many a group is committed, and
+GROUP_SECONDS = 0.005  # after so long: an fsync of a common disk takes about that
+DRAIN_SECONDS = 2.0  # for packets under way when the receiver stops; service managers wait longer
+HEARTBEAT_MS = 1000
+HEARTBEAT_TIMEOUT_MS = 3000
+_HANDSHAKE_MS = 5000
+_FRAME_SLACK = 64 << 10
+_LEAST_MEMORY = 64 << 20  # bytes that the receiver may hold beside what it does when it starts
+_TICK_SECONDS = 0.05
+_MOST_RESERVE = 256 << 20  # bytes left free for a checkpoint, until the learner tells its size
+_RESERVE_SHARE = 16  # of the disk, one part is left free then, where that is less
+_MOST_LOST = 1 << 32  # records that a power cut may have taken behind the learner's position
+_TRIM_SECONDS = 0.02  # of a tick, in which old segments are deleted
+_IDLE_SECONDS = 1.0
+_MOST_FRAMES = 5  # of a message, with the connection's routing id
+_BURST = 256  # messages read before anything else is done
+_QUIET_SECONDS = 0.1  # without a packet, after which a drain ends
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiverRecord:
+    """What the receiver reports, per group commit or idle second: increments since the previous
+    record, then gauges.
+
+    Bytes count header and payload of DATA, as credit does.
+    """
+
+    packets: int = 0
+    samples: int = 0
+    bytes: int = 0
+    duplicates: int = 0  # samples that came again
+    rejected: Mapping[str, int] = field(default_factory=dict)  # samples, by reason of refusal
+    refused: Mapping[str, int] = field(default_factory=dict)  # connections and messages, by reason
+    refused_last: Mapping[str, str] = field(default_factory=dict)  # whose, by reason
+    missing: int = 0  # packets that neither the producer nor this journal has any more
+    acked_samples: int = 0
+    fsync_seconds: float | None = None  # of the group commit; None: nothing was written
+    # By producer: by its key's name on the allow-list, in plain text by the one it gives itself.
+    producer_samples: Mapping[str, int] = field(default_factory=dict)
+    producer_bytes: Mapping[str, int] = field(default_factory=dict)
+    producer_received: Mapping[str, float] = field(default_factory=dict)  # its latest packet
+    producer_captured: Mapping[str, float] = field(default_factory=dict)  # its latest sample
+    producer_rejected: Mapping[str, int] = field(default_factory=dict)  # samples
+    producer_finished: Mapping[str, float] = field(default_factory=dict)  # 1: it said BYE
+    producer_clock: Mapping[str, float] = field(default_factory=dict)  # less this machine's
+    journal_failures: int = 0  # commits that found no room or a failing disk
+    allow_list_errors: int = 0  # changed lists that could not be used
+    journal_damaged: int = 0  # segments found damaged, since the journal was opened
+
+    producers: int = 0  # connected
+    journal_bytes: int = 0  # on disk
+    journal_first: int = 1  # oldest position on disk
+    journal_last: int = 0  # newest position on disk; first - 1 when empty
+    credit: int = 0  # bytes granted to all producers together
+    full: bool = False  # no packet fits: the journal's budget, or the disk, is used up
+    disk_full: bool = False  # it is the disk that is used up, and the budget is not
+    room: int = 0  # bytes that the journal can still take
+    allow_list_broken: bool = False  # its newest version cannot be read: the one before is used
+    lag_bytes: int = 0  # journalled and not yet read by the learner
+    captured: float | None = None  # when the latest sample was, seconds since the Unix epoch
+    received: float | None = None  # when the latest packet came, seconds since the Unix epoch
+    ready: bool = True  # False: the journal cannot be written
+
+
+class Receiver:
+    """Listens for producers; docs/wire.md is the protocol.
+
+    The loop `run` needs one thread: while it waits for an fsync, libzmq's own threads go on
+    receiving.
+
+    Args:
+        bind: ZeroMQ address to listen at; port 0 chooses a free one.
+        journal: where packets go; the receiver does not close it.
+        offsets: how far the learner has read.
+        access: who may send; None means plain text, which only loopback addresses allow.
+        max_packet: bytes of the largest packet.
+        credit: bytes that one producer may have unacknowledged.
+        total_credit: bytes for all producers together; bounds the receiver's memory.
+        max_lag_bytes: bytes the learner may lie behind before credit stops; None: only the
+            journal's budget limits. Images that take long to decode count for more bytes.
+        max_names: producers' names that one key may use, or, in plain text, all together; beyond,
+            a new name is refused. The state of each takes up to 13 KB of each segment.
+        verdicts: where the learner tells how samples fared; None: producers are not told.
+
+    Raises:
+        ValueError: a limit makes no sense, or plain text beyond loopback.
+        OSError: the address cannot be bound.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        offsets: ConsumerOffsets,
+        bind: str = "tcp://127.0.0.1:0",
+        access: Access | None = None,
+        max_packet: int = 8 << 20,
+        credit: int = 16 << 20,
+        total_credit: int = 96 << 20,
+        max_lag_bytes: int | None = None,
+        max_names: int = 256,
+        verdicts: VerdictInbox | None = None,
+    ) -> None:
+        _check_address(bind, access)
+        if max_names < 1:
+            raise ValueError(f"max_names {max_names}: must be at least 1")
+        _check_limits(journal.budget, max_packet, max_lag_bytes)
+        self.journal = journal
+        self.offsets = offsets
+        self._policy = CreditPolicy(credit, total_credit, max_packet)
+        self._max_lag = max_lag_bytes
+        self._access = access
+        self._verdicts = verdicts
+        self._denied = 0
+        self._limited_log = RateLimitedLogger(log)
+        self._slow_log = RateLimitedLogger(log, seconds=60.0)
+        self._lag = 0
+        self._full = False
+        self._room = journal.room
+        self._record_at = self._tick_at = self._probe_at = 0.0
+        self._group = GroupCommit(
+            journal, GROUP_PACKETS, min(total_credit, 16 << 20), GROUP_SECONDS
+        )
+        self._protocol = ProtocolState(
+            self._group,
+            self._policy,
+            access,
+            Sessions(MOST_SESSIONS),
+            MOST_SAMPLES,
+            max_names,
+            self._send,
+        )
+        journal.identify(offsets.load().journal)
+        # A power cut may have taken records that the learner had read, but not many.
+        self._positions = Positions()
+        self._positions = self._consumed(journal.last + 1 + _MOST_LOST)
+        journal.skip_to(self._positions.read)
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._poller = zmq.Poller()
+        self._zap: zmq.Socket[Any] | None = None
+        try:
+            self._socket = self._listen(bind)
+        except zmq.ZMQError as error:
+            self.close()
+            raise OSError(
+                error.errno,
+                f"cannot listen at {bind}: {error.strerror}; choose another port, or 0 for a free "
+                "one (receiver.bind)",
+            ) from error
+
+    def _listen(self, bind: str) -> zmq.Socket[Any]:
+        if self._access is not None:
+            self._zap = self._access.start(self._context)
+            self._poller.register(self._zap, zmq.POLLIN)
+        router: zmq.Socket[Any] = self._context.socket(zmq.ROUTER)
+        largest = self._policy.max_packet + _FRAME_SLACK
+        self._backlogs = Backlogs(
+            router,
+            WIRE_PER_CREDIT * self._policy.each + largest,
+            max(_LEAST_MEMORY, 2 * (self._policy.total + self._policy.each + largest)),
+            plain=self._access is None,
+        )
+        self._socket = router
+        for option, value in (
+            (zmq.LINGER, 0),
+            # No MAXMSGSIZE: libzmq would hang up without telling anybody. A frame that comes whole
+            # is refused and counted like any packet, a larger one cut off as many small ones are.
+            # No bound on messages: a connection that breaks where libzmq has stopped reading ends
+            # the process. Bytes are bounded, by credit, and of one that ignores it by `Backlogs`.
+            (zmq.RCVHWM, 0),
+            # Sending to a connection that is gone must say so: it is how a session ends.
+            (zmq.ROUTER_MANDATORY, 1),
+            # A connection that claims a living one's routing id must not cut it off. Producers
+            # choose no ids of their own, so a reconnect never needs the old one's.
+            (zmq.ROUTER_HANDOVER, 0),
+            (zmq.HEARTBEAT_IVL, HEARTBEAT_MS),
+            (zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS),
+            (zmq.HEARTBEAT_TTL, HEARTBEAT_TIMEOUT_MS),
+            (zmq.HANDSHAKE_IVL, _HANDSHAKE_MS),
+            (zmq.IPV6, int("[" in bind)),
+        ):
+            router.setsockopt(option, value)
+        if self._access is not None:
+            self._access.secure(router)
+        self._backlogs.start()
+        router.bind(bind)
+        self._poller.register(router, zmq.POLLIN)
+        return router
+
+    @property
+    def endpoint(self) -> str:
+        """The address listened at, with its actual port."""
+        return self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    def producers(self) -> list[ProducerRecord]:
+        """What each producer did, those silent for longest first. For the thread of `run`."""
+        return self._protocol.table()
+
+    def run(self, stop: threading.Event) -> Iterator[ReceiverRecord]:
+        """Receives until `stop` is set: a record for each group commit, or second without one.
+
+        Then drains: gives no more credit, commits what still comes in, acknowledges, says BYE and
+        closes.
+        """
+        try:
+            self._tick(time.monotonic())
+            while not stop.is_set():
+                if self._step():
+                    yield self._record()
+            yield from self._drain()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Closes the sockets; the journal stays open."""
+        if self._context.closed:
+            return
+        if self._access is not None:
+            self._access.stop()
+        router = getattr(self, "_socket", None)
+        if router is not None:
+            self._backlogs.close()
+            router.close()
+        if self._verdicts is not None:
+            self._verdicts.close()
+        self._context.term()
+
+    # -- the loop
+
+    def _step(self) -> bool:
+        """Polls once and does what is due; whether there is something to report."""
+        self._poll()
+        now = time.monotonic()
+        protocol = self._protocol
+        protocol.flush(now)
+        if self._group.is_due(now, wait=not protocol.closing):
+            protocol.commit(now)
+            if self._room < 4 * self._policy.total:
+                self._tick_at = 0.0  # near the end of the room, measure it after every commit
+        if now >= self._tick_at:
+            self._tick(now)
+        committed = protocol.counters.fsync_seconds is not None
+        return committed or now - self._record_at >= _IDLE_SECONDS
+
+    def _poll(self) -> None:
+        wait = min(self._tick_at, self._group.due_at()) - time.monotonic()
+        ready = dict(self._poller.poll(max(0, int(wait * 1000 + 0.999))))
+        if self._zap in ready and self._access is not None:
+            self._access.handle()
+        if self._socket in ready:
+            self._receive()
+
+    def _receive(self) -> None:
+        """Reads the messages that have come, one of each connection in turn, until the group is
+        full; once a commit may be due, only while each adds to the group: a flood of large useless
+        messages must not delay it."""
+        self._backlogs.follow()
+        end = time.monotonic() + self._group.seconds
+        for _ in range(_BURST):
+            try:
+                frames = self._next_frames()
+            except zmq.Again:
+                return
+            now, waiting = time.monotonic(), len(self._group.batch)
+            self._handle(frames, now)
+            useless = len(self._group.batch) == waiting
+            if self._group.is_full() or (useless and now >= end):
+                return
+
+    def _handle(self, frames: list[zmq.Frame], now: float) -> None:
+        """Handle one message. An error costs this message alone: the loop goes on."""
+        protocol = self._protocol
+        try:
+            route, *rest = frames
+            if not self._backlogs.read(rest):
+                protocol.counters.refused["zmtp"] += 1
+                text = (
+                    "left out a message from a peer that does not speak ZMTP 3, such as a browser"
+                )
+                self._limited_log.warning("zmtp", text)
+                return
+            user = _user_of(rest[0]) if self._access is not None else None
+            buffers = [frame.buffer for frame in rest]
+            protocol.handle(route.bytes, user, buffers, now, str(rest[0].get("Peer-Address")))
+        except Exception:
+            protocol.note_internal()
+
+    def _next_frames(self) -> list[zmq.Frame]:
+        """The frames of the next message, no more of them than show that it is none: empty ones
+        cost 2 bytes to send, and some hundred as an object.
+
+        Raises:
+            zmq.Again: there is no message.
+        """
+        frames = [self._socket.recv(zmq.NOBLOCK, copy=False)]
+        while self._socket.getsockopt(zmq.RCVMORE):
+            if len(frames) <= _MOST_FRAMES:
+                frames.append(self._socket.recv(copy=False))
+            else:
+                self._socket.recv()
+        return frames
+
+    def _tick(self, now: float) -> None:
+        """What is due at intervals: trim, measure the room, share credit."""
+        protocol = self._protocol
+        self._tick_at = now + _TICK_SECONDS
+        positions = self._positions = self._consumed(self.journal.last + 1)
+        refused = protocol.counters.refused
+        if self._access is not None:
+            allow = self._access.allow
+            allow.reload()
+            protocol.counters.allow_list_errors += allow.take_errors()
+            denied, self._denied = self._access.denied - self._denied, self._access.denied
+            refused["denied"] += denied
+        refused.update(self._backlogs.take_refused(now))
+        try:
+            self.journal.trim(positions.checkpointed, _TRIM_SECONDS)
+        except JournalError as error:
+            self._limited_log.warning("trim", f"cannot trim: {error}")
+        self._lag = self.journal.bytes_after(positions.read)
+        protocol.unread.read(positions.read)
+        cost = self._lag + protocol.unread.waiting
+        self._room = self._free_room(positions.checkpoint_bytes)
+        room = self._room // 2  # bytes take more on disk, small packets above all
+        self._full = full = self._group.journal_full or room < self._policy.max_packet
+        if self.offsets.journal_full != full:  # also where somebody else made or removed the file
+            self.offsets.set_journal_full(full)
+        most = self.journal.budget // 2
+        if self._max_lag is not None:
+            room, most = min(room, self._max_lag - cost), min(most, self._max_lag)
+        room = min(room, (self.journal.budget - cost) // 2)
+        protocol.unread.most = most
+        protocol.room = room
+        protocol.scarce = room < min(self._policy.total, most // 4)
+        protocol.grant(now)
+        if self._verdicts is not None:
+            self._verdicts.listen(protocol.wants_verdicts)
+            for producer, rows in self._verdicts.read():
+                protocol.tell(producer, rows)
+        if now >= self._probe_at:
+            self._probe_at = now + _IDLE_SECONDS
+            protocol.probe(now)
+            self.journal.clear_readers()
+            self.journal.take_checked()
+
+    def _free_room(self, checkpoint_bytes: int) -> int:
+        """Return the bytes that the journal can take and leave room for a checkpoint on its disk.
+
+        A checkpoint is what lets the journal be trimmed: where it finds no room, a disk that the
+        journal has filled stays full.
+        """
+        try:
+            disk = shutil.disk_usage(self.journal.path)
+        except OSError as error:
+            self._limited_log.warning("disk", f"the room on the disk is not known: {error}")
+            return self.journal.room
+        reserve = max(checkpoint_bytes, min(_MOST_RESERVE, disk.total // _RESERVE_SHARE))
+        left = max(0, disk.free - reserve)
+        if left // 2 < self._policy.max_packet:
+            needed = reserve + 2 * self._policy.max_packet
+            text = (
+                f"the disk of {self.journal.path} has {disk.free / 1e6:.0f} MB free, and producers "
+                f"get no credit below {needed / 1e6:.0f} MB ({reserve / 1e6:.0f} MB are for a "
+                "checkpoint, the rest is for one packet); make room on it"
+            )
+            self._slow_log.warning("disk", text)
+        return min(self.journal.room, left)
+
+    def _consumed(self, end: int) -> Positions:
+        """Return how far the learner is; at the beginning where it tells of another journal.
+
+        A position behind `end` cannot be the learner's. It would delete unread records.
+        """
+        positions = self.offsets.load()
+        if positions.journal not in (None, self.journal.id):
+            return Positions()
+        if positions.read > end:
+            self._limited_log.warning(
+                "cursor",
+                f"{self.offsets.path} says that record {positions.read} is read next, and the "
+                f"journal ends before {end}: keeping {self._positions.read}. Restart the learner, "
+                "which writes the file again",
+            )
+            return self._positions
+        return positions
+
+    def _drain(self) -> Iterator[ReceiverRecord]:
+        protocol = self._protocol
+        protocol.closing = True
+        now = time.monotonic()
+        end, quiet = now + DRAIN_SECONDS, now + _QUIET_SECONDS
+        protocol.grant(now)
+        while now < min(end, quiet) or (self._group.batch and now < end):
+            before = protocol.counters.packets
+            if self._step():
+                yield self._record()
+                before = -1
+            now = time.monotonic()
+            if protocol.counters.packets != before:
+                quiet = now + _QUIET_SECONDS
+        protocol.farewell("the receiver stops")
+        self._socket.setsockopt(zmq.LINGER, 1000)
+        yield self._record()
+
+    def _send(self, route: bytes, message: Message) -> bool | None:
+        try:
+            self._socket.send_multipart([route, *encode(message)], zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                self._limited_log.warning("send", f"cannot answer a producer: {error}")
+            return None
+        return True
+
+    def _record(self) -> ReceiverRecord:
+        protocol, journal = self._protocol, self.journal
+        counters, protocol.counters = protocol.counters, Counters()
+        counters.refused = +counters.refused  # without zeros
+        self._record_at = time.monotonic()
+        return ReceiverRecord(
+            **{item.name: getattr(counters, item.name) for item in fields(counters)},
+            journal_damaged=journal.damaged,
+            producers=len(protocol.sessions),
+            journal_bytes=journal.bytes,
+            journal_first=journal.first,
+            journal_last=journal.last,
+            credit=sum(session.credit for session in protocol.sessions),
+            full=self._full,
+            disk_full=self._full and self.journal.room // 2 >= self._policy.max_packet,
+            room=self._room,
+            allow_list_broken=self._access is not None and self._access.allow.broken,
+            lag_bytes=self._lag,
+            captured=protocol.captured,
+            received=protocol.received,
+            ready=self._group.ready,
+        )
+
+
+def _check_address(bind: str, access: Access | None) -> None:
+    check_bind(bind)
+    if access is None:
+        require_loopback(
+            bind,
+            "for other addresses make keys with `stream-ssl keys receiver` and "
+            "`stream-ssl keys NAME --allow FILE`, and give the receiver both as `access`",
+        )
+
+
+def _check_limits(budget: int, max_packet: int, max_lag: int | None) -> None:
+    if max_lag is not None and max_lag < max_packet:
+        raise ValueError(
+            f"max_lag_bytes {max_lag}: must be at least max_packet, {max_packet}, or no producer "
+            "ever gets credit"
+        )
+    if budget < 4 * max_packet:
+        raise ValueError(
+            f"journal budget {budget} bytes: must be at least 4 times max_packet ({max_packet}), "
+            "or no producer ever gets credit"
+        )
+
+
+def _user_of(frame: zmq.Frame) -> str | None:
+    """The connection's User-Id, which ZAP set to its public key."""
+    try:
+        user = frame.get("User-Id")
+    except zmq.ZMQError:
+        return None
+    return user if isinstance(user, str) else None

@@ -1,0 +1,527 @@
+"""The decoder: every colour mode, and every way in which a sample can be bad."""
+
+from __future__ import annotations
+
+import random
+import re
+import threading
+import time
+from collections.abc import Callable
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import pytest
+import simplejpeg
+from batches_naive import encoded, picture, png_bomb, raw
+from PIL import Image
+from table import table
+
+from stream_ssl.decode_cost import scans_of
+from stream_ssl.feed.decode import REASONS, BadSample, Decoder
+
+RNG = np.random.default_rng(0)
+RED, GREEN, BLUE, GREY = (255, 0, 0), (0, 255, 0), (0, 0, 255), (90, 90, 90)
+
+
+def decode(data: bytes, codec: str = "png", size: int = 8, **options: Any) -> Any:
+    row = {"id": "a", "time": 1.0, "codec": codec, "size": len(data)}
+    return Decoder(size, **options)(row, data, "cam")
+
+
+def decode_raw(shape: Any, data: bytes, size: int = 8, **options: Any) -> Any:
+    row = {"id": "a", "time": 1.0, "codec": "raw", "size": len(data), "shape": shape}
+    return Decoder(size, **options)(row, data, "cam")
+
+
+def refused(data: bytes, codec: str = "png", **options: Any) -> BadSample:
+    with pytest.raises(BadSample) as caught:
+        decode(data, codec, **options)
+    assert caught.value.reason in REASONS
+    return caught.value
+
+
+def outcome(data: bytes, codec: str) -> str:
+    """The reason to refuse; "" for an image of the right shape."""
+    try:
+        return "" if decode(data, codec, max_pixels=10_000).shape == (8, 8, 3) else "wrong"
+    except BadSample as error:
+        return error.reason
+
+
+# -- raw
+
+
+def test_raw_of_the_right_shape_is_a_view() -> None:
+    data = RNG.bytes(8 * 8 * 3)
+    image_HWC = decode_raw([8, 8, 3], data)
+    assert image_HWC.tobytes() == data
+    assert np.shares_memory(image_HWC, np.frombuffer(data, np.uint8))
+
+
+@table("shape", [(8, 8, 1), (8, 8, 4), (20, 13, 3), (5, 30, 1), (9, 9, 4), (1, 1, 3)])
+@table("channels", [1, 3])
+def test_raw_becomes_what_its_png_becomes(shape: tuple[int, int, int], channels: int) -> None:
+    data = RNG.bytes(shape[0] * shape[1] * shape[2])
+    pixels = np.frombuffer(data, np.uint8).reshape(shape)
+    png = encoded(Image.fromarray(pixels[:, :, 0] if shape[2] == 1 else pixels), "PNG")
+    image_HWC = decode_raw(list(shape), data, channels=channels)
+    assert image_HWC.shape == (8, 8, channels)
+    np.testing.assert_array_equal(image_HWC, decode(png, channels=channels))
+
+
+@table("shape", [[8, 9, 3], [8, 8], None, "x", [0, 8, 3], [8, 8, 2], [8, -8, -3], [8.0, 8, 3]])
+def test_raw_bytes_that_do_not_fill_their_shape(shape: Any) -> None:
+    with pytest.raises(BadSample) as caught:
+        decode_raw(shape, RNG.bytes(8 * 8 * 3))
+    assert caught.value.reason in ("shape", "fields")
+    assert caught.value.reason == ("fields" if shape == [8.0, 8, 3] else "shape")
+
+
+def test_block_takes_a_packet_without_a_copy() -> None:
+    rows = [{"codec": "raw", "shape": [8, 8, 3], "size": 192} for _ in range(5)]
+    payload = RNG.bytes(5 * 192)
+    block = Decoder(8).block(rows, memoryview(payload))
+    assert block is not None
+    assert block.shape == (5, 8, 8, 3)
+    assert block.tobytes() == payload
+    assert np.shares_memory(block, np.frombuffer(payload, np.uint8))
+
+
+@table(
+    "odd",
+    [
+        {"codec": "png"},
+        {"shape": [8, 8, 1]},
+        {"shape": None},
+        {"shape": [16, 4, 3]},
+        {"size": 191},
+    ],
+)
+def test_block_refuses_a_packet_with_one_odd_sample(odd: dict[str, Any]) -> None:
+    rows: list[dict[str, Any]] = [{"codec": "raw", "shape": [8, 8, 3], "size": 192}] * 4
+    assert Decoder(8).block([*rows, {**rows[0], **odd}], bytes(5 * 192)) is None
+
+
+# -- colour
+
+
+@table("kind", ["PNG", "JPEG", "WEBP"])
+@table("channels", [1, 3])
+@table("mode", ["L", "RGB"])
+def test_each_format(kind: str, channels: int, mode: str) -> None:
+    colour = GREY if mode == "L" else (200, 30, 60)
+    image = Image.new("RGB", (8, 8), colour).convert(mode)
+    options = {} if kind == "PNG" else {"quality": 100}
+    found = decode(encoded(image, kind, **options), kind.lower(), channels=channels)
+    expected = np.asarray(image.convert("L" if channels == 1 else "RGB")).reshape(8, 8, channels)
+    assert np.abs(found.astype(int) - expected).max() <= 6
+
+
+def test_cmyk_jpeg() -> None:
+    image = Image.new("RGB", (8, 8), (255, 0, 0)).convert("CMYK")
+    found = decode(encoded(image, "JPEG", quality=100), "jpeg")
+    assert np.abs(found.astype(int) - np.array(RED)).max() <= 4
+    grey = decode(encoded(image, "JPEG", quality=100), "jpeg", channels=1)
+    assert np.abs(grey.astype(int) - 76).max() <= 4
+
+
+def test_sixteen_bit_grey_keeps_its_high_byte() -> None:
+    values_HW = RNG.integers(0, 65_536, (8, 8)).astype(np.uint16)
+    png = encoded(Image.fromarray(values_HW), "PNG")
+    np.testing.assert_array_equal(decode(png, channels=1)[:, :, 0], values_HW >> 8)
+    np.testing.assert_array_equal(decode(png)[:, :, 2], values_HW >> 8)
+    assert decode(encoded(Image.fromarray(np.repeat(values_HW, 3, 1)), "PNG")).shape == (8, 8, 3)
+
+
+def test_one_bit() -> None:
+    pixels = RNG.integers(0, 2, (8, 8)).astype(bool)
+    png = encoded(Image.fromarray(pixels), "PNG")
+    np.testing.assert_array_equal(decode(png, channels=1)[:, :, 0], pixels * 255)
+
+
+def test_palette() -> None:
+    image = picture(RNG, 8, 8).quantize(16)
+    np.testing.assert_array_equal(decode(encoded(image, "PNG")), np.asarray(image.convert("RGB")))
+
+
+def test_palette_with_a_transparent_colour() -> None:
+    image = Image.new("P", (8, 8), 0)
+    image.putpalette([255, 0, 0, 0, 255, 0])
+    image.paste(1, (0, 0, 4, 8))
+    found = decode(encoded(image, "PNG", transparency=1))
+    np.testing.assert_array_equal(found[:, :4], np.full((8, 4, 3), 255))  # white, not green
+    np.testing.assert_array_equal(found[:, 4:], np.broadcast_to(RED, (8, 4, 3)))
+
+
+@table("mode", ["RGBA", "LA"])
+@table("size", [8, 4])
+def test_alpha_lies_over_white(mode: str, size: int) -> None:
+    image = Image.new("RGBA", (8, 8), (0, 0, 0, 0))  # black where nobody sees it
+    image.paste((0, 0, 0, 255), (0, 0, 4, 8))
+    found = decode(encoded(image.convert(mode), "PNG"), size=size)
+    assert (found[:, 0] == 0).all()
+    assert (found[:, -1] == 255).all()
+
+
+def test_half_transparent() -> None:
+    found = decode(encoded(Image.new("RGBA", (8, 8), (0, 0, 0, 128)), "PNG"))
+    assert np.abs(found.astype(int) - 127).max() <= 1
+
+
+@pytest.mark.parametrize("kind", ["PNG", "WEBP"])
+def test_of_an_animation_the_first_frame(kind: str) -> None:
+    frames = [Image.new("RGB", (8, 8), colour) for colour in (RED, GREEN, BLUE)]
+    options: dict[str, Any] = {"save_all": True, "append_images": frames[1:], "duration": 50}
+    found = decode(encoded(frames[0], kind, **options), kind.lower())
+    assert np.abs(found.astype(int) - np.array(RED)).max() <= 3
+
+
+def test_a_stereo_camera_s_file_is_its_first_picture() -> None:
+    images = [Image.new("RGB", (8, 8), colour) for colour in (RED, GREEN)]
+    found = decode(encoded(images[0], "MPO", save_all=True, append_images=images[1:]), "jpeg")
+    assert np.abs(found.astype(int) - np.array(RED)).max() <= 3
+
+
+# -- fit
+
+
+def test_resize_keeps_the_middle() -> None:
+    image = Image.new("RGB", (40, 16), BLUE)
+    image.paste(RED, (12, 0, 28, 16))  # the central square
+    wide = decode(encoded(image, "PNG"))
+    tall = decode(encoded(image.transpose(Image.Transpose.ROTATE_90), "PNG"))
+    np.testing.assert_array_equal(tall, np.rot90(wide))
+    np.testing.assert_array_equal(wide[:, 1:-1], np.broadcast_to(RED, (8, 6, 3)))
+    assert (wide[:, [0, -1], 0] > 200).all()  # the filter looks a little over the edge
+
+
+def test_resize_averages_what_it_shrinks() -> None:
+    board = np.indices((64, 64)).sum(0) % 2 * 255
+    found = decode(encoded(Image.fromarray(board.astype(np.uint8)), "PNG"))
+    assert np.abs(found.astype(int) - 127).max() <= 3
+
+
+def test_a_large_jpeg_is_decoded_small_and_looks_the_same() -> None:
+    image = picture(RNG, 12, 16).resize((640, 480), Image.Resampling.BICUBIC)
+    expected = image.resize((48, 48), Image.Resampling.BILINEAR, box=(80, 0, 560, 480))
+    found = decode(encoded(image, "JPEG", quality=95), "jpeg", size=48)
+    assert np.abs(found.astype(int) - np.asarray(expected)).mean() < 3
+
+
+@table(
+    ("sides", "size", "decoded"),
+    [((640, 480), 224, (240, 320)), ((480, 320), 200, (200, 300)), ((104, 120), 60, (75, 65))],
+)
+def test_a_jpeg_is_decoded_at_the_least_eighth_that_suffices(
+    sides: tuple[int, int], size: int, decoded: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[tuple[int, int]] = []
+    real = simplejpeg.decode_jpeg
+
+    def decode_jpeg(*arguments: Any, **options: Any) -> Any:
+        image_HWC = real(*arguments, **options)
+        found.append(image_HWC.shape[:2])
+        return image_HWC
+
+    monkeypatch.setattr("simplejpeg.decode_jpeg", decode_jpeg)
+    image = picture(RNG, 12, 16).resize(sides, Image.Resampling.BICUBIC)
+    for channels, mode in ((3, "RGB"), (1, "L")):
+        expected_HWC = decode(encoded(image.convert(mode), "PNG"), size=size, channels=channels)
+        image_HWC = decode(encoded(image, "JPEG", quality=95), "jpeg", size=size, channels=channels)
+        assert np.abs(image_HWC.astype(int) - expected_HWC).mean() < 3
+    assert found == [decoded, decoded]
+
+
+@table("sides", [(32, 32), (56, 32), (20, 20)])
+def test_a_jpeg_that_is_not_shrunk_has_pillow_s_pixels(sides: tuple[int, int]) -> None:
+    image = picture(RNG, 12, 16).resize(sides, Image.Resampling.BICUBIC)
+    data = encoded(image, "JPEG", quality=90)
+    with Image.open(BytesIO(data)) as decoded:
+        expected_HWC = decode(encoded(decoded, "PNG"), size=32)
+    worst = np.abs(decode(data, "jpeg", size=32).astype(int) - expected_HWC).max()
+    assert worst <= (0 if min(sides) == 32 else 2)  # what is drawn larger is rounded
+
+
+@pytest.mark.parametrize("size", [16, 80])
+def test_what_libjpeg_but_warns_of_is_decoded(size: int) -> None:
+    data = encoded(picture(RNG, 6, 8).resize((160, 120), Image.Resampling.BICUBIC), "JPEG")
+    table = data.index(b"\xff\xdb")
+    odd = data[:table] + bytes(7) + data[table:]
+    with pytest.raises(ValueError, match=r"(?i)extraneous"):
+        simplejpeg.decode_jpeg(odd)
+    difference = decode(odd, "jpeg", size=size).astype(int) - decode(data, "jpeg", size=size)
+    assert np.abs(difference).mean() < 3
+
+
+# -- orientation
+
+
+@table("orientation", range(1, 9))
+@table("kind", ["PNG", "JPEG", "WEBP"])
+def test_orientation(orientation: int, kind: str) -> None:
+    image = Image.new("RGB", (24, 16), BLUE)
+    image.paste(RED, (4, 0, 12, 8))  # top left of the central square
+    image.paste(GREEN, (12, 0, 20, 8))
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    options: dict[str, Any] = {} if kind == "PNG" else {"quality": 100}
+    found = decode(encoded(image, kind, exif=exif, **options), kind.lower(), size=16)
+    corners = {
+        place: "rgb"[int(np.argmax(found[row, column]))]
+        for place, (row, column) in {
+            "tl": (3, 3),
+            "tr": (3, 12),
+            "bl": (12, 3),
+            "br": (12, 12),
+        }.items()
+    }
+    # Red and green are what the camera saw in its first row, from left to right. The standard
+    # says where that row and its left end belong.
+    red, green = {
+        1: ("tl", "tr"),
+        2: ("tr", "tl"),
+        3: ("br", "bl"),
+        4: ("bl", "br"),
+        5: ("tl", "bl"),
+        6: ("tr", "br"),
+        7: ("br", "tr"),
+        8: ("bl", "tl"),
+    }[orientation]
+    assert corners == dict.fromkeys(corners, "b") | {red: "r", green: "g"}
+
+
+@table("kind", ["JPEG", "PNG", "WEBP"])
+@table("exif", [b"Exif\0\0MM\0*\0\0", b"Exif\0\0rubbish", b"Exif\0\0"])
+def test_damaged_exif_harms_nothing(exif: bytes, kind: str) -> None:
+    image = Image.new("RGB", (8, 8), RED)
+    found = decode(encoded(image, kind, quality=100, exif=exif), kind.lower())
+    assert np.abs(found.astype(int) - np.array(RED)).max() <= 3
+
+
+# -- what is refused
+
+
+@table("sides", [(12_000, 12_000), (60_000, 60_000), (2**31 - 1, 1), (5_000, 5_001)])
+def test_a_pixel_bomb_goes_by_its_header(
+    sides: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(*_: Any) -> None:
+        raise AssertionError("pixels were decoded")
+
+    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", load)
+    assert refused(png_bomb(*sides)).reason == "pixels"
+
+
+def segment(marker: int, content: bytes) -> bytes:
+    return b"\xff" + bytes([marker]) + (len(content) + 2).to_bytes(2, "big") + content
+
+
+def scan_bomb(side: int, scans: int) -> bytes:
+    """A sound progressive JPEG in grey, of one scan for DC and others that change nothing."""
+    blocks = ((side + 7) // 8) ** 2
+    size = side.to_bytes(2, "big")
+    head = segment(0xDB, bytes(1) + b"\1" * 64)
+    head += segment(0xC2, b"\x08" + size + size + b"\1\1\x11\0")
+    head += segment(0xC4, bytes([0x00, 1, *bytes(15), 0x00]))  # DC: '0' is no difference
+    head += segment(0xC4, bytes([0x10, 1, *bytes(15), 0xE0]))  # AC: '0' + 14 bits is a run of ends
+    runs = -(-blocks // 16384)
+    bits = ("0" + "0" * 14) * runs
+    bits += "1" * (-len(bits) % 8)
+    run = int(bits, 2).to_bytes(len(bits) // 8, "big").replace(b"\xff", b"\xff\0")
+    parts = [segment(0xDA, b"\1\1\0\0\0\0") + bytes(-(-blocks // 8))]
+    for number in range(scans - 1):
+        band = 1 + number % 63
+        parts.append(segment(0xDA, bytes([1, 1, 0, band, band, 0])) + run)
+    return b"\xff\xd8" + head + b"".join(parts) + b"\xff\xd9"
+
+
+def test_a_scan_bomb_goes_by_its_markers() -> None:
+    """Each scan takes as long as all pixels, and next to no bytes: this one some minutes."""
+    began = time.perf_counter()
+    error = refused(scan_bomb(7000, 20_000), "jpeg", max_pixels=50_000_000)
+    assert (error.reason, time.perf_counter() - began < 5.0) == ("pixels", True)
+    assert re.search("7000 x 7000 pixels in 20000 scans; at most 16 scans", str(error))
+    assert decode(scan_bomb(64, 400), "jpeg").shape == (8, 8, 3)  # small ones may have many
+    assert decode(scan_bomb(2000, 16), "jpeg", max_pixels=4_000_000).shape == (8, 8, 3)
+    assert refused(scan_bomb(2000, 17), "jpeg", max_pixels=4_000_000).reason == "pixels"
+
+
+def truncated_jpeg(side: int, scans: int) -> bytes:
+    """A JPEG whose header claims a large picture, and whose scans are cut short."""
+    data = scan_bomb(8, scans)
+    frame = data.index(b"\xff\xc2") + 5
+    return data[:frame] + side.to_bytes(2, "big") * 2 + data[frame + 4 :]
+
+
+@table(
+    ("make", "codec"),
+    [
+        (lambda: truncated_jpeg(5000, 10), "jpeg"),
+        (lambda: truncated_jpeg(5000, 1), "jpeg"),
+        (lambda: scan_bomb(1400, 200), "jpeg"),
+        (lambda: encoded(Image.new("RGB", (2000, 1000)), "WEBP", lossless=True), "webp"),
+        (lambda: png_bomb(2000, 1000), "png"),
+        (lambda: encoded(Image.new("1", (2000, 2000)), "PNG"), "png"),
+    ],
+)
+def test_few_bytes_that_take_long_to_decode_are_refused(
+    make: Callable[[], bytes], codec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A producer's credit is in bytes: without a limit it holds hours of decoding."""
+
+    def load(*_: Any) -> None:
+        raise AssertionError("pixels were decoded")
+
+    data = make()
+    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", load)
+    monkeypatch.setattr("simplejpeg.decode_jpeg", load)
+    error = refused(data, codec)
+    assert error.reason == "expensive"
+    assert f"in {len(data)} bytes" in str(error)
+
+
+@table(
+    ("make", "codec"),
+    [
+        (lambda: encoded(Image.new("L", (2000, 1000)), "JPEG", optimize=True), "jpeg"),
+        (lambda: encoded(Image.new("RGB", (1920, 1080)), "PNG", compress_level=9), "png"),
+        (lambda: encoded(Image.new("RGB", (1024, 1024)), "WEBP", lossless=True), "webp"),
+        (lambda: encoded(Image.new("RGB", (1024, 1024)), "JPEG", progressive=True), "jpeg"),
+        (lambda: encoded(picture(RNG, 30, 40).resize((2000, 1500)), "JPEG", progressive=True),
+         "jpeg"),
+    ],
+)  # fmt: skip
+def test_blank_images_of_usual_sizes_are_decoded(make: Callable[[], bytes], codec: str) -> None:
+    assert decode(make(), codec).shape == (8, 8, 3)
+
+
+def test_pictures_within_a_jpeg_are_no_scans_of_it() -> None:
+    """Cameras put previews, and maps of any bytes, into segments."""
+    data = encoded(picture(RNG, 40, 40), "JPEG", progressive=True)
+    assert 5 <= scans_of(data) <= 16
+    preview = segment(0xE2, b"\xff\xda\0\x08" * 1000)
+    within = data[:2] + preview + data[2:]
+    assert scans_of(within) == scans_of(data) == scans_of(within + b"\xff\xda" * 99)
+    assert decode(within, "jpeg", max_pixels=1600).shape == (8, 8, 3)
+
+
+def test_the_limit_itself_is_allowed() -> None:
+    data = encoded(picture(RNG, 20, 30), "PNG")
+    assert decode(data, max_pixels=600).shape == (8, 8, 3)
+    assert refused(data, max_pixels=599).reason == "pixels"
+    with pytest.raises(BadSample, match="at most 599"):
+        decode_raw([20, 30, 1], bytes(600), max_pixels=599)
+
+
+@table("kind", ["JPEG", "PNG", "WEBP"])
+def test_cut_short_anywhere(kind: str) -> None:
+    data = encoded(picture(RNG, 20, 20), kind)
+    for length in range(1, len(data) - 12, max(1, len(data) // 40)):
+        error = refused(data[:length], kind.lower())
+        assert error.reason == "damaged", length
+        assert "BytesIO" not in str(error)
+
+
+@table("kind", ["JPEG", "PNG", "WEBP"])
+def test_whatever_is_flipped_it_decodes_or_is_refused(kind: str) -> None:
+    data, rng = encoded(picture(RNG, 20, 20), kind), random.Random(3)
+    for _ in range(300):
+        hostile = bytearray(data)
+        for _ in range(rng.randint(1, 8)):
+            hostile[rng.randrange(len(hostile))] = rng.randrange(256)
+        assert outcome(bytes(hostile), kind.lower()) in ("", "damaged", "format", "pixels")
+
+
+@table("codec", ["jpeg", "png", "webp"])
+@table("kind", ["GIF", "TIFF", "BMP", "PPM", "JPEG", "PNG", "WEBP"])
+def test_a_file_of_another_format(codec: str, kind: str) -> None:
+    if kind.lower() == codec:
+        assert decode(encoded(picture(RNG, 9, 9), kind), codec).shape == (8, 8, 3)
+    else:
+        error = refused(encoded(picture(RNG, 9, 9), kind), codec)
+        assert error.reason == "format"
+        assert codec in str(error)
+
+
+@table("data", [b"RIFF\0\0\0\0WAVEfmt ", b"%!PS-Adobe", b"<svg/>"])
+def test_no_image_at_all(data: bytes) -> None:
+    assert refused(data, "webp").reason == "format"
+
+
+def test_empty() -> None:
+    assert refused(b"").reason == "empty"
+    with pytest.raises(BadSample, match="empty"):
+        decode_raw([0, 0, 3], b"")
+
+
+@table(
+    "wrong",
+    [
+        {"id": ""},
+        {"id": "x" * 256},
+        {"time": float("inf")},
+        {"label": -1},
+        {"label": 2**31},
+        {"label": 1.5},
+        {"label": True},
+        {"meta": []},
+        {"meta": {"deep": {}}},
+        {"shape": [8, 8, 3]},
+    ],
+)
+def test_fields_that_break_the_wire_s_rules(wrong: dict[str, Any]) -> None:
+    data = encoded(picture(RNG, 8, 8), "PNG")
+    row = {"id": "a", "time": 1.0, "codec": "png", "size": len(data), **wrong}
+    with pytest.raises(BadSample) as caught:
+        Decoder(8)(row, data, "cam")
+    assert caught.value.reason == ("shape" if "shape" in wrong else "fields")
+
+
+def test_running_out_of_memory_is_not_the_sample_s_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(*_: Any) -> None:
+        raise MemoryError
+
+    data = encoded(picture(RNG, 8, 8), "PNG")
+    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", load)
+    with pytest.raises(MemoryError):
+        decode(data)
+
+
+# -- the decoder
+
+
+def test_threads_decode_alike() -> None:
+    decoder, data = Decoder(8), encoded(picture(RNG, 100, 80), "JPEG")
+    row = {"id": "a", "time": 1.0, "codec": "jpeg", "size": len(data)}
+    found: list[bytes] = []
+
+    def work() -> None:
+        found.extend(decoder(row, data, "cam").tobytes() for _ in range(20))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(found) == 80
+    assert len(set(found)) == 1
+
+
+@table(
+    ("wrong", "says"),
+    [
+        ({"channels": 2}, "channels 2"),
+        ({"size": 0}, "size 0"),
+        ({"size": 100, "max_pixels": 50}, "max_pixels=50"),
+    ],
+)
+def test_refuses_what_cannot_work(wrong: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        Decoder(**{"size": 8, **wrong})
+
+
+def test_raw_helper_agrees_with_the_wire() -> None:
+    row, data = raw(RNG, 4, 5, 3)
+    assert len(data) == 60
+    assert decode_raw(row["shape"], data).shape == (8, 8, 3)

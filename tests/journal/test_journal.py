@@ -1,0 +1,693 @@
+"""The journal against a dict, its budget, and a reader beside it."""
+
+import errno
+import fcntl
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from contextlib import closing
+from pathlib import Path
+
+import lmdb
+import msgpack
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from stream_ssl.journal.journal import (
+    FORGET_SECONDS,
+    Entry,
+    Journal,
+    JournalError,
+    JournalFull,
+    JournalReader,
+    NewerFormat,
+    ProducerState,
+    Record,
+)
+from stream_ssl.journal.segment import list_segments, pack_record, unpack_record
+
+MIB = 1 << 20
+SEGMENT = 256 << 10
+
+# Hundreds of fsyncs take minutes on a disk that others keep busy. Tests of what a journal holds,
+# not of what survives a crash, run in memory where there is such a file system.
+IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+
+@pytest.fixture
+def memory_path():
+    with tempfile.TemporaryDirectory(dir=IN_MEMORY) as folder:
+        yield Path(folder)
+
+
+def entry(sequence, size=1000, producer="robot/1"):
+    payload = bytes([sequence % 256]) * size
+    return Entry(producer, sequence, ["file", sequence], 1.5, b"header", payload)
+
+
+def fill(journal, sequence=1, size=9000):
+    """Appends until the journal is full; returns the next sequence."""
+    while True:
+        try:
+            journal.append([entry(sequence, size)])
+        except JournalFull:
+            return sequence
+        sequence += 1
+
+
+def read_all(reader, position=1):
+    records = []
+    while found := reader.read(position):
+        records += found
+        position = found[-1].position + 1
+    return records
+
+
+def test_what_was_appended_is_read_back_by_a_reopened_journal(tmp_path):
+    journal = Journal(tmp_path / "journal")
+    commit = journal.append([entry(1), entry(1, producer="b"), entry(2)])
+    journal.close()
+
+    journal = Journal(tmp_path / "journal")
+    reader = JournalReader(tmp_path / "journal")
+    records = reader.read(1)
+
+    assert (commit.first, commit.last) == (1, 3)
+    assert [(r.position, r.producer, r.sequence) for r in records] == [
+        (1, "robot/1", 1),
+        (2, "b", 1),
+        (3, "robot/1", 2),
+    ]
+    assert records[0].payload == bytes([1]) * 1000
+    assert (records[0].header, records[0].received) == (b"header", 1.5)
+    assert journal.producers() == {
+        "robot/1": ProducerState(2, ["file", 2]),
+        "b": ProducerState(1, ["file", 1]),
+    }
+    assert (reader.first, reader.last, reader.corrupt) == (1, 3, 0)
+    reader.close()
+    journal.close()
+
+
+def test_a_reader_may_come_before_the_journal(tmp_path):
+    reader = JournalReader(tmp_path / "journal")
+    assert (reader.read(1), reader.first, reader.last) == ([], 1, 0)
+    with pytest.raises(ValueError, match="positions start at 1"):
+        reader.read(0)
+
+
+def test_read_returns_at_least_one_record_and_about_max_bytes(tmp_path):
+    journal = Journal(tmp_path)
+    journal.append([entry(n) for n in range(1, 11)])
+    reader = JournalReader(tmp_path)
+    assert len(reader.read(1, max_bytes=1)) == 1
+    assert len(reader.read(1, max_bytes=2500)) == 3
+    assert [r.position for r in reader.read(8)] == [8, 9, 10]
+    reader.close()
+    journal.close()
+
+
+def test_an_advance_moves_the_sequence_but_makes_no_record(tmp_path):
+    journal = Journal(tmp_path)
+    journal.append([entry(1), Entry("robot/1", 2), Entry("new", 1)])
+    journal.close()
+    journal = Journal(tmp_path)
+    assert journal.last == 1
+    assert journal.state("robot/1") == ProducerState(2, ["file", 1])
+    assert journal.state("new") == ProducerState(1, None)
+    journal.close()
+
+
+def test_sequences_only_grow(tmp_path):
+    journal = Journal(tmp_path)
+    journal.append([entry(5)])
+    with pytest.raises(ValueError, match="sequence 5 after 5"):
+        journal.append([entry(5)])
+    with pytest.raises(ValueError, match="sequence 7 after 7"):
+        journal.append([entry(7), entry(7)])
+    assert journal.last == 1
+    journal.close()
+
+
+def test_a_full_journal_says_so_and_takes_more_after_a_trim(memory_path):
+    journal = Journal(memory_path, budget=MIB)
+    sequence = fill(journal)
+    assert journal.bytes <= MIB
+    states, last = journal.producers(), journal.last
+
+    with pytest.raises(JournalFull, match=r"journal\.budget"):
+        journal.append([entry(sequence, 9000)])
+    assert (journal.producers(), journal.last) == (states, last)
+    journal.append([Entry("robot/1", sequence)])  # an advance needs no room
+
+    freed = journal.trim(last + 1)
+    assert freed > MIB // 2
+    assert journal.room > freed // 2
+    journal.append([entry(sequence + 1, 9000)])
+    assert journal.last == last + 1
+    journal.close()
+
+
+def test_many_times_the_budget_pass_through_without_the_files_growing(memory_path):
+    journal = Journal(memory_path, budget=MIB)
+    largest = 0
+    for n in range(1, 1001, 10):
+        journal.append([entry(n + k, 9000) for k in range(10)])
+        journal.trim(n - 10)
+        largest = max(largest, journal.bytes)
+        on_disk = sum(f.stat().st_size for f in memory_path.glob("segment-*/data.mdb"))
+        assert on_disk <= MIB
+    assert largest < 3 * MIB // 4
+    assert journal.first > 900
+    assert [r.sequence for r in read_all(JournalReader(memory_path), 990)] == list(range(990, 1001))
+    journal.close()
+
+
+def test_bytes_after_counts_headers_and_payloads(memory_path):
+    journal = Journal(memory_path, budget=8 * MIB, segment_bytes=SEGMENT)
+    for start in range(1, 1001, 100):
+        journal.append([entry(n) for n in range(start, start + 100)])
+    assert len(list_segments(memory_path)) > 1
+    each = 1000 + len(b"header")
+    assert journal.bytes_after(1001) == 0
+    assert journal.bytes_after(1000) == each
+    assert journal.bytes_after(51) == 950 * each
+    assert journal.bytes_after(1) == 1000 * each
+    journal.close()
+
+
+def test_a_trim_deletes_the_segments_that_lie_wholly_below(memory_path):
+    with closing(Journal(memory_path, budget=8 * MIB, segment_bytes=SEGMENT)) as journal:
+        for n in range(1, 101):
+            journal.append([entry(n, 9000)])
+        first, second, third, *_ = (start for start, _ in list_segments(memory_path))
+        for before, oldest in ((second - 1, first), (second, second), (third - 1, second)):
+            journal.trim(before)
+            assert journal.first == oldest == list_segments(memory_path)[0][0]
+
+
+def test_positions_can_be_made_to_go_on_further_up(tmp_path):
+    journal = Journal(tmp_path)
+    journal.skip_to(500)
+    assert (journal.first, journal.last) == (500, 499)
+    journal.append([entry(1)])
+    assert journal.first == 500
+    journal.skip_to(100)
+    journal.close()
+    journal = Journal(tmp_path)
+    journal.append([entry(2)])
+    reader = JournalReader(tmp_path)
+    assert [r.position for r in read_all(reader)] == [500, 501]
+    assert [r.position for r in reader.read(501)] == [501]
+    reader.close()
+    journal.close()
+
+
+def test_a_journal_keeps_an_id_of_its_own(tmp_path):
+    def identified(path, known=None):
+        with closing(Journal(path)) as journal:
+            journal.identify(known)
+            return journal.id
+
+    path, told = tmp_path / "journal", "0123456789abcdef"
+    first = identified(path, told)
+    assert first not in (None, told)  # a new one is not the one that the learner has read
+    assert identified(tmp_path / "other") != first
+    with closing(Journal(path)) as journal:
+        journal.append([entry(1)])
+    assert first == identified(path) == JournalReader(path).id
+    for damage in (first.replace(first[0], "x") + f"\n{first}\n", ""):
+        (path / "id").write_text(damage)
+        assert JournalReader(path).id is None
+        assert identified(path, first) == first  # its records are there: the learner knows it
+    (path / "id").unlink()
+    (path / "id.part").mkdir()  # stands for a disk that takes nothing
+    assert identified(path) is None
+
+
+def test_a_journal_may_be_a_link_to_another_disk(tmp_path):
+    """Only its own files there are written and deleted, and the folder keeps its mode."""
+    other = tmp_path / "disk"
+    other.mkdir(mode=0o755)
+    (other / "theirs").write_text("kept")
+    (tmp_path / "journal").symlink_to(other)
+    for number in (1, 2):
+        with closing(Journal(tmp_path / "journal")) as journal:
+            journal.append([entry(number)])
+    assert other.stat().st_mode & 0o777 == 0o755
+    assert (other / "theirs").read_text() == "kept"
+    assert len(list_segments(other)) >= 1
+
+
+def test_a_second_writer_is_refused(tmp_path):
+    journal = Journal(tmp_path)
+    with pytest.raises(JournalError, match="another process"):
+        Journal(tmp_path)
+    journal.close()
+    Journal(tmp_path).close()
+
+
+def test_a_process_of_the_same_id_in_another_container_is_no_damage(tmp_path):
+    """LMDB's reader locks are bytes numbered by process id: here another holds every number."""
+    with closing(Journal(tmp_path)) as journal:
+        journal.append([entry(1)])
+    ((_, segment),) = list_segments(tmp_path)
+    code = f"from stream_ssl.journal.journal import *; JournalReader({str(tmp_path)!r}).read(1)"
+    with (segment / "lock.mdb").open("r+b") as held:
+        fcntl.lockf(held, fcntl.LOCK_EX, 0, 1)
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
+        assert b"is read by another process that has this one's id" in done.stderr
+    assert len(JournalReader(tmp_path).read(1)) == 1
+
+
+def test_a_lag_that_cannot_be_read_counts_as_all_there_is(tmp_path, monkeypatch, caplog):
+    """A receiver goes on: what its disk takes is durable all the same."""
+
+    def no_descriptors(*_):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with closing(Journal(tmp_path)) as journal:
+        journal.append([entry(1)])
+        monkeypatch.setattr(journal, "_bytes_before", no_descriptors)
+        assert journal.bytes_after(1) == journal._total
+        assert "Too many open files" in caplog.text
+
+
+def test_a_newer_format_is_refused_clearly(tmp_path):
+    journal = Journal(tmp_path)
+    journal.append([entry(1)])
+    journal.close()
+    (_, path), *_ = list_segments(tmp_path)
+    env = lmdb.open(str(path), max_dbs=3)
+    with env.begin(write=True, db=env.open_db(b"meta")) as txn:
+        txn.put(b"format", b"99")
+    env.close()
+    with pytest.raises(NewerFormat, match="format 99"):
+        Journal(tmp_path)
+
+
+def test_budgets_that_make_no_sense_are_refused(tmp_path):
+    for budget, segment in ((1000, None), (MIB, 1000), (MIB, MIB)):
+        with pytest.raises(ValueError, match=r"must (be at least|lie between)"):
+            Journal(tmp_path, budget=budget, segment_bytes=segment)
+
+
+def test_the_bytes_on_disk_are_those_of_earlier_versions():
+    golden = (
+        "53534a31d3ea484f0000000000000007000000000000000a00000000000000033ff80000000000005a40760000070000"
+        "000400000004726f626f742f3168656164626f6479"
+    )
+    value = pack_record(7, 10, Entry("robot/1", 3, ["file", 3], 1.5, b"head", b"body"))
+    assert value.hex() == golden
+    assert unpack_record(memoryview(value)) == Record(7, "robot/1", 3, 1.5, b"head", b"body")
+    state = "0392a466696c6503cb3ff8000000000000"
+    fresh = ProducerState(3, ["file", 3], 1.5, 2.5)
+    assert fresh.pack().hex() == f"94{state}cb4004000000000000"
+    before = ProducerState(*msgpack.unpackb(bytes.fromhex(f"93{state}")))  # of format 2
+    assert (before, before.written, before.active) == (fresh, 1.5, 0.0)
+
+
+def test_a_journal_of_format_1_is_read_and_continued(tmp_path, monkeypatch):
+    """Its producer states have no time of writing, and its segments do not name the one before."""
+    journal = Journal(tmp_path)
+    journal.append([entry(1), entry(2)])
+    journal.close()
+    (_, path), *_ = list_segments(tmp_path)
+    env = lmdb.open(str(path), max_dbs=3)
+    meta, producers = env.open_db(b"meta"), env.open_db(b"producers")
+    with env.begin(write=True) as txn:
+        txn.put(b"format", b"1", db=meta)
+        txn.delete(b"follows", db=meta)
+        txn.put(b"robot/1", msgpack.packb((2, ["file", 2])), db=producers)
+    env.close()
+
+    monkeypatch.setattr("stream_ssl.journal.journal.FORGET_SECONDS", 86_400)
+    with closing(Journal(tmp_path)) as journal:
+        assert journal.damaged == 0
+        assert journal.state("robot/1") == ProducerState(2, ["file", 2])
+        journal.append([entry(3)])
+        with closing(JournalReader(tmp_path)) as reader:
+            assert [r.sequence for r in read_all(reader)] == [1, 2, 3]
+
+
+READER = """
+import sys
+from stream_ssl.journal.journal import JournalReader
+reader, position = JournalReader(sys.argv[1]), 1
+for line in sys.stdin:
+    found = reader.read(position)
+    position = found[-1].position + 1 if found else position
+    print(*(f"{r.position}:{r.sequence}:{len(r.payload)}" for r in found), flush=True)
+"""
+
+
+def test_a_reader_in_another_process_follows_writer_and_trims(memory_path):
+    journal = Journal(memory_path, budget=MIB, segment_bytes=SEGMENT)
+    command = [sys.executable, "-c", READER, str(memory_path)]
+    reader = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    seen = []
+    try:
+        for n in range(1, 201):
+            journal.append([entry(n, 4000)])
+            reader.stdin.write("\n")
+            reader.stdin.flush()
+            seen += reader.stdout.readline().split()
+            if n % 7 == 0:
+                journal.trim(n)
+    finally:
+        reader.stdin.close()
+        reader.stdout.close()
+        reader.wait(10)
+    assert seen == [f"{n}:{n}:4000" for n in range(1, 201)]
+    assert journal.first > 1
+    journal.close()
+
+
+def test_readers_in_threads_and_the_writer_never_wait_for_each_other(memory_path):
+    journal = Journal(memory_path, budget=8 * MIB, segment_bytes=SEGMENT)
+    journal.append([entry(1)])
+    seen = [0, 0]
+
+    def follow(who):
+        while seen[who] < 300:
+            reader = JournalReader(memory_path)
+            seen[who] = max(
+                seen[who], *(record.sequence for record in reader.read(1 + seen[who])), 0
+            )
+            reader.close()
+
+    readers = [threading.Thread(target=follow, args=(who,), daemon=True) for who in (0, 1)]
+    for reader in readers:
+        reader.start()
+    for n in range(2, 301, 2):
+        journal.append([entry(n, 4000), entry(n + 1, 4000)])
+        assert journal.bytes_after(n) > 0
+    for reader in readers:
+        reader.join(60)
+    assert min(seen) >= 300
+    journal.close()
+
+
+def test_slots_of_readers_that_died_are_cleared(tmp_path):
+    journal = Journal(tmp_path)
+    journal.append([entry(1)])
+    hold = (
+        "import sys, os, signal, lmdb\n"
+        "env = lmdb.open(sys.argv[1], max_dbs=3); txn = env.begin()\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    (_, path), *_ = list_segments(tmp_path)
+    subprocess.run([sys.executable, "-c", hold, str(path)], check=False)
+    reader = JournalReader(tmp_path)
+    assert len(reader.read(1)) == 1
+    for n in range(2, 5):
+        journal.append([entry(n)])
+    assert journal.clear_readers() == 1
+    assert journal.clear_readers() == 0
+    reader.close()
+    journal.close()
+
+
+class AgainstDict(RuleBasedStateMachine):
+    """Random appends, advances, trims, reopenings and reads, against lists and dicts."""
+
+    def __init__(self):
+        super().__init__()
+        self.folder = tempfile.TemporaryDirectory(dir=IN_MEMORY)
+        self.journal = self.open()
+        self.reader = JournalReader(self.folder.name)
+        self.records = {}
+        self.states = {}
+        self.trimmed = 1
+
+    def open(self):
+        return Journal(self.folder.name, budget=MIB, segment_bytes=SEGMENT, check=False)
+
+    @rule(
+        packets=st.lists(
+            st.tuples(
+                st.sampled_from(["a", "b", "camera/1"]),
+                st.integers(0, 3),
+                st.sampled_from([None, 0, 10, 1900, 2100, 9000, 40_000]),
+            ),
+            max_size=8,
+        )
+    )
+    def append(self, packets):
+        sequences = {name: state.sequence for name, state in self.states.items()}
+        entries = []
+        for name, gap, size in packets:
+            sequences[name] = sequence = sequences.get(name, 0) + 1 + gap
+            if size is None:
+                entries.append(Entry(name, sequence))
+            else:
+                payload = bytes([sequence % 256]) * size
+                entries.append(Entry(name, sequence, sequence, 2.0, b"h" * gap, payload))
+        try:
+            commit = self.journal.append(entries)
+        except JournalFull:
+            return
+        position = commit.first
+        for item in entries:
+            before = self.states.get(item.producer, ProducerState())
+            if item.header is None:
+                self.states[item.producer] = ProducerState(item.sequence, before.resume_token)
+                continue
+            self.states[item.producer] = ProducerState(item.sequence, item.resume_token)
+            self.records[position] = item
+            position += 1
+        assert commit.last == position - 1
+
+    @precondition(lambda self: self.records)
+    @rule(part=st.floats(0, 1))
+    def trim(self, part):
+        before = int(part * (max(self.records) + 1))
+        self.journal.trim(before)
+        assert self.journal.first <= max(before, self.trimmed)
+        self.trimmed = self.journal.first
+        self.records = {p: e for p, e in self.records.items() if p >= self.trimmed}
+
+    @rule()
+    def reopen(self):
+        self.journal.close()
+        self.journal = self.open()
+        assert self.journal.damaged == 0
+
+    @rule(part=st.floats(0, 1), max_bytes=st.integers(1, 100_000))
+    def read(self, part, max_bytes):
+        start = 1 + int(part * (self.journal.last + 1))
+        found = self.reader.read(start, max_bytes)
+        due = [p for p in sorted(self.records) if p >= start]
+        assert [r.position for r in found] == due[: len(found)]
+        assert bool(found) == bool(due)
+        for record in found:
+            item = self.records[record.position]
+            assert (record.producer, record.sequence) == (item.producer, item.sequence)
+            assert (record.header, record.payload) == (item.header, item.payload)
+
+    @invariant()
+    def agrees(self):
+        assert self.journal.producers() == self.states
+        assert self.journal.bytes <= self.journal.budget
+        assert self.reader.corrupt == 0
+        held = [len(e.header) + len(e.payload) for e in self.records.values()]
+        assert self.journal.bytes_after(1) == sum(held)
+        if self.records:
+            assert (self.journal.first, self.journal.last) == (
+                min(self.records),
+                max(self.records),
+            )
+
+    def teardown(self):
+        self.reader.close()
+        self.journal.close()
+        self.folder.cleanup()
+
+
+TestAgainstDict = AgainstDict.TestCase
+TestAgainstDict.settings = settings(
+    max_examples=int(os.environ.get("CHAOS_EXAMPLES", "40")),
+    stateful_step_count=20,
+    derandomize=True,
+)
+
+
+def test_trimming_all_after_a_restart_forgets_no_producer(tmp_path):
+    """Else what was acknowledged would be asked for again, and learned twice."""
+    with closing(Journal(tmp_path)) as journal:
+        journal.append([entry(1)])
+    for _ in range(2):
+        with closing(Journal(tmp_path)) as journal:
+            journal.trim(2)
+            assert journal.state("robot/1") == ProducerState(1, ["file", 1])
+
+
+def far(producer, sequence):
+    """A small packet of a source with a large position."""
+    return Entry(producer, sequence, "x" * 4000, 1.5, b"header", b"payload")
+
+
+def test_what_is_known_of_producers_counts_into_the_budget(memory_path):
+    """Each segment has the states of all, and a position may take two pages."""
+    budget = 8 * MIB
+    with closing(Journal(memory_path, budget=budget)) as journal:
+        for sequence in (1, 2):
+            for n in range(800):
+                try:
+                    journal.append([far(f"robot/{n}", sequence)])
+                except JournalFull:
+                    journal.trim(journal.last)
+                assert journal.bytes <= budget
+    with closing(Journal(memory_path, budget=budget)) as journal:
+        assert journal.bytes <= budget
+
+
+def test_of_a_journal_that_was_trimmed_empty_nothing_is_left_to_read(memory_path):
+    with closing(Journal(memory_path)) as journal:
+        journal.append([entry(1)])
+    with closing(Journal(memory_path)) as journal:
+        journal.append([Entry("robot/1", 2)])  # begins a segment, which stays empty
+        journal.trim(2)
+        assert journal.first > journal.last
+        assert journal.bytes_after(1) == 0
+
+
+def test_groups_of_any_sizes_fill_the_budget_and_no_more(memory_path):
+    """Seldom is a group as large as may be just where it begins a segment, near the end of room."""
+    draw, sequence = random.Random(0), 0
+    with closing(Journal(memory_path, budget=MIB, segment_bytes=SEGMENT, check=False)) as journal:
+        for _ in range(600):
+            group = []
+            for _ in range(draw.randint(1, 8)):
+                sequence += 1
+                size = draw.choice([0, 10, 1900, 2100, 9000, 40_000])
+                group.append(Entry("robot/1", sequence, None, 1.5, b"", bytes(size)))
+            try:
+                journal.append(group)
+            except JournalFull:
+                journal.trim(journal.first + draw.randint(1, 40))
+            assert journal.bytes <= journal.budget
+
+
+def test_what_is_known_of_producers_leaves_room_to_begin_a_segment(memory_path):
+    """Else the newest segment, which is never trimmed, would fill the budget for good."""
+    with closing(Journal(memory_path, budget=8 * MIB)) as journal:
+        for first in range(0, 550, 50):
+            journal.append([far(f"robot/{n}", 1) for n in range(first, first + 50)])
+        for sequence in range(2, 300):
+            large = Entry("robot/0", sequence, None, 1.5, b"header", bytes(60_000))
+            try:
+                journal.append([large])
+            except JournalFull:  # as the receiver does, once the learner has read all
+                journal.trim(journal.last + 1)
+                journal.append([large])
+            assert journal.bytes <= 8 * MIB
+
+
+def test_many_producers_with_large_positions_can_be_journalled(tmp_path):
+    with closing(Journal(tmp_path, budget=32 * MIB)) as journal:
+        for first in range(0, 1200, 100):
+            names = [f"robot/{n}" for n in range(first, first + 100)]
+            journal.append([far(name, 1) for name in names])
+    with closing(Journal(tmp_path, budget=32 * MIB)) as journal:  # a new segment, with all of them
+        journal.append([far("robot/0", 2)])
+        assert len(journal.producers()) == 1200
+
+
+def test_a_clock_that_is_set_makes_no_producer_idle(tmp_path, monkeypatch):
+    """As on a machine that starts in 1970 and learns the time once it has a network."""
+    clock = [1000.0]
+    monkeypatch.setattr(time, "time", lambda: clock[0])
+    with closing(Journal(tmp_path, budget=MIB)) as journal:
+        journal.append([entry(1, producer="camera")])
+        clock[0] = 1.7e9
+        while len(list_segments(tmp_path)) < 3:
+            sequence = journal.state("robot").sequence + 1
+            journal.append([Entry("robot", sequence, None, 1.5, b"header", bytes(9000))])
+        assert journal.state("camera").sequence == 1
+    with closing(Journal(tmp_path, budget=MIB)) as journal:
+        journal.append([Entry("robot", sequence + 1, None, 1.5, b"header", bytes(9000))])
+        assert set(journal.producers()) == {"camera", "robot"}
+
+
+@pytest.mark.parametrize("jump", [40 * 86_400.0, -40 * 86_400.0])
+def test_restarts_with_another_clock_forget_no_producer(tmp_path, monkeypatch, jump):
+    wall = [1.8e9]
+    monkeypatch.setattr(time, "time", lambda: wall[0])
+    with closing(Journal(tmp_path)) as journal:
+        journal.append([entry(7, producer="camera")])
+    for sequence in (1, 2):
+        wall[0] += jump
+        with closing(Journal(tmp_path)) as journal:
+            journal.append([entry(sequence, producer="robot")])
+            assert journal.state("camera") == ProducerState(7, ["file", 7])
+
+
+def test_format_2_is_read_and_says_nothing_of_idle_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(ProducerState, "pack", lambda state: msgpack.packb((*pair(state), 1.6e9)))
+    monkeypatch.setattr("stream_ssl.journal.segment.FORMAT", 2)
+    with closing(Journal(tmp_path)) as journal:
+        journal.append([entry(7, producer="camera")])
+    monkeypatch.undo()
+    monkeypatch.setattr("stream_ssl.journal.journal.FORGET_SECONDS", 86_400)
+    for sequence in (1, 2):
+        with closing(Journal(tmp_path)) as journal:
+            journal.append([entry(sequence, producer="robot")])
+            assert pair(journal.state("camera")) == (7, ["file", 7])
+            assert journal.state("camera").written == 1.6e9
+
+
+def pair(state):
+    return state.sequence, state.resume_token
+
+
+def test_a_small_disk_has_several_segments(tmp_path, monkeypatch):
+    """Only whole segments are deleted: a single one would keep the disk full for good."""
+    free = 8 * MIB
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1 << 40, 0, free))
+    with closing(Journal(tmp_path / "new" / "journal")) as journal:
+        assert journal.segment_bytes == MIB
+        journal.append([entry(1, size=3 * MIB)])
+    free -= 3 * MIB
+    with closing(Journal(tmp_path / "new" / "journal")) as journal:
+        assert MIB <= journal.segment_bytes < 1.1 * MIB
+
+
+def test_trimming_stops_when_its_time_is_over(memory_path):
+    with closing(Journal(memory_path, budget=8 * MIB, segment_bytes=SEGMENT)) as journal:
+        last = fill(journal) - 1
+        segments = len(list_segments(memory_path))
+        freed = [journal.trim(last, seconds=0.0) for _ in range(3)]
+        assert all(freed)
+        assert len(list_segments(memory_path)) == segments - 3
+        assert journal.trim(last) > max(freed)
+        assert len(list_segments(memory_path)) < segments - 4
+
+
+def test_a_name_long_idle_is_forgotten_for_good_when_a_segment_begins(tmp_path, monkeypatch):
+    """Idle time adds up over runs of the receiver, and only while the receiver runs."""
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    with closing(Journal(tmp_path)) as journal:
+        journal.append([entry(1, producer="old")])
+        now[0] += 0.6 * FORGET_SECONDS
+        journal.append([entry(1, producer="new")])
+    now[0] = 5.0  # the machine was started again
+    with closing(Journal(tmp_path)) as journal:
+        journal.append([entry(2, producer="new")])
+        assert journal.state("old") == ProducerState(1, ["file", 1])
+        now[0] += 0.6 * FORGET_SECONDS
+        journal.skip_to(100)
+        journal.append([entry(3, producer="new")])
+        assert set(journal.producers()) == {"new"}
+    with closing(Journal(tmp_path)) as journal:  # an older segment still has it
+        assert set(journal.producers()) == {"new"}
+        journal.append([entry(7, producer="old")])
+        assert journal.state("old").sequence == 7

@@ -1,0 +1,504 @@
+"""What a journal keeps when its writer is killed or its files are damaged."""
+
+import errno
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from table import table
+
+from stream_ssl.journal import recovery
+from stream_ssl.journal.journal import Entry, Journal, JournalError, JournalFull, JournalReader
+from stream_ssl.journal.segment import create_segment, list_segments
+
+WRITER = Path(__file__).with_name("journal_writer.py")
+SIZE = 9000
+
+
+def build(folder, groups=12):
+    """Segments of 256 KiB with groups of 5 packets; closed."""
+    journal = Journal(folder, budget=8 << 20, segment_bytes=256 << 10)
+    for group in range(groups):
+        journal.append([packet(5 * group + n) for n in range(1, 6)])
+    journal.close()
+
+
+def checked(folder):
+    """An open journal, all segments of which have been looked at."""
+    journal = Journal(folder, budget=8 << 20, segment_bytes=256 << 10)
+    journal.take_checked(wait=True)
+    return journal
+
+
+def packet(sequence):
+    return Entry("robot", sequence, None, float(sequence), b"head", body(sequence))
+
+
+def body(sequence):
+    return random.Random(sequence).randbytes(SIZE)
+
+
+def read_all(folder):
+    reader, records, position = JournalReader(folder), [], 1
+    while found := reader.read(position):
+        records += found
+        position = found[-1].position + 1
+    reader.close()
+    for record in records:
+        assert record.payload == body(record.sequence)
+        assert record.header == b"head"
+    return records, reader.corrupt
+
+
+def flip(path, at):
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def test_sigkill_of_the_writer_loses_nothing_committed_and_doubles_nothing(tmp_path):
+    draw = random.Random(7)
+    committed, positions = {}, {}
+    for kill in range(8):
+        command = [sys.executable, str(WRITER), str(tmp_path), str(kill)]
+        writer = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        try:
+            assert writer.stdout.readline() == "open\n"
+            timer = threading.Timer(draw.uniform(0, 0.6), writer.kill)
+            timer.start()
+            for line in writer.stdout:
+                if line.endswith("\n") and len(fields := line.split()) == 3:
+                    name, sequence, position = fields[0], int(fields[1]), int(fields[2])
+                    assert position not in positions
+                    positions[position] = (name, sequence)
+                    committed[name] = sequence
+            timer.join()
+        finally:
+            writer.kill()
+            writer.stdout.close()
+            writer.wait()
+
+        journal = Journal(tmp_path, budget=8 << 20, segment_bytes=256 << 10)
+        assert journal.damaged == 0
+        for name, sequence in committed.items():
+            assert journal.state(name).sequence >= sequence
+        reader = JournalReader(tmp_path)
+        held, position = {}, journal.first
+        while found := reader.read(position):
+            held |= {record.position: (record.producer, record.sequence) for record in found}
+            position = found[-1].position + 1
+        assert list(held) == list(range(journal.first, journal.last + 1))
+        assert len(set(held.values())) == len(held)
+        kept = {p: names for p, names in positions.items() if p >= journal.first}
+        assert kept.items() <= held.items()
+        positions |= held
+        reader.close()
+        journal.close()
+    assert len(positions) > 100
+
+
+def test_a_flipped_bit_costs_the_record_that_it_hits(tmp_path):
+    build(tmp_path)
+    data = list_segments(tmp_path)[0][1] / "data.mdb"
+    flip(data, data.read_bytes().index(body(3)) + 777)
+
+    journal = Journal(tmp_path)
+    records, corrupt = read_all(tmp_path)
+    assert [r.sequence for r in records] == [n for n in range(1, 61) if n != 3]
+    assert corrupt == 1
+    journal.append([packet(61)])
+    assert journal.damaged == 0
+    journal.close()
+
+
+@table("which", [0, 1, -1])
+def test_a_truncated_segment_gives_its_intact_records_back(tmp_path, which):
+    folder = tmp_path / "journal"
+    build(folder)
+    first, path = list_segments(folder)[which]
+    data = path / "data.mdb"
+    content = data.read_bytes()
+    data.write_bytes(content[: content.index(body(first + 3)) + 100])
+
+    journal = checked(folder)
+    assert journal.damaged == 1
+    assert len(list(tmp_path.glob("journal.damaged-*"))) == 1
+    records, corrupt = read_all(folder)
+    held = [r.sequence for r in records]
+    assert corrupt == 0
+    assert {first, first + 1, first + 2} <= set(held)
+    assert first + 3 not in held
+    segments = [start for start, _ in list_segments(folder)]
+    assert set(held) >= set(range(1, 61)) - set(range(first, first + 20))
+    assert segments[0] == 1
+
+    before = journal.state("robot").sequence
+    assert before == max(held)
+    commit = journal.append([packet(before + 1)])
+    assert commit.first > 60  # no position is given out twice
+    journal.close()
+
+
+def test_every_single_zeroed_page_costs_at_most_the_record_it_hits(tmp_path):
+    build(tmp_path / "good", groups=2)
+    (_, good), *_ = list_segments(tmp_path / "good")
+    content = (good / "data.mdb").read_bytes()
+    for page in range(len(content) // 4096):
+        folder = tmp_path / f"page-{page}"
+        (path := folder / good.name).mkdir(parents=True)
+        start = page * 4096
+        (path / "data.mdb").write_bytes(content[:start] + bytes(4096) + content[start + 4096 :])
+
+        journal = Journal(folder, budget=8 << 20)
+        records, corrupt = read_all(folder)
+        assert len(records) >= 9, f"page {page}: {[r.sequence for r in records]}"
+        assert corrupt + journal.damaged >= (len(records) < 10)
+        commit = journal.append([packet(journal.state("robot").sequence + 1)])
+        assert commit.first >= 11
+        journal.close()
+
+
+@table("content", [None, b"", b"nonsense" * 4096])
+def test_a_segment_that_is_no_segment_is_set_aside(tmp_path, content):
+    folder = tmp_path / "journal"
+    build(folder)
+    first, path = list_segments(folder)[-1]
+    (path / "data.mdb").unlink()
+    if content is not None:
+        (path / "data.mdb").write_bytes(content)
+
+    journal = Journal(folder, budget=8 << 20)
+    assert journal.damaged == 1
+    records, _ = read_all(folder)
+    assert [r.sequence for r in records] == list(range(1, first))
+    assert journal.state("robot").sequence == first - 1
+    assert journal.append([packet(first)]).first > 60
+    journal.close()
+
+
+def test_salvaged_are_only_the_positions_of_the_segment(tmp_path):
+    """LMDB's free pages may hold intact records that a failed commit left."""
+    build(tmp_path, groups=2)
+    (_, path), *_ = list_segments(tmp_path)
+    assert list(recovery.salvage(path, 1, None)) == list(range(1, 11))
+    assert list(recovery.salvage(path, 3, 6)) == [3, 4, 5]
+
+
+def test_an_exchange_of_segments_that_was_cut_short_is_finished(tmp_path):
+    journal = Journal(tmp_path)
+    journal.append([Entry("robot", 7)])  # an advance: its segment holds no record
+    states = journal.producers()
+    journal.close()
+    (_, path), *_ = list_segments(tmp_path)
+    create_segment(path, states, 1 << 20)
+    path.rename(tmp_path / f".old-{path.name}")
+
+    journal = Journal(tmp_path)
+    assert journal.producers() == states
+    journal.append([packet(8)])
+    assert [r.position for r in read_all(tmp_path)[0]] == [1]
+    assert not list(tmp_path.glob(".*"))
+    journal.close()
+
+
+def test_a_disk_that_fails_loses_nothing_and_is_tried_again(tmp_path, monkeypatch):
+    journal = Journal(tmp_path, budget=8 << 20)
+    journal.append([packet(1)])
+    journal._active.env.close()
+    with pytest.raises(JournalError):
+        journal.append([packet(2)])
+    assert (journal.last, journal.state("robot").sequence) == (1, 1)
+
+    def no_space(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("stream_ssl.journal.journal.create_segment", no_space)
+        with pytest.raises(JournalFull, match="No space left"):
+            journal.append([packet(2)])
+    assert journal.last == 1
+
+    journal.append([packet(2)])
+    assert [r.sequence for r in read_all(tmp_path)[0]] == [1, 2]
+    journal.close()
+
+
+def test_a_segment_that_is_gone_as_a_whole_is_counted(tmp_path, caplog):
+    journal = Journal(tmp_path, budget=8 << 20, segment_bytes=256 << 10)
+    for sequence in range(1, 200):
+        journal.append([Entry("robot", sequence, None, 1.5, b"header", bytes(9000))])
+    states, last = journal.producers(), journal.last
+    journal.close()
+    segments = list_segments(tmp_path)
+    assert len(segments) > 4
+    shutil.rmtree(segments[2][1])
+
+    journal = checked(tmp_path)
+    assert journal.damaged == 1
+    assert f"the segment that began at record {segments[2][0]} is gone" in caplog.text
+    assert (journal.producers(), journal.last) == (states, last)
+    journal.append([Entry("robot", 200, None, 1.5, b"header", bytes(9000))])
+    journal.trim(segments[3][0])  # the loss is behind what anybody needs
+    journal.close()
+    journal = checked(tmp_path)
+    assert journal.damaged == 0
+    journal.close()
+
+
+SLOW = """
+import os, sys, time
+for n in range(len(sys.argv) - 1):
+    time.sleep(0.3)
+    os.write(1, f"begin {n}\\ngood {n} 0\\n".encode())
+"""
+
+
+def test_a_slow_disk_is_told_of_and_is_no_damage(tmp_path, monkeypatch, caplog):
+    caplog.set_level("INFO")
+    folder = tmp_path / "journal"
+    build(folder)
+    count = len(list_segments(folder))
+    slow = tmp_path / "slow.py"
+    slow.write_text(SLOW)
+    monkeypatch.setattr(recovery.segment_check, "__file__", str(slow))
+    monkeypatch.setattr(recovery, "_PROGRESS_SECONDS", 0.0)
+    journal = Journal(folder)
+    journal.take_checked(wait=True)
+    assert journal.damaged == 0
+    assert f"{count - 1} of {count - 1} segments checked for damage" in caplog.text
+    journal.close()
+
+
+STUCK = """
+import os, sys, time
+if len(sys.argv) == 2:  # the newest
+    os.write(1, b"good 0 0\\n")
+else:
+    time.sleep(600)
+"""
+
+
+def test_a_journal_is_in_use_while_its_old_segments_are_checked(tmp_path, monkeypatch):
+    folder = tmp_path / "journal"
+    build(folder)
+    stuck = tmp_path / "stuck.py"
+    stuck.write_text(STUCK)
+    monkeypatch.setattr(recovery.segment_check, "__file__", str(stuck))
+    journal = Journal(folder, budget=8 << 20, segment_bytes=256 << 10)
+    journal.append([packet(61)])
+    assert journal.state("robot").sequence == 61
+    assert journal.bytes_after(1) > 0  # at most: what is not checked is not opened
+    journal.trim(30)
+    journal.take_checked()
+    assert [r.sequence for r in read_all(folder)[0]] == list(range(list_segments(folder)[0][0], 62))
+    journal.close()  # ends the check too
+
+
+def test_a_reader_has_the_intact_records_before_a_segment_is_replaced(tmp_path):
+    folder = tmp_path / "journal"
+    build(folder)
+    first, path = list_segments(folder)[1]
+    content = (path / "data.mdb").read_bytes()
+    (path / "data.mdb").write_bytes(content[: content.index(body(first + 3)) + 100])
+    before, corrupt = read_all(folder)
+    assert corrupt == 1
+    assert {first, first + 1, first + 2} <= {r.sequence for r in before}
+    checked(folder).close()
+    assert read_all(folder)[0] == before
+
+
+def test_a_damaged_segment_that_cannot_be_replaced_waits_for_the_next_start(
+    tmp_path, monkeypatch, caplog
+):
+    folder = tmp_path / "journal"
+    build(folder)
+    (_, path), *_ = list_segments(folder)
+    (path / "data.mdb").write_bytes((path / "data.mdb").read_bytes()[:-4096])
+
+    def no_space(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(recovery, "create_segment", no_space)
+        journal = checked(folder)
+        assert journal.damaged == 1
+        assert "cannot be replaced now" in caplog.text
+        assert journal.bytes_after(1) > 0
+        journal.close()
+    journal = checked(folder)
+    assert journal.damaged == 1
+    journal.close()
+    journal = checked(folder)
+    assert journal.damaged == 0
+    journal.close()
+
+
+class Killed(BaseException):
+    pass
+
+
+@contextmanager
+def killed_at(patched, name, number):
+    """The process ends instead of the n-th call of this method of a path; yields the calls."""
+    calls, real = [], getattr(Path, name)
+
+    def call(*arguments):
+        calls.append(arguments)
+        if len(calls) == number:
+            raise Killed
+        return real(*arguments)
+
+    patched.setattr(Path, name, call)
+    with suppress(Killed):
+        yield calls
+
+
+def test_a_kill_while_a_segment_is_replaced_loses_no_intact_record(tmp_path, monkeypatch):
+    for number in range(1, 10):
+        folder = tmp_path / f"{number}" / "journal"
+        build(folder, groups=8)
+        (_, path), *_ = list_segments(folder)
+        (path / "data.mdb").write_bytes((path / "data.mdb").read_bytes()[:-8192])
+        intact = read_all(folder)[0]
+        journal = Journal(folder, budget=8 << 20, segment_bytes=256 << 10)
+        with monkeypatch.context() as patched, killed_at(patched, "rename", number) as renames:
+            journal.take_checked(wait=True)
+        journal.close()
+        with closing(JournalReader(folder)) as reader:  # goes on meanwhile
+            assert [record.position for record in reader.read(1)[:1]] in ([1], [])
+        checked(folder).close()
+        assert read_all(folder)[0] == intact
+        assert not list(folder.glob(".*"))
+        if len(renames) < number:
+            break
+    assert number > 3
+
+
+def test_a_check_that_cannot_run_waits_for_the_next_start(tmp_path, monkeypatch, caplog):
+    build(tmp_path, groups=2)
+
+    def no_process(*_, **__):
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(subprocess, "Popen", no_process)
+    check = recovery.BackgroundCheck([path for _, path in list_segments(tmp_path)])
+    assert check.take(wait=True) == []
+    assert "not checked before the next start" in caplog.text
+    check.stop()
+
+
+def test_what_a_bad_sector_does_not_hit_is_taken_over(tmp_path, monkeypatch):
+    build(tmp_path, groups=2)
+    (_, path), *_ = list_segments(tmp_path)
+    bad = (path / "data.mdb").read_bytes().index(body(4)) + 5000
+    read = os.preadv
+
+    def preadv(handle, buffers, at):
+        if at <= bad < at + len(buffers[0]):
+            if bad // 4096 * 4096 <= at:
+                raise OSError(errno.EIO, "Input/output error")
+            buffers = [buffers[0][: bad // 4096 * 4096 - at]]
+        return read(handle, buffers, at)
+
+    monkeypatch.setattr(os, "preadv", preadv)
+    assert list(recovery.salvage(path, 1, None)) == [1, 2, 3, 5, 6, 7, 8, 9, 10]
+
+
+def test_a_damaged_segment_stays_within_a_folder_that_is_a_disk_of_its_own(tmp_path, monkeypatch):
+    """Or where nothing may be written beside it: no receiver could start there."""
+    folder = tmp_path / "journal"
+    build(folder)
+    (_, path), *_ = list_segments(folder)
+    (path / "data.mdb").write_bytes(b"nonsense" * 4096)
+    rename = Path.rename
+
+    def within(source, target):
+        if source.parent != target.parent:
+            raise OSError(errno.EXDEV, "Invalid cross-device link")
+        return rename(source, target)
+
+    monkeypatch.setattr(Path, "rename", within)
+    checked(folder).close()
+    (aside,) = folder.glob("damaged-*")
+    assert (aside / "data.mdb").read_bytes() == b"nonsense" * 4096
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+TRUNCATED = """
+import os, sys
+from pathlib import Path
+from stream_ssl.journal.journal import JournalReader
+from stream_ssl.journal.segment import list_segments
+reader = JournalReader(sys.argv[1])
+assert [record.position for record in reader.read(1, 1)] == [1]
+(_, path), *_ = list_segments(Path(sys.argv[1]))
+os.truncate(path / "data.mdb", int(sys.argv[2]))
+print([record.position for record in reader.read(2)])
+"""
+
+
+@table("size", [0, 30_000])
+def test_a_segment_that_is_cut_off_under_a_reader_does_not_kill_it(tmp_path, size):
+    build(tmp_path)
+    command = [sys.executable, "-c", TRUNCATED, str(tmp_path), str(size)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert str([2, 20][size == 0]) in done.stdout
+
+
+def test_what_goes_into_a_deleted_segment_is_not_durable(tmp_path):
+    """An open file takes what is written, and is gone when it is closed."""
+    journal = Journal(tmp_path)
+    journal.append([packet(1)])
+    shutil.rmtree(list_segments(tmp_path)[0][1])
+    with pytest.raises(JournalError, match="has no data file"):
+        journal.append([packet(2)])
+    assert journal.state("robot").sequence == 1
+    journal.append([packet(2)])
+    assert [record.sequence for record in read_all(tmp_path)[0]] == [2]
+
+    shutil.rmtree(tmp_path)
+    tmp_path.mkdir()  # where another receiver may have begun by now
+    for _ in range(2):
+        with pytest.raises(JournalError):
+            journal.append([packet(3)])
+    assert not list_segments(tmp_path)
+    with pytest.raises(JournalError, match="start the receiver again"):
+        journal.append([packet(3)])
+    journal.close()
+
+
+def test_what_could_not_be_deleted_is_tried_again(tmp_path, monkeypatch):
+    build(tmp_path)
+    journal = checked(tmp_path)
+
+    def fails(*_, **__):
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "rmtree", fails)
+        with pytest.raises(JournalError):
+            journal.trim(journal.last)
+    assert journal.trim(journal.last) > 0
+    assert not list(tmp_path.glob(".*"))
+    journal.close()
+
+
+def test_a_walk_without_an_end_is_damage():
+    """As through pages that name each other: bounded by the processor's time, not the clock's."""
+    code = (
+        "from stream_ssl.journal import segment_check as check\n"
+        "check.CPU_SECONDS, check.read = 0.2, lambda folder: None\n"
+        "def walk(folder):\n    while True: pass\n"
+        "check.walk = walk\n"
+        "check.main(['one'])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], timeout=60, check=False)
+    assert done.returncode == -signal.SIGPROF

@@ -1,0 +1,183 @@
+"""A receiver in a thread, and a peer that speaks raw frames to it."""
+
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from contextlib import contextmanager
+from pathlib import Path
+
+import zmq
+
+from stream_ssl.journal.consumer_offsets import ConsumerOffsets
+from stream_ssl.journal.journal import Journal, JournalReader
+from stream_ssl.receiver.receiver import Receiver
+from stream_ssl.wire import Ack, Data, Hello, Nack, Sample, Welcome, decode, encode
+
+DEADLINE = 60.0
+SCRIPT = Path(__file__).with_name("receiver_process.py")
+KIB = 1 << 10
+MIB = 1 << 20
+
+
+def until(condition, seconds=DEADLINE):
+    """Polls; the condition's value, or an AssertionError."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if value := condition():
+            return value
+        time.sleep(0.005)
+    raise AssertionError("not in time")
+
+
+def packet(sequence, samples=2, side=4, position=None):
+    """DATA of raw grey images that know their sequence."""
+    rows = [
+        Sample(f"{sequence}-{n}", bytes([sequence % 256]) * side**2, "raw", (side, side, 1), 1.0)
+        for n in range(samples)
+    ]
+    return Data.pack(sequence, rows, position)
+
+
+class Peer:
+    """A DEALER that says what it is told to."""
+
+    def __init__(self, endpoint, keys=None, server=None, route=None):
+        self.context = zmq.Context()
+        self.socket = self.context.socket(zmq.DEALER)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.setsockopt(zmq.SNDHWM, 0)
+        if route is not None:
+            self.socket.setsockopt(zmq.ROUTING_ID, route)
+        if keys is not None:
+            self.socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public.encode())
+            self.socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret.encode())
+            self.socket.setsockopt(zmq.CURVE_SERVERKEY, server.public.encode())
+        self.socket.connect(endpoint)
+        self.through = self.credit = 0
+
+    def say(self, message):
+        self.socket.send_multipart(encode(message))
+
+    def frames(self, *frames):
+        self.socket.send_multipart(list(frames))
+
+    def hear(self, kind, seconds=DEADLINE):
+        """The next message of a kind; ACKs on the way are noted."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            if not self.socket.poll(int(left * 1000) + 1):
+                break
+            message = decode(self.socket.recv_multipart())
+            if isinstance(message, Ack | Welcome):
+                self.credit = message.credit
+            if isinstance(message, Ack):
+                self.through = message.through
+            if isinstance(message, kind):
+                return message
+        raise AssertionError(f"no {kind} in time")
+
+    def silent(self, seconds):
+        return not self.socket.poll(int(seconds * 1000))
+
+    def hello(self, name="robot", epoch=1, first=1):
+        self.say(Hello(name, epoch, first))
+        return self.hear(Welcome)
+
+    def acked(self, sequence):
+        """Waits until a sequence is acknowledged."""
+        end = time.monotonic() + DEADLINE
+        while self.through < sequence:
+            assert time.monotonic() < end, f"{sequence} is not acknowledged in time"
+            self.hear(Ack)
+
+    def nacked(self):
+        nack = self.hear(Nack)
+        return nack.reason, nack.sequence, nack.permanent
+
+    def with_credit(self):
+        while not self.credit:
+            self.hear(Ack)
+
+    def close(self):
+        self.socket.close()
+        self.context.term()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+
+@contextmanager
+def receiver(folder, bind="tcp://127.0.0.1:0"):
+    """A receiver in a process of its own, with its endpoint."""
+    command = [sys.executable, str(SCRIPT), str(folder), bind]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        endpoint = process.stdout.readline().strip()
+        assert endpoint, "the receiver did not start"
+        yield process, endpoint
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+class Running:
+    """A receiver at work in a thread, with the sums of its records."""
+
+    def __init__(self, folder, budget=256 * MIB, bind="tcp://127.0.0.1:0", **settings):
+        self.folder = folder
+        self.journal = Journal(folder / "journal", budget=budget)
+        self.offsets = ConsumerOffsets(folder)
+        try:
+            self.receiver = Receiver(self.journal, self.offsets, bind, **settings)
+        except BaseException:
+            self.journal.close()
+            raise
+        self.stop = threading.Event()
+        self.records = []
+        self.error = None
+        self.thread = threading.Thread(target=self._run)
+        self.endpoint = self.receiver.endpoint
+
+    def _run(self):
+        try:
+            for record in self.receiver.run(self.stop):
+                self.records.append(record)
+        except BaseException as error:
+            self.error = error
+
+    def total(self, name):
+        return sum(getattr(record, name) for record in list(self.records))
+
+    def counted(self, name):
+        return sum((Counter(getattr(record, name)) for record in list(self.records)), Counter())
+
+    @property
+    def last(self):
+        return self.records[-1]
+
+    def journalled(self):
+        """(producer, sequence) of all records, in order."""
+        reader, position, found = JournalReader(self.journal.path), 1, []
+        while records := reader.read(position):
+            found += [(r.producer, r.sequence) for r in records]
+            position = records[-1].position + 1
+        reader.close()
+        return found
+
+    def __enter__(self):
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.stop.set()
+        self.thread.join(DEADLINE)
+        assert not self.thread.is_alive()
+        self.journal.close()
+        if self.error is not None:
+            raise self.error

@@ -1,0 +1,345 @@
+"""Keys and allow-list, over TCP: nobody gets in who is not on the list now."""
+
+import contextlib
+import errno
+import json
+import socket
+import threading
+
+import pytest
+import zmq
+from receiver_peer import Peer, Running, packet, until
+
+from stream_ssl.receiver import access, backlogs
+from stream_ssl.receiver.access import Access, AllowList
+from stream_ssl.wire import Hello, Keys, Welcome
+
+SERVER = Keys.generate("receiver")
+ROBOT = Keys.generate("robot")
+MALLORY = Keys.generate("mallory")
+
+
+def allow(path, **keys):
+    path.write_text(json.dumps({name: pair.public for name, pair in keys.items()}))
+    return path
+
+
+@pytest.fixture
+def listed(tmp_path):
+    return allow(tmp_path / "allow.json", robot=ROBOT, mallory=MALLORY)
+
+
+@pytest.fixture
+def running(tmp_path, listed):
+    with Running(tmp_path, access=Access(SERVER, listed)) as running:
+        yield running
+
+
+def test_a_key_on_the_list_gets_in_under_its_name_and_names_below(running):
+    with Peer(running.endpoint, ROBOT, SERVER) as peer:
+        for name in ("robot", "robot/left", "robot/left/2"):
+            peer.hello(name)
+            peer.say(packet(1))
+            peer.acked(1)
+            peer.through = 0
+    assert [name for name, _ in running.journalled()] == ["robot", "robot/left", "robot/left/2"]
+
+
+def test_the_names_of_one_key_take_none_from_another(tmp_path, listed):
+    with (
+        Running(tmp_path, access=Access(SERVER, listed), max_names=2) as running,
+        Peer(running.endpoint, MALLORY, SERVER) as greedy,
+        Peer(running.endpoint, ROBOT, SERVER) as peer,
+    ):
+        for n in range(50):
+            greedy.say(Hello(f"mallory/{n}", 1, 1))
+            greedy.say(packet(1))
+        until(lambda: running.counted("refused")["names"] == 48)
+        for name in ("robot", "robot/left"):
+            peer.hello(name)
+        assert running.last.producers <= 4
+
+
+def test_a_key_may_not_speak_for_others(running):
+    names = ("mallory", "robot2", "robo", "mallory/robot", "/robot")
+    with Peer(running.endpoint, ROBOT, SERVER) as peer:
+        for name in names:
+            peer.say(Hello(name, 1, 1))
+            assert peer.nacked() == ("unauthorised", 0, True), name
+            peer.say(packet(1))
+            assert peer.nacked() == ("hello-required", 1, False), name
+    assert running.journalled() == []
+    until(lambda: running.counted("refused")["unauthorised"] == len(names))
+
+
+def test_without_a_listed_key_and_ours_nothing_gets_in(running, caplog):
+    unknown = Keys.generate("stranger")
+    with (
+        Peer(running.endpoint) as plain,
+        Peer(running.endpoint, unknown, SERVER) as stranger,
+        Peer(running.endpoint, ROBOT, Keys.generate("other")) as deceived,
+    ):
+        for peer in (plain, stranger, deceived):
+            peer.socket.sndtimeo = 1000  # one that is cut off before has nowhere to send to
+            with contextlib.suppress(zmq.Again):
+                peer.say(Hello("robot", 1, 1))
+                peer.say(packet(1))
+        until(lambda: running.counted("refused").keys() >= {"denied", "server-key"})
+        # A plain peer may find the mismatch first and hang up, as any broken handshake does.
+        until(lambda: running.counted("refused").keys() & {"no-key", "handshake"})
+        for peer in (plain, stranger, deceived):
+            assert peer.silent(0.4)
+    assert running.journalled() == []
+    assert f"connection denied: 127.0.0.1 with the public key {unknown.public}: " in caplog.text
+
+
+def test_keys_at_a_plain_receiver_are_counted_apart(tmp_path):
+    # A real client may find the mismatch first and hang up before it has named its mechanism.
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + bytes(32)
+    with Running(tmp_path) as running:
+        host, port = running.endpoint.removeprefix("tcp://").split(":")
+        with socket.create_connection((host, int(port))) as peer:
+            peer.sendall(greeting)
+            until(lambda: running.counted("refused")["plain-receiver"])
+        assert "no-key" not in running.counted("refused")
+
+
+def test_a_revoked_key_is_refused_on_its_living_connection(running, listed, caplog):
+    with Peer(running.endpoint, ROBOT, SERVER) as peer:
+        peer.hello()
+        peer.say(packet(1))
+        peer.acked(1)
+        allow(listed, mallory=MALLORY)
+        until(lambda: not running.receiver._access.knows(ROBOT.public))
+        for _ in range(2):
+            peer.say(packet(2))
+            assert peer.nacked() == ("unauthorised", 0, True)
+        until(lambda: running.counted("refused")["unauthorised"] == 2)
+        whom = f"refused a message from 127.0.0.1 with the public key {ROBOT.public}"
+        assert caplog.text.count(whom) == 1
+        peer.say(Hello("robot", 1, 1))
+        assert peer.nacked() == ("unauthorised", 0, True)
+        assert running.journalled() == [("robot", 1)]
+    with Peer(running.endpoint, ROBOT, SERVER) as again:
+        again.say(Hello("robot", 2, 1))
+        assert again.silent(0.5)
+
+
+def test_a_key_that_replaces_another_takes_effect_both_ways(running, listed):
+    fresh = Keys.generate("robot")
+    with Peer(running.endpoint, ROBOT, SERVER) as old:
+        old.hello()
+        AllowList.enter(listed, "robot", fresh.public)
+        until(lambda: running.receiver._access.knows(fresh.public))
+        old.say(Hello("robot", 1, 1))
+        assert old.nacked() == ("unauthorised", 0, True)
+        with Peer(running.endpoint, fresh, SERVER) as new:
+            new.hello(epoch=2)
+            new.say(packet(1))
+            new.acked(1)
+
+
+def test_a_key_that_is_listed_under_another_name_speaks_for_that_alone(running, listed):
+    """Also on the connection on which it spoke for the name before."""
+    with Peer(running.endpoint, ROBOT, SERVER) as peer:
+        peer.hello()
+        allow(listed, camera=ROBOT)
+        until(lambda: running.receiver._access.permits(ROBOT.public, "camera"))
+        peer.say(packet(1))
+        assert peer.nacked() == ("hello-required", 1, False)
+        peer.say(Hello("robot", 1, 1))
+        assert peer.nacked() == ("unauthorised", 0, True)
+        peer.hello("camera")
+        peer.say(packet(1))
+        peer.acked(1)
+    assert running.journalled() == [("camera", 1)]
+
+
+def test_a_list_that_could_not_be_opened_is_read_at_the_next_look(listed, monkeypatch):
+    """Else a key that was revoked in that moment would stay in force for good."""
+    monkeypatch.setattr(access, "_RELOAD_SECONDS", 0.0)
+    names = AllowList(listed)
+    allow(listed, mallory=MALLORY)
+
+    def no_descriptors(*_, **__):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("stream_ssl.bounded_files.os.open", no_descriptors)
+        names.reload()
+    assert names.name_of(ROBOT.public) == "robot"
+    names.reload()
+    assert names.name_of(ROBOT.public) is None
+
+
+@pytest.mark.parametrize("harm", ["edited", "deleted"])
+def test_a_list_is_broken_until_it_can_be_read_again(running, listed, harm):
+    good, allowed = listed.read_text(), running.receiver._access.allow
+    assert not running.receiver._record().allow_list_broken
+    listed.write_text('{"*": "') if harm == "edited" else listed.unlink()
+    until(lambda: allowed.broken)
+    assert running.receiver._record().allow_list_broken
+    listed.write_text(good)
+    until(lambda: not allowed.broken)
+    assert not running.receiver._record().allow_list_broken
+
+
+def test_a_broken_list_leaves_the_one_before_in_force(running, listed):
+    listed.write_text('{"robot": "not a key"}')
+    until(
+        lambda: (
+            running.receiver._access.allow._stat() == running.receiver._access.allow._loaded_stat
+        )
+    )
+    with Peer(running.endpoint, ROBOT, SERVER) as peer:
+        peer.hello()
+        peer.say(packet(1))
+        peer.acked(1)
+
+
+def test_a_stolen_routing_id_gets_nothing_in_and_cuts_nobody_off(running, monkeypatch):
+    monkeypatch.setattr(backlogs, "_SILENT_SECONDS", 1.0)
+    with (
+        Peer(running.endpoint, ROBOT, SERVER, route=b"robot-1") as victim,
+        Peer(running.endpoint, MALLORY, SERVER) as other,
+    ):
+        victim.hello("robot")
+        victim.say(packet(1))
+        victim.acked(1)
+        with Peer(running.endpoint, MALLORY, SERVER, route=b"robot-1") as thief:
+            thief.say(packet(2, samples=7))
+            thief.say(Hello("robot", 9, 1))
+            thief.say(packet(2, samples=7))
+            other.hello("mallory")
+            victim.say(packet(2))
+            victim.acked(2)
+            assert thief.silent(0.3)
+            until(lambda: running.counted("refused")["silent"] == 1)
+        victim.say(packet(3))
+        victim.acked(3)
+    assert running.journalled() == [("robot", 1), ("robot", 2), ("robot", 3)]
+    until(lambda: running.total("acked_samples") == 6)  # the record comes after the ACK
+    assert running.total("samples") == 6
+
+
+def test_a_left_routing_id_is_worth_nothing_to_another_key(running):
+    with Peer(running.endpoint, ROBOT, SERVER, route=b"robot-1") as victim:
+        victim.hello("robot")
+    with Peer(running.endpoint, MALLORY, SERVER, route=b"robot-1") as thief:
+        thief.say(packet(1))
+        reason, _, _ = thief.nacked()
+        assert reason == "hello-required"
+        thief.say(Hello("robot", 9, 1))
+        assert thief.nacked() == ("unauthorised", 0, True)
+    assert running.journalled() == []
+
+
+def test_replayed_packets_of_another_key_are_not_taken(running):
+    with (
+        Peer(running.endpoint, ROBOT, SERVER) as robot,
+        Peer(running.endpoint, MALLORY, SERVER) as mallory,
+    ):
+        robot.hello("robot")
+        mallory.hello("mallory")
+        robot.say(packet(1))
+        robot.acked(1)
+        mallory.say(packet(1))
+        mallory.acked(1)
+        assert sorted(running.journalled()) == [("mallory", 1), ("robot", 1)]
+
+
+def test_a_check_that_raises_denies_and_later_ones_go_on(running, monkeypatch):
+    access = running.receiver._access
+    with monkeypatch.context() as patched:
+        patched.setattr(access.allow, "name_of", lambda _: 1 / 0)
+        with Peer(running.endpoint, ROBOT, SERVER) as peer:
+            peer.say(Hello("robot", 1, 1))
+            until(lambda: access.failures)
+            assert peer.silent(0.2)
+    with Peer(running.endpoint, ROBOT, SERVER) as peer:
+        peer.hello()
+
+
+def test_raw_garbage_on_the_port_harms_nobody(running):
+    host, port = running.endpoint.removeprefix("tcp://").split(":")
+    with Peer(running.endpoint, ROBOT, SERVER) as peer:
+        peer.hello()
+        for data in (b"GET / HTTP/1.1\r\n\r\n", bytes(1000), b"\xff" + bytes(8) + b"\x7f" * 500):
+            with socket.create_connection((host, int(port))) as raw:
+                raw.sendall(data)
+        peer.say(packet(1))
+        peer.acked(1)
+
+
+def test_keys_may_be_given_as_files(tmp_path, listed):
+    _, secret = SERVER.save(tmp_path)
+    access = Access(secret, listed)
+    with (
+        Running(tmp_path / "run", access=access) as running,
+        Peer(running.endpoint, ROBOT, SERVER) as peer,
+    ):
+        assert isinstance(peer.hello(), Welcome)
+
+
+def test_a_receiver_with_keys_may_listen_beyond_loopback(tmp_path, listed):
+    with Running(tmp_path, bind="tcp://0.0.0.0:0", access=Access(SERVER, listed)) as running:
+        port = running.endpoint.rpartition(":")[2]
+        with Peer(f"tcp://127.0.0.1:{port}", ROBOT, SERVER) as peer:
+            peer.hello()
+
+
+def test_the_socket_fails_closed(running):
+    """Without a ZAP handler libzmq would let every key in; enforcing the domain forbids it."""
+    socket = running.receiver._socket
+    assert socket.getsockopt(zmq.CURVE_SERVER) == 1
+    assert socket.getsockopt(zmq.ZAP_ENFORCE_DOMAIN) == 1
+    assert socket.getsockopt(zmq.ZAP_DOMAIN).rstrip(b"\0") == b"stream-ssl"
+
+
+def test_a_bad_list_is_refused_at_the_start(tmp_path):
+    path = tmp_path / "allow.json"
+    for content, message in (
+        (None, "stream-ssl keys NAME --allow"),
+        ("nonsense", "is not JSON"),
+        ("[]", "must be"),
+        ('{"robot": "short"}', "40 characters"),
+        (json.dumps({"ro bot": ROBOT.public}), "producer name"),
+        (json.dumps({"a": ROBOT.public, "b": ROBOT.public}), "have one key"),
+    ):
+        if content is not None:
+            path.write_text(content)
+        with pytest.raises(ValueError, match=message):
+            AllowList(path)
+
+
+def test_a_receiver_needs_its_secret(listed):
+    with pytest.raises(ValueError, match="secret half"):
+        Access(SERVER.public_only(), listed)
+
+
+def test_entering_keeps_the_others(tmp_path):
+    path = tmp_path / "new" / "allow.json"
+    AllowList.enter(path, "robot", ROBOT.public)
+    AllowList.enter(path, "mallory", MALLORY.public)
+    assert AllowList(path).name_of(ROBOT.public) == "robot"
+    assert AllowList(path).name_of(MALLORY.public) == "mallory"
+    with pytest.raises(ValueError, match="have one key"):
+        AllowList.enter(path, "third", ROBOT.public)
+    assert AllowList(path).name_of(ROBOT.public) == "robot"
+
+
+def test_keys_that_are_entered_at_the_same_time_are_all_there(tmp_path):
+    """As a script does that makes the keys of many robots at once."""
+    path, start = tmp_path / "allow.json", threading.Barrier(8)
+
+    def enter(name):
+        start.wait()
+        AllowList.enter(path, name, pairs[name].public)
+
+    pairs = {f"robot-{n}": Keys.generate(f"robot-{n}") for n in range(8)}
+    threads = [threading.Thread(target=enter, args=[name]) for name in pairs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert json.loads(path.read_text()).keys() == pairs.keys()

@@ -1,0 +1,339 @@
+"""How credit is shared: the plan by itself, and over TCP."""
+
+import contextlib
+import errno
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from receiver_peer import KIB, MIB, Peer, Running, packet, until
+
+from stream_ssl.app.receive import _why
+from stream_ssl.journal.consumer_offsets import ConsumerOffsets
+from stream_ssl.receiver import receiver
+from stream_ssl.receiver.sessions import DRAIN_SECONDS, QUIET_SECONDS, TURN_SECONDS, CreditPolicy
+from stream_ssl.wire import Ack
+
+SMALL = {"max_packet": 64 * KIB, "credit": 256 * KIB, "total_credit": 256 * KIB}
+
+
+@dataclass
+class Holder:
+    """What of a Session decides on its credit."""
+
+    credit: int = 0
+    credit_changed: float = 0.0
+    last_received: float = 0.0
+    revoked: int = 0
+    largest: int = 0
+    served: int = 0
+    greedy: bool = False
+    charge: float = 1.0
+
+
+def give(holders, grants, now):
+    for holder, grant in zip(holders, grants, strict=True):
+        if (holder.credit == 0) != (grant == 0):
+            holder.revoked = holder.credit if holder.last_received >= holder.credit_changed else 0
+            holder.credit_changed = now
+        holder.credit = grant
+
+
+@settings(derandomize=True)
+@given(
+    max_packet=st.integers(1, 100),
+    more=st.integers(0, 300),
+    most=st.integers(0, 3000),
+    room=st.integers(-50, 5000),
+    holders=st.lists(
+        st.builds(
+            Holder,
+            *(st.integers(0, 9), st.floats(0, 9), st.floats(0, 9), st.integers(0, 9)),
+            *(st.integers(0, 9), st.integers(0, 999), st.booleans()),
+            st.sampled_from([1.0, 1.5, 400.0]),
+        ),
+        max_size=40,
+    ),
+    scarce=st.booleans(),
+)
+def test_grants_fit_all_bounds(max_packet, more, most, room, holders, scarce):
+    policy = CreditPolicy(max_packet + more, max_packet + more + most, max_packet)
+    grants = policy.plan(holders, max(0, room), 9.0, scarce)
+    assert len(grants) == len(holders)
+    for grant, holder in zip(grants, holders, strict=True):
+        assert grant == 0 or min(max_packet, holder.largest or max_packet) <= grant <= policy.each
+    assert sum(grants) <= min(policy.total, max(0, room))
+    if holders and room >= max_packet and not any(h.credit or h.revoked for h in holders):
+        assert any(grants)
+
+
+def test_the_budget_is_shared_evenly():
+    policy = CreditPolicy(each=16, total=40, max_packet=4)
+    assert policy.plan([Holder()] * 2, 1000, 0.0) == [16, 16]
+    assert policy.plan([Holder()] * 5, 1000, 0.0) == [8] * 5
+    assert policy.plan([Holder()] * 5, 20, 0.0) == [4] * 5
+
+
+def test_too_many_producers_take_turns_of_equal_length():
+    policy = CreditPolicy(each=4, total=12, max_packet=4)
+    holders = [Holder() for _ in range(10)]
+    turns, steps = [0] * 10, 10_000
+    for step in range(steps):
+        now = step * 0.01
+        give(holders, policy.plan(holders, 1000, now), now)
+        for n, holder in enumerate(holders):
+            turns[n] += holder.credit > 0
+            holder.served += holder.credit
+            holder.last_received = now + 0.001 if holder.credit else holder.last_received
+        assert sum(h.credit + h.revoked * (now - h.credit_changed < 0.09) for h in holders) <= 12
+    assert sum(turns) > 0.6 * 3 * steps
+    assert max(turns) <= 1.1 * min(turns)
+
+
+def test_what_is_scarce_is_shared_by_bytes_among_those_who_want_more():
+    """Room comes a little at a time, and the producers are of different speeds."""
+    policy = CreditPolicy(each=400, total=4000, max_packet=100)
+    holders = [Holder(largest=10, greedy=True) for _ in range(10)]
+    camera = Holder(largest=10)  # has a little to send, once a second
+    room, now, waits = 0, 0.0, 0
+    for step in range(20_000):
+        now += 0.01
+        room += 20
+        everyone = [*holders, camera]
+        give(everyone, policy.plan(everyone, room, now, scarce=True), now)
+        for speed, holder in enumerate(holders, 1):
+            if holder.credit:
+                sent = min(10 * speed, holder.credit, room)
+                holder.served, holder.last_received, room = holder.served + sent, now, room - sent
+        waits += step % 100 == 0
+        if waits and camera.credit:
+            camera.served, camera.last_received, waits = camera.served + waits, now, 0
+    served = [holder.served for holder in holders]
+    assert sum(served) > 0.9 * 20 * 20_000
+    assert min(served) > 0.97 * max(served)
+    assert camera.served > 195
+
+
+def test_a_producer_that_sends_nothing_passes_its_turn_on_sooner():
+    policy = CreditPolicy(each=4, total=4, max_packet=4)
+    silent = Holder(credit=4, credit_changed=10.0, last_received=9.0)
+    sender = Holder(credit=4, credit_changed=10.0, last_received=10.01)
+    for holder, seconds in ((silent, QUIET_SECONDS), (sender, TURN_SECONDS)):
+        waiting = Holder(credit_changed=5.0)
+        pair = [holder, waiting]
+        assert policy.plan(pair, 1000, 10 + 0.9 * seconds) == [4, 0]
+        now = 10 + 1.1 * seconds
+        give(pair, policy.plan(pair, 1000, now), now)
+        assert (holder.credit, waiting.credit) == (0, 0)
+        if holder is sender:  # it may have packets under way
+            holder.last_received = now + 0.01
+            assert policy.plan(pair, 1000, now + DRAIN_SECONDS) == [0, 0]
+            now += 0.02 + DRAIN_SECONDS
+        assert policy.plan(pair, 1000, now) == [0, 4]
+
+
+def test_a_policy_that_makes_no_sense_is_refused():
+    for each, total, max_packet in ((4, 8, 5), (8, 4, 2), (4, 8, 0)):
+        with pytest.raises(ValueError, match="credit: must hold"):
+            CreditPolicy(each, total, max_packet)
+
+
+def test_credit_stops_while_the_learner_lags_and_comes_back_unasked(tmp_path):
+    size = packet(1).size
+    with (
+        Running(tmp_path, max_lag_bytes=64 * KIB, **SMALL) as running,
+        Peer(running.endpoint) as peer,
+    ):
+        peer.hello()
+        peer.with_credit()
+        peer.say(packet(1))
+        peer.acked(1)
+        while peer.credit:
+            peer.hear(Ack)
+        assert peer.silent(0.3)
+        running.offsets.publish(read=2, checkpointed=1)
+        peer.with_credit()
+        peer.say(packet(2))
+        peer.acked(2)
+        until(lambda: running.last.lag_bytes == size)
+
+
+def test_credit_stops_before_the_journal_is_full_and_comes_back_after_a_checkpoint(
+    tmp_path, monkeypatch
+):
+    touched, touch = [], Path.touch
+
+    def touch_at_last(path):
+        touched.append(path)
+        if len(touched) < 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        touch(path)
+
+    monkeypatch.setattr(Path, "touch", touch_at_last)
+    with (
+        Running(tmp_path, budget=2 * MIB, **SMALL) as running,
+        Peer(running.endpoint) as peer,
+    ):
+        peer.hello()
+        sequence = 0
+        while peer.credit:
+            sequence += 1
+            peer.say(packet(sequence, samples=1, side=200))
+            peer.acked(sequence)
+        assert sequence > 20
+        assert running.total("journal_failures") == 0
+        assert running.journal.bytes <= 2 * MIB
+        peer.say(packet(sequence + 1, samples=1, side=200))  # against the rules: still no harm
+        peer.acked(sequence + 1)
+        until(lambda: running.offsets.journal_full)  # a learner that is idle waits for that
+
+        running.offsets.publish(read=sequence, checkpointed=sequence)
+        peer.with_credit()
+        until(lambda: running.last.journal_first > 1)
+        until(lambda: running.journal.room > MIB)  # it is trimmed in turns
+
+
+def test_credit_stops_while_a_checkpoint_fits_on_the_disk(tmp_path, monkeypatch, caplog):
+    """The disk ends before the journal's budget does."""
+    reserve, free = 8 * MIB, [11 * MIB]
+    journal = tmp_path / "journal"
+
+    def usage(_):
+        used = sum(file.stat().st_size for file in journal.glob("*/data.mdb"))
+        return shutil._ntuple_diskusage(1 << 40, used, free[0] - used)
+
+    ConsumerOffsets(tmp_path).publish(1, 1, None, reserve)
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+    monkeypatch.setattr(receiver, "_MOST_RESERVE", 1)
+    with Running(tmp_path, budget=64 * MIB, **SMALL) as running, Peer(running.endpoint) as peer:
+        peer.hello()
+        sequence = 0
+        while peer.credit:
+            sequence += 1
+            peer.say(packet(sequence, samples=1, side=200))
+            peer.acked(sequence)
+        assert sequence > 5
+        assert usage(journal).free >= reserve
+        until(lambda: running.offsets.journal_full)
+        until(lambda: running.last.disk_full)
+        assert "the disk of the journal is full" in _why(running.last)
+        (told,) = [line for line in caplog.messages if "producers get no credit below" in line]
+        assert "(8 MB are for a checkpoint, the rest is for one packet)" in told
+        free[0] += 4 * MIB
+        peer.with_credit()
+
+
+def test_a_position_behind_the_journals_end_deletes_nothing(tmp_path, caplog):
+    with Running(tmp_path, budget=MIB, **SMALL) as running, Peer(running.endpoint) as peer:
+        peer.hello()
+        for sequence in range(1, 9):
+            peer.with_credit()
+            peer.say(packet(sequence, samples=1, side=200))
+            peer.acked(sequence)
+        held = running.journal.bytes
+        ConsumerOffsets(tmp_path).publish(1 << 40, 1 << 40)
+        until(lambda: "says that record 1099511627776 is read next" in caplog.text)
+        assert running.journal.bytes == held
+        ConsumerOffsets(tmp_path).publish(9, 9)
+        until(lambda: running.journal.bytes < held)
+
+
+def test_a_group_larger_than_the_journal_is_written_as_room_comes(tmp_path, monkeypatch):
+    monkeypatch.setattr("stream_ssl.receiver.receiver.GROUP_SECONDS", 1.0)
+    monkeypatch.setattr("stream_ssl.receiver.receiver.GROUP_PACKETS", 10_000)
+    flood = {"max_packet": 64 * KIB, "credit": 900 * KIB, "total_credit": 900 * KIB}
+    with (
+        Running(tmp_path, budget=MIB, **flood) as running,
+        Peer(running.endpoint) as peer,
+    ):
+        peer.hello()
+        sequence = total = 0
+        while total < 800 * KIB:  # small ones, which take more than twice as much on disk
+            sequence += 1
+            sent = packet(sequence, samples=1, side=8)
+            total += sent.size
+            peer.say(sent)
+        until(lambda: running.total("journal_failures") >= 1)
+        peer.acked(1)
+        assert running.journal.bytes <= MIB
+        assert 0 < running.journal.last < sequence
+        until(lambda: running.offsets.journal_full)
+        for _ in range(50):  # a learner that reads all that there is, again and again
+            last = running.journal.last
+            running.offsets.publish(read=last, checkpointed=last)
+            if last == sequence:
+                break
+            until(lambda last=last: running.journal.last > last)
+        peer.acked(sequence)
+        assert running.journal.last == sequence
+        until(lambda: running.last.ready)
+        until(lambda: not running.offsets.journal_full)
+
+
+def test_a_flood_beyond_all_credit_is_bounded_and_harms_nobody(tmp_path, monkeypatch):
+    monkeypatch.setattr("stream_ssl.receiver.receiver.GROUP_SECONDS", 0.2)
+    monkeypatch.setattr("stream_ssl.receiver.receiver.GROUP_PACKETS", 10_000)
+    with (
+        Running(tmp_path, **SMALL) as running,
+        Peer(running.endpoint) as bad,
+        Peer(running.endpoint) as good,
+    ):
+        bad.hello("bad")
+        good.hello("good")
+        for sequence in range(1, 201):
+            bad.say(packet(sequence, samples=1, side=250))
+        good.say(packet(1))
+        good.acked(1)
+        sent = [sequence for name, sequence in running.journalled() if name == "bad"]
+        assert sent == list(range(1, len(sent) + 1))
+        assert running.receiver._group.batch.bytes <= SMALL["total_credit"]
+
+
+@pytest.mark.parametrize(("idle", "side", "turns"), [(6, 200, 150), (24, 200, 80), (24, 20, 60)])
+def test_idle_producers_leave_the_turns_to_one_that_sends(tmp_path, idle, side, turns):
+    """There is credit for four at once, and all but one have nothing to send."""
+    with Running(tmp_path, **SMALL) as running, contextlib.ExitStack() as stack:
+        for n in range(idle):
+            stack.enter_context(Peer(running.endpoint)).hello(f"idle/{n}")
+        active = stack.enter_context(Peer(running.endpoint))
+        active.hello("active")
+        sequence, with_credit = 0, 0
+        for _ in range(400):  # 4 seconds
+            while active.socket.poll(0):
+                active.hear(Ack)
+            with_credit += active.credit > 0
+            if active.credit and active.through == sequence:
+                sequence += 1
+                active.say(packet(sequence, samples=1, side=side))
+            time.sleep(0.01)
+        assert with_credit > turns
+        assert active.through > turns / 2
+
+
+def test_many_greedy_producers_are_served_alike(tmp_path):
+    """12 producers, credit for 4 packets: each gets its share by turns."""
+    with Running(tmp_path, **SMALL) as running:
+        peers = [Peer(running.endpoint) for _ in range(12)]
+        sent = [0] * len(peers)
+        for n, peer in enumerate(peers):
+            peer.hello(f"robot/{n}")
+
+        def pump():
+            for n, peer in enumerate(peers):
+                while peer.socket.poll(0):
+                    peer.hear(Ack)
+                if peer.credit and sent[n] == peer.through:
+                    sent[n] += 1
+                    peer.say(packet(sent[n], samples=1, side=200))
+            return min(sent) >= 24  # two turns of a dozen packets each
+
+        until(pump, 60)
+        until(lambda: running.last.producers == 12)
+        assert all(record.credit <= SMALL["total_credit"] for record in running.records)
+        assert min(sent) >= 0.5 * max(sent), sent  # none has had two turns more than another
+        for peer in peers:
+            peer.close()

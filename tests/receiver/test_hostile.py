@@ -1,0 +1,324 @@
+"""Clients that keep to no rule: the others go on, and memory stays bounded."""
+
+import contextlib
+import re
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import zmq
+from receiver_peer import KIB, MIB, Peer, packet, receiver
+
+from stream_ssl.receiver.backlogs import WIRE_PER_CREDIT, Backlogs
+from stream_ssl.wire import Data, Hello, Sample, Welcome, decode, encode
+from stream_ssl.wire.messages import prefix
+
+MAX_RSS = 300 * MIB
+_READY = b"\x05READY\x0bSocket-Type" + (6).to_bytes(4, "big") + b"DEALER"
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"NULL".ljust(20, b"\0") + bytes(32)
+GREETING += b"\x04" + bytes((len(_READY),)) + _READY
+
+
+class Flood(threading.Thread):
+    """Sends one message again and again, as fast as the receiver takes it."""
+
+    def __init__(self, endpoint, *frames):
+        super().__init__(daemon=True)
+        self.endpoint, self.frames = endpoint, frames
+        self.enough = threading.Event()
+        self.sent = 0
+
+    def run(self):
+        with Peer(self.endpoint) as peer:
+            peer.socket.setsockopt(zmq.SNDHWM, 4)
+            peer.socket.setsockopt(zmq.SNDTIMEO, 100)
+            peer.hello("hostile")
+            while not self.enough.is_set():
+                while peer.socket.poll(0):
+                    peer.socket.recv_multipart()
+                try:
+                    peer.frames(*self.frames)
+                    self.sent += 1
+                except zmq.Again:
+                    pass
+
+    def __enter__(self):
+        self.start()
+        return self
+
+    def __exit__(self, *_):
+        self.enough.set()
+        self.join()
+
+
+def rounds(peer, first, count):
+    """So many packets are acknowledged, one after the other."""
+    for sequence in range(first, first + count):
+        peer.say(packet(sequence))
+        peer.acked(sequence)
+
+
+def processor_seconds(process):
+    times = psutil.Process(process.pid).cpu_times()
+    return times.user + times.system
+
+
+def peak_rss(process):
+    """Bytes, of all its time."""
+    (line,) = re.findall(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{process.pid}/status").read_text())
+    return int(line) * KIB
+
+
+def maps(count):
+    """A msgpack list of empty maps."""
+    return b"\xdd" + count.to_bytes(4, "big") + b"\x80" * count
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        (prefix(Hello.kind), b"\x81\xa1a" + maps(8 * MIB - 16)),
+        encode(Data(1, b"\x81\xa1a" + maps(8 * MIB - 16), b"")),
+    ],
+    ids=["hello", "header"],
+)
+def test_maps_that_would_be_costly_to_unpack_hold_nobody_up(tmp_path, frames):
+    with receiver(tmp_path) as (process, endpoint), Peer(endpoint) as good:
+        good.hello("good")
+        rounds(good, 1, 10)
+        before = processor_seconds(process)
+        with Flood(endpoint, *frames) as flood:
+            rounds(good, 11, 40)
+            while flood.sent < 20:
+                time.sleep(0.01)
+            rss = psutil.Process(process.pid).memory_info().rss
+        # To receive 8 MiB takes some milliseconds; to unpack them would take seconds.
+        spent = (processor_seconds(process) - before) / flood.sent
+        assert spent < 0.1
+        assert rss < MAX_RSS
+        assert process.poll() is None
+
+
+def endless(endpoint, kilobytes, frames):
+    """A socket that has sent many frames of one message, of so many KiB each, and no last one."""
+    transport, _, rest = endpoint.partition("://")
+    if transport == "ipc":
+        peer = socket.socket(socket.AF_UNIX)
+        peer.settimeout(5.0)
+        peer.connect(rest)
+    else:
+        host, port = rest.split(":")
+        peer = socket.create_connection((host, int(port)), timeout=60.0)
+    peer.sendall(GREETING)
+    frame = b"\x03" + (kilobytes * KIB).to_bytes(8, "big") + bytes(kilobytes * KIB)
+    with contextlib.suppress(OSError):  # cut off
+        for _ in range(frames):
+            peer.sendall(frame)
+    return peer
+
+
+@pytest.mark.parametrize(
+    ("transport", "kilobytes", "frames"),
+    [("tcp", 8192, 200), ("tcp", 1, 100_000), ("ipc", 8192, 200), ("ipc", 1, 1_000_000)],
+)
+def test_a_message_without_end_is_cut_off(tmp_path, transport, kilobytes, frames):
+    """libzmq hands nothing over before the last frame: 200 of 8 MiB would lie in memory."""
+    bind = "tcp://127.0.0.1:0" if transport == "tcp" else f"ipc://{tmp_path}/socket"
+    with receiver(tmp_path, bind) as (process, endpoint), Peer(endpoint) as good:
+        good.hello("good")
+        with endless(endpoint, kilobytes, frames) as peer:
+            good.hello("good")  # over ipc:// it may have been cut off too, and connects again
+            rounds(good, 1, 10)
+            peak = psutil.Process(process.pid).memory_info().rss
+            with contextlib.suppress(ConnectionError):
+                while peer.recv(4096):
+                    pass
+        assert peak < MAX_RSS
+
+
+def begun(endpoint):
+    """A socket that a message may be sent over, in ZMTP."""
+    host, port = endpoint.removeprefix("tcp://").split(":")
+    peer = socket.create_connection((host, int(port)), timeout=60.0)
+    peer.sendall(GREETING)
+    return peer
+
+
+def test_a_message_of_millions_of_empty_frames_holds_nobody_up(tmp_path):
+    """Each is 2 bytes here and some tens in libzmq: two gigabytes would be made of 8 MB."""
+    with receiver(tmp_path) as (process, endpoint), Peer(endpoint) as good:
+        good.hello("good")
+        with begun(endpoint) as peer:
+            time.sleep(0.3)  # for the receiver's part of the handshake
+            with contextlib.suppress(OSError):  # cut off
+                for _ in range(40):
+                    peer.sendall(b"\x01\x00" * 100_000)
+                peer.sendall(b"\x00\x00")
+            for sequence in range(1, 101):  # it takes libzmq a second to have them all
+                rounds(good, sequence, 1)
+                time.sleep(0.02)
+            assert peak_rss(process) < MAX_RSS
+
+
+PING = b"\x04\x07\x04PING\x00\x1e"
+
+
+def test_connections_that_break_while_their_messages_wait_end_nobody(tmp_path):
+    """Where libzmq had stopped reading, its heartbeats ended the process: Assertion failed."""
+    with receiver(tmp_path) as (process, endpoint), Peer(endpoint) as good:
+        good.hello("good")
+        peers = [begun(endpoint) for _ in range(8)]
+        time.sleep(0.3)
+        for peer in peers:
+            peer.setblocking(False)
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            with contextlib.suppress(OSError):
+                peer.send((b"\0\0" * 500 + PING) * 40)
+        time.sleep(0.1)
+        for peer in peers:
+            peer.close()  # by RST, as the kernel closes what a killed process left unread
+        for sequence in range(1, 31):  # beyond three heartbeats
+            rounds(good, sequence, 1)
+            time.sleep(0.1)
+        assert process.poll() is None
+
+
+def test_a_flood_is_bounded_while_nobody_reads():
+    script = Path(__file__).with_name("flood_process.py")
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=True, timeout=100
+    )
+    cut, grown = map(int, done.stdout.split())
+    assert cut == 1, done.stderr
+    assert grown < 512 * MIB
+
+
+def test_no_frames_of_a_message_pass_for_one_from_another_connection(tmp_path):
+    with receiver(tmp_path) as (_, endpoint), Peer(endpoint) as good, zmq.Context() as context:
+        good.hello("good")
+        with context.socket(zmq.DEALER) as peer:
+            peer.linger, peer.routing_id = 0, b"forged"
+            peer.connect(endpoint)
+            hello = encode(Hello("robot", 1, 1))
+            peer.send_multipart([b""] * 5 + [b"forged", *hello])
+            replies = []
+            while peer.poll(500):
+                replies.append(type(decode(peer.recv_multipart())))
+            assert Welcome not in replies
+            peer.send_multipart(hello)
+            assert peer.poll(5000)
+            assert type(decode(peer.recv_multipart())) is Welcome
+
+
+def test_many_connections_of_unfinished_messages_are_bounded_together(tmp_path):
+    """Each for itself keeps to the limit."""
+    with receiver(tmp_path) as (process, endpoint), Peer(endpoint) as good:
+        good.hello("good")
+        with contextlib.ExitStack() as stack:
+            frame = b"\x03" + MIB.to_bytes(8, "big") + bytes(MIB)
+            for _ in range(40):
+                peer = stack.enter_context(begun(endpoint))
+                with contextlib.suppress(OSError):
+                    for _ in range(20):
+                        peer.sendall(frame)
+            good.hello("good")  # it may have been cut off too
+            rounds(good, 1, 10)
+            assert psutil.Process(process.pid).memory_info().rss < 1.5 * MAX_RSS
+
+
+def test_tiny_packets_take_no_more_on_the_wire_than_their_credit_allows_for():
+    data = Data.pack(1, [Sample("1", b"\0", shape=(1, 1, 1))], None)
+    wire = sum(len(frame) + 42 for frame in data.encode())  # 9 of ZMTP and 33 of CURVE
+    assert wire <= WIRE_PER_CREDIT * data.size
+
+
+class Watched:
+    """A ROUTER whose backlogs are bounded, and a DEALER connected to it."""
+
+    def __init__(self, limit):
+        self.context = zmq.Context()
+        self.router = self.context.socket(zmq.ROUTER)
+        self.router.linger = 0
+        self.backlogs = Backlogs(self.router, limit, memory=1 << 40)
+        self.router.bind("tcp://127.0.0.1:0")
+        self.peer = self.context.socket(zmq.DEALER)
+        self.peer.linger = 0
+        self.peer.connect(self.router.getsockopt_string(zmq.LAST_ENDPOINT))
+
+    def read(self, count):
+        for _ in range(count):
+            assert self.router.poll(10_000)
+            _, *frames = self.router.recv_multipart(copy=False)
+            self.backlogs.read(frames)
+
+    def check(self):
+        """How many connections were cut off in a look that is due."""
+        self.backlogs.follow()
+        return self.backlogs.check(time.monotonic() + 1.0)
+
+    def __enter__(self):
+        self.peer.send(b"")
+        assert self.router.poll(10_000)
+        self.check()
+        self.read(1)
+        return self
+
+    def __exit__(self, *_):
+        self.backlogs.close()
+        self.context.destroy(0)
+
+
+@pytest.mark.parametrize("frames", [1, 8])
+def test_a_backlog_of_whole_messages_is_cut_off(frames):
+    with Watched(MIB) as watched:
+        for _ in range(8):
+            watched.peer.send_multipart([bytes(MIB // 4 // frames)] * frames)
+        end = time.monotonic() + 10.0
+        while not watched.check() and time.monotonic() < end:
+            time.sleep(0.01)
+        assert watched.backlogs.cut == 1
+
+
+@pytest.mark.parametrize("frames", [1, 8])
+def test_a_connection_that_is_read_may_send_without_end(frames):
+    with Watched(MIB) as watched:
+        for _ in range(40):
+            watched.peer.send_multipart([bytes(MIB // 2 // frames)] * frames)
+            watched.read(1)
+            assert watched.check() == 0
+
+
+def test_many_small_messages_buy_no_larger_backlog():
+    """What a message counts beside its bytes is an upper bound; it must not add up."""
+    with Watched(MIB) as watched:
+        for _ in range(40):
+            for _ in range(1000):
+                watched.peer.send(b"")
+            watched.read(1000)
+            assert watched.check() == 0
+        for _ in range(5):
+            watched.peer.send(bytes(MIB // 4))
+        end = time.monotonic() + 10.0
+        while not watched.check() and time.monotonic() < end:
+            time.sleep(0.01)
+        assert watched.backlogs.cut == 1
+
+
+def test_a_connection_that_is_cut_off_counts_once_though_it_is_looked_at_again():
+    """libzmq takes a while to close it."""
+    with Watched(MIB) as watched:
+        for _ in range(8):
+            watched.peer.send(bytes(MIB // 4))
+        now, end = time.monotonic(), time.monotonic() + 10.0
+        while not watched.backlogs.cut and time.monotonic() < end:
+            now += 1000.0  # each look is due
+            watched.backlogs.check(now)
+        for look in range(1, 4):
+            watched.backlogs.check(now + 1000.0 * look)
+        assert watched.backlogs.cut == 1
