@@ -19,24 +19,26 @@ def load_encoder(
     device: str = "cpu",
     trust_code: bool = False,
 ) -> Encoder:
-    """A trained encoder: a `torch.nn.Module`, frozen and in evaluation mode.
+    """Load a trained encoder as a `torch.nn.Module`, frozen and in evaluation mode.
 
-    `encoder(images)` takes uint8 [B, C, H, W], 0 to 255, and gives float32 [B, F] on the encoder's
-    device. `encoder.preprocess(image)` makes a path, bytes, a PIL image or a uint8 array such an
-    image [C, H, W]. F, H = W and C are `encoder.dim`, `encoder.size` and `encoder.channels`.
+    `encoder(images)` accepts uint8 [B, C, H, W], 0 to 255, and returns float32 [B, F] on the
+    encoder's device. `encoder.preprocess(image)` converts a path, bytes, a PIL image or a uint8
+    array into a uint8 image [C, H, W]. `encoder.dim` is F, `encoder.size` is H and W, and
+    `encoder.channels` is C.
 
     Args:
-        place: a run's folder (its newest whole checkpoint), a checkpoint's, or one that
-            `stream-ssl export` wrote.
-        of: "features" of the backbone, or the "embeddings" behind the projector, unit rows, that
-            the memory holds. None: features, or what the folder was exported as.
+        place: the folder of a run, of a checkpoint, or of a `stream-ssl export`. For a run, the
+            newest complete checkpoint is loaded.
+        of: "features" returns the output of the backbone. "embeddings" returns the output of the
+            projector, as unit rows, which is what the memory stores. None: "features", or for an
+            exported folder the kind that was exported.
         device: "cpu", "cuda" or "cuda:1".
-        trust_code: import whatever class the files name, which runs its code. Without it, only
-            networks of stream_ssl, torch.nn, torchvision and timm are loaded.
+        trust_code: import any class that the files name, which runs the code of that class. If
+            False, only networks of stream_ssl, torch.nn, torchvision and timm are loaded.
 
     Raises:
-        FileNotFoundError: there is no checkpoint.
-        ValueError: it is damaged or of a newer version, it names a class that needs
+        FileNotFoundError: the folder has no checkpoint.
+        ValueError: the checkpoint is damaged or of a newer version, it names a class that needs
             `trust_code`, or an argument is outside its range.
         ModuleNotFoundError: the extra `learner` is not installed.
     """

@@ -1,4 +1,4 @@
-"""`python -m stream_ssl COMMAND`, which is how torchrun starts ranks: see docs/scale.md."""
+"""The command line as `python -m stream_ssl COMMAND`; torchrun starts ranks so (docs/scale.md)."""
 
 import os
 import sys

@@ -15,12 +15,12 @@ log = logging.getLogger(__name__)
 class Background:
     """A daemon thread that calls a function every few seconds; a context manager.
 
-    A call that fails is logged, and the next call comes all the same.
+    If a call raises an exception, the thread logs the exception and continues.
 
     Args:
-        name: of the thread.
-        work: the function.
-        every: seconds before each call.
+        name: the name of the thread.
+        work: the function to call.
+        every: seconds to wait before each call.
     """
 
     def __init__(self, name: str, work: Callable[[], object], every: float) -> None:
@@ -35,7 +35,7 @@ class Background:
         return self
 
     def close(self) -> None:
-        """Stop the thread, and wait until a call that is under way has ended."""
+        """Stop the thread, and wait for a call in progress to return."""
         self._closing.set()
         if self._thread.is_alive():
             self._thread.join()

@@ -1,4 +1,4 @@
-"""A batch of samples, from the journal to the memory, and the journal offset behind it.
+"""The batch of samples that every stage from the journal to the memory uses, and its offset.
 
 Shapes: B samples, C channels, H height, W width.
 """
@@ -16,10 +16,14 @@ COLUMNS = ("ids_B", "hashes_B", "labels_B", "images_BCHW", "received_B")
 
 @dataclass(frozen=True, slots=True, order=True)
 class Offset:
-    """The next sample to read: `sample` counts from 0 within journal record `record`, from 1.
+    """The journal offset of the next sample to read.
+
+    Args:
+        record: the journal record, counted from 1.
+        sample: the sample within the record, counted from 0.
 
     Raises:
-        ValueError: a number below these.
+        ValueError: `record` is below 1 or `sample` is below 0.
     """
 
     record: int
@@ -37,7 +41,7 @@ START = Offset(1, 0)
 
 
 class Origin(NamedTuple):
-    """Who sent a sample, and as what: for people, who cannot read 63-bit ids."""
+    """The origin of a sample in readable form; the learner itself uses 63-bit ids."""
 
     producer: str
     source: str
@@ -47,21 +51,25 @@ class Origin(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch(Generic[Array]):
-    """Samples, one in each row of every column.
+    """A batch of samples, one sample in each row of every column.
 
-    The columns are numpy arrays from decoding to the learner, which makes them tensors of its
-    device; methods read these, and they go into the memory (`memory.WorkingMemory.add`).
+    The decoder creates the columns as numpy arrays. The learner converts them to tensors on its
+    device. The learning methods read the tensors, and `memory.WorkingMemory.add` stores them.
 
     Attributes:
-        ids_B: int64, a 63-bit number of source and id, >= 0: equal for two sendings of one sample.
-        hashes_B: int64, a 63-bit number of the pixels, > 0: equal for equal pixels; 0: unknown.
-        labels_B: int64, the class; -1 where the stream carries none.
+        ids_B: int64, 63-bit hashes of source and id, >= 0. A sample that is sent twice keeps its
+            number.
+        hashes_B: int64, 63-bit hashes of the pixels, > 0. Equal pixels have equal hashes. 0 means
+            unknown.
+        labels_B: int64, the class, or -1 if the stream carries no label.
         images_BCHW: uint8 pixels.
-        received_B: float64, when the receiver took it, seconds since the Unix epoch.
-        origins_B: where each came from; None for samples that the memory gave.
-        slots_B: int64, the slots of the memory that the samples were drawn from; None: none were.
-        offset: the first sample after this batch; Batches(start=offset) goes on from there.
-        rejected: samples left out since the batch before, by reason.
+        received_B: float64, the time when the receiver accepted the sample, in seconds since the
+            Unix epoch.
+        origins_B: the origin of each sample; None for samples that were drawn from the memory.
+        slots_B: int64, the memory slots that the samples were drawn from; None if the samples
+            were not drawn from the memory.
+        offset: the first sample after this batch. `Batches(start=offset)` resumes there.
+        rejected: the number of samples rejected since the previous batch, by reason.
     """
 
     ids_B: Array = field(repr=False)
@@ -80,8 +88,12 @@ class Batch(Generic[Array]):
         return len(ids_B)
 
     def __getitem__(self, rows: Any) -> Batch[Array]:
-        """The chosen samples: a slice, or a tensor of indices on the host, for to read those of a
-        device would wait for it; offset and rejected stay."""
+        """Return a batch of the selected rows, with the same `offset` and `rejected`.
+
+        Args:
+            rows: a slice, or a tensor of indices on the host. Reading indices from a device would
+                block until the device has finished.
+        """
         columns: dict[str, Any] = self.columns()
         if self.slots_B is not None:
             columns["slots_B"] = self.slots_B
@@ -95,6 +107,6 @@ class Batch(Generic[Array]):
         return replace(self, origins_B=origins_B, **chosen)
 
     def columns(self) -> dict[str, Array]:
-        """The columns of samples that the batch has, by name; neither slots nor origins."""
+        """Return the columns that the batch has, by name, without `slots_B` and `origins_B`."""
         found = {name: getattr(self, name) for name in COLUMNS}
         return {name: column for name, column in found.items() if column is not None}

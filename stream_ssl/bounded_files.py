@@ -1,8 +1,8 @@
-"""Readers of small files that others may have written, with bounds on everything they claim.
+"""Safe readers for small files that another program may have written.
 
-A file must be regular. It has a limit in bytes, in depth, and in the size of its numbers. The last
-part of a path is not followed where it is a link, unless the caller says that an operator named the
-file: Kubernetes and Compose mount keys, tokens and configurations as links.
+A file must be a regular file. Its bytes, its nesting depth and its numbers have limits. By default
+the last part of a path must not be a link. Files that an operator names may be links, because
+Kubernetes and Compose mount keys, tokens and configurations as links.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 MOST_BYTES = 1 << 20
-"""The most bytes of a file whose reader names no other limit."""
+"""Default limit for the size of a file, in bytes."""
 DEPTH = 64
-"""Levels of lists and maps within each other."""
+"""Most levels of nested lists and maps in a JSON file."""
 LARGEST = 1 << 64
-"""Integers are smaller, and larger than its negative."""
+"""Integers in a JSON file must lie between -LARGEST and LARGEST, both excluded."""
 
 _KINDS = {
     stat.S_IFIFO: "a pipe",
@@ -33,22 +33,22 @@ _KINDS = {
     stat.S_IFSOCK: "a socket",
 }
 _FLAGS = ("O_NONBLOCK", "O_NOCTTY", "O_CLOEXEC", "O_BINARY")
-"""Of `os.open`, where the system has them: producers run on Windows too."""
+"""Flags of `os.open`. Windows has only some of them, and producers also run on Windows."""
 _STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)
 
 
 def open_file(path: Path, flags: int = os.O_RDONLY, links: bool = False, mode: int = 0o600) -> int:
-    """Open a regular file and return its descriptor; never wait for another process.
+    """Open a regular file and return its descriptor, without waiting for another process.
 
     Args:
         path: the file.
-        flags: as for `os.open`, such as `os.O_RDWR | os.O_CREAT`.
+        flags: the flags for `os.open`, such as `os.O_RDWR | os.O_CREAT`.
         links: follow a link in the last part of the path.
-        mode: of a file that is created.
+        mode: the mode of a file that is created.
 
     Raises:
-        ValueError: it is a link, or no regular file.
-        OSError: it cannot be opened.
+        ValueError: the path is a link and `links` is False, or it is not a regular file.
+        OSError: the file cannot be opened.
     """
     for name in _FLAGS if links else (*_FLAGS, "O_NOFOLLOW"):
         flags |= getattr(os, name, 0)
@@ -70,13 +70,17 @@ def open_file(path: Path, flags: int = os.O_RDONLY, links: bool = False, mode: i
 
 
 def check_folder(path: Path, mode: int | None = None) -> None:
-    """Check that a path is a folder and no link, and set the folder's mode.
+    """Check that a path is a folder and not a link, and set the mode of the folder.
 
-    A path where nothing is passes the check.
+    A path that does not exist passes the check.
+
+    Args:
+        path: the folder.
+        mode: the mode to set; None: keep the mode.
 
     Raises:
-        ValueError: it is a link.
-        OSError: it is no folder, cannot be opened, or its mode cannot be set.
+        ValueError: the path is a link.
+        OSError: the path is not a folder, it cannot be opened, or its mode cannot be set.
     """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -96,11 +100,11 @@ def check_folder(path: Path, mode: int | None = None) -> None:
 
 
 def read_bytes(path: Path, most: int = MOST_BYTES, links: bool = False) -> bytes:
-    """Return what a regular file of at most `most` bytes holds.
+    """Return the content of a regular file of at most `most` bytes.
 
     Raises:
-        ValueError: it is larger, a link that is not followed, or no regular file.
-        OSError: it cannot be read.
+        ValueError: the file is larger, a link while `links` is False, or not a regular file.
+        OSError: the file cannot be read.
     """
     with open_binary(path, links) as file:
         content = file.read(most + 1)
@@ -110,7 +114,7 @@ def read_bytes(path: Path, most: int = MOST_BYTES, links: bool = False) -> bytes
 
 
 def read_text(path: Path, most: int = MOST_BYTES, links: bool = False) -> str:
-    """Return the UTF-8 text that a file holds; see `read_bytes`."""
+    """Return the UTF-8 text of a file; see `read_bytes`."""
     try:
         return read_bytes(path, most, links).decode()
     except UnicodeDecodeError as error:
@@ -118,7 +122,7 @@ def read_text(path: Path, most: int = MOST_BYTES, links: bool = False) -> str:
 
 
 def read_json(path: Path, most: int = MOST_BYTES, links: bool = False) -> Any:
-    """Return the value that a JSON file holds; see `read_bytes` and `parse_json`."""
+    """Return the value of a JSON file; see `read_bytes` and `parse_json`."""
     text = read_text(path, most, links)
     try:
         return parse_json(text)
@@ -127,11 +131,11 @@ def read_json(path: Path, most: int = MOST_BYTES, links: bool = False) -> Any:
 
 
 def read_map(path: Path, most: int = MOST_BYTES, links: bool = False) -> dict[str, Any]:
-    """Return the map that a JSON file holds; see `read_json`.
+    """Return the map of a JSON file; see `read_json`.
 
     Raises:
-        ValueError: as `read_json`; or it holds something else.
-        OSError: it cannot be read.
+        ValueError: `read_json` raises it, or the value is not a map.
+        OSError: the file cannot be read.
     """
     found = read_json(path, most, links)
     if not isinstance(found, dict):
@@ -143,8 +147,8 @@ def parse_json(text: str) -> Any:
     """Return the value of a JSON text.
 
     Raises:
-        ValueError: it is not JSON; or it is nested more than DEPTH levels deep, has a key twice, or
-            a number that is not finite or not below LARGEST.
+        ValueError: the text is not JSON, it is nested more than DEPTH levels deep, it has a
+            duplicate key, a number is not finite, or an integer exceeds LARGEST.
     """
     deepest = level = 0
     for sign in re.findall(r"[\[\]{}]", _STRING.sub("", text)):
@@ -171,7 +175,7 @@ def _check_regular(path: Path, mode: int) -> None:
 
 
 def open_binary(path: Path, links: bool = False) -> BufferedReader:
-    """Open a regular file for reading; raises as `open_file`."""
+    """Open a regular file for reading. Raises the errors of `open_file`."""
     return open(open_file(path, links=links), "rb")
 
 

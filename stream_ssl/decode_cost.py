@@ -1,7 +1,7 @@
-"""How long a sample takes to decode, by its header alone and without a decoder.
+"""An estimate of how long a sample takes to decode, from its header and without a decoder.
 
-The learner refuses images by `decode_work`. The receiver charges producers by `decode_cost`. Few
-bytes that take long to decode then count like the many bytes of other images.
+The learner rejects images by `decode_work`. The receiver charges producers by `decode_cost`, so
+that a small file with an expensive decode uses as much credit as a large file.
 """
 
 from __future__ import annotations
@@ -14,49 +14,52 @@ from typing import Any
 import numpy as np
 
 MOST_SCANS = 16
-"""Scans of a JPEG of `max_pixels`, and as many more as it has fewer pixels: encoders write a dozen,
-each takes the decoder as long as reading all pixels, and may be 76 bytes."""
+"""Most scans of a JPEG that has `max_pixels`; a JPEG with fewer pixels may have proportionally
+more scans. Encoders write about a dozen scans. Each scan takes the decoder as long as reading all
+pixels, but may be only 76 bytes long."""
 
 FREE_WORK = 1 << 20
-"""Pixels that any image may have, however few its bytes are."""
+"""Pixels that every image may have, even if the file is very small."""
 WORK_PER_BYTE = 512
-"""Further pixels for each byte. It bounds how long the learner decodes a number of bytes. Every
-baseline JPEG and every 8-bit RGB PNG stays below it: their formats need a byte for 256 pixels, and
-for 344."""
+"""Pixels that an image may have for each byte of its file, if this is more than FREE_WORK.
+
+It bounds the decoding time for a given number of bytes. Every baseline JPEG and every 8-bit RGB PNG
+stays below the limit: these formats need at least one byte for 256 and 344 pixels."""
 
 WORK_PER_CHARGED_BYTE = 16
-"""Pixels that cost as much as one byte. Photos have fewer pixels a byte, and cost their bytes."""
+"""Pixels that cost as much as one byte. Photos have fewer pixels per byte, so they cost only their
+bytes."""
 
 SOS = b"\xff\xda"  # begins a scan of a JPEG
 _SCAN_BYTES = 10  # of the shortest marker of a scan
 _MARKER = re.compile(rb"\xff[^\x00\xff]")
 _ALONE = {0x01, *range(0xD0, 0xD9)}  # markers that no length follows
 _SOF = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # markers that give the size of a JPEG
-_MOST_PARTS = 1000  # parts of a header; a colour profile may take 255
-_UNKNOWN = 1 << 62  # pixels of a header of more parts
+_MOST_PARTS = 1000  # parts of a header that are read; a colour profile may take 255
+_UNKNOWN = 1 << 62  # pixels assumed for an image whose header has more parts
 _MARKS = 1000
 
 View = bytes | memoryview
 
 
 def decode_work(pixels: int, scans: int | None = None) -> int:
-    """Return the pixels of a PNG or WebP that take as long to decode.
+    """Return the decode work of an image, as the pixels of an equally slow PNG or WebP.
 
     Args:
         pixels: width times height.
-        scans: of a JPEG in grey or colour; None: another image.
+        scans: the number of scans of a grey or colour JPEG; None for any other image.
     """
     return pixels if scans is None else pixels * max(1, scans) // MOST_SCANS
 
 
 def most_work(size: int) -> int:
-    """Return the most work that the learner spends on an image of `size` bytes."""
+    """Return the most work that the learner accepts for an image of `size` bytes, in pixels."""
     return max(FREE_WORK, WORK_PER_BYTE * size)
 
 
 def scans_of(data: View) -> int:
-    """How many scans a JPEG's markers begin; those of pictures within its segments do not count."""
-    scans, at = 0, 2  # behind SOI
+    """Return the number of scans in a JPEG, without the scans of embedded thumbnails."""
+    scans, at = 0, 2  # after SOI
     while found := _MARKER.search(data, at):
         at = found.end()
         if found[0][-1] == 0xD9:  # EOI
@@ -68,10 +71,10 @@ def scans_of(data: View) -> int:
 
 
 def decode_cost(codec: str, payload: View) -> int:
-    """Return the bytes that a sample counts for: its own, or more if it takes long to decode.
+    """Return the cost of a sample in bytes: its size, or more if it takes long to decode.
 
-    Never raises. A sample costs its bytes if its header cannot be read, or if the learner refuses
-    it by its header. The time is bounded by the number of bytes, and short for sound images.
+    Never raises. The cost is the size if the header cannot be read, or if the learner will reject
+    a PNG or WebP by its header. The running time is at most linear in the size of the payload.
     """
     size = len(payload)
     if codec not in _WORK:
@@ -82,11 +85,11 @@ def decode_cost(codec: str, payload: View) -> int:
 
 
 def extra_cost(rows: Iterable[Mapping[str, Any]], payload: View) -> int:
-    """Return the cost of a packet's samples beyond their bytes.
+    """Return the cost of a packet's samples beyond their size, in bytes.
 
     Args:
-        rows: the samples' maps in the packet's header, checked.
-        payload: the packet's.
+        rows: the maps of the samples in the packet's header, already checked.
+        payload: the payload of the packet.
     """
     extra, at = 0, 0
     for row in rows:
@@ -98,7 +101,11 @@ def extra_cost(rows: Iterable[Mapping[str, Any]], payload: View) -> int:
 
 
 def _jpeg_work(data: View) -> int:
-    """Scans are counted by their bytes alone, which is quick and never too few."""
+    """Return the decode work of a JPEG, or 0 if it costs no more than its bytes.
+
+    Scans are counted by searching for the SOS bytes. The search is quick, and the count is never
+    too low.
+    """
     if data[:2] != b"\xff\xd8":
         return 0
     at = 2
@@ -120,18 +127,18 @@ def _jpeg_work(data: View) -> int:
     if data[at + 7] not in (1, 3):  # Pillow decodes CMYK in full
         return max(pixels, decode_work(pixels, _count_scans(data)))
     if decode_work(pixels, size // _SCAN_BYTES) <= WORK_PER_CHARGED_BYTE * size:
-        return 0  # small: it costs its bytes, however many scans it has
+        return 0  # even with the most scans that fit, it costs only its bytes
     return decode_work(pixels, _count_scans(data))
 
 
 def _count_scans(data: View) -> int:
-    """Return how often SOS stands in the bytes. It is several times as quick as bytes.count."""
+    """Return how often SOS occurs in the bytes. This is several times faster than bytes.count."""
     byte_N = np.frombuffer(data, np.uint8)
     return int(np.count_nonzero((byte_N[:-1] == SOS[0]) & (byte_N[1:] == SOS[1])))
 
 
 def _png_work(data: View) -> int:
-    """The last IHDR before the pixels counts, as Pillow reads it."""
+    """Return the decode work of a PNG from the last IHDR before the pixels, which Pillow uses."""
     if data[:8] != b"\x89PNG\r\n\x1a\n":
         return 0
     at, work = 8, 0
@@ -163,7 +170,7 @@ def _webp_work(data: View) -> int:
 
 
 def _accepted(work: int, data: View) -> int:
-    """Work that the learner refuses by the header takes it no time."""
+    """Return the work, or 0 if the learner will reject the image by its header."""
     return work if work <= most_work(len(data)) else 0
 
 
@@ -171,23 +178,23 @@ _WORK = {"jpeg": _jpeg_work, "png": _png_work, "webp": _webp_work}
 
 
 class UnreadCost:
-    """The cost beyond their bytes of journal records that the learner has not read.
+    """The extra decode cost of the journal records that the learner has not read yet.
 
-    Neighbouring records share a mark, and count until the last of them is read. After a restart of
-    the receiver the records that were there before count by their bytes.
+    Neighbouring records share a mark. Their cost counts until the last of them is read. After the
+    receiver restarts, the records already in the journal have no extra cost.
 
     Attributes:
-        waiting: the cost of all records that are not read.
-        most: cost above which the receiver takes no more. A mark covers a thousandth of it, so that
-            there are some thousand marks.
+        waiting: the extra cost of all unread records.
+        most: the extra cost above which the receiver accepts no expensive packet. A mark covers at
+            most a thousandth of it, so that there are about a thousand marks.
     """
 
     def __init__(self) -> None:
         self.waiting = self.most = 0
-        self._marks: deque[tuple[int, int]] = deque()  # the last record of each mark, and its cost
+        self._marks: deque[tuple[int, int]] = deque()  # (last record of the mark, cost)
 
     def add(self, last: int, cost: int) -> None:
-        """Add the cost of new records, up to the position `last`."""
+        """Add the extra cost of new records; `last` is the position of the last of them."""
         if not cost:
             return
         self.waiting += cost
@@ -196,6 +203,6 @@ class UnreadCost:
         self._marks.append((last, cost))
 
     def read(self, position: int) -> None:
-        """Leave out the records before `position`, which the learner has read."""
+        """Remove the cost of the records before `position`, which the learner has read."""
         while self._marks and self._marks[0][0] < position:
             self.waiting -= self._marks.popleft()[1]

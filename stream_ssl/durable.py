@@ -1,6 +1,7 @@
-"""Small files, and sealed folders, that are whole at any moment, also after a power cut.
+"""Atomic writes of small files and of sealed folders, which survive a power cut.
 
-Samples are not kept here: they become durable in `Journal.append`, stream_ssl/journal/journal.py.
+Samples do not use this module: `Journal.append` in stream_ssl/journal/journal.py makes them
+durable.
 """
 
 from __future__ import annotations
@@ -26,23 +27,26 @@ UNREADABLE = (
     OverflowError,
     RecursionError,
 )
-"""What a manifest raises that anybody may have written."""
+"""The errors that reading an untrusted manifest can raise."""
 
 UNREAD = (errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE)
-"""Errors that say nothing of what a file holds."""
+"""System errors that do not show whether the content of a file is damaged."""
 
 
 def write(
     path: Path, content: str | bytes | memoryview, mode: int = 0o644, wait: bool = True
 ) -> None:
-    """Replace a file: whoever reads it finds the old one or the new one.
+    """Replace a file atomically: a reader finds either the old file or the new file.
 
     Args:
-        mode: of the new file, which is never open to more, not even while it is written.
-        wait: until it is on the disk; else a power cut may leave it as it was, or empty.
+        path: the file.
+        content: the new content.
+        mode: the mode of the new file, which it also has while it is being written.
+        wait: wait until the file is on the disk. Otherwise a power cut may leave the old file or
+            an empty file.
 
     Raises:
-        OSError: the disk does not take it; the old file stays.
+        OSError: the write failed; the old file is unchanged.
     """
     fresh = path.with_name(f"{path.name}.part")
     fresh.unlink(missing_ok=True)
@@ -62,10 +66,10 @@ def write(
 
 
 def make_folder(path: Path, mode: int = 0o777) -> None:
-    """Make a folder, and those above it, whose names a power cut does not take away again.
+    """Create a folder and its missing parents, so that they survive a power cut.
 
     Raises:
-        OSError: it cannot be made, or there is a file of this name.
+        OSError: the folder cannot be created, or a file has this name.
     """
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(parents=True, exist_ok=True, mode=mode)
@@ -74,10 +78,10 @@ def make_folder(path: Path, mode: int = 0o777) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk.
+    """Flush a file, or the directory entries of a folder, to the disk.
 
     Raises:
-        OSError: there is no such path, or the disk does not take it.
+        OSError: the path does not exist, or the flush failed.
     """
     handle = os.open(path, os.O_RDONLY)
     try:
@@ -86,16 +90,20 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
-# Sealed folders: one gets its name when all of it is on the disk, with a hash of each file.
+# Sealed folders: a folder gets its name after all its files and their hashes are on the disk.
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Readable JSON; numbers that are not finite raise ValueError, for JSON has none."""
+    """Write readable JSON to a file.
+
+    Raises:
+        ValueError: the content has a number that is not finite, which JSON cannot represent.
+    """
     path.write_text(json.dumps(content, indent=1, sort_keys=True, allow_nan=False) + "\n")
 
 
 def seal(folder: Path) -> int:
-    """Write the manifest of a folder and sync all of it; its size in bytes."""
+    """Write the manifest of a folder, flush all its files, and return its size in bytes."""
     entries = {
         path.name: {"bytes": path.stat().st_size, "sha256": _hash(path)}
         for path in sorted(folder.iterdir())
@@ -108,28 +116,28 @@ def seal(folder: Path) -> int:
 
 
 def listed(folder: Path, links: bool = False) -> dict[str, dict[str, Any]]:
-    """Return the files that a sealed folder's manifest lists: their sizes and hashes by name.
+    """Return the sizes and hashes of the files in a sealed folder's manifest, by file name.
 
     Args:
         folder: the sealed folder.
-        links: follow a link in the place of the manifest.
+        links: follow the manifest if it is a link.
 
     Raises:
-        UNREADABLE: there is no manifest, or it is damaged.
+        UNREADABLE: the manifest is missing or damaged.
     """
     entries: dict[str, dict[str, Any]] = read_map(folder / MANIFEST, links=links)["files"]
     return {name: dict(entry) for name, entry in entries.items()}
 
 
 def damage(folder: Path, links: bool = False) -> str | None:
-    """Return what is wrong with a sealed folder; None if every file is as it was sealed.
+    """Return a description of the damage in a sealed folder, or None if every file is intact.
 
     Args:
         folder: the sealed folder.
-        links: follow links in the places of its files, as tools for large files make them.
+        links: follow files that are links, as tools for large files create them.
 
     Raises:
-        OSError: nothing can be said: a file may not be read, or not be opened for now.
+        OSError: the check is not possible, for lack of permission, descriptors or memory.
     """
     try:
         entries = listed(folder, links)
@@ -147,20 +155,24 @@ def damage(folder: Path, links: bool = False) -> str | None:
 
 
 def damage_told_by(error: Exception) -> str:
-    """What an error of reading says of a folder. Raises it where it says nothing of that."""
+    """Describe the damage that a read error shows.
+
+    Raises:
+        OSError: `error` itself, if it is one of UNREAD and so does not show any damage.
+    """
     if isinstance(error, OSError) and error.errno in UNREAD:
         raise error
     return f"{type(error).__name__}: {error}"
 
 
 def publish(folder: Path, target: Path) -> None:
-    """Give a sealed folder its name, durably."""
+    """Rename a sealed folder to its final name, and flush the rename to the disk."""
     folder.rename(target)
     sync(target.parent)
 
 
 def point(link: Path, target: str) -> None:
-    """Let a symbolic link name `target`; it names the old or the new one at any moment."""
+    """Point a symbolic link to `target` atomically: it names the old target or the new one."""
     fresh = link.with_name(f".{link.name}.new")
     fresh.unlink(missing_ok=True)
     fresh.symlink_to(target)
@@ -169,7 +181,7 @@ def point(link: Path, target: str) -> None:
 
 
 def discard(folder: Path) -> None:
-    """Remove a folder under another name first, so that none is seen half empty."""
+    """Delete a folder. It is renamed first, so that no reader finds it half deleted."""
     doomed = folder.with_name(f".discarded-{folder.name}")
     shutil.rmtree(doomed, ignore_errors=True)
     folder.rename(doomed)

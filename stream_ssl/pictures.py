@@ -1,7 +1,7 @@
-"""The pixels that an image file stands for: orientation, transparency, depth.
+"""Conversion of image files to pixels: orientation, transparency and bit depth.
 
-Every route from a file to pixels uses these functions: the learner's decoder, a producer's PIL
-images, images in tables, and shaping. This module needs Pillow, which a producer may lack.
+The learner's decoder, a producer's PIL images, images in tables, and shaping all use these
+functions. This module needs Pillow, which is optional for a producer.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _LEVELS = {"L;2": 85, "L;4": 17}  # Pillow scales these pixels to 8 bits, but no
 
 
 def plain(image: Image.Image) -> Image.Image:
-    """Return the image as L, RGB or RGBA, in the orientation in which it is stored.
+    """Return the image as L, RGB or RGBA, in its stored orientation.
 
-    Grey of 16 bits keeps its high byte. The image's loaded pixels and `info` may change.
+    16-bit grey keeps its high byte. This function may change `image.info` and load the pixels.
     """
     _match_transparency(image)
     if image.mode.startswith("I"):  # 16-bit grey
@@ -45,9 +45,9 @@ def plain(image: Image.Image) -> Image.Image:
 
 
 def turn(image: Image.Image) -> Image.Transpose | None:
-    """Return the transposition that puts the image upright by its EXIF data; None for none.
+    """Return the transposition that the EXIF orientation requires, or None.
 
-    Call `plain` before: this function may load the pixels, and then their depth is not known.
+    Call `plain` first: this function may load the pixels, and `plain` needs their stored depth.
     """
     try:
         return _TURN.get(image.getexif().get(_ORIENTATION, 1))
@@ -58,7 +58,7 @@ def turn(image: Image.Image) -> Image.Transpose | None:
 
 
 def upright(image: Image.Image) -> Image.Image:
-    """Return the image as L, RGB or RGBA, turned as its EXIF data says."""
+    """Return the image as L, RGB or RGBA, with the EXIF orientation applied."""
     shown = plain(image)
     shown.load()  # the caller may close the file
     how = turn(image)
@@ -66,7 +66,7 @@ def upright(image: Image.Image) -> Image.Image:
 
 
 def over_white(image: Image.Image) -> Image.Image:
-    """Return an RGBA image as RGB, laid over white; any other image as it is."""
+    """Return an RGBA image as RGB on a white background, and any other image unchanged."""
     if image.mode != "RGBA":
         return image
     white = Image.new("RGBA", image.size, "white")
@@ -75,7 +75,7 @@ def over_white(image: Image.Image) -> Image.Image:
 
 
 def _match_transparency(image: Image.Image) -> None:
-    """Scale the transparent colour of a PNG that is not loaded yet to the depth of its pixels."""
+    """Scale the transparent colour of a PNG, before it is loaded, to the depth of its pixels."""
     clear, tiles = image.info.get("transparency"), getattr(image, "tile", None)
     if clear is None or not tiles:
         return

@@ -1,4 +1,4 @@
-"""Logging that a flood of equal events cannot fill."""
+"""A logger that limits how often an event of one kind is logged."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ import time
 
 
 class RateLimitedLogger:
-    """Logs a bounded number of lines per kind of event, and says how many it left out.
+    """A logger that writes a limited number of lines per kind of event and counts the rest.
 
     Args:
-        log: where to.
-        seconds: length of a window.
-        lines: most lines of one kind within a window.
+        log: the logger to write to.
+        seconds: the length of a window.
+        lines: the most lines of one kind within a window.
     """
 
     def __init__(self, log: logging.Logger, seconds: float = 5.0, lines: int = 1) -> None:
         self._log = log
         self._seconds, self._lines = seconds, lines
-        # Kind -> (start of its window, lines written in it, lines left out). Kinds are few:
-        # reasons, not senders.
+        # Kind -> (start of its window, lines written, lines suppressed). The dict stays small,
+        # because a kind is a reason and never a sender.
         self._windows: dict[str, tuple[float, int, int]] = {}
 
     def warning(self, kind: str, message: str) -> None:
-        """Logs a message at level WARNING, unless its kind has used up its lines."""
+        """Log a message at level WARNING, unless its kind has reached the limit."""
         self.log(logging.WARNING, kind, message)
 
     def log(self, level: int, kind: str, message: str, exc_info: bool = False) -> None:
-        """Logs a message, unless its kind has used up its lines; `exc_info` as in `logging`."""
+        """Log a message, unless its kind has reached the limit; `exc_info` is as in `logging`."""
         now = time.monotonic()
         start, lines, left_out = self._windows.get(kind, (now, 0, 0))
         if now - start >= self._seconds:
@@ -41,10 +41,10 @@ class RateLimitedLogger:
 
 
 def printable(text: object, length: int = 200) -> str:
-    """Return foreign text as one bounded line without control characters.
+    """Return untrusted text as one line of at most `length` characters, safe to log.
 
-    Peers, files and servers choose names, reasons and URLs. Escape sequences in them would act on
-    the terminal that shows a log, and line ends would forge lines of it.
+    Peers, files and servers choose names, reasons and URLs. Escape sequences in such text could
+    control the terminal that shows the log, and line breaks could forge log lines.
     """
     whole = str(text)
     cut = whole[:length] + ("..." if len(whole) > length else "")

@@ -1,4 +1,4 @@
-"""Classes that moved: configurations and checkpoints of before name them by their old paths."""
+"""New paths of classes that moved, for configurations and checkpoints with the old paths."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ MOVED = {
     "stream_ssl.learning.efficientnet_lite": "stream_ssl.encoder.efficientnet_lite",
     "stream_ssl.learning.encoder": "stream_ssl.encoder.network",
 }
-"""The module or package of before, and where it is now."""
+"""Old module or package -> its present path."""
 
 
 def current(path: str) -> str:
-    """Return the class path that `path` has today."""
+    """Return the present path of the class at `path`."""
     for before, now in MOVED.items():
         if path.startswith(f"{before}."):
             return now + path.removeprefix(before)
@@ -24,7 +24,7 @@ def current(path: str) -> str:
 
 
 def with_current_names(value: Any) -> Any:
-    """Return plain settings in which each `class_path` is the one of today."""
+    """Return a copy of plain settings with each `class_path` replaced by its present path."""
     if isinstance(value, (list, tuple)):
         return [with_current_names(part) for part in value]
     if not isinstance(value, Mapping):
