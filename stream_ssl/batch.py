@@ -83,7 +83,7 @@ class Batch(Generic[Array]):
     rejected: Mapping[str, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        """B"""
+        """Return the number of samples, B."""
         ids_B: Any = self.ids_B
         return len(ids_B)
 

@@ -1,4 +1,4 @@
-"""What producers and receivers say to each other: see docs/wire.md."""
+"""The protocol between producers and receivers; docs/wire.md describes it."""
 
 from stream_ssl.wire.address import is_loopback, require_loopback
 from stream_ssl.wire.keys import Keys

@@ -1,4 +1,4 @@
-"""Which addresses are valid, and which are on loopback, where the wire may be in plain text."""
+"""Checks of addresses: their syntax, and whether they are on loopback and allow plain text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 
 def is_loopback(address: str) -> bool:
-    """Whether a ZeroMQ address stays on this machine: ipc, inproc, or TCP at a loopback host."""
+    """Return whether a ZeroMQ address is local: ipc, inproc, or TCP at a loopback host."""
     transport, _, rest = address.partition("://")
     if transport in ("ipc", "inproc"):
         return bool(rest)
@@ -18,9 +18,9 @@ def is_loopback(address: str) -> bool:
 
 
 def is_loopback_host(host: str) -> bool:
-    """Whether a host can be reached from this machine alone: 127.0.0.0/8, ::1, localhost.
+    """Return whether a host is on loopback: 127.0.0.0/8, ::1 or localhost.
 
-    A name other than "localhost" does not count: what it resolves to can change.
+    The result is False for every other name, because the address of a name can change.
     """
     if host == "localhost":
         return True
@@ -33,10 +33,10 @@ def is_loopback_host(host: str) -> bool:
 
 
 def check_address(address: str) -> str:
-    """Returns a valid address to connect to.
+    """Return an address to connect to if it is valid.
 
     Raises:
-        ValueError: neither tcp://HOST:PORT nor ipc://PATH.
+        ValueError: the address is neither tcp://HOST:PORT nor ipc://PATH.
     """
     transport, _, rest = str(address).partition("://")
     host, _, port = rest.rpartition(":")
@@ -51,10 +51,10 @@ def check_address(address: str) -> str:
 
 
 def receiver_of(name: str, addresses: Sequence[str]) -> str:
-    """The address that a producer of this name stays with, by rendezvous hashing.
+    """Return the address that a producer of this name uses, by rendezvous hashing.
 
-    One that joins the list takes over its share of the names, and moves no other; one that leaves
-    it gives its own away.
+    A new address takes over its share of the names, and no other name moves. If an address is
+    removed, only its own names move.
 
     >>> receiver_of("robot", ["tcp://a:1", "tcp://b:1", "tcp://c:1"])
     'tcp://c:1'
@@ -63,10 +63,11 @@ def receiver_of(name: str, addresses: Sequence[str]) -> str:
 
 
 def check_bind(address: str) -> str:
-    """Returns a valid address to listen at; port 0 is a free one.
+    """Return an address to listen on if it is valid; port 0 selects a free port.
 
     Raises:
-        ValueError: no transport, or a port above 65535, which ZeroMQ would take modulo 65536.
+        ValueError: the transport is missing, or the port is above 65535, which ZeroMQ would take
+            modulo 65536.
     """
     transport, scheme, rest = address.partition("://")
     if not scheme:
@@ -80,10 +81,10 @@ def check_bind(address: str) -> str:
 
 
 def require_loopback(address: str, remedy: str) -> None:
-    """Refuses plain text to or at an address that other machines can reach.
+    """Check that an address is on loopback, where plain text is allowed.
 
     Raises:
-        ValueError: the address is not on loopback; the message ends with `remedy`.
+        ValueError: other machines can reach the address. The message ends with `remedy`.
     """
     if not is_loopback(address):
         raise ValueError(

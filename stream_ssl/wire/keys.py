@@ -1,4 +1,4 @@
-"""CURVE key pairs in files: NAME.public.json may be given away, NAME.secret.json may not."""
+"""CURVE key pairs in files: share NAME.public.json, and never share NAME.secret.json."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from stream_ssl import durable
 from stream_ssl.bounded_files import read_json
 
 MOST_BYTES = 16 << 10
-"""The most bytes of a key file."""
+"""Most bytes of a key file."""
 
 IN_RUN_REMEDY = "remove that file and restart the run, which makes a new pair"
-"""The remedy for a damaged secret that a run made in its own folder."""
+"""The remedy for a damaged secret that a run created in its own folder."""
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 _Z85 = re.compile(r"[0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
@@ -25,15 +25,15 @@ _Z85 = re.compile(r"[0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """One party's key pair, or only its public half.
+    """The key pair of one party, or only the public key.
 
     Args:
-        name: 1 to 64 characters of letters, digits and `._-`; names the files.
-        public: 40 characters of Z85.
-        secret: 40 characters of Z85; None where only the public half is known.
+        name: the name of the files, 1 to 64 characters of letters, digits and `._-`.
+        public: the public key, 40 characters of Z85.
+        secret: the secret key, 40 characters of Z85; None if it is unknown.
 
     Raises:
-        ValueError: a malformed name or key, or a secret that does not belong to the public key.
+        ValueError: the name or a key is malformed, or the keys do not belong together.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Keys:
 
     @classmethod
     def generate(cls, name: str) -> Keys:
-        """A new pair."""
+        """Return a new key pair."""
         public, secret = zmq.curve_keypair()
         return cls(name, public.decode(), secret.decode())
 
@@ -66,8 +66,8 @@ class Keys:
 
         Args:
             path: the file.
-            remedy: the end of a message about a missing or malformed file. Empty: it names the
-                command that makes a pair.
+            remedy: the end of the error message for a missing or malformed file. Empty: the message
+                ends with the command that makes a pair.
 
         Raises:
             ValueError: the file is missing or malformed, or it is a secret that others may read.
@@ -95,10 +95,10 @@ class Keys:
             raise ValueError(f"key file {path}: {error}; {remedy}") from None
 
     def save(self, folder: str | Path, overwrite: bool = False) -> tuple[Path, Path]:
-        """Writes both files and returns (public, secret) paths; the secret has mode 0600.
+        """Write both files and return their paths (public, secret); the secret has mode 0600.
 
         Raises:
-            ValueError: there is no secret to save, or a file exists and `overwrite` is off.
+            ValueError: there is no secret to save, or a file exists and `overwrite` is False.
         """
         if self.secret is None:
             raise ValueError(f"keys {self.name!r}: only the public half is known; nothing to save")
@@ -115,22 +115,22 @@ class Keys:
         return self.save_public(folder), secret
 
     def save_public(self, folder: Path) -> Path:
-        """Write NAME.public.json, over an old one too, and return its path."""
+        """Write NAME.public.json, replacing an existing file, and return its path."""
         public = folder / f"{self.name}.public.json"
         durable.write(public, _json({"name": self.name, "public": self.public}))
         return public
 
     def public_only(self) -> Keys:
-        """The public half, which may be given away."""
+        """Return the public key without the secret."""
         return Keys(self.name, self.public)
 
 
 def make_secret(folder: Path, name: str) -> Keys:
-    """Return the pair in a run's NAME.secret.json, made there if it is missing.
+    """Return the key pair in a run's NAME.secret.json; create the file if it is missing.
 
     Raises:
         ValueError: the file is malformed, or everybody may read it.
-        OSError: the disk does not take the file.
+        OSError: the file cannot be written.
     """
     secret = folder / f"{name}.secret.json"
     if secret.exists():
@@ -141,10 +141,10 @@ def make_secret(folder: Path, name: str) -> Keys:
 
 
 def check_key(what: str, key: Any) -> str:
-    """Returns a valid Z85 key.
+    """Return a Z85 key if it is valid.
 
     Raises:
-        ValueError: not 40 characters of Z85. A secret is never quoted.
+        ValueError: the key is not 40 characters of Z85. The message never contains a secret.
     """
     if isinstance(key, str) and _Z85.fullmatch(key):
         return key
@@ -153,10 +153,10 @@ def check_key(what: str, key: Any) -> str:
 
 
 def public_key(value: Keys | str | Path) -> str:
-    """The public key that a user named: keys, a key file, or the 40 characters themselves.
+    """Return the public key in `value`: keys, the path of a key file, or the key itself.
 
     Raises:
-        ValueError: none of these.
+        ValueError: `value` is none of these, or `Keys.load` rejects the file.
     """
     if isinstance(value, Keys):
         return value.public
@@ -166,7 +166,7 @@ def public_key(value: Keys | str | Path) -> str:
 
 
 def _is_file(value: str) -> bool:
-    """Tell a path of 40 characters from a key, which has the same characters."""
+    """Return whether text that looks like a key is the path of a file."""
     return value.endswith(".json") or Path(value).exists()
 
 

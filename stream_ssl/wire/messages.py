@@ -1,8 +1,9 @@
-"""The messages, byte by byte; docs/wire.md describes the same for other languages.
+"""The encoding of the protocol's messages; docs/wire.md describes it for other languages.
 
-Every message is a multipart ZeroMQ message whose first frame is four bytes: "SS", the protocol
-version, the kind. All but DATA carry one more frame, a msgpack map. DATA carries three: sequence
-and checksum, the packet's header (a msgpack map), and the samples' payloads one after the other.
+Every message is a multipart ZeroMQ message. The first frame has four bytes: "SS", the protocol
+version, and the kind. Every message but DATA has one more frame, a msgpack map. DATA has three more
+frames: sequence and checksum, the packet's header (a msgpack map), and the samples' payloads one
+after the other.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from stream_ssl.wire.sample import CODECS, MAX_SOURCE_BYTES, Position, Sample, c
 
 MAGIC = b"SS"
 VERSION = 1
-MAX_TEXT = 4096  # bytes of agent, detail and reason
-MAX_MAP_BYTES = 65_536  # of a message's map, DATA's header excepted
+MAX_TEXT = 4096  # characters of any text field, such as agent, detail and reason
+MAX_MAP_BYTES = 65_536  # of the map of any message but DATA
 MAX_HEADER_BYTES = 1_048_576
-MAX_ITEMS = 4096  # of one list; it holds a packet's samples too
+MAX_ITEMS = 4096  # of one list, so also the samples of one packet
 MAX_PAIRS = 2048  # of one map
-MAX_NESTED = 32_768  # lists and maps of one header or map together
+MAX_NESTED = 32_768  # lists and maps in one header or one message's map
 DATA_HEAD = struct.Struct(">QI")  # sequence, CRC-32 of (sequence, header, payload)
 
 Frame = bytes | memoryview
@@ -35,16 +36,16 @@ Frames = list[Frame]
 _NAME = re.compile(r"[A-Za-z0-9._/-]{1,128}")
 
 REASONS = (
-    "checksum",  # damaged on the way: send again
-    "codec",  # a codec that WELCOME did not list
-    "gap",  # not the next sequence: go back to the one named
-    "hello-required",  # the receiver does not know this connection: say HELLO
-    "names",  # its key has as many producers' names as one may have
-    "malformed",  # no message of this protocol
-    "oversize",  # larger than WELCOME allows
+    "checksum",  # the packet was damaged on the way: send it again
+    "codec",  # WELCOME did not list this codec
+    "gap",  # the sequence is not the next one: resume at the sequence in the NACK
+    "hello-required",  # the receiver does not know this connection: send HELLO
+    "names",  # the key already uses the most producer names that one key may have
+    "malformed",  # the message breaks the format of the protocol
+    "oversize",  # the packet is larger than WELCOME allows
     "superseded",  # a newer incarnation of the same producer has connected
-    "unauthorised",  # the key may not speak for this producer
-    "version",  # another version of the protocol
+    "unauthorised",  # the key may not send for this producer
+    "version",  # the message has another version of the protocol
 )
 
 
@@ -62,36 +63,36 @@ class WireError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """A producer introduces itself; sent again after every reconnect."""
+    """The first message of a producer on each connection, also after a reconnect."""
 
     kind: ClassVar[int] = 1
     producer: str  # 1..128 bytes of [A-Za-z0-9._/-]
     epoch: int  # grows with each incarnation of the producer: nanoseconds since the Unix epoch
-    first: int  # the oldest sequence that it can still send; 1 if it has numbered none yet
+    first: int  # the oldest sequence that the producer can still send; 1 if there is none yet
     codecs: tuple[str, ...] = CODECS
     agent: str = ""  # program and version, for the log
-    verdicts: bool = False  # tell how samples fared; left out where it is False
-    clock: float = 0.0  # its clock as it sends this, seconds since the Unix epoch; 0: left out
+    verdicts: bool = False  # ask for VERDICTS messages; not encoded if False
+    clock: float = 0.0  # the producer's clock, seconds since the Unix epoch; not encoded if 0
 
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """The receiver's answer: from where to send, and how much it accepts."""
+    """The receiver's answer to HELLO: the sequence to resume after, and its limits."""
 
     kind: ClassVar[int] = 2
     resume: int  # last durable sequence of this producer; 0: none
-    position: Position  # the source's resume token that came with it; None: none
+    position: Position  # the source's resume token that came with `resume`; None: none
     credit: int  # bytes that may be unacknowledged at once; 0: wait for an ACK
     max_packet: int  # bytes of header and payload of one DATA
     max_samples: int  # samples in one DATA
     codecs: tuple[str, ...]
     epoch: int  # grows with each start of the receiver
-    written: float = 0.0  # when `resume` came, seconds since the Unix epoch; left out where unknown
+    written: float = 0.0  # time when `resume` was written, Unix seconds; 0: unknown, not encoded
 
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """All sequences up to `through` are durable: on the receiver's disk."""
+    """The receiver's statement that all sequences up to `through` are on its disk."""
 
     kind: ClassVar[int] = 4
     through: int
@@ -100,36 +101,35 @@ class Ack:
 
 @dataclass(frozen=True, slots=True)
 class Nack:
-    """A message was refused. Permanent: do not send it again. For a gap, `sequence` is the one
-    expected."""
+    """The receiver's rejection of a message."""
 
     kind: ClassVar[int] = 5
-    sequence: int
+    sequence: int  # of the rejected packet; for "gap" and "checksum", the next one it expects
     reason: str  # one of REASONS
     detail: str
-    permanent: bool
+    permanent: bool  # do not send the message again
 
 
 @dataclass(frozen=True, slots=True)
 class Bye:
-    """The sender leaves; all that it said before still holds."""
+    """The last message before the sender disconnects; its earlier messages remain valid."""
 
     kind: ClassVar[int] = 6
     reason: str = ""
 
 
 class Verdict(NamedTuple):
-    """How one sample fared in the memory."""
+    """The memory's decision about one sample."""
 
     source: str
     id: str
     what: str  # one of VERDICTS
-    duplicates: float | None = None  # slots expected to show the same when it came
-    near: bool = False  # found a near-copy of a slot, where memory or learner test for that
-    age: int | None = None  # of an evicted one: samples offered since it came
+    duplicates: float | None = None  # expected number of slots with the same content on arrival
+    near: bool = False  # a near-duplicate of a slot; only if the memory or the learner checks this
+    age: int | None = None  # of an evicted sample: samples offered since it was admitted
 
     def row(self) -> tuple[object, ...]:
-        """As it travels."""
+        """Return the verdict as a plain tuple, which is sent."""
         return tuple(self)
 
 
@@ -139,7 +139,7 @@ MAX_VERDICTS = 32  # in one message
 
 @dataclass(frozen=True, slots=True)
 class Verdicts:
-    """How samples fared, for a producer whose HELLO asked. None is sent twice, some never."""
+    """Verdicts for a producer whose HELLO asked for them, each sent at most once."""
 
     kind: ClassVar[int] = 7
     rows: tuple[Verdict, ...]
@@ -147,12 +147,11 @@ class Verdicts:
 
 @dataclass(frozen=True)
 class Data:
-    """One packet of samples, numbered by its producer from 1 without gaps.
+    """One packet of samples, which its producer numbers from 1 without gaps.
 
-    The header is the map {"source", "position", "samples"}; a sample is the map {"id", "time",
-    "codec", "size"} with "shape" (raw, vector), "dtype" (vector), "label" and "meta" where it has
-    them. Payload holds the
-    samples' bytes one after the other, "size" each.
+    The header is the map {"source", "position", "samples"}. A sample is the map {"id", "time",
+    "codec", "size"}, with "shape" (raw, vector), "dtype" (vector), "label" and "meta" if it has
+    them. The payload holds the samples' bytes one after the other; each sample has "size" bytes.
     """
 
     kind: ClassVar[int] = 3
@@ -162,10 +161,16 @@ class Data:
 
     @classmethod
     def pack(cls, sequence: int, samples: Sequence[Sample], position: Position = None) -> Data:
-        """A packet of samples that share one source; `position` is its resume token after the last.
+        """Return a packet of samples.
+
+        Args:
+            sequence: the number of the packet, from 1.
+            samples: at least one sample; all have the same source.
+            position: the resume token of the source after the last sample.
 
         Raises:
-            ValueError: no samples, several sources, or a position that msgpack cannot carry.
+            ValueError: there are no samples, they have several sources, or `check_position`
+                rejects the position.
         """
         if not samples:
             raise ValueError("a packet holds at least one sample")
@@ -179,16 +184,16 @@ class Data:
 
     @property
     def size(self) -> int:
-        """Bytes of header and payload: what counts against credit and max_packet."""
+        """Bytes of header and payload, which count against credit and `max_packet`."""
         return len(self.header) + len(self.payload)
 
     def encode(self) -> Frames:
-        """The message's four frames."""
+        """Return the four frames of the message."""
         head = DATA_HEAD.pack(self.sequence, self.checksum())
         return [prefix(self.kind), head, self.header, self.payload]
 
     def checksum(self) -> int:
-        """CRC-32 over the sequence (8 bytes, big-endian), the header and the payload."""
+        """Return the CRC-32 over the sequence (8 bytes, big-endian), the header and the payload."""
         crc = zlib.crc32(self.sequence.to_bytes(8, "big"))
         return zlib.crc32(self.payload, zlib.crc32(self.header, crc))
 
@@ -196,10 +201,10 @@ class Data:
     def fields(self) -> dict[str, Any]:
         """The header, unpacked once and checked against the payload.
 
-        A single sample's shape, label and meta are not checked here: see `sample_of`.
+        The shape, label and meta of a sample are not checked here, but in `sample_of`.
 
         Raises:
-            WireError: "malformed", "codec" or "oversize".
+            WireError: with reason "malformed", "codec" or "oversize".
         """
         fields = unpack_map(self.header, MAX_HEADER_BYTES)
         try:
@@ -227,16 +232,16 @@ class Data:
         return len(self.fields["samples"])
 
     def samples(self) -> Iterator[Sample]:
-        """The samples, payloads as views of the packet's.
+        """Yield the samples; their payloads are views of the packet's payload.
 
         Raises:
-            ValueError: a sample breaks a rule; `rows` still gives the packet's others.
+            ValueError: a sample is invalid. `rows` still yields the other samples of the packet.
         """
         for row, data in self.rows():
             yield sample_of(self.fields["source"], row, data)
 
     def rows(self) -> Iterator[tuple[dict[str, Any], memoryview]]:
-        """The header's map and the payload of each sample, not checked by `sample_of`."""
+        """Yield the map and the payload of each sample, without the checks of `sample_of`."""
         view, start = memoryview(self.payload), 0
         for row in self.fields["samples"]:
             yield row, view[start : start + row["size"]]
@@ -252,10 +257,10 @@ _FIELDS: dict[type[MapMessage], dict[str, Any]] = {
 
 
 def check_name(name: str) -> str:
-    """Returns a valid producer's name.
+    """Return the name of a producer if it is valid.
 
     Raises:
-        ValueError: not 1 to 128 characters of letters, digits and `._/-`.
+        ValueError: the name is not 1 to 128 characters of letters, digits and `._/-`.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ValueError(
@@ -266,7 +271,7 @@ def check_name(name: str) -> str:
 
 
 def encode(message: Message) -> Frames:
-    """The frames of a message."""
+    """Return the frames of a message."""
     if isinstance(message, Data):
         return message.encode()
     values = {name: getattr(message, name) for name in _FIELDS[type(message)]}
@@ -274,17 +279,17 @@ def encode(message: Message) -> Frames:
         ("verdicts", False),
         ("written", 0.0),
         ("clock", 0.0),
-    ):  # as before there were any
+    ):  # earlier versions do not have these fields
         if values.get(name, ...) == unsaid:
             del values[name]
     return [prefix(message.kind), msgpack.packb(values)]
 
 
 def decode(frames: Sequence[Frame]) -> Message:
-    """The message in frames; DATA's checksum is verified, its header not yet read.
+    """Return the message in frames. For DATA, the checksum is verified and the header not yet read.
 
     Raises:
-        WireError: "version", "malformed" or "checksum".
+        WireError: with reason "version", "malformed" or "checksum".
     """
     first = bytes(frames[0][:16]) if frames else b""
     if len(first) != 4 or first[:2] != MAGIC:
@@ -316,7 +321,7 @@ def _decode_map(cls: type[MapMessage], sent: dict[str, Any]) -> MapMessage:
     known = _FIELDS[cls]
     values: dict[str, Any] = {}
     for name, value in sent.items():
-        if name not in known:  # a later minor revision may add fields
+        if name not in known:  # ignored, because a later minor revision may add fields
             continue
         if not _fits(known[name], value):
             raise WireError("malformed", f"{cls.__name__.upper()}: {name} is {reprlib.repr(value)}")
@@ -338,7 +343,7 @@ def _decode_map(cls: type[MapMessage], sent: dict[str, Any]) -> MapMessage:
 
 
 def _fits(kind: Any, value: Any) -> bool:
-    """Whether a value has the type that a field is annotated with."""
+    """Return whether a value has the annotated type of its field."""
     match kind:
         case "int":
             return type(value) is int and value >= 0
@@ -370,19 +375,19 @@ def _is_verdict(row: Any) -> bool:
 
 
 def prefix(kind: int) -> bytes:
-    """The first frame of a message."""
+    """Return the first frame of a message of this kind."""
     return MAGIC + bytes((VERSION, kind))
 
 
 def unpack_map(frame: Frame, max_bytes: int = MAX_MAP_BYTES) -> dict[str, Any]:
-    """Unpacks a msgpack map with bounded work and memory, whatever the frame contains.
+    """Unpack a msgpack map with bounded time and memory, also from a hostile frame.
 
-    One byte may become an object of 64, and a list may claim more items than follow. So the length
-    is bounded first, then the bytes are skipped through without building anything, and at last
-    built with their lists and maps counted.
+    One byte can become an object of 64 bytes, and a list can claim more items than follow. The
+    function therefore checks the length, then parses the frame without building objects, and last
+    builds the objects while counting the lists and maps.
 
     Raises:
-        WireError: "malformed" or "oversize".
+        WireError: with reason "malformed" or "oversize".
     """
     if len(frame) > max_bytes:
         raise WireError("oversize", f"a map of {len(frame)} bytes; at most {max_bytes} are read")
@@ -395,7 +400,7 @@ def unpack_map(frame: Frame, max_bytes: int = MAX_MAP_BYTES) -> dict[str, Any]:
             raise ValueError(f"more than {MAX_NESTED} lists and maps in one")
         return item
 
-    hook = count if len(frame) > MAX_NESTED else None  # each takes a byte
+    hook = count if len(frame) > MAX_NESTED else None  # each list or map takes at least a byte
     try:
         unpacker = msgpack.Unpacker(max_buffer_size=max_bytes)
         unpacker.feed(frame)
@@ -418,10 +423,15 @@ def unpack_map(frame: Frame, max_bytes: int = MAX_MAP_BYTES) -> dict[str, Any]:
 
 
 def sample_of(source: str, row: dict[str, Any], data: bytes | memoryview) -> Sample:
-    """The sample that a row of `Data.rows` describes.
+    """Return the sample that a row of `Data.rows` describes.
+
+    Args:
+        source: the source of the packet.
+        row: the map of the sample in the packet's header.
+        data: the payload of the sample.
 
     Raises:
-        ValueError: it breaks one of Sample's rules.
+        ValueError: a field is invalid; see `Sample`.
     """
     shape, meta = row.get("shape"), row.get("meta")
     if shape is not None and not (
@@ -469,7 +479,7 @@ def _check_source(source: Any) -> None:
 
 
 def _check_rows(rows: Any) -> int:
-    """Checks a header's samples in one pass; returns the bytes of payload that they add up to."""
+    """Check the samples of a header in one pass, and return the sum of their payload sizes."""
     if type(rows) is not list or not rows:
         raise WireError("malformed", "samples is no list of at least one")
     total = 0

@@ -1,9 +1,9 @@
-"""Keys and addresses in a run's folder: the receiver writes them, local producers read them.
+"""Keys and addresses in the folder of a run; the receiver writes them, local producers read them.
 
-RUN/endpoints.json             the receiver's address and public key
-RUN/keys/receiver.secret.json  the receiver's pair
-RUN/keys/producer.secret.json  a pair that local producers may use under any name
-RUN/keys/allow.json            the allow-list, with that pair under the name "*"
+RUN/endpoints.json             the address and public key of the receiver
+RUN/keys/receiver.secret.json  the key pair of the receiver
+RUN/keys/producer.secret.json  a key pair that local producers may use under any name
+RUN/keys/allow.json            the allow-list, with the public key of local producers as "*"
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ log = logging.getLogger(__name__)
 ENDPOINTS = "endpoints.json"
 KEYS = "keys"
 START_SECONDS = 60.0
-"""Seconds that a producer waits for the receiver of a run that was started just now."""
+"""Seconds that a producer waits for the receiver of a run that is starting."""
 MOST_BYTES = 16 << 20
-"""The most bytes of an allow-list: 100,000 producers take less."""
+"""Most bytes of an allow-list; 100,000 producers take less."""
 ANY_NAME = "*"
-"""On an allow-list: the key of this entry may speak for every producer."""
+"""Name of the allow-list entry whose key may send for every producer."""
 
 
 def make_keys(run: Path) -> tuple[Path, Path]:
-    """Return the receiver's secret file and the allow-list of a run, made where they are missing.
+    """Create the missing keys of a run; return the paths of the receiver's secret and allow-list.
 
-    A secret that exists is never overwritten. A new secret replaces its public half.
+    An existing secret is never overwritten. A new secret replaces the file of its public key.
 
     Raises:
-        ValueError: a key file is malformed, everybody may read a secret, or the folder of the keys
-            is a link.
-        OSError: the disk does not take a file.
+        ValueError: a key file is malformed, a secret is readable by everybody, or the folder of
+            the keys is a link.
+        OSError: a file cannot be written.
     """
     folder = run / KEYS
     bounded_files.check_folder(folder)
@@ -54,7 +54,7 @@ def make_keys(run: Path) -> tuple[Path, Path]:
             _allow_any_name(allow, before, keys.public)
         if before == keys.public:
             continue
-        keys.save_public(folder)  # last, so that a start after a power cut still knows the old key
+        keys.save_public(folder)  # last: after a power cut, the next start must know the old key
         if before is not None:
             log.warning(
                 "%s has a new key, because the secret beside it is new; give the file to those who "
@@ -65,7 +65,7 @@ def make_keys(run: Path) -> tuple[Path, Path]:
 
 
 def _public_in(path: Path) -> str | None:
-    """The key in NAME.public.json; None: there is none, or it is damaged."""
+    """Return the key in NAME.public.json, or None if the file is missing or damaged."""
     try:
         return Keys.load(path).public
     except ValueError:
@@ -73,12 +73,12 @@ def _public_in(path: Path) -> str | None:
 
 
 def _allow_any_name(allow: Path, before: str | None, public: str) -> None:
-    """Make the allow-list, or replace the old key of local producers in it. No other entry changes.
+    """Create the allow-list, or replace the old key of local producers; keep all other entries.
 
     Args:
-        allow: the file.
-        before: the public key of local producers until now; None: it is not known.
-        public: their public key from now on.
+        allow: the path of the allow-list.
+        before: the old public key of local producers; None if it is unknown.
+        public: the new public key of local producers.
     """
     if not allow.exists():
         durable.write(allow, json.dumps({ANY_NAME: public}, indent=1) + "\n")
@@ -88,7 +88,7 @@ def _allow_any_name(allow: Path, before: str | None, public: str) -> None:
     try:
         names = bounded_files.read_json(allow, MOST_BYTES, links=True)
     except (OSError, ValueError):
-        return  # who reads the list reports it
+        return  # the receiver reports the error when it reads the list
     listed = names.get(ANY_NAME) if isinstance(names, dict) else None
     if listed in (None, public):
         return
@@ -106,12 +106,12 @@ def _allow_any_name(allow: Path, before: str | None, public: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Receiver:
-    """How a local producer reaches a run's receiver.
+    """The address and keys with which a local producer connects to the receiver of a run.
 
     Args:
-        address: where it listens.
-        server_key: its public key; None: it speaks plain text.
-        key: the secret file that local producers may use; None: this user can read none.
+        address: the address to connect to.
+        server_key: the public key of the receiver; None if it accepts plain text.
+        key: the secret file for local producers; None if this user cannot read it.
     """
 
     address: str
@@ -120,12 +120,16 @@ class Receiver:
 
 
 def find_receiver(run: str | Path, name: str) -> Receiver:
-    """Return the receiver of a run; of several, the one that a producer of this name stays with.
+    """Return the receiver of a run that a producer uses; block while the run is starting.
 
-    A run that was started just now has no receiver for some seconds: this waits for it.
+    If the run has several receivers, `receiver_of` selects one by the name of the producer.
+
+    Args:
+        run: the folder of the run.
+        name: the name of the producer.
 
     Raises:
-        ValueError: the folder names no receiver, or its file is malformed.
+        ValueError: no receiver has started in the folder, or its file is malformed.
     """
     run = Path(run)
     deadline = time.monotonic() + START_SECONDS
@@ -146,13 +150,13 @@ def find_receiver(run: str | Path, name: str) -> Receiver:
 
 def _entries(run: Path) -> list[dict[str, Any]]:
     entry = _entry(run)
-    # `stream-ssl run --receivers N` gives each receiver a folder below the run's.
+    # `stream-ssl run --receivers N` gives each receiver a folder below the folder of the run.
     folders = [] if entry else sorted(run.glob("receiver-*"))
     return [one for one in (entry, *map(_entry, folders)) if one]
 
 
 def _entry(folder: Path) -> dict[str, Any] | None:
-    """The receiver's entry in a folder's endpoints.json; None: there is none."""
+    """Return the entry of the receiver in a folder's endpoints.json, or None."""
     path = folder / ENDPOINTS
     try:
         entry = bounded_files.read_map(path).get("receiver")
@@ -168,5 +172,5 @@ def _entry(folder: Path) -> dict[str, Any] | None:
 
 
 def _reachable(address: str) -> str:
-    """An address to connect to, for one that listens on all addresses of this machine."""
+    """Return the address to connect to; replace "all interfaces" by the loopback address."""
     return address.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")

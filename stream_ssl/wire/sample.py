@@ -1,4 +1,4 @@
-"""One sample: an image or a vector, where it came from and when."""
+"""The sample that a producer sends: an image or a vector, with its source and capture time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 CODECS = ("raw", "jpeg", "png", "webp", "vector")
 DTYPES = {"float16": "<f2", "float32": "<f4"}
-"""Of vectors, and what NumPy calls them as they travel: little-endian."""
+"""Dtype of a vector -> NumPy's name for its little-endian form, which is sent."""
 MAX_ID_BYTES = 255
 MAX_SOURCE_BYTES = 64
 MAX_META_BYTES = 4096
@@ -25,31 +25,35 @@ MAX_SIDE = 65_535
 MAX_DIM = 1_048_576
 
 Position = Any
-"""A source's resume token: what it needs to go on from here. Any value that msgpack can carry, at
-most 4 KiB packed and 16 levels deep; opaque to all but the source."""
+"""The resume token of a source: the value that it needs to continue from this point.
+
+Any value that msgpack can encode, at most 4 KiB packed and nested at most 16 levels deep. Only the
+source interprets the value."""
 
 Scalar = str | int | float | bool
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One image or vector on its way from a source to the learner.
+    """One image or vector that a producer sends to the learner.
 
     Args:
-        id: names the image within its source, 1 to 255 bytes of UTF-8. The same image sent twice
-            keeps its id: the learner never takes it for its own negative.
-        data: the payload. For codec "raw" uint8 pixels, row-major H x W x C; for "vector" numbers,
-            little-endian; else an encoded file.
+        id: the name of the sample within its source, 1 to 255 bytes of UTF-8. If an image is sent
+            twice, keep its id, so that the learner does not use it as its own negative.
+        data: the payload. Codec "raw": uint8 pixels, row-major H x W x C. Codec "vector":
+            little-endian numbers. Any other codec: an encoded file.
         codec: "raw", "jpeg", "png", "webp" or "vector".
-        shape: (H, W, C) of a raw image, C in {1, 3, 4}; (D,) of a vector; None for encoded ones.
+        shape: (H, W, C) of a raw image, C in {1, 3, 4}; (D,) of a vector; None for an encoded
+            image.
         time: capture time, seconds since the Unix epoch.
-        source: names where the sample was captured, 1 to 64 bytes of UTF-8.
-        label: class in [0, 2^31), where the stream carries one. Never used for learning.
+        source: the name of the place where the sample was captured, 1 to 64 bytes of UTF-8.
+        label: the class in [0, 2^31), if the stream carries one. Labels are never used for
+            learning.
         meta: text keys with values that are text, numbers or booleans; at most 4 KiB packed.
-        dtype: of a vector's numbers, "float16" or "float32"; None for images.
+        dtype: the type of a vector's numbers, "float16" or "float32"; None for images.
 
     Raises:
-        ValueError: a field breaks its rule.
+        ValueError: a field is outside its range or of a wrong type.
     """
 
     id: str
@@ -124,10 +128,15 @@ class Sample:
 
     @classmethod
     def from_vector(cls, value_D: NDArray[Any], id: str, **fields: Any) -> Sample:  # noqa: A002
-        """A vector sample from a copy of float16 or float32 numbers, [D].
+        """Return a vector sample with a copy of a float16 or float32 array, [D].
+
+        Args:
+            value_D: the vector.
+            id: the name of the sample within its source.
+            **fields: further fields of the sample, such as `time` and `source`.
 
         Raises:
-            ValueError: the array is of another type, not one-dimensional, or not finite.
+            ValueError: the array has another type, is not one-dimensional, or is not finite.
         """
         name = value_D.dtype.name
         if name not in DTYPES or value_D.ndim != 1:
@@ -142,10 +151,15 @@ class Sample:
 
     @classmethod
     def from_array(cls, image_HWC: NDArray[np.uint8], id: str, **fields: Any) -> Sample:  # noqa: A002
-        """A raw sample from a copy of uint8 pixels, H x W or H x W x C.
+        """Return a raw sample with a copy of uint8 pixels, [H, W] or [H, W, C].
+
+        Args:
+            image_HWC: the pixels, 0 to 255.
+            id: the name of the sample within its source.
+            **fields: further fields of the sample, such as `time` and `source`.
 
         Raises:
-            ValueError: the array is not uint8, or not of an image's shape.
+            ValueError: the array is not uint8, or does not have the shape of an image.
         """
         if image_HWC.dtype != np.uint8:
             raise ValueError(
@@ -161,16 +175,16 @@ class Sample:
 
 
 def short(name: object) -> str:
-    """An id as a message shows it, however long it is."""
+    """Return an id for an error message, shortened to at most 62 characters."""
     text = repr(name)
     return text if len(text) <= 62 else f"{text[:58]}...{text[-1]}"
 
 
 def check_position(position: Position) -> None:
-    """Refuses a resume token that cannot be sent.
+    """Check that a resume token can be sent.
 
     Raises:
-        ValueError: msgpack cannot carry it, or it is too large or too deeply nested.
+        ValueError: msgpack cannot encode the token, or it is too large or too deeply nested.
     """
     if position is None or (type(position) is int and -(2**63) <= position < 2**63):
         return
@@ -191,10 +205,10 @@ def check_position(position: Position) -> None:
 
 
 def check_text(what: str, text: str, limit: int) -> None:
-    """Refuse what is no text of 1 to `limit` bytes.
+    """Check that `text` is a string of 1 to `limit` bytes of UTF-8.
 
     Raises:
-        ValueError: it names `what` it is.
+        ValueError: the check failed; the message begins with `what`.
     """
     if not isinstance(text, str):
         raise ValueError(f"{what} {short(text)}: must be text, not {type(text).__name__}")
@@ -216,7 +230,7 @@ def _finite(time: Any) -> bool:
 
 
 def _flat_buffer(name: str, data: Any) -> bytes | memoryview:
-    """A view of any contiguous buffer whose len() is its bytes."""
+    """Return a view of a contiguous buffer; `len()` of the view is its size in bytes."""
     try:
         view = memoryview(data)
         return view if view.format == "B" and view.ndim == 1 else view.cast("B")
@@ -228,7 +242,7 @@ def _flat_buffer(name: str, data: Any) -> bytes | memoryview:
 
 
 def _label(name: str, label: Any) -> int:
-    """A Python int, also from numpy's."""
+    """Return the label as a Python int; NumPy integers are accepted too."""
     try:
         value = operator.index(label)
     except TypeError:
@@ -260,7 +274,7 @@ def _packed_size(what: str, value: Any) -> int:
 
 
 def _levels_left(value: Any, allowed: int) -> int:
-    """How many of the allowed levels a value leaves unused; negative: it is too deep."""
+    """Return how many of the allowed nesting levels a value leaves unused; below 0 if too deep."""
     if isinstance(value, Mapping):
         value = value.values()
     elif not isinstance(value, list | tuple):
