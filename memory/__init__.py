@@ -1,4 +1,4 @@
-"""A working memory for contrastive learning from a stream. Needs torch and numpy alone."""
+"""A working memory for contrastive learning from a stream. It needs only torch and numpy."""
 
 from stream_ssl.memory.admission import Admission
 from stream_ssl.memory.draws import Draw, Negatives

@@ -1,4 +1,4 @@
-"""The test for near-duplicates at admission, and its answer: by a cosine, or by a close look.
+"""The test for near-duplicates at admission, by cosine, and its result.
 
 Shapes: B newcomers, A descriptor, k occupied slots, T newcomers compared at a time.
 """
@@ -27,19 +27,22 @@ Action = Literal["count", "refuse", "merge"]
 
 @dataclass(frozen=True)
 class Duplicates:
-    """A test for near-duplicates. It runs before the eviction policy is asked.
+    """A test for near-duplicates, which runs before the eviction policy.
 
-    A newcomer is a duplicate if its cosine is at least `threshold`, to rounding, with a slot held
-    when the batch began, even one that is evicted in the course of the batch, or with an earlier
-    newcomer of the batch that this test let in, even one that the policy refuses.
+    A newcomer is a near-duplicate if its cosine reaches `threshold`, within rounding, with one of
+    these:
+
+    - a slot that was held when the batch began, even if the batch evicts it;
+    - an earlier newcomer of the batch that passed this test, even if the policy refuses it.
 
     Args:
-        threshold: a cosine of descriptors in (-1, 1]; 1 finds equal rows only. Or "auto": pictures
-            are compared closely (memory/near_duplicates.py), which means the same for all pictures.
-        action: "count" only counts duplicates and lets them in; "refuse" refuses them; "merge"
-            refuses them and raises by one the multiplicity of the slot that each resembles most
-            (the lowest of those within rounding, held slots before newcomers). Where that slot's
-            sample leaves in the course of the batch, its multiplicity leaves with it.
+        threshold: a cosine of descriptors in (-1, 1]. 1 finds only equal rows. "auto" compares
+            pictures in detail instead (memory/near_duplicates.py), with the same meaning for all
+            kinds of pictures.
+        action: "count" counts near-duplicates and admits them. "refuse" refuses them. "merge"
+            refuses them and adds one to the multiplicity of the most similar slot. Within rounding
+            the lowest slot wins, and held slots win over newcomers. If the batch evicts that slot's
+            sample, its multiplicity is lost.
 
     >>> from stream_ssl.memory import WorkingMemory
     >>> memory = WorkingMemory(capacity=4, dim=2, duplicates=Duplicates(action="merge"))
@@ -60,12 +63,12 @@ class Duplicates:
             raise ValueError(f'action is {self.action!r}: choose "count", "refuse" or "merge"')
 
     def find(self, x_BA: Tensor, row_kA: Tensor, group: RankGroup = SINGLE_PROCESS) -> Found:
-        """Return the duplicates by cosine among newcomers, decided in turn.
+        """Find the near-duplicates among the newcomers by cosine, in order.
 
         Args:
-            x_BA: descriptors of newcomers, the same on every rank.
-            row_kA: those that this rank holds.
-            group: the ranks; on several of them nothing is merged.
+            x_BA: descriptors of the newcomers, the same on every rank.
+            row_kA: descriptors of the slots that this rank holds.
+            group: the ranks. Several ranks cannot merge.
         """
         assert isinstance(self.threshold, float)
         count, k, x_BA = len(x_BA), len(row_kA), normalize(x_BA, dim=1)
@@ -87,13 +90,14 @@ class Duplicates:
     def _among(
         self, found: Found, start: int, near_Tb: NDArray[Any], cosine_B: NDArray[Any], unit: float
     ) -> None:
-        """Compare newcomers from `start` on with those before them. Only rows that are close to
-        any earlier one are looked at singly.
+        """Compare the newcomers from `start` on with earlier newcomers of the batch.
+
+        Only rows that are close to an earlier row are processed one at a time.
         """
         assert isinstance(self.threshold, float)
         close_Tb = near_Tb >= self.threshold - unit
         close_Tb &= np.tri(len(close_Tb), close_Tb.shape[1], start - 1, dtype=bool)
-        if self.action == "count":  # all are let in, so nothing hangs on the order
+        if self.action == "count":  # all are admitted, so the order does not matter
             found.duplicate_B[start : start + len(close_Tb)] |= close_Tb.any(axis=1)
             return
         for row in np.flatnonzero(close_Tb.any(axis=1)).tolist():
@@ -109,17 +113,19 @@ class Duplicates:
 
 
 class Found:
-    """Which newcomers are duplicates by the test, and which of them were let in.
+    """The near-duplicates of a batch, and which newcomers the test admitted.
 
     Args:
-        held: k when the batch began.
-        duplicate_B: of a held slot, bool [B].
+        held: the number of occupied slots k when the batch began.
+        duplicate_B: bool [B], True for near-duplicates of a held slot.
 
     Attributes:
-        twin_B: int64 [B], a slot below k, or k + the turn of a newcomer; -1 for no merge.
-        distance_B: to the nearest candidate, where pictures were compared closely; infinite where
-            there was none.
-        nearest_B: int64 [B], that candidate; -1 where it is unknown.
+        let_in_B: bool [B], True for newcomers that the test admitted.
+        twin_B: int64 [B], the merge target: a slot below k, or k + the position of a newcomer; -1
+            for no merge.
+        distance_B: the distance to the nearest candidate if pictures were compared in detail,
+            infinite without a candidate; None for a test by cosine.
+        nearest_B: int64 [B], the nearest candidate; -1 if unknown.
     """
 
     def __init__(self, held: int, duplicate_B: NDArray[np.bool_]) -> None:
@@ -130,7 +136,7 @@ class Found:
         self.nearest_B: NDArray[np.int64] = np.full(len(duplicate_B), NOBODY)
 
     def enter(self, rows: Rows, columns: Columns) -> Rows:
-        """Return the newcomers that were let in. Each merged one raises its twin's multiplicity."""
+        """Return the newcomers that the test admitted, and count merges in the multiplicities."""
         twins = self.twin_B[self.twin_B != NOBODY]
         if len(twins):
             more = torch.from_numpy(np.bincount(twins, minlength=self.held + len(rows)))
@@ -140,20 +146,22 @@ class Found:
         return rows if self.let_in_B.all() else rows[torch.from_numpy(self.let_in_B)]
 
     def merged(self, slot_B: NDArray[np.int64]) -> NDArray[np.int64]:
-        """For each newcomer merged the slot of its twin; -1 where that has left.
+        """Return the slot of each merged newcomer's target; -1 if the target has left.
 
         Args:
-            slot_B: where each newcomer stands now; -1: nowhere.
+            slot_B: the current slot of each newcomer; -1 for none.
         """
         twins = self.twin_B[self.twin_B != NOBODY]
-        # A slot that was overwritten holds a newcomer of this batch now.
+        # A slot in slot_B now holds a newcomer, so its old sample has left.
         stays = np.where(np.isin(twins, slot_B), NOBODY, twins)
         return np.where(twins < self.held, stays, slot_B[np.maximum(twins - self.held, 0)])
 
 
 def closest(x_BA: Tensor, row_kA: Tensor, unit: float) -> tuple[Tensor, Tensor]:
-    """The largest cosine of each unit row with a slot [B], and that slot int64 [B]; the lowest
-    where others are within about `unit` of it. -inf and slot 0 where no slot is held.
+    """Return the largest cosine of each unit row with a slot [B], and that slot, int64 [B].
+
+    Among slots within about `unit` of the largest cosine, the lowest slot is returned. Without
+    occupied slots the result is -inf and slot 0.
     """
     most_B = x_BA.new_full((len(x_BA),), -torch.inf)
     slot_B = torch.zeros(len(x_BA), dtype=torch.int64, device=x_BA.device)

@@ -1,4 +1,4 @@
-"""Attributes that are given once, when an object is built."""
+"""A descriptor for attributes that are assigned once, during construction."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ T = TypeVar("T")
 
 
 class Fixed(Generic[T]):
-    """A read-only attribute, for sizes that decided how many rows were allocated.
+    """A read-only attribute, for sizes that determined how many rows were allocated.
 
     >>> class Row:
     ...     width = Fixed[int]()

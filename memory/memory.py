@@ -1,4 +1,4 @@
-"""The working memory: a fixed number of samples, kept by an eviction policy.
+"""The working memory: a fixed number of sample slots, managed by an eviction policy.
 
 Shapes: B newcomers or anchors, D embedding, A descriptor, K capacity, k occupied slots, N
 negatives, R slots refreshed, n slots drawn, b images encoded at a time, C H W image.
@@ -59,44 +59,49 @@ from stream_ssl.memory.stats import MemoryStats, effective_cells, measure
 
 
 class WorkingMemory(Slots):
-    """K slots of embedding, descriptor, id and optional image, label and content hash.
+    """A memory of K slots, each with an embedding, a descriptor, an id and optional extras.
 
-    Ids are not rows: an id may occur twice, and a slot is known by its number alone. Empty slots
-    fill in order of arrival; from then on the policy names the slot that each newcomer takes over.
+    The extras are an image, a label, a content hash and the name of a producer. Several slots may
+    hold the same id, so only the slot number identifies a slot. Newcomers fill the empty slots in
+    order of arrival. Once the memory is full, the eviction policy chooses the slot that each
+    newcomer takes.
 
-    A module like any other, without parameters: as a part of another it is saved, loaded, copied
-    and moved with it. Its rows keep their dtype, whatever the module around it is cast to.
+    The memory is a `torch.nn.Module` without parameters. A module that contains it saves, loads,
+    copies and moves it. Casting that module does not change the dtype of the memory's rows.
+
+    Several ranks can hold one memory. Each rank offers its own newcomers, and the evictions are
+    those of a single process that holds all slots and receives the joined batches, first rank
+    first. Slot numbers and columns are those of this rank's shard. All ranks must call `add`,
+    `prior` and `check_valid` together, and `refresh` if the descriptor depends on embeddings.
 
     Args:
-        capacity: K >= 1.
-        dim: D >= 1.
-        eviction: who makes room; MostDuplicated() where not given. A policy serves one memory.
-        image_shape: (C, H, W) of uint8 images to keep beside the embeddings, or None for none.
-        device: where the columns lie.
-        dtype: float32 or float64 of the embeddings. None: float32, and float64 from the first
-            float64 batch on.
-        seed: of every draw, the policy's included.
-        duplicates: a test for near-duplicates at admission; None for none.
-        images_on: where the images lie, with the embeddings on the "device", or on the "host",
-            pinned where the device is a GPU.
-        measured_by: the score of `collisions` and `prior`; None for the policy's, which is linear
-            where a policy has none, such as a queue. No part of a state.
-        descriptor: what duplicates are counted on (memory/descriptors.py); None for Embedding(),
-            the embeddings themselves, as the paper does. One that reads images, such as
-            Thumbnail(), needs image_shape.
-        group: the ranks that hold it together, `ProcessGroup()` under torch.distributed: this one
-            holds every W-th of the K slots. Each offers its own newcomers, and all evict what one
-            process would that holds all slots and is offered the batches joined, the first rank's
-            first. What is read is of this shard, and so are slots; `add`, `prior`, `check_valid`
-            and, where the descriptor is of embeddings, `refresh` must be called by all in turn.
-        shares: the slots that each producer keeps whatever the policy prefers (memory/shares.py).
-            A number below 1: this part of an equal share. Weights by name: half of the slots are
-            divided by weight, and a producer that is not named weighs 1. None: no shares. No part
-            of a state.
+        capacity: number of slots K, at least 1. On several ranks, the slots of all ranks together.
+        dim: size D of an embedding, at least 1.
+        eviction: the eviction policy, by default MostDuplicated(). A policy serves one memory.
+        image_shape: (C, H, W) of the uint8 images to keep beside the embeddings. None keeps no
+            images.
+        device: the device of the columns.
+        dtype: dtype of the embeddings, float32 or float64. None starts with float32 and changes to
+            float64 when the first float64 batch arrives.
+        seed: the seed of every random draw, including the draws of the policy.
+        duplicates: the test for near-duplicates at admission. None runs no test.
+        images_on: where the images are kept: on the "device" with the embeddings, or on the "host".
+            Host memory is pinned if the device is a GPU.
+        measured_by: the score that `collisions` and `prior` use. None uses the policy's score,
+            which is linear for policies without one, such as a queue. A state does not contain it.
+        descriptor: the rows on which duplicates are counted (memory/descriptors.py). None uses
+            Embedding(), the embeddings themselves, as the DUEL paper does. A descriptor that reads
+            images, such as Thumbnail(), needs image_shape.
+        group: the ranks that hold the memory together: `ProcessGroup()` under torch.distributed.
+            Each of W ranks holds every W-th of the K slots. See above.
+        shares: the slots that each producer keeps under any policy (memory/shares.py). A number
+            from 0 to below 1 guarantees this part of an equal share. A dict of weights by name
+            divides half of the slots by weight, and a producer without a weight has weight 1. None
+            guarantees nothing. A state does not contain it.
 
     Raises:
-        ValueError: an argument outside its range, or of another kind, or one that several ranks
-            cannot hold together.
+        ValueError: an argument has the wrong type or is out of range, or several ranks cannot share
+            a memory with these arguments.
 
     >>> memory = WorkingMemory(capacity=3, dim=2)
     >>> z = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]])
@@ -154,7 +159,7 @@ class WorkingMemory(Slots):
         self.shares = Shares.of(shares)
         if self.shares is not None:
             check_kept(self.eviction)
-        self._holdings: Holdings | None = None  # made from the columns when they are needed
+        self._holdings: Holdings | None = None  # created from the columns at first use
         self._names = ProducerNames()
         self._fixed_dtype = dtype is not None
         where, self._seed = check_device(device), check_seed(seed)
@@ -168,14 +173,14 @@ class WorkingMemory(Slots):
         )
         self._generator = torch.Generator().manual_seed(self._seed + RANK_SEEDS * group.rank)
         self._totals, self._strata = Totals(), Strata(self._seed + 2)
-        self._drift = torch.ones(2, dtype=torch.float64)  # mean and least of the last refreshed
+        self._drift = torch.ones(2, dtype=torch.float64)  # mean and minimum of the last refresh
         self.eviction.bind(self._columns, self._seed + 1)
         self._description = describe(self.eviction, image_shape, duplicates, self.descriptor)
         self._closely: NearDuplicates | None = None
         if duplicates is not None and duplicates.threshold == "auto":
             self._closely = NearDuplicates(self)
 
-    # What goes in.
+    # Admission.
 
     @in_full_precision
     def add(
@@ -187,23 +192,26 @@ class WorkingMemory(Slots):
         hashes: Array | None = None,
         producers: Sequence[str | None] | None = None,
     ) -> Admission:
-        """Offer a batch, in order. As if each sample were offered alone, but for what
-        `Duplicates` says of near-duplicates and what a policy learns between batches.
+        """Offer a batch of newcomers, in order, and return what happened to each of them.
 
-        On several ranks all call, one without newcomers with empty batches; images travel only to
-        the rank that keeps them.
+        The result is the same as if each sample were offered alone, with two exceptions: the
+        near-duplicate rules of `Duplicates`, and policies that learn between batches.
+
+        On several ranks, all ranks must call this method. A rank without newcomers passes empty
+        batches. Images travel only to the rank that keeps them.
 
         Args:
-            ids: int64 [B].
-            z: unit rows [B, D], float32 or float64 (narrower ones are widened to float32).
-            images: uint8 [B, C, H, W], where the memory keeps images.
-            labels: int64 [B], -1 for none.
-            hashes: content hashes, int64 [B], 0 for none.
-            producers: the name of who sent each sample; None for nobody, who has no share.
+            ids: sample ids, int64 [B].
+            z: unit rows [B, D], float32 or float64. Narrower dtypes are widened to float32.
+            images: uint8 [B, C, H, W], required if the memory keeps images.
+            labels: int64 [B], -1 for no label.
+            hashes: content hashes, int64 [B], 0 for no hash.
+            producers: the name of the producer of each sample. None means no producer, and such
+                samples have no share.
 
         Raises:
-            ValueError: an input breaks its rule; nothing was added. Or a policy from outside chose
-                no slot there is; then the rest of the batch counts as refused.
+            ValueError: an input is invalid, and the memory is unchanged. Also raised if a custom
+                policy chooses an invalid slot: then the rest of the batch counts as refused.
         """
         rows = self._rows(ids, z, images, labels, hashes, producers)
         meeting = None
@@ -238,7 +246,7 @@ class WorkingMemory(Slots):
             return None
         if self._closely is None:
             return self.duplicates.find(rows.descriptors, self._columns.descriptor_kA, self.group)
-        assert rows.images is not None  # as NearDuplicates saw to
+        assert rows.images is not None  # NearDuplicates checked this
         return self._closely.find(rows.images, rows.images[:0], self.duplicates.action, rows.ids)
 
     def _rows(
@@ -250,7 +258,7 @@ class WorkingMemory(Slots):
         hashes: Array | None,
         producers: Sequence[str | None] | None,
     ) -> Rows:
-        """A batch of newcomers, checked."""
+        """Return the checked newcomers of a batch."""
         z_BD = check_embeddings(z, self.dim, self.device)
         count, device, columns = len(z_BD), self.device, self._columns
         labels = torch.full((count,), -1, device=device) if labels is None else labels
@@ -284,24 +292,30 @@ class WorkingMemory(Slots):
         return z_BD.to(self.dtype)
 
     def _count_again(self) -> None:
-        """Let the policy forget what it counted in another dtype than the rows have now."""
+        """Make the policy recompute what it counted when the rows had another dtype."""
         every = torch.arange(len(self), device=self.device)
         self.eviction.on_update(every, self.descriptors.clone())
 
-    # What keeps embeddings those of the present encoder.
+    # Re-encoding with the current encoder.
 
     def stalest(self, n: int) -> Tensor:
-        """The n slots whose embeddings are oldest, int64; ties go to the lowest slot."""
+        """Return the n slots with the oldest embeddings, int64. Ties go to the lowest slot."""
         return torch.argsort(self.encoded, stable=True)[: check_count("n", n, least=0)]
 
     def on_overwrite(self, watch: Callable[[Tensor], None] | None) -> None:
-        """Call `watch` with the slots that a batch is about to overwrite, int64 on the memory's
-        device, while they still hold what leaves; those from `len(self)` on hold nothing."""
+        """Call `watch` before each batch overwrites slots.
+
+        `watch` receives the slots, int64 on the memory's device, while they still hold the old
+        samples. Slots from `len(self)` on are empty. None removes the callback.
+        """
         self._columns.on_overwrite = watch
 
     def images_of(self, slots: Array) -> Tensor:
-        """Copies of the images of these slots, uint8 [R, C, H, W], on the memory's device;
-        ValueError where the memory keeps no images."""
+        """Return copies of the images of these slots, uint8 [R, C, H, W], on the memory's device.
+
+        Raises:
+            ValueError: the memory keeps no images, or the slots are not distinct and occupied.
+        """
         chosen = check_slots(slots, len(self), self.device)
         if self._columns.images is None:
             raise ValueError("this memory keeps no images: give it image_shape")
@@ -309,8 +323,18 @@ class WorkingMemory(Slots):
 
     @in_full_precision
     def refresh(self, slots: Array, z: Array) -> Tensor:
-        """Replace the embeddings of these slots, int64 [R], distinct and occupied, by newly made
-        ones [R, D] of the same samples. The drift: cosine of old and new, float64 [R]."""
+        """Replace the embeddings of these slots by new embeddings of the same samples.
+
+        Args:
+            slots: int64 [R], distinct and occupied.
+            z: the new embeddings, unit rows [R, D].
+
+        Returns:
+            The drift: the cosine between the old and the new embedding of each slot, float64 [R].
+
+        Raises:
+            ValueError: invalid slots or rows, or different numbers of slots and rows.
+        """
         chosen = check_slots(slots, len(self), self.device)
         new_RD = check_embeddings(z, self.dim, self.device).to(self.dtype)
         if len(new_RD) != len(chosen):
@@ -331,18 +355,20 @@ class WorkingMemory(Slots):
     def reencode(
         self, encode: Callable[[Tensor], Tensor], slots: Array | None = None, batch: int = 256
     ) -> Tensor:
-        """Compute embeddings anew from the images: of all slots as D-SimCLR does before each step
-        (DUEL, section 4), or of the stalest few. Returns what `refresh` does.
+        """Compute new embeddings from the stored images, and return the drift as `refresh` does.
+
+        D-SimCLR encodes all slots anew before each step (DUEL, section 4). It is cheaper to encode
+        only the `stalest` slots.
 
         Args:
-            encode: uint8 images [b, C, H, W] on the memory's device to unit rows [b, D]. Called
-                without gradient.
-            slots: distinct and occupied; all that have their image where not given.
-            batch: most images encoded at a time, b.
+            encode: a function from uint8 images [b, C, H, W] on the memory's device to unit rows
+                [b, D]. It runs without gradient.
+            slots: distinct occupied slots. None means all occupied slots.
+            batch: the largest number b of images to encode at a time.
 
         Raises:
-            ValueError: the memory keeps no images, or `encode` gives anything but unit rows; then
-                nothing has changed.
+            ValueError: the memory keeps no images, or `encode` did not return unit rows. The memory
+                is unchanged.
         """
         check_count("batch", batch, least=1)
         all_slots = self.stalest(len(self)).sort().values if slots is None else slots
@@ -358,7 +384,7 @@ class WorkingMemory(Slots):
             new_RD[start : start + batch] = z_bD
         return self.refresh(chosen, new_RD)
 
-    # What is drawn: negatives, and training batches.
+    # Draws: negatives and training batches.
 
     @in_full_precision
     def negatives(
@@ -372,27 +398,30 @@ class WorkingMemory(Slots):
         each: bool = False,
         cells: int = 64,
     ) -> Negatives:
-        """All occupied slots in slot order, as views; or copies of n of them, fewer where fewer are
-        occupied, each at most once. `mask` leaves an anchor's own copies out.
+        """Return negatives: all occupied slots as views, or copies of n distinct slots.
+
+        Fewer than n slots are returned if fewer are occupied. `Negatives.mask` marks the slots that
+        hold the anchor itself.
 
         Args:
-            n: how many, or None for all.
-            generator: a CPU generator; the memory's own where not given.
-            how: "uniform": every choice equally likely. "hardest": the largest cosine to any
-                anchor, the hardest first; no randomness. "stratified": from each k-means cell of
-                the descriptors as many as from any other, as far as it has them, and uniformly
-                within; the cells are fitted again when as many rows have changed as there were.
+            n: the number of negatives. None returns all occupied slots, in slot order.
+            generator: a CPU generator. None uses the memory's own.
+            how: "uniform" draws every choice with equal probability. "hardest" takes the slots with
+                the largest cosine to any anchor, hardest first, without randomness. "stratified"
+                draws equally from all k-means cells of the descriptors, as far as a cell has enough
+                rows, and uniformly within a cell. The cells are fitted again after as many rows
+                have changed as there were at the last fit.
             anchors: unit rows [B, D], for "hardest".
-            ids_B, hashes_B: of the anchors, for "hardest": a slot of the same id or content hash is
-                left out before choosing.
-            each: for "hardest", choose n for each anchor, rather than n for all together; every
-                field then has B in front. An anchor that has fewer than n left gets some of those
-                left out as well, which `mask` marks.
-            cells: for "stratified".
+            ids_B, hashes_B: ids and content hashes of the anchors, for "hardest". Slots with the
+                same id or content hash are excluded before the choice.
+            each: for "hardest", choose n slots for each anchor instead of n for all together. Every
+                field of the result then has a leading dimension B. An anchor with fewer than n
+                allowed slots also gets excluded slots, which `mask` marks.
+            cells: the number of k-means cells, for "stratified".
 
         Raises:
-            ValueError: "hardest" without anchors, a choice where all are taken, or an argument
-                outside its range.
+            ValueError: "hardest" without anchors, a choice without n, or an argument that is out of
+                range.
         """
         check_way(how, ("uniform", "hardest", "stratified"))
         if how == "hardest" and anchors is None:
@@ -429,18 +458,20 @@ class WorkingMemory(Slots):
         generator: torch.Generator | None = None,
         how: DrawOrder = "uniform",
     ) -> Draw:
-        """A training batch of n slots: distinct while n <= k, else with replacement. What is drawn
-        is counted in `draws`.
+        """Draw a training batch of n slots, and count the draws in `draws`.
+
+        The slots are distinct while n <= k, and drawn with replacement otherwise.
 
         Args:
-            n: how many.
-            generator: a CPU generator; the memory's own where not given.
-            how: "uniform", or "inverse-count": in proportion to 1 / (1 + N(j)), one slot after the
-                other, for what `counts` costs; or "epochs": those never drawn first, then each
-                slot once before any comes again, in a new order each time.
+            n: the number of slots.
+            generator: a CPU generator. None uses the memory's own.
+            how: "uniform" draws with equal probability. "inverse-count" draws one slot after the
+                other, in proportion to 1 / (1 + N(j)), and costs as much as `counts`. "epochs"
+                first draws slots that were never drawn, then each slot once before any slot comes
+                again, in a new order each time.
 
         Raises:
-            ValueError: the memory is empty.
+            ValueError: the memory is empty, or an argument is out of range.
         """
         check_way(how, draws.ORDERS)
         n = check_count("n", n, least=0)
@@ -461,31 +492,34 @@ class WorkingMemory(Slots):
         images = None if columns.images is None else columns.images.read(slots)
         return Draw(slots, columns.ids[slots], images)
 
-    # What is measured.
+    # Measurements.
 
     @in_full_precision
     def counts(self) -> Tensor:
-        """Duplicate counts N(j) of the occupied slots (DUEL, eq. 5), on descriptors, float64 [k].
+        """Return the duplicate counts N(j) of the occupied slots, float64 [k] (DUEL, eq. 5).
 
-        They cost nothing where the policy keeps them, O(K A) with linear h, else O(K^2 A). On
-        several ranks over all slots where the policy keeps them, else over this shard alone.
+        Duplicates are counted on descriptors. The counts are free if the policy keeps them.
+        Otherwise they cost O(K A) with linear h and O(K^2 A) with other scores. On several ranks,
+        counts that the policy keeps cover all slots, and other counts cover this shard only.
         """
         return self.eviction.counts()
 
     @in_full_precision
     def collisions(self, z: Array, images: Array | None = None) -> Tensor:
-        """Expected collision probability of each anchor with the memory, float64 [B].
+        """Return the expected collision probability of each anchor with the memory, float64 [B].
 
-        mean_k h(d_b . d_k) over descriptors (DUEL, Definition 2), with the score `measured_by`, or
-        the policy's; 0 in an empty memory. O(B K A), O(B A) where a policy of linear h keeps a sum.
-        On several ranks over this shard alone, every W-th of the slots.
+        The value is mean_k h(d_b . d_k) over descriptors (DUEL, Definition 2). The score is
+        `measured_by`, or the policy's score. The value is 0 if the memory is empty. The cost is O(B
+        K A), or O(B A) if a policy with linear h keeps a sum. On several ranks, the mean covers
+        this rank's shard only.
 
         Args:
             z: unit rows [B, D].
-            images: uint8 [B, C, H, W], where the descriptor reads images.
+            images: uint8 [B, C, H, W], required if the descriptor reads images.
 
         Raises:
-            ValueError: not unit rows of this dimension, or images missing or of another shape.
+            ValueError: the rows are not unit rows [B, D], or images are missing or have another
+                shape.
         """
         z_BD = check_embeddings(z, self.dim, self.device, "anchor").to(self.dtype)
         found = None
@@ -499,15 +533,17 @@ class WorkingMemory(Slots):
 
     @in_full_precision
     def prior(self, z: Array) -> Tensor:
-        """tau+ of debiased losses, float64 [B]: the probability that a negative drawn from the
-        memory shares an anchor's class, mean_k h(z_b . z_k), in the space in which a loss compares,
-        whatever the descriptor is. On several ranks over all slots.
+        """Return tau+ of the debiased losses for each anchor, float64 [B].
+
+        tau+ is the probability that a negative drawn from the memory has the anchor's class: mean_k
+        h(z_b . z_k). It is computed on embeddings, because the loss compares embeddings, whatever
+        the descriptor is. On several ranks, the mean covers all slots.
 
         Args:
-            z: unit rows [B, D]; on several ranks the same rows.
+            z: unit rows [B, D]. All ranks must pass the same rows.
 
         Raises:
-            ValueError: not unit rows of this dimension.
+            ValueError: the rows are not unit rows [B, D].
         """
         z_BD = check_embeddings(z, self.dim, self.device, "anchor").to(self.dtype)
         if self._columns.shared and self.measured_by is None and self.group.size == 1:
@@ -518,32 +554,41 @@ class WorkingMemory(Slots):
 
     @in_full_precision
     def stats(self) -> MemoryStats:
-        """Numbers of this moment, in O(K D^2) besides the counts, which are sampled where they are
-        dear (see MemoryStats.counted). Cheap enough for every few seconds."""
+        """Return statistics of the memory's current contents.
+
+        The cost is O(K D^2) plus the cost of the counts. If counts are expensive, only some slots
+        are counted (see MemoryStats.counted). Call it every few seconds rather than at every step.
+        """
         return measure(self._columns, self.eviction, self._totals, self._drift)
 
     @in_full_precision
     def effective_cells(self, cells: int = 64) -> float:
-        """Exponential of the entropy of the sizes of k-means cells of the embeddings, from 1 to
-        `cells`; 0 of an empty memory. Clusters at each call: not for every step."""
+        """Return the exponential of the entropy of the k-means cell sizes of the embeddings.
+
+        The value lies between 1 and `cells`, and is 0 for an empty memory. Each call clusters the
+        embeddings again, so do not call it at every step.
+        """
         return effective_cells(self.embeddings, cells, self._strata.seed)
 
     @in_full_precision
     def check_valid(self) -> tuple[bool, str]:
-        """Recount everything. (True, "") or (False, what is wrong)."""
+        """Recompute the memory's bookkeeping. Return (True, ""), or (False, the first error)."""
         joined = self.group.share(self._totals.inserted - self._totals.evicted)
         if joined != len(self):
             return False, f"{joined} samples should be held by the counters, {len(self)} slots are"
         ok, reason = self._columns.check(self._totals.added)
         return self.eviction.check() if ok else (ok, reason)
 
-    # What a module is: saved, loaded and moved. All of the memory is one flat dict of tensors.
+    # The torch.nn.Module interface: save, load, move. The state is one flat dict of tensors.
 
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
     ) -> None:
-        """Everything needed to go on bit-equal: copies, which safetensors takes; with `keep_vars`
-        rows and images are the memory's own, which go on changing."""
+        """Add the memory's state to `destination`, from which a memory continues bit-equal.
+
+        The tensors are copies, which safetensors accepts. With `keep_vars`, rows and images are the
+        memory's own tensors, which later calls change.
+        """
         state = named("columns", self._columns.state(live=keep_vars))
         state |= named("eviction", self.eviction.state()) | named("strata", self._strata.state())
         state["counters"] = counters(self.capacity_of_all, self._totals)
@@ -567,7 +612,7 @@ class WorkingMemory(Slots):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        """As a part of a module that is loaded."""
+        """Load the memory's part of the state of the module that contains it."""
         del local_metadata, unexpected_keys
         state = {
             name[len(prefix) :]: v for name, v in state_dict.items() if name.startswith(prefix)
@@ -585,19 +630,20 @@ class WorkingMemory(Slots):
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """Take over a state of a memory built with the same arguments.
+        """Load the state of a memory that was built with the same arguments.
 
         Args:
-            state_dict: of `state_dict`.
-            strict, assign: as of every module; a memory's state is whole and copied all the same.
+            state_dict: a result of `state_dict`.
+            strict, assign: ignored. They exist for compatibility with `torch.nn.Module`: a state is
+                always loaded as a whole and copied.
 
         Returns:
-            No missing and no unexpected keys, as a module has it.
+            No missing and no unexpected keys, in the form of `torch.nn.Module`.
 
         Raises:
-            ValueError: the state is of a later version, or of another capacity, dimension, image
-                shape, descriptor, eviction policy, score, or of other options of these; then
-                nothing has changed. `duplicates` may be another.
+            ValueError: the state comes from a later version or from a memory with another capacity,
+                dimension, image shape, descriptor, eviction policy, score or option of these. The
+                memory is then unchanged. Another setting of `duplicates` is allowed.
         """
         del strict, assign
         state = upgraded(state_dict)
@@ -620,10 +666,10 @@ class WorkingMemory(Slots):
             self.eviction.load(part(state, "eviction"))
         if columns["embeddings"].dtype != self.dtype:
             self._count_again()
-        return _IncompatibleKeys([], [])  # as of every module: nothing is missing or left over
+        return _IncompatibleKeys([], [])  # torch's result for a complete load
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> WorkingMemory:
-        """Follow the module around it to another device; rows keep their dtype."""
+        """Move to another device together with the containing module. Rows keep their dtype."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         device = fn(torch.empty(0, device=self.device)).device
         if device != self.device:

@@ -1,4 +1,4 @@
-"""What can be read of a memory: the columns of its occupied slots.
+"""Read access to a memory: the columns of its occupied slots.
 
 Shapes: k occupied slots, D embedding, A descriptor, C H W image.
 """
@@ -15,7 +15,7 @@ from stream_ssl.memory.shares import Holding, ProducerNames, Shares
 
 
 class Slots(nn.Module):
-    """The columns of the occupied slots, in slot order. They are views, never copies."""
+    """The columns of the occupied slots, in slot order, as views."""
 
     shares: Shares | None
     _columns: Columns
@@ -23,16 +23,16 @@ class Slots(nn.Module):
     _names: ProducerNames
 
     def __len__(self) -> int:
-        """k"""
+        """Return the number of occupied slots, k."""
         return self._columns.occupied
 
     def __bool__(self) -> bool:
-        """A memory is there, empty or not."""
+        """Return True, also for an empty memory."""
         return True
 
     @property
     def occupied_of_all(self) -> int:
-        """Return how many slots all ranks occupy together. In a single process this is k."""
+        """The number of slots that all ranks occupy together. In a single process this is k."""
         return self._columns.occupied_of_all
 
     @property
@@ -41,75 +41,80 @@ class Slots(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the embeddings."""
+        """The dtype of the embeddings."""
         return self._columns.embeddings.dtype
 
     @property
     def added(self) -> int:
-        """How many samples have been offered."""
+        """The number of samples offered so far."""
         return self._totals.added
 
     @property
     def ids(self) -> Tensor:
-        """int64 [k]."""
+        """The sample ids, int64 [k]."""
         return self._columns.ids[: len(self)]
 
     @property
     def embeddings(self) -> Tensor:
-        """Unit rows [k, D]."""
+        """The embeddings, unit rows [k, D]."""
         return self._columns.z_kD
 
     @property
     def descriptors(self) -> Tensor:
-        """What duplicates are counted on, unit rows [k, A]."""
+        """The rows on which duplicates are counted, unit rows [k, A]."""
         return self._columns.descriptor_kA
 
     @property
     def images(self) -> Tensor | None:
-        """uint8 [k, C, H, W] where the images lie; None in a memory that keeps none."""
+        """The images, uint8 [k, C, H, W], on the device that keeps them. None if no images are
+        kept.
+        """
         images = self._columns.images
         return None if images is None else images.data_KCHW[: len(self)]
 
     @property
     def labels(self) -> Tensor:
-        """int64 [k]; -1 for none. For reports only."""
+        """The labels, int64 [k], -1 for no label. They are used for reports only."""
         return self._columns.labels[: len(self)]
 
     @property
     def hashes(self) -> Tensor:
-        """Content hashes, int64 [k]; 0 for none."""
+        """The content hashes, int64 [k], 0 for no hash."""
         return self._columns.hashes[: len(self)]
 
     @property
     def born(self) -> Tensor:
-        """int64 [k]: how many samples had been offered before this one."""
+        """The number of samples offered before each slot's sample, int64 [k]."""
         return self._columns.born[: len(self)]
 
     @property
     def encoded(self) -> Tensor:
-        """int64 [k]: how many samples had been offered when the embedding was last computed."""
+        """The number of samples offered when each embedding was last computed, int64 [k]."""
         return self._columns.encoded[: len(self)]
 
     @property
     def multiplicity(self) -> Tensor:
-        """int64 [k]: samples that a slot stands for, those merged into it and itself."""
+        """The number of samples that each slot represents, itself and those merged into it, int64
+        [k].
+        """
         return self._columns.multiplicity[: len(self)]
 
     @property
     def draws(self) -> Tensor:
-        """int64 [k]: how often `sample` drew what a slot holds."""
+        """How often `sample` drew each slot's sample, int64 [k]."""
         return self._columns.draws[: len(self)]
 
     @property
     def producers(self) -> list[str | None]:
-        """The name of who sent what each slot holds; None for nobody. [k]"""
+        """The name of the producer of each slot's sample, [k]. None means no producer."""
         keys = to_host(self._columns.producers[: len(self)]).tolist()
         return [self._names.of(key) for key in keys]
 
     def holdings(self) -> dict[str | None, Holding]:
-        """Return what each producer holds and is guaranteed, by name; None stands for nobody.
+        """Return the slots that each producer holds and is guaranteed, by name. None means no
+        producer.
 
-        On several ranks both numbers are of this rank's shard alone.
+        On several ranks, both numbers cover this rank's shard only.
         """
         key_k = to_host(self._columns.producers[: len(self)])
         found = self.shares or Shares(part=0.0)

@@ -1,4 +1,4 @@
-"""Numbers that say how a memory is doing. They are returned; exporting them is others' work.
+"""Statistics of a memory's contents. This module computes them and does not export them.
 
 Shapes: C cells, D embedding, A descriptor, k occupied slots, S slots counted.
 """
@@ -22,39 +22,45 @@ if TYPE_CHECKING:
     from stream_ssl.memory.eviction.base import Policy
 
 MOST_PAIRS = 1 << 24
-"""Pairs of slots compared at most for counts, where the policy keeps none."""
+"""The largest number of slot pairs to compare for counts that the policy does not keep."""
 
 MOST_ROWS = 1 << 17
-"""Slots counted at most by linear h, whose counts nobody keeps: each is one product."""
+"""The largest number of slots to count with linear h. No policy keeps these counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryStats:
-    """A memory at one moment. Ages and staleness are in samples offered since. On several ranks
-    of one shard, but for what was added, inserted, evicted and refused, found and merged.
+    """Statistics of a memory at one moment.
+
+    Ages and staleness are measured in samples offered since then. On several ranks they describe
+    one shard, except added, inserted, evicted, refused, duplicates and merged, which cover all
+    ranks.
 
     Attributes:
-        occupancy: occupied slots, of `capacity`.
-        added: samples offered so far; each was inserted or refused.
-        inserted: samples that joined; those beyond the occupied slots were evicted.
+        occupancy: the number of occupied slots.
+        capacity: the number of slots.
+        added: samples offered so far. Each was inserted or refused.
+        inserted: samples that joined. Those that no longer occupy a slot were evicted.
         evicted: samples that left.
-        refused: samples that never joined, refused duplicates and those merged included.
-        expected_collisions: mean h over pairs of distinct slots (DUEL, Definition 2); 0 below two.
-        effective_rank: exponential of the entropy of the spectrum of Z^T Z / k, from 1 to D.
-        age_p50, age_p90, age_max: since the samples of the occupied slots arrived.
-        duplicates: samples found near-duplicates at admission, let in or not.
-        merged: samples merged into another's multiplicity.
-        count_mean, count_p50, count_p90, count_max: duplicate counts N(j) (DUEL, eq. 5) of the
-            slots counted.
-        counted: how many slots that is: all occupied ones, unless the policy keeps no counts and
-            they are too many. Then those counted are spread evenly over the slots, and
-            `expected_collisions` is the mean over them.
-        stale_p50, stale_p90, stale_max: since the embeddings were computed.
-        turnover: share of the occupied slots whose sample is among the last `capacity` offered;
-            1 for a queue.
-        multiplicity_mean: samples that a slot stands for, itself included.
-        drift_mean, drift_min: cosine of old and new embeddings at the last re-encoding; 1 before
-            any.
+        refused: samples that never joined, including refused and merged near-duplicates.
+        expected_collisions: the mean h over pairs of distinct slots (DUEL, Definition 2); 0 with
+            fewer than two slots.
+        effective_rank: the exponential of the entropy of the spectrum of Z^T Z / k, from 1 to D.
+        age_p50, age_p90, age_max: percentiles and maximum of the time since the samples arrived.
+        duplicates: near-duplicates found at admission, whether admitted or not.
+        merged: samples merged into the multiplicity of another.
+        count_mean, count_p50, count_p90, count_max: duplicate counts N(j) of the counted slots
+            (DUEL, eq. 5).
+        counted: the number of slots counted. It is less than all occupied slots only if the policy
+            keeps no counts and the memory is large. Then the counted slots are spread evenly over
+            the memory, and `expected_collisions` is the mean over them.
+        stale_p50, stale_p90, stale_max: percentiles and maximum of the time since the embeddings
+            were computed.
+        turnover: the share of occupied slots whose sample is among the last `capacity` samples
+            offered; 1 for a queue.
+        multiplicity_mean: the mean number of samples that a slot represents, including itself.
+        drift_mean, drift_min: the cosine of old and new embeddings at the last re-encoding; 1
+            before the first.
     """
 
     occupancy: int
@@ -85,7 +91,14 @@ class MemoryStats:
 
 
 def measure(columns: Columns, policy: Policy, totals: Totals, drift: Tensor) -> MemoryStats:
-    """The numbers of this moment; `drift` is the mean and the least of the last re-encoding."""
+    """Return the current statistics.
+
+    Args:
+        columns: the columns of the memory.
+        policy: the memory's policy, which may keep duplicate counts.
+        totals: the totals of all samples offered so far.
+        drift: the mean and the minimum drift of the last re-encoding, float64 [2].
+    """
     k = columns.occupied
     age_k, stale_k = totals.added - columns.born[:k], totals.added - columns.encoded[:k]
     count_S = some_counts(columns, policy)
@@ -114,8 +127,8 @@ def measure(columns: Columns, policy: Policy, totals: Totals, drift: Tensor) -> 
 
 
 def some_counts(columns: Columns, policy: Policy) -> Tensor:
-    """N(j), float64: of all occupied slots where that is cheap, else of some spread over them."""
-    # On several ranks no other is asked: all keep exact counts, of linear h too.
+    """Return N(j), float64: of all occupied slots if that is cheap, else of an even selection."""
+    # Several ranks keep exact counts for linear h too, so no communication is needed.
     k, linear = columns.occupied, isinstance(policy.score, Linear) and columns.group.size == 1
     kept = policy.keeps_counts and not linear
     counted = MOST_ROWS if linear else MOST_PAIRS // max(1, k)
@@ -127,9 +140,9 @@ def some_counts(columns: Columns, policy: Policy) -> Tensor:
 
 
 def effective_rank(z_kD: Tensor) -> float:
-    """exp of the entropy of the eigenvalues of Z^T Z / k, which sum to 1; 0 for no rows.
+    """Return exp of the entropy of the eigenvalues of Z^T Z / k, which sum to 1; 0 for no rows.
 
-    Orthogonal classes of equal size give their number: c classes, c equal eigenvalues.
+    Rows of c orthogonal classes of equal size give c equal eigenvalues, so the result is c.
 
     >>> round(effective_rank(torch.eye(4).repeat(3, 1)), 6)
     4.0
@@ -141,16 +154,20 @@ def effective_rank(z_kD: Tensor) -> float:
     step = max(1, BLOCK_ELEMENTS // dim)
     for start in range(0, len(z_kD), step):
         block_bD = z_kD[start : start + step]
-        gram_DD += block_bD.T @ block_bD  # in the rows' precision; the sum of blocks in float64
+        gram_DD += block_bD.T @ block_bD  # rows' precision; blocks are summed in float64
     return spectral_rank(gram_DD)
 
 
 def spectral_rank(moment_DD: Tensor) -> float:
-    """Effective rank (Roy and Vetterli, 2007) of rows by their second moment, Z^T Z times any
-    positive factor and not centred: exp of the entropy of its spectrum. In [1, D]; 0 for zeros.
+    """Return the effective rank (Roy and Vetterli, 2007) of rows, given their second moment.
+
+    It is exp of the entropy of the spectrum, in [1, D], or 0 if the moment is zero.
+
+    Args:
+        moment_DD: Z^T Z of the rows, not centred, times any positive factor.
 
     Raises:
-        ValueError: a moment that is not finite.
+        ValueError: the moment is not finite.
     """
     if not bool(torch.isfinite(moment_DD).all()):
         raise ValueError("the second moment is not finite; leave such embeddings out of it")
@@ -162,7 +179,7 @@ def spectral_rank(moment_DD: Tensor) -> float:
 
 
 def effective_cells(z_kD: Tensor, cells: int, seed: int) -> float:
-    """exp of the entropy of the sizes of k-means cells, from 1 to `cells`; 0 for no rows.
+    """Return exp of the entropy of the k-means cell sizes, from 1 to `cells`; 0 for no rows.
 
     >>> round(effective_cells(torch.eye(4).repeat(3, 1), cells=4, seed=0), 6)
     4.0
@@ -176,7 +193,7 @@ def effective_cells(z_kD: Tensor, cells: int, seed: int) -> float:
 
 
 def percentiles(values: Tensor, at: tuple[float, ...]) -> list[float]:
-    """The values that these shares of `values` do not exceed (nearest rank); 0 for none.
+    """Return the percentiles of `values` by nearest rank; 0 if there are no values.
 
     >>> percentiles(torch.arange(1, 11), (0.5, 0.9, 1.0))
     [5.0, 9.0, 10.0]
