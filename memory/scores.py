@@ -1,8 +1,8 @@
-"""Scores h: from the cosine of two embeddings to the probability that they share a class.
+"""Scores h: from the cosine of two rows to the probability that they share a class.
 
-DUEL, Definition 2: h is continuous and increasing with h(-1) = 0 and h(1) = 1.
+DUEL, Definition 2: h is continuous and increasing, with h(-1) = 0 and h(1) = 1.
 
-Shapes: B rows asked about, D embedding, K memory slots.
+Shapes: B query rows, D embedding, K memory slots.
 """
 
 from __future__ import annotations
@@ -18,22 +18,25 @@ from torch import Tensor
 from stream_ssl.memory.checks import check_number
 
 FINEST, COARSEST = 1e-9, 1e9
-"""Widths of a score, in cosine: float64 cosines differ by less than the one only by rounding, and
-no float64 tells a score of the other from its limit, as wide as that."""
+"""The narrowest and widest score, in cosine.
+
+Float64 cosines that differ by less than the first differ only by rounding. A score wider than the
+second equals its limit in float64.
+"""
 
 BLOCK_ELEMENTS = 1 << 22
-"""Largest similarity block held at a time, in elements (16 MiB of float32)."""
+"""The largest block of similarities held at a time, in elements (16 MiB of float32)."""
 
 
 class Score(ABC):
-    """A score h. Subclasses are frozen: a score has no state."""
+    """A score h. Subclasses are frozen dataclasses, because a score has no state."""
 
     def __call__(self, cosine: Tensor) -> Tensor:
-        """h of every element, in a new tensor.
+        """Return h of every element, in a new tensor.
 
         Args:
-            cosine: any shape, floating point, in [-1, 1]; what lies outside by rounding is clamped
-                where h would turn round there.
+            cosine: any shape, floating point, in [-1, 1]. Values outside by rounding are clamped if
+                h is not monotonic there.
 
         >>> Linear()(torch.tensor([-1.0, 0.0, 1.0])).tolist()
         [0.0, 0.5, 1.0]
@@ -43,14 +46,14 @@ class Score(ABC):
     @property
     @abstractmethod
     def slope(self) -> float:
-        """The largest derivative of h: how much it makes of a cosine's rounding."""
+        """The largest derivative of h, which is the factor by which h magnifies rounding errors."""
 
     @abstractmethod
     def apply_(self, cosine: Tensor) -> Tensor:
-        """h of every element, written over `cosine`, which is returned."""
+        """Overwrite `cosine` with h of every element, and return it."""
 
     def total(self, z_BD: Tensor, memory_KD: Tensor) -> Tensor:
-        """sum_k h(z_b . m_k) for every row b, float64 [B]; K x B is never held beyond a block."""
+        """Return sum_k h(z_b . m_k) for every row b, float64 [B], computed in blocks."""
         total_B = torch.zeros(len(z_BD), dtype=torch.float64, device=z_BD.device)
         step = max(1, BLOCK_ELEMENTS // max(1, len(memory_KD)))
         for start in range(0, len(z_BD), step):
@@ -59,11 +62,14 @@ class Score(ABC):
         return total_B
 
     def counts(self, memory_KD: Tensor) -> Tensor:
-        """The duplicate counts N(j) = sum_{i != j} h(m_i . m_j) (DUEL, eq. 5), float64 [K]."""
+        """Return the duplicate counts N(j) = sum_{i != j} h(m_i .
+
+        m_j), float64 [K] (DUEL, eq. 5).
+        """
         return self.total(memory_KD, memory_KD) - self.own(memory_KD)
 
     def own(self, z_BD: Tensor) -> Tensor:
-        """h of each row with itself, which no count holds, float64 [B]."""
+        """Return h of each row with itself, which the counts exclude, float64 [B]."""
         return self.apply_((z_BD * z_BD).sum(dim=1)).to(torch.float64)
 
 
@@ -96,8 +102,8 @@ class Gaussian(Score):
     """h(x) = exp(-(x - 1)^2 / tau), shifted and scaled to h(-1) = 0 (DUEL, section 4).
 
     Args:
-        tau: squared width in cosine, in [1e-18, 1e9]. The paper's value is 1; wide ones tend to
-            (1 + x) (3 - x) / 4.
+        tau: the squared width in cosine, in [1e-18, 1e9]. The paper uses 1. For large tau, h
+            approaches (1 + x) (3 - x) / 4.
     """
 
     tau: float = 1.0
@@ -119,11 +125,11 @@ class Gaussian(Score):
 
 @dataclass(frozen=True)
 class VonMisesFisher(Score):
-    """h(x) = exp((x - 1) / kappa), shifted and scaled to h(-1) = 0: a score as sharp as wanted.
+    """h(x) = exp((x - 1) / kappa), shifted and scaled to h(-1) = 0, with adjustable sharpness.
 
     Args:
-        kappa: cosine over which h falls by a factor e, in [1e-9, 1e9]. At 0.1 only near neighbours
-            count; wide ones tend to Linear().
+        kappa: the change of cosine over which h falls by a factor e, in [1e-9, 1e9]. At 0.1 only
+            near neighbours count. For large kappa, h approaches Linear().
     """
 
     kappa: float = 0.1
@@ -142,14 +148,15 @@ class VonMisesFisher(Score):
 
 @dataclass(frozen=True)
 class Threshold(Score):
-    """h(x) = 1 from a cosine on, 0 below, and straight between: neighbours are counted as such.
+    """h(x) = 1 at or above a cosine, 0 well below it, and a linear ramp between: it counts
+    neighbours.
 
-    The ramp is h's continuity (Definition 2), and what keeps the last bit of a cosine from turning
-    a neighbour into none.
+    The ramp makes h continuous (DUEL, Definition 2), so that rounding a cosine does not add or
+    remove a whole neighbour.
 
     Args:
-        cosine: from here on two samples are duplicates; above -1, at most 1.
-        width: of the ramp below it, at least 1e-9; its foot lies at -1 or above.
+        cosine: samples at or above this cosine are duplicates; above -1, at most 1.
+        width: the width of the ramp below `cosine`, at least 1e-9. The ramp starts at -1 or above.
     """
 
     cosine: float = 0.9
@@ -179,11 +186,11 @@ SCORES: dict[str, type[Score]] = {
     "von-mises-fisher": VonMisesFisher,
     "threshold": Threshold,
 }
-"""One line per score, by the name that a config file may give."""
+"""The scores by the names used in config files. A new score is one line here."""
 
 
 def sum_rows(z_KD: Tensor) -> Tensor:
-    """Sum of the rows in float64 [D], a block at a time: the column is never held twice."""
+    """Return the sum of the rows, float64 [D], computed in blocks to save memory."""
     sum_D = torch.zeros(z_KD.shape[1], dtype=torch.float64, device=z_KD.device)
     step = max(1, BLOCK_ELEMENTS // z_KD.shape[1])
     for start in range(0, len(z_KD), step):
@@ -192,16 +199,16 @@ def sum_rows(z_KD: Tensor) -> Tensor:
 
 
 def between_(exponent: Tensor, most: float) -> Tensor:
-    """(e^x - e^-m) / (1 - e^-m) of each exponent x in [-m, 0], written over it: from 0 to 1."""
+    """Overwrite each exponent x in [-m, 0] with (e^x - e^-m) / (1 - e^-m), from 0 to 1."""
     if most > 1:
         least = math.exp(-most)
         return exponent.exp_().sub_(least).div_(1.0 - least)
-    # Nearly constant exponentials: their differences, not their values, must keep the digits.
+    # For nearly constant exponentials, expm1 keeps the digits of their differences.
     return exponent.add_(most).expm1_().div_(math.expm1(most))
 
 
 def check_width(name: str, value: float, least: float, most: float) -> float:
-    """A score neither sharper than rounding nor wider than can be told from its limit."""
+    """Check that a score is not sharper than rounding and not wider than its limit."""
     rule = "a finite number above 0"
     if check_number(name, value, rule) <= 0:
         raise ValueError(f"{name} is {value}: must be {rule}")
@@ -215,7 +222,7 @@ def check_width(name: str, value: float, least: float, most: float) -> float:
 
 
 def check_score(given: Any) -> None:
-    """ValueError unless it is a score."""
+    """Raise ValueError unless `given` is a score."""
     if isinstance(given, Score):
         return
     a_class = isinstance(given, type) and issubclass(given, Score)

@@ -1,4 +1,7 @@
-"""Eviction policies: who makes room for a newcomer. A new policy is one file and one line here."""
+"""Eviction policies, which choose the slot of each newcomer.
+
+A new policy is one file and one line here.
+"""
 
 from __future__ import annotations
 
@@ -40,14 +43,15 @@ __all__ = [
 
 
 def policy(name_or_path: str, **arguments: Any) -> Policy:
-    """The policy of this name, or of a class from outside.
+    """Build the eviction policy with this name, or of a class outside this package.
 
     Args:
-        name_or_path: a name of POLICIES, or "module:Class" of a subclass of Policy.
-        arguments: of its constructor.
+        name_or_path: a name in POLICIES, or "module:Class" for a subclass of Policy.
+        arguments: the arguments of its constructor.
 
     Raises:
-        ValueError: there is no such policy, or it is none, or it does not take these arguments.
+        ValueError: there is no such policy, the class is not a policy, or it does not accept these
+            arguments.
 
     >>> policy("oldest").name
     'oldest'

@@ -1,4 +1,4 @@
-"""What every eviction policy is: it chooses slots; the memory carries the choice out.
+"""The base class of eviction policies. A policy chooses slots, and the memory writes them.
 
 Shapes: B newcomers, A descriptor, K slots, k occupied slots, R slots.
 """
@@ -18,13 +18,13 @@ from stream_ssl.memory.shares import Turns
 
 @dataclass(frozen=True, slots=True)
 class Feedback:
-    """What became of one batch. A policy reads the columns for anything else.
+    """The outcome of one batch, for policies that learn.
 
     Attributes:
-        inserted: newcomers of the batch that joined, those evicted again included.
+        inserted: newcomers that joined, including those that the batch evicted again.
         evicted: samples that left.
         refused: newcomers that never joined.
-        added: samples offered to the memory so far, this batch included.
+        added: samples offered to the memory so far, including this batch.
     """
 
     inserted: int
@@ -34,21 +34,26 @@ class Feedback:
 
 
 class Policy(ABC):
-    """Chooses which sample makes room for each newcomer.
+    """An eviction policy: it chooses the slot that each newcomer takes in a full memory.
 
-    A policy serves one memory. It reads the memory's columns and never writes them: `descriptors`
-    where it compares samples. Its own numbers (a sum of rows, a generator, a queue's head) are its
-    state, saved with the memory.
+    A policy serves one memory. It reads the memory's columns, usually `descriptors`, and never
+    writes them. The policy's own values (a sum of rows, a generator, the head of a queue) form its
+    state, which is saved with the memory.
     """
 
     name: ClassVar[str] = ""
-    """What the policy is called in states and errors; of a subclass without one, its class's."""
+    """The name in states and error messages.
+
+    A subclass without a name gets the name of its class.
+    """
 
     across_ranks: bool = False
-    """Whether it chooses among the slots of all ranks (process_group.py), alike on each."""
+    """Whether the policy chooses among the slots of all ranks (process_group.py), the same on each
+    rank.
+    """
 
     score: Score = Linear()
-    """The similarity score h by which duplicates are counted under this policy."""
+    """The score h with which this policy counts duplicates."""
 
     columns: Columns
 
@@ -58,92 +63,99 @@ class Policy(ABC):
             cls.name = cls.__qualname__
 
     def settings(self) -> dict[str, Any]:
-        """Arguments of the constructor that a state holds good for, beside the score, as JSON."""
+        """Return the constructor arguments, except the score, that a loaded state must match, as
+        JSON.
+        """
         return {}
 
     def bind(self, columns: Columns, seed: int) -> None:
-        """Serve the memory of these columns, from its present rows on. Called once by the memory,
-        again when the dtype or device of its rows changes, and on empty columns before a state is
-        loaded.
+        """Serve the memory with these columns, starting from their current rows.
+
+        The memory calls this method once at construction. It calls it again when the dtype or
+        device of the rows changes, and on empty columns before it loads a state.
 
         Args:
-            columns: the memory's, read at every later call.
-            seed: for a policy that draws; distinct from the memory's own.
+            columns: the memory's columns, which the policy reads at every later call.
+            seed: the seed for random choices, different from the memory's own.
         """
         del seed
         self.columns = columns
 
     def on_insert(self, rows: Rows) -> None:
-        """Newcomers were written to slots that had been empty, the last of the occupied ones."""
+        """Update the policy after newcomers filled empty slots, the last of the occupied slots."""
         del rows
 
     @abstractmethod
     def choose(self, rows: Rows) -> Tensor:
-        """The slot of each newcomer, taken in turn, in a memory that is full.
+        """Choose the slot of each newcomer, one after the other, in a full memory.
 
         Returns:
-            int64 [b] on the CPU, for the first b >= 1 newcomers: the memory writes these and asks
-            again with the rest. A newcomer replaces who stands in its slot at that moment, perhaps
-            an earlier newcomer. -1 refuses it.
+            The slots of the first b >= 1 newcomers, int64 [b] on the CPU. The memory writes these
+            newcomers and calls again with the rest. A newcomer replaces the sample in its slot at
+            that moment, possibly an earlier newcomer. -1 refuses the newcomer.
         """
 
     def choose_shared(self, rows: Rows, turns: Turns) -> Tensor:
-        """As `choose`, where shares bar some slots: each newcomer may take those alone that `turns`
-        leave open to it, and one whose producer is below its guarantee is not refused.
+        """Choose slots as `choose` does, under shares that forbid some slots.
 
-        A policy without this method serves memories without shares alone.
+        Each newcomer may take only the slots that `turns` leaves open. A newcomer whose producer is
+        below its guarantee must not be refused. A policy without this method serves only memories
+        without shares.
         """
         raise NotImplementedError
 
     @property
     def keeps_shares(self) -> bool:
-        """Whether this policy can keep shares, which takes a `choose_shared` of its own."""
+        """Whether this policy supports shares, which requires its own `choose_shared`."""
         return type(self).choose_shared is not Policy.choose_shared
 
     def on_update(self, slots: Tensor, before_RA: Tensor) -> None:
-        """The descriptors of these distinct slots were replaced; `before_RA` were the old ones."""
+        """Update the policy after the descriptors of these slots changed from `before_RA`."""
         del slots, before_RA
 
     def update(self, feedback: Feedback) -> None:
-        """A batch is done: a policy that learns does so here (DUEL, Algorithm 1, UpdatePolicy)."""
+        """Learn from a finished batch, if the policy learns (DUEL, Algorithm 1, UpdatePolicy)."""
         del feedback
 
     def counts(self) -> Tensor:
-        """N(j) of the occupied slots (DUEL, eq. 5), float64 [k]."""
+        """Return N(j) of the occupied slots, float64 [k] (DUEL, eq. 5)."""
         return self.score.counts(self.columns.descriptor_kA)
 
     @property
     def keeps_counts(self) -> bool:
-        """Whether `counts` is cheaper than to count."""
+        """Whether the policy keeps counts, so that `counts` need not compare all slots."""
         return type(self).counts is not Policy.counts
 
     def total(self, descriptor_BA: Tensor) -> Tensor:
-        """sum_k h(d_b . d_k) of each row with the occupied slots, float64 [B]."""
+        """Return sum_k h(d_b . d_k) of each row with the occupied slots, float64 [B]."""
         return self.score.total(descriptor_BA, self.columns.descriptor_kA)
 
     def state(self) -> dict[str, Tensor]:
-        """What `load` needs to go on exactly as this policy would."""
+        """Return the state from which `load` continues exactly as this policy would."""
         return {}
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Take over what `state` gave. Called after the rows were loaded."""
+        """Restore a result of `state`.
+
+        The memory calls this method after it has loaded the rows.
+        """
         del state
 
     def check(self) -> tuple[bool, str]:
-        """Whether the policy's own numbers agree with the rows; if not, what is wrong."""
+        """Return (True, "") if the policy's values agree with the rows, else (False, the error)."""
         return True, ""
 
 
 def described(policy: Policy) -> dict[str, Any]:
-    """What a state says of the policy it is of, as JSON."""
+    """Return the description of a policy that is saved in a state, as JSON."""
     score = policy.score
-    a_class = type(score).__repr__ is object.__repr__  # whose repr would name an address
+    a_class = type(score).__repr__ is object.__repr__  # the default repr contains an address
     kind = type(score).__qualname__ if a_class else repr(score)
     return {"eviction policy": policy.name, "score": kind, **policy.settings()}
 
 
 def check_free(name: str, given: Any) -> None:
-    """ValueError unless it is a policy that serves no memory yet."""
+    """Raise ValueError unless `given` is a policy that does not serve a memory yet."""
     if isinstance(given, Policy):
         if hasattr(given, "columns"):
             raise ValueError(f"{name} {given!r} serves another memory: build one for each")

@@ -1,7 +1,7 @@
-"""Evict from the closest pair of the memory: MinRed.
+"""Eviction from the closest pair of the memory: MinRed.
 
-Shapes: A descriptor, K slots, k occupied slots, L entries of a list, R slots whose rows are new,
-T newcomers of a block, P = K + T points, n lists made longer, N cosines for each of them.
+Shapes: A descriptor, K slots, k occupied slots, L entries of a list, R slots whose rows are new, T
+newcomers of a block, P = K + T points, n lists to extend, N cosines for each of them.
 """
 
 from __future__ import annotations
@@ -19,16 +19,22 @@ from stream_ssl.memory.eviction.base import Policy
 from stream_ssl.memory.shares import SlotWalk, Turns
 
 LIST = 16
-"""L. A longer list is made again less often and costs more to keep: 8 L bytes a slot in float32."""
+"""L, the entries of a list.
+
+A longer list is rebuilt less often, but takes 8 L bytes a slot in float32.
+"""
 
 AHEAD = 32
-"""Most lists made again at a time: to read the column for one costs nearly as much."""
+"""The largest number of lists to rebuild at a time.
+
+One list costs nearly as much as all of them, because the whole column is read.
+"""
 
 NEWCOMERS = 64
-"""Most rows whose cosines with all others are held at a time."""
+"""The largest number of rows whose cosines with all others are held at a time."""
 
 BLOCK_ELEMENTS = 1 << 24
-"""Most such cosines."""
+"""The largest number of cosines held at a time."""
 
 Values = NDArray[Any]
 Slots = NDArray[np.int64]
@@ -37,14 +43,14 @@ Slots = NDArray[np.int64]
 class MinimumRedundancy(Policy):
     """For each newcomer in turn, evict one of the two most similar samples of the memory.
 
-    MinRed (Purushwalkam et al. 2022, The Challenges of Continuous Self-Supervised Learning,
-    section 4.2), one newcomer at a time: the pair is sought in the memory without the newcomer,
-    which then takes over the slot and is never refused. Of the pair, the one leaves whose
-    next-nearest neighbour is closer. Cosines that differ by rounding alone tie: where several pairs
-    are the closest, that rule is applied to all their slots.
+    MinRed (Purushwalkam et al. 2022, The Challenges of Continuous Self-Supervised Learning, section
+    4.2), applied to one newcomer at a time. The policy searches the memory without the newcomer for
+    the closest pair. The sample of the pair whose next-nearest neighbour is closer leaves, and the
+    newcomer takes its slot. A newcomer is never refused. Cosines that differ only by rounding tie.
+    If several pairs are closest, the rule applies to all their slots.
 
-    Exact for any batch size. Costs O(K A) a newcomer, in one matrix product a block, and when the
-    memory fills O(K^2 A) once; holds O(K) beside the slots.
+    The choice is exact for any batch size. The cost is O(K A) a newcomer, in one matrix product a
+    block, and O(K^2 A) once when the memory fills. The policy holds O(K) values.
 
     >>> from stream_ssl.memory import WorkingMemory
     >>> memory = WorkingMemory(capacity=3, dim=2, eviction=MinimumRedundancy())
@@ -75,7 +81,7 @@ class MinimumRedundancy(Policy):
         return self._choose(rows, None)
 
     def choose_shared(self, rows: Rows, turns: Turns) -> Tensor:
-        """The same of the open slots: each is as near as its neighbours of all slots are."""
+        """Choose among the open slots only. Neighbours are still counted over all slots."""
         return self._choose(rows, SlotWalk(turns))
 
     def _choose(self, rows: Rows, walk: SlotWalk | None) -> Tensor:
@@ -96,7 +102,7 @@ class MinimumRedundancy(Policy):
 
     def load(self, state: dict[str, Tensor]) -> None:
         if state["cosines"].dtype != self.columns.descriptors.dtype:
-            self._count_again()  # they are of narrower rows
+            self._count_again()  # the lists were made from narrower rows
             return
         self._lists, k = NeighbourLists(self.columns), self.columns.occupied
         self._lists.cosine_LK[:, :k] = to_host(state["cosines"]).T
@@ -104,15 +110,16 @@ class MinimumRedundancy(Policy):
         self._lists.floor_K[:k] = to_host(state["floors"])
 
     def check(self) -> tuple[bool, str]:
-        """Whether every list and every floor holds; O(K^2 A)."""
+        """Check every list and every floor. The cost is O(K^2 A)."""
         return self._lists.check()
 
 
 class NeighbourLists:
-    """The nearest neighbours of every slot, L at most, and a floor: no other's cosine exceeds it.
+    """The up to L nearest neighbours of every slot, with an upper bound for all others.
 
-    A row that leaves is taken from the lists, so they become shorter. One without two entries left
-    that reach its floor no longer tells who is nearest; it is made again where that is asked.
+    The upper bound of a slot is its floor: no unlisted slot has a larger cosine. A row that leaves
+    is removed from all lists, so lists become shorter. A list with fewer than two entries at or
+    above its floor no longer determines the nearest neighbours. It is rebuilt when it is needed.
     """
 
     def __init__(self, columns: Columns) -> None:
@@ -123,7 +130,7 @@ class NeighbourLists:
         self.floor_K = np.full(columns.capacity, -np.inf, dtype)
 
     def insert(self, slots: Tensor) -> None:
-        """The rows of these distinct slots are new; int64 [R] on the CPU."""
+        """Update the lists after the rows of these distinct slots changed; int64 [R] on the CPU."""
         row_kA = self._columns.descriptor_kA
         new_K = self._invalidate(slots)
         step = rows_at_a_time(len(row_kA))
@@ -134,20 +141,26 @@ class NeighbourLists:
             self._enter(slot_R, cosine_Rk, new_K)
 
     def insert_block(self, slots: Tensor, cosine_RK: Tensor) -> None:
-        """The same of the rows of one block, whose cosines with all rows are known: -inf for a row
-        with itself.
+        """Update the lists after a block, given the cosines of its rows with all rows.
+
+        Args:
+            slots: the changed slots, distinct, int64 [R].
+            cosine_RK: their cosines with all rows; -inf for a row with itself.
         """
         self._enter(slots, cosine_RK, self._invalidate(slots))
 
     def _invalidate(self, slots: Tensor) -> NDArray[np.bool_]:
-        """Take the old rows of these slots from all lists; bool [K], True for these slots."""
+        """Remove the old rows of these slots from all lists.
+
+        Return bool [K], True for these slots.
+        """
         new_K = np.zeros(self._columns.capacity, bool)
         new_K[slots.numpy()] = True
         self.cosine_LK[new_K[self.slot_LK]] = -np.inf
         return new_K
 
     def _enter(self, slot_R: Tensor, cosine_Rk: Tensor, new_K: NDArray[np.bool_]) -> None:
-        """Make the lists of these slots, and put them into those of all slots that are not new."""
+        """Build the lists of these slots, and add the slots to the lists of unchanged slots."""
         most_k = to_host(cosine_Rk.amax(dim=0)).numpy()
         k = len(most_k)
         near_n = np.flatnonzero((most_k > self.floor_K[:k]) & ~new_K[:k])
@@ -160,8 +173,12 @@ class NeighbourLists:
         self.write(slot_R.numpy(), cosine_Rk)
 
     def write(self, slots: Slots, cosine_nN: Tensor, other_nN: Slots | None = None) -> None:
-        """Make the lists of these slots from their cosines with `other_nN`; None: with slots 0 to
-        N - 1. Their floor becomes the largest cosine left out.
+        """Build the lists of these slots. The floor becomes the largest cosine that is left out.
+
+        Args:
+            slots: the slots [n].
+            cosine_nN: their cosines with the slots `other_nN`.
+            other_nN: the other slots. None means the slots 0 to N - 1.
         """
         top = torch.topk(cosine_nN, min(LIST + 1, cosine_nN.shape[1]), dim=1)
         cosine_nM, other_nM = to_host(top.values).numpy(), to_host(top.indices).numpy()
@@ -174,8 +191,10 @@ class NeighbourLists:
         self.floor_K[slots] = cosine_nM[:, LIST] if cosine_nM.shape[1] > LIST else -np.inf
 
     def bounds(self) -> tuple[Values, Values, NDArray[np.bool_]]:
-        """Upper bounds of the cosines with the nearest and with the next-nearest, [K] each; and
-        bool [K], True where both are exact.
+        """Return bounds of the nearest and next-nearest cosines [K] each, and whether both are
+        exact.
+
+        The bounds are upper bounds. The last result is bool [K].
         """
         first_K = np.full_like(self.floor_K, -np.inf)
         second_K = first_K.copy()
@@ -186,7 +205,7 @@ class NeighbourLists:
         return np.maximum(first_K, self.floor_K), np.maximum(second_K, self.floor_K), exact_K
 
     def check(self) -> tuple[bool, str]:
-        """Whether every list and every floor holds; O(K^2 A)."""
+        """Check every list and every floor. The cost is O(K^2 A)."""
         row_kA, k = self._columns.descriptor_kA, self._columns.occupied
         unit = 1e-12 if row_kA.dtype == torch.float64 else 1e-5
         step = rows_at_a_time(k)
@@ -211,13 +230,13 @@ class NeighbourLists:
 
 
 class Block:
-    """Newcomers put into slots in turn, while columns and lists stay as they were before them.
+    """A block of newcomers that take slots in turn, while columns and lists do not change.
 
-    Points are the rows: 0 to K - 1 are those of the slots, K + t is newcomer t.
+    Points are rows: points 0 to K - 1 are the rows of the slots, and point K + t is newcomer t.
 
     Args:
-        lists: of the memory before the newcomers; those too short to tell are made again here.
-        row_KA: of that memory, K >= 2.
+        lists: the lists of the memory before the block. Lists that are too short are rebuilt here.
+        row_KA: the rows of that memory, K >= 2.
         x_TA: the newcomers.
     """
 
@@ -228,12 +247,12 @@ class Block:
         self._cosine_TP = torch.cat([x_TA @ row_KA.T, among_TT], dim=1)
         self._host_TP = to_host(self._cosine_TP).numpy()
         points = self._host_TP.shape[1]
-        self._present_P = np.arange(points) < self._capacity  # neither evicted nor still to come
+        self._present_P = np.arange(points) < self._capacity  # not evicted, and already arrived
         # Upper bounds of the cosines with the nearest and the next-nearest. A point that is not
         # present has -inf and inf, so that it is neither chosen nor updated.
         self._first_P = np.full(points, -np.inf, self._host_TP.dtype)
         self._second_P = np.full(points, np.inf, self._host_TP.dtype)
-        self._exact_P = np.ones(points, bool)  # whether a list told both, when last looked at
+        self._exact_P = np.ones(points, bool)  # whether the list gave both exactly
         slots = slice(0, self._capacity)
         self._first_P[slots], self._second_P[slots], self._exact_P[slots] = lists.bounds()
         self._tie = 32 * float(np.finfo(self._first_P.dtype).eps)
@@ -241,7 +260,7 @@ class Block:
         self.plan: list[int] = []
 
     def place(self, walk: SlotWalk | None = None) -> None:
-        """Let the next newcomer take a slot of the closest pair among those that it may take."""
+        """Give the next newcomer a slot of the closest pair among the slots that it may take."""
         shut_P = None
         if walk is not None:
             shut_P = ~walk.open()[np.minimum(self._slot_P, self._capacity - 1)]
@@ -260,7 +279,7 @@ class Block:
         self.plan.append(int(self._slot_P[point]))
 
     def outcome(self) -> tuple[Tensor, Tensor]:
-        """The slots taken over [R], and the cosines of their new rows with all rows [R, K]."""
+        """Return the overwritten slots [R], and the cosines of their rows with all rows [R, K]."""
         stay_R = np.flatnonzero(self._present_P[self._capacity :])
         slot_R = torch.from_numpy(self._slot_P[self._capacity + stay_R])
         row_RP = self._cosine_TP[torch.from_numpy(stay_R)]
@@ -269,9 +288,9 @@ class Block:
         return slot_R, cosine_RK
 
     def _closest(self, shut_P: NDArray[np.bool_] | None) -> int:
-        """Return a point of the closest pair: the one whose second neighbour is nearer.
+        """Return the point of the closest pair whose second neighbour is nearer.
 
-        The points in `shut_P` may not be chosen. None shuts no point.
+        The points in `shut_P` may not be chosen. None allows all points.
         """
         while True:
             first_P = self._first_P
@@ -280,17 +299,20 @@ class Block:
             tied_n = np.flatnonzero(first_P >= first_P.max() - self._tie)
             second_n = self._second_P[tied_n]
             tied_n = tied_n[second_n >= second_n.max() - self._tie]
-            point = int(tied_n[self._exact_P[tied_n].argmax()])  # an exact one where there is one
+            point = int(tied_n[self._exact_P[tied_n].argmax()])  # prefers an exact one
             first, second = self._first_P[point], self._second_P[point]
             self._exact_P[point] = self._look(point)
             if self._first_P[point] < first or self._second_P[point] < second:
-                continue  # a neighbour had left that was counted
+                continue  # a counted neighbour had left
             if self._exact_P[point]:
                 return point
             self._list_again(point)
 
     def _look(self, point: int) -> bool:
-        """Lower the bounds of a point as far as its list tells; whether they are exact now."""
+        """Lower the bounds of a point as far as its list allows.
+
+        Return whether they are exact now.
+        """
         lists, slots, floor = self._lists, self._capacity, -np.inf
         if point < slots:
             listed_L = np.where(
@@ -307,7 +329,7 @@ class Block:
         return bool(second >= floor)
 
     def _list_again(self, point: int) -> None:
-        """Make the list of a slot again, and others that are too short, of the largest bounds."""
+        """Rebuild the list of a slot, and other short lists that have the largest bounds."""
         short_n = np.flatnonzero(
             ~self._exact_P[: self._capacity] & self._present_P[: self._capacity]
         )
@@ -323,11 +345,11 @@ class Block:
 
 
 def rows_at_a_time(others: int) -> int:
-    """Rows whose cosines with so many others are held at a time."""
+    """Return how many rows' cosines with `others` other rows are held at a time."""
     return max(1, min(NEWCOMERS, BLOCK_ELEMENTS // max(1, others)))
 
 
 def exclude(cosine_RK: Tensor, slot_R: Tensor) -> None:
-    """A row is no neighbour of itself."""
+    """Set the cosine of each row with itself to -inf, because a row is not its own neighbour."""
     device = cosine_RK.device
     cosine_RK[torch.arange(len(slot_R), device=device), slot_R.to(device)] = -torch.inf

@@ -1,4 +1,4 @@
-"""Evict the sample with the largest duplicate count: DUEL's Algorithm 2."""
+"""Eviction of the sample with the largest duplicate count: DUEL's Algorithm 2."""
 
 from __future__ import annotations
 
@@ -16,20 +16,19 @@ from stream_ssl.memory.shares import Turns
 
 
 class MostDuplicated(Policy):
-    """For each newcomer in turn, evict argmax_j N(j); the newcomer takes that slot.
+    """For each newcomer, evict the sample with the largest duplicate count, argmax_j N(j).
 
-    DUEL, Definition 3 and Algorithm 2. Exact: at every step the evicted has the largest count of
-    that moment, to rounding. Counts that rounding may have told apart tie, and a tie may fall
-    either way, but the same way whenever it is repeated.
+    The newcomer takes that slot (DUEL, Definition 3 and Algorithm 2). The choice is exact: at every
+    step the evicted sample has the largest count at that moment, within rounding. Counts that
+    differ only by rounding tie. Ties are broken the same way at every repetition.
 
     Args:
-        score: h of eq. 5; Linear() where not given.
-        compete: Algorithm 1's form. The newcomer joins first, and is refused where its own count is
-            the largest of the K + 1. The sum of all counts then never rises.
-        index: "exact"; "ivf" for counts that are approximate between far cells of an index, for
-            memories of any size (memory.duel.approximate says what is known of their error);
-            "auto" for the one that was measured to be worth it at this size. Linear counts are
-            exact whatever it says: they are fast at any size.
+        score: the score h of DUEL, eq. 5. None means Linear().
+        compete: use Algorithm 1: the newcomer joins first and is refused if its own count is the
+            largest of the K + 1. The sum of all counts then never rises.
+        index: "exact" for exact counts. "ivf" for counts that are approximate between distant cells
+            of an index, for very large memories (see memory.duel.approximate for the error). "auto"
+            for the faster of the two at this size, by measurement. Linear counts are always exact.
 
     >>> import torch
     >>> from stream_ssl.memory import WorkingMemory
@@ -56,11 +55,11 @@ class MostDuplicated(Policy):
         check_score(self.score)
         self.compete = compete
         self.index = "exact" if isinstance(self.score, Linear) else index
-        self.across_ranks = self.index != "ivf"  # whose cells are of one process's slots
+        self.across_ranks = self.index != "ivf"  # cells cover the slots of one process only
 
     def settings(self) -> dict[str, Any]:
         index = self.index
-        if hasattr(self, "_counts"):  # "auto" has chosen
+        if hasattr(self, "_counts"):  # "auto" is resolved
             index = "ivf" if isinstance(self._counts, ApproximateCounts) else "exact"
         return {"compete": self.compete, "index": index}
 

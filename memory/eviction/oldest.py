@@ -1,4 +1,4 @@
-"""Evict the sample that has been in the memory longest: the queue of MoCo.
+"""Eviction of the sample that has been in the memory longest: the queue of MoCo.
 
 Shapes: B newcomers, K slots of all ranks.
 """
@@ -16,14 +16,14 @@ from stream_ssl.memory.eviction.base import Policy
 from stream_ssl.memory.shares import SlotWalk, Turns
 
 OUT_OF_ORDER = -1
-"""In place of the head: slots are no longer in order of arrival, so births tell the order."""
+"""The value of the head when slots are not in order of arrival. Births then give the order."""
 
 
 class Ages:
-    """When each slot of a full memory was born, and which is the oldest; alike on all ranks.
+    """The birth of each slot in a full memory, and the oldest slot; the same on all ranks.
 
-    Slots sorted by birth stay so while newcomers, always younger than all, take slots out of the
-    order: so one sort serves until all that it sorted have left.
+    Slots sorted by birth stay sorted while newcomers take slots out of the order, because newcomers
+    are always younger. One sort therefore serves until all sorted slots are replaced.
     """
 
     def __init__(self, columns: Columns) -> None:
@@ -81,11 +81,11 @@ class Oldest(Policy):
         return plan
 
     def _in_order(self, count: int) -> Tensor:
-        """Return so many slots, from the head of the queue on."""
+        """Return the next `count` slots, from the head of the queue on."""
         return (self._head + torch.arange(count)) % self.columns.capacity_of_all
 
     def _by_birth(self, rows: Rows, walk: SlotWalk | None) -> Tensor:
-        """Return the oldest slot at each step, among those that the walk leaves open."""
+        """Return the oldest slot at each step, among the slots that the walk leaves open."""
         ages = self._ages = self._ages or Ages(self.columns)
         plan: list[int] = []
         for born in to_host(rows.born).tolist():

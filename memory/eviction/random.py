@@ -1,4 +1,4 @@
-"""Evict whoever the dice name."""
+"""Eviction of a random sample."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stream_ssl.memory.shares import SlotWalk, Turns
 
 
 class Random(Policy):
-    """Each newcomer replaces a uniformly drawn slot, so ages are geometric with mean K.
+    """Each newcomer replaces a random slot, drawn uniformly. Ages are geometric with mean K.
 
     >>> from stream_ssl.memory import WorkingMemory
     >>> memory = WorkingMemory(capacity=1, dim=2, eviction=Random())
@@ -38,12 +38,12 @@ class Random(Policy):
         return walked(turns, [(drawn, int(drawn * slots)) for drawn in drawn_B])
 
     def uniform(self, below_B: Tensor) -> Tensor:
-        """A whole number in [0, n) for each of these n, int64 [B], on the CPU."""
+        """Return a random integer in [0, n) for each n in `below_B`, int64 [B] on the CPU."""
         return (self.drawn(len(below_B)) * below_B).floor().to(torch.int64)
 
     def drawn(self, count: int) -> Tensor:
-        """Numbers in [0, 1), float64."""
-        # In float64, as batches must draw what single samples draw: randint does not promise that.
+        """Return random numbers in [0, 1), float64."""
+        # float64 draws are the same for a batch as for single samples; randint's may differ.
         return torch.rand(count, generator=self._generator, dtype=torch.float64)
 
     def state(self) -> dict[str, Tensor]:
@@ -54,12 +54,12 @@ class Random(Policy):
 
 
 def walked(turns: Turns, drawn: Iterable[tuple[float, int]]) -> Tensor:
-    """The plan of newcomers in turn.
+    """Return the slots of newcomers that take open slots in turn, int64 [B].
 
     Args:
-        turns: of the newcomers.
-        drawn: of each newcomer a number in [0, 1), which says where among the open slots it goes;
-            and the slot that it takes where all are open, -1 to refuse it.
+        turns: the turns of the newcomers.
+        drawn: for each newcomer, a number in [0, 1) that selects one of the open slots, and the
+            slot to take if all slots are open, -1 to refuse the newcomer.
     """
     walk, plan = SlotWalk(turns), []
     for number, slot in drawn:

@@ -1,4 +1,4 @@
-"""Evict by duplicate counts while anything is duplicated, and by chance otherwise."""
+"""Eviction by duplicate counts while samples are duplicated, and at random otherwise."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from stream_ssl.memory.scores import Score, VonMisesFisher
 from stream_ssl.memory.shares import Turns
 
 _RULE = "a number of expected duplicates above 0"
-_OF_CHANCE = "chance."  # before what is the draws' own in a state
+_OF_CHANCE = "chance."  # prefix of the random generator's entries in a state
 
 
 class Redundant(MostDuplicated):
-    """While a sample is expected to have duplicates, the most duplicated leaves; else any one does.
+    """Evict the most duplicated sample while a count is large enough, else a random sample.
 
-    DUEL's rule (Algorithm 2) always evicts the largest count, even where nothing is duplicated and
-    the counts only say which picture looks most ordinary. Then the odd pictures are never evicted,
-    and they fill the memory. Here counts below `at_least` do not matter: while no slot has a larger
-    one, each newcomer takes a slot that is drawn at random. The rule is exact, as MostDuplicated's.
+    DUEL's rule (Algorithm 2) always evicts the largest count, even if nothing is duplicated. The
+    counts then only tell which picture looks most ordinary. Unusual pictures are never evicted, and
+    they fill the memory. This policy ignores counts below `at_least`: while no slot has a larger
+    count, each newcomer takes a random slot. The choice is exact, as in MostDuplicated.
 
     Args:
-        score: h of DUEL, eq. 5; VonMisesFisher(0.01) where not given, under which only rows with a
-            cosine above 0.99 or so count.
-        at_least: expected duplicates, above 0.
+        score: the score h of DUEL, eq. 5. None means VonMisesFisher(0.01), which counts only rows
+            with a cosine above about 0.99.
+        at_least: the smallest count that matters, in expected duplicates, above 0.
 
     Raises:
-        ValueError: `at_least` is not a positive number, or the score is no Score.
+        ValueError: `at_least` is not a positive number, or the score is not a Score.
 
     >>> from stream_ssl.memory import WorkingMemory
     >>> memory = WorkingMemory(3, 2, Redundant())
@@ -58,7 +58,7 @@ class Redundant(MostDuplicated):
     def bind(self, columns: Columns, seed: int) -> None:
         self._chance = Random()
         self._chance.bind(columns, seed)
-        self._drawn_B = torch.zeros(0, dtype=torch.float64)  # in [0, 1), for newcomers to come
+        self._drawn_B = torch.zeros(0, dtype=torch.float64)  # in [0, 1), for later newcomers
         super().bind(columns, seed)
 
     def _engine(self, columns: Columns, seed: int) -> ExactCounts:

@@ -1,4 +1,4 @@
-"""Keep a uniform sample of everything seen."""
+"""A uniform sample of all samples that were ever offered."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from stream_ssl.memory.shares import Turns
 
 
 class Reservoir(Random):
-    """After n samples each of them is held with probability K / n (Vitter 1985, algorithm R).
+    """After n samples, each of them is held with probability K / n (Vitter 1985, algorithm R).
 
-    Sample n joins with probability K / n and then replaces a uniformly drawn slot.
+    Sample n joins with probability K / n and then replaces a slot drawn uniformly.
     """
 
     name = "reservoir"
@@ -35,7 +35,7 @@ class Reservoir(Random):
         for number in self.drawn(len(rows)).tolist():
             self._seen += 1
             slot = int(number * self._seen)
-            # One that is not drawn joins all the same if it must, and goes by the same number.
+            # A newcomer that is not drawn may still have to join; it uses the same random number.
             joins = slot < slots
             drawn.append((number * self._seen / slots, slot) if joins else (number, REFUSED))
         return walked(turns, drawn)
