@@ -1,6 +1,6 @@
-"""A batch on its way in: the test for near-duplicates, then the policy, then the columns.
+"""The admission of a batch: the near-duplicate test, then the policy, then the columns.
 
-Shapes: B newcomers, A descriptor, k occupied slots, T newcomers compared at a time.
+Shapes: B newcomers, b newcomers that the test admitted, E evictions, K slots.
 """
 
 from __future__ import annotations
@@ -26,21 +26,22 @@ if TYPE_CHECKING:
 class Admission:
     """The outcome of one `add`, on the CPU.
 
-    Attributes:
-        slots: int64 [B], where each newcomer stands now; -1 where it was refused, or evicted again
-            by a later newcomer of the same batch.
-        evicted: int64, ids in the order in which they were evicted.
-        ages: int64, for each evicted id the samples offered between its arrival and its eviction.
-        refused: int64, ids of the newcomers that never joined, in order of arrival.
-        inserted: how many newcomers joined, those evicted again included.
-        duplicates: int64, ids of the newcomers found to be near-duplicates, let in or not.
-        merged: int64, for each newcomer merged the slot of what it was merged into; -1 where that
-            left in the course of the batch.
-        left: int64, for each evicted id the slot that it left.
+    On several ranks it covers one rank: slots, refused, inserted and duplicates describe the rank's
+    own newcomers, and evicted, ages and left describe its shard. The numbers of all ranks therefore
+    add up. Slots are numbered within the shard, and -1 also means a slot of another shard.
 
-    On several ranks it is the part of one: slots, refused, inserted and duplicates are of its own
-    newcomers, evicted and ages of its shard, so that the numbers of all ranks add up. Slots are of
-    the shard, -1 for what stands in another one.
+    Attributes:
+        slots: int64 [B], the slot of each newcomer after the batch; -1 if the newcomer was refused
+            or evicted again by a later newcomer of the batch.
+        evicted: int64, the evicted ids in order of eviction.
+        ages: int64, for each evicted id, the number of samples offered between its arrival and its
+            eviction.
+        refused: int64, the ids of newcomers that never joined, in order of arrival.
+        inserted: the number of newcomers that joined, including those evicted again.
+        duplicates: int64, the ids of near-duplicates among the newcomers, whether admitted or not.
+        merged: int64, for each merged newcomer, the slot into which it was merged; -1 if that
+            sample left during the batch.
+        left: int64, for each evicted id, the slot that it left.
     """
 
     slots: Tensor
@@ -55,12 +56,12 @@ class Admission:
 
 @dataclass(slots=True)
 class Totals:
-    """What became of all samples offered so far."""
+    """The counts of all samples offered so far, by outcome."""
 
     added: int = 0  # offered
     evicted: int = 0
     refused: int = 0
-    duplicates: int = 0  # near-duplicates found, let in or not
+    duplicates: int = 0  # near-duplicates found, admitted or not
     merged: int = 0
 
     @property
@@ -68,7 +69,7 @@ class Totals:
         return self.added - self.refused
 
     def count(self, admission: Admission) -> None:
-        """Add one batch."""
+        """Add the outcome of one batch."""
         self.added += len(admission.slots)
         self.evicted += len(admission.evicted)
         self.refused += len(admission.refused)
@@ -77,10 +78,10 @@ class Totals:
 
 
 def check_plan(plan: Tensor, policy: Policy, newcomers: int, capacity: int) -> None:
-    """What a policy chose, before anything is written.
+    """Check the slots that a policy chose, before anything is written.
 
     Raises:
-        ValueError: it is not what Policy.choose is to give; the error names the policy.
+        ValueError: the slots break the rules of Policy.choose. The error names the policy.
     """
     if not isinstance(plan, Tensor) or plan.dtype != torch.int64 or plan.ndim != 1:
         found = f"{plan.dtype} {tuple(plan.shape)}" if isinstance(plan, Tensor) else repr(plan)
@@ -101,17 +102,18 @@ def check_plan(plan: Tensor, policy: Policy, newcomers: int, capacity: int) -> N
 
 
 class Entry:
-    """A batch that joins, in order, and what becomes of each newcomer.
+    """One batch on its way into the memory, and the outcome for each newcomer.
 
-    The order of evictions is that of the policy's plan. A restart repeats it, as a plan depends on
-    the rows, the batches and the policy's `state` alone, and all of these are saved.
+    Evictions follow the order of the policy's plan. A plan depends only on the rows, the batches
+    and the policy's `state`. All of these are saved, so a restarted memory repeats the order.
 
     Args:
         rows: the newcomers [B].
-        columns: of the memory; what joins is written to them.
-        policy: who makes room once every slot is occupied.
-        found: which of them are near-duplicates of slots, or of each other; None: not looked for.
-        holdings: of producers with shares of the slots, kept up to date; None for no shares.
+        columns: the memory's columns, to which the newcomers are written.
+        policy: the policy that chooses slots once every slot is occupied.
+        found: the near-duplicates among the newcomers. None means that no test was made.
+        holdings: the holdings of producers with shares, which are kept up to date. None means no
+            shares.
     """
 
     def __init__(
@@ -133,16 +135,16 @@ class Entry:
             key_b = self._let_in.producers
             none_b = np.zeros(len(self._turn_b), dtype=np.int64)
             self._owner_b = holdings.owners(none_b if key_b is None else to_host(key_b).numpy())
-        self._placed = 0  # of those let in
-        self._slot_B = np.full(len(rows), NOBODY)  # where each stands now, of all slots
+        self._placed = 0  # newcomers written so far
+        self._slot_B = np.full(len(rows), NOBODY)  # current slot of each newcomer, over all ranks
         self._joined_B = np.zeros(len(rows), dtype=bool)
         self._gone = [np.zeros((3, 0), dtype=np.int64)]  # id, age and slot of those evicted
 
     def run(self) -> None:
-        """Fill empty slots, then ask the policy.
+        """Fill the empty slots, then give the other newcomers the slots that the policy chooses.
 
         Raises:
-            ValueError: what the policy chose is no plan.
+            ValueError: the policy chose invalid slots.
         """
         columns, policy, rows = self._columns, self._policy, self._let_in
         held = columns.occupied_of_all
@@ -166,7 +168,7 @@ class Entry:
             self._write(plan)
 
     def _plan(self, rows: Rows) -> Tensor:
-        """Ask the policy for slots. Where shares apply, it may take only some of them."""
+        """Ask the policy for slots. Where shares apply, it may choose only some of them."""
         if self._holdings is None:
             return self._policy.choose(rows)
         turns = Turns(self._holdings, self._owner_b[self._placed :])
@@ -175,19 +177,19 @@ class Entry:
         return self._policy.choose_shared(rows, turns)
 
     def _write(self, plan: Tensor) -> None:
-        """Write the next newcomers, in turn, to the slots that the plan gives them.
+        """Write the next newcomers, in turn, to the slots of the plan.
 
         Args:
-            plan: int64 [b] on the CPU, slots of all; -1 for nowhere. A slot may occur often: each
-                newcomer evicts the one before it. A slot not yet occupied is filled and nobody is
-                evicted.
+            plan: int64 [b] on the CPU, numbered over all ranks; -1 for no slot. A slot may occur
+                several times: then each newcomer evicts the one before it. An empty slot is filled
+                without an eviction.
         """
-        # Numpy for the bookkeeping: at these sizes torch would spend its time in dispatch.
+        # numpy, because torch spends most of its time in dispatch at these sizes.
         columns, group = self._columns, self._columns.group
         first, self._placed = self._placed, self._placed + len(plan)
         joins = np.flatnonzero(plan.numpy() != REFUSED)
         slot, turn = plan.numpy()[joins], self._turn_b[first : self._placed][joins]
-        # Sorted by slot and then by turn, each newcomer stands right behind the one it evicts.
+        # Sorted by slot and then by turn, each newcomer directly follows the one it evicts.
         order = np.argsort(slot, kind="stable")
         again = slot[order][1:] == slot[order][:-1]
         previous = np.full(len(turn), -1)
@@ -212,9 +214,11 @@ class Entry:
         self._gone.append(gone_3b[:, evicts])
 
     def admission(self, batch: slice | None = None) -> Admission:
-        """What became of all newcomers, in slots of all, the same on every rank; or this rank's
-        part, whose own newcomers are those of the batch. Where the policy failed midway, the rest
-        are refused.
+        """Return the outcome of the batch. If the policy failed midway, the rest counts as refused.
+
+        Args:
+            batch: the positions of this rank's newcomers; the outcome then covers this rank only.
+                None returns the outcome for all ranks, with slots numbered over all ranks.
         """
         part, group, found = batch or slice(None), self._columns.group, self._found
         ids_B, joined_B, slot_B = self._ids_B[part], self._joined_B[part], self._slot_B[part]

@@ -1,4 +1,4 @@
-"""What the memory lets in: numbers, tensors and rows, and errors that name value, rule and remedy.
+"""Checks of arguments. The errors name the value, the rule and the remedy.
 
 Shapes: B rows, D embedding, A descriptor, C H W image.
 """
@@ -22,14 +22,14 @@ from stream_ssl.memory.compute import to_device, to_host
 Array = Tensor | NDArray[Any]
 
 LARGEST_SEED = (1 << 63) - 4
-"""A memory seeds its policy and its cells with the numbers that follow its own."""
+"""The largest seed. A memory uses the next numbers as seeds of its policy and its cells."""
 
 NARROW_TOLERANCE = 1e-2
-"""The same of rows that came in bfloat16 or float16; they are normalised anew when widened."""
+"""The norm tolerance for bfloat16 and float16 rows, which are normalised again when widened."""
 
 
 def check_count(name: str, value: Any, least: int | None = None, what: str = "") -> int:
-    """A whole number, of at least `least` where given.
+    """Return `value` as an int, of at least `least` if given.
 
     >>> check_count("n", 3, least=0)
     3
@@ -46,7 +46,7 @@ def check_count(name: str, value: Any, least: int | None = None, what: str = "")
 
 
 def check_number(name: str, value: Any, rule: str = "a finite number") -> float:
-    """A finite number; `rule` is what the error says of it."""
+    """Return `value` as a finite float. `rule` is the rule that the error states."""
     try:
         if math.isfinite(value):
             return float(value)
@@ -56,7 +56,7 @@ def check_number(name: str, value: Any, rule: str = "a finite number") -> float:
 
 
 def check_seed(seed: Any) -> int:
-    """A seed that torch takes."""
+    """Return `seed` as an int in the range that torch accepts."""
     count = check_count("seed", seed)
     if not -LARGEST_SEED <= count <= LARGEST_SEED:
         raise ValueError(f"seed is {count}: must lie within 2**63 - 4 of 0; take a smaller one")
@@ -64,7 +64,7 @@ def check_seed(seed: Any) -> int:
 
 
 def check_device(device: Any) -> torch.device:
-    """A device that this torch knows and can reach."""
+    """Return the device, if this torch can place tensors there."""
     try:
         return torch.empty(0, device=torch.device(device)).device
     except (RuntimeError, TypeError, AssertionError, NotImplementedError) as error:
@@ -79,8 +79,8 @@ def _first_line(error: Exception) -> str:
 
 
 def as_tensor(name: str, value: Array, device: torch.device) -> Tensor:
-    """`value` on `device`, without gradient and without a copy where none is needed."""
-    # torch takes no views that run backwards, and warns about sharing what must not be written.
+    """Return `value` on `device`, without gradient, and without a copy if possible."""
+    # torch rejects views with negative strides, and warns about read-only arrays.
     if isinstance(value, np.ndarray) and (
         not value.flags.writeable or min(value.strides, default=0) < 0
     ):
@@ -95,13 +95,13 @@ def as_tensor(name: str, value: Array, device: torch.device) -> Tensor:
 
 
 def check_embeddings(z: Array, dim: int, device: torch.device, what: str = "embedding") -> Tensor:
-    """Embeddings as [B, D] float32, or float64 where they came as float64.
+    """Return embeddings as [B, D] float32, or float64 if they are float64.
 
     Raises:
-        ValueError: not a matrix of `dim` columns, not floating point, or a row that is not finite
-            or not of unit norm. The error names the first such row.
+        ValueError: the value is not a floating point matrix of `dim` columns, or a row is not
+            finite or not of unit norm. The error names the first such row.
     """
-    z_BD = as_tensor(f"{what}s", z, device).contiguous()  # sums repeat however it was laid out
+    z_BD = as_tensor(f"{what}s", z, device).contiguous()  # sums do not depend on the memory layout
     if z_BD.ndim != 2 or z_BD.shape[1] != dim:
         raise ValueError(f"{what}s have shape {tuple(z_BD.shape)}: must be [B, {dim}]")
     if not z_BD.is_floating_point():
@@ -110,7 +110,7 @@ def check_embeddings(z: Array, dim: int, device: torch.device, what: str = "embe
     if narrow:
         z_BD, tolerance = z_BD.to(torch.float32), NARROW_TOLERANCE
     norm_B = torch.linalg.vector_norm(z_BD, dim=1)
-    bad_B = ~((norm_B - 1).abs() <= tolerance)  # written so that nan is bad
+    bad_B = ~((norm_B - 1).abs() <= tolerance)  # NaN counts as bad
     if bool(to_host(bad_B.any())):
         row = int(bad_B.nonzero()[0, 0])
         norm = float(norm_B[row])
@@ -126,7 +126,7 @@ def check_embeddings(z: Array, dim: int, device: torch.device, what: str = "embe
 def check_integers(
     name: str, value: Array, device: torch.device, count: int | None = None
 ) -> Tensor:
-    """An int64 column, of `count` values where that is known."""
+    """Return an int64 column, of `count` values if given."""
     column = as_tensor(name, value, device)
     other = column.is_floating_point() or column.is_complex() or column.dtype == torch.bool
     if other and column.numel():  # an empty list becomes float32
@@ -140,7 +140,7 @@ def check_integers(
 def check_images(
     images: Array | None, shape: Image | None, count: int, device: torch.device
 ) -> Tensor | None:
-    """uint8 images [B, C, H, W] for a memory that keeps them; None for one that does not."""
+    """Return uint8 images [B, C, H, W], or None for a memory without images."""
     if shape is None:
         if images is not None:
             raise ValueError(
@@ -163,7 +163,7 @@ def check_images(
 
 
 def check_slots(slots: Array, occupied: int, device: torch.device) -> Tensor:
-    """Distinct occupied slots, int64."""
+    """Return distinct occupied slots, int64."""
     chosen = check_integers("slots", slots, device)
     if len(chosen) == 0:
         return chosen
@@ -180,13 +180,13 @@ def check_slots(slots: Array, occupied: int, device: torch.device) -> Tensor:
 
 
 def check_way(how: str, ways: Sequence[str]) -> None:
-    """How to draw."""
+    """Check the name of a way to draw."""
     if how not in ways:
         raise ValueError(f"how is {how!r}: choose one of {', '.join(ways)}")
 
 
 def check_image_shape(shape: Image | None) -> Image | None:
-    """(C, H, W), each at least 1; None for no images."""
+    """Return (C, H, W), each at least 1, or None for no images."""
     if shape is None:
         return None
     sides = list(shape) if isinstance(shape, Sequence) else []

@@ -1,4 +1,4 @@
-"""How the memory computes: in full precision, in blocks, and what it waits for a device for."""
+"""How the memory computes: in full precision, in blocks, and with few waits for the device."""
 
 from __future__ import annotations
 
@@ -14,45 +14,43 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 CACHED_ELEMENTS = 1 << 20
-"""Similarities held at a time on a CPU: as many as its cache holds, where they are read as fast as
-they were multiplied."""
+"""The similarities to hold at a time on a CPU: as many as fit its cache."""
 
 LARGE_ELEMENTS = 1 << 26
-"""The same on a GPU: enough that launching a kernel takes no time beside running it."""
+"""The similarities to hold at a time on a GPU: enough to make kernel launches negligible."""
 
 
 def columns_at_a_time(rows: int, device: torch.device) -> int:
-    """Columns of a block of so many rows, at least 1, where any number will do."""
+    """Return the number of columns, at least 1, of a block with this number of rows."""
     elements = CACHED_ELEMENTS if device.type == "cpu" else LARGE_ELEMENTS
     return max(1, elements // max(1, rows))
 
 
 def fast_in_bfloat16(device: torch.device) -> bool:
-    """Whether this is a CPU that multiplies bfloat16 some two times as fast as float32."""
-    can: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # torch 2.10 and later say
+    """Return whether this is a CPU that multiplies bfloat16 about twice as fast as float32."""
+    can: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # since torch 2.10
     return device.type == "cpu" and bool(can.get("avx512_bf16") or can.get("amx_bf16"))
 
 
 def to_host(value: Tensor) -> Tensor:
-    """The values on the CPU. On a GPU this waits for all that was launched before.
+    """Return the values on the CPU. On a GPU this waits for all work launched before.
 
-    Every number of a device that the memory looks at comes through here, so that a test can count
-    how often that is.
+    The memory reads device values only through this function, so that a test can count the waits.
     """
     return value if value.device.type == "cpu" else value.cpu()
 
 
 def to_device(value: Tensor, device: torch.device) -> Tensor:
-    """The host's values on the device, without waiting until they are there."""
+    """Return the host's values on the device, without waiting for the copy."""
     return value.to(device, non_blocking=True)
 
 
 @contextmanager
 def full_precision(device: torch.device) -> Iterator[None]:
-    """No autocast, and no float32 products in TF32 or bfloat16.
+    """Turn off autocast, and float32 products in TF32 or bfloat16.
 
-    Both are switched on from outside and reach every product, so they would reach the counts, whose
-    errors are taken to be those of the rows' own type.
+    Callers may turn them on globally. They would then affect the counts, whose error bounds assume
+    the precision of the rows' dtype.
     """
     with torch.autocast(device.type, enabled=False):
         backends: Any = torch.backends.cuda.matmul, getattr(torch.backends.mkldnn, "matmul", None)
@@ -71,15 +69,16 @@ def full_precision(device: torch.device) -> Iterator[None]:
             yield
         finally:
             for backend, was in zip(backends, were, strict=True):
-                backend.fp32_precision = "none"  # inherited, as it may have been
+                backend.fp32_precision = "none"  # the inherited setting
                 if backend.fp32_precision != was:
                     backend.fp32_precision = was
 
 
 def in_full_precision(method: Callable[P, T]) -> Callable[P, T]:
-    """A method of a memory, under `full_precision` and without gradient.
+    """Run a memory's method under `full_precision`, without gradient and outside inference mode.
 
-    Nor in inference mode, as Lightning validates: what it made there could not be changed later.
+    Lightning validates in inference mode, and tensors made in inference mode cannot be changed
+    later.
     """
 
     @wraps(method)

@@ -1,9 +1,9 @@
-"""Descriptors: what duplicates are counted on.
+"""Descriptors: the rows on which duplicates are counted.
 
-Negatives are embeddings. Where duplicates are counted on them too, as in the paper, there is a
-circle: near-copies in the memory are negatives of each other, so training pushes them apart, so
-they no longer look like duplicates, so they stay. A descriptor that training does not move breaks
-it, and counts on it never go stale.
+The paper counts duplicates on embeddings, which also serve as negatives. This creates a circle:
+near-duplicates in the memory are negatives of each other, so training pushes them apart. Then they
+no longer look like duplicates, and they stay in the memory. A descriptor that training does not
+change breaks the circle, and its counts never become stale.
 
 Shapes: B samples, D embedding, A descriptor, R slots, C H W image, F features.
 """
@@ -27,59 +27,65 @@ from stream_ssl.memory.columns import Image
 from stream_ssl.memory.fixed import Fixed
 
 CONTRAST = 1 / 64
-"""Part of the range of a pixel below which a thumbnail's contrast is taken for noise."""
+"""The contrast below which a thumbnail counts as noise, as a part of the pixel range."""
 
 LEAST_SPREAD = 1e-5
-"""Norm, in units of the largest number, below which what sets a row's numbers apart is rounding."""
+"""The norm, in units of the largest number, below which the differences in a row are rounding."""
 
 
 class Descriptor(ABC):
-    """Unit rows of samples, whose cosines say how alike two samples are."""
+    """A function from samples to unit rows, whose cosines measure the similarity of two samples."""
 
     needs_images: bool = True
-    """Whether it reads images; else the embeddings alone."""
+    """Whether the descriptor reads images. Otherwise it reads embeddings only."""
 
     moves: bool = False
-    """Whether the descriptor of a sample changes when its embedding is computed anew."""
+    """Whether a sample's descriptor changes when its embedding is computed again."""
 
     @abstractmethod
     def dim(self, embedding_dim: int, image_shape: Image | None) -> int:
-        """A, for embeddings of this size and uint8 images of this shape.
+        """Return the size A of a descriptor.
+
+        Args:
+            embedding_dim: the size D of an embedding.
+            image_shape: (C, H, W) of the uint8 images, or None without images.
 
         Raises:
-            ValueError: it cannot describe such samples.
+            ValueError: the descriptor cannot describe such samples.
         """
 
     @abstractmethod
     def __call__(self, z_BD: Tensor, image_BCHW: Tensor | None) -> Tensor:
-        """Unit rows [B, A] of z_BD's dtype and on its device.
+        """Return unit rows [B, A] with the dtype and the device of `z_BD`.
 
         Args:
-            z_BD: unit rows, the embeddings.
-            image_BCHW: uint8, on any device; None where `needs_images` is False.
+            z_BD: the embeddings, unit rows.
+            image_BCHW: uint8, on any device. None if `needs_images` is False.
         """
 
     def refreshed(self, before_RA: Tensor, z_RD: Tensor) -> Tensor:
-        """The descriptors of samples whose embeddings were computed anew, [R, A]."""
+        """Return the descriptors [R, A] of samples whose embeddings were computed again."""
         del z_RD
         return before_RA
 
     def fixed(self) -> Descriptor | None:
-        """What of it is known before a sample is encoded, and stays: a descriptor of images alone;
-        None where there is none."""
+        """Return the part of this descriptor that needs images only and never changes, or None.
+
+        This part is known before a sample is encoded.
+        """
         return self if self.needs_images and not self.moves else None
 
     def of_fixed(self, row_RA: Tensor) -> Tensor:
-        """The rows of `fixed`, of unit norm, out of these of its own."""
+        """Return the unit rows of `fixed`, taken from rows of this descriptor."""
         return row_RA
 
     def to(self, device: torch.device) -> None:
-        """Compute there from now on."""
+        """Compute on this device from now on."""
         del device
 
 
 class Embedding(Descriptor):
-    """The embedding itself: DUEL as published. It follows the encoder, and so what training hides.
+    """The embedding itself, as in the DUEL paper. It changes as the encoder learns.
 
     >>> Embedding()(torch.eye(2), None).tolist()
     [[1.0, 0.0], [0.0, 1.0]]
@@ -104,15 +110,15 @@ class Embedding(Descriptor):
 
 
 class Thumbnail(Descriptor):
-    """The image shrunk to side x side pixels by averaging, without its mean, of unit norm.
+    """The image shrunk to side x side pixels by averaging, minus its mean, at unit norm.
 
-    Two frames of one scene have a cosine near 1, frames of different scenes are spread around 0.
-    Brightness as a whole does not count. An image whose pixels hardly differ, such as a dark or a
-    covered camera's, is described by one and the same row, rather than by its noise: a constant
-    of 1/64 of a pixel's range stands in the direction of the mean that was taken off.
+    Two frames of one scene have a cosine near 1. The cosines of frames of different scenes spread
+    around 0. The overall brightness does not count. Images with almost no contrast, such as those
+    of a dark or covered camera, all get the same row instead of their noise. For this purpose a
+    constant of 1/64 of the pixel range is added after the mean is subtracted.
 
     Args:
-        side: in pixels, at least 2. A = C side^2, for images of any size.
+        side: the side of the thumbnail in pixels, at least 2. A = C side^2, for images of any size.
 
     >>> dark, light = torch.zeros(1, 3, 32, 32), torch.full((1, 3, 64, 48), 200.0)
     >>> z_BD, describe = torch.ones(1, 1), Thumbnail(side=8)
@@ -141,13 +147,13 @@ class Thumbnail(Descriptor):
 
 
 class Vector(Descriptor):
-    """The vector itself as it was sent, without its mean, of unit norm: for memories of vectors,
-    whose bytes stand where images have their pixels (uint8 [B, bytes, 1, 1]).
+    """The vector as it was sent, minus its mean, at unit norm: for memories of vectors.
 
-    One that is not finite, or whose numbers are all equal, is described by one and the same row.
+    Such a memory stores the bytes of a vector in place of pixels (uint8 [B, bytes, 1, 1]). Vectors
+    that are not finite, or whose numbers are all equal, all get the same row.
 
     Args:
-        dtype: of the vectors that the memory keeps, "float32" or "float16".
+        dtype: dtype of the vectors in the memory, "float32" or "float16".
 
     >>> z_BD, sent_BD = torch.ones(2, 1), torch.tensor([[1.0, 2.0, 3.0], [10.0, 20.0, 30.0]])
     >>> row_BA = Vector()(z_BD, sent_BD.view(torch.uint8)[:, :, None, None])
@@ -180,26 +186,26 @@ class Vector(Descriptor):
 
 
 def vectors_of(image_BCHW: Tensor, dtype: torch.dtype) -> Tensor:
-    """The numbers [B, D] of vectors whose bytes stand in place of pixels."""
+    """Return the numbers [B, D] of vectors whose bytes are stored in place of pixels."""
     flat_BN = image_BCHW.flatten(1).contiguous()
     return flat_BN.view(dtype)
 
 
 class Frozen(Descriptor):
-    """Features of an encoder with fixed weights: a pretrained one makes counts semantic.
+    """The features of an encoder with fixed weights. A pretrained encoder makes counts semantic.
 
     Args:
-        encoder: any module, normalised float images [B, C, H, W] to features of any shape, which
-            are flattened. It is put into evaluation mode and gets no gradient.
-        weights: a safetensors file of its state; None leaves those that it has. A memory's state
-            names their hash, and a memory with other weights does not go on from it.
-        mean: subtracted from pixels in [0, 1], one number a channel or one for all.
-        std: divided by then, likewise.
-        centre: take off each row's mean, so that rows of positive features do not all look alike.
-        batch: most images encoded at a time.
+        encoder: any module from normalised float images [B, C, H, W] to features of any shape,
+            which are flattened. It is put into evaluation mode and gets no gradient.
+        weights: a safetensors file with the encoder's state. None keeps the current weights. A
+            memory's state contains their hash, and a memory with other weights rejects the state.
+        mean: subtracted from pixels in [0, 1]: one number per channel, or one for all.
+        std: then divides the pixels: one number per channel, or one for all, above 0.
+        centre: subtract each row's mean, so that rows of positive features do not all look alike.
+        batch: the largest number of images to encode at a time.
 
     Raises:
-        ValueError: weights that do not fit the encoder, or an argument outside its range.
+        ValueError: the weights do not fit the encoder, or an argument is out of range.
     """
 
     def __init__(
@@ -259,11 +265,12 @@ class Frozen(Descriptor):
 
 
 class Weighted(Descriptor):
-    """Several descriptors side by side, whose cosine is the weighted mean of theirs.
+    """Several descriptors side by side, whose cosine is the weighted mean of their cosines.
 
     Args:
-        parts: at least one.
-        weights: above 0, one a part; they are divided by their sum. None: all alike.
+        parts: the descriptors, at least one.
+        weights: one weight per part, above 0. They are divided by their sum. None gives all parts
+            the same weight.
 
     >>> both = Weighted([Embedding(), Embedding()], weights=[3, 1])
     >>> both(torch.eye(2), None).square().tolist()
@@ -327,9 +334,12 @@ class Weighted(Descriptor):
 
 
 def unit_or_blank(value_BA: Tensor, centre: bool) -> Tensor:
-    """The rows, less their mean with `centre`, of unit norm. Those that are not finite, or nothing
-    but rounding then, say nothing: they all get one row, and look alike."""
-    row_BA = value_BA / value_BA.abs().amax(dim=1, keepdim=True)  # so that no square overflows
+    """Return the rows at unit norm, after subtracting each row's mean if `centre` is set.
+
+    Rows that are not finite, or that contain only rounding errors, carry no information. They all
+    get the same row.
+    """
+    row_BA = value_BA / value_BA.abs().amax(dim=1, keepdim=True)  # prevents overflow of squares
     if centre:
         row_BA = row_BA - row_BA.mean(dim=1, keepdim=True)
     norm_B1 = torch.linalg.vector_norm(row_BA, dim=1, keepdim=True)
@@ -338,7 +348,11 @@ def unit_or_blank(value_BA: Tensor, centre: bool) -> Tensor:
 
 
 def descriptors_of(descriptor: Descriptor, z_BD: Tensor, images: Tensor | None, dim: int) -> Tensor:
-    """The descriptors [B, A] of samples, A = `dim`; ValueError unless they are such rows."""
+    """Return the descriptors [B, A] of samples, where A is `dim`.
+
+    Raises:
+        ValueError: the descriptor did not return one unit row [A] for each sample.
+    """
     row_BA = descriptor(z_BD, images)
     if row_BA is z_BD:
         return row_BA
@@ -349,7 +363,7 @@ def descriptors_of(descriptor: Descriptor, z_BD: Tensor, images: Tensor | None, 
 
 
 def check_descriptor(given: Any) -> None:
-    """ValueError unless it is a descriptor."""
+    """Raise ValueError unless `given` is a descriptor."""
     if isinstance(given, Descriptor):
         return
     a_class = isinstance(given, type) and issubclass(given, Descriptor)
@@ -361,7 +375,7 @@ def check_descriptor(given: Any) -> None:
 
 
 def shape_of(descriptor: Descriptor, image_shape: Image | None) -> Image:
-    """The memory's image shape, where it has one."""
+    """Return the memory's image shape, or raise ValueError if there is none."""
     if image_shape is None:
         raise ValueError(
             f"{descriptor!r} describes images, and this memory keeps none: give it image_shape, or "
@@ -371,18 +385,19 @@ def shape_of(descriptor: Descriptor, image_shape: Image | None) -> Image:
 
 
 def images_of(descriptor: Descriptor, image_BCHW: Tensor | None) -> Tensor:
-    """The images, where there are some."""
+    """Return the images, or raise ValueError if there are none."""
     if image_BCHW is None:
         raise ValueError(f"{descriptor!r} describes images: pass images=")
     return image_BCHW
 
 
 def load_weights(encoder: nn.Module, path: Path) -> None:
-    """Put a safetensors file's tensors into a module.
+    """Load a safetensors file into a module.
 
     Raises:
         ImportError: safetensors is not installed.
-        ValueError: there is no such file, it is none of safetensors, or of another module.
+        ValueError: the file does not exist, is not a safetensors file, or belongs to another
+            module.
     """
     try:
         from safetensors.torch import load_file
@@ -402,7 +417,7 @@ def load_weights(encoder: nn.Module, path: Path) -> None:
 
 
 def fingerprint_of(module: nn.Module) -> str:
-    """64 bits of the BLAKE2b hash of all its tensors, by name."""
+    """Return 64 bits of the BLAKE2b hash of all tensors of a module, in order of name."""
     digest = hashlib.blake2b(digest_size=8)
     for name, value in sorted(module.state_dict().items()):
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())

@@ -1,6 +1,6 @@
-"""Which slots are drawn, and what a draw hands out.
+"""Random draws of slots, and the results that they return.
 
-Every random number is drawn on the CPU, so that every device draws the same.
+Every random number is drawn on the CPU, so that the draws are the same for every device.
 
 Shapes: B anchors, C cells, D embedding, N negatives, k occupied slots, n slots drawn, b block of
 anchors, C H W image.
@@ -20,15 +20,16 @@ from stream_ssl.memory.index import cells_of, kmeans
 from stream_ssl.memory.scores import BLOCK_ELEMENTS
 
 DrawOrder = Literal["uniform", "inverse-count", "epochs"]
-"""In which training samples are drawn, see `WorkingMemory.sample`."""
+"""The order in which training samples are drawn, see `WorkingMemory.sample`."""
 ORDERS: tuple[str, ...] = get_args(DrawOrder)
 
 
 @dataclass(frozen=True, slots=True)
 class Negatives:
-    """Negatives without gradient, and what is needed to leave an anchor's own copies out.
+    """Negatives without gradient, with the data needed to mask an anchor's own copies.
 
-    All anchors share them, or each has its own: then every field has a dimension B in front.
+    All anchors share the negatives, or each anchor has its own. In the second case every field has
+    a leading dimension B.
     """
 
     z_ND: Tensor  # [N, D], or [B, N, D]
@@ -36,14 +37,18 @@ class Negatives:
     hashes_N: Tensor  # int64, 0: none
 
     def __len__(self) -> int:
-        """N"""
+        """Return the number of negatives, N."""
         return self.ids_N.shape[-1]
 
     def mask(self, ids_B: Array, hashes_B: Array | None) -> Tensor:
-        """bool [B, N], True where negative n is anchor b itself (id) or the same picture (hash).
+        """Return bool [B, N], True if negative n has the id or the content hash of anchor b.
+
+        Args:
+            ids_B: the anchors' ids, int64.
+            hashes_B: the anchors' content hashes, int64, 0 for no hash. None compares ids only.
 
         Raises:
-            ValueError: ids or hashes that are no integers [B].
+            ValueError: ids or hashes are not integers [B].
         """
         ids_B = check_integers("ids_B", ids_B, self.ids_N.device)
         if hashes_B is not None:
@@ -61,7 +66,7 @@ class Draw:
 
 
 def same(ids_B: Tensor, hashes_B: Tensor | None, ids_N: Tensor, hashes_N: Tensor) -> Tensor:
-    """bool [B, N]: the same sample, or the same content where both carry a hash."""
+    """Return bool [B, N], True for the same sample, or the same content if both have a hash."""
     mask_BN = ids_B[:, None] == ids_N
     if hashes_B is not None:
         mask_BN |= (hashes_B[:, None] == hashes_N) & (hashes_B != 0)[:, None]
@@ -69,16 +74,16 @@ def same(ids_B: Tensor, hashes_B: Tensor | None, ids_N: Tensor, hashes_N: Tensor
 
 
 def uniform(count: int, total: int, generator: torch.Generator, device: torch.device) -> Tensor:
-    """`count` distinct numbers of [0, total), every ordered choice equally likely."""
+    """Return `count` distinct numbers in [0, total), with every ordered choice equally likely."""
     return to_device(torch.randperm(total, generator=generator)[:count], device)
 
 
 def weighted(count: int, weight_k: Tensor, generator: torch.Generator) -> Tensor:
-    """`count` numbers of [0, k) in proportion to their weights, int64 on the CPU.
+    """Draw `count` numbers in [0, k) in proportion to their weights, int64 on the CPU.
 
-    Distinct while count <= k: as if drawn one after the other, each in proportion among those left,
-    which is the order of exponential waiting times of these rates (Efraimidis and Spirakis 2006).
-    Else with replacement.
+    If count <= k, the numbers are distinct, as if drawn one after the other, each in proportion
+    among those left. This is the order of exponential waiting times with these rates (Efraimidis
+    and Spirakis 2006). If count > k, the draw is with replacement.
 
     Args:
         count: n.
@@ -94,16 +99,19 @@ def weighted(count: int, weight_k: Tensor, generator: torch.Generator) -> Tensor
 
 
 def by_epochs(count: int, epoch_k: Tensor, generator: torch.Generator) -> Tensor:
-    """`count` <= k distinct numbers of [0, k): those never drawn first, then those not yet drawn in
-    this epoch, then others; among equals evenly.
+    """Draw `count` <= k distinct numbers in [0, k), as a training set is shuffled in epochs.
 
-    So each is drawn once an epoch, in a new order, as a training set is shuffled. int64 on the
-    device of `epoch_k`, which does not wait.
+    Numbers that were never drawn come first, then those not yet drawn in this epoch, then others.
+    Among equals the draw is uniform. Each number is therefore drawn once in an epoch, in a new
+    order each time.
 
     Args:
         count: n.
-        epoch_k: int64, the epoch of the last draw of each; 0: never drawn.
+        epoch_k: int64, the epoch of each number's last draw; 0 for never.
         generator: a CPU generator.
+
+    Returns:
+        int64 [n] on the device of `epoch_k`, computed without waiting for the device.
     """
     k = len(epoch_k)
     shuffled_k = to_device(torch.randperm(k, generator=generator), epoch_k.device)
@@ -111,15 +119,15 @@ def by_epochs(count: int, epoch_k: Tensor, generator: torch.Generator) -> Tensor
 
 
 def stratified(count: int, cell_k: Tensor, cells: int, generator: torch.Generator) -> Tensor:
-    """`count` <= k distinct numbers of [0, k), from each cell as many as from any other as far as
-    it has them; within a cell uniformly, int64 on the CPU.
+    """Draw `count` <= k distinct numbers in [0, k), equally from all cells, int64 on the CPU.
 
-    Cells take turns; which of them have one more than others is drawn anew each time.
+    A cell with too few numbers gives all that it has. Within a cell the draw is uniform. If the
+    cells cannot all give the same number, each draw selects at random which cells give one more.
 
     Args:
         count: n.
-        cell_k: the cell of each, int64 on the CPU.
-        cells: C, above every cell.
+        cell_k: the cell of each number, int64 on the CPU.
+        cells: C, larger than every cell number.
         generator: a CPU generator.
     """
     shuffled_k = torch.randperm(len(cell_k), generator=generator)
@@ -140,15 +148,16 @@ def hardest(
     hashes_B: Tensor | None,
     each: bool,
 ) -> Tensor:
-    """The `count` <= k slots most similar to any anchor, the most similar first, int64 [n]; or with
-    `each` those of each anchor [B, n].
+    """Return the `count` <= k slots most similar to any anchor, most similar first, int64 [n].
+
+    With `each`, return the most similar slots for each anchor, int64 [B, n].
 
     Args:
         count: n.
         anchor_BD: unit rows.
         held: all occupied slots.
-        ids_B, hashes_B: of the anchors: slots of the same sample, or content, are not compared and
-            come last. None where nothing is barred, by the hash or at all.
+        ids_B, hashes_B: ids and hashes of the anchors. Slots with the same sample or content come
+            last. Without ids nothing is excluded. Without hashes only ids are compared.
         each: choose for each anchor.
     """
     most_k = held.z_ND.new_full((len(held),), -torch.inf)
@@ -169,13 +178,14 @@ def hardest(
 
 
 class Strata:
-    """Centres, found anew when as many rows have changed as there were the last time.
+    """The cells of stratified draws, fitted again after many rows have changed.
 
-    In between, rows are assigned to the present centres at each draw. The centres are kept rather
-    than the cells, so what a draw gives depends on the rows and on this state alone.
+    The centres are fitted again after as many rows have changed as there were at the last fit.
+    Between fits, each draw assigns the rows to the current centres. Only the centres are stored, so
+    a draw depends only on the rows and on this state.
 
     Args:
-        seed: of the clusterings; each has its own.
+        seed: the base seed of the clusterings. Each clustering has its own seed.
     """
 
     def __init__(self, seed: int) -> None:
@@ -184,11 +194,12 @@ class Strata:
         self._wanted = self._changed = self._limit = self._times = 0
 
     def changed(self, rows: int) -> None:
-        """So many rows were written or encoded anew."""
+        """Record that this number of rows was written or encoded again."""
         self._changed += rows if self._wanted else 0
 
     def cells(self, z_kD: Tensor, cells: int) -> tuple[Tensor, int]:
-        """The cell of each row, int64 [k], and how many cells there are: at most `cells`, and k."""
+        """Return the cell of each row, int64 [k], and the number of cells, at most min(cells, k).
+        """
         if cells != self._wanted or self._changed >= self._limit:
             self._times += 1
             self._centre_CD, cell_k = kmeans(z_kD, cells, self.seed + self._times)
@@ -201,7 +212,10 @@ class Strata:
         return {"centres": self._centre_CD.clone(), "numbers": torch.tensor(numbers)}
 
     def load(self, state: dict[str, Tensor], device: torch.device) -> None:
-        """Take over what `state` gave; an empty one is that of a memory never drawn from."""
+        """Restore a result of `state`.
+
+        An empty state belongs to a memory that was never drawn from.
+        """
         self._centre_CD = state.get("centres", torch.zeros(0, 0)).clone().to(device)
         numbers = state["numbers"].tolist() if "numbers" in state else [0, 0, 0, 0, self.seed]
         self._wanted, self._changed, self._limit, self._times, self.seed = numbers
