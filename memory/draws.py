@@ -198,8 +198,7 @@ class Strata:
         self._changed += rows if self._wanted else 0
 
     def cells(self, z_kD: Tensor, cells: int) -> tuple[Tensor, int]:
-        """Return the cell of each row, int64 [k], and the number of cells, at most min(cells, k).
-        """
+        """Return the cell of each row, int64 [k], and the number of cells, at most k."""
         if cells != self._wanted or self._changed >= self._limit:
             self._times += 1
             self._centre_CD, cell_k = kmeans(z_kD, cells, self.seed + self._times)
