@@ -1,4 +1,4 @@
-"""Settings to objects, for the learner. The order of the sections is that of a sample's life."""
+"""Build the learner's objects from the settings. The functions follow the way of a sample."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ from stream_ssl.observe.shadow import Shadow, StepDescriptor
 
 
 def method(settings: Namespace) -> Method:
-    """The method with weights drawn from `learner.seed`.
+    """Return the method, with weights drawn from `learner.seed`.
 
-    `settings` has been through `parser.instantiate`, as for all functions here.
+    `settings` must come from `parser.instantiate`, as for all functions of this module.
     """
     randomness.seed_everything(settings.learner.seed)
     encoder = backbone(settings)
@@ -63,10 +63,10 @@ def method(settings: Namespace) -> Method:
 
 
 def backbone(settings: Namespace) -> ResNet | MLP | Model:
-    """The encoder: with the weights of its file, where one is named, and its stages frozen.
+    """Return the encoder, with the weights of `encoder.weights` loaded and its frozen stages set.
 
     Raises:
-        ValueError: the network does not fit the images, or the weights the network.
+        ValueError: the network does not fit the images, or the weights do not fit the network.
     """
     if (found := vectors(settings)) is not None and found.dim is not None:
         return MLP(found.dim, found.widths)
@@ -86,7 +86,7 @@ def backbone(settings: Namespace) -> ResNet | MLP | Model:
 
 
 def forget_first_weights(settings: Namespace) -> None:
-    """Let the encoder read no weights to begin with: a checkpoint holds all of them."""
+    """Keep the encoder from reading initial weights, because a checkpoint holds all weights."""
     settings.encoder.weights = None
     if settings.encoder.model is not None:
         packages = (*DOWNLOADERS, "stream_ssl")
@@ -94,13 +94,13 @@ def forget_first_weights(settings: Namespace) -> None:
 
 
 def vectors(settings: Namespace) -> Vectors | None:
-    """What learns from vectors; None where the stream is of images."""
+    """Return the settings of a run on vectors; None for a run on images."""
     found = Vectors(**settings.vectors)
     return None if found.dim is None else found
 
 
 def decoder(settings: Namespace) -> Decoder | VectorDecoder:
-    """Payloads to pixels, or to the bytes of vectors."""
+    """Return the decoder of payloads: to pixels, or to the bytes of vectors."""
     found = vectors(settings)
     if found is None:
         options = settings.decoder.as_dict()
@@ -111,14 +111,14 @@ def decoder(settings: Namespace) -> Decoder | VectorDecoder:
 
 
 def views(settings: Namespace) -> Views | VectorViews:
-    """The augmentation."""
+    """Return the augmentation."""
     if (found := vectors(settings)) is not None:
         return VectorViews(found)
     return Views(settings.decoder.size, settings.decoder.channels, **settings.views)
 
 
 def memory(settings: Namespace, dim: int, group: RankGroup = SINGLE_PROCESS) -> WorkingMemory:
-    """The working memory, with the images it was made from; of several ranks this one's shard."""
+    """Return the working memory, with images. With several ranks, it is the shard of this rank."""
     return WorkingMemory(
         dim=dim,
         image_shape=image_shape(settings),
@@ -129,17 +129,17 @@ def memory(settings: Namespace, dim: int, group: RankGroup = SINGLE_PROCESS) -> 
 
 
 def image_shape(settings: Namespace) -> tuple[int, int, int]:
-    """(C, H, W) of the images that the learner sees, or of the bytes of vectors."""
+    """Return (C, H, W) of the images that the learner reads, or of the bytes of vectors."""
     if (found := vectors(settings)) is not None:
         return found.shape
     return settings.decoder.channels, settings.decoder.size, settings.decoder.size
 
 
 def shadows(settings: Namespace, dim: int) -> list[Shadow]:
-    """Memories of the same size under other policies; without images.
+    """Return memories of the same size under other policies, without images.
 
-    They count duplicates on the working memory's descriptor, and by its score where their policy
-    has none of its own: counts by different ones do not compare.
+    A shadow counts duplicates on the working memory's descriptor. If its policy has no score of its
+    own, it uses the working memory's score: counts under different scores cannot be compared.
     """
     working, descriptor = settings.memory.eviction, settings.memory.descriptor
     if descriptor is not None and descriptor.needs_images:
@@ -169,14 +169,14 @@ def batches(
     rank: int = 0,
     ranks: int = 1,
 ) -> Batches:
-    """The journal's samples as batches; of several ranks this one's part of them.
+    """Return the journal's samples as batches; with several ranks, the part of this rank.
 
     Args:
-        share: which records of the journal this rank reads, of those that read this one.
-        rank, ranks: of all ranks of the run, which divide a batch.
+        share: the records that this rank reads, among the ranks that read the same journal.
+        rank, ranks: number of this rank, and the number of ranks that divide a batch.
 
     Raises:
-        ValueError: a batch cannot be divided by the ranks.
+        ValueError: the ranks cannot divide a batch.
     """
     options, total = dict(settings.batches), settings.batches["batch_size"]
     if total % ranks:
@@ -202,10 +202,10 @@ def batches(
 def learner(
     settings: Namespace, stream: Stream, start: Offset, group: RankGroup = SINGLE_PROCESS
 ) -> Learner:
-    """A learner that has seen nothing yet.
+    """Return a learner that has read no samples yet.
 
     Raises:
-        ValueError: the sections do not go together.
+        ValueError: the sections contradict each other.
     """
     check_device(settings.learner.device, "--learner.device")
     check_descriptor(settings)
@@ -217,7 +217,7 @@ def learner(
     batch = settings.batches.batch_size // group.size
     options = settings.learner.as_dict()
     if vectors(settings) is not None and options["novelty"] == "auto":
-        options["novelty"] = None  # vectors are no pictures
+        options["novelty"] = None  # the test compares pictures
     check_batch(network, working, pace, settings.learner.anchors, batch)
     return Learner(
         network,
@@ -233,12 +233,12 @@ def learner(
 
 
 def prequential(settings: Namespace) -> Prequential:
-    """The probe on whatever labels the stream carries."""
+    """Return the probe that predicts the labels of the stream."""
     return Prequential(**settings.observe.prequential)
 
 
 def held_out(settings: Namespace, learner: Learner) -> HeldOutProbe | None:
-    """The probe on a held-out set, if one is given; reads it."""
+    """Read the held-out set and return its probe; None if the settings name no set."""
     if settings.observe.held_out is None:
         return None
 
@@ -250,10 +250,10 @@ def held_out(settings: Namespace, learner: Learner) -> HeldOutProbe | None:
 
 
 def check_device(device: str, option: str = "--device") -> None:
-    """Refuses a device that this machine lacks.
+    """Reject a device that this machine lacks.
 
     Raises:
-        ValueError: it does.
+        ValueError: the device cannot be used.
     """
     try:
         torch.zeros(1, device=device).item()
@@ -263,10 +263,10 @@ def check_device(device: str, option: str = "--device") -> None:
 
 
 def check_descriptor(settings: Namespace) -> None:
-    """Refuses a descriptor of pictures for vectors, and one of vectors for pictures.
+    """Reject a descriptor of pictures in a run on vectors, and a descriptor of vectors on pictures.
 
     Raises:
-        ValueError: the memory's is one.
+        ValueError: `memory.descriptor` does not fit the samples.
     """
     found, descriptor = vectors(settings), settings.memory.descriptor or Embedding()
     if found is not None and descriptor.needs_images and not isinstance(descriptor, Vector):
@@ -284,10 +284,10 @@ def check_descriptor(settings: Namespace) -> None:
 
 
 def check_memory(settings: Namespace, dim: int) -> None:
-    """Refuses a memory and shadows that this machine cannot hold, before they are allocated.
+    """Reject a memory and shadows that this machine cannot hold, before they are allocated.
 
     Raises:
-        ValueError: they take more than all of its main memory, or the GPU's.
+        ValueError: they need more than the machine's main memory, or more than the GPU's memory.
     """
     memory = settings.memory
     descriptor = memory.descriptor or Embedding()
@@ -321,23 +321,26 @@ class EmptyStream:
     """A stream that never has a batch."""
 
     def next(self, timeout: float) -> None:
-        """Nothing."""
+        """Return no batch."""
 
     def lag(self) -> float:
-        """None behind."""
+        """Return 0."""
         return 0.0
 
 
 class Planned(RankGroup):
-    """The first of so many ranks, which never meet: to build what one of them would."""
+    """The first rank of a planned group. It never meets the others; it serves to check settings."""
 
     def __init__(self, ranks: int) -> None:
         self.size = ranks
 
 
 def dry_run(settings: Namespace, ranks: int = 1) -> Learner:
-    """Build what a learner's process builds, or the first of so many ranks, in a folder that is
-    then removed.
+    """Build the objects of a learner's process, in a temporary folder. Return its learner.
+
+    Args:
+        settings: the settings to check.
+        ranks: the number of ranks of the run. Of several, the first one is built.
 
     Raises:
         ValueError: the settings cannot work.
@@ -356,7 +359,7 @@ def dry_run(settings: Namespace, ranks: int = 1) -> Learner:
 
 
 def without_effect(config: Mapping[str, Any]) -> list[str]:
-    """Options that are set to other than their default and change nothing, a line each.
+    """Return a line for each option that differs from its default and changes nothing.
 
     Args:
         config: the resolved configuration, as plain values.

@@ -1,4 +1,4 @@
-"""The console script. Each command imports what it needs when it is called, so help is quick."""
+"""The console script `stream-ssl`. It imports the module of a command when that command runs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def trace_crashes() -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit status: 0 done, 1 failed, 2 wrong usage, 130 Ctrl-C."""
+    """Run one command and return the exit status: 0 done, 1 failed, 2 wrong usage, 130 Ctrl-C."""
     trace_crashes()
     parser = argparse.ArgumentParser(
         prog="stream-ssl",
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     chosen, rest = parser.parse_known_args(argv)
     if chosen.command == "learner":
         leave_first_process()
-    if chosen.command in DAEMONS:  # until they take the signal over there is nothing to drain
+    if chosen.command in DAEMONS:  # before the command handles SIGTERM, there is nothing to drain
         signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     try:
         logs.configure()

@@ -1,7 +1,8 @@
-"""One config file for both processes: each section is the call of a constructor.
+"""The options of the daemon: one config file for the receiver and the learner.
 
-A role's parser knows its own sections by their constructors' signatures, and carries the other
-role's along unread: the receiver must not import torch to skip the learner's settings.
+Each section of the file holds the arguments of one constructor. The parser of a role knows the
+sections of its role, and accepts the sections of the other role without a check: the receiver must
+not import torch to skip the learner's settings.
 """
 
 from __future__ import annotations
@@ -53,8 +54,9 @@ DESCRIPTOR: dict[str, Any] = {
     "class_path": "stream_ssl.memory.descriptors.Thumbnail",
     "init_args": {"side": 8},
 }
-"""What a daemon counts duplicates on unless told otherwise. Training does not move it: near-copies
-are found whatever the encoder makes of them (docs/study.md)."""
+"""The default of `memory.descriptor`. Training does not change thumbnails, so near-duplicates are
+found whatever the encoder has learned (docs/study.md).
+"""
 
 EVICTION: dict[str, Any] = {
     "class_path": "stream_ssl.memory.eviction.Redundant",
@@ -64,10 +66,10 @@ EVICTION: dict[str, Any] = {
 jsonargparse would pass the score on to any other policy that is named without one."""
 
 SHARES = 0.5
-"""Part of an equal share of the slots that each producer keeps unless told otherwise."""
+"""The default of `memory.shares`: the part of an equal share of the slots that a producer keeps."""
 
 NOVELTY = "auto"
-"""How a daemon tells near-duplicates unless told otherwise."""
+"""The default of `learner.novelty`: the test that finds near-duplicates."""
 
 LEARNER_PARTS = {
     "method",
@@ -79,7 +81,7 @@ LEARNER_PARTS = {
     "pace",
     "offset",
 }
-"""Arguments of Learner that are sections of their own."""
+"""Arguments of `Learner` that have sections of their own in the config file."""
 
 
 @dataclass
@@ -87,13 +89,13 @@ class Http:
     """Where each process serves its page, /metrics, /healthz and /readyz.
 
     Args:
-        receiver: HOST:PORT of the receiver; port 0 takes a free one (see endpoints.json).
+        receiver: HOST:PORT of the receiver. Port 0 chooses a free port (see endpoints.json).
         learner: HOST:PORT of the learner.
-        public: allow addresses other than loopback without a token: whoever reaches the port then
-            sees figures, names of producers and images.
-        token_file: file of one line, a token of 16 characters or more, mode 600: page and metrics
-            are for those who have it, at any address. Prometheus sends it as a bearer token, people
-            log in with it.
+        public: allow addresses other than loopback without a token. Everyone who can reach the port
+            then sees figures, names of producers and images.
+        token_file: file of one line with a token of at least 16 characters, mode 600. The page and
+            the metrics then require the token, at any address. Prometheus sends the token as a
+            bearer token, and people log in with it.
     """
 
     receiver: str = "127.0.0.1:9108"
@@ -108,15 +110,15 @@ class Http:
 
 @dataclass
 class RanksSettings:
-    """How the ranks that torchrun started meet; without effect on one process.
+    """How the ranks that torchrun started meet. One process ignores these options.
 
     Args:
-        timeout: seconds after which a rank that waits for another gives up, so that torchrun starts
-            all again. Longer than a checkpoint takes.
-        receivers: the run folders of this host's receivers, where each host or rank has one with a
-            journal of its own: of n folders, the host's rank l reads that of number l modulo n.
-            Hosts may have others. Empty: all ranks read the journal of the run.
-        lost: ids of parked journals whose disks are lost, which `parked_journals` then leaves out.
+        timeout: seconds that a rank waits for another one before it gives up, so that torchrun
+            starts all ranks again. Choose more than a checkpoint takes.
+        receivers: the run folders of this host's receivers, where hosts or ranks have journals of
+            their own. Of n folders, the host's rank l reads folder l modulo n. Other hosts may name
+            other folders. Empty: all ranks read the journal of the run.
+        lost: ids of parked journals whose disks are lost. `parked_journals` does not count them.
     """
 
     timeout: float = 120.0
@@ -130,11 +132,12 @@ class RanksSettings:
 
 @dataclass
 class AccessFiles:
-    """Keys and allow-list of your own, instead of those that the run makes in its folder.
+    """Keys and an allow-list of your own, instead of those that the run makes in its folder.
 
     Args:
-        keys: the receiver's own NAME.secret.json, as `stream-ssl keys` makes it.
-        allow: JSON file {"producer name": "public key", ...}; read again when it changes.
+        keys: the receiver's NAME.secret.json, which `stream-ssl keys` writes.
+        allow: JSON file {"producer name": "public key", ...}. The receiver reads it again when it
+            changes.
     """
 
     keys: Path
@@ -145,7 +148,7 @@ MOST_VALUES = 100_000
 """The most values that a config file may hold, with its aliases expanded."""
 
 OWN_PARTS = ("encoder.model", "views.transform", "decoder.subclass")
-"""Options that name a class or function by its path, which `build` calls."""
+"""Options that name a class or function by its path, and that `build` calls."""
 
 
 ABOVE_0 = {
@@ -182,11 +185,14 @@ class Parser(ArgumentParser):
 
 
 class _Parser(Parser):
-    """Of a config file's sections."""
+    """A parser of the sections of a config file."""
 
     def instantiate(self, namespace: Namespace, *arguments: Any, **options: Any) -> Namespace:
-        """Of the parts that `build` calls, `dict_kwargs` join `init_args`; jsonargparse drops them.
-        They are arguments that a function takes and does not name, as of timm's `create_model`."""
+        """Instantiate as jsonargparse does, and keep `dict_kwargs` of the parts that `build` calls.
+
+        `dict_kwargs` are arguments that a function accepts without naming them, such as those of
+        timm's `create_model`. jsonargparse drops them. Here they join `init_args`.
+        """
         built: Namespace = super().instantiate(namespace, *arguments, **options)
         for name in OWN_PARTS:
             for key, value in ((namespace.get(name) or {}).get("dict_kwargs") or {}).items():
@@ -214,11 +220,12 @@ def _not_finite(value: object) -> Iterator[float]:
 
 
 def hinted(message: str, written: Mapping[str, str]) -> str:
-    """An error of jsonargparse, with options as they are written, and the one that was meant.
+    """Return an error of jsonargparse with the options as users write them, and a suggestion.
 
     Args:
         message: the error.
-        written: of the parser's options, by name: {"learner.seed": "--learner.seed", "run": "RUN"}.
+        written: the written form of each option by its name, such as
+            {"learner.seed": "--learner.seed", "run": "RUN"}.
     """
     if number := NOT_FINITE.search(message):
         keys = re.findall(r'Parser key "([^"]+)":', message)
@@ -249,10 +256,10 @@ def hinted(message: str, written: Mapping[str, str]) -> str:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """HOST:PORT as (host, port).
+    """Return (host, port) of an address HOST:PORT.
 
     Raises:
-        ValueError: it is no such thing.
+        ValueError: the address has another form.
     """
     host, colon, port = address.rpartition(":")
     if not (host and colon and port.isdecimal() and int(port) < 65536):
@@ -261,7 +268,7 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def receiver_parser(command: str = "receiver") -> ArgumentParser:
-    """The parser of the receiver's sections."""
+    """Return the parser of the receiver's sections."""
     parser = _parser(command)
     _add_receiver(parser)
     _carry(parser, LEARNER_SECTIONS, "learner")
@@ -275,7 +282,7 @@ def receiver_parser(command: str = "receiver") -> ArgumentParser:
 
 
 def learner_parser(command: str = "learner") -> ArgumentParser:
-    """The parser of the learner's sections."""
+    """Return the parser of the learner's sections."""
     parser = _parser(command)
     _add_learner(parser)
     _carry(parser, RECEIVER_SECTIONS, "receiver")
@@ -422,10 +429,10 @@ def _add_model(parser: ArgumentParser) -> None:
 
 
 def read(parser: ArgumentParser, arguments: Sequence[str]) -> Namespace:
-    """Parse a command's arguments; the config file may stand bare in front.
+    """Parse the arguments of a command. The config file may stand first, without `--config`.
 
-    Exits with status 2 and a message on a wrong one, as argparse does. With --print_config it
-    prints the sections of both roles and exits, whichever role's parser this is.
+    A wrong argument exits with status 2 and a message, as in argparse. `--print_config` prints the
+    sections of both roles and exits.
     """
     arguments = list(arguments)
     if arguments and not arguments[0].startswith("-"):
@@ -442,8 +449,7 @@ def read(parser: ArgumentParser, arguments: Sequence[str]) -> Namespace:
 
 
 def check_files(parser: ArgumentParser, arguments: Sequence[str]) -> None:
-    """Exit with a message, as argparse does, on a fault of a config file that the parser would
-    name badly or not at all."""
+    """Exit with a message on errors in a config file that the parser would not report well."""
     known = {action.dest.partition(".")[0] for action in parser._actions}
     files = [
         *(after for option, after in pairwise(arguments) if option == "--config"),
@@ -473,7 +479,7 @@ def _faults(file: Path, known: Set[str]) -> Iterator[str]:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
         yield f"{line}: no YAML: {error.problem}"
         return
-    except (OSError, yaml.YAMLError):  # the parser says that well
+    except (OSError, yaml.YAMLError):  # the parser reports these errors well
         return
     if not isinstance(root, yaml.MappingNode):
         held = "is empty" if root is None else "begins with something else"
@@ -499,7 +505,7 @@ def _faults(file: Path, known: Set[str]) -> Iterator[str]:
 
 
 def _scalars(root: yaml.MappingNode, path: str = "") -> Iterator[tuple[int, str, object]]:
-    """Yield line, option and value of each option of a YAML document; None for a list."""
+    """Yield (line, option, value) for each option of a YAML document. A list gives None."""
     for key, value in root.value:
         option = f"{path}{key.value}"
         if isinstance(value, yaml.MappingNode) and option not in REMOVED:
@@ -510,7 +516,7 @@ def _scalars(root: yaml.MappingNode, path: str = "") -> Iterator[tuple[int, str,
 
 
 def _too_much(root: yaml.Node) -> str | None:
-    """Return what is wrong with the size of a YAML document whose aliases are written out.
+    """Return an error if a YAML document is too large once its aliases are expanded, else None.
 
     A few aliases of aliases ("billion laughs") make a file of some hundred bytes endless.
     """
@@ -541,7 +547,7 @@ def _too_much(root: yaml.Node) -> str | None:
 
 
 def _duplicates(node: yaml.Node | None) -> Iterator[str]:
-    """YAML would take the last of them, without a word."""
+    """Yield an error for each repeated key of a mapping. YAML itself silently keeps the last."""
     if isinstance(node, yaml.MappingNode):
         lines: dict[str, int] = {}
         for key, value in node.value:
@@ -558,16 +564,17 @@ def _duplicates(node: yaml.Node | None) -> Iterator[str]:
 
 
 def resolved(parser: ArgumentParser, settings: Namespace) -> dict[str, Any]:
-    """The settings as plain JSON values: defaults, file, environment and command line in one.
+    """Return the settings as plain JSON values: defaults, file, environment, command line.
 
-    A null is said: left out, it would be the option's default when this is read again.
+    Null values are kept. Without them, the options would get their defaults when the result is
+    parsed again.
     """
     values: dict[str, Any] = json.loads(parser.dump(settings, format="json", skip_unset=False))
     return values
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Nested settings as {"memory.capacity": "2048"}, for the config_info metric and for logs."""
+    """Return nested settings as {"memory.capacity": "2048"}, for `config_info` and for logs."""
     items: dict[str, str] = {}
     for name, value in settings.items():
         if isinstance(value, Mapping):
@@ -607,9 +614,10 @@ def _section(parser: ArgumentParser, cls: type, name: str, skip: set[str] | None
 
 
 def _carry(parser: ArgumentParser, sections: Sequence[str], role: str) -> None:
-    """Accept the other role's sections unread.
+    """Accept the sections of the other role without a check.
 
-    A bare dict: of a dict[str, Any] the parser would import the classes that it names.
+    The type is a bare dict: for dict[str, Any] the parser would import the classes that the section
+    names.
     """
     for name in sections:
         parser.add_argument(

@@ -1,6 +1,6 @@
-"""From what a run has saved to an encoder for use.
+"""Load the trained encoder of a run, of a checkpoint or of an export.
 
-Shapes: B samples, C channels, H height, W width, F features or the embedding's dimensions.
+Shapes: B samples, C channels, H height, W width, F features or dimensions of the embedding.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Of = Literal["features", "embeddings"]
 
 ENCODER = "encoder.json"
 WEIGHTS = "encoder.safetensors"
-EXPORT_FORMAT = 2  # raised when an older reader could not read it
+EXPORT_FORMAT = 2  # increased when older programs cannot read the new format
 
 SECTIONS = (
     "vectors",
@@ -60,32 +60,37 @@ SECTIONS = (
     "method",
     "learner",
 )
-"""Of a run's configuration what its network depends on. What else it names may be gone by now."""
+"""Sections of a run's configuration on which its network depends. Other sections may name files or
+classes that no longer exist.
+"""
 
 
 PARTS = ("vectors", "decoder", "encoder", "projector", "views")
-"""Of these what an exported encoder depends on."""
+"""The sections among SECTIONS on which an exported encoder depends."""
 
 
 class Encoder(nn.Module):
-    """uint8 images [B, C, H, W] to float32 features or embeddings [B, F].
+    """A module that encodes uint8 images [B, C, H, W] to float32 features or embeddings [B, F].
 
-    Of a run on vectors it takes these, float [B, D], or their bytes.
+    The encoder of a run on vectors takes float vectors [B, D], or their bytes.
 
-    In evaluation mode and frozen; `encoder.requires_grad_().train()` makes it trainable. Where
-    `statistics` is "batch", an embedding depends on the other images of its batch.
+    The module is in evaluation mode and frozen. `encoder.requires_grad_().train()` makes it
+    trainable. With `statistics` "batch", the embedding of an image depends on the other images of
+    its batch.
 
     Args:
-        backbone: normalised images to features.
-        projector: features to embeddings, which are scaled to unit norm; None: features are given.
+        backbone: maps normalised images to features.
+        projector: maps features to embeddings, which are scaled to unit norm. None: the encoder
+            returns features.
         views: the run's augmentation and normalisation.
-        decoder: the run's, which `preprocess` uses.
-        statistics: what BatchNorm uses in evaluation mode, the running "average" or its "batch".
+        decoder: the run's decoder, which `preprocess` uses.
+        statistics: the statistics of BatchNorm in evaluation mode: the running "average", or those
+            of the "batch".
 
     Attributes:
-        dim: F.
-        size: H and W; of vectors 1.
-        channels: C; of vectors their bytes.
+        dim: F, the number of features or of dimensions of the embedding.
+        size: H and W of an image; 1 for vectors.
+        channels: C of an image; the number of bytes of a vector.
         of: "features" or "embeddings".
     """
 
@@ -117,36 +122,36 @@ class Encoder(nn.Module):
                 f"images are a {found}: must be a uint8 tensor [B, {self.channels}, H, W], such "
                 "as torch.stack([encoder.preprocess(image) for image in images])"
             )
-        # Of grey images two layouts are contiguous, and convolutions round in either differently.
+        # A grey image is contiguous in two memory layouts, in which convolutions round differently.
         image_BCHW = image_BCHW.to(self.views.mean.device).clone(
             memory_format=torch.contiguous_format
         )
         return self._encode(self.views.plain(image_BCHW))
 
     def view(self, image_BCHW: Tensor) -> Tensor:
-        """The same of an augmented view of each image, by the run's own augmentation."""
+        """Encode one augmented view of each image. The run's own augmentation makes the views."""
         view_BCHW: Tensor = self.views(image_BCHW.to(self.views.mean.device))
         return self._encode(view_BCHW)
 
     @property
     def networks(self) -> nn.ModuleDict:
-        """What has weights."""
+        """The modules that have weights."""
         parts = {"backbone": self.backbone, "projector": self.projector}
         return nn.ModuleDict({name: part for name, part in parts.items() if part is not None})
 
     def preprocess(self, image: Image) -> Tensor:
-        """The uint8 pixels [C, H, W] that the learner trains on when this image is sent to it.
+        """Return the uint8 pixels [C, H, W] on which the learner would train for this image.
 
-        Of a vector, its bytes.
+        For a vector, the result holds its bytes.
 
         Args:
-            image: a path, the bytes of a JPEG, PNG or WebP file, a PIL image, a uint8 array H x W
-                or H x W x C; or a vector, a float array [D].
+            image: a path; the bytes of a JPEG, PNG or WebP file; a PIL image; a uint8 array [H, W]
+                or [H, W, C]; or a vector, a float array [D].
 
         Raises:
-            TypeError: it is no image.
-            ValueError: it cannot be decoded.
-            OSError: a file cannot be read.
+            TypeError: the argument is no image.
+            ValueError: the image cannot be decoded.
+            OSError: the file cannot be read.
         """
         try:
             pixels_HWC = self.decoder.decode(as_sample(image, id="image"))
@@ -167,7 +172,7 @@ class Encoder(nn.Module):
 def load_encoder(
     place: Path | str, of: Of | None = None, device: str = "cpu", trust_code: bool = False
 ) -> Encoder:
-    """See `stream_ssl.load_encoder`."""
+    """Load an encoder; see `stream_ssl.load_encoder`."""
     place = Path(place)
     if of not in (None, "features", "embeddings"):
         raise ValueError(f'of is {of!r}: choose "features" or "embeddings"')
@@ -199,9 +204,10 @@ def fresh_encoder(
     device: str = "cpu",
     trust_code: bool = False,
 ) -> Encoder:
-    """Return the encoder as it was before its first update, by a checkpoint's configuration.
+    """Return the encoder of a checkpoint's configuration as it was before its first update.
 
-    Nothing is downloaded: in place of weights that were, it has random ones, and a warning says so.
+    Nothing is downloaded. If the run began with downloaded weights, this encoder has random
+    weights, and a warning says so.
     """
     if asks_for_download((stored.get("encoder") or {}).get("model")):
         log.warning(
@@ -214,15 +220,16 @@ def fresh_encoder(
 def run_encoder(
     settings: Namespace, of: Of, load: Callable[[Method], object] | None = None
 ) -> Encoder:
-    """The encoder of a run's network, into which `load` has put weights.
+    """Return the encoder of a run's network, with weights that `load` puts into it.
 
     Args:
-        settings: of `stored_settings`.
-        of: features are those of the trained encoder, embeddings those of the keys.
-        load: puts weights into the network; None leaves those of before the first update.
+        settings: the result of `stored_settings`.
+        of: "features" of the trained encoder, or "embeddings" of the key networks.
+        load: puts weights into the network. None: the network keeps the weights from before the
+            first update.
     """
     if load is not None:
-        build.forget_first_weights(settings)  # what held them may be gone by now
+        build.forget_first_weights(settings)  # the file that held them may no longer exist
     with OwnRandomness(0, torch.device("cpu")):  # the caller's generators stay as they are
         network = build.method(settings)
     if load is not None:
@@ -236,15 +243,16 @@ def run_encoder(
 def stored_settings(
     stored: Mapping[str, Any], *of_memory: str, trust_code: bool = False
 ) -> Namespace:
-    """Return SECTIONS of a checkpoint's configuration as `build` takes them.
+    """Return SECTIONS of a checkpoint's configuration in the form that `build` takes.
 
     Args:
         stored: the configuration.
-        of_memory: options of the memory that are returned beside its capacity.
-        trust_code: import whatever class the configuration names.
+        of_memory: options of the memory to return beside its capacity.
+        trust_code: import every class that the configuration names.
 
     Raises:
-        ValueError: another version of this program wrote it, or it names a class from elsewhere.
+        ValueError: another version of this program wrote the configuration, or it names a class
+            that is not trusted.
     """
     kept = {section: stored[section] for section in SECTIONS if section in stored}
     memory = {name: stored["memory"].get(name) for name in ("capacity", *of_memory)}
@@ -265,7 +273,7 @@ def _settings(sections: Mapping[str, Any], whose: str, trust_code: bool) -> Name
 
 @cache
 def _parser() -> ArgumentParser:
-    """Made once: it takes longer than to read with it, and each encoder is read with one."""
+    """Return one parser for all calls, because it takes longer to build a parser than to use it."""
     parser: ArgumentParser = config.learner_parser()
     parser.exit_on_error = False
     return parser
@@ -302,7 +310,7 @@ def _described(folder: Path) -> dict[str, Any]:
     """Return the content of an export's encoder.json.
 
     Raises:
-        ValueError: it lacks a key, or holds a value of another type.
+        ValueError: a key is missing, or its value has another type.
     """
     found = read_map(folder / ENCODER, links=True)
     sections = ("views", "normalisation", "decoder", "encoder")
@@ -318,13 +326,13 @@ def _described(folder: Path) -> dict[str, Any]:
 
 
 def read_newest(place: Path, read: Callable[[Path], T]) -> T:
-    """What `read` makes of the checkpoint that `find` gives.
+    """Return the result of `read` for the checkpoint that `find` returns.
 
-    A learner that runs may remove that while it is read, for it keeps a few (checkpoints.keep);
-    then the newest of now is read.
+    A running learner keeps a few checkpoints (`checkpoints.keep`), and may remove this one during
+    the read. The newest checkpoint of that moment is then read instead.
 
     Raises:
-        FileNotFoundError: there is none, or it lacks a file.
+        FileNotFoundError: there is no checkpoint, or it lacks a file.
     """
     checkpoint = find(place)
     while True:
@@ -337,11 +345,11 @@ def read_newest(place: Path, read: Callable[[Path], T]) -> T:
 
 
 def find(path: Path) -> Path:
-    """The checkpoint folder that a path names: itself, or the newest whole one of a run's folder.
+    """Return the checkpoint folder at a path: the path itself, or the newest whole one of a run.
 
     Raises:
-        FileNotFoundError: there is none.
-        ValueError: it is damaged, or written by a newer version.
+        FileNotFoundError: there is no checkpoint.
+        ValueError: the checkpoint is damaged, or a newer version wrote it.
     """
     own = (path / STATE).is_file()
     found = [path.resolve()] if own else _checkpoints(path)
@@ -369,18 +377,18 @@ def find(path: Path) -> Path:
 
 
 def _checkpoints(run: Path) -> list[Path]:
-    """Those of a run's folder, or of the folder of its checkpoints; the newest first."""
+    """Return the checkpoints in a run's folder or in its checkpoints/ folder, the newest first."""
     for folder in (run, run / "checkpoints"):
         found = sorted(folder.resolve().glob(f"{PREFIX}*"), reverse=True)
         if (folder / LATEST / STATE).is_file():
             latest = (folder / LATEST).resolve()
             return [latest, *(path for path in found if path.name < latest.name)]
-        if found:  # the newest has lost that file, or was set aside
+        if found:  # the newest one lost its state file, or somebody moved it
             return found
     return []
 
 
 def facts(checkpoint: Path) -> Mapping[str, Any]:
-    """Return a checkpoint's step, samples, created, and config without removed options."""
+    """Return a checkpoint's state: step, samples, created, and config without removed options."""
     found = read_map(checkpoint / STATE, MOST_STATE)
     return found | {"config": without(found["config"])[0]} if "config" in found else found

@@ -1,4 +1,4 @@
-"""The learner's process: the loop, those who watch it, and its checkpoints."""
+"""The learner's process: its loop, its observers and its checkpoints."""
 
 from __future__ import annotations
 
@@ -58,22 +58,23 @@ log = logging.getLogger("stream_ssl.learner")
 
 TELL_SECONDS = 0.5
 FREE_SPACE_SECONDS = 3.0
-"""Between two attempts to make room in the journal: the receiver trims in the meantime."""
+"""Seconds between two attempts to make room in the journal. The receiver trims in the meantime."""
 PATIENCE = 120.0
-"""Seconds without a record after which the process counts as stuck; a first GPU step compiles."""
+"""Seconds without a record after which the process counts as stuck. A first GPU step compiles."""
 
 SURVEY_SHARE = 0.02
-"""Share of the time that the expensive numbers (spectra, histograms) may take, ..."""
+"""Share of the time that a survey of the expensive numbers (spectra, histograms) may take."""
 SURVEY_SECONDS = 15.0
-"""... unless they would be older than this."""
+"""Longest time between two surveys, in seconds, even if a survey then exceeds SURVEY_SHARE."""
 
 
 def learn(parser: ArgumentParser, settings: Namespace, stop: threading.Event) -> None:
-    """Train until `stop` is set; then write a last checkpoint and return.
+    """Train until `stop` is set. Then write a last checkpoint and return.
 
     Args:
-        parser: what `settings` come from.
-        settings: as parsed, not yet instantiated.
+        parser: the parser that returned `settings`.
+        settings: parsed, not yet instantiated.
+        stop: set to end the process.
     """
     with ExitStack() as stack:
         with configuring():
@@ -84,24 +85,24 @@ def learn(parser: ArgumentParser, settings: Namespace, stop: threading.Event) ->
 
 
 class Process:
-    """Everything of one learner process.
+    """One learner process.
 
     Args:
         parser, settings: as for `learn`.
-        stack: takes what must be closed.
+        stack: closes the process's resources.
     """
 
     def __init__(self, parser: ArgumentParser, settings: Namespace, stack: ExitStack) -> None:
         self._ranks = ranks.meet(settings, stack)
         ranks.check_alike(self._ranks, resolved(parser, _for_all(settings)))
         ranks.check_shared(self._ranks, settings.run)
-        self._serve(settings, stack)  # first, for the rest of the start may take minutes
+        self._serve(settings, stack)  # first, because the rest of the start may take minutes
         self._checkpointer = Checkpointer(
             settings.run / "checkpoints", **settings.checkpoints, ranks=self._ranks
         )
         try:
             saved = self._checkpointer.newest()
-        except CheckpointError as error:  # of a newer version: starting again will not help
+        except CheckpointError as error:  # from a newer version: a restart will not help
             raise Misconfigured(str(error)) from error
         if saved is not None:
             with configuring():
@@ -120,18 +121,18 @@ class Process:
             self._resume(settings, saved, start)
         elif settings["from"] is not None:
             self._begin_from(settings)
-        # Written as the checkpoint of step 0 once the samples have shown that the settings fit.
+        # Saved as the checkpoint of step 0 once the first samples have shown that the settings fit.
         self._first = self.learner.capture().copied() if saved is None else None
         self._offsets = ConsumerOffsets(self._part.folder)
         self._checkpointed = (self._checkpointer.needed() or START).record
         self._checkpoint_bytes = expected_bytes(self.learner)
         self._free_space_at = 0.0
         self._limited_log = RateLimitedLogger(log, seconds=60.0)
-        self._healthy = True  # whether training had not diverged at the last look
-        self._failed_step = 0  # at which it had, the last time
+        self._healthy = True  # whether training was healthy at the last look
+        self._failed_step = 0  # step of the last divergence
         self._step_log = StepLog(log)
         self._view = self._page.memory = MemoryView(self.learner.memory, self.learner.origins)
-        stack.callback(self._view.close)  # before the server, which would wait for it
+        stack.callback(self._view.close)  # before the server, which would wait for the view
         sender = VerdictSender(self._part.folder)
         stack.callback(sender.close)
         self._verdicts = VerdictFeed(self._view.slots, sender)
@@ -253,7 +254,7 @@ class Process:
         log.info("page at %s/, metrics at %s/metrics", server.address, server.address)
 
     def run(self, stop: threading.Event) -> None:
-        """The loop."""
+        """Train until `stop` is set, and handle the learner's records."""
         self.health.expect("learner", PATIENCE)
         self.health.set("started", True)
         self.metrics.started()
@@ -277,19 +278,19 @@ class Process:
                     self._follow_journal()
                 if isinstance(record, StepRecord):
                     self._verdicts.consume(record)
-                    self._free_space_at = 0.0  # samples came: what was let go is trimmed
+                    self._free_space_at = 0.0  # samples came, so the receiver has trimmed
                 self.health.tick("learner")
                 if time.monotonic() >= self._tell_at:
                     self._tell_receiver()
                     self._tell_ranks()
                 due = self._checkpointer.due(record) and self.learner.divergence.savable
                 if due and not self._ranks.group.rank:
-                    self._save_soon()  # the first says when
-                first = self._part.number == 0  # of those that read this journal
+                    self._save_soon()  # rank 0 decides when all ranks save
+                first = self._part.number == 0  # the first reader of this journal
                 first = first and not self.learner.divergence.halted
                 if first and isinstance(record, Idle) and self._offsets.journal_full:
-                    self._checkpoint_to_free_space()  # the learner has all that there is
-        except IncompatibleConfig as error:  # only the samples could tell
+                    self._checkpoint_to_free_space()  # the learner has read the whole journal
+        except IncompatibleConfig as error:  # only the samples show this
             raise Misconfigured(str(error)) from error
         except JournalReplaced as error:
             raise Failure(str(error)) from error
@@ -304,8 +305,10 @@ class Process:
             self._save(lambda: self._checkpointer.save(self.learner, self._config))
 
     def _met(self, saved: Saved | None, settings: Namespace) -> GroupView:
-        """Who the ranks are, and which journals of the run none of them reads: their hosts are not
-        there."""
+        """Return a view of the ranks and of the run's parked journals, which no rank reads.
+
+        A journal is parked while its host is away.
+        """
         own = {"host": socket.gethostname(), "journal": journal_id(self._part.folder / "journal")}
         members = [Member(**told) for told in self._ranks.tell(own)]
         capacity = settings.memory.capacity
@@ -329,14 +332,17 @@ class Process:
         return GroupView(members, parked, capacity)
 
     def _follow_journal(self) -> None:
-        """Older checkpoints say nothing of what another journal's receiver may trim."""
+        """Start again at the beginning of a journal that replaced the old one.
+
+        Older checkpoints do not say what the receiver of another journal may trim.
+        """
         if self._checkpointer.follow(self._batches.journal):
             self._checkpointed = START.record
 
     def _tell_receiver(self) -> None:
-        """How far we have read (its credit) and what we still need (its trimming).
+        """Tell the receiver how far the learner has read (credit) and what to keep (trimming).
 
-        Training needs no disk: where it takes nothing, the receiver is told later.
+        Training needs no disk. If the write fails, the receiver is told later.
         """
         if self._part.number:
             self._where.write()
@@ -344,7 +350,7 @@ class Process:
             return
         told = self.learner.ranks.last.offsets
         offsets = [self.learner.offset]
-        if self.learner.step and len(told) == self._ranks.group.size:  # they have met
+        if self.learner.step and len(told) == self._ranks.group.size:  # the ranks have met
             offsets = [told[rank] for rank in self._part.readers]
         read = max(min(offsets).record, self._checkpointed)
         try:
@@ -361,17 +367,17 @@ class Process:
         self._tell_at = time.monotonic() + TELL_SECONDS
 
     def _save_first(self, record: StepRecord | Idle) -> None:
-        """Write the state from before the first step, to which a run can go back."""
+        """Save the state from before the first step, so that a run can always go back to it."""
         if self._first is not None and isinstance(record, StepRecord):
             first, self._first = self._first, None
             self._save(lambda: self._checkpointer.save(first, self._config))
 
     def _reload(self) -> None:
-        """Go back to good weights after the present ones have diverged."""
+        """Load good weights again after training has diverged."""
         divergence, group = self.learner.divergence, self._ranks.group
         self._conclude_save(wait=True)
         saved = self._checkpointer.before(divergence.limit)
-        if saved is None:  # there are no earlier ones: those that were reloaded last, once more
+        if saved is None:  # there is no earlier one: load the last reloaded one again
             saved = self._checkpointer.before(divergence.reloaded_from + 1)
         if saved is None:
             divergence.halt()
@@ -387,7 +393,7 @@ class Process:
         self._tell_of_divergence()
 
     def _tell_of_divergence(self) -> None:
-        """Export the state of divergence; log when it turns bad and when it is over."""
+        """Export the state of divergence. Log when training diverges and when it has recovered."""
         divergence = self.learner.divergence
         self.metrics.observe_divergence(divergence)
         if not divergence.healthy and self._healthy:
@@ -401,14 +407,14 @@ class Process:
         self.health.set("divergence", self._healthy, str(divergence))
 
     def _one_disk(self, checkpoints: Path) -> bool:
-        """Whether checkpoints take room from the journal of this learner."""
+        """Return whether checkpoints and this learner's journal share a disk."""
         try:
             return checkpoints.stat().st_dev == (self._part.folder / "journal").stat().st_dev
         except OSError:
-            return True  # one of them does not exist yet
+            return True  # one of the folders does not exist yet
 
     def _tell_ranks(self) -> None:
-        """Readiness is the group's; and what the others took."""
+        """Tell the other ranks whether this rank is ready, and export the figures of all ranks."""
         if self._ranks.alone:
             return
         told, group = self.learner.ranks, self._ranks.group
@@ -422,13 +428,16 @@ class Process:
         self._group.consume(self.learner.step, told.work, slots, told.last.offsets)
 
     def _checkpoint_to_free_space(self) -> None:
-        """Make room in a journal that is full of what checkpoints would replay: without another
-        checkpoint nothing is trimmed, and without new samples none comes due."""
+        """Make room in a journal that is full of samples that checkpoints would replay.
+
+        Without another checkpoint the receiver trims nothing. Without new samples no checkpoint is
+        due.
+        """
         if time.monotonic() < self._free_space_at:
             return  # the receiver may not have trimmed yet
         self._free_space_at = time.monotonic() + FREE_SPACE_SECONDS
         if self._checkpointer.busy:
-            return  # what it frees is not known yet
+            return  # how much that checkpoint frees is not known yet
         if self._checkpointer.dirty:
             log.info("the journal is full: a checkpoint lets it be trimmed")
             self._save_soon()
@@ -451,23 +460,23 @@ class Process:
         self._tell_receiver()
 
     def _save_soon(self) -> None:
-        """Now, or with all ranks before their next step."""
+        """Save now. With several ranks, all save before their next step."""
         if self._ranks.alone:
             self._save_behind()
         else:
             self.learner.ranks.save_asked = True
 
     def _save_behind(self) -> None:
-        """Begin a checkpoint, which is written while training goes on."""
-        self._conclude_save(wait=True)  # on all ranks before they meet for the next
+        """Begin a checkpoint that is written while training goes on."""
+        self._conclude_save(wait=True)  # on all ranks, before they meet for the next checkpoint
         self._save(lambda: self._checkpointer.begin(self.learner, self._config))
 
     def _conclude_save(self, wait: bool = False) -> None:
-        """Tell of a checkpoint that has become durable."""
+        """Record a checkpoint that is now durable; with `wait`, wait until it is."""
         self._save(lambda: self._checkpointer.finished(wait))
 
     def _save(self, work: Callable[[], CheckpointRecord | None]) -> None:
-        """What cannot be written now is tried again later, and counted."""
+        """Run `work`, and record the checkpoint that it returns. Log and count a failed write."""
         try:
             record = work()
         except OSError as error:
@@ -492,19 +501,21 @@ class Process:
 
 
 class Observers:
-    """Metrics, balance, drift, probes and shadows: they take the learner's records, and change
-    nothing of what it learns.
+    """The observers of a learner: metrics, balance, drift, probes and shadows.
+
+    They consume the learner's records, and never change the state that is trained.
 
     Args:
-        metrics: what is exported.
+        metrics: the exported metrics.
         memory: the working memory.
-        shadows: memories fed beside it.
-        batches, reader: asked how far behind the learner is.
-        prequential: predicts the labels that the stream carries.
-        held_out: probes a held-out labelled set, where one is given.
-        device: what the learner computes on.
-        recent_rank: watches for a collapse.
-        every: least seconds between two surveys of the expensive numbers.
+        shadows: memories that see the same stream under other policies.
+        batches, reader: report how far the learner is behind.
+        prequential: predicts the labels of the stream.
+        held_out: probes a held-out labelled set; None: no such set.
+        device: the learner's device.
+        recent_rank: detects a collapse.
+        every: shortest time between two surveys of the expensive numbers, in seconds.
+        clock: monotonic seconds.
     """
 
     def __init__(
@@ -533,7 +544,7 @@ class Observers:
         self._next = clock()
 
     def consume(self, record: StepRecord | Idle) -> None:
-        """Take one record."""
+        """Consume one record."""
         self._metrics.consume(record)
         if isinstance(record, StepRecord):
             self._new = record.waiting
@@ -554,7 +565,7 @@ class Observers:
             self._next = begun + max(self._every, min(spent / SURVEY_SHARE, SURVEY_SECONDS))
 
     def survey(self) -> None:
-        """Export what is too expensive to compute at every step."""
+        """Export the numbers that are too expensive to compute at every step."""
         memories = {WORKING: self._memory} | {s.name: s.memory for s in self._shadows}
         for name, memory in memories.items():
             counts = class_counts(memory.labels)
@@ -584,7 +595,7 @@ class Observers:
 
 
 def _for_all(settings: Namespace) -> Namespace:
-    """The settings that ranks must share: all but device and receivers, which are each host's."""
+    """Return the settings that all ranks must share. Devices and receivers belong to each host."""
     shared: Namespace = settings.clone()
     shared.ranks.receivers = []
     shared.learner.device = torch.device(settings.learner.device).type
@@ -592,7 +603,7 @@ def _for_all(settings: Namespace) -> Namespace:
 
 
 def expected_bytes(learner: Learner) -> int:
-    """Estimate the bytes of a checkpoint with a full memory, before there is one."""
+    """Estimate the bytes of a checkpoint with a full memory, before one has been written."""
     weights = sum(value.nbytes for value in learner.method.state_dict().values())
     moments = sum(2 * value.nbytes for value in learner.method.parameters() if value.requires_grad)
     columns = learner.memory.state_dict(keep_vars=True)
@@ -605,5 +616,5 @@ def expected_bytes(learner: Learner) -> int:
 
 
 def folders(settings: Namespace) -> dict[str, Path]:
-    """Where a learner writes, by what for."""
+    """Return the folders that a learner writes, by purpose."""
     return {"checkpoints": settings.run / "checkpoints", "quarantine": settings.run / "quarantine"}

@@ -1,1 +1,1 @@
-"""One file a command; each has main(arguments) -> exit status."""
+"""One file for each command. Each has a function main(arguments) that returns the exit status."""

@@ -1,4 +1,4 @@
-"""stream-ssl check: would this configuration run? Opens no port, writes nothing to the run."""
+"""stream-ssl check: check a configuration. It opens no port and writes nothing to the run."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ log = logging.getLogger("stream_ssl.check")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Parse with both roles' parsers and build what can be built without touching the run."""
+    """Parse the settings of both roles, and build what can be built without touching the run."""
     usage = "stream-ssl check CONFIG [--SECTION.OPTION VALUE ...] [--ranks N]"
     count = argparse.ArgumentParser(usage=usage, add_help=False, allow_abbrev=False)
     count.add_argument("--ranks", type=int, default=1)
     given, arguments = count.parse_known_args(arguments)
     if given.ranks < 1:
         count.error(f"--ranks is {given.ranks}: at least 1 process has to learn")
-    # First what is quickly known: a missing file, an unknown section, the receiver's own settings.
+    # Check first what takes no time: a missing file, an unknown section, the receiver's settings.
     receiver_settings = config.read(config.receiver_parser("check"), arguments)
 
     def work() -> None:
@@ -50,10 +50,10 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def check_receiver(settings: Namespace) -> None:
-    """The run's folder, the receiver's settings, its keys and allow-list, and the HTTP addresses.
+    """Check the run's folder, the receiver's settings, its keys and allow-list, and HTTP addresses.
 
     Raises:
-        ValueError: they cannot work.
+        ValueError: the settings cannot work.
     """
     from stream_ssl.app import receive
 
@@ -79,11 +79,10 @@ def check_receiver(settings: Namespace) -> None:
 
 
 def check_learner(parser: ArgumentParser, settings: Namespace, ranks: int = 1) -> None:
-    """The learner's settings: everything that one of the ranks would build is built and thrown
-    away.
+    """Check the learner's settings: build everything that one rank would build, and discard it.
 
     Raises:
-        ValueError: they cannot work.
+        ValueError: the settings cannot work.
     """
     import torch
 
@@ -105,7 +104,7 @@ def check_learner(parser: ArgumentParser, settings: Namespace, ranks: int = 1) -
 def _instantiated(parser: ArgumentParser, settings: Namespace) -> Namespace:
     """Return the settings with their objects built.
 
-    A run that resumes needs no first weights: its checkpoint has the weights of its encoder.
+    A run that resumes needs no initial weights: its checkpoint has the weights of its encoder.
     """
     from stream_ssl.app import build
 
@@ -116,7 +115,7 @@ def _instantiated(parser: ArgumentParser, settings: Namespace) -> Namespace:
 
 
 def summary(parser: ArgumentParser, settings: Namespace, ranks: int = 1) -> str:
-    """What the configuration would run, in a few lines."""
+    """Return a few lines on what the configuration would run."""
     from stream_ssl.app import build
     from stream_ssl.memory.descriptors import Embedding
 
@@ -145,7 +144,13 @@ def summary(parser: ArgumentParser, settings: Namespace, ranks: int = 1) -> str:
 
 
 def rank_lines(settings: Namespace, ranks: int, megabytes: float) -> str:
-    """What each of several ranks would do, `megabytes` being those of all slots."""
+    """Return lines on what each of several ranks would do.
+
+    Args:
+        settings: the learner's settings.
+        ranks: how many ranks there are.
+        megabytes: size of all slots of all ranks together.
+    """
     folders = [str(folder) for folder in settings.ranks.receivers]
     reads = f"the records r, r + {ranks}, ... of {settings.run}/journal"
     if folders:

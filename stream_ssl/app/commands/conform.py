@@ -1,4 +1,4 @@
-"""stream-ssl conform: try a producer in any language against docs/wire.md. Needs no torch."""
+"""stream-ssl conform: check a producer in any language against docs/wire.md. Needs no torch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EXAMPLE = f"""example:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Try each rule, and print a line for it."""
+    """Check each rule, and print a line for it."""
     parser = argparse.ArgumentParser(
         prog="stream-ssl conform",
         description=DESCRIPTION,
@@ -63,13 +63,13 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def line(result: Result) -> str:
-    """A row of the table, with what was seen beneath it."""
+    """Return a row of the table, with the observation below it."""
     seen = f"\n{'':<26} {printable(result.why, 2000)}" if result.why else ""
     return f"{KEPT[result.kept]:<10} {result.rule:<15} {result.promise}{seen}"
 
 
 def starter(command: Sequence[str], output: bool) -> Callable[[str], Callable[[], None]]:
-    """What starts the producer, and returns what kills it."""
+    """Return a function that starts the producer and returns a function that kills it."""
 
     def start(address: str) -> Callable[[], None]:
         sink = None if output else subprocess.DEVNULL

@@ -1,4 +1,4 @@
-"""stream-ssl demo: the whole system at work."""
+"""stream-ssl demo: run the whole system on embedded images, and write a report."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from jsonargparse import auto_cli
 def demo(seconds: float = 120.0, out: Path = Path("demo-out")) -> int:
     """Stream embedded real images to a receiver and a learner, then report what was learned.
 
-    Three processes, the same that a daemon consists of: a producer sends Fashion-MNIST images, one
-    class 27 times as frequent as each other, a fifth of them near-duplicates; a receiver journals
-    them; a learner trains with negatives from a DUEL memory, beside a queue for comparison.
+    Three processes run, the same as in a daemon. A producer sends Fashion-MNIST images: one class
+    is 27 times as frequent as each other, and a fifth are near-duplicates. A receiver journals
+    them. A learner trains with negatives from a DUEL memory. A second learner uses a queue, for
+    comparison.
 
     Args:
-        seconds: how long the stream runs, at least 15; start and evaluation come on top.
-        out: the run's folder; what an earlier demo left there is replaced.
+        seconds: how long the stream runs, at least 15. Start and evaluation take additional time.
+        out: the run's folder. The files of an earlier demo are replaced.
     """
     from stream_ssl.app.demo.run import run
 

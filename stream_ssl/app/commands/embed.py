@@ -1,4 +1,4 @@
-"""stream-ssl embed: a data set's features, by a run's encoder."""
+"""stream-ssl embed: write the features of a data set, from a run's encoder."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EXAMPLES = """examples:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Embed; returns the exit status."""
+    """Embed a data set, and return the exit status."""
     share_cores()
     from stream_ssl.app.evaluate import sets
 
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def embed_parser() -> Parser:
-    """The parser of all options but the source's own."""
+    """Return the parser of all options except the source's own."""
     parser = Parser(
         prog="stream-ssl embed",
         usage="stream-ssl embed RUN --data NAME:PLACE [OPTIONS]",
@@ -68,11 +68,11 @@ def embed_parser() -> Parser:
 
 
 def embed(settings: Namespace, name: str) -> None:
-    """Write the file as the command line says.
+    """Encode the data set of the command line and write the file.
 
     Args:
-        settings: as parsed.
-        name: of the source of `settings.data`.
+        settings: the parsed options.
+        name: name of the source in `settings.data`.
     """
     import numpy as np
     import torch

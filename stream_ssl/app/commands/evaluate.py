@@ -1,4 +1,4 @@
-"""stream-ssl evaluate: what a checkpoint's encoder is worth on a labelled set."""
+"""stream-ssl evaluate: measure a checkpoint's encoder on a labelled set."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EXAMPLES = """examples:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Evaluate; returns the exit status."""
+    """Evaluate an encoder, and return the exit status."""
     share_cores()
     from stream_ssl.app.evaluate import sets
 
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def evaluate_parser() -> Parser:
-    """The parser of all options but the source's own."""
+    """Return the parser of all options except the source's own."""
     parser = Parser(
         prog="stream-ssl evaluate",
         usage="stream-ssl evaluate CHECKPOINT --data NAME:PLACE [OPTIONS]",
@@ -125,4 +125,4 @@ def evaluate_parser() -> Parser:
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
-    """Keeps the examples as they are."""
+    """A help formatter that keeps the line breaks of the examples."""

@@ -1,4 +1,4 @@
-"""stream-ssl export: a run's encoder and its memory, for use elsewhere."""
+"""stream-ssl export: write a run's encoder and its memory, for use elsewhere."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ EXAMPLES = """examples:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Export; returns the exit status."""
+    """Export a run, and return the exit status."""
     share_cores()
     settings = export_parser().parse_args(list(arguments))
     return reported(lambda: export(settings))
 
 
 def export_parser() -> ArgumentParser:
-    """The parser of all options."""
+    """Return the parser of all options."""
     parser = ArgumentParser(
         prog="stream-ssl export",
         usage="stream-ssl export RUN [--encoder DIR] [--memory DIR] [OPTIONS]",
@@ -59,7 +59,7 @@ def export_parser() -> ArgumentParser:
 
 
 def export(settings: Namespace) -> None:
-    """Write what is asked for, and print where it lies."""
+    """Write the requested files, and print their folders."""
     from stream_ssl.app.encoder import ENCODER, read_newest
     from stream_ssl.app.export import MEMORY, check_onnx, check_target
 
@@ -75,7 +75,7 @@ def export(settings: Namespace) -> None:
 
 
 def write(settings: Namespace, checkpoint: Path) -> None:
-    """Write encoder and memory of one checkpoint."""
+    """Write the encoder and the memory of one checkpoint."""
     from rich.console import Console
     from rich.progress import Progress
 
@@ -107,10 +107,10 @@ def write(settings: Namespace, checkpoint: Path) -> None:
 
 
 def check_settings(settings: Namespace) -> None:
-    """Refuses options that do not go together.
+    """Reject options that contradict each other.
 
     Raises:
-        ValueError: they do not.
+        ValueError: nothing is exported, or both targets are one folder.
     """
     targets = [path for path in (settings.encoder, settings.memory) if path is not None]
     if not targets:

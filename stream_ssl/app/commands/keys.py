@@ -1,4 +1,4 @@
-"""stream-ssl keys: make a CURVE key pair."""
+"""stream-ssl keys: create a CURVE key pair."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from stream_ssl.wire.keys import Keys
 
 
 def keys(name: str, folder: Path = Path("keys"), allow: Path | None = None) -> int:
-    """Make a CURVE key pair: NAME.public.json and NAME.secret.json (readable by you alone).
+    """Create a CURVE key pair: NAME.public.json, and NAME.secret.json that only you can read.
 
-    A receiver needs its own pair, each producer too. The secret file stays on the machine that
-    made it; public files may be copied freely.
+    The receiver needs a pair of its own, and so does each producer. Keep the secret file on the
+    machine that created it. Public files may be copied freely.
 
     Args:
-        name: whom the keys belong to, for example "receiver" or "camera-1".
-        folder: where the two files go.
-        allow: allow-list of a receiver to enter the producer in; created when missing.
+        name: the owner of the keys, for example "receiver" or "camera-1".
+        folder: folder of the two files.
+        allow: a receiver's allow-list to add the producer to. A missing file is created.
     """
     from stream_ssl.receiver.access import AllowList
 
     try:
         pair = Keys.generate(name)
         check_writable(folder, "--folder", "choose another")
-        if allow is not None:  # before there are keys that nobody could use
+        if allow is not None:  # before keys exist that nobody could use
             check_writable(allow.absolute().parent, "the folder of --allow,", "choose another")
             if allow.exists():
                 AllowList(allow)

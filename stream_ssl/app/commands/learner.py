@@ -15,7 +15,7 @@ from stream_ssl.app.threads import share_cores
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run until SIGTERM or SIGINT; returns the exit status."""
+    """Train until SIGTERM or SIGINT, and return the exit status."""
     if {"-h", "--help"} & {*arguments}:
         print_learner_help()
     share_cores()
@@ -28,6 +28,6 @@ def main(arguments: Sequence[str]) -> int:
     def work() -> None:
         from stream_ssl.app.learn import learn
 
-        learn(parser, settings, stop_on_signals())  # before, SIGTERM ends the process at once
+        learn(parser, settings, stop_on_signals())  # until here, SIGTERM ends the process at once
 
     return reported(work)

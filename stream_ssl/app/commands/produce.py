@@ -1,4 +1,4 @@
-"""stream-ssl produce: send a source to a receiver. Needs no torch."""
+"""stream-ssl produce: send a source's samples to a receiver. Needs no torch."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ log = logging.getLogger("stream_ssl.produce")
 
 REPORT_SECONDS = 5.0
 STOP_SECONDS = 20.0
-"""How long what is under way may take once asked to stop, ..."""
+"""Longest time in seconds that a flush may take once a stop is requested."""
 STALL_SECONDS = 1.0
-"""... while something is acknowledged at least so often."""
+"""Seconds without an acknowledgement after which such a flush gives up."""
 PART_SECONDS = 1.5
-"""How long a broker may take over the last acknowledgements once asked to stop."""
+"""Seconds to wait for a broker to take the last acknowledgements once a stop is requested."""
 OWN = {
     *("address", "run", "name", "keys", "server_key", "source", "takeover", "before", "abandon"),
     *("on_rejected", "on_state", "on_stats", "stats_seconds", "exit_timeout"),
 }
-"""Arguments of Producer that are options of another name here, or not the command line's."""
+"""Arguments of Producer that have another name on the command line, or no option there."""
 WRAPPERS: dict[str, tuple[Callable[..., Source], str]] = {
     "shift": (Shift, "period"),
     "popularity": (Popularity, "images"),
@@ -52,11 +52,11 @@ WRAPPERS: dict[str, tuple[Callable[..., Source], str]] = {
     "stalls": (Stalls, "rate"),
     "parked": (Parked, "share"),
 }
-"""By section, the innermost first; each with the option that is 0 where it is not asked for."""
+"""Wrappers by section, the innermost first, each with the option that turns it on (0: off)."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Send until the source ends, or SIGTERM; then wait until all is acknowledged."""
+    """Send until the source ends or SIGTERM arrives. Then wait for all acknowledgements."""
     names = argparse.ArgumentParser(
         prog="stream-ssl produce",
         usage="stream-ssl produce SOURCE (--run FOLDER | --to ADDRESS) --name NAME [OPTIONS]",
@@ -78,7 +78,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def source_parser(name: str) -> Parser:
-    """The parser of one source's options, the shaping's and the producer's."""
+    """Return the parser of one source's options, with those of shaping and of the producer."""
     parser = Parser(
         prog=f"stream-ssl produce {name}",
         usage=f"stream-ssl produce {name} (--run FOLDER | --to ADDRESS) --name NAME [OPTIONS]",
@@ -135,10 +135,16 @@ def source_parser(name: str) -> Parser:
 
 
 def produce(settings: Namespace, cls: Callable[..., Source], given: Namespace) -> None:
-    """Send a source's samples until it ends, or SIGTERM; `given` are the options asked for."""
+    """Send a source's samples until it ends or SIGTERM arrives.
+
+    Args:
+        settings: all options.
+        cls: class of the source.
+        given: the options that the user named.
+    """
     with configuring():
-        origin = cls(**settings.source)  # may list a million files: a signal still ends all at once
-        check_text("--source.name", origin.name, MAX_SOURCE_BYTES)  # or that of its folder
+        origin = cls(**settings.source)  # this may list a million files; a signal ends it at once
+        check_text("--source.name", origin.name, MAX_SOURCE_BYTES)  # may be the folder's name
         stop = stop_on_signals()
         broker = origin if isinstance(origin, Acknowledged) else None
         source = Shaped(stream(origin, settings, given), **settings.shape)
@@ -164,17 +170,17 @@ def produce(settings: Namespace, cls: Callable[..., Source], given: Namespace) -
     except SourceError as error:
         raise Failure(str(error)) from error
     finally:
-        if broker is not None:  # once the producer's last callback has been called
+        if broker is not None:  # after the producer's last callback
             part(broker, stop)
 
 
 def stream(source: Source, settings: Namespace, given: Namespace | None = None) -> Source:
-    """The source in tasks, and inside the wrappers, each where it is asked for.
+    """Return the source, divided into tasks or wrapped as the options ask.
 
-    `given` are the options asked for; None: those that differ from their default.
+    `given` holds the options that the user named. None: those that differ from their default.
 
     Raises:
-        ValueError: an option of what is not asked for.
+        ValueError: an option belongs to a wrapper that is off.
     """
     if settings.continual.kind != "keep" or settings.continual.imbalance > 1:
         source = tasks = Continual(source, **settings.continual)
@@ -197,7 +203,7 @@ def _refuse(
     cls: Callable[..., Source],
     switch: str,
 ) -> None:
-    """Refuse options of a section that `switch` has not turned on."""
+    """Reject options of a section that `switch` has not turned on."""
     for name, parameter in inspect.signature(cls).parameters.items():
         option = f"--{section}.{name}"
         asked = name in settings[section] and settings[section][name] != parameter.default
@@ -207,10 +213,10 @@ def _refuse(
 
 
 def _check_broker(settings: Namespace, source: Shaped, broker: Acknowledged) -> None:
-    """Refuse what would part a broker's messages from the acknowledgements of their samples.
+    """Reject options that would separate a broker's messages from their acknowledgements.
 
     Raises:
-        ValueError: a wrapper, or a buffer that gives samples away.
+        ValueError: a wrapper is on, or the buffer may drop samples.
     """
     if source.source is not broker or not source.plain:
         raise ValueError(
@@ -231,7 +237,7 @@ def send_all(
     stop: threading.Event,
     broker: Acknowledged | None = None,
 ) -> None:
-    """Send from where the receiver's journal ends; return when all is on its disk."""
+    """Send from where the receiver's journal ends. Return once all samples are on its disk."""
     welcome = connect(producer, patience, stop)
     if welcome is None:
         return
@@ -242,12 +248,12 @@ def send_all(
     with configuring():
         try:
             samples = source.samples(position)
-        except SourceError as error:  # a broker that is away: no fault of the settings
+        except SourceError as error:  # the broker is away, which is no fault of the settings
             raise Failure(str(error)) from error
     deliveries = None if broker is None else Deliveries(broker)
     too_large = Skipped(source.name)
     for sample, after in samples:
-        # Shaped as it is here hands the broker's position on, as "inner".
+        # A plain `Shaped` stores the broker's position as "inner".
         expected = None if deliveries is None else deliveries.expect(after["inner"])
         try:
             if not send(producer, sample, after, stop, expected):
@@ -267,10 +273,10 @@ def send_all(
 
 
 def connect(producer: Producer, patience: float, stop: threading.Event) -> Welcome | None:
-    """Wait for the receiver's WELCOME; None: asked to stop.
+    """Wait for the receiver's WELCOME and return it; None once a stop is requested.
 
     Raises:
-        CannotConnectError: nobody answered for `patience` seconds; the message says why.
+        CannotConnectError: no receiver answered for `patience` seconds. The message says why.
     """
     deadline = time.monotonic() + patience
     while not stop.is_set():
@@ -284,7 +290,7 @@ def connect(producer: Producer, patience: float, stop: threading.Event) -> Welco
 
 
 def part(broker: Acknowledged, stop: threading.Event) -> None:
-    """Close the source of a broker; once asked to stop, do not wait for one that is away."""
+    """Close the source of a broker. Once a stop is requested, give up on an absent broker."""
     closing = threading.Thread(target=broker.close, name=f"close {broker.name}", daemon=True)
     closing.start()
     while closing.is_alive() and not stop.is_set():
@@ -299,7 +305,7 @@ def part(broker: Acknowledged, stop: threading.Event) -> None:
 
 
 def _stop_source(source: Shaped, stop: threading.Event) -> None:
-    """A source that waits for files looks at no event of ours."""
+    """Stop the source when `stop` is set: a source that waits for files does not see `stop`."""
     stop.wait()
     source.stop()
 
@@ -311,9 +317,9 @@ def send(
     stop: threading.Event,
     told: Expected | None = None,
 ) -> bool:
-    """Send or, as on_full says, drop one sample, however long that takes; False once asked to stop.
+    """Send one sample, or drop it as `on_full` says. Return False once a stop is requested.
 
-    Where samples are dropped the report counts them.
+    The producer counts dropped samples, and the report shows them.
     """
     while not stop.is_set():
         try:
@@ -327,10 +333,10 @@ def send(
 
 
 def flush(producer: Producer, report: Report, stop: threading.Event) -> None:
-    """Wait until all is on the receiver's disk; once asked to stop, only while it comes there.
+    """Wait until all samples are on the receiver's disk.
 
-    What is left then is not lost: it is in the spool, or a producer of the same name whose source
-    goes on where the receiver's journal ends sends it again.
+    Once a stop is requested, wait only while acknowledgements arrive. The remaining samples are not
+    lost: they are in the spool, or the next producer of this name sends them again.
     """
     deadline, acked = None, -1
     while True:
@@ -352,7 +358,7 @@ def flush(producer: Producer, report: Report, stop: threading.Event) -> None:
 
 
 class Report:
-    """A line of progress now and then."""
+    """A log line of progress every REPORT_SECONDS."""
 
     def __init__(self, producer: Producer, broker: Acknowledged | None = None) -> None:
         self._producer, self._broker = producer, broker
@@ -360,12 +366,12 @@ class Report:
         self._acked = 0
 
     def now_and_then(self) -> None:
-        """Write when it is time."""
+        """Write a line if one is due."""
         if time.monotonic() - self._last >= REPORT_SECONDS:
             self.write()
 
     def write(self) -> None:
-        """Write totals, and the rate since the line before."""
+        """Write the totals, and the rate since the last line."""
         stats, now = self._producer.stats, time.monotonic()
         rate = (stats.acked.samples - self._acked) / max(now - self._last, 1e-9)
         self._last, self._acked = now, stats.acked.samples
@@ -382,5 +388,5 @@ class Report:
 
 
 def first_line(cls: object) -> str:
-    """Of a docstring."""
+    """Return the first line of a class's docstring."""
     return (cls.__doc__ or "").strip().splitlines()[0]

@@ -1,4 +1,4 @@
-"""stream-ssl receiver: take samples from producers, journal them."""
+"""stream-ssl receiver: receive samples from producers and write them to the journal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stream_ssl.app.signals import stop_on_signals
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run until SIGTERM or SIGINT; returns the exit status."""
+    """Receive until SIGTERM or SIGINT, and return the exit status."""
     stop = stop_on_signals()
     parser = config.receiver_parser()
     settings = config.read(parser, arguments)

@@ -1,4 +1,4 @@
-"""stream-ssl run: the daemon."""
+"""stream-ssl run: start and supervise the receiver and the learner."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ LEARNER_NEEDS = {
 """Options without a default, on the command line and in the environment."""
 
 PARSE_SECONDS = 120.0
-"""Seconds after which the receivers start, whether or not the learner has parsed its settings."""
+"""Seconds after which the receivers start, even if the learner has not parsed its settings yet."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Start receiver and learner, restart what dies, until SIGTERM or SIGINT.
+    """Start the receiver and the learner, and restart them when they die, until SIGTERM or SIGINT.
 
     This process parses the receiver's settings. The learner parses its own, so that this process
-    never loads torch. The receivers start once the learner has parsed them. A process that finds
-    its settings wrong stops the whole.
+    never loads torch. The receivers start once the learner has parsed its settings. If a process
+    rejects its settings, all processes stop.
     """
     usage = "stream-ssl run CONFIG [--SECTION.OPTION VALUE ...] [--ranks N] [--receivers N]"
     count = argparse.ArgumentParser(usage=usage, add_help=False, allow_abbrev=False)
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str]) -> int:
         with ExitStack() as stack:
             with configuring():
                 stack.enter_context(hold_role(settings.run, "supervisor"))
-                if shared_keys:  # else each receiver makes its own
+                if shared_keys:  # else each receiver makes its own keys
                     make_keys(settings.run)
             marker = Path(stack.enter_context(TemporaryDirectory())) / "parsed"
             os.environ[PARSED] = str(marker)
@@ -83,12 +83,13 @@ def main(arguments: Sequence[str]) -> int:
 
 
 class LearnerParsed:
-    """Whether the learner has parsed its settings. The receivers start after that.
+    """A condition that holds once the learner has parsed its settings. The receivers start then.
 
-    A learner that fails for another reason, or takes long, must not keep the receivers waiting.
+    It also holds after a timeout and after a restart of the learner: a learner that is slow or
+    fails for another reason must not block the receivers.
 
     Args:
-        marker: the file that the learner makes then; see `PARSED`.
+        marker: the file that the learner creates; see `PARSED`.
         learner: the supervised process.
     """
 
@@ -104,8 +105,11 @@ class LearnerParsed:
 def receivers(
     settings: Namespace, count: int, arguments: Sequence[str]
 ) -> dict[str, Sequence[str]]:
-    """The receivers' command lines by name; of several each has a folder in the run's, and ports
-    that follow on those of the first."""
+    """Return the receivers' command lines by name.
+
+    Each of several receivers has a folder in the run's folder, and its ports follow on those of the
+    first.
+    """
     if count == 1:
         return {"receiver": command("receiver", *arguments)}
     found: dict[str, Sequence[str]] = {}
@@ -130,7 +134,7 @@ def receivers(
 
 
 def _port_after(address: str, number: int) -> str:
-    """The address with a port so much higher; port 0 is any."""
+    """Return the address with its port increased by `number`; port 0 stays 0."""
     host, _, port = address.rpartition(":")
     return (
         f"{host}:{int(port) + number if int(port) else 0}"

@@ -1,4 +1,4 @@
-"""stream-ssl status: what a running daemon is doing."""
+"""stream-ssl status: show what a running daemon is doing."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ RECEIVER_PARTS = (
     *("journal_bytes", "journal_room_bytes", "journal_last_record"),
 )
 LEARNER_PARTS = ("samples_per_second", "pending_samples", "memory_slots", "memory_capacity_slots")
-"""Figures of which each receiver, or rank, has a part."""
+"""Figures that are summed over all receivers, and over all ranks."""
 
 
 def status(
@@ -43,14 +43,14 @@ def status(
     json: bool = False,
     health: Literal["receiver", "learner"] | None = None,
 ) -> int:
-    """Show what the processes of a run folder are doing; exit status 1 when one does not answer.
+    """Show what the processes of a run are doing. Exit status 1 if one of them does not answer.
 
     Args:
         run: the run's folder, as `run:` in the config file.
         seconds: how long to measure rates, above 0.
         json: print the figures as JSON.
-        health: only ask this process whether its loops get on, as a container's health check
-            does; exit status 1 when it does not answer, or when they do not.
+        health: only ask this process whether its loops make progress, as a container's health check
+            does. Exit status 1 if it does not answer, or if they do not.
     """
     if not (seconds > 0 and math.isfinite(seconds)):
         told = f"--seconds {seconds:g}: must be finite and above 0; rates are over that time"
@@ -100,9 +100,9 @@ def status(
 
 
 def _starting(run: Path, role: str, endpoints: Mapping[str, Mapping[str, Any]]) -> int | None:
-    """Return the id of a living process that has not told its address yet, or of its supervisor.
+    """Return the id of a living process without a published address, or of its supervisor.
 
-    A process that told its address and does not answer is not starting: it may hang.
+    A process that has published its address and does not answer is not starting: it may hang.
     """
     own = _holder(run, role)
     pid = own if own is not None else holder(run, "supervisor")
@@ -122,12 +122,12 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def check_health(role: str, address: str | None, broken: str | None = None) -> int:
-    """Print what /healthz answers; the exit status.
+    """Print the answer of /healthz, and return the exit status.
 
     Args:
-        role: of the process.
-        address: its page; None: it is not known.
-        broken: why endpoints.json cannot be used; None: it can.
+        role: role of the process.
+        address: address of its page; None: unknown.
+        broken: why endpoints.json cannot be used; None: it can be used.
     """
     if address is None:
         print(broken or f"the {role} has not started")
@@ -153,7 +153,7 @@ def _ask(address: str, path: str, token: str | None = None) -> tuple[int, str]:
 
 
 def readiness(address: str, token: str | None = None) -> dict[str, Any]:
-    """What /readyz says: parts, and the conditions that need attention; empty without an answer."""
+    """Return the answer of /readyz (parts, conditions that need attention), or {} without one."""
     try:
         told = json.loads(_ask(address, "/readyz", token)[1])
     except (OSError, HTTPException, ValueError):
@@ -162,24 +162,24 @@ def readiness(address: str, token: str | None = None) -> dict[str, Any]:
 
 
 def not_ready(told: Mapping[str, Any]) -> list[str]:
-    """The parts that are not as they should be, such as "journal: cannot be written"."""
+    """Return the parts that are not ready, such as "journal: cannot be written"."""
     parts: Mapping[str, Any] = told.get("parts", {})
     failing = {name: part.get("detail") for name, part in parts.items() if not part["ok"]}
     return [f"{name}: {detail}" if detail else name for name, detail in failing.items()]
 
 
 def token_of(endpoints: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """The token that the run's processes ask for; None where they ask for none.
+    """Return the token that the run's processes require; None if they require none.
 
     Raises:
-        ValueError: this user may not read its file.
+        ValueError: this user may not read the token file.
     """
     files = {entry["token_file"] for entry in endpoints.values() if "token_file" in entry}
     return Token.load(Path(files.pop())).secret if files else None
 
 
 def endpoints_of(run: Path) -> dict[str, dict[str, Any]]:
-    """Those of the run's folder, and of the receivers that `run --receivers` keeps below it."""
+    """Return the endpoints of the run's folder, and of the receivers of `run --receivers` in it."""
     found = load(run)
     for folder in receivers_of(run):
         if (entry := load(folder).get("receiver")) is not None:
@@ -188,7 +188,7 @@ def endpoints_of(run: Path) -> dict[str, dict[str, Any]]:
 
 
 def receivers_of(run: Path) -> list[Path]:
-    """The folders of the receivers that `run --receivers` keeps."""
+    """Return the folders of the receivers that `run --receivers` started."""
     return sorted(run.glob("receiver-*"))
 
 
@@ -198,11 +198,11 @@ def measure(
     sleep: Callable[[float], None] = time.sleep,
     token: str | None = None,
 ) -> dict[str, Any]:
-    """Scrape twice, `seconds` apart; rates are over that time.
+    """Scrape twice, `seconds` apart, and return the figures. Rates are over that time.
 
     Returns:
-        Plain values in base units. A figure is None where its process does not answer, or has not
-        measured it yet. What several receivers, or ranks, have a part of each is added up.
+        Plain values in base units. A figure is None if its process does not answer, or has not
+        measured it yet. RECEIVER_PARTS and LEARNER_PARTS are summed over receivers and ranks.
     """
     scrapers = {
         name: Scraper(partial(dict, {name: address}), token=token)
@@ -216,7 +216,7 @@ def measure(
             histories[name].append(scraper.scrape())
     up = {name: bool(history.snapshots[-1].up) for name, history in histories.items()}
     ranks = _ranks(histories["learner"]) if up.get("learner") else None
-    if ranks is not None:  # an earlier start of the group may have had more
+    if ranks is not None:  # an earlier start of the group may have had more ranks
         up = {name: answers for name, answers in up.items() if _number(name) < ranks}
     answering = [name for name, answers in up.items() if answers]
     told = {name: readiness(addresses[name], token) for name in answering}
@@ -241,13 +241,13 @@ def _any(role: str, names: Iterable[str]) -> bool:
 
 
 def _number(name: str) -> int:
-    """Of a rank: "learner" is the first, "learner-1" the next. Receivers have none."""
+    """Return the rank of a learner: 0 for "learner", 1 for "learner-1". A receiver gives -1."""
     role, _, number = name.partition("-")
     return int(number or 0) if role == "learner" else -1
 
 
 def _ranks(first: History) -> int:
-    """How many learn together, as the first says."""
+    """Return how many ranks learn together, from the metrics of the first rank."""
     count = 0
     while first.has("stream_ssl_rank_shard_slots", rank=str(count)):
         count += 1
@@ -255,7 +255,7 @@ def _ranks(first: History) -> int:
 
 
 def _summed(figures: Sequence[Mapping[str, Any]], parts: Set[str]) -> Mapping[str, Any] | None:
-    """The first's, with the sums over all of what each has a part of."""
+    """Return the figures of the first process, with those in `parts` summed over all processes."""
     if not figures:
         return None
     return {
@@ -265,7 +265,7 @@ def _summed(figures: Sequence[Mapping[str, Any]], parts: Set[str]) -> Mapping[st
 
 
 def group_figures(first: History) -> dict[str, float]:
-    """What the first rank says of all."""
+    """Return the figures of the group, from the metrics of the first rank."""
     busy = [
         first.rate("stream_ssl_rank_busy_seconds_total", rank=str(rank))
         for rank in range(_ranks(first))
@@ -273,7 +273,7 @@ def group_figures(first: History) -> dict[str, float]:
     return {
         "ranks": len(busy),
         "slowest_rank": max(range(len(busy)), key=busy.__getitem__),
-        "slowest_busy_ratio": min(1.0, max(busy)),  # ranks tell now and then: a rate may exceed it
+        "slowest_busy_ratio": min(1.0, max(busy)),  # ranks report rarely, so a rate may exceed 1
         "fastest_busy_ratio": min(1.0, min(busy)),
         "sent_bytes_per_second": first.rate("stream_ssl_rank_sent_bytes_total"),
         "parked_journals": first.last("stream_ssl_parked_journals"),
@@ -297,10 +297,10 @@ def receiver_figures(history: History) -> dict[str, float]:
 def learner_figures(history: History) -> dict[str, float | None]:
     """Return the learner's figures.
 
-    The loss is absent before the first step, and after an update that was skipped.
+    The loss is None before the first step, and after an update that was skipped.
     """
     measured = history.snapshots[-1].values.get
-    saved = history.last("stream_ssl_checkpoint_timestamp_seconds") > 0  # it may be of step 0
+    saved = history.last("stream_ssl_checkpoint_timestamp_seconds") > 0  # its step may be 0
     return {
         "steps": history.last("stream_ssl_steps_total"),
         "step": history.last("stream_ssl_step"),
@@ -326,7 +326,7 @@ def learner_figures(history: History) -> dict[str, float | None]:
 
 
 def table(run: Path, addresses: Mapping[str, str], figures: Mapping[str, Any]) -> Table:
-    """The figures as a person reads them."""
+    """Return the figures as a table for people."""
     shown = Table(title=escape(f"stream-ssl · {run}"), show_header=False, title_justify="left")
     shown.add_column(style="bold")
     shown.add_column()
@@ -405,7 +405,7 @@ def table(run: Path, addresses: Mapping[str, str], figures: Mapping[str, Any]) -
 
 
 def _verdict(figures: Mapping[str, Any]) -> str:
-    """Return one line: all well only if every process answers and says so."""
+    """Return a line on the run's health: "all well" only if every process answers and is ready."""
     conditions = sum(len(found) for found in figures["conditions"].values())
     starting = figures["starting"]
     down = [role for role in sorted(figures["up"], reverse=True) if not figures["up"][role]]
