@@ -1,4 +1,4 @@
-"""The journal: ordered, durable packets on disk, between the receiver and the learner.
+"""The journal: an ordered, durable log of packets on disk, between the receiver and the learner.
 
-Imports neither torch nor zmq.
+This package imports neither torch nor zmq.
 """

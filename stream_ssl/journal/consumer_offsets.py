@@ -1,4 +1,7 @@
-"""What learner and receiver tell each other, through two small files in the run's folder."""
+"""The positions of the learner in the journal, which it shares with the receiver in a small file.
+
+A second file tells the learner that the journal is full.
+"""
 
 from __future__ import annotations
 
@@ -17,32 +20,32 @@ log = logging.getLogger(__name__)
 
 FILE_NAME = "cursor.json"
 FULL_NAME = "journal.full"
-_FILE_BYTES = 128  # of cursor.json, padded: more than two positions and an id take
+_FILE_BYTES = 128  # size of cursor.json, padded, so that it can be overwritten on a full disk
 _MOST_BYTES = 4096
 _MOST_CHECKPOINT = 1 << 44  # bytes: 16 TiB
-LARGEST_POSITION = (1 << 63) - 1  # the journal keeps positions in 64 bits
+LARGEST_POSITION = (1 << 63) - 1  # the journal stores positions in 64 bits
 
 
 @dataclass(frozen=True, slots=True)
 class Positions:
-    """Two record positions of the journal; records before `checkpointed` may be trimmed."""
+    """The positions of the learner; records before `checkpointed` may be trimmed."""
 
     read: int = 1  # the next record to read
     checkpointed: int = 1  # the first record that a restart from a checkpoint would read again
-    journal: str | None = None  # whose positions they are; None: of a release without ids
-    # Bytes of a checkpoint, which the learner writes to the disk of the journal; 0: not known, or
-    # it writes to another disk.
+    journal: str | None = None  # id of the journal; None: an earlier release, without ids
+    # Bytes of a checkpoint that the learner writes to the disk of the journal; 0: unknown, or the
+    # learner writes checkpoints to another disk.
     checkpoint_bytes: int = 0
 
 
 class ConsumerOffsets:
-    """How far the learner has read, and whether the journal has room.
+    """The files that tell the receiver what was read, and the learner that the journal is full.
 
-    The learner writes `cursor.json`, the receiver reads it. The receiver keeps the empty file
-    `journal.full` in place while no producer can be granted credit.
+    The learner writes `cursor.json`, and the receiver reads it. The empty file `journal.full`
+    exists while the receiver has no room to grant any producer credit.
 
     Args:
-        folder: where the files are; made if it is missing.
+        folder: the folder of the files; `publish` creates it if it is missing.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -59,13 +62,19 @@ class ConsumerOffsets:
         journal: str | None = None,
         checkpoint_bytes: int = 0,
     ) -> None:
-        """Replaces the positions atomically; for the learner.
+        """Replace the positions atomically; the learner calls this.
 
-        Called twice a second, so without fsync: a power cut that loses the newest file only delays
-        trimming.
+        There is no fsync, because the learner calls this twice a second. A power cut that loses the
+        newest file only delays trimming.
+
+        Args:
+            read: the next record to read.
+            checkpointed: the first record that a restart from a checkpoint would read again.
+            journal: the id of the journal.
+            checkpoint_bytes: the size of a checkpoint on the journal's disk; 0: unknown.
 
         Raises:
-            ValueError: not 1 <= checkpointed <= read.
+            ValueError: `1 <= checkpointed <= read` does not hold.
             OSError: the folder cannot be written.
         """
         if not 1 <= checkpointed <= read:
@@ -86,18 +95,18 @@ class ConsumerOffsets:
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            # The receiver must learn what it may trim: overwrite the bytes the file already has.
+            # The receiver must know what it may trim, so overwrite the file's existing bytes.
             with os.fdopen(open_file(self.path, os.O_RDWR), "r+b") as file:
                 file.write(content)
 
     def load(self) -> Positions:
-        """The newest positions; the last good ones while the file is missing or damaged."""
+        """Return the newest positions, or the last valid ones if the file is missing or damaged."""
         try:
             stat = self.path.stat()
             identity = (stat.st_mtime_ns, stat.st_ino, stat.st_size)
             if identity == self._loaded_stat:
                 return self._positions
-            self._loaded_stat = identity  # before parsing: a damaged file is logged once
+            self._loaded_stat = identity  # set before parsing, so that damage is logged once
             fields = read_map(self.path, _MOST_BYTES)
             read, checkpointed = fields["read"], fields["durable"]
             if type(read) is not int or type(checkpointed) is not int:
@@ -111,7 +120,7 @@ class ConsumerOffsets:
                 raise ValueError(f"checkpoint={checkpoint!r:.80}")
         except FileNotFoundError:
             return self._positions
-        except OSError as error:  # descriptors ran out, say: the next call tries again
+        except OSError as error:  # such as no free descriptor; the next call retries
             self._loaded_stat = None
             text = f"{self.path} cannot be read ({error!r}): keeping {self._positions}"
             self._limited_log.warning("load", text)
@@ -124,16 +133,16 @@ class ConsumerOffsets:
 
     @property
     def journal_full(self) -> bool:
-        """Whether the receiver has no room until the journal is trimmed."""
+        """Whether the receiver can accept nothing until the journal is trimmed."""
         return self._full_path.exists()
 
     def set_journal_full(self, full: bool) -> None:
-        """Create or remove `journal.full`, for the receiver. Log failures and never raise."""
+        """Create or remove `journal.full`; the receiver calls this. Never raises; logs failures."""
         try:
             if full:
                 os.close(open_file(self._full_path, os.O_RDWR | os.O_CREAT, mode=0o644))
             else:
                 self._full_path.unlink(missing_ok=True)
-        except (OSError, ValueError) as error:  # no room for a name on a disk that is full
+        except (OSError, ValueError) as error:  # a full disk may have no room for a file name
             text = f"cannot tell the learner whether the journal is full: {error}"
             self._limited_log.warning("full", text)

@@ -1,12 +1,12 @@
-"""The journal: what producers sent, in order and on disk, between receiver and learner.
+"""Writer and reader of the journal, the ordered log of packets between receiver and learner.
 
-**A sample is durable when `Journal.append` returns**: its LMDB transaction is on disk by then. No
-other place decides it; `group_commit.py` calls it, and only then is the packet acknowledged.
+**A sample is durable when `Journal.append` returns**, because its LMDB transaction is then on disk.
+`group_commit.py` is the only caller, and the receiver acknowledges a packet only after this call.
 
-A journal is a sequence of segments, each an LMDB environment (`segment.py`). Appending fills the
-newest, trimming deletes whole ones. A single environment would need less code, but its pages stay
-mapped: at a budget of 4 GiB the writer's resident set reaches 4 GiB, and trimming would have to
-write to the full disk that it is meant to free.
+A journal is a sequence of segments, each an LMDB environment (`segment.py`). `append` fills the
+newest segment, and `trim` deletes whole segments. A single environment would need less code, but
+its pages stay mapped: with a budget of 4 GiB the writer's resident set would reach 4 GiB. Trimming
+would also have to write to the full disk that it must free.
 """
 
 from __future__ import annotations
@@ -80,57 +80,60 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 FORGET_SECONDS = 30 * 86_400
-"""A producer that sends nothing for so long is forgotten when a segment begins.
+"""Idle time after which the journal deletes the state of a producer, when a new segment begins.
 
-Its state takes up to 13 KB of each segment. Time counts while a writer has the journal open."""
+The state takes up to 13 KB in each segment. Only time while a writer has the journal open counts.
+"""
 
 MIN_SEGMENT = 256 << 10
 MAX_SEGMENT = 64 << 20
 LOCK_FILE = "writer.lock"
-_TREE = 16 * PAGE  # beside a transaction's values; the first of a new segment takes up to 12
-_CLOCK_SET = 1_577_836_800  # 2020: a clock that says less was not set when it was asked
+_TREE = 16 * PAGE  # overhead of a transaction; the first of a new segment takes up to 12 pages
+_CLOCK_SET = 1_577_836_800  # the year 2020; an earlier time comes from a clock that was not set
 
 
 class JournalError(Exception):
-    """Nothing of the append was kept; the same append may be tried again later."""
+    """A failed append. Nothing was written, and the caller may retry the same append."""
 
 
 class JournalFull(JournalError):
-    """No room: the budget is used up, or the disk is."""
+    """A failed append because the budget is used up or the disk is full."""
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """What an append wrote: positions first..last (last < first: no record)."""
+    """The positions that an append wrote, first..last; last < first if it wrote no record."""
 
     first: int
     last: int
-    seconds: float  # in the transaction's commit, which is nearly all fsync
+    seconds: float  # duration of the transaction's commit, nearly all of it fsync
 
 
 class Journal:
-    """The only writer of a journal.
+    """The single writer of a journal.
 
-    Opening needs no operator: a damaged segment is set aside (beside the folder, as
-    `<name>.damaged-<time>-<segment>`, or within it), replaced by its intact records and counted in
-    `damaged`. The newest is checked at once, and the journal can then be used; a process of its own
-    reads the older ones meanwhile, and `take_checked` deals with what it has found.
+    Opening a damaged journal needs no operator. A damaged segment is moved aside, replaced by its
+    intact records and counted in `damaged`. The moved segment lies beside the journal's folder as
+    `<name>.damaged-<time>-<segment>`, or within the folder. Opening checks the newest segment; a
+    separate process checks the older segments in the background, and `take_checked` handles its
+    results.
 
     Args:
-        path: folder of the journal; made if missing.
-        budget: bytes on disk, at least 1 MiB.
-        segment_bytes: size at which a new segment begins; an eighth of the budget, or of the room
-            on the disk, within 256 KiB and 64 MiB. Another size is for tests.
-        check: whether segments are searched for damage, the old ones in the background; False
-            is for tests.
+        path: the folder of the journal; created if it is missing.
+        budget: most bytes on disk, at least 1 MiB.
+        segment_bytes: the size at which a new segment begins. None: an eighth of the budget or of
+            the room on the disk, whichever is less, between 256 KiB and 64 MiB. Other values are
+            for tests.
+        check: check the segments for damage. False is for tests.
 
     Attributes:
-        id: of this journal alone, as `identify` found or gave it; positions are of one journal.
+        id: the id of this journal, which `identify` sets. Positions are valid for one id only.
+        damaged: segments that were found damaged or missing.
 
     Raises:
-        ValueError: budget or segment_bytes are too small.
+        ValueError: `budget` is too small, or `segment_bytes` is outside its range.
         JournalError: another process writes this journal, or the folder cannot be used.
-        NewerFormat: the journal is of a later version.
+        NewerFormat: a later version wrote the journal.
     """
 
     def __init__(
@@ -167,11 +170,11 @@ class Journal:
         self.id = journal_id(self.path)
         self.damaged = found.damaged
         self._sealed = found.segments  # (first position, bytes) of all segments but the active one
-        # Idle time is counted by running time: the wall clock may jump.
+        # Idle time counts the time that a writer was running, because the wall clock may jump.
         self._opened = time.monotonic()
         self._active_before = max((s.active for s in found.states.values()), default=0.0) or 1.0
         wall = time.time()
-        self._states = {  # format 1 has neither time, format 2 only the first one
+        self._states = {  # format 1 has neither of the times, and format 2 has only `written`
             name: replace(
                 state,
                 written=state.written if state.written > _CLOCK_SET else wall,
@@ -184,11 +187,12 @@ class Journal:
         self._last = found.last
         older = [path for _, path in found.unchecked]
         starts = [first for first, _ in found.unchecked]
-        # First position -> that of the segment before; not to be opened here before it is checked.
+        # First position -> first position of the previous segment. This process must not open
+        # these segments before they are checked.
         self._unchecked = dict(zip(starts, [0, *starts], strict=False))
         self._check = BackgroundCheck(older)
-        # The first append begins a new segment. An older one is only ever read, so that damage to
-        # LMDB's list of free pages, which no reader notices, does no harm.
+        # The first append begins a new segment, and older segments are only read: readers do not
+        # notice damage to LMDB's list of free pages, but a writer would reuse pages in use.
         self._active_first = found.last + 1
 
     # -- state
@@ -200,7 +204,7 @@ class Journal:
 
     @property
     def room(self) -> int:
-        """Bytes that can still be appended within the budget; trimming brings it back."""
+        """Bytes that can still be appended within the budget; trimming increases it."""
         return max(0, self.budget - self.bytes - self._reserve)
 
     @property
@@ -215,25 +219,28 @@ class Journal:
 
     @property
     def _reserve(self) -> int:
-        """Bytes that a new segment takes before its first record."""
+        """Bytes that a new segment needs before its first record."""
         return _TREE + self._state_bytes
 
     def producers(self) -> dict[str, ProducerState]:
-        """Name -> durable state, of every producer that was journalled and not forgotten."""
+        """Return name -> durable state for every producer that the journal knows."""
         return dict(self._states)
 
     def state(self, producer: str) -> ProducerState:
-        """The durable state of one producer; sequence 0 if it is unknown."""
+        """Return the durable state of one producer; its sequence is 0 if it is unknown."""
         return self._states.get(producer, ProducerState())
 
     def bytes_after(self, position: int) -> int:
-        """Bytes of header and payload from `position` on: the lag of a reader that is there."""
+        """Return the bytes of header and payload from `position` on, the lag of a reader there.
+
+        The result is an upper bound for segments that are not checked yet or cannot be read.
+        """
         position = max(position, self.first)
         if position > self._last:
             return 0
         firsts = [*(first for first, _ in self._sealed), self._active_first]
         start = max(first for first in firsts if first <= position)
-        if start in self._unchecked:  # at most
+        if start in self._unchecked:  # an upper bound from the sizes of the files
             held = sum(size for first, size in self._sealed if first >= start)
             return min(self._total, held + self._active_bytes)
         try:
@@ -247,12 +254,12 @@ class Journal:
     # -- changes
 
     def append(self, entries: Sequence[Entry]) -> Commit:
-        """Writes entries in one transaction. When this returns they are on disk: durable.
+        """Write entries in one transaction; they are durable when this method returns.
 
         Raises:
-            ValueError: a producer's sequence does not grow.
-            JournalFull: no room in the budget or on the disk; nothing was written.
-            JournalError: the disk failed, or somebody deleted the journal; nothing was written.
+            ValueError: the sequences of a producer do not increase.
+            JournalFull: the budget or the disk has no room; nothing was written.
+            JournalError: the disk failed, or the journal was deleted; nothing was written.
         """
         self._check_order(entries)
         need = self._reserve + sum(entry_bytes(entry) for entry in entries)
@@ -273,10 +280,10 @@ class Journal:
             raise _translate(error, self.path) from error
 
     def take_checked(self, wait: bool = False) -> None:
-        """Replaces old segments that the check has found damaged since the last call; never raises.
+        """Replace the old segments that the background check found damaged; never raises.
 
         Args:
-            wait: until all are checked.
+            wait: block until all old segments are checked.
         """
         for checked in self._check.take(wait) if self._check is not None else ():
             first = int(checked.path.name.rpartition("-")[2])
@@ -311,8 +318,7 @@ class Journal:
         self._sealed[index : index + 1] = [(first, file_bytes(checked.path))] if kept else []
 
     def _states_of(self, first: int) -> dict[str, ProducerState]:
-        """The states in the segment that begins at `first`; none where there is no such, or not a
-        good one."""
+        """Return the producer states of the segment at `first`; empty if it cannot be opened."""
         try:
             segment = Segment(segment_path(self.path, first))
         except Damaged:
@@ -323,17 +329,22 @@ class Journal:
             segment.close()
 
     def count_fitting(self, entries: Sequence[Entry]) -> int:
-        """How many of the entries, from the first on, the budget has room for."""
+        """Return how many of the entries, from the first on, fit into the budget."""
         room = self.budget - self.bytes - self._reserve
         return sum(size <= room for size in accumulate(map(entry_bytes, entries)))
 
     def trim(self, before: int, seconds: float = float("inf")) -> int:
-        """Delete segments that lie wholly below position `before`; return the bytes freed.
+        """Delete the segments that lie wholly below a position; return the bytes freed.
 
-        Needs no free space. Deletes one at least; once `seconds` are over, the next call goes on.
+        Trimming needs no free space on the disk.
+
+        Args:
+            before: the position; records before it are not needed any more.
+            seconds: the time limit. At least one segment is deleted if one can be, and the next
+                call continues.
 
         Raises:
-            JournalError: the disk refuses to delete.
+            JournalError: a segment cannot be deleted.
         """
         freed, end = 0, time.monotonic() + seconds
         while self._sealed and (not freed or time.monotonic() < end):
@@ -341,7 +352,7 @@ class Journal:
             if following > before:
                 break
             if len(self._sealed) == 1 and not self._active_bytes:
-                break  # nothing newer has the producers' states: a restart would forget them
+                break  # no newer segment has the producers' states, which a restart needs
             first, size = self._sealed[0]
             path = segment_path(self.path, first)
             try:
@@ -353,31 +364,33 @@ class Journal:
         return freed
 
     def clear_readers(self) -> int:
-        """Frees the active segment's slots of dead readers; returns how many there were."""
+        """Free the reader slots of dead processes in the active segment; return their number."""
         return int(self._active.env.reader_check()) if self._active is not None else 0
 
     def identify(self, known: str | None = None) -> None:
-        """Gives the journal an id, durably, if it has none: a new journal, one of an earlier
-        release, or one whose id is damaged.
+        """Set and save the id of a journal that has none or a damaged id.
+
+        New journals and journals of earlier releases have no id.
 
         Args:
-            known: what its consumer calls the journal; taken where there are records.
+            known: the id that the consumer has stored for this journal. It is used if the journal
+                has segments; otherwise the id is random.
         """
         if self.id is not None:
             return
         fresh = known if known and list_segments(self.path) else secrets.token_hex(8)
         try:
             write(self.path / ID_FILE, f"{fresh}\n{fresh}\n", mode=0o600)
-        except OSError as error:  # the disk is full, say: it must be emptied first
+        except OSError as error:  # such as a full disk, which must not stop the receiver
             log.warning("journal %s has no id until the next start: %s", self.path, error)
         else:
             self.id = fresh
 
     def skip_to(self, position: int) -> None:
-        """Gives the next record at least this position.
+        """Let the next record have at least this position.
 
-        A learner may have read further than a journal reaches that was lost and started again: at
-        a position that it has read, it would skip a new record.
+        If the newest records were lost, the learner may have read beyond the end of the journal.
+        A new record at a position that the learner has already read would be skipped.
         """
         if position <= self._last + 1:
             return
@@ -386,8 +399,7 @@ class Journal:
         self._active_first, self._last = position, position - 1
 
     def close(self) -> None:
-        """Closes the files; everything appended is on disk already. What is not checked yet will
-        be at the next start."""
+        """Close the files and stop the background check; the next start checks the rest."""
         if self._check is not None:
             self._check.stop()
         if self._active is not None:
@@ -400,7 +412,10 @@ class Journal:
     # -- helpers
 
     def _check_lock(self) -> None:
-        """In a folder that was deleted and made again, another process may hold the lock."""
+        """Check that the lock file is still the locked one.
+
+        If the folder was deleted and created again, another process may hold the new lock.
+        """
         assert self._lock_handle is not None, "closed"
         try:
             found = (self.path / LOCK_FILE).stat()
@@ -422,15 +437,16 @@ class Journal:
 
     def _must_roll(self, need: int) -> bool:
         empty = self._last < self._active_first
-        # Larger where the states of producers are, so that these take little of it, but so small
-        # that another one can begin: the newest is never trimmed.
+        # Many producer states make a segment larger, so that they take a small part of it. Two
+        # segments must fit into the budget, because the newest is never trimmed.
         states = min(4 * self._state_bytes, (self.budget - self._reserve) // 2)
         full = self._active_bytes + need > max(self.segment_bytes, states)
         return (full and not empty) or self._last - self._active_first + 1 >= MAX_RECORDS
 
     def _roll(self, need: int) -> None:
-        """Begins a new segment after the last durable position, with the states of all producers
-        that were active within FORGET_SECONDS.
+        """Begin a new segment after the last durable position.
+
+        It starts with the states of all producers that were active within FORGET_SECONDS.
 
         Raises:
             Damaged: this is not the folder that was locked.
@@ -450,7 +466,7 @@ class Journal:
         self._active_bytes = self._active.used()
 
     def _seal(self) -> None:
-        """Closes the active segment; if it has no records, the next one takes its place."""
+        """Close the active segment; if it has no records, the next segment replaces it."""
         self._close_active()
         path = segment_path(self.path, self._active_first)
         if self._last < self._active_first:
@@ -478,9 +494,9 @@ class Journal:
             for name, state in states.items():
                 txn.put(name.encode(), state.pack(), db=segment.producers)
             began = time.monotonic()
-        # Leaving the block committed the transaction, fsync included: the entries are durable ...
+        # Leaving the block committed and fsynced the transaction, so the entries are durable.
         commit = Commit(self._last + 1, position, time.monotonic() - began)
-        # ... unless somebody has deleted the file, which takes what is written until it is closed.
+        # If another process deleted the file, the commit went to the deleted file.
         if identity(path := segment_path(self.path, self._active_first)) != segment.key:
             raise Damaged(f"{path} was replaced by another")
         self._last, self._total = position, total
@@ -493,7 +509,7 @@ class Journal:
         return self._active_before + time.monotonic() - self._opened
 
     def _keep(self, states: Mapping[str, ProducerState]) -> None:
-        """Take over states that are durable."""
+        """Store producer states that have become durable."""
         for name, state in states.items():
             if name in self._states:
                 self._state_bytes -= state_bytes(name, self._states[name])
@@ -501,10 +517,10 @@ class Journal:
             self._state_bytes += state_bytes(name, state)
 
     def _close_active(self) -> None:
-        """The next append begins a new segment: after a failed commit the file is in doubt.
+        """Close the active segment, so that the next append begins a new segment.
 
-        The new segment writes positions again that the failed commit may have left, and readers
-        take a position from the newest segment that can have it.
+        After a failed commit the content of the file is unknown. The new segment may write the same
+        positions again; readers use the newest segment that can contain a position.
         """
         if self._active is not None:
             self._active.close()
@@ -526,10 +542,10 @@ class Journal:
 
 
 def _lock_for_writing(path: Path) -> int:
-    """A descriptor whose closing frees the journal for another writer.
+    """Lock the journal for writing; return the descriptor, which releases the lock when closed.
 
     Raises:
-        JournalError: another process has it, or the folder cannot be used.
+        JournalError: another process has the lock, or the folder cannot be used.
     """
     try:
         make_folder(path, mode=0o700)
@@ -547,7 +563,7 @@ def _lock_for_writing(path: Path) -> int:
 
 
 def _translate(error: Exception, path: Path) -> JournalError:
-    """LMDB's or the system's error as a JournalError."""
+    """Return an error of LMDB or of the system as a JournalError."""
     text = str(error)
     full = isinstance(error, lmdb.DiskError) or any(
         word in text for word in ("No space left", "Disk quota", "Errno 28", "Errno 122")
@@ -557,17 +573,17 @@ def _translate(error: Exception, path: Path) -> JournalError:
 
 
 class JournalReader:
-    """Reads records in order of position, also while another process writes; never blocks it.
+    """A reader of records in order of position, which never blocks the writer.
 
-    A transaction lasts for one read(), so that the writer can reuse pages; one segment is open at a
-    time. Not thread-safe.
+    Each `read` uses its own transaction, so that the writer can reuse pages. One segment is open at
+    a time. Not thread-safe.
 
     Args:
-        path: the journal's folder; it may be created later.
+        path: the folder of the journal; it may be created later.
 
     Attributes:
-        corrupt: damaged records skipped so far, and segments in whose tree LMDB found damage: of
-            these the intact records are read all the same.
+        corrupt: damaged records skipped so far, plus segments that LMDB could not read. The intact
+            records of such a segment are still returned.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -580,7 +596,7 @@ class JournalReader:
 
     @property
     def id(self) -> str | None:
-        """Of the journal; None if it is not there yet, or has none."""
+        """The id of the journal; None if the journal does not exist yet or has no id."""
         return journal_id(self.path)
 
     @property
@@ -604,14 +620,18 @@ class JournalReader:
         return bounds[1] if bounds else start - 1
 
     def read(self, position: int, max_bytes: int = 8 << 20) -> list[Record]:
-        """Records from `position` on, of about `max_bytes` together and at least one.
+        """Return records from `position` on, in order.
 
-        Trimmed and damaged records are left out: compare the positions returned. An empty list
-        means that there is nothing yet.
+        Trimmed and damaged records are skipped; gaps in the returned positions show this. An empty
+        list means that there are no records yet.
+
+        Args:
+            position: the first position to return, from 1.
+            max_bytes: approximate size of all records together; at least one is returned.
 
         Raises:
-            ValueError: position below 1.
-            NewerFormat: the journal is of a later version.
+            ValueError: `position` is below 1.
+            NewerFormat: a later version wrote the journal.
         """
         if position < 1:
             raise ValueError(f"position {position}: positions start at 1")
@@ -625,7 +645,7 @@ class JournalReader:
             except (Damaged, lmdb.Error, FileNotFoundError) as error:
                 coming = is_coming(path)
                 if not path.exists():
-                    if coming:  # begun, or exchanged for one of its intact records
+                    if coming:  # the writer is creating it, or replacing it by its intact records
                         return []
                     continue  # trimmed in the meantime
                 self._count_corrupt(start, f"segment {path}: {error}")
@@ -635,7 +655,7 @@ class JournalReader:
         return []
 
     def close(self) -> None:
-        """Closes the segment that is open."""
+        """Close the open segment."""
         if self._open is not None:
             self._open.close()
             self._open = None
@@ -672,8 +692,8 @@ class JournalReader:
     def _salvage(
         self, path: Path, start: int, position: int, bound: int | None, max_bytes: int
     ) -> list[Record]:
-        """Intact records of a damaged segment, which its writer has not replaced by them yet."""
-        if bound is None:  # the newest: checked before anything is written behind it
+        """Return the intact records of a damaged segment that the writer has not replaced yet."""
+        if bound is None:  # the newest segment: the writer checks it before it begins another
             return []
         if self._salvaged[0] != path:
             self._salvaged = (path, salvage(path, start, bound))

@@ -1,4 +1,4 @@
-"""Opening a journal after a crash or disk damage: finds the good segments, rebuilds the others."""
+"""Recovery of a journal after a crash or disk damage: check the segments, rebuild the damaged."""
 
 from __future__ import annotations
 
@@ -38,32 +38,37 @@ from stream_ssl.wire import Data, WireError
 
 log = logging.getLogger(__name__)
 
-_PROGRESS_SECONDS = 5.0  # between two lines about how far a check has come
-_BLOCK = 1 << 20  # read at once
+_PROGRESS_SECONDS = 5.0  # between two log lines about the progress of a check
+_BLOCK = 1 << 20  # bytes per read
 
 
 @dataclass(slots=True)
 class Recovered:
-    """What a journal's folder holds."""
+    """The content of a journal's folder after recovery."""
 
     segments: list[tuple[int, int]] = field(default_factory=list)  # (first position, bytes)
     states: dict[str, ProducerState] = field(default_factory=dict)
     last: int = 0  # the newest position that may have been given to a record
     total: int = 0  # bytes of header and payload ever journalled
-    damaged: int = 0  # segments, missing ones included
+    damaged: int = 0  # damaged and missing segments
     dropped: int = 0  # first position of the last segment that had no intact record
-    unchecked: list[tuple[int, Path]] = field(default_factory=list)  # older ones, not opened yet
+    unchecked: list[tuple[int, Path]] = field(default_factory=list)  # older segments, not opened
 
 
 def recover(folder: Path, check: bool) -> Recovered:
-    """Finds the segments, and replaces damaged ones by new ones of their intact records.
+    """Find the segments, and replace damaged segments by new ones with their intact records.
 
-    Only the newest are looked into, back to a good one with records, for all that a writer must
-    know stands there. Those before it are `unchecked`, for a `Check` while the journal is in use.
+    Segments are opened from the newest back to the first intact segment with records, which has
+    everything that a writer needs. Older segments are returned as `unchecked`, so that a `Check`
+    can read them while the journal is in use.
+
+    Args:
+        folder: the folder of the journal.
+        check: check the segments for damage.
 
     Raises:
-        NewerFormat: a later version wrote them.
-        OSError, lmdb.Error: the disk does not take the intact records of a damaged segment.
+        NewerFormat: a later version wrote a segment.
+        OSError, lmdb.Error: the intact records of a damaged segment cannot be written.
     """
     finish_interrupted(folder)
     segments = list_segments(folder)
@@ -87,7 +92,7 @@ def recover(folder: Path, check: bool) -> Recovered:
         except Damaged as error:
             _rebuild_segment(found, first, path, bound, error)
     if found.segments and found.segments[-1][0] > found.last:
-        found.segments.pop()  # without records: the next segment takes its place
+        found.segments.pop()  # it has no records, and the next segment replaces it
     return found
 
 
@@ -103,7 +108,7 @@ def _holds_records(path: Path) -> bool:
 
 
 def _add_segment(found: Recovered, first: int, path: Path) -> None:
-    """Adds a good segment, the newest so far."""
+    """Add an intact segment, which is newer than all segments added before."""
     segment = Segment(path)
     try:
         bounds, states = segment.bounds(), segment.states()
@@ -114,13 +119,19 @@ def _add_segment(found: Recovered, first: int, path: Path) -> None:
             found.total = max(found.total, segment.newest_total())
     finally:
         segment.close()
-    found.states = states  # each segment has those of all producers not forgotten
+    found.states = states  # each segment has the states of all producers that are not forgotten
     found.segments.append((first, file_bytes(path)))
     found.last = max(first - 1, bounds[1] if bounds else 0)
 
 
 def is_gap(folder: Path, follows: int, *before: int) -> bool:
-    """Whether the segment that another says it follows is none of those before it; logs that."""
+    """Return whether the segment before a segment is missing; log an error if it is.
+
+    Args:
+        folder: the folder of the journal.
+        follows: the first position of the segment that should come before; 0: unknown.
+        *before: the first positions of the segments that may come before.
+    """
     if follows in (0, *before):
         return False
     log.error(
@@ -141,7 +152,7 @@ def _rebuild_segment(
         _add_segment(found, first, path)
     else:
         found.dropped = first
-    if bound is None:  # how far it went is unknown: leave a gap, so that no position is used twice
+    if bound is None:  # its last position is unknown: leave a gap, to use no position twice
         found.last = first + MAX_RECORDS
 
 
@@ -153,17 +164,19 @@ def replace_damaged(
     states: Mapping[str, ProducerState],
     fault: str,
 ) -> bool:
-    """Puts a segment of the intact records in a damaged one's place, and sets that aside; whether
-    there were any.
+    """Replace a damaged segment by its intact records and move the original aside.
 
     Args:
-        path, first, bound: as of `salvage`.
-        follows: first position of the previous segment; 0: none.
-        states: of the producers, as of that one.
-        fault: what is wrong, for the log.
+        path, first, bound: as in `salvage`.
+        follows: the first position of the previous segment; 0: none.
+        states: the states of the producers at the end of the previous segment.
+        fault: a description of the damage, for the log.
+
+    Returns:
+        Whether there were any intact records. If not, no new segment is written.
 
     Raises:
-        OSError, lmdb.Error: the disk does not take the intact records; all is as before.
+        OSError, lmdb.Error: the intact records cannot be written; nothing was changed.
     """
     values = salvage(path, first, bound)
     damaged = path
@@ -184,8 +197,11 @@ def replace_damaged(
 
 
 def _set_aside(damaged: Path, path: Path) -> Path:
-    """Moves a damaged segment out of its journal's folder; within it, where that is a disk of its
-    own or nothing may be written beside it. Returns where it is."""
+    """Move a damaged segment out of the journal's folder, and return its new path.
+
+    The segment stays within the folder, under another name, if the folder is a mount point or its
+    parent is not writable.
+    """
     folder = path.parent
     name = f"damaged-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{path.name}"
     try:
@@ -198,17 +214,17 @@ def _set_aside(damaged: Path, path: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A segment that was read through."""
+    """The result of checking a segment."""
 
     path: Path
-    follows: int = 0  # first position of the previous segment, as this one tells it; 0: unknown
-    fault: str | None = None  # why it cannot be read through
+    follows: int = 0  # the first position of the previous segment, stored in this one; 0: unknown
+    fault: str | None = None  # the damage; None: the segment is intact
 
 
 class Check:
-    """Reads segments through, in a process of its own, which a damaged one may end.
+    """A check of segments in a separate process, because a damaged segment can crash a process.
 
-    Iterating gives a `Checked` for each, in order; it waits for the disk as long as that takes.
+    Iterating yields a `Checked` for each segment, in order, without a time limit.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
@@ -223,7 +239,7 @@ class Check:
             with self._start(self._paths[checked:]) as process:
                 assert process.stdout is not None
                 assert process.stderr is not None
-                # However long it takes: a disk that is slow, or busy, holds no damaged segments.
+                # There is no time limit, because a slow or busy disk is not damage.
                 for line in process.stdout:
                     if line.startswith(b"good "):
                         yield Checked(self._paths[checked], int(line.split()[2]))
@@ -237,7 +253,7 @@ class Check:
                 checked += 1
 
     def stop(self) -> None:
-        """Ends the process, and so the iteration; from any thread."""
+        """Kill the process, which ends the iteration. Any thread may call this."""
         self._stopped = True
         if self._process is not None:
             self._process.kill()
@@ -245,13 +261,13 @@ class Check:
     def _start(self, paths: Sequence[Path]) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-I", segment_check.__file__, *map(str, paths)]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        if self._stopped:  # meanwhile
+        if self._stopped:  # `stop` was called before the process existed
             self._process.kill()
         return self._process
 
 
 class BackgroundCheck:
-    """A `Check` in a thread, while the journal is in use."""
+    """A `Check` that runs in a thread while the journal is in use."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._check = Check(paths)
@@ -261,13 +277,13 @@ class BackgroundCheck:
             self._thread.start()
 
     def take(self, wait: bool = False) -> list[Checked]:
-        """What was checked since the last call; with `wait`, all that is left to be."""
+        """Return the segments checked since the last call; `wait` blocks until all are checked."""
         if wait and self._thread.is_alive():
             self._thread.join()
         return [self._found.get() for _ in range(self._found.qsize())]
 
     def stop(self) -> None:
-        """Ends it, finished or not."""
+        """Stop the check, finished or not."""
         self._check.stop()
         if self._thread.is_alive():
             self._thread.join()
@@ -276,21 +292,21 @@ class BackgroundCheck:
         try:
             for checked in self._check:
                 self._found.put(checked)
-        except OSError as error:  # no memory for a process, say
+        except OSError as error:  # such as no memory for a process
             log.error("journal: old segments are not checked before the next start: %s", error)
 
 
 def salvage(path: Path, first: int, bound: int | None) -> dict[int, bytes]:
-    """Position -> packed record, of all intact records in a segment's data file.
+    """Return position -> packed record for all intact records in a segment's data file.
 
-    LMDB writes a value in one piece, so records can be found by their magic and verified by their
-    checksums without its tree. A file may also hold old copies, of a commit that failed: the one
-    received last is taken.
+    LMDB writes a value in one piece. Records can therefore be found by their magic number and
+    verified by their checksums without LMDB's tree. The file may also contain records of a failed
+    commit; of several records at one position, the last received is used.
 
     Args:
-        path: the segment.
-        first: its first position.
-        bound: the following segment's, if there is one.
+        path: the folder of the segment.
+        first: the first position of the segment.
+        bound: the first position of the following segment, or None if there is none.
     """
     found: dict[int, tuple[Head, bytes]] = {}
     try:
@@ -308,11 +324,12 @@ def salvage(path: Path, first: int, bound: int | None) -> dict[int, bytes]:
 
 
 def _read(path: Path) -> bytes:
-    """A file's content, with zeros where the disk cannot read it: mapped into memory, a bad sector
-    would kill the process.
+    """Return the content of a file, with zeros for pages that the disk cannot read.
+
+    The file is not mapped into memory, because a bad sector would then kill the process.
 
     Raises:
-        OSError: there is no such file.
+        OSError: the file cannot be opened.
     """
     with path.open("rb", buffering=0) as file:
         data = bytearray(os.fstat(file.fileno()).st_size)
@@ -344,14 +361,19 @@ def _intact_records(data: bytes) -> Iterator[tuple[Head, bytes]]:
             pass
         else:
             yield head, value
-            following = at + head.end  # a magic within a payload is the producer's data
+            following = at + head.end  # skip the payload, which may contain the magic number
         at = data.find(RECORD_MAGIC, following)
 
 
 def states_after(
     states: Mapping[str, ProducerState], values: Mapping[int, bytes]
 ) -> dict[str, ProducerState]:
-    """The producers' states after salvaged records, from those before them."""
+    """Return the producer states after the salvaged records `values`.
+
+    Args:
+        states: the states before these records.
+        values: position -> packed record, in order.
+    """
     after = dict(states)
     newest = max((state.active for state in states.values()), default=0.0)
     for value in values.values():

@@ -1,8 +1,8 @@
-"""One segment of the journal on disk: an LMDB environment, and the bytes of the records in it.
+"""A segment of the journal: an LMDB environment on disk, and the encoding of the records in it.
 
-A segment is a folder `segment-<first position>` with LMDB's `data.mdb` and `lock.mdb`. It holds
-three databases: `meta` (format version, previous segment), `records` (position, 8 bytes big-endian
--> record) and `producers` (name -> `ProducerState`, of all producers so far).
+A segment is a folder `segment-<first position>` with LMDB's `data.mdb` and `lock.mdb`. It has three
+databases: `meta` (format version, previous segment), `records` (position, 8 bytes big-endian ->
+record) and `producers` (name -> `ProducerState`, for all producers so far).
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from stream_ssl.bounded_files import read_text
 from stream_ssl.durable import sync
 from stream_ssl.wire import Data, Position
 
-FORMAT = 3  # 2: producer states without `active`; 1: also without `written`
-PAGE = 4096  # bytes, LMDB's
-MAX_RECORDS = 1 << 20  # of a segment, so that a lost one leaves a known gap of positions
+FORMAT = 3  # format 2: producer states without `active`; format 1: also without `written`
+PAGE = 4096  # bytes of a page of LMDB
+MAX_RECORDS = 1 << 20  # of a segment; bounds the positions that a lost segment can have used
 RECORD_MAGIC = b"SSJ1"
 
 ID_FILE = "id"
 _PREFIX = "segment-"
-_NEW, _OLD = ".new-", ".old-"  # before the name of a segment that comes, and of one that goes
+_NEW, _OLD = ".new-", ".old-"  # prefixes for a segment being created, and one being deleted
 _LOCK_BYTES = 8192  # LMDB's size for 126 readers
 _KEY = struct.Struct(">Q")
 # magic, CRC-32 of the rest of the head and the name, position, total (see Head), sequence,
-# received, CRC-32 as on the wire, lengths of name, header and payload
+# received, CRC-32 of DATA, lengths of name, header and payload
 _HEAD = struct.Struct(">4sIQQQdIHII")
 _CHECKED_FROM = 8
 
 
 class NewerFormat(Exception):
-    """The journal was written by a later version of this program."""
+    """An error for a journal that a later version of this program has written."""
 
 
 class Damaged(Exception):
-    """Bytes that do not match their checksum, or a file that LMDB cannot open."""
+    """An error for bytes that do not match their checksum, or a file that LMDB cannot open."""
 
 
 # -- the bytes of a record
@@ -58,11 +58,14 @@ class Entry:
     """A packet to append to the journal.
 
     Args:
-        resume_token: the source's, after the packet; DATA calls it `position`.
-        received: seconds since the Unix epoch.
-        header: None: no record is written, only the producer's sequence advances, past a packet
-            that was refused for good.
-        checksum: as in DATA; computed if None.
+        producer: the name of the producer.
+        sequence: the number of the packet.
+        resume_token: the source's resume token after the packet; DATA calls it `position`.
+        received: the time when the packet was received, in seconds since the Unix epoch.
+        header: the header of the packet. None: write no record and only advance the producer's
+            sequence, because the packet was permanently rejected.
+        payload: the payload of the packet.
+        checksum: the checksum of DATA; None: compute it.
     """
 
     producer: str
@@ -76,7 +79,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One packet as read back; positions count from 1, with gaps only where records were lost."""
+    """A packet that was read back. Positions count from 1; a gap means that records were lost."""
 
     position: int
     producer: str
@@ -88,23 +91,23 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class ProducerState:
-    """The last sequence of a producer that is on disk, and the source's resume token after it."""
+    """The last durable sequence of a producer, and the source's resume token after it."""
 
     sequence: int = 0
     resume_token: Position = None
     written: float = field(default=0.0, compare=False)  # seconds since the Unix epoch
-    # Seconds for which writers had had the journal open by then: unlike `written`, they never jump.
+    # Total seconds for which writers had the journal open until then; unlike `written`, no jumps.
     active: float = field(default=0.0, compare=False)
 
     def pack(self) -> bytes:
-        """The value in the database `producers`."""
+        """Return the value for the database `producers`."""
         packed: bytes = msgpack.packb((self.sequence, self.resume_token, self.written, self.active))
         return packed
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A record's fixed part and producer name, checked."""
+    """The verified fixed part of a record, with the name of its producer."""
 
     position: int
     total: int  # bytes of header and payload journalled so far, this record included
@@ -112,25 +115,26 @@ class Head:
     received: float
     checksum: int
     producer: str
-    header_at: int  # offsets in the packed record
+    header_at: int  # this and the following fields are offsets in the packed record
     payload_at: int
     end: int
 
 
 def key_of(position: int) -> bytes:
-    """The key of a record."""
+    """Return the key of the record at a position."""
     return _KEY.pack(position)
 
 
 def position_of(key: bytes | memoryview) -> int:
-    """The position that a key encodes."""
+    """Return the position that a key encodes."""
     return int(_KEY.unpack(key)[0])
 
 
 def pack_record(position: int, total: int, entry: Entry) -> bytes:
-    """The record that an entry becomes; `total` as in Head.
+    """Return the packed record of an entry; `total` is as in Head.
 
-    The checksum of DATA is kept from producer to learner, so that it covers every copy between.
+    The record keeps the checksum of DATA, so that the checksum covers the whole way from the
+    producer to the learner.
     """
     header, payload, checksum = entry.header, entry.payload, entry.checksum
     assert header is not None
@@ -145,10 +149,10 @@ def pack_record(position: int, total: int, entry: Entry) -> bytes:
 
 
 def unpack_head(value: memoryview) -> Head:
-    """The head of a packed record.
+    """Return the head of a packed record.
 
     Raises:
-        Damaged: it does not match its checksum.
+        Damaged: the head does not match its checksum.
     """
     if len(value) < _HEAD.size:
         raise Damaged(f"{len(value)} bytes are no record")
@@ -166,10 +170,10 @@ def unpack_head(value: memoryview) -> Head:
 
 
 def unpack_record(value: memoryview) -> Record:
-    """The record that a value begins with.
+    """Return the record at the beginning of `value`.
 
     Raises:
-        Damaged: head, header or payload do not match their checksum.
+        Damaged: the head, the header or the payload does not match its checksum.
     """
     head = unpack_head(value)
     if head.end > len(value):
@@ -183,7 +187,7 @@ def unpack_record(value: memoryview) -> Record:
 
 
 def entry_bytes(entry: Entry) -> int:
-    """Bytes that an entry takes on disk, at most."""
+    """Return the most bytes that an entry takes on disk."""
     if entry.header is None:
         return 0
     state = ProducerState(entry.sequence, entry.resume_token)
@@ -192,14 +196,17 @@ def entry_bytes(entry: Entry) -> int:
 
 
 def state_bytes(name: str, state: ProducerState) -> int:
-    """Bytes that a producer's state takes in each segment, at most."""
+    """Return the most bytes that the state of a producer takes in each segment."""
     return disk_bytes(len(name) + len(state.pack()))
 
 
 def disk_bytes(length: int) -> int:
-    """Bytes that a value takes in LMDB: a share of a tree's page if short, else whole pages."""
+    """Return the most bytes that a value takes in LMDB.
+
+    A short value shares a page of the tree with others; a long value takes whole pages.
+    """
     if length < PAGE // 2 - 64:
-        return 2 * length + 64  # a page of two such values may be half empty
+        return 2 * length + 64  # twice the length, because a page of the tree may be half empty
     return -(-(length + 16) // PAGE) * PAGE + 64
 
 
@@ -207,19 +214,20 @@ def disk_bytes(length: int) -> int:
 
 
 def journal_id(path: Path) -> str | None:
-    """The id of the journal in a folder; None if it has none, or a damaged one."""
+    """Return the id of the journal in a folder, or None if it is missing or damaged."""
     try:
         first, second = read_text(path / ID_FILE, 4096).split()
     except (OSError, ValueError):
         return None
-    return first if first == second else None  # it stands there twice: a flipped bit is seen
+    return first if first == second else None  # stored twice, to detect a flipped bit
 
 
 def list_segments(folder: Path, coming: bool = False) -> list[tuple[int, Path]]:
-    """(first position, folder) of each segment, oldest first.
+    """Return (first position, folder) of each segment, the oldest first.
 
     Args:
-        coming: also those whose folder is not there yet, see `is_coming`.
+        folder: the folder of the journal.
+        coming: include segments whose folder does not exist yet; see `is_coming`.
     """
     try:
         names = {child.name for child in folder.iterdir()}
@@ -232,7 +240,7 @@ def list_segments(folder: Path, coming: bool = False) -> list[tuple[int, Path]]:
 
 
 def disk_room(folder: Path) -> int:
-    """Return the bytes that segments in a folder can take: those that they have, and free ones."""
+    """Return the bytes available to segments in a folder: their present size plus free space."""
     own = sum(file_bytes(path) for _, path in list_segments(folder))
     while not folder.exists():
         folder = folder.parent
@@ -240,17 +248,17 @@ def disk_room(folder: Path) -> int:
 
 
 def is_coming(path: Path) -> bool:
-    """Whether a segment that is not there is to be: its writer makes it, or is exchanging it."""
+    """Return whether the writer is creating or replacing this segment."""
     return path.with_name(f"{_NEW}{path.name}").exists()
 
 
 def segment_path(folder: Path, first: int) -> Path:
-    """The folder of the segment that begins with a position."""
+    """Return the folder of the segment whose first position is `first`."""
     return folder / f"{_PREFIX}{first:020d}"
 
 
 def file_bytes(path: Path) -> int:
-    """Bytes of a segment's data file; 0 if there is none."""
+    """Return the bytes of a segment's data file, or 0 if it does not exist."""
     try:
         return (path / "data.mdb").stat().st_size
     except FileNotFoundError:
@@ -264,23 +272,23 @@ def create_segment(
     records: Mapping[int, bytes] | None = None,
     follows: int = 0,
 ) -> Path:
-    """Makes a segment under a name that readers ignore, for `publish_segment` to rename.
+    """Create a segment under a temporary name, which `publish_segment` renames; return its path.
 
     Args:
-        path: of the segment to come.
-        states: all producers so far.
-        map_size: most bytes that it will hold.
-        records: position -> packed record, in order; those that it begins with.
-        follows: first position of the previous segment; 0: none.
+        path: the final path of the segment.
+        states: the states of all producers so far.
+        map_size: most bytes that the segment can have.
+        records: position -> packed record, in order; the first records of the segment.
+        follows: the first position of the previous segment; 0: none.
 
     Raises:
-        OSError, lmdb.Error: the disk does not take it.
+        OSError, lmdb.Error: the segment cannot be written.
     """
     fresh = path.with_name(f"{_NEW}{path.name}")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(mode=0o700)
     try:
-        # LMDB makes this file sparse and maps it: on a full disk its first write would be SIGBUS.
+        # LMDB creates this file sparse and maps it: on a full disk, a write would raise SIGBUS.
         (fresh / "lock.mdb").write_bytes(bytes(_LOCK_BYTES))
         with lmdb.open(
             str(fresh), max_dbs=3, map_size=map_size, mode=0o600, readahead=False
@@ -296,19 +304,19 @@ def create_segment(
                     txn.put(key_of(position), value, db=database, append=True)
         sync(fresh)
     except BaseException:
-        shutil.rmtree(fresh, ignore_errors=True)  # readers would wait for it
+        shutil.rmtree(fresh, ignore_errors=True)  # otherwise readers would wait for it
         raise
     return fresh
 
 
 def publish_segment(fresh: Path, path: Path) -> Path:
-    """Gives a new segment its name, in place of an empty or damaged one that may have it.
+    """Rename a new segment to its final path, replacing an empty or damaged segment there.
 
-    `finish_interrupted` completes the exchange after a crash between the two renames, and deletes
-    the one before; a reader waits for it.
+    After a crash between the two renames, `finish_interrupted` completes the exchange and deletes
+    the old segment. Until then a reader waits.
 
     Returns:
-        Where the one before is now, if there was one.
+        The path that the old segment has now, if there was one.
     """
     gone = path.with_name(f"{_OLD}{path.name}")
     with contextlib.suppress(FileNotFoundError):
@@ -319,15 +327,15 @@ def publish_segment(fresh: Path, path: Path) -> Path:
 
 
 def delete_segment(path: Path) -> None:
-    """Deletes a segment, which no reader can open half deleted; a missing one is no error."""
+    """Delete a segment, so that no reader finds it half deleted. It may be missing."""
     gone = path.with_name(f"{_OLD}{path.name}")
-    for step in (_remove, path.rename, _remove):  # first what an attempt before left
+    for step in (_remove, path.rename, _remove):  # first remove the rest of an earlier attempt
         with contextlib.suppress(FileNotFoundError):
             step(gone)
 
 
 def finish_interrupted(folder: Path) -> None:
-    """Completes or undoes the creations, exchanges and deletions that a crash interrupted."""
+    """Complete or undo the creations, exchanges and deletions that a crash interrupted."""
     for gone in folder.glob(f"{_OLD}{_PREFIX}*"):
         path = folder / gone.name.removeprefix(_OLD)
         fresh = folder / f"{_NEW}{path.name}"
@@ -340,7 +348,7 @@ def finish_interrupted(folder: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Deletes a segment. Of a link or a file in its place nothing else is deleted."""
+    """Delete a segment. If the path is a link or a file, delete only the link or the file."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -360,21 +368,22 @@ class _Open:
 
 
 class Segment:
-    """An open segment; writer and readers of one process share LMDB's environment of it.
+    """An open segment; the writer and readers of one process share its LMDB environment.
 
-    LMDB forbids a process to open an environment twice, and a test or a notebook has writer and
-    reader in one process: so open environments are shared and their users counted.
+    LMDB does not allow a process to open an environment twice, but a test or a notebook has the
+    writer and a reader in one process. Open environments are therefore shared, with a use count.
 
     Args:
-        path: its folder.
-        write: for the one writer, before the segment is published.
+        path: the folder of the segment.
+        write: open for writing; only for the writer, before the segment is published.
 
     Attributes:
-        follows: first position of the previous segment, when this one began; 0: none, or unknown.
+        follows: the first position of the previous segment when this segment began; 0: none or
+            unknown.
 
     Raises:
-        Damaged: the files are no segment.
-        NewerFormat: they are one of a later version.
+        Damaged: the files are not a valid segment.
+        NewerFormat: a later version wrote the segment.
     """
 
     _shared: dict[tuple[int, int], _Open] = {}  # noqa: RUF012 - by device and inode
@@ -393,7 +402,7 @@ class Segment:
         self.follows = shared.follows
 
     def bounds(self) -> tuple[int, int] | None:
-        """First and last position; None if there are no records."""
+        """Return the first and last position, or None if there are no records."""
         with self.env.begin(db=self.records) as txn, txn.cursor() as cursor:
             if not cursor.first():
                 return None
@@ -402,7 +411,7 @@ class Segment:
             return first, position_of(cursor.key())
 
     def states(self) -> dict[str, ProducerState]:
-        """The producers' states as of the last commit."""
+        """Return the states of the producers after the last commit."""
         with self.env.begin(db=self.producers) as txn, txn.cursor() as cursor:
             pairs = [
                 (bytes(k).decode(), msgpack.unpackb(v, strict_map_key=False)) for k, v in cursor
@@ -410,10 +419,10 @@ class Segment:
         return {name: ProducerState(*fields) for name, fields in pairs}
 
     def newest_total(self) -> int:
-        """`Head.total` of the newest record.
+        """Return `Head.total` of the newest record.
 
         Raises:
-            Damaged: there is none, or not an intact one.
+            Damaged: there is no record, or its head is damaged.
         """
         with self.env.begin(db=self.records, buffers=True) as txn, txn.cursor() as cursor:
             if not cursor.last():
@@ -421,16 +430,18 @@ class Segment:
             return unpack_head(cursor.value()).total
 
     def used(self) -> int:
-        """Bytes of all pages ever used."""
+        """Return the bytes of all pages that were ever used."""
         return (int(self.env.info()["last_pgno"]) + 1) * PAGE
 
     def is_cut_off(self) -> bool:
-        """Whether the file was truncated since it was opened: to touch what is missing would kill
-        the process."""
+        """Return whether the file was truncated after it was opened.
+
+        Reading a missing page would kill the process.
+        """
         return file_bytes(self.path) < 2 * PAGE or self.used() > file_bytes(self.path)
 
     def close(self) -> None:
-        """Releases the environment; the last user in the process closes it."""
+        """Release the environment; the last user in the process closes it."""
         with self._lock:
             if self.env is None:
                 return
@@ -443,10 +454,10 @@ class Segment:
 
 
 def identity(path: Path) -> tuple[int, int]:
-    """Device and inode of a segment's data file.
+    """Return the device and inode of a segment's data file.
 
     Raises:
-        Damaged: there is none.
+        Damaged: the data file does not exist.
     """
     try:
         stat = (path / "data.mdb").stat()
@@ -463,18 +474,18 @@ def _open(path: Path, write: bool) -> _Open:
         env = lmdb.open(
             str(path),
             max_dbs=3,
-            map_size=0,  # the size in the file
+            map_size=0,  # use the size that is stored in the file
             create=False,
             readonly=not write,
             mode=0o600,
-            readahead=False,  # reading a page should bring no others into the resident set
+            readahead=False,  # reading one page should not load others into the resident set
             max_spare_txns=0,
         )
     except lmdb.Error as error:
         raise _unusable(path, error) from error
     try:
         needed = (int(env.info()["last_pgno"]) + 1) * PAGE
-        if needed > size:  # touching the missing pages would kill the process
+        if needed > size:  # reading a missing page would kill the process
             raise Damaged(f"{path}: {size} bytes where {needed} are due: truncated")
         env.reader_check()
         return _open_databases(env, path)
@@ -484,10 +495,10 @@ def _open(path: Path, write: bool) -> _Open:
 
 
 def _unusable(path: Path, error: Exception) -> Exception:
-    """What it means that LMDB does not open a segment."""
+    """Return the error to raise if LMDB cannot open a segment."""
     if os.strerror(errno.EAGAIN) not in str(error):
         return Damaged(f"{path}: {error}")
-    return OSError(  # a process's first reading transaction locks the byte of its id
+    return OSError(  # LMDB locks the byte of the process id at the first reading transaction
         errno.EAGAIN,
         f"{path} is read by another process that has this one's id, {os.getpid()}, as containers' "
         "processes may: LMDB cannot tell them apart. Let `stream-ssl learner` be its container's "
@@ -496,8 +507,11 @@ def _unusable(path: Path, error: Exception) -> Exception:
 
 
 def _open_databases(env: Any, path: Path) -> _Open:
-    """Once per environment: in a writable one LMDB's binding opens databases within a writing
-    transaction, so that a reader which did so would wait for the writer, and could block it."""
+    """Open the databases of an environment, once per environment.
+
+    In a writable environment, LMDB's Python binding opens databases in a write transaction. A
+    reader that opened them again would wait for the writer and could block it.
+    """
     try:
         meta, records, producers = (
             env.open_db(name, create=False) for name in (b"meta", b"records", b"producers")

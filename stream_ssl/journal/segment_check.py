@@ -1,9 +1,9 @@
-"""Reads segments in a process of its own: `python segment_check.py SEGMENT_FOLDER...`.
+"""Check segments in a separate process: `python segment_check.py SEGMENT_FOLDER...`.
 
-LMDB trusts its pages: on a damaged one it may abort or read outside the file, and end the process.
-Prints `good N FOLLOWS` after the N-th folder; whoever reads that knows at which one the process
-died, and which segment each says that it follows.
-Imports only lmdb, so that it starts at once.
+LMDB trusts its pages. On a damaged page it may abort or read outside the file, which ends the
+process. The script prints `good N FOLLOWS` after folder N, so that the caller knows which folder
+ended the process. FOLLOWS is the first position of the segment before it, or 0.
+It imports only lmdb, so that it starts quickly.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ import sys
 import lmdb
 
 CPU_SECONDS = 60.0
-"""Most for one segment, which takes less than one: damaged pages may form a cycle. Waiting for a
-slow disk does not count."""
+"""Most CPU seconds for one segment, because damaged pages may form a cycle. An intact segment takes
+less than one second. Waiting for a slow disk does not count."""
 
 
 def read(folder: str) -> None:
-    """Brings a segment's file into memory from its beginning to its end: `walk` would fetch its
-    pages one by one, at a tenth of the disk's speed.
+    """Read a segment's file from beginning to end, to load it into the page cache.
+
+    Otherwise `walk` would load the pages one by one, at a tenth of the disk's speed.
 
     Raises:
-        OSError: the disk cannot read it.
+        OSError: the disk cannot read the file.
     """
     block = bytearray(1 << 20)
     with open(os.path.join(folder, "data.mdb"), "rb", buffering=0) as file:  # noqa: PTH118, PTH123
@@ -33,11 +34,13 @@ def read(folder: str) -> None:
 
 
 def walk(folder: str) -> int:
-    """Touches every page that a reader could come to, except the insides of records' payloads.
-    Returns the first position of the previous segment, as this one tells it; 0: none, or unknown.
+    """Read every page that a reader could use, except the inner pages of payloads.
+
+    Returns:
+        The first position of the previous segment, which this segment stores; 0: none or unknown.
 
     Raises:
-        lmdb.Error, ValueError: damage that LMDB or this check notices.
+        lmdb.Error, ValueError: LMDB or this check found damage.
     """
     follows = b"0"
     size = os.stat(os.path.join(folder, "data.mdb")).st_size  # noqa: PTH116, PTH118
@@ -54,7 +57,7 @@ def walk(folder: str) -> int:
                     if bytes(key) <= before:
                         raise ValueError("keys out of order")
                     if len(value):
-                        value[-1]  # a wrong length crashes here, not in a reader
+                        value[-1]  # a wrong length must crash here and not in a reader
                     if (name, bytes(key)) == (b"meta", b"follows"):
                         follows = bytes(value)
                     before, count = bytes(key), count + 1
