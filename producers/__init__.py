@@ -1,6 +1,6 @@
-"""Clients that send images: needs pyzmq, numpy and msgpack, never torch.
+"""The client that sends images to a receiver. It needs pyzmq, numpy and msgpack, but not torch.
 
-A producer that goes on where its last run ended:
+This producer resumes at the position where its last run ended:
 
     import numpy as np
     from stream_ssl.producers import Producer

@@ -1,4 +1,4 @@
-"""What a producer tells its user unasked: log lines and callbacks, from the I/O thread."""
+"""Log lines and callbacks about a producer's connection and buffer, made in the I/O thread."""
 
 from __future__ import annotations
 
@@ -12,21 +12,26 @@ from stream_ssl.producers._protocol import ProtocolState
 from stream_ssl.producers.stats import Rejection, State, StateChange, Stats
 from stream_ssl.wire.messages import Verdict
 
-LOG_SECONDS = 1.0  # at least, between two lines about the connection
-SLOW_SECONDS = 5.0  # for a handshake and WELCOME
-REPEAT_SECONDS = 30.0  # while there is no connection, or the buffer is full
+LOG_SECONDS = 1.0  # minimum time between two log lines about the connection
+SLOW_SECONDS = 5.0  # a handshake with WELCOME that takes longer is logged
+REPEAT_SECONDS = 30.0  # between equal lines, while disconnected or while the buffer is full
 
 logger = logging.getLogger("stream_ssl.producers")
 
 
 class Reporter:
-    """Logs changes of state with their reason, repeats what lasts, and calls the user's hooks.
+    """A logger of state changes that also calls the user's callbacks.
+
+    A problem that lasts is logged again every `REPEAT_SECONDS`.
 
     Args:
         label: names the producer in log lines.
-        on_state, on_stats, on_rejected, on_verdict: called without any lock; what they raise is
-            logged.
-        stats_seconds: between two calls of on_stats.
+        on_state, on_stats, on_rejected, on_verdict: the user's callbacks. They are called without
+            a lock. An exception in a callback is logged.
+        stats_seconds: seconds between two calls of `on_stats`.
+
+    Raises:
+        TypeError: a callback is not callable.
     """
 
     def __init__(
@@ -60,7 +65,14 @@ class Reporter:
         self._acked_at = -REPEAT_SECONDS
 
     def report(self, protocol: ProtocolState, stats: Stats, full: bool, now: float) -> None:
-        """Tells what is new, of a copy of the counters."""
+        """Log and pass to the callbacks what has changed.
+
+        Args:
+            protocol: the producer's protocol state.
+            stats: a copy of the counters.
+            full: whether the user found the buffer full.
+            now: monotonic time in seconds.
+        """
         state = stats.state
         reason = "" if state in ("connected", "closed") else protocol.reason
         self._tell_state(state, reason, now)
@@ -71,7 +83,7 @@ class Reporter:
             self.call(self.on_stats, deepcopy(stats))
 
     def call(self, hook: Callable[[Any], None] | None, value: Any) -> None:
-        """Calls a hook of the user's."""
+        """Call a callback of the user, if there is one, and log an exception that it raises."""
         if hook is None:
             return
         try:
@@ -90,7 +102,7 @@ class Reporter:
     def _log_state(self, state: State, reason: str, stats: Stats, now: float) -> None:
         changed = (state, reason) != self._logged
         if state in ("connecting", "disconnected"):
-            # On the way to a connection; a while later it is one that does not come about.
+            # A connection needs some time, so the line about it waits longer than others.
             on_its_way = reason.startswith(("still connecting", "connected, but"))
             patience = SLOW_SECONDS if on_its_way else LOG_SECONDS if changed else REPEAT_SECONDS
             since = max(self._logged_at, self._since) if on_its_way else self._logged_at
@@ -120,7 +132,7 @@ class Reporter:
                 self._full_since = now
             if acked != self._acked:
                 self._acked, self._acked_at = acked, now
-            # While acknowledgements come a full buffer only paces a fast source.
+            # While acknowledgements arrive, a full buffer only slows down a fast source.
             stuck = now - max(self._acked_at, self._full_since) >= LOG_SECONDS
             due = now - self._full_logged_at >= REPEAT_SECONDS
             if due and (stuck or dropped != self._dropped):

@@ -1,4 +1,4 @@
-"""The client that robots, crawlers and cameras send their images with."""
+"""The `Producer`, which robots, crawlers and cameras use to send images to a receiver."""
 
 from __future__ import annotations
 
@@ -62,56 +62,58 @@ if TYPE_CHECKING:
 AGENT = "stream-ssl producers 1"
 
 FIELDS = ("label", "codec", "shape", "time", "source", "meta")
-_NOTHING = (None,) * (1 + len(FIELDS))  # neither an id nor one of these
+_NOTHING = (None,) * (1 + len(FIELDS))  # a call that sets neither an id nor a field
 OnFull = Literal["block", "drop_newest", "drop_oldest", "raise", "spool"]
 
 
 class Producer:
-    """Sends samples to a receiver, and keeps each one until it is on the receiver's disk.
+    """A client that sends samples to a receiver and keeps each sample until it is acknowledged.
 
-    Any thread may call any method. A producer does not survive fork(): make it in the process that
-    uses it. Callbacks run in the producer's thread, and must not wait for the producer.
+    An acknowledged sample is on the receiver's disk. Any thread may call any method. A producer
+    does not survive fork(): create it in the process that uses it. Callbacks run in the producer's
+    thread and must not wait for the producer.
 
     Args:
-        address: of the receiver, as "tcp://HOST:PORT"; None: that of `run`. In plain text only on
-            loopback. Of several the producer stays with one, which its name decides; with keys they
-            have the same.
-        name: of this producer, unique at the receiver, and the same after a restart. 1 to 128
-            characters of letters, digits and `._/-`; with keys the key's name on the allow-list,
-            or that + "/...".
-        keys: this producer's own pair, or its NAME.secret.json.
-        server_key: the receiver's public key: keys, a file, or 40 characters.
-        source: where samples come from that do not say so themselves; None: the name, cut to 64
+        address: the receiver's address, "tcp://HOST:PORT", or a list of addresses. The producer
+            chooses one address of a list by its name and stays with it. All receivers of a list
+            use the same key pair. Plain text is allowed on loopback only. None: use `run`.
+        name: the name of this producer. It must be unique at the receiver and stay the same after
+            a restart. It has 1 to 128 letters, digits and characters of `._/-`. With keys, the
+            name equals the key's name on the allow-list, or starts with that name and "/".
+        keys: this producer's own key pair, or the path of its NAME.secret.json.
+        server_key: the receiver's public key: a Keys object, a file, or 40 characters.
+        source: the source of samples that name no source. None: the producer's name, cut to 64
             characters.
-        packet_bytes: a packet closes before it grows beyond.
-        packet_samples: a packet closes at so many samples.
-        linger: seconds after which a packet leaves that is not full.
-        buffer_bytes: of samples waiting or unacknowledged, in memory.
-        on_full: what send() does when the buffer is full: "block", "drop_newest" (the sample that
-            it was given), "drop_oldest" (those that have waited longest unsent),
-            "raise" BufferFullError, or "spool": samples wait on disk while the network is away or
-            slower than the source, over restarts and power cuts.
-        spool: the folder to spool in, of this producer alone.
-        spool_bytes: of the spool; the newest samples are dropped when it is full.
-        before: the addresses as they were before the list was changed. Where the name had another
-            receiver then, that one is asked first what it has, and its position counts; the spool
-            remembers its receiver by itself.
-        abandon: do not ask it, for it is gone for good. What it took and did not acknowledge is
-            sent again, and counts twice should its journal ever be read.
-        run: the folder of a run on this machine. Address, server key and this producer's key come
-            from there, except for `keys` and `server_key` where they are given.
-        takeover: displace a running producer of the same name; otherwise this one is refused.
-        exit_timeout: seconds that the interpreter's end, or the garbage collection of a producer
-            that nobody closed, still waits for acknowledgements.
-        on_rejected: called with what the receiver refuses for good.
-        on_state: called when the connection's state, or the reason for it, changes.
+        packet_bytes: maximum size of a packet in bytes. A larger sample travels alone.
+        packet_samples: maximum number of samples in a packet.
+        linger: seconds after which the producer sends a packet that is not full.
+        buffer_bytes: maximum bytes of waiting and unacknowledged samples in memory.
+        on_full: what send() does when the buffer is full. "block" waits for room. "drop_newest"
+            drops the new sample. "drop_oldest" drops the oldest packets that were never sent.
+            "raise" raises BufferFullError. "spool" writes samples to disk while the network is
+            down or slower than the source; they survive restarts and power cuts.
+        spool: the spool's folder. Only one producer may use a folder.
+        spool_bytes: maximum bytes of the spool. A full spool drops the newest samples.
+        before: the list of addresses before its last change. If the name had another receiver
+            then, the producer first asks that receiver which packets it has, and may take over its
+            position. A spool stores the address of its receiver, so it does not need `before`.
+        abandon: do not ask the earlier receiver, because it is gone for good. Samples that it
+            stored and did not acknowledge are sent again. They count twice if its journal is read.
+        run: the folder of a run on this machine. The producer reads the address, the server key
+            and its own key from the folder. `keys` and `server_key` override the keys of the run.
+        takeover: displace a connected producer of the same name. False: refuse this producer.
+        exit_timeout: seconds to wait for acknowledgements when the interpreter ends, or when a
+            producer that was not closed is garbage-collected.
+        on_rejected: called with a Rejection when the receiver rejects samples permanently.
+        on_state: called with a StateChange when the connection's state, or its reason, changes.
         on_stats: called with a copy of the counters every `stats_seconds`.
-        stats_seconds: see on_stats.
-        on_verdict: called with how a sample fared in the memory: "kept" or "refused", and how many
-            slots showed the same; later "evicted". Some are never told (docs/producers.md).
+        stats_seconds: seconds between two calls of `on_stats`.
+        on_verdict: called with a Verdict: "kept" or "refused" by the memory, with the number of
+            slots that showed the same image, and later "evicted". Some samples get no verdict
+            (docs/producers.md).
 
     Raises:
-        ValueError: an argument breaks its rule, or another producer uses the spool.
+        ValueError: an argument is invalid, or another producer uses the spool.
         OSError: the spool cannot be read or written.
     """
 
@@ -172,7 +174,7 @@ class Producer:
         self._buffer_bytes, self._on_full = buffer_bytes, on_full
         label = f"producer {name!r} to {home}"
         reporter = Reporter(label, on_state, on_stats, on_rejected, stats_seconds, on_verdict)
-        # Nothing below refuses an argument: the spool's lock would stay taken.
+        # No argument may be refused below this line, because the spool's lock would stay taken.
         disk = None if spool is None else Spool(Path(spool), name, spool_bytes)
         if disk is not None:
             last = disk.marked_for or last
@@ -202,13 +204,16 @@ class Producer:
         self._io.start()
 
     def connect(self, timeout: float = 10.0) -> Welcome:
-        """Waits until the receiver has said WELCOME, and returns it.
+        """Wait for the receiver's WELCOME and return it.
 
-        `welcome.position` is where a source goes on after a restart; None: at its beginning. Where
-        an earlier run left samples in the spool it is the position after the last of these.
+        After a restart, a source resumes at `welcome.position`. None means the beginning. If an
+        earlier run left samples in the spool, `position` is the position after the last of them.
+
+        Args:
+            timeout: seconds to wait.
 
         Raises:
-            CannotConnectError: not in time; the message says why.
+            CannotConnectError: no WELCOME arrived in time; the message gives the reason.
             RefusedError: the receiver refuses this producer.
         """
         deadline = time.monotonic() + timeout
@@ -242,33 +247,39 @@ class Producer:
         timeout: float | None = None,
         on_delivery: OnDelivery | None = None,
     ) -> bool:
-        """Takes one sample; False: it was dropped, and counted, as the buffer is full.
+        """Accept one sample for sending. Return False if the sample was dropped.
+
+        A sample is dropped, and counted in `stats`, when the buffer or the spool is full.
 
         Args:
-            image: uint8 pixels H x W or H x W x C, which are copied; an encoded file as bytes,
-                bytearray or memoryview, or the path of one, which is read; a PIL image, which
-                travels as its pixels, turned as its EXIF data says; a vector, float16 or float32
-                [D], which is copied; or a Sample, with nothing of the following.
-            id: names the image within its source; the same image keeps its id. None: a new one.
-            label: class, where there is one.
-            codec: "jpeg", "png", "webp" or "raw"; None: found from the bytes.
-            shape: (H, W, C) of bytes that are raw pixels.
-            time: of capture: seconds since the Unix epoch, or a datetime; None: now.
-            source: where it was captured; None: the producer's.
-            meta: further facts; NumPy scalars and datetimes are made plain.
-            position: the source's position after this sample: what WELCOME tells a restarted
-                producer once the sample is on disk.
-            timeout: seconds to wait for room when on_full is "block" or "spool"; None: as long as
-                it takes.
-            on_delivery: called once with what became of the sample, if it was taken.
+            image: one of:
+
+                - a uint8 array H x W or H x W x C; the pixels are copied
+                - an encoded file as bytes, bytearray or memoryview
+                - the path of an encoded file, which is read now
+                - a PIL image; its pixels are sent, oriented by its EXIF data
+                - a vector, float16 or float32 [D]; it is copied
+                - a Sample, which excludes `id`, `label` and the fields up to `meta`
+            id: identifies the image within its source. An image keeps its id when it is sent
+                again. None: a new id.
+            label: the class of the image, if it has one.
+            codec: "jpeg", "png", "webp" or "raw". None: detect the codec from the bytes.
+            shape: (H, W, C), required for raw pixels in bytes.
+            time: capture time: seconds since the Unix epoch, or a datetime. None: now.
+            source: where the image was captured. None: the producer's `source`.
+            meta: further facts. NumPy scalars and datetimes are converted to plain values.
+            position: the source's position after this sample. WELCOME returns it to a restarted
+                producer once the sample is on the receiver's disk.
+            timeout: seconds to wait for room when `on_full` is "block" or "spool". None: no limit.
+            on_delivery: called once with the outcome of the sample, if the sample was accepted.
 
         Raises:
-            TypeError: the image is none.
-            ValueError: the sample breaks a rule.
+            TypeError: `image` is of an unsupported type.
+            ValueError: a field of the sample is invalid.
             OSError: a file cannot be read.
-            SampleTooLargeError: no packet, or the buffer, can hold it.
-            DeadlineError: no room in time.
-            BufferFullError: no room, and on_full is "raise".
+            SampleTooLargeError: the sample exceeds the maximum size of a packet or of the buffer.
+            DeadlineError: the buffer had no room within `timeout`.
+            BufferFullError: the buffer is full, and `on_full` is "raise".
             RefusedError: the receiver refuses this producer.
         """
         told = (id, label, codec, shape, time, source, meta)
@@ -288,9 +299,9 @@ class Producer:
         timeout: float | None = None,
         **fields: Any,
     ) -> Future[Delivery]:
-        """Takes one sample as send() does, and returns a future of what becomes of it.
+        """Accept one sample as send() does, and return a future of its Delivery.
 
-        The future raises DeliveryError where the sample is rejected or dropped.
+        The future raises DeliveryError if the sample is rejected or dropped.
         """
         sample = self._named(image, id, label, fields)
         future: Future[Delivery] = Future()
@@ -307,9 +318,9 @@ class Producer:
         timeout: float | None = None,
         **fields: Any,
     ) -> asyncio.Future[Delivery]:
-        """Waits for room without blocking the event loop, and returns a future as submit() does.
+        """Wait for room without blocking the event loop, and return a future as submit() does.
 
-        `await` the future too, to wait until the sample is on the receiver's disk.
+        Also `await` the future to wait until the sample is on the receiver's disk, or spooled.
         """
         sample = self._named(image, id, label, fields)
         self._check_process()
@@ -329,10 +340,13 @@ class Producer:
                 await asyncio.wait_for(room.wait(), min(1.0, deadline - time.monotonic()))
 
     def flush(self, timeout: float | None = 30.0) -> None:
-        """Waits until all that was sent before is on the receiver's disk, rejected or dropped.
+        """Wait until all samples sent so far are on the receiver's disk, rejected or dropped.
+
+        Args:
+            timeout: seconds to wait. None: no limit.
 
         Raises:
-            DeadlineError: not in time; the message says why.
+            DeadlineError: samples are still unacknowledged; the message gives the reason.
             RefusedError: the receiver refuses this producer.
         """
         deadline, protocol = _deadline(timeout), self._protocol
@@ -351,14 +365,17 @@ class Producer:
                     )
 
     def close(self, timeout: float | None = 30.0) -> None:
-        """Flushes, says BYE and frees everything; a second call does nothing.
+        """Flush, send BYE and free all resources. A second call does nothing.
 
-        With a spool, what is not acknowledged in time, or once the network is away, stays in the
-        spool for the next run.
+        With a spool, samples that are not acknowledged in time stay in the spool for the next run.
+        If the network is down, close() leaves them there after two seconds.
+
+        Args:
+            timeout: seconds to wait for acknowledgements. None: no limit.
 
         Raises:
-            DeadlineError: not flushed in time. The producer is closed all the same, and samples
-                that were not acknowledged are lost, and counted in `stats`.
+            DeadlineError: the flush timed out. The producer is closed nevertheless. Samples that
+                were not acknowledged are lost and counted in `stats`.
             RefusedError: the receiver refuses this producer, and samples are unacknowledged.
         """
         if self._closed or self._io.forked:
@@ -383,7 +400,7 @@ class Producer:
         """A copy of the counters.
 
         Raises:
-            ClosedError: this is a process forked from the producer's.
+            ClosedError: this process was forked from the producer's process.
         """
         self._check_process()
         with self._changed:
@@ -401,7 +418,7 @@ class Producer:
         if kind is None:
             self.close()
             return
-        try:  # the error that ended the block matters more than what the last samples met
+        try:  # the error that ended the block must not be hidden by an error of close()
             self.close(timeout=2.0)
         except ProducerError as late:
             assert error is not None
@@ -447,7 +464,7 @@ class Producer:
         timeout: float | None,
         on_delivery: OnDelivery | None,
     ) -> bool:
-        """Takes a sample, or drops it: False."""
+        """Accept a sample. Return False if it was dropped."""
         if position is not NOT_GIVEN:
             check_position(position)
         cost = cost_of(sample)
@@ -465,7 +482,7 @@ class Producer:
             for packet in self._packer.add(sample, cost, position, now, on_delivery):
                 self._protocol.enqueue(packet)
                 self._io.wake()
-            if self._protocol.linger < MIN_SLEEP_SECONDS:  # else it looks by itself in time
+            if self._protocol.linger < MIN_SLEEP_SECONDS:  # otherwise the thread wakes in time
                 self._io.wake()
         return True
 
@@ -473,7 +490,7 @@ class Producer:
         self, sample: Sample, position: Position, timeout: float | None, future: Future[Delivery]
     ) -> None:
         def settle(delivery: Delivery) -> None:
-            with contextlib.suppress(InvalidStateError):  # cancelled by whoever has it
+            with contextlib.suppress(InvalidStateError):  # the user cancelled the future
                 if delivery.outcome in ("acknowledged", "spooled"):
                     future.set_result(delivery)
                 else:
@@ -484,7 +501,7 @@ class Producer:
             settle(Delivery(sample.id, "dropped", "the buffer is full"))
 
     def _check_size(self, sample: Sample, cost: int, position: Any) -> None:
-        """Refuses what can never travel, before it takes up room."""
+        """Raise an error for a sample that can never be sent, before it takes up room."""
         if len(sample.data) > self._buffer_bytes:
             raise SampleTooLargeError(
                 f"sample {short(sample.id)}: {len(sample.data)} bytes exceed buffer_bytes "
@@ -508,7 +525,10 @@ class Producer:
             )
 
     def _make_room(self, cost: int, timeout: float | None) -> bool:
-        """Waits or drops until the buffer takes `cost` more bytes; False: the sample must go."""
+        """Wait, or drop samples, until the buffer has `cost` free bytes.
+
+        Return False if the new sample must be dropped.
+        """
         deadline, protocol = None, self._protocol
         while (used := protocol.memory) and used + cost > self._buffer_bytes:
             deadline = _deadline(timeout) if deadline is None else deadline
@@ -535,14 +555,17 @@ class Producer:
         return self._protocol.drop_oldest()
 
     def _wait(self, deadline: float) -> bool:
-        """Waits for a change; False: the deadline has passed."""
+        """Wait for a change. Return False if the deadline has passed."""
         if threading.current_thread() is self._io.thread:
             raise ProducerError("a callback would wait for itself; call the producer elsewhere")
         left = deadline - time.monotonic()
         return left > 0 and (self._changed.wait(None if left == math.inf else left) or True)
 
     def _check_process(self) -> None:
-        """To be called before the lock, which a fork may have copied while it was taken."""
+        """Raise ClosedError in a forked process.
+
+        Call this before taking the lock, because a fork may copy the lock while it is held.
+        """
         if self._io.forked:
             raise ClosedError("a producer does not survive fork(); make it in this process")
 
@@ -551,11 +574,15 @@ class Producer:
             raise ClosedError(f"producer {self.name!r} is closed")
         fatal = self._protocol.fatal
         if fatal is not None:
-            raise type(fatal)(*fatal.args)  # a new one: each caller's has its own traceback
+            raise type(fatal)(*fatal.args)  # a new error, so that each caller has its own traceback
 
 
 def _chosen(addresses: str | Sequence[str], name: str, what: str) -> str | None:
-    """The receiver of this name; None of an empty list."""
+    """Return the receiver's address for a producer's name, or None for an empty list.
+
+    Raises:
+        ValueError: an address is invalid, or a list contains an address twice.
+    """
     listed: Sequence[Any] = addresses if isinstance(addresses, list | tuple) else [addresses]
     for one in listed:
         check_address(one)
@@ -569,5 +596,5 @@ def _deadline(timeout: float | None) -> float:
 
 
 def _set_in(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
-    with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+    with contextlib.suppress(RuntimeError):  # the loop may have been closed in the meantime
         loop.call_soon_threadsafe(event.set)

@@ -1,4 +1,4 @@
-"""What can go wrong for a producer: one tree, every message with its remedy."""
+"""The exceptions of a producer. All derive from ProducerError, and messages name a remedy."""
 
 from __future__ import annotations
 
@@ -6,43 +6,46 @@ from stream_ssl.producers.stats import Delivery
 
 
 class ProducerError(Exception):
-    """Anything that a producer raises about its connection or its buffer."""
+    """Base class of the errors about a producer's connection or buffer."""
 
 
 class CannotConnectError(ProducerError):
-    """No WELCOME within the deadline; the message says why."""
+    """The receiver sent no WELCOME before the deadline; the message gives the reason."""
 
 
 class RefusedError(ProducerError):
-    """The receiver refuses this producer for good. Nothing that was acknowledged is affected."""
+    """The receiver refuses this producer permanently. Acknowledged samples are not affected."""
 
 
 class VersionRefusedError(RefusedError):
-    """The two sides speak different versions of the protocol."""
+    """The producer and the receiver speak different versions of the protocol."""
 
 
 class SupersededError(RefusedError):
-    """Another producer with the same name is connected, or has taken over."""
+    """Another producer with the same name is connected, or has displaced this producer."""
 
 
 class UnauthorisedError(RefusedError):
-    """The key may not speak for this producer's name."""
+    """The receiver does not allow this key to use the producer's name."""
 
 
 class DeadlineError(ProducerError, TimeoutError):
-    """Samples were not acknowledged, or found no room, in time; the message says why. They stay
-    buffered, and are still sent while the producer is open."""
+    """Samples were not acknowledged in time, or the buffer had no room in time.
+
+    The message gives the reason. Samples that were accepted stay buffered, and the producer still
+    sends them while it is open.
+    """
 
 
 class BufferFullError(ProducerError):
-    """The buffer has no room for a sample, and on_full is "raise"."""
+    """The buffer has no room for a sample, and `on_full` is "raise"."""
 
 
 class DeliveryError(ProducerError):
-    """A sample was rejected or dropped; raised by the future of submit() and send_async().
+    """A sample was rejected or dropped. The future of submit() and send_async() raises this error.
 
     Attributes:
-        delivery: what became of the sample.
+        delivery: the outcome of the sample.
     """
 
     def __init__(self, message: str, delivery: Delivery) -> None:
@@ -51,12 +54,12 @@ class DeliveryError(ProducerError):
 
 
 class DamagedError(ProducerError):
-    """A packet arrived damaged several times in a row."""
+    """A packet arrived at the receiver damaged several times in a row."""
 
 
 class ClosedError(ProducerError):
-    """The producer was closed, or its process was forked."""
+    """The producer is closed, or this process was forked from the producer's process."""
 
 
 class SampleTooLargeError(ProducerError, ValueError):
-    """One sample is larger than the receiver takes in a packet, or than the buffer."""
+    """A sample is larger than the receiver's maximum packet, or larger than the buffer."""

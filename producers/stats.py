@@ -1,4 +1,4 @@
-"""What a producer counts, and what it tells its callbacks."""
+"""A producer's counters, and the records that it passes to its callbacks."""
 
 from __future__ import annotations
 
@@ -11,37 +11,41 @@ Outcome = Literal["acknowledged", "spooled", "rejected", "dropped"]
 
 @dataclass(slots=True)
 class Count:
-    """Samples, and the bytes of their packets (samples that were dropped: of their payloads)."""
+    """A number of samples, and their size in bytes.
+
+    Bytes are those of the packets. For accepted and dropped samples, bytes are those of the images.
+    """
 
     samples: int = 0
     bytes: int = 0
 
     def add(self, samples: int, size: int) -> None:
-        """Adds to both."""
+        """Add to both numbers."""
         self.samples += samples
         self.bytes += size
 
 
 @dataclass(slots=True)
 class Stats:
-    """A producer's counters since it was made, and how its connection is.
+    """A producer's counters since its creation, and the state of its connection.
 
     Attributes:
-        accepted: taken by send().
-        sent: left for the receiver for the first time.
-        resent: left again, after a reconnect or a refusal that was not permanent.
-        acked: on the receiver's disk.
-        dropped: will never be sent, whatever the reason.
-        dropped_by_reason: the same by reason: "buffer_full" and "spool_full" (the new sample),
-            "oldest" (made room for a newer one), "spool_damaged" (the disk lost it), "closed"
-            (left unacknowledged by close(), or by the interpreter's end).
-        rejected: refused by the receiver for good.
-        reconnects: connections after the first.
-        buffered: waiting or unacknowledged now, in memory.
-        spooled: waiting or unacknowledged now, in the spool folder; some of them in memory too.
-        credit: bytes that the receiver last granted.
+        accepted: samples that send() accepted.
+        sent: samples sent to the receiver for the first time.
+        resent: samples sent again, after a reconnect or a temporary refusal.
+        acked: samples that the receiver acknowledged; they are on its disk.
+        dropped: samples that will never be sent, for any reason.
+        dropped_by_reason: dropped samples by reason: "buffer_full" and "spool_full" (the new
+            sample), "oldest" (dropped for a newer sample), "spool_damaged" (unreadable on disk),
+            "closed" (still unacknowledged when the producer closed or the interpreter ended).
+        rejected: samples that the receiver rejected permanently.
+        reconnects: number of connections after the first.
+        buffered: samples in memory that are waiting or unacknowledged now.
+        spooled: samples in the spool that are waiting or unacknowledged now. Some of them are in
+            memory too.
+        credit: bytes that the receiver granted last.
         state: "connecting", "connected", "disconnected", "refused" or "closed".
-        last_error: why the connection last failed or was refused; "" if it never was.
+        last_error: why the connection last failed or was refused. "" if it never failed.
     """
 
     accepted: Count = field(default_factory=Count)
@@ -59,18 +63,18 @@ class Stats:
     last_error: str = ""
 
     def drop(self, reason: str, samples: int, size: int) -> None:
-        """Counts dropped samples, in total and by reason."""
+        """Count dropped samples, in total and by reason."""
         self.dropped.add(samples, size)
         self.dropped_by_reason.setdefault(reason, Count()).add(samples, size)
 
 
 @dataclass(frozen=True, slots=True)
 class StateChange:
-    """How the connection is now, as told to `on_state`.
+    """A change of the connection's state, or of its reason, as passed to `on_state`.
 
     Attributes:
-        state: see Stats.
-        reason: why, for people; "" when connected.
+        state: the new state; see Stats.
+        reason: the reason as text for people. "" when connected.
         previous: the state before.
     """
 
@@ -81,12 +85,12 @@ class StateChange:
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """Samples that the receiver will not take, as told to `on_rejected`.
+    """Samples that the receiver rejected permanently, as passed to `on_rejected`.
 
     Attributes:
         reason: one of stream_ssl.wire.REASONS.
-        detail: what the receiver said.
-        ids: of the samples.
+        detail: the receiver's explanation.
+        ids: the ids of the samples.
     """
 
     reason: str
@@ -96,13 +100,13 @@ class Rejection:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """What became of one accepted sample, as told to `on_delivery` and by the future of submit().
+    """The outcome of one sample, as passed to `on_delivery` and to the future of submit().
 
     Attributes:
-        id: of the sample.
-        outcome: "acknowledged" (on the receiver's disk), "spooled" (on this machine's disk, to be
-            sent by this run or a later one), "rejected" (by the receiver, for good), "dropped".
-        detail: why, where it was rejected or dropped.
+        id: the id of the sample.
+        outcome: "acknowledged" (on the receiver's disk), "spooled" (on this machine's disk; this
+            run or a later run sends it), "rejected" (permanently, by the receiver) or "dropped".
+        detail: why the sample was rejected or dropped.
     """
 
     id: str
