@@ -1,7 +1,7 @@
-"""One transport connection: a DEALER socket and the monitor that says what becomes of it.
+"""One transport connection: a DEALER socket, and the monitor that reports its events.
 
-A connection that fails is thrown away, not mended: libzmq gives up by itself after some handshake
-failures, and a fresh socket carries no messages of the old one in either direction.
+A connection that fails is closed and replaced. libzmq does not reconnect after some handshake
+failures, and a new socket carries no messages of the old one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ HEARTBEAT_TIMEOUT_MS = 3000
 HANDSHAKE_MS = 5000
 RETRY_MS = 100
 RETRY_MAX_MS = 1000
-DIAGNOSE_SECONDS = 1.0  # for each of the peer's answers
+DIAGNOSE_SECONDS = 1.0  # timeout of each network operation of diagnose()
 MAX_REPLY = 1 << 20  # bytes; the receiver's messages are small
 KEYS_REMEDY = (
     "pass run=FOLDER (--run FOLDER to `stream-ssl produce`) where the run's folder is on this "
@@ -34,7 +34,7 @@ KEYS_REMEDY = (
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """What a CURVE client needs, in Z85."""
+    """The keys of a CURVE client, in Z85."""
 
     name: str
     public: str
@@ -48,10 +48,11 @@ class Curve:
 def curve_of(
     address: str, keys: Keys | str | Path | None, server_key: Keys | str | Path | None
 ) -> Curve | None:
-    """What a CURVE connection needs; None: plain text, which only loopback addresses allow.
+    """Return the keys of a CURVE connection, or None for plain text.
 
     Raises:
-        ValueError: plain text beyond loopback, one of the two missing, or a bad key file.
+        ValueError: plain text is used outside loopback, only one of the two keys is given, or a
+            key file is invalid.
     """
     if keys is None and server_key is None:
         require_loopback(address, f"{KEYS_REMEDY}; made with: stream-ssl keys NAME")
@@ -75,11 +76,11 @@ def curve_in_run(
     keys: Keys | str | Path | None,
     server_key: Keys | str | Path | None,
 ) -> tuple[str, Curve | None]:
-    """The address of a run's receiver for a producer of this name, and what CURVE needs there.
+    """Return the address of a run's receiver for a producer's name, and the keys for CURVE.
 
     Raises:
-        ValueError: the run has no receiver, or no key that this producer can use. Or it speaks
-            plain text, and a key is given.
+        ValueError: the run has no receiver, the run has no key that this producer can read, or
+            the run uses plain text and a key is given.
     """
     found = find_receiver(run, name)
     if found.server_key is None:
@@ -104,8 +105,10 @@ def curve_in_run(
 
 
 def diagnose(address: str) -> str | None:
-    """Why a handshake with an address does not come about, as plain TCP shows it; None: it is not
-    known. Takes some seconds."""
+    """Return why a handshake with an address fails, or None if the reason is unknown.
+
+    The function resolves the host name and connects over plain TCP, which may take some seconds.
+    """
     transport, _, rest = address.partition("://")
     if transport != "tcp":
         return None
@@ -129,7 +132,10 @@ def diagnose(address: str) -> str | None:
 
 
 def _first_answer(peer: socket.socket) -> bytes:
-    """What a peer says unasked, as ZeroMQ does, or else to the question of a browser."""
+    """Return the peer's first bytes.
+
+    ZeroMQ sends its greeting at once. Send a silent peer an HTTP request.
+    """
     try:
         return peer.recv(64)
     except TimeoutError:
@@ -138,12 +144,12 @@ def _first_answer(peer: socket.socket) -> bytes:
 
 
 class Connection:
-    """A socket on its way to one address.
+    """A socket that connects to one address.
 
     Attributes:
-        up: the ZMTP handshake is done, its authentication included.
-        lost: it has failed and must be thrown away.
-        reason: why it is not up, for people.
+        up: whether the ZMTP handshake is complete, including authentication.
+        lost: whether the connection has failed and must be replaced.
+        reason: why the connection is not up, as text for people.
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, curve: Curve | None):
@@ -167,7 +173,7 @@ class Connection:
 
     def _configure(self) -> None:
         set_option = self.socket.setsockopt
-        set_option(zmq.IMMEDIATE, 1)  # nothing waits in a pipe to nowhere
+        set_option(zmq.IMMEDIATE, 1)  # queue no messages while there is no connection
         set_option(zmq.RECONNECT_IVL, RETRY_MS)
         set_option(zmq.RECONNECT_IVL_MAX, RETRY_MAX_MS)
         set_option(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
@@ -183,7 +189,7 @@ class Connection:
             self.socket.curve_serverkey = self._curve.server.encode()
 
     def send(self, frames: Frames) -> bool:
-        """Whether the message has left; False: try again when the socket is writable."""
+        """Send a message. Return False if the socket is full; try again when it is writable."""
         try:
             self.socket.send_multipart(frames, zmq.DONTWAIT, copy=True)
         except zmq.Again:
@@ -191,14 +197,14 @@ class Connection:
         return True
 
     def receive(self) -> list[Frame] | None:
-        """The next message, if there is one."""
+        """Return the next message, or None if there is none."""
         try:
             return list(self.socket.recv_multipart(zmq.DONTWAIT))
         except zmq.Again:
             return None
 
     def watch(self) -> None:
-        """Reads what the monitor has to say into `up`, `lost` and `reason`."""
+        """Update `up`, `lost` and `reason` from the events of the monitor."""
         while not self.lost and self.monitor.poll(0):
             event = parse_monitor_message(self.monitor.recv_multipart())
             self._note(event["event"], event["value"])
@@ -240,7 +246,7 @@ class Connection:
             self.lost, self.up, self.reason = True, False, reason
 
     def close(self, linger_ms: int = 0) -> None:
-        """Frees both sockets; what was sent may take `linger_ms` to leave."""
+        """Close both sockets. Unsent messages have `linger_ms` milliseconds to leave."""
         self.socket.disable_monitor()
         self.monitor.close(0)
         self.socket.close(linger_ms)

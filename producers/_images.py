@@ -1,4 +1,4 @@
-"""From what a user passes to send() to the sample that travels."""
+"""Conversion of the arguments of send() to a Sample."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ if TYPE_CHECKING:
 
 
 def as_sample(image: Any, id: str, codec: str | None = None, **fields: Any) -> Sample:  # noqa: A002
-    """A sample whose payload nobody can overwrite any more.
+    """Return a sample with its own copy of the image, which the caller cannot change.
 
     Args:
-        image: what `Producer.send` takes, but for a Sample.
-        id: of the sample.
-        codec: of encoded bytes; None: found from the bytes.
-        **fields: Sample's others; `time` may be a datetime, `meta` may hold NumPy scalars.
+        image: any image that `Producer.send` accepts, except a Sample.
+        id: the id of the sample.
+        codec: the codec of encoded bytes. None: detect the codec from the bytes.
+        **fields: the other fields of Sample. `time` may be a datetime, and `meta` may contain
+            NumPy scalars.
 
     Raises:
-        TypeError: it is no image.
-        ValueError: the sample breaks a rule, or the bytes are of no known codec.
+        TypeError: `image` is of an unsupported type.
+        ValueError: a field of the sample is invalid, or the codec of the bytes is unknown.
         OSError: a file cannot be read.
     """
     fields = {name: value for name, value in fields.items() if value is not None}
@@ -60,7 +61,7 @@ def as_sample(image: Any, id: str, codec: str | None = None, **fields: Any) -> S
 
 
 def owned(sample: Sample) -> Sample:
-    """The sample with a payload that nobody can overwrite any more."""
+    """Return the sample with a payload of type bytes, which the caller cannot change."""
     if isinstance(sample.data, bytes):
         return sample
     fields = {name: getattr(sample, name) for name in Sample.__dataclass_fields__}
@@ -79,13 +80,13 @@ def _bytes_of(image: Any) -> bytes:
 
 
 def _is_pillow(image: Any) -> bool:
-    """Whether it is a PIL image; Pillow is not imported for that."""
+    """Return whether `image` is a PIL image, without importing Pillow."""
     pillow = sys.modules.get("PIL.Image")
     return pillow is not None and isinstance(image, pillow.Image)
 
 
 def _pixels(image: Image) -> NDArray[np.uint8]:
-    """Return 8-bit grey, RGB or RGBA pixels of a PIL image, turned as its EXIF data says."""
+    """Return 8-bit grey, RGB or RGBA pixels of a PIL image, oriented by its EXIF data."""
     from stream_ssl.pictures import upright  # loads Pillow, which the user has loaded already
 
     mode = image.mode
@@ -95,7 +96,7 @@ def _pixels(image: Image) -> NDArray[np.uint8]:
 
 
 def _seconds(time: Any) -> Any:
-    """Seconds since the Unix epoch; a datetime without time zone is in local time, as Python's."""
+    """Return seconds since the Unix epoch. A datetime without a time zone is in local time."""
     if isinstance(time, np.datetime64):
         if np.isnat(time):
             raise ValueError(
@@ -108,7 +109,7 @@ def _seconds(time: Any) -> Any:
 
 
 def _plain_meta(meta: Any) -> Any:
-    """NumPy scalars as Python's, datetimes as ISO 8601 text."""
+    """Return `meta` with NumPy scalars as Python values and datetimes as ISO 8601 text."""
     if not isinstance(meta, Mapping):
         raise ValueError(f"meta: must be a mapping of names to values, not {type(meta).__name__}")
     return {name: _plain(value) for name, value in meta.items()}

@@ -1,4 +1,4 @@
-"""The thread that owns a producer's sockets and its spool: sockets are not thread-safe."""
+"""The thread that owns a producer's sockets and its spool, because sockets are not thread-safe."""
 
 from __future__ import annotations
 
@@ -27,27 +27,36 @@ from stream_ssl.rate_limited_logger import RateLimitedLogger
 from stream_ssl.wire import Bye, Data, Hello, WireError, decode, encode
 from stream_ssl.wire.messages import Frames
 
-BACKOFF = (0.05, 1.0)  # seconds between connections: first and most
+BACKOFF = (0.05, 1.0)  # seconds between connections: first pause and maximum
 BYE_LINGER_MS = 500
-BURST = 64  # messages sent before looking for acknowledgements
-DIAGNOSE_SECONDS = (0.5, 10.0)  # without a handshake: before the first look at the peer, and others
-AWAY_SECONDS = 2.0  # that an end waits for a connection, where a spool takes what is left
-LOOK_SECONDS = 0.25  # between two looks at the counters, while nothing else happens
+BURST = 64  # maximum messages to send before reading acknowledgements
+DIAGNOSE_SECONDS = (0.5, 10.0)  # without a handshake: before the first diagnosis, between others
+AWAY_SECONDS = 2.0  # a closing producer with a spool waits this long for a connection
+LOOK_SECONDS = 0.25  # between two reports of the counters, while nothing else happens
 
 logger = logging.getLogger("stream_ssl.producers")
 
 
 class IoThread:
-    """Runs a producer's protocol over the network, in a thread of its own.
+    """A thread that runs a producer's protocol over the network.
 
-    It refers to no Producer, so that one that is forgotten is collected as garbage, while what it
-    accepted is still sent.
+    The thread holds no reference to the Producer. So a producer that the user forgot to close can
+    be garbage-collected, while its accepted samples are still sent.
+
+    Args:
+        address: the receiver's address.
+        curve: the keys of the connection. None: plain text.
+        protocol: the producer's protocol state.
+        reporter: logs and calls the user's callbacks.
+        exit_timeout: seconds that finish() waits by default.
+        ask_first: the address of the earlier receiver, which is asked first which packets it has.
 
     Attributes:
-        changed: guards the protocol's state; notified whenever something happened to it.
-        full: the user found the buffer full.
-        closed: the thread has ended.
-        room_waiters: called once, the next time that something happened.
+        changed: guards the protocol's state; notified whenever the state changes.
+        full: whether the user found the buffer full.
+        closed: whether the thread has ended.
+        forked: whether this object is a copy in a forked process, where its thread does not run.
+        room_waiters: functions that are called once, at the next change.
     """
 
     def __init__(
@@ -59,20 +68,20 @@ class IoThread:
         exit_timeout: float,
         ask_first: str | None = None,
     ) -> None:
-        self.lock = threading.RLock()  # send() enters it without the condition, which costs more
+        self.lock = threading.RLock()  # send() takes the bare lock, which is cheaper
         self.changed = threading.Condition(self.lock)
         self.full = False
         self.room_waiters: list[Callable[[], None]] = []
         self._address, self._curve = address, curve
-        self._ask_first = ask_first  # the receiver before, until it has told what it has
+        self._ask_first = ask_first  # the earlier receiver, until it has sent WELCOME
         self._protocol, self._reporter = protocol, reporter
         self._exit_timeout = exit_timeout
-        self._deadline = math.inf  # of an end that waits for acknowledgements
-        self._away_deadline = math.inf  # the same, while there is no connection but a spool
+        self._deadline = math.inf  # for the acknowledgements that finish() waits for
+        self._away_deadline = math.inf  # the same, while disconnected and with a spool
         self._stopping = False
         self._asleep = False
         self.closed = False
-        self.forked = False  # a copy in a child process, where no thread runs
+        self.forked = False
         _all.add(self)
         self._backoff = BACKOFF[0]
         self._diagnosis: str | None = None
@@ -87,21 +96,23 @@ class IoThread:
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Begins; from now on the interpreter's end waits for what is unacknowledged."""
+        """Start the thread. From now on, the interpreter waits for acknowledgements at its end."""
         _running.add(self)
         self.thread.start()
 
     def wake(self) -> None:
-        """There is something to do. Called with `changed` held."""
+        """Wake the thread if it sleeps. Call this with `changed` held."""
         if self._asleep:
             self._asleep = False
             self._wake_out.send(b"!")
 
     def finish(self, timeout: float | None = None) -> None:
-        """Asks the thread to end once all is acknowledged, or spooled with the network away.
+        """Ask the thread to end once all samples are acknowledged.
+
+        With a spool and no connection, the thread ends after AWAY_SECONDS at most.
 
         Args:
-            timeout: seconds after which it ends all the same; None: those for a forgotten close().
+            timeout: seconds after which the thread ends in any case. None: the exit timeout.
         """
         with self.changed:
             timeout = self._exit_timeout if timeout is None else timeout
@@ -113,11 +124,11 @@ class IoThread:
             self.wake()
 
     def join(self) -> None:
-        """Waits for the end of the thread."""
+        """Wait until the thread has ended."""
         self.thread.join()
 
     def snapshot(self) -> Stats:
-        """A copy of the counters. Called with `changed` held."""
+        """Return a copy of the counters. Call this with `changed` held."""
         protocol = self._protocol
         stats = deepcopy(protocol.stats)
         if not self.closed:
@@ -155,7 +166,7 @@ class IoThread:
             self._protocol.reason = str(self._protocol.fatal)
 
     def _end(self) -> None:
-        """Spools or counts what is left, and tells it."""
+        """Write the remaining samples to the spool, or drop and count them; then report."""
         protocol = self._protocol
         with self.changed:
             why = protocol.why()
@@ -184,7 +195,7 @@ class IoThread:
         self._wake_in.close()
 
     def _serve(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
-        """One connection from beginning to end."""
+        """Serve one connection from its opening to its end, then pause before the next one."""
         connection = Connection(context, self._ask_first or self._address, self._curve)
         opened = time.monotonic()
         try:
@@ -211,12 +222,15 @@ class IoThread:
                 self.changed.wait_for(self._should_stop, self._pause())
 
     def _pause(self) -> float:
-        """Seconds before the next connection: doubled each time, and never in step with others."""
+        """Return the seconds before the next connection.
+
+        The pause doubles each time. It is random, so that producers do not reconnect in step.
+        """
         pause, self._backoff = self._backoff, min(2 * self._backoff, BACKOFF[1])
         return pause * random.uniform(0.5, 1.0)
 
     def _disconnected(self, reason: str) -> None:
-        """There is no connection, for a reason: the diagnosis knows it better where there is one"""
+        """Record why there is no connection. A diagnosis is more precise than `reason`."""
         reason = self._diagnosis or reason
         if self._ask_first is not None:
             reason += (
@@ -227,7 +241,7 @@ class IoThread:
             self._protocol.stats.last_error = self._protocol.reason
 
     def _diagnose(self) -> None:
-        """Looks at the peer by plain TCP, in the background: names are resolved slowly."""
+        """Probe the peer over plain TCP in the background, because name resolution is slow."""
         if time.monotonic() < self._diagnose_at:
             return
         self._diagnose_at = time.monotonic() + DIAGNOSE_SECONDS[1]
@@ -243,7 +257,7 @@ class IoThread:
         threading.Thread(target=look, name="producer diagnosis", daemon=True).start()
 
     def _step(self, connection: Connection) -> None:
-        """Sends what can be sent, then waits until something happens."""
+        """Send what can be sent, then wait for an event and handle it."""
         if self._protocol.spool is not None:
             self._write_spool()
             self._load_spool()
@@ -263,7 +277,10 @@ class IoThread:
         self._tell()
 
     def _send(self, connection: Connection) -> tuple[bool, float]:
-        """Sends until nothing is due or the socket is full (True); and seconds to sleep then."""
+        """Send until nothing is due or the socket is full.
+
+        Return whether the socket is full, and the seconds to sleep.
+        """
         sent = None
         for _ in range(BURST):
             with self.changed:
@@ -286,7 +303,7 @@ class IoThread:
         return max(0.0, min(self._protocol.timer(now), self._deadline - now))
 
     def _outgoing(self, connection: Connection, now: float) -> Hello | tuple[int, Packet] | None:
-        """What should leave over this connection now."""
+        """Return the message to send over this connection now, or None."""
         if self._should_stop() or not connection.up:
             return None
         if self._protocol.greeting_timed_out(now):
@@ -295,7 +312,7 @@ class IoThread:
         return self._protocol.outgoing(now)
 
     def _write_spool(self) -> None:
-        """Puts on disk what the protocol wants there; the lock is free while the disk works."""
+        """Write the packets that are due to the spool. The lock is free during the disk write."""
         protocol, spool = self._protocol, self._protocol.spool
         assert spool is not None
         with self.changed:
@@ -308,7 +325,7 @@ class IoThread:
                 self.changed.notify_all()
 
     def _load_spool(self) -> None:
-        """Takes packets from disk; the sequences they will have are on disk before they leave."""
+        """Load packets from the spool. Write their sequences to disk before they are sent."""
         protocol, spool = self._protocol, self._protocol.spool
         assert spool is not None
         with self.changed:
@@ -335,14 +352,14 @@ class IoThread:
             self.changed.notify_all()
 
     def _receive(self, connection: Connection) -> None:
-        """Takes in all that has arrived."""
+        """Handle all messages that have arrived."""
         while (frames := connection.receive()) is not None:
             with self.changed:
                 try:
                     self._protocol.received(decode(frames), time.monotonic())
                 except WireError as error:
                     self._protocol.unreadable(error)
-                except Exception:  # no peer may end this thread: connect again
+                except Exception:  # no message of a peer may end this thread
                     text = "a message could not be handled; the connection is closed"
                     self._limited_log.log(logging.ERROR, "internal", text, exc_info=True)
                     connection.lost, connection.reason = True, text
@@ -356,7 +373,7 @@ class IoThread:
                         return
 
     def _move(self, connection: Connection) -> None:
-        """Leaves the receiver before, which has said what it has. Called with `changed` held."""
+        """Leave the earlier receiver after its WELCOME. Call this with `changed` held."""
         self._ask_first, self._diagnosis = None, None
         self._protocol.moved()
         connection.send(encode(Bye("moved")))
@@ -364,7 +381,7 @@ class IoThread:
         self.changed.notify_all()
 
     def _tell(self) -> None:
-        """Calls the user back, without the lock: what he does may take time."""
+        """Call the user's callbacks without the lock, because they may take time."""
         protocol, now = self._protocol, time.monotonic()
         seen = (protocol.state, protocol.reason, self.full, self.closed)
         look = seen != self._seen or now >= self._look_at
@@ -405,7 +422,7 @@ _running: set[IoThread] = set()
 
 
 def _finish_all() -> None:
-    """The interpreter ends: what producers that nobody closed have accepted is still sent."""
+    """Finish all producers that were not closed, when the interpreter ends."""
     left = list(_running)
     for io in left:
         io.finish()
@@ -414,7 +431,7 @@ def _finish_all() -> None:
 
 
 def _forget_all() -> None:
-    """A child has been forked, in which none of the threads runs."""
+    """Mark all producers as forked in a child process, where none of their threads runs."""
     for io in _all:
         io.forked = True
     _running.clear()

@@ -1,4 +1,4 @@
-"""Gathers samples into packets."""
+"""Packets of samples, and the packer that collects samples into packets."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from stream_ssl.wire import Data, Position, Sample
 from stream_ssl.wire.messages import MAX_HEADER_BYTES
 from stream_ssl.wire.sample import MAX_POSITION_BYTES
 
-ROW_BYTES = 96  # at least what a header's map takes beyond id, source and meta
-HEADER_BYTES = MAX_HEADER_BYTES - MAX_POSITION_BYTES - 1024  # for the samples' maps
+ROW_BYTES = 96  # upper bound of a sample's map in the header, without id, source and meta
+HEADER_BYTES = MAX_HEADER_BYTES - MAX_POSITION_BYTES - 1024  # available for the samples' maps
 NOT_GIVEN = object()
 
 OnDelivery = Callable[[Delivery], None]
@@ -20,25 +20,32 @@ OnDelivery = Callable[[Delivery], None]
 
 @dataclass(slots=True, eq=False)
 class Packet:
-    """One packet: packed once, numbered when it is first sent."""
+    """A packet of samples that is packed once and gets its sequence when it is first sent."""
 
-    data: Data  # its sequence is only a place-holder
+    data: Data  # the sequence in it is a placeholder
     count: int
     size: int
     positions: tuple[Position, ...]  # after each sample, so that the packet can be split
-    callbacks: tuple[OnDelivery | None, ...]  # of each sample; empty: none has one
+    callbacks: tuple[OnDelivery | None, ...]  # one for each sample; empty if there are none
     sent: bool = False
     rejected: bool = False
-    behind: int = 0  # samples after its own that are gone already, and count once it is gone
-    spooled: int | None = None  # number of its first sample in the spool; None: not there
+    behind: int = 0  # samples after this packet that are gone; they count once the packet is gone
+    spooled: int | None = None  # the number of its first sample in the spool; None: not spooled
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """Of its samples."""
+        """The ids of the samples."""
         return tuple(row["id"] for row in self.data.fields["samples"])
 
     def split(self, max_packet: int, max_samples: int) -> Iterator[Packet]:
-        """The same samples within the limits; a sample too large for any packet stands alone."""
+        """Yield packets of the same samples within the limits.
+
+        A sample that is too large for any packet is alone in its packet.
+
+        Args:
+            max_packet: maximum bytes of a packet.
+            max_samples: maximum number of samples in a packet.
+        """
         if self.count == 1 or (self.size <= max_packet and self.count <= max_samples):
             yield self
             return
@@ -47,7 +54,7 @@ class Packet:
             yield from part.split(max_packet, max_samples)
 
     def part(self, start: int, end: int) -> Packet:
-        """The samples from `start` to before `end`, as a packet; always the same bytes."""
+        """Return a packet of the samples in [start, end). Equal arguments give equal bytes."""
         if (start, end) == (0, self.count):
             return self
         samples = list(itertools.islice(self.data.samples(), start, end))
@@ -58,29 +65,31 @@ class Packet:
 
 
 class Packer:
-    """Samples on their way into the next packet.
+    """A collector of samples for the next packet.
+
+    All samples of a packet have the same source.
 
     Args:
-        packet_bytes: a packet closes before it grows beyond; one larger sample travels alone.
-        packet_samples: a packet closes at so many.
+        packet_bytes: maximum bytes of a packet. A larger sample travels alone.
+        packet_samples: maximum number of samples in a packet.
     """
 
     def __init__(self, packet_bytes: int, packet_samples: int) -> None:
         self.packet_bytes = self._wanted_bytes = packet_bytes
         self.packet_samples = self._wanted_samples = packet_samples
-        self.size = 0  # an upper estimate of the packet's bytes
-        self._header = 0  # of those, the header's
+        self.size = 0  # upper estimate of the packet's bytes
+        self._header = 0  # upper estimate of the header's bytes, which `size` includes
         self.began: float | None = None  # monotonic time of the first sample
         self._samples: list[Sample] = []
         self._positions: list[Position] = []
         self._callbacks: list[OnDelivery | None] = []
-        self.position: Position = None  # the last one known: a packet never takes it back
+        self.position: Position = None  # the last position given, which later packets repeat
 
     def __len__(self) -> int:
         return len(self._samples)
 
     def limit(self, max_packet: int, max_samples: int) -> None:
-        """The receiver's limits, which apply where they are below the user's."""
+        """Apply the receiver's limits if they are below the user's."""
         self.packet_bytes = min(self._wanted_bytes, max_packet)
         self.packet_samples = min(self._wanted_samples, max_samples)
 
@@ -92,7 +101,15 @@ class Packer:
         now: float,
         callback: OnDelivery | None = None,
     ) -> list[Packet]:
-        """Takes in a sample of a cost_of(); the packets that are full now, at most two."""
+        """Add a sample and return the packets that are now full, at most two.
+
+        Args:
+            sample: the sample.
+            cost: its cost_of(), in bytes.
+            position: the source's position after the sample, or NOT_GIVEN.
+            now: monotonic time in seconds.
+            callback: called with the sample's Delivery.
+        """
         full = []
         described = cost - len(sample.data)
         if self._samples and (
@@ -115,7 +132,7 @@ class Packer:
         return full
 
     def take(self) -> Packet:
-        """The open packet as it is; there must be a sample in it."""
+        """Close the open packet and return it. It must contain a sample."""
         callbacks = tuple(self._callbacks) if any(self._callbacks) else ()
         packet = pack(self._samples, tuple(self._positions), callbacks)
         self._samples, self._positions, self._callbacks = [], [], []
@@ -128,13 +145,13 @@ def pack(
     positions: tuple[Position, ...],
     callbacks: tuple[OnDelivery | None, ...] = (),
 ) -> Packet:
-    """One packet of samples with one source."""
+    """Return a packet of samples that have the same source."""
     data = Data.pack(0, samples, positions[-1])
     return Packet(data, len(samples), data.size, positions, callbacks)
 
 
 def cost_of(sample: Sample) -> int:
-    """An upper estimate of a sample's bytes in a packet, position and meta apart."""
+    """Return an upper estimate of a sample's bytes in a packet, without its position."""
     cost = len(sample.data) + ROW_BYTES + len(sample.id) + len(sample.source)
     if not sample.id.isascii() or not sample.source.isascii():
         cost += 3 * (len(sample.id) + len(sample.source))

@@ -1,9 +1,11 @@
-"""What a producer says when: the state machine of docs/wire.md, without sockets or clocks.
+"""The producer's side of the protocol: the state machine of docs/wire.md.
+
+The module uses no sockets and no clocks.
 
     offline --connected--> greeting --WELCOME--> active --silence, hello-required, BYE--> greeting
     any --refused for good--> refused
 
-Not thread-safe; `now` is monotonic seconds.
+ProtocolState is not thread-safe. `now` is monotonic time in seconds.
 """
 
 from __future__ import annotations
@@ -28,17 +30,17 @@ from stream_ssl.rate_limited_logger import RateLimitedLogger, printable
 from stream_ssl.wire import VERSION, Ack, Bye, Hello, Message, Nack, Position, Welcome, WireError
 from stream_ssl.wire.messages import Verdict, Verdicts
 
-HELLO_SECONDS = 1.0  # between two HELLOs that were not answered
-SILENCE_SECONDS = 5.0  # without a message while packets are unacknowledged
-STARVED_SECONDS = 30.0  # without a message while packets wait for credit: three receiver's probes
-GREETING_SECONDS = 10.0  # without WELCOME: the connection is thrown away
-REWIND_SECONDS = 1.0  # in which further NACKs for the same gap are echoes of the first
-SUPERSEDED_SECONDS = 8.0  # in which a connection that died silently is found out by the receiver
-LOAD_BYTES = 4 * 1024 * 1024  # from the spool at a time
+HELLO_SECONDS = 1.0  # between two HELLOs without an answer
+SILENCE_SECONDS = 5.0  # maximum time without a message while packets are unacknowledged
+STARVED_SECONDS = 30.0  # the same while packets wait for credit: three probes of the receiver
+GREETING_SECONDS = 10.0  # maximum wait for WELCOME, then the connection is closed
+REWIND_SECONDS = 1.0  # further NACKs for the same gap within this time are ignored
+SUPERSEDED_SECONDS = 8.0  # enough for the receiver to detect a connection that died silently
+LOAD_BYTES = 4 * 1024 * 1024  # maximum bytes to load from the spool at a time
 MAX_DAMAGED = 3
 MAX_RESUME = 1 << 63  # leaves room for the sequences that follow, which have 64 bits
 MIN_SLEEP_SECONDS = 0.05
-MAX_UNTOLD = 4096  # verdicts that wait for the callback
+MAX_UNTOLD = 4096  # maximum verdicts that wait for the callback; others are dropped
 
 logger = logging.getLogger("stream_ssl.producers")
 
@@ -68,17 +70,17 @@ _REFUSALS: dict[str, tuple[type[RefusedError], str]] = {
 
 
 class ProtocolState:
-    """One producer's side of the protocol.
+    """The protocol state of one producer.
 
     Args:
-        hello: what to introduce the producer with.
-        packer: where samples gather.
-        linger: seconds after which a packet leaves that is not full.
+        hello: the HELLO of this producer.
+        packer: collects samples into packets.
+        linger: seconds after which a packet that is not full is sent.
         reason: why there is no connection yet.
-        key: what the receiver knows this producer by, for messages.
-        takeover: say HELLO so that a running producer of the same name gives way.
-        spool: where packets go while the network is away; None: they stay in memory.
-        buffer_bytes: of packets in memory.
+        key: names the producer's key in error messages.
+        takeover: whether HELLO displaces a connected producer of the same name.
+        spool: stores packets while the network is down. None: packets stay in memory.
+        buffer_bytes: maximum bytes of packets in memory.
     """
 
     def __init__(
@@ -98,23 +100,23 @@ class ProtocolState:
         self.stats = Stats()
         self.state = "offline"
         self.welcome: Welcome | None = None
-        self.told_before: Welcome | None = None  # by the receiver that this producer has left
+        self.told_before: Welcome | None = None  # the WELCOME of the earlier receiver
         self.fatal: ProducerError | None = None
         self.reason = reason  # why the state is not active
-        self.rejections: list[Rejection] = []  # to be told to on_rejected
-        self.deliveries: list[tuple[OnDelivery, Delivery]] = []  # to be told to on_delivery
-        self.verdicts: list[Verdict] = []  # to be told to on_verdict
-        self.taken = 0  # samples that came in: accepted now, or spooled by an earlier run
-        self.flush_to = 0  # of those: whose packet must not linger
+        self.rejections: list[Rejection] = []  # waiting for on_rejected
+        self.deliveries: list[tuple[OnDelivery, Delivery]] = []  # waiting for on_delivery
+        self.verdicts: list[Verdict] = []  # waiting for on_verdict
+        self.taken = 0  # samples accepted in this run, or spooled by an earlier run
+        self.flush_to = 0  # packets with samples up to this number must not linger
         self.linger = linger
         self.spool = spool
-        self.staged: deque[Packet] = deque()  # on their way into the spool
+        self.staged: deque[Packet] = deque()  # packets that wait to be written to the spool
         self.buffer_bytes = buffer_bytes
         self._staged_bytes = 0
         self._key, self._takeover = key, takeover
-        self._owner = takeover  # whether a running producer of this name would have been found
-        self._announce = False  # say HELLO again, with the true epoch
-        self._mark_due = False  # note the sequences of spooled packets before they are sent
+        self._owner = takeover  # whether HELLO may carry the true epoch: see greeting()
+        self._announce = False  # send HELLO again, with the true epoch
+        self._mark_due = False  # write the sequences of spooled packets before sending them
         self._connections = 0
         self._next_hello = 0.0
         self._greeting_since = 0.0
@@ -130,7 +132,7 @@ class ProtocolState:
 
     @property
     def public_state(self) -> State:
-        """The state in a user's words."""
+        """The state under its public name, as in Stats."""
         if self.state == "refused":
             return "refused"
         if self.state == "active":
@@ -139,37 +141,39 @@ class ProtocolState:
 
     @property
     def done(self) -> int:
-        """Of `taken`: acknowledged, rejected or dropped, as all before them are."""
+        """How many of the first `taken` samples are acknowledged, rejected or dropped."""
         return self.window.settled
 
     @property
     def memory(self) -> int:
-        """Bytes in memory."""
+        """The bytes of all samples in memory."""
         return self.window.size + self._staged_bytes + self.packer.size
 
     @property
     def buffered(self) -> int:
-        """Samples in memory."""
+        """The number of samples in memory."""
         staged = sum(packet.count for packet in self.staged)
         return self.window.samples + staged + len(self.packer)
 
-    # What happens to the connection
+    # Events of the connection
 
     def connected(self, now: float) -> None:
-        """The transport is up."""
+        """Begin the greeting, because the transport is up."""
         self._connections += 1
         self.stats.reconnects = self._connections - 1
         self._greet(now, "connected, but the receiver has not said WELCOME yet")
 
     def disconnected(self, reason: str) -> None:
-        """The transport is down, or was never up."""
+        """Go offline, because the transport is down or was never up."""
         self.window.leaving = None
         if self.state != "refused":
             self.state, self.reason = "offline", reason
 
     def moved(self) -> None:
-        """The receiver before has told what it has, and nothing was sent to it since: go on at
-        another one, where sequences begin anew."""
+        """Prepare to connect to a new receiver, where sequences begin anew.
+
+        The earlier receiver has sent WELCOME, and no packet was sent to it since.
+        """
         assert self.window.unacked == 0
         self.told_before, self.welcome = self.welcome, None
         self.window.first, self.window.sent_through = None, 0
@@ -180,7 +184,7 @@ class ProtocolState:
 
     @property
     def position(self) -> Position:
-        """Where the source goes on: of this receiver and the one before, by who heard last."""
+        """The source's position, from this receiver or the earlier one, whichever wrote last."""
         here, before = self.welcome, self.told_before
         assert here is not None
         if before is not None and (not here.resume or before.written > here.written):
@@ -188,13 +192,13 @@ class ProtocolState:
         return here.position
 
     def greeting_timed_out(self, now: float) -> bool:
-        """Whether WELCOME has not come for too long."""
+        """Return whether the wait for WELCOME has timed out."""
         return self.state == "greeting" and now - self._greeting_since > GREETING_SECONDS
 
-    # What is sent
+    # Sending
 
     def outgoing(self, now: float) -> Hello | tuple[int, Packet] | None:
-        """What to send now; to be followed by `on_sent` when it has been sent."""
+        """Return the message to send now, or None. Call `on_sent` once it has been sent."""
         if self.state == "active":
             self._check_silence(now)
             self.close_packet(now)
@@ -205,7 +209,7 @@ class ProtocolState:
         return due
 
     def _check_silence(self, now: float) -> None:
-        """The receiver may have forgotten this connection: HELLO asks."""
+        """Send HELLO after a long silence, because the receiver may have lost this connection."""
         if not self.window.unacked and not self.window.starved:
             self._quiet_since = now
         patience = SILENCE_SECONDS if self.window.unacked else STARVED_SECONDS
@@ -213,16 +217,17 @@ class ProtocolState:
             self._greet(now, f"the receiver has been silent for {patience:.0f} s")
 
     def greeting(self) -> Hello:
-        """HELLO as of now.
+        """Return the HELLO to send now.
 
-        A receiver lets the greater epoch win. So epoch 0 asks whether the name is free, without
-        harm to a producer that has it; HELLO with the true epoch follows the WELCOME.
+        The receiver keeps the producer with the greater epoch. Epoch 0 asks whether the name is
+        free and never displaces another producer. After the WELCOME, a second HELLO carries the
+        true epoch.
         """
         epoch = self.hello.epoch if self._owner else 0
         return replace(self.hello, epoch=epoch, first=self.window.first or 1)
 
     def on_sent(self, message: Hello | tuple[int, Packet], now: float) -> None:
-        """What `outgoing` returned has been sent."""
+        """Record that the message that `outgoing` returned has been sent."""
         if isinstance(message, Hello):
             self._next_hello, self._announce = now + HELLO_SECONDS, False
             return
@@ -234,9 +239,9 @@ class ProtocolState:
         self.window.advance(packet)
 
     def timer(self, now: float) -> float:
-        """Seconds until `outgoing` should be asked again, if nothing happens before.
+        """Return the seconds until the next call of `outgoing`, if no event happens before.
 
-        Never longer than the linger, so that a sample that opens a packet need not wake anybody.
+        The time never exceeds the linger, so a sample that opens a packet need not wake the thread.
         """
         if self.state == "greeting":
             return min(1.0, max(0.0, self._next_hello - now))
@@ -247,18 +252,18 @@ class ProtocolState:
 
     @property
     def _idle(self) -> bool:
-        """Whether all closed packets have been sent; until then an open one had better fill up."""
+        """Whether all closed packets have been sent. Until then, the open packet fills up."""
         return self.window.unacked == len(self.window)
 
     def enqueue(self, packet: Packet) -> None:
-        """Takes a closed packet."""
+        """Queue a closed packet for the window or the spool."""
         if self.spool is not None and (self.staged or self.spool.unloaded):
             self._stage(packet)
         else:
             self._append(packet)
 
     def _append(self, packet: Packet) -> None:
-        """Puts a packet into the window, cut to the receiver's limits if it has outgrown them."""
+        """Append a packet to the window, split to the receiver's limits if it exceeds them."""
         limits = self.welcome
         if limits is None:
             self.window.append(packet)
@@ -271,7 +276,7 @@ class ProtocolState:
                 self._oversize(part, limits)
 
     def close_packet(self, now: float) -> None:
-        """Closes the open packet once it has lingered, or a flush waits for it."""
+        """Close the open packet once its linger is over or a flush waits for it."""
         packer = self.packer
         if packer.began is None or (self.state == "active" and not self._idle):
             return
@@ -279,23 +284,29 @@ class ProtocolState:
         if self.flush_to > packed or now - packer.began >= self.linger:
             self.enqueue(packer.take())
 
-    # What goes to the spool and comes back; the caller writes to disk in between
+    # The spool. The caller writes to disk between these calls
 
     def to_spool(self) -> tuple[list[Packet], int, tuple[int, list[Part]] | None]:
-        """Packets to write now, how many of them are in the window, and the mark to write first.
+        """Return the packets to spool, how many are in the window, and the mark to write first.
 
-        The network is away, or the buffer is half full.
+        Packets of the window are spooled while the network is down or the buffer is half full.
         """
         assert self.spool is not None
         fresh: list[Packet] = []
         if self.state != "active" or self.memory > self.buffer_bytes // 2:
             fresh = [packet for packet in self.window if packet.spooled is None]
         known = self.state == "active" or any(packet.sent for packet in fresh)
-        mark = self.sequences(fresh) if fresh and known else None  # else WELCOME asks for one
+        mark = self.sequences(fresh) if fresh and known else None  # else the next WELCOME sets it
         return fresh + list(self.staged), len(fresh), mark
 
     def sequences(self, fresh: list[Packet] | None = None) -> tuple[int, list[Part]] | None:
-        """The first sequence of the window, and what each packet holds, in the spool's numbers."""
+        """Return the window's first sequence, and number and count of each packet in the spool.
+
+        Return None if the sequence is unknown or the window is empty.
+
+        Args:
+            fresh: packets of the window that the caller will append to the spool.
+        """
         assert self.spool is not None
         if self.window.first is None or not len(self.window):
             return None
@@ -309,7 +320,12 @@ class ProtocolState:
         return self.window.first, parts
 
     def on_spooled(self, written: list[Packet], loaded: int) -> None:
-        """Packets are on disk; `loaded` of them in the window, of which it keeps what it needs."""
+        """Record that packets are on disk, and unload packets that the window does not need.
+
+        Args:
+            written: the packets.
+            loaded: how many of the first packets are in the window.
+        """
         assert self.spool is not None
         for packet in written:
             self._deliver(packet, "spooled")
@@ -320,7 +336,10 @@ class ProtocolState:
         self.window.unload(self.buffer_bytes // 4, self.spool)
 
     def load_spool(self) -> bool:
-        """Takes packets from the spool into the window; True: write `sequences` as a mark."""
+        """Load packets from the spool into the window.
+
+        Return True if the caller must write `sequences` as a mark.
+        """
         spool, window = self.spool, self.window
         assert spool is not None
         room = min(self.buffer_bytes // 4, LOAD_BYTES)
@@ -338,12 +357,12 @@ class ProtocolState:
         self.staged.append(packet)
         self._staged_bytes += packet.size
 
-    # What arrives
+    # Receiving
 
     def received(self, message: Message, now: float) -> None:
-        """Takes a message in."""
+        """Handle a message of the receiver."""
         self._quiet_since = now
-        if isinstance(message, Nack):  # its words reach logs, errors and terminals
+        if isinstance(message, Nack):  # its text is printed, so remove control characters
             words = printable(message.reason), printable(message.detail, 1000)
             message = replace(message, reason=words[0], detail=words[1])
         match message:
@@ -356,7 +375,7 @@ class ProtocolState:
             case Nack():
                 self._sent_back(message, now)
             case Verdicts():
-                if len(self.verdicts) < MAX_UNTOLD:  # a callback that is slow misses some
+                if len(self.verdicts) < MAX_UNTOLD:  # a slow callback misses verdicts
                     self.verdicts += message.rows
             case Bye():
                 why = printable(message.reason) or "no reason"
@@ -367,7 +386,7 @@ class ProtocolState:
                 self._limited_log.warning("ignored", text)
 
     def unreadable(self, error: WireError) -> None:
-        """A message came that could not be read."""
+        """Handle a message that could not be decoded."""
         if error.reason == "version":
             self._stop(VersionRefusedError(self._refusal("version", str(error))))
         else:
@@ -403,7 +422,7 @@ class ProtocolState:
         window.credit = self.stats.credit = welcome.credit
         self.packer.limit(welcome.max_packet, welcome.max_samples)
         if previous is None or previous.epoch != welcome.epoch:
-            # This receiver has seen none of what is buffered: it may still be cut up.
+            # This receiver has none of the buffered packets, so they may still be split.
             for packet in self.window.split(welcome.max_packet, welcome.max_samples):
                 self._oversize(packet, welcome)
         self._mark_due = any(packet.spooled is not None for packet in window)
@@ -414,7 +433,7 @@ class ProtocolState:
         self._ack_spool()
 
     def _acked(self, through: int, credit: int) -> bool:
-        """Removes what is durable. False: the receiver has packets that were never sent."""
+        """Remove durable packets. Return False if the receiver has packets that were never sent."""
         window = self.window
         if window.first is None:
             return True
@@ -437,7 +456,7 @@ class ProtocolState:
         self._ack_spool()
 
     def _ack_spool(self) -> None:
-        """Tells the spool up to where nothing is left to send; its packets lead the window."""
+        """Remove settled samples from the spool. Spooled packets are at the head of the window."""
         if self.spool is not None:
             first = next(iter(self.window), None)
             number = None if first is None else first.spooled
@@ -447,8 +466,8 @@ class ProtocolState:
         if nack.reason == "superseded" and self.state == "greeting":
             since = self._superseded_since = self._superseded_since or now
             if now - since < SUPERSEDED_SECONDS:
-                # It may be a connection of this producer's last run that has died silently: the
-                # receiver finds out soon. A clock that stepped back must not stop a robot.
+                # The other connection may be a dead one of this producer's last run. The receiver
+                # detects it soon. So a clock that stepped back does not stop a robot.
                 self.reason = self._refusal("superseded", nack.detail)
                 self._next_hello = now + HELLO_SECONDS
                 return
@@ -472,7 +491,7 @@ class ProtocolState:
         self._deliver(packet, "rejected", f"{reason}: {detail}")
 
     def drop_oldest(self) -> bool:
-        """Drops the oldest packet that was never sent; False: there is none."""
+        """Drop the oldest packet that was never sent. Return False if there is none."""
         packet = self.window.drop_oldest()
         if packet is None:
             return False
@@ -480,7 +499,10 @@ class ProtocolState:
         return True
 
     def drop_rest(self) -> int:
-        """Drops all that is not acknowledged, as the producer closes; returns how many samples."""
+        """Drop all samples that are neither acknowledged nor spooled, as the producer closes.
+
+        Return the number of dropped samples.
+        """
         rest = [*self.window, *self.staged]
         if len(self.packer):
             rest.append(self.packer.take())
@@ -494,7 +516,7 @@ class ProtocolState:
         self._deliver(packet, "dropped", f"{reason}: {detail}")
 
     def _deliver(self, packet: Packet, outcome: Outcome, detail: str = "") -> None:
-        """Queues what became of a packet's samples for those who asked."""
+        """Queue the Delivery of each sample of a packet for its callback."""
         if packet.callbacks:
             for name, callback in zip(packet.ids, packet.callbacks, strict=True):
                 if callback is not None:
@@ -538,7 +560,7 @@ class ProtocolState:
         self.fatal, self.state, self.reason = error, "refused", str(error)
 
     def why(self) -> str:
-        """Why samples are not acknowledged now, for people."""
+        """Return why samples are not acknowledged now, as text for people."""
         if self.state != "active":
             return self.reason
         if not self.window.unacked and (self.window.starved or not self.window.credit):

@@ -1,15 +1,20 @@
 """A bounded folder of packets that wait for the network, across reboots and power cuts.
 
-Samples are numbered from the folder's first; a packet is known by the number of its first sample.
+Samples are numbered from the folder's first sample. A packet is identified by the number of its
+first sample.
 
     first            next               end
       |  in the window  |  on disk only  |
 
-Segments NUMBER.spool are logs of records: kind, lengths, CRC-32, body. A torn record at the end is
-what a power cut leaves, and is cut off. A packet record holds a packet; a mark record says which
-sequence each packet had when it was last about to be sent. So after a restart WELCOME's `resume`
-tells which packets the receiver has, and none is sent twice. Nothing is ever overwritten, and a
-segment goes once all of its packets are acknowledged.
+Segment files NUMBER.spool are logs of records: kind, lengths, CRC-32, body. A power cut may leave
+a torn record at the end, which the next start cuts off. There are two kinds of records:
+
+- A packet record holds a packet.
+- A mark record holds the sequence that each packet was about to be sent with.
+
+After a restart, the marks and WELCOME's `resume` show which packets the receiver has, so no packet
+is stored twice. Records are never overwritten. A segment is deleted once all of its packets are
+acknowledged.
 """
 
 from __future__ import annotations
@@ -37,19 +42,19 @@ from stream_ssl.wire import Data, Position
 
 MAGIC = b"SSSPOOL1"
 SEGMENT_BYTES = 8 * 1024 * 1024
-RETRY_SECONDS = 5.0  # after the disk refused a write
+RETRY_SECONDS = 5.0  # pause after a failed write
 _HEAD = struct.Struct(">BIIII")  # kind, bytes of info, header and payload, CRC-32
 _PACKET, _MARK = 1, 2
 
 logger = logging.getLogger("stream_ssl.producers")
 
 Part = tuple[int, int]
-"""Number of a packet's first sample, and how many it has."""
+"""The number of a packet's first sample, and the number of its samples."""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Where a packet lies."""
+    """The place of a packet on disk."""
 
     number: int
     count: int
@@ -59,36 +64,36 @@ class Record:
 
 
 class Spool:
-    """Packets on disk, in order. Not thread-safe.
+    """An ordered queue of packets on disk. It is not thread-safe.
 
     Args:
-        folder: made where it is missing; belongs to one producer.
-        producer: its name: sequences are the name's own.
-        max_bytes: of all segments; a packet that would exceed it is not taken.
+        folder: the folder, which belongs to one producer. It is created if it does not exist.
+        producer: the producer's name. Sequences belong to this name.
+        max_bytes: maximum bytes of all segments. A packet that would exceed them is not written.
 
     Raises:
         ValueError: the folder belongs to another producer, or another process uses it.
-        OSError: it cannot be made or read.
+        OSError: the folder cannot be created or read.
     """
 
     def __init__(self, folder: Path, producer: str, max_bytes: int) -> None:
         self.folder, self.max_bytes = folder, max_bytes
         self.first = self.next = self.end = 0
         self.bytes = 0
-        self.position: Position = None  # the source's, after the last packet
-        self.cuts: deque[Part] = deque()  # how the next packets were cut when they were last sent
-        self.full = False  # or the disk refuses to write
+        self.position: Position = None  # the source's position after the last packet
+        self.cuts: deque[Part] = deque()  # the next packets, as they were cut when last sent
+        self.full = False  # also while the disk cannot be written
         self.lost = 0  # samples that became unreadable
-        self.receiver = ""  # the address that marks are written for
-        self.marked_for: str | None = None  # that of an earlier run's mark, while it counts
-        self._marked = False  # an earlier run's mark tells the sequence of the first cut
+        self.receiver = ""  # the address of the receiver that marks are written for
+        self.marked_for: str | None = None  # the receiver of an earlier run's mark, while valid
+        self._marked = False  # whether an earlier run's mark gives the sequence of the first cut
         self._sequence = 1
         self._records: deque[Record] = deque()
         self._segments: deque[Path] = deque()
         self._total = 0  # samples of all records
-        self._size = 0  # of the last segment
+        self._size = 0  # bytes of the last segment
         self._retry_at = 0.0
-        import fcntl  # not on Windows, where only the spool is missing
+        import fcntl  # imported here, because Windows lacks it and only the spool needs it
 
         durable.make_folder(folder)
         self._lock = open_file(folder / "lock", os.O_RDWR | os.O_CREAT)
@@ -106,24 +111,24 @@ class Spool:
 
     @property
     def unloaded(self) -> bool:
-        """Whether packets are on disk only."""
+        """Whether some packets are on disk only."""
         return self.next < self.end
 
     @property
     def samples(self) -> int:
-        """Not acknowledged yet."""
+        """The number of samples that are not acknowledged yet."""
         acked = self.first - self._records[0].number if self._records else 0
         return self._total - max(0, acked)
 
     def append(
         self, packets: Sequence[Packet], loaded: int, mark: tuple[int, list[Part]] | None
     ) -> int:
-        """Puts packets on disk, in order, and numbers them; returns how many it had room for.
+        """Write packets to disk in order and number them. Return how many were written.
 
         Args:
-            packets: the first `loaded` of them are in the window, so nothing is on disk only.
-            loaded: how many.
-            mark: as for `mark`, to be on disk no later than the packets.
+            packets: the packets. If `loaded` is above 0, no packet may be on disk only.
+            loaded: how many of the first packets are in the window.
+            mark: the arguments of `mark`, which is written before the packets. None: no mark.
         """
         if time.monotonic() < self._retry_at:
             return 0
@@ -151,17 +156,26 @@ class Spool:
         return len(places)
 
     def mark(self, sequence: int, parts: list[Part]) -> bool:
-        """Notes on disk which sequences packets have; False: the disk does not take it."""
+        """Write the sequences of packets to disk. Return False if the disk cannot be written.
+
+        Args:
+            sequence: the sequence of the first packet.
+            parts: the packets, in the order of their sequences.
+        """
         return self._write(_mark_record(sequence, parts, self.receiver), [])
 
     def forget_mark(self) -> None:
-        """Sequences begin anew, at another receiver; packets stay cut as they were."""
+        """Discard the sequences of an earlier receiver. Packets stay cut as they were."""
         self._marked, self.marked_for = False, None
 
     def resume(self, durable_through: int) -> int:
-        """Forgets what the receiver that the mark is for has, as its first WELCOME tells.
+        """Remove the samples that the receiver of the mark has, according to its first WELCOME.
 
-        Returns how many samples need not be sent: those, and what was rejected in earlier runs.
+        Return how many samples need not be sent: the removed samples, and samples that the
+        receiver rejected in earlier runs.
+
+        Args:
+            durable_through: WELCOME's `resume`, the last sequence on the receiver's disk.
         """
         before, rejected = self.samples, 0
         if self._marked:
@@ -173,9 +187,10 @@ class Spool:
         return before - self.samples + rejected
 
     def load(self) -> Packet | None:
-        """The next packet that is on disk only, cut as when it was last sent; None: no more.
+        """Return the next packet that is on disk only, or None if there is none.
 
-        A record that has become unreadable is left out, and counted in `lost`.
+        The packet is cut as it was when it was last sent. Unreadable records are skipped and
+        counted in `lost`.
         """
         cut = self.cuts.popleft() if self.cuts else None
         if cut is not None:
@@ -198,12 +213,12 @@ class Spool:
         return None
 
     def unload(self, part: Part) -> None:
-        """A packet that was loaded is on disk only again; it is cut in the same way next time."""
+        """Put a loaded packet back: it is on disk only again, and load() cuts it the same way."""
         self.next = part[0]
         self.cuts.appendleft(part)
 
     def ack(self, number: int) -> None:
-        """All samples before a number are acknowledged or rejected: forgets them."""
+        """Remove all samples before `number`, which are acknowledged or rejected."""
         self.first = max(self.first, number)
         self.next = max(self.next, self.first)
         while self._records and self._records[0].number + self._records[0].count <= self.first:
@@ -219,14 +234,14 @@ class Spool:
         self.full = self.full and self.bytes > self.max_bytes // 2
 
     def close(self) -> None:
-        """Frees the lock; what is on disk stays."""
+        """Release the lock. Packets on disk stay."""
         import fcntl
 
-        fcntl.flock(self._lock, fcntl.LOCK_UN)  # a process forked meanwhile has the file open, too
+        fcntl.flock(self._lock, fcntl.LOCK_UN)  # closing is not enough after a fork
         os.close(self._lock)
 
     def _next_epoch(self, producer: str) -> int:
-        """Greater than that of any earlier run, whatever the clock says."""
+        """Return an epoch greater than that of any earlier run, even if the clock stepped back."""
         path, epoch = self.folder / "spool.json", time.time_ns()
         if path.exists():
             try:
@@ -248,7 +263,7 @@ class Spool:
         return epoch
 
     def _read_all(self) -> None:
-        """Finds the packets, cuts off what a power cut tore, and takes up the last mark."""
+        """Find the packets, cut off a torn end, and apply the last mark."""
         mark: tuple[int, list[Part]] = (1, [])
         for path in sorted(self.folder.glob("*.spool")):
             if not _is_segment(path):
@@ -276,19 +291,24 @@ class Spool:
             self._size = good
         self.first = self.next = self._records[0].number if self._records else self.end
         self._sequence, parts = mark
-        if parts:  # all before the first had been acknowledged; the last ones may be torn off
+        if parts:  # packets before the first part are acknowledged; the last parts may be torn off
             self.ack(min(parts[0][0], self.end))
         self.cuts = deque((number, count) for number, count in parts if number + count <= self.end)
         self._marked = bool(self.cuts)
         self.marked_for = self.receiver = (self.marked_for if self._marked else None) or ""
         if len(self.cuts) < len(parts) and self._records:
-            # The numbers of those that were torn off will be given to others.
+            # New packets will get the numbers of the packets that were torn off.
             self.mark(self._sequence, list(self.cuts))
 
     def _write(self, data: bytes, records: Sequence[tuple[int, int, int]]) -> bool:
-        """Appends to the last segment, or a new one, and waits for the disk."""
+        """Append to the last segment, or to a new one, and sync. Return False if this fails.
+
+        Args:
+            data: the bytes of all records, marks first.
+            records: number, count and size of each packet record.
+        """
         new = not self._segments or self._size >= min(SEGMENT_BYTES, self.max_bytes // 8)
-        new = new or not self._segments[-1].exists()  # somebody has removed it
+        new = new or not self._segments[-1].exists()  # a user may have removed the file
         path = self.folder / f"{self.end:020d}.spool" if new else self._segments[-1]
         start = len(MAGIC) if new else self._size
         try:
@@ -321,13 +341,16 @@ class Spool:
 
     def _remove_segment(self) -> None:
         path = self._segments.popleft()
-        with contextlib.suppress(FileNotFoundError):  # somebody has removed it
+        with contextlib.suppress(FileNotFoundError):  # a user may have removed the file
             self.bytes -= path.stat().st_size
             path.unlink()
 
 
 def _is_segment(path: Path) -> bool:
-    """Whether a file is a segment; one that a power cut left empty is removed."""
+    """Return whether a file is a segment.
+
+    An empty segment, as a power cut leaves it, is deleted. Any other file is renamed.
+    """
     with open_binary(path) as file:
         head = file.read(len(MAGIC))
     if head == MAGIC:
@@ -357,7 +380,7 @@ def _record(kind: int, info: bytes, header: Any, payload: Any) -> bytes:
 
 
 def _records_of(path: Path) -> Iterator[tuple[int, Any, int, int]]:
-    """Kind, info, offset and size of each whole record of a segment."""
+    """Yield kind, info, offset and size of each whole record of a segment."""
     with open_binary(path) as file:
         offset = file.seek(len(MAGIC))
         while (found := _read_record(file)) is not None:
@@ -366,7 +389,10 @@ def _records_of(path: Path) -> Iterator[tuple[int, Any, int, int]]:
 
 
 def _read_record(file: Any) -> tuple[int, bytes, bytes, bytes, int] | None:
-    """The record at the file's position; None: it is not whole."""
+    """Return the record at the file's position, or None if it is torn or damaged.
+
+    A record is (kind, info, header, payload, size in bytes).
+    """
     head = file.read(_HEAD.size)
     if len(head) < _HEAD.size:
         return None

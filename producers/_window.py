@@ -1,4 +1,4 @@
-"""What was sent and not acknowledged, and what waits behind it for credit."""
+"""The window of packets that are sent and unacknowledged, or wait to be sent."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from stream_ssl.producers._spool import Spool
 
 
 class Window:
-    """The packets that are not yet acknowledged, and how far they have been sent.
+    """A queue of the packets that are not yet acknowledged, with a cursor at the next to send.
 
         first          cursor            end
           |  sent, unacknowledged  |  to be sent  |
 
-    Sequences are contiguous. They are unknown until the first WELCOME names the last durable one.
+    Sequences are contiguous. They are unknown until the first WELCOME gives the last durable one.
     """
 
     def __init__(self) -> None:
         self.first: int | None = None  # sequence of the oldest packet, once known
-        self.sent_through = 0  # the highest sequence that ever left
-        self.credit = 0
-        self.limit = 1 << 62  # of bytes outstanding, whatever the credit
+        self.sent_through = 0  # the highest sequence that was ever sent
+        self.credit = 0  # bytes that may be outstanding, as granted by the receiver
+        self.limit = 1 << 62  # maximum outstanding bytes, whatever the credit
         self.outstanding = 0  # bytes of packets before the cursor
         self.size = 0  # bytes of all packets
         self.samples = 0
-        self.settled = 0  # samples acknowledged, rejected or dropped, as all before them are
-        self.leaving: Packet | None = None  # on its way out, maybe on the wire already
+        self.settled = 0  # samples at the head that are acknowledged, rejected or dropped
+        self.leaving: Packet | None = None  # the packet being sent, which may be on the wire
         self._packets: deque[Packet] = deque()
         self._cursor = 0  # index of the next packet to send
 
@@ -39,17 +39,20 @@ class Window:
 
     @property
     def unacked(self) -> int:
-        """Packets sent and not acknowledged."""
+        """The number of packets that are sent and not acknowledged."""
         return self._cursor
 
     def append(self, packet: Packet) -> None:
-        """A new packet at the end."""
+        """Append a packet."""
         self._packets.append(packet)
         self.size += packet.size
         self.samples += packet.count
 
     def next(self) -> tuple[int, Packet] | None:
-        """The packet to send next, with its sequence; None: nothing to send, or no credit."""
+        """Return the packet to send next, with its sequence.
+
+        Return None if there is no packet to send, or the credit or the limit is too small.
+        """
         if self.first is None or self._cursor >= len(self._packets):
             return None
         packet = self._packets[self._cursor]
@@ -65,7 +68,7 @@ class Window:
         return self.first is not None and self._cursor < len(self._packets) and self.next() is None
 
     def advance(self, packet: Packet) -> None:
-        """The packet that next() returned has been sent."""
+        """Record that the packet that next() returned has been sent."""
         assert self.first is not None
         assert packet is self._packets[self._cursor]
         packet.sent, self.leaving = True, None
@@ -74,21 +77,21 @@ class Window:
         self._cursor += 1
 
     def ack(self, through: int) -> list[Packet]:
-        """Removes all packets up to a sequence, and returns them."""
+        """Remove all packets up to a sequence, and return them."""
         done = []
         while self._packets and self.first is not None and self.first <= through:
             done.append(self._pop())
         return done
 
     def pop_rejected(self) -> list[Packet]:
-        """Removes the rejected packets at the beginning, and returns them."""
+        """Remove the rejected packets at the head, and return them."""
         done = []
         while self._packets and self._packets[0].rejected:
             done.append(self._pop())
         return done
 
     def rewind(self, sequence: int) -> bool:
-        """Sends again from a sequence on; False: that packet is not here."""
+        """Move the cursor back to a sequence. Return False if that packet is not in the window."""
         assert self.first is not None
         index = sequence - self.first
         if not 0 <= index <= self._cursor:
@@ -98,15 +101,20 @@ class Window:
         return True
 
     def find(self, sequence: int) -> Packet | None:
-        """The sent packet with a sequence."""
+        """Return the sent packet with a sequence, or None."""
         if self.first is None or not 0 <= sequence - self.first < self._cursor:
             return None
         return self._packets[sequence - self.first]
 
     def split(self, max_packet: int, max_samples: int) -> list[Packet]:
-        """Cuts all packets to new limits; removes and returns single samples that are too large.
+        """Split all packets to new limits. Remove and return single samples that are too large.
 
-        Only after a rewind to the start, and only when no receiver holds any of the packets.
+        Call this only after a rewind to the start, and only when no receiver has any of the
+        packets.
+
+        Args:
+            max_packet: maximum bytes of a packet.
+            max_samples: maximum number of samples in a packet.
         """
         assert self._cursor == 0
         refused, kept = list[Packet](), deque[Packet]()
@@ -125,7 +133,7 @@ class Window:
         return refused
 
     def drop_oldest(self) -> Packet | None:
-        """Removes the oldest packet that no receiver can have; None: all have been sent."""
+        """Remove and return the oldest packet that was never sent. Return None if there is none."""
         packets = self._packets
         held = (i for i, it in enumerate(packets) if not it.sent and it is not self.leaving)
         if (index := next(held, None)) is None:
@@ -138,20 +146,23 @@ class Window:
         return packet
 
     def skip(self, samples: int) -> None:
-        """Samples that were to come next are gone."""
+        """Record that the samples after the last packet are gone."""
         self._settle(samples, self._packets)
 
     def _settle(self, samples: int, before: Sequence[Packet]) -> None:
-        """Samples are gone; they count once the packets before them are: users wait in order."""
+        """Count samples as settled, once all packets `before` them are settled.
+
+        flush() waits for samples in their order.
+        """
         if before:
             before[-1].behind += samples
         else:
             self.settled += samples
 
     def unload(self, size: int, spool: Spool) -> None:
-        """Takes packets that are on disk out of memory, last first, until `size` bytes are left.
+        """Remove spooled packets from memory, last first, until `size` bytes are left.
 
-        Only such as are to be sent, not those sent and unacknowledged.
+        Sent packets that are unacknowledged stay in memory.
         """
         while len(self._packets) > self._cursor and self.size > size:
             packet = self._packets[-1]

@@ -1,4 +1,4 @@
-"""Streams shaped like those of the world: biased, repetitive, correlated in time, paced."""
+"""Wrappers that make any source's stream biased, repetitive, correlated in time or paced."""
 
 from stream_ssl.producers.shaping.continual import Continual
 from stream_ssl.producers.shaping.episodes import Stalls, Video

@@ -1,4 +1,4 @@
-"""The base of all sources that are made of another one."""
+"""The base class of sources that wrap another source."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from stream_ssl.producers.sources.base import Facts, Source, stop_source
 
 
 class Shaping:
-    """A source that reshapes the samples of another one, and has its name.
+    """A source that reshapes the samples of another source and has its name.
 
     Args:
-        source: whose samples are reshaped.
-        facts: settings that a position holds good for.
+        source: the source to reshape.
+        facts: the settings that a position depends on. Other settings make a position invalid.
     """
 
     def __init__(self, source: Source, **facts: str | int | float | None) -> None:

@@ -1,4 +1,4 @@
-"""Any labelled source as a continual stream: its classes come in tasks, one way or another."""
+"""A wrapper that orders a labelled source as a continual stream, in tasks of classes."""
 
 from __future__ import annotations
 
@@ -18,46 +18,47 @@ from stream_ssl.wire.sample import Position, Sample
 Kind = Literal["keep", "incremental", "blurred", "blocks", "concurrent"]
 Profile = Literal["one", "tail"]
 Given = tuple[Sample, Position]
-DRAWS = 1024  # of a generator at once
+DRAWS = 1024  # random numbers drawn at once
 
 
 class Continual(Shaping):
-    """Orders a source by task, where a task is a group of classes.
+    """A source that orders another source by task. A task is a group of classes.
 
-    - "incremental": class-incremental, task after task, each to its end.
-    - "blurred": the same with blurred boundaries: over the last `blur` samples of a task and the
-      first `blur` of the next, the chance of the next rises evenly from 0 to 1.
-    - "blocks": sequential blocks of `block` samples of one task, the tasks in a new order in each
-      round; what is over when a task ends comes as a shorter block.
-    - "concurrent": `concurrent` tasks at once, each sample from one of them by an even draw; when
-      one ends, the next begins in its place.
-    - "keep": the order of the source; of use with an imbalance.
+    - "incremental": class-incremental. Each task runs to its end before the next begins.
+    - "blurred": incremental with blurred boundaries. Over the last `blur` samples of a task and
+      the first `blur` samples of the next, the probability of the next rises linearly from 0 to 1.
+    - "blocks": sequential blocks of `block` samples of one task. Each round visits the tasks in a
+      new order. A task's last block may be shorter.
+    - "concurrent": `concurrent` tasks at once. Each sample comes from one of them, drawn
+      uniformly. When a task ends, the next task takes its place.
+    - "keep": the order of the source; useful together with an imbalance.
 
-    A task gives its samples in the source's order, each once. Nothing is held but `blur` samples:
-    the source is read anew for each task, and a position is gone on from by reading again up to
-    it. So the source must end and give the same samples again: files, not a camera.
+    Each task gives its samples once, in the order of the source. Memory holds at most `blur`
+    samples of each of two tasks. The source is read anew for each task. To resume, it is read again
+    up to the position. So the source must end and give the same samples again, as files do and a
+    camera does not.
 
     Args:
-        source: what is ordered; every sample carries a label.
-        kind: how.
-        classes: how many the source has, labelled 0, 1, ...
-        tasks: groups that they are divided into, of equal size, the first taking the remainder;
-            null: each class is a task.
-        shuffle_classes: draw which classes form a task; False: in order of their labels.
-        per_task: samples after which a task ends; null: all that the source has.
-        blur: samples of a task that are mixed with its neighbour's, at either side of "blurred".
-        block: samples of a block of "blocks".
-        concurrent: tasks at once in "concurrent".
-        imbalance: how many times as frequent the most frequent class becomes as the rarest, 1 or
-            more; samples of the others are left out.
-        profile: "one": the first class is `imbalance` times as frequent as each other (DUEL);
-            "tail": from each class to the next by the same factor (long-tailed, Cui et al., 2019).
-            Classes count in the order of the tasks.
+        source: the source to order. Every sample needs a label.
+        kind: the order of the tasks, see above.
+        classes: number of classes of the source, labelled 0, 1, ...
+        tasks: number of tasks. Tasks have equally many classes, and the first tasks get the
+            remainder. null: each class is a task.
+        shuffle_classes: draw the classes of each task. False: in the order of their labels.
+        per_task: maximum samples of a task; null: all samples of the source.
+        blur: samples of a task that "blurred" mixes with each neighbour.
+        block: samples in a block of "blocks".
+        concurrent: number of tasks at once in "concurrent".
+        imbalance: frequency of the most frequent class divided by that of the rarest class; 1 or
+            more. Samples of the other classes are dropped.
+        profile: "one" makes the first class `imbalance` times as frequent as each other class
+            (DUEL). "tail" divides the frequency by the same factor from each class to the next
+            (long-tailed, Cui et al., 2019). Classes are in the order of the tasks.
         seed: the key of all randomness.
 
     Raises:
-        ValueError: an argument lies outside its range; while running, a sample without a label or
-            of a class beyond `classes`.
+        ValueError: an argument is out of range. While running: a sample has no label, or its label
+            is not below `classes`.
     """
 
     def __init__(
@@ -120,13 +121,13 @@ class Continual(Shaping):
         )
 
     def samples(self, position: Position = None) -> Iterator[tuple[Sample, Position]]:
-        """Each sample with the position after it; see `Source`."""
+        """Yield each sample with the position after it; see `Source`."""
         sent = 0
         if position is not None:
             sent = checked(position, self._facts, self.name)
             if type(sent) is not int or sent < 0:
                 raise wrong_position(self.name, f"{sent!r:.80} is no number of samples")
-            # Only to let the source say whether the position was taken from it.
+            # The source checks here whether the position is its own.
             self.source.samples(position.get("inner"))
         return itertools.islice(self._marked(), sent, None)
 
@@ -135,7 +136,7 @@ class Continual(Shaping):
             yield sample, {"at": number, "inner": inner, "of": self._facts}
 
     def _task(self, task: int | None) -> Iterator[Given]:
-        """The samples of one task, or of all; thinned by class."""
+        """Return the samples of one task, or of all tasks for None, thinned by class."""
         thinning = uniforms(self._seed, 1, -1 if task is None else task)
         given = (
             item
@@ -218,7 +219,7 @@ ORDERS: dict[str, Callable[[Continual], Iterator[Given]]] = {
 def kept_shares(
     order_C: NDArray[np.int64], imbalance: float, profile: Profile
 ) -> NDArray[np.float64]:
-    """The share of each class's samples that is kept, by label; 1 for the first of the order.
+    """Return the share of samples to keep for each label. The first class of the order has 1.
 
     >>> kept_shares(np.array([1, 0, 2]), 4.0, "tail").tolist()
     [0.5, 1.0, 0.25]
@@ -233,7 +234,10 @@ def kept_shares(
 def merge(
     ending: deque[Given], beginning: deque[Given], chance: Iterator[float]
 ) -> Iterator[Given]:
-    """All of both, each in order; the chance of the second rises evenly from 0 to 1."""
+    """Yield all items of both queues, each in order.
+
+    The probability of an item from `beginning` rises linearly from 0 to 1.
+    """
     total = len(ending) + len(beginning)
     for place in range(total):
         second = next(chance) < (place + 0.5) / total
@@ -242,7 +246,7 @@ def merge(
 
 
 def uniforms(*key: int) -> Iterator[float]:
-    """Endless draws from [0, 1), a function of the key."""
+    """Yield random numbers from [0, 1) without end. They are a function of the key."""
     rng = np.random.default_rng([number + 1 for number in key])
     while True:
         yield from rng.random(DRAWS).tolist()

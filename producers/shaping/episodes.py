@@ -1,6 +1,6 @@
-"""Any source whose images each become an episode: a stalled camera's, or a moving one's.
+"""Wrappers that turn each image of a source into an episode of a stalled or a moving camera.
 
-Shapes: H x W pixels, C channels; a crop is h x w.
+Shapes: H x W pixels, C channels.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from stream_ssl.wire.sample import Position, Sample
 
 
 class Stalls(Shaping):
-    """A camera that stalls: some images come many times over, exactly as they are.
+    """A source that repeats some images exactly and many times, as a stalled camera does.
 
-    At each image an episode begins with probability `rate`. It has L frames in all, of a Pareto
-    law: P(L >= l) = (2 / l)^alpha for l = 2, 3, ..., cut at `longest`. With alpha at most 1
-    the mean length is bounded by `longest` alone. The first frame is the image itself; the others
+    An episode begins at each image with probability `rate`. The number of its frames, L, follows a
+    Pareto law: P(L >= l) = (2 / l)^alpha for l = 2, 3, ..., cut at `longest`. If alpha is at most
+    1, only `longest` bounds the mean length. The first frame is the image itself. The other frames
     have the id IMAGE~N, N = 1, 2, ..., and meta "duplicate_of" and "duplicate" ("exact").
 
     Args:
-        source: whose images.
-        rate: chance that an image stalls, 0 to 1.
-        alpha: exponent of the law; the smaller, the longer the longest stalls.
-        longest: frames of an episode at most, 2 or more.
-        seed: the key of all randomness, which is a function of seed and image.
+        source: the source of the images.
+        rate: probability that an image stalls; 0 to 1.
+        alpha: exponent of the law, 0.01 to 100. Smaller values give longer stalls.
+        longest: maximum number of frames of an episode; 2 or more.
+        seed: the key of all randomness, which is a function of the seed and the image's number.
 
     Raises:
-        ValueError: an argument lies outside its range.
+        ValueError: an argument is out of range.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Stalls(Shaping):
         super().__init__(source, rate=rate, alpha=alpha, longest=longest, seed=seed)
 
     def samples(self, position: Position = None) -> Iterator[tuple[Sample, Position]]:
-        """Each sample with the position after it; see `Source`."""
+        """Yield each sample with the position after it; see `Source`."""
         return _episodes(self.source, position, self._facts, self._length, self._frame)
 
     def _length(self, number: int) -> int:
@@ -81,22 +81,24 @@ class Stalls(Shaping):
 
 
 class Video(Shaping):
-    """A camera that pans and zooms over each image, for some frames each.
+    """A source that makes a short video of each image, as a camera that pans and zooms does.
 
-    A frame is a crop of the image, as large as the image after bilinear resizing, and noised. The
-    crop goes evenly, in size and place, from one end of a path to the other; the ends are drawn
-    evenly, sizes from 1 - zoom to 1 of the image's. Frames have the id IMAGE~N, N = 0, 1, ...,
-    and meta "duplicate_of", "duplicate" ("near") and "frame" (N). Encoded images are sent as JPEG.
+    A frame is a crop of the image, resized to the image's size (bilinear) and noised. The size and
+    place of the crop change linearly from the first frame to the last. Both ends are drawn
+    uniformly, with sizes from 1 - zoom to 1 of the image's sides.
+
+    Frames have the id IMAGE~N, N = 0, 1, ..., and meta "duplicate_of", "duplicate" ("near") and
+    "frame" (N). Frames of encoded images are sent as JPEG.
 
     Args:
-        source: whose images.
-        frames: of each image.
-        zoom: part of a side by which the smallest crop is shorter, 0 to 0.95.
-        noise: largest change of a pixel, in levels.
+        source: the source of the images.
+        frames: number of frames of each image.
+        zoom: the smallest crop is shorter than the image's side by this part; 0 to 0.95.
+        noise: maximum change of a pixel, in levels of 0 to 255.
         seed: the key of all randomness, which is a function of seed, image and frame.
 
     Raises:
-        ValueError: an argument lies outside its range; while running, an image cannot be decoded.
+        ValueError: an argument is out of range. While running: an image cannot be decoded.
         ImportError: an image is encoded, and Pillow is not installed; raised while running.
     """
 
@@ -113,7 +115,7 @@ class Video(Shaping):
         super().__init__(source, frames=frames, zoom=zoom, noise=noise, seed=seed)
 
     def samples(self, position: Position = None) -> Iterator[tuple[Sample, Position]]:
-        """Each sample with the position after it; see `Source`."""
+        """Yield each sample with the position after it; see `Source`."""
         return _episodes(self.source, position, self._facts, lambda _: self._frames, self._frame)
 
     def _frame(self, sample: Sample, number: int, step: int) -> Sample:
@@ -136,7 +138,7 @@ class Video(Shaping):
         )
 
     def _crop(self, number: int, step: int) -> tuple[float, float, float]:
-        """Top, left and size of a frame's crop, in parts of the image's sides."""
+        """Return top, left and size of a frame's crop, as fractions of the image's sides."""
         draw = np.random.default_rng([self._seed, 0, number]).random((2, 3))
         part = step / (self._frames - 1) if self._frames > 1 else 0.0
         size_2 = 1 - self._zoom * draw[:, 2]
@@ -148,11 +150,18 @@ class Video(Shaping):
 def crop_resized(
     image_HWC: NDArray[np.uint8], top: float, left: float, size: float
 ) -> NDArray[np.float32]:
-    """The crop as large as the image, by bilinear interpolation; arguments in parts of a side."""
+    """Return a crop resized to the size of the image, by bilinear interpolation.
+
+    Args:
+        image_HWC: uint8 pixels.
+        top: upper edge of the crop, as a fraction of the image's height.
+        left: left edge of the crop, as a fraction of the image's width.
+        size: sides of the crop, as a fraction of the image's sides.
+    """
     level_HWC = image_HWC.astype(np.float32)
     for axis, begin in ((0, top), (1, left)):
         side = image_HWC.shape[axis]
-        # Centres of the crop's pixels, in pixels of the image.
+        # The centres of the resized crop's pixels, in pixels of the image.
         at = np.clip((begin + size * (np.arange(side) + 0.5) / side) * side - 0.5, 0, side - 1)
         low = np.floor(at).astype(np.int64)
         shape = (-1, 1, 1) if axis == 0 else (1, -1, 1)
@@ -171,10 +180,13 @@ def _episodes(
     length: Callable[[int], int],
     frame: Callable[[Sample, int, int], Sample],
 ) -> Iterator[tuple[Sample, Position]]:
-    """Frames of each image in turn; a position is image, frame, and where the image is."""
+    """Return the frames of all images in turn, each with the position after it.
+
+    A position has the image's number, the frame's number, and the image's position in the source.
+    """
     number, done = place(position, facts, source.name, (ENDLESS,) * 2)
     inner = None if position is None else position.get("inner")
-    # Here, not at the first sample: the inner source's errors are the caller's to see now.
+    # Open the source here, so that its errors appear now and not at the first sample.
     return _frames(source.samples(inner), inner, number, done, facts, length, frame)
 
 

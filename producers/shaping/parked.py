@@ -1,4 +1,4 @@
-"""Any source as the camera of a robot sends it that is parked most of the time.
+"""A wrapper that makes the camera stream of a robot that is parked most of the time.
 
 Shapes: H x W pixels, C channels.
 """
@@ -24,41 +24,42 @@ from stream_ssl.wire.sample import Position, Sample, short
 
 
 class Scene(NamedTuple):
-    """What a parked camera looks at."""
+    """An image that a parked camera looks at: the sample and its decoded pixels."""
 
     sample: Sample
     image_HWC: NDArray[np.uint8]
 
 
 class Parked(Shaping):
-    """The robot parks before a scene, drives, parks before another: most frames are near-copies.
+    """A source of a robot that parks and drives in turn, so that most frames are near-duplicates.
 
-    Scenes are the source's first images, so shuffle a source that is sorted. A parked frame is a
-    scene as a camera sees it again: moved by some pixels, with the edge drawn out, brighter or
-    darker, and noised. A frame of a drive is the source's next image, as it is; where there is none
-    left the stream ends. Parked stretches and drives alternate, their lengths geometric; each round
-    of stretches visits every scene once, in a new order.
+    The source's first images are the scenes, so shuffle a sorted source. A parked frame shows its
+    scene again: moved by some pixels with the edge repeated, brighter or darker, and noised. A
+    frame of a drive is the source's next image, unchanged. The stream ends when the
+    source has no image left. Parked stretches and drives alternate, with geometric lengths. Each
+    round of stretches visits every scene once, in a new order.
 
-    A parked frame has the id SCENE~N, of the scene's own id and the frame's number, its label, and
-    meta "duplicate_of" (the scene's id), "duplicate" ("near", or "exact" where nothing differs) and
-    "scene" (its number, from 0).
+    A parked frame has the label of its scene and the id SCENE~N, where N is the frame's number.
+    Its meta has "duplicate_of" (the scene's id), "duplicate" ("near", or "exact" if no byte
+    differs) and "scene" (the scene's number, from 0).
 
-    All randomness is a function of seed and frame or stretch. To go on, the first images are read
-    again: the source must give the same ones, as files do and a camera does not.
+    All randomness is a function of the seed and the number of the frame or stretch. To resume, the
+    first images are read again. The source must give the same images, as files do and a camera
+    does not.
 
     Args:
-        source: where scenes and new images come from.
-        share: part of the frames that are parked ones, in the long run, above 0 and below 1.
-        scenes: how many scenes there are.
-        stretch: frames of a parked stretch on average; a drive has stretch (1 - share) / share.
-        shift: largest move of a parked frame in each direction, in pixels.
-        brightness: largest part by which its pixels are brighter or darker, all by one factor.
-        noise: largest change of one of its pixels, in levels.
+        source: the source of the scenes and the new images.
+        share: long-run share of parked frames; above 0 and below 1.
+        scenes: number of scenes.
+        stretch: mean frames of a parked stretch. A drive has stretch (1 - share) / share frames.
+        shift: maximum move of a parked frame in each direction, in pixels.
+        brightness: maximum relative change of brightness of a parked frame; 0 to 1.
+        noise: maximum change of a pixel of a parked frame, in levels of 0 to 255.
         seed: the key of all randomness.
 
     Raises:
-        ValueError: an argument lies outside its range; while running, the source has fewer images
-            than scenes, a scene cannot be decoded, or is another than when a position was taken.
+        ValueError: an argument is out of range. While running: the source has fewer images than
+            scenes, a scene cannot be decoded, or the scenes changed since the position was taken.
         ImportError: a scene is an encoded image, and Pillow is not installed; raised while running.
     """
 
@@ -100,9 +101,9 @@ class Parked(Shaping):
         )
 
     def samples(self, position: Position = None) -> Iterator[tuple[Sample, Position]]:
-        """Each sample with the position after it; see `Source`."""
+        """Yield each sample with the position after it; see `Source`."""
         stretch, skip, sent = place(position, self._facts, self.name, (ENDLESS,) * 3)
-        # Here, not at the first sample: the inner source's errors are the caller's to see now.
+        # Open the source here, so that its errors appear now and not at the first sample.
         first = self.source.samples()
         if position is None:
             return self._run(first, first, None, None, stretch, skip, sent)
@@ -149,7 +150,7 @@ class Parked(Shaping):
             skip = 0
 
     def _lengths(self, stretch: int) -> tuple[int, int]:
-        """Frames parked, and of the drive after it."""
+        """Return the number of frames of a parked stretch, and of the drive after it."""
         rng = np.random.default_rng([self._seed, 0, stretch])
         return int(rng.geometric(1 / self._stretch)), int(rng.geometric(1 / self._drive))
 
@@ -183,7 +184,10 @@ def seen_again(
     brightness: float,
     noise: int,
 ) -> NDArray[np.uint8]:
-    """The image as the same camera has it a moment later; see `Parked` for the arguments."""
+    """Return the image as the same camera sees it a moment later.
+
+    See `Parked` for the arguments.
+    """
     down, right = rng.integers(-shift, shift + 1, size=2).tolist()
     level_HWC = moved(image_HWC, down, right).astype(np.float32)
     level_HWC *= np.float32(rng.uniform(1 - brightness, 1 + brightness))
@@ -192,11 +196,11 @@ def seen_again(
 
 
 def pixels_of(sample: Sample) -> NDArray[np.uint8]:
-    """uint8 [H, W, C]; an encoded image is decoded.
+    """Return the pixels of a sample, uint8 [H, W, C]. An encoded image is decoded.
 
     Raises:
-        ValueError: it cannot be.
-        ImportError: Pillow is not installed.
+        ValueError: the image cannot be decoded, or the sample is a vector.
+        ImportError: the image is encoded, and Pillow is not installed.
     """
     if sample.codec == "vector":
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Any source's first images, met again and again by a Zipf law."""
+"""A wrapper that repeats a source's first images, with frequencies by a Zipf law."""
 
 from __future__ import annotations
 
@@ -19,27 +19,30 @@ from stream_ssl.wire.sample import Position, Sample
 
 
 class Popularity(Shaping):
-    """Few images are met very often and most hardly ever, as by a crawler.
+    """An endless source of near-duplicates, in which few images are frequent and most are rare.
 
-    The source's first images are ranked in its order, so shuffle one that is sorted. Each sample is
-    one of them, drawn with P(rank r) in proportion to r^-exponent, r = 1, 2, ...: moved by some
-    pixels and noised. It has the id IMAGE~N, N its number in the stream, and meta "duplicate_of",
-    "duplicate" ("near", or "exact" where nothing differs) and "rank". The stream never ends.
+    A crawler sees images with such frequencies. The source's first images are ranked in the order
+    of the source, so shuffle a sorted source. Each sample is one of these images, moved by some
+    pixels and noised. The image of rank r = 1, 2, ... is drawn with probability proportional to
+    r^-exponent.
 
-    All randomness is a function of seed and N. To go on, the first images are read again: the
-    source must give the same ones.
+    A sample has the id IMAGE~N, where N is its number in the stream. Its meta has "duplicate_of",
+    "duplicate" ("near", or "exact" if no byte differs) and "rank".
+
+    All randomness is a function of the seed and N. To resume, the first images are read again, so
+    the source must give the same images.
 
     Args:
-        source: whose images.
-        images: how many of them; kept in memory as the source gives them.
-        exponent: of the law; 0: all are met as often.
-        shift: largest move in each direction, in pixels.
-        noise: largest change of a pixel, in levels.
+        source: the source of the images.
+        images: number of images. They are kept in memory.
+        exponent: exponent of the Zipf law, 0 to 10. 0 makes all images equally frequent.
+        shift: maximum move in each direction, in pixels.
+        noise: maximum change of a pixel, in levels of 0 to 255.
         seed: the key of all randomness.
 
     Raises:
-        ValueError: an argument lies outside its range; while running, the source has fewer images,
-            an image cannot be decoded, or is another than when a position was taken.
+        ValueError: an argument is out of range. While running: the source has too few images, an
+            image cannot be decoded, or the first images changed since the position was taken.
         ImportError: an image is encoded, and Pillow is not installed; raised while running.
     """
 
@@ -61,13 +64,13 @@ class Popularity(Shaping):
         )
         self._images, self._shift, self._noise, self._seed = images, shift, noise, seed
         weight_R = np.arange(1, images + 1, dtype=np.float64) ** -exponent
-        self._chance_R = np.cumsum(weight_R) / weight_R.sum()  # of this rank or a smaller one
+        self._chance_R = np.cumsum(weight_R) / weight_R.sum()  # P(rank <= r)
         super().__init__(
             source, images=images, exponent=exponent, jitter=f"{shift} {noise}", seed=seed
         )
 
     def samples(self, position: Position = None) -> Iterator[tuple[Sample, Position]]:
-        """Each sample with the position after it; see `Source`."""
+        """Yield each sample with the position after it; see `Source`."""
         (sent,) = place(position, self._facts, self.name, (ENDLESS,))
         seen = None if position is None else position.get("seen")
         return self._run(self.source.samples(), seen, sent)

@@ -6,16 +6,16 @@ import time
 from collections.abc import Callable
 
 BURST_SECONDS = 0.02
-ROUNDING = 1e-6  # of a sample: a smaller rest may be less than the clock can tell
+ROUNDING = 1e-6  # samples; the clock may not resolve a shorter wait
 
 
 class RateLimit:
-    """A token bucket: `wait` returns `rate` times a second on average.
+    """A token bucket whose `wait` returns `rate` times a second on average.
 
     Args:
-        rate: samples per second.
-        clock: seconds that never run backwards.
-        sleep: waits for so many seconds, or somewhat longer; true when it was interrupted.
+        rate: samples per second, above 0.
+        clock: returns monotonic seconds.
+        sleep: sleeps for a number of seconds or slightly longer. It returns true if interrupted.
 
     Raises:
         ValueError: the rate is not above 0.
@@ -30,14 +30,14 @@ class RateLimit:
         if not rate > 0:
             raise ValueError(f"rate {rate}: must be above 0 samples per second, or null for none")
         self.rate = rate
-        # What a late wake-up missed is made up for, a long pause is not.
+        # The burst makes up for a late wake-up, but not for a long pause.
         self._burst = max(1.0, rate * BURST_SECONDS)
         self._tokens = 1.0
         self._clock, self._sleep = clock, sleep
         self._last = clock()
 
     def wait(self) -> bool:
-        """True once the next sample is due; False when the sleep was interrupted."""
+        """Wait until the next sample is due. Return False if the sleep was interrupted."""
         self._fill()
         while self._tokens < 1 - ROUNDING:
             if self._sleep((1 - self._tokens) / self.rate):

@@ -1,4 +1,4 @@
-"""Repetitions of a sample: as it is, jittered, or encoded anew."""
+"""Repetitions of a sample: exact, jittered, or encoded again."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ NearBy = Literal["jitter", "jpeg"]
 
 
 def repeat(sample: Sample, number: str, near: NearBy | None, rng: np.random.Generator) -> Sample:
-    """The sample once more, under an id of its own, with meta "duplicate_of" and "duplicate".
+    """Return a repetition of a sample with a new id, and meta "duplicate_of" and "duplicate".
 
     Args:
         sample: the original.
-        number: tells apart the repetitions of one original.
-        near: how it differs; None: not at all. Encoded images are always encoded anew.
+        number: distinguishes the repetitions of one original; part of the new id.
+        near: how a raw image differs from its original. None: an exact repetition. Other values
+            encode an encoded image again and add noise to a vector.
         rng: draws the difference.
 
     Raises:
@@ -55,7 +56,7 @@ def repeat(sample: Sample, number: str, near: NearBy | None, rng: np.random.Gene
 
 
 def repeat_raw(sample: Sample, near: NearBy, rng: np.random.Generator) -> dict[str, Any]:
-    """Raw pixels that are nearly the sample's, and never quite."""
+    """Return the `data` of a near-duplicate of a raw image. It always differs from the original."""
     assert sample.shape is not None
     image_HWC = np.frombuffer(sample.data, dtype=np.uint8).reshape(sample.shape)
     changed_HWC = jitter(image_HWC, rng) if near == "jitter" else through_jpeg(image_HWC, rng)
@@ -66,7 +67,7 @@ def repeat_raw(sample: Sample, near: NearBy, rng: np.random.Generator) -> dict[s
 
 
 def repeat_vector(sample: Sample, rng: np.random.Generator) -> dict[str, Any]:
-    """A vector noised by a twentieth of its own standard deviation."""
+    """Return the `data` of a vector plus noise of a twentieth of its own standard deviation."""
     assert sample.dtype is not None
     dtype = DTYPES[sample.dtype]
     value_D = np.frombuffer(sample.data, dtype).astype(np.float64)
@@ -75,7 +76,14 @@ def repeat_vector(sample: Sample, rng: np.random.Generator) -> dict[str, Any]:
 
 
 def jitter(image_HWC: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint8]:
-    """Moved by up to a pixel, a little brighter or darker, and noised; black stays nearly black."""
+    """Return the image moved by up to a pixel, with a small change of brightness and noise.
+
+    All changes are added, so black stays nearly black.
+
+    Args:
+        image_HWC: uint8 pixels.
+        rng: draws the changes.
+    """
     down, right = rng.integers(-SHIFT, SHIFT + 1, size=2).tolist()
     change_HWC = rng.integers(-NOISE, NOISE + 1, image_HWC.shape, dtype=np.int16)
     change_HWC += np.int16(rng.integers(-BRIGHTNESS, BRIGHTNESS + 1))
@@ -84,7 +92,7 @@ def jitter(image_HWC: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np
 
 
 def moved(image_HWC: NDArray[np.uint8], down: int, right: int) -> NDArray[np.uint8]:
-    """The part of the image that begins so many pixels further, its edge drawn out."""
+    """Return the view that starts `down` rows and `right` columns further. The edge is repeated."""
     height, width, _ = image_HWC.shape
     row_H = np.clip(np.arange(height) + down, 0, height - 1)
     column_W = np.clip(np.arange(width) + right, 0, width - 1)
@@ -92,7 +100,7 @@ def moved(image_HWC: NDArray[np.uint8], down: int, right: int) -> NDArray[np.uin
 
 
 def through_jpeg(image_HWC: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint8]:
-    """The pixels after JPEG of a random quality; an alpha channel stays as it is."""
+    """Return the pixels after JPEG compression of random quality. An alpha channel is unchanged."""
     data = encode(from_pixels(image_HWC[..., :3]), rng)
     with load_pillow().open(io.BytesIO(data)) as image:
         decoded = np.asarray(image).reshape(*image_HWC.shape[:2], -1)
@@ -100,11 +108,14 @@ def through_jpeg(image_HWC: NDArray[np.uint8], rng: np.random.Generator) -> NDAr
 
 
 def reencode(sample: Sample, rng: np.random.Generator) -> dict[str, Any] | None:
-    """The encoded image as JPEG of a random quality; None where it cannot be decoded."""
+    """Return `data` and `codec` of an image encoded again as JPEG of random quality.
+
+    Return None if the image cannot be decoded.
+    """
     try:
         data = encode(decode(sample), rng)
     except (OSError, ValueError):
-        return None  # it goes on as it is: what to do with it is for the receiver to say
+        return None  # the image is sent unchanged, and the receiver decides about it
     return {"data": data, "codec": "jpeg"}
 
 
@@ -112,7 +123,7 @@ def decode(sample: Sample) -> Image.Image:
     """Return the pixels of an encoded image, grey or RGB, as the learner would see them.
 
     Raises:
-        ValueError: it cannot be decoded.
+        ValueError: the image cannot be decoded.
         ImportError: Pillow is not installed.
     """
     pillow = load_pillow()
@@ -123,13 +134,13 @@ def decode(sample: Sample) -> Image.Image:
             # A new file has neither the orientation tag nor an alpha channel.
             return over_white(upright(image))
     except (OSError, ValueError, SyntaxError, pillow.DecompressionBombError) as error:
-        # Pillow names the buffer that it could not read, which tells nobody anything.
+        # Pillow's message names an internal buffer, which does not help the user.
         what = f"no {sample.codec} image" if "cannot identify image" in str(error) else str(error)
         raise ValueError(f"sample {short(sample.id)} cannot be decoded: {what}") from error
 
 
 def from_pixels(image_HWC: NDArray[np.uint8]) -> Image.Image:
-    """Pixels of 1 or 3 channels as Pillow has them."""
+    """Return a Pillow image of uint8 pixels with 1 or 3 channels."""
     grey = image_HWC.shape[2] == 1
     image: Image.Image = load_pillow().fromarray(
         image_HWC[..., 0] if grey else np.ascontiguousarray(image_HWC)
@@ -138,17 +149,17 @@ def from_pixels(image_HWC: NDArray[np.uint8]) -> Image.Image:
 
 
 def encode(image: Image.Image, rng: np.random.Generator) -> bytes:
-    """The image as JPEG of a quality drawn from QUALITY."""
+    """Return the image as JPEG, of a quality drawn from QUALITY."""
     file = io.BytesIO()
     image.save(file, "JPEG", quality=int(rng.integers(QUALITY[0], QUALITY[1] + 1)))
     return file.getvalue()
 
 
 def load_pillow() -> Any:
-    """Pillow's module Image.
+    """Return Pillow's module `Image`.
 
     Raises:
-        ImportError: Pillow is not installed; says how to install it.
+        ImportError: Pillow is not installed; the message says how to install it.
     """
     try:
         from PIL import Image

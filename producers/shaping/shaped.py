@@ -1,4 +1,4 @@
-"""Any source, shaped: class bias, repetitions, correlation in time, and pace."""
+"""A wrapper that adds class bias, repetitions, correlation in time, and a pace to a source."""
 
 from __future__ import annotations
 
@@ -20,45 +20,44 @@ Order = Literal["keep", "iid", "sequential", "blurred"]
 
 
 class Shaped(Shaping):
-    """Takes a source's samples window by window; thins, reorders and repeats within the window.
+    """A source that thins, reorders and repeats the samples of another source, window by window.
 
-    Bias is that of DUEL's experiments: the dominant class keeps all its samples, each of the
-    others one in `bias`, so that over C classes equal in the source the dominant one has the share
-    bias / (bias + C - 1).
+    The bias is defined as in the experiments of DUEL. The dominant class keeps all samples. Every
+    other class keeps one sample in `bias` on average. If the C classes of the source are equally
+    frequent, the dominant class gets the share bias / (bias + C - 1).
 
-    Repetitions carry ids of their own, and meta "duplicate_of" and "duplicate" ("exact" or
-    "near"). Each output is one with probability `duplicates`, of an original drawn evenly from
-    the `recent` last ones of its window.
+    Each output is a repetition with probability `duplicates`. Its original is drawn uniformly from
+    the last `recent` originals of the window. A repetition has a new id, and meta "duplicate_of"
+    and "duplicate" ("exact" or "near").
 
-    All randomness is a function of seed and window. A position holds where its window begins in
-    the source: going on reads that window again, so the source must still have it, in the same
-    order. Where only rate and limit are set a position is the source's own, and nothing is read
-    again.
+    All randomness is a function of the seed and the window's number. A position stores where its
+    window begins in the source. To resume, the window is read again, so the source must still have
+    its samples in the same order. If only `rate` and `limit` are set, no sample is read again.
 
     Args:
-        source: what to shape.
-        bias: how many times as frequent the dominant class becomes, 1 or more.
-        dominant: the label of that class.
-        duplicates: share of the outputs that repeat a recent sample, 0 to 0.95.
-        near: share of the repetitions that differ a little from their original, 0 to 1.
-        near_by: how raw images differ: "jitter" moves them by up to a pixel and changes brightness
-            and noise; "jpeg" passes them through JPEG of quality 50 to 90, which needs Pillow.
-            Encoded images are always encoded anew as such JPEG.
-        recent: how far back a repetition may reach, in originals.
-        order: "keep" as the source has it; "iid" permuted within the window; "sequential" class
-            after class within the window; "blurred" the same with mixed borders. All but "keep"
+        source: the source to shape.
+        bias: how many times more frequent the dominant class becomes; 1 or more.
+        dominant: the label of the dominant class.
+        duplicates: share of the outputs that repeat a recent sample; 0 to 0.95.
+        near: share of the repetitions that differ slightly from their original; 0 to 1.
+        near_by: how near-duplicates of raw images differ. "jitter" moves them by up to one pixel,
+            changes the brightness and adds noise. "jpeg" encodes them as JPEG of quality 50 to 90,
+            which needs Pillow. Encoded images are always encoded again as such a JPEG.
+        recent: how many of the last originals may be repeated; 1 or more.
+        order: "keep" keeps the order of the source. "iid" permutes the window. "sequential" sorts
+            the window by class. "blurred" also mixes the class borders. All orders except "keep"
             wait for a whole window.
-        window: samples taken from the source at a time.
-        blur: width of the mixed borders: no sample is moved by as much as this.
-        rate: samples per second; null: as fast as they are taken. Not part of the position.
-        limit: end after so many samples, counted from the start of the stream; null: never. Not
+        window: number of samples that are read from the source at a time.
+        blur: width of the mixed borders, in samples. Every sample moves by less than this.
+        rate: samples per second; null: no limit. It is not part of the position.
+        limit: end after this many samples from the start of the stream; null: no limit. It is not
             part of the position.
         seed: the key of all randomness.
 
     Raises:
-        ValueError: an argument lies outside its range; while running, a sample without a label
-            where bias or order needs one.
-        ImportError: a near repetition needs Pillow, and it is not installed; raised while running.
+        ValueError: an argument is out of range. While running: a sample has no label, and the bias
+            or the order needs one.
+        ImportError: a near-duplicate needs Pillow, which is not installed; raised while running.
     """
 
     def __init__(
@@ -90,7 +89,7 @@ class Shaped(Shaping):
         if rate is not None:
             RateLimit(rate)
         self._stopped = threading.Event()
-        # The source's own samples, each once and in its order: only their pace is ours.
+        # Whether the samples pass through unchanged, each once and in the order of the source.
         self.plain = bias == 1 and order == "keep" and not duplicates
         self.rate, self.limit = rate, limit
         self._bias, self._dominant = bias, dominant
@@ -110,7 +109,7 @@ class Shaped(Shaping):
         )
 
     def samples(self, position: Position = None) -> Iterator[tuple[Sample, Position]]:
-        """Each sample with the position after it; see `Source`."""
+        """Yield each sample with the position after it; see `Source`."""
         inner: Position = None
         window = skip = sent = 0
         if position is not None:
@@ -119,12 +118,12 @@ class Shaped(Shaping):
                 raise wrong_position(self.name, f"{at!r:.80} is no [window, offset, sent]")
             inner = position.get("inner")
             window, skip, sent = at
-        # Here, not at the first sample: the inner source's errors are the caller's to see now.
+        # Open the source here, so that its errors appear now and not at the first sample.
         taken = self.source.samples(inner)
         return self._paced(self._run(taken, inner, window, skip, sent), sent)
 
     def stop(self) -> None:
-        """Stop where the stream waits, here or in the source. Any thread may call this."""
+        """Stop a stream that waits for its rate or its source. Any thread may call this."""
         self._stopped.set()
         super().stop()
 
@@ -151,7 +150,7 @@ class Shaped(Shaping):
         sent: int,
     ) -> Iterator[tuple[Sample, Position]]:
         if self.plain:
-            # No window is to be read again, of which a live source or a crawl has but one reading.
+            # Positions of the source suffice here. A live source or a crawl cannot be read again.
             for sample, position in itertools.islice(taken, skip, None):
                 sent += 1
                 yield sample, {"at": [0, 0, sent], "inner": position, "of": self._facts}
@@ -176,7 +175,7 @@ class Shaped(Shaping):
             yield sample
 
     def _shape(self, window: Iterator[Sample], number: int) -> Iterator[Sample]:
-        # Each stage has its own generator, so that a change in one leaves the others' draws alone.
+        # Each stage has its own generator, so that a change in one stage keeps the others' draws.
         thinning, ordering, repeating = (
             np.random.default_rng([self._seed, number, stage]) for stage in range(3)
         )
@@ -213,8 +212,8 @@ class Shaped(Shaping):
         if self._duplicates == 0:
             yield from window
             return
-        # Outputs are originals or repetitions by independent draws, so repetitions between two
-        # originals are geometric in number.
+        # Independent draws decide whether an output is a repetition, so the number of repetitions
+        # between two originals is geometric.
         runs = (rng.geometric(1 - self._duplicates, self._window) - 1).tolist()
         originals: list[Sample] = []
         made = 0

@@ -1,4 +1,4 @@
-"""Any labelled source whose dominant class changes over time."""
+"""A wrapper that gives a labelled source a dominant class, which changes over time."""
 
 from __future__ import annotations
 
@@ -13,27 +13,26 @@ from stream_ssl.producers.sources.fields import check_ranges
 from stream_ssl.producers.sources.finite import ENDLESS
 from stream_ssl.wire.sample import Position, Sample
 
-DRAWS = 1024  # of a generator at once
+DRAWS = 1024  # random numbers drawn at once
 
 
 class Shift(Shaping):
-    """One class dominates, then another: the distribution shifts, and nothing tells when.
+    """A source whose dominant class changes after every `period` samples, without a signal.
 
-    For `period` samples of the stream one class is `bias` times as frequent as each other would be
-    beside it, in a source of even classes: samples of the others are left out. Every class
-    dominates once in a round, in a new order each.
+    The dominant class keeps all samples. Samples of the other classes are dropped at random: one in
+    `bias` is kept on average. Each class dominates once a round, and each round has a new order.
 
-    All randomness is a function of seed and of the sample's number in the source.
+    All randomness is a function of the seed and the sample's number in the source.
 
     Args:
-        source: what is thinned out; every sample carries a label.
-        classes: how many the source has, labelled 0, 1, ...
-        period: samples of the stream until another class dominates.
-        bias: how many times as frequent it is, 1 or more.
+        source: the source to thin. Every sample needs a label.
+        classes: number of classes of the source, labelled 0, 1, ...
+        period: samples of the stream until the next class dominates.
+        bias: how many times more frequent the dominant class becomes; 1 or more.
         seed: the key of all randomness.
 
     Raises:
-        ValueError: an argument lies outside its range; while running, a sample without a label.
+        ValueError: an argument is out of range. While running: a sample has no label.
     """
 
     def __init__(
@@ -54,13 +53,13 @@ class Shift(Shaping):
         super().__init__(source, classes=classes, period=period, bias=bias, seed=seed)
 
     def samples(self, position: Position = None) -> Iterator[tuple[Sample, Position]]:
-        """Each sample with the position after it; see `Source`."""
+        """Yield each sample with the position after it; see `Source`."""
         read, sent = place(position, self._facts, self.name, (ENDLESS,) * 2)
         inner = None if position is None else position.get("inner")
         return self._run(self.source.samples(inner), read, sent)
 
     def dominant(self, sent: int) -> int:
-        """The class that dominates after so many samples of the stream."""
+        """Return the class that dominates after `sent` samples of the stream."""
         turn, at = divmod(sent // self._period, self._classes)
         return int(np.random.default_rng([self._seed, 1, turn]).permutation(self._classes)[at])
 
