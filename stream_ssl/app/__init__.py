@@ -1,1 +1,1 @@
-"""Commands, and what puts the parts together. Nothing imports this but tests."""
+"""The commands, and the code that builds a run from its parts."""

@@ -1,4 +1,4 @@
-"""endpoints.json in the run folder: where each process of a run can be reached."""
+"""endpoints.json in the run folder: the addresses of a run's processes."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ log = logging.getLogger(__name__)
 
 FILE = ENDPOINTS
 CHECK_SECONDS = 2.0
-"""Between two looks whether the file still has a process's addresses."""
+"""Seconds between two checks that the file still has a process's addresses."""
 OTHER_FOLDER = "choose another run folder with --run"
 
 
 class RoleTaken(Failure):
-    """Another process of the same role works in the run folder."""
+    """Another process of the same role runs in the run folder."""
 
 
 @contextmanager
 def hold_role(run: Path, role: str) -> Iterator[None]:
-    """Hold a role ("receiver", "learner") in a run folder until the block is left or we die.
+    """Hold a role ("receiver", "learner") in a run folder until the block ends or the process dies.
 
     Raises:
-        RoleTaken: another living process holds it.
-        ValueError: the folder cannot be written, and will not be when tried again.
+        RoleTaken: another living process holds the role.
+        ValueError: the folder cannot be written, and a retry will not help.
     """
     check_writable(run, "run folder", OTHER_FOLDER)
     try:
@@ -58,7 +58,7 @@ def hold_role(run: Path, role: str) -> Iterator[None]:
                 f"{run}: a {role} already runs here (pid {lock.read(32).strip() or 'unknown'}). "
                 f"Stop it, or give this one another run folder with --run."
             ) from None
-        with contextlib.suppress(OSError):  # a full disk: the lock holds all the same
+        with contextlib.suppress(OSError):  # the lock holds even on a full disk
             pid = str(os.getpid()).encode()
             os.pwrite(handle, pid, 0)
             os.ftruncate(handle, len(pid))
@@ -66,10 +66,10 @@ def hold_role(run: Path, role: str) -> Iterator[None]:
 
 
 def holder(run: Path, role: str) -> int | None:
-    """Return the id of the living process that holds a role in a run folder; None: there is none.
+    """Return the id of the living process that holds a role in a run folder; None: no process.
 
-    The lock is tried only where the process that it names is alive. To try a lock that is free
-    could stop a process that takes it at that moment.
+    The lock is tried only if the process that it names is alive. Trying a free lock could stop a
+    process that takes the lock at that moment.
     """
     try:
         with os.fdopen(open_file(run / f"{role}.lock"), errors="replace") as lock:
@@ -95,7 +95,7 @@ def _alive(pid: int) -> bool:
 
 
 class Announcement:
-    """A role's addresses in endpoints.json, for as long as the process works.
+    """The addresses of a role in endpoints.json, kept there while the process runs.
 
     Args:
         run, role, addresses: as for `publish`.
@@ -108,9 +108,9 @@ class Announcement:
         self.write()
 
     def write(self) -> None:
-        """Write the addresses, unless the file has them; to be called now and then.
+        """Write the addresses if the file lacks them. Call this regularly.
 
-        A full disk may take them later. Somebody may remove, replace or damage the file.
+        A full disk may accept them later, and somebody may remove, replace or damage the file.
         """
         if time.monotonic() < self._check_at:
             return
@@ -120,7 +120,7 @@ class Announcement:
             if self._done and _entry_of(self._run, self._role) == self._addresses:
                 return
             publish(self._run, self._role, **self._addresses)
-        except (OSError, ValueError) as error:  # a full disk, or a link in the lock's place
+        except (OSError, ValueError) as error:  # a full disk, or a link instead of the lock
             text = f"{path} cannot be written, and may name an older address: {error}"
             self._limited_log.warning("endpoints", text)
         else:
@@ -131,7 +131,7 @@ class Announcement:
 
 
 def _entry_of(run: Path, role: str) -> dict[str, str] | None:
-    """Return what the file says of this process, or None if it says nothing or cannot be used."""
+    """Return this process's entry in the file; None if it is missing or cannot be used."""
     try:
         entry = dict(read_map(run / FILE)[role])
     except (OSError, ValueError, LookupError, TypeError):
@@ -140,7 +140,7 @@ def _entry_of(run: Path, role: str) -> dict[str, str] | None:
 
 
 def publish(run: Path, role: str, **addresses: str) -> None:
-    """Write a role's addresses and process id; the other roles' stay."""
+    """Write the addresses and the process id of a role. Entries of other roles stay."""
     handle = open_file(run / f"{FILE}.lock", os.O_RDWR | os.O_CREAT, mode=0o644)
     with os.fdopen(handle, "r+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -150,7 +150,7 @@ def publish(run: Path, role: str, **addresses: str) -> None:
 
 
 def load(run: Path) -> dict[str, dict[str, Any]]:
-    """The addresses by role; empty when nothing has run here.
+    """Return the entries by role; empty if nothing has run here.
 
     A file that cannot be read counts as empty: each process writes its addresses again.
     """
@@ -164,7 +164,7 @@ def load(run: Path) -> dict[str, dict[str, Any]]:
 
 
 def fault(run: Path) -> str | None:
-    """Why the file cannot be used; None: it can, or there is none."""
+    """Return why the file cannot be used; None if it can, or if it does not exist."""
     try:
         _read(run)
     except FileNotFoundError:
@@ -175,11 +175,11 @@ def fault(run: Path) -> str | None:
 
 
 def _read(run: Path) -> dict[str, dict[str, Any]]:
-    """The entries by role.
+    """Return the entries by role.
 
     Raises:
-        ValueError: the file is damaged, or no regular file.
-        OSError: there is no file, or it cannot be read.
+        ValueError: the file is damaged, or is not a regular file.
+        OSError: the file does not exist, or cannot be read.
     """
     endpoints = read_map(run / FILE)
     try:

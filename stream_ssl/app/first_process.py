@@ -1,7 +1,7 @@
-"""The learner as the first process of a container.
+"""Run the learner as the first process of a container.
 
-LMDB tells the processes that read a journal apart by their ids: each locks the byte of that number.
-A receiver in a container of its own is process 1 there, so the learner must not have that id too.
+LMDB identifies the processes that read a journal by their process ids: each locks the byte of its
+id. A receiver in a container of its own is process 1, so the learner must have another id.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ MOST_IDS_SKIPPED = 256
 
 
 def leave_first_process() -> None:
-    """Where this is process 1, go on in a child; the parent hands signals on and ends as it ends.
+    """If this is process 1, continue in a child. The parent forwards signals to the child.
 
-    The child's id is drawn: whoever was killed here before may have left an entry among the
-    journal's readers, which LMDB clears away when no process of that id is alive.
+    The parent ends with the status of the child. The child's id is random. A learner that was
+    killed here before may have left an entry among the journal's readers. LMDB clears that entry
+    only if no living process has its id.
     """
     if os.getpid() != 1:
         return
@@ -31,7 +32,7 @@ def leave_first_process() -> None:
             signal.signal(number, lambda given, _: os.kill(child, given))
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     while child:
-        ended, status = os.wait()  # orphans, too: they are process 1's
+        ended, status = os.wait()  # process 1 must also wait for orphans
         if ended == child:
             code = os.waitstatus_to_exitcode(status)
             os._exit(code if code >= 0 else 128 - code)

@@ -1,4 +1,4 @@
-"""The help of the daemon's commands: a few lines an option, and the learner's without torch."""
+"""The help of the daemon's commands, and the learner's help without torch."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from jsonargparse import DefaultHelpFormatter
 
 WIDTH = 100
 LONGEST_DEFAULT = 60
-"""Characters of a default value that fit beside an option. `--print_config` prints longer ones."""
+"""Longest default value, in characters, in the help. `--print_config` prints longer ones."""
 
 LEARNER_HELP = files("stream_ssl.app") / "learner_help.txt"
-"""The stored text of `stream-ssl learner --help`: to make it, `make docs` imports torch."""
+"""The stored text of `stream-ssl learner --help`. `make docs` writes it, which imports torch."""
 
 
 class HelpFormatter(DefaultHelpFormatter):
-    """Formats each option as `--option TYPE, default: VALUE`, above its description."""
+    """A formatter that writes `--option TYPE, default: VALUE` above each description."""
 
     def __init__(self, prog: str, **_: Any) -> None:
         super().__init__(prog, max_help_position=6, width=WIDTH)  # type: ignore[no-untyped-call]
@@ -28,7 +28,7 @@ class HelpFormatter(DefaultHelpFormatter):
         return action.help or ""
 
     def _format_action(self, action: argparse.Action) -> str:
-        # jsonargparse takes a whole section as a file. The sections already stand in CONFIG.
+        # jsonargparse can read a section from a file of its own; CONFIG has all sections.
         if action.help == "Path to a configuration file." or action.dest.endswith(".help"):
             return ""
         return super()._format_action(action)
@@ -61,7 +61,7 @@ class HelpFormatter(DefaultHelpFormatter):
 
 
 def print_learner_help() -> NoReturn:
-    """Print the help of the learner's options, which `make docs` stored, and exit."""
+    """Print the stored help of the learner's options, and exit."""
     print(LEARNER_HELP.read_text(), end="")
     sys.exit(0)
 

@@ -1,7 +1,7 @@
-"""torchrun as `stream-ssl run --ranks` needs it: `python -m stream_ssl.app.launch_ranks N ...`.
+"""torchrun for `stream-ssl run --ranks`: `python -m stream_ssl.app.launch_ranks N ...`.
 
-It starts N learners of this host with these arguments, ends with the status of the one that failed,
-with 0 after SIGTERM, and stops them should the supervisor die.
+It starts N learners on this host with the given arguments. It ends with the status of the learner
+that failed, and with 0 after SIGTERM. It stops the learners if the supervisor dies.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from stream_ssl.app.threads import share_cores
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run until all have ended. The supervisor starts the group again, so torchrun does not."""
+    """Run until all ranks have ended. torchrun restarts nothing, because the supervisor does."""
     trace_crashes()
     ranks, *rest = arguments
-    if parent := os.environ.pop(PARENT, None):  # that of the ranks is this process
+    if parent := os.environ.pop(PARENT, None):  # the parent of the ranks is this process
         stop = threading.Event()
         threading.Thread(target=watch_parent, args=(int(parent), stop), daemon=True).start()
         threading.Thread(target=_terminate_when, args=(stop,), daemon=True).start()
-    os.environ["PYTHONSAFEPATH"] = "1"  # torchrun starts the ranks without -P
+    os.environ["PYTHONSAFEPATH"] = "1"  # because torchrun starts the ranks without -P
     share_cores()
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -43,9 +43,9 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def status_of(statuses: Sequence[int]) -> int:
-    """Return the status of a group whose ranks ended with these; -N stands for signal N.
+    """Return the status of a group from the statuses of its ranks; -N stands for signal N.
 
-    A rank that crashed names the cause; the others fail because it is gone.
+    A rank that crashed is the cause. The others fail because it is gone.
     """
     crashes = [-status for status in statuses if status < 0 and -status != signal.SIGTERM]
     if crashes and USAGE not in statuses:

@@ -151,7 +151,7 @@ class Process:
     def _open_journal(
         self, settings: Namespace, saved: Saved | None, stack: ExitStack
     ) -> tuple[JournalReader, Offset]:
-        """The journal that this rank reads, with its batches, and where they begin."""
+        """Open this rank's journal and its batches. Return the reader and the first offset."""
         group = self._ranks.group
         part = self._part = ranks.part_of(settings, self._ranks, saved)
         if part.apart and part.journal is not None:
@@ -208,7 +208,7 @@ class Process:
         warm_start(settings, self.learner)
 
     def _serve(self, settings: Namespace, stack: ExitStack) -> None:
-        """Serve page and metrics, and watch the conditions; settings need not be instantiated."""
+        """Serve the page and metrics, and watch the conditions. Needs no instantiated settings."""
         self.metrics = LearnerMetrics(
             CollectorRegistry(),
             memories=(WORKING, *settings.shadows),
@@ -332,7 +332,7 @@ class Process:
         return GroupView(members, parked, capacity)
 
     def _follow_journal(self) -> None:
-        """Start again at the beginning of a journal that replaced the old one.
+        """Let the receiver trim nothing when the learner reads another journal than before.
 
         Older checkpoints do not say what the receiver of another journal may trim.
         """

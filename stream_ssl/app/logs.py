@@ -1,4 +1,4 @@
-"""How the commands log: lines for people, or JSON objects for Loki, Elasticsearch and the like."""
+"""Logging of the commands: lines for people, or JSON objects for Loki, Elasticsearch and others."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "task
 
 
 def configure(environment: Mapping[str, str] = os.environ) -> None:
-    """Log to standard error: at least of level STREAM_SSL_LOG, in the form STREAM_SSL_LOG_FORMAT;
-    of several ranks, with the number that torchrun gave this one.
+    """Log to standard error, from level STREAM_SSL_LOG on, in the form STREAM_SSL_LOG_FORMAT.
+
+    With several ranks, each line has the rank that torchrun gave this process.
 
     Raises:
-        ValueError: one of them has no such value.
+        ValueError: a variable has an unknown value.
     """
     level = environment.get("STREAM_SSL_LOG", "INFO").upper()
     if level not in LEVELS:
@@ -37,12 +38,12 @@ def configure(environment: Mapping[str, str] = os.environ) -> None:
     handler.addFilter(LibraryLimit())
     handler.setFormatter(JsonLines(rank) if form == "json" else Lines(rank))
     logging.basicConfig(level=level, handlers=[handler])
-    for library in ("faiss", "onnx_ir", "onnxscript"):  # they tell of each try and each rewrite
+    for library in ("faiss", "onnx_ir", "onnxscript"):  # they log each attempt and each rewrite
         logging.getLogger(library).setLevel(logging.WARNING)
 
 
 class LibraryLimit(logging.Filter):
-    """Limits what a library logs, because a peer decides how often the library has a reason to.
+    """A filter that limits the lines of libraries, because peers can cause a library to log often.
 
     Args:
         lines: most lines of one kind within a window. A kind is a logger, a level and the beginning
@@ -65,7 +66,7 @@ class LibraryLimit(logging.Filter):
         self._windows: dict[tuple[str, int, str], tuple[float, int, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Tell whether the record is logged; the first of a window says how many were left out."""
+        """Return whether to log the record. The first of a window says how many were left out."""
         if record.name.partition(".")[0] in self.OURS:
             return True
         kind = (record.name, record.levelno, str(record.msg)[:32])
@@ -86,10 +87,12 @@ class LibraryLimit(logging.Filter):
 
 
 class Lines(logging.Formatter):
-    """`2026-11-22T21:49:35.123+01:00 INFO    stream_ssl.learner: ...`, in local time.
+    """A formatter of lines: `2026-11-22T21:49:35.123+01:00 INFO    stream_ssl.learner: ...`.
+
+    Times are local.
 
     Args:
-        rank: of this process, among several.
+        rank: rank of this process; None: the only process.
     """
 
     MOST = 1 << 15  # characters of a line, traceback included
@@ -100,24 +103,27 @@ class Lines(logging.Formatter):
         super().__init__(f"%(asctime)s %(levelname)-7s {whose}%(name)s: %(message)s")
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: ARG002
-        """With the zone's offset: machines of one run need not agree on theirs."""
+        """Return the time with the zone's offset, because a run's machines may differ in zone."""
         return (
             datetime.fromtimestamp(record.created).astimezone().isoformat(timespec="milliseconds")
         )
 
     def format(self, record: logging.LogRecord) -> str:
-        """Leave out control characters, which act on a terminal, and what is beyond MOST."""
+        """Return the text without control characters, which act on a terminal, cut after MOST."""
         text = super().format(record)
         cut = text[: self.MOST] + ("..." if len(text) > self.MOST else "")
         return "".join(sign if sign.isprintable() or sign in "\n\t" else "?" for sign in cut)
 
 
 class JsonLines(Lines):
-    """An object a line: time, level, logger, message, the traceback of an error as `exception`,
-    and whatever was given as `extra`."""
+    """A formatter of JSON objects, one a line.
+
+    An object has time, level, logger and message, an error's traceback as `exception`, and the
+    fields of `extra`.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line, whatever the message contains."""
+        """Return one line, whatever the message contains."""
         fields: dict[str, Any] = {
             "time": self.formatTime(record),
             "level": record.levelname,
@@ -134,10 +140,10 @@ class JsonLines(Lines):
 
 
 class StepLog:
-    """A line now and then on how learning goes; none while it does not.
+    """A log line of training progress every `every` seconds; none while no updates are made.
 
     Args:
-        log: where to.
+        log: the logger.
         every: seconds between two lines.
         clock: monotonic seconds.
     """
@@ -152,7 +158,7 @@ class StepLog:
         self._at, self._steps, self._samples = clock(), 0, 0
 
     def consume(self, record: StepRecord) -> None:
-        """Take one step."""
+        """Consume one step."""
         self._steps += record.skipped is None
         self._samples += 0 if record.replay else record.batch + record.near_copies
         seconds = self._clock() - self._at

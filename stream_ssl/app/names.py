@@ -1,7 +1,7 @@
-"""Losses, methods, policies, scores and sources by the names in their tables.
+"""Short names of losses, methods, policies, scores and sources in options.
 
-jsonargparse takes a class path, or the class's own name. Here it learns the table's name, wherever
-an option has that type: in config files, on the command line, in the environment, at any depth.
+jsonargparse accepts a class path, or the name of a class. This module adds the names in our tables,
+for every option of such a type: in config files, on the command line, in the environment.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ TABLES: dict[Any, tuple[str, dict[str, type]]] = {
     Score: ("score", SCORES),
     Labelled: ("source", SOURCES),
 }
-"""By the type of an option: what it names, and the table."""
+"""The kind of class and its table, by the type of an option."""
 
 D_MOCO = (
     "method d-moco: D-MoCo is moco with the memory of the DUEL paper, and a method's name sets no "
     "memory; leave the name out and add --config deploy/configs/presets/d-moco.yaml"
 )
-"""The error for a name that older versions took for MoCo on the default memory."""
+"""The error for a name that older versions read as MoCo with the default memory."""
 
 _by_class_name = _typehints.resolve_class_path_by_name
 
 
 def class_path(cls: Any, name: str) -> str:
-    """The path of the class that an option of type `cls` names.
+    """Return the path of the class that an option of type `cls` names.
 
     Raises:
-        ValueError: there is no such name; the message lists those there are.
+        ValueError: the name is unknown. The message lists the known ones.
     """
     if cls is Method and name == "d-moco":
         raise ValueError(D_MOCO)
@@ -55,11 +55,11 @@ def class_path(cls: Any, name: str) -> str:
 
 
 def choices(cls: Any) -> str:
-    """What an option of type `cls` takes, for help and errors."""
+    """Return the accepted values of an option of type `cls`, for help and errors."""
     _, table = TABLES[cls]
     return f"one of {', '.join(sorted(table))}, or a class path such as package.module.Class"
 
 
-# There is no public way to tell jsonargparse of another name for a class. This is the one function
-# that all its doors go through; tests/app/test_names.py knocks at each of them.
+# jsonargparse has no public way to add a name for a class. All its entry points call this function;
+# tests/app/test_names.py checks each of them.
 _typehints.resolve_class_path_by_name = class_path

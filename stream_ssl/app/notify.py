@@ -1,4 +1,4 @@
-"""Tells systemd that a process is ready, that it gets on, and that it stops (sd_notify(3))."""
+"""Tell systemd when a process is ready, works and stops (sd_notify(3))."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from stream_ssl.observe.health import Health
 log = logging.getLogger(__name__)
 
 EVERY = 5.0
-"""Seconds between two looks, without a watchdog; a third of its time with one."""
+"""Seconds between two messages without a watchdog. With one, a third of the watchdog's time."""
 
 
 class Notifier:
-    """Speaks for a process as long as it is entered; silent where systemd did not start it.
+    """A context that reports a process's state to systemd. Without systemd it does nothing.
 
-    READY is told at the entry: enter it when the process serves. The watchdog is fed while every
-    loop ticks within its patience: systemd restarts a process whose loop hangs, and none that waits
-    for samples.
+    It sends READY on entry, so enter it once the process serves. It feeds the watchdog while every
+    loop ticks within its patience: systemd restarts a process whose loop hangs, but not one that
+    waits for samples.
 
     Args:
-        health: what the loops and checks say.
-        environment: where systemd names its socket (NOTIFY_SOCKET, WATCHDOG_USEC).
+        health: the state of the loops and checks.
+        environment: names systemd's socket (NOTIFY_SOCKET, WATCHDOG_USEC).
     """
 
     def __init__(self, health: Health, environment: Mapping[str, str] = os.environ) -> None:
         self._health = health
         self._address = environment.get("NOTIFY_SOCKET", "")
-        if self._address.startswith("@"):  # of Linux's abstract names
+        if self._address.startswith("@"):  # an abstract socket name of Linux
             self._address = "\0" + self._address[1:]
         watchdog = environment.get("WATCHDOG_USEC", "")
         every = int(watchdog) / 3e6 if watchdog.isdigit() and int(watchdog) else EVERY

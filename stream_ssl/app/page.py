@@ -1,4 +1,4 @@
-"""What both roles' pages have in common: the run, the other process, and the token."""
+"""What the pages of both roles share: the run, the other process and the token."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stream_ssl.observe.page.api import Sources
 
 
 def page_sources(settings: Namespace) -> Sources:
-    """What a process's page can tell of from its start.
+    """Return what a process's page can show from its start.
 
     Raises:
         ValueError: the token file cannot be used.
@@ -24,21 +24,23 @@ def page_sources(settings: Namespace) -> Sources:
 
 
 def process_of(run: Path, role: str) -> str | None:
-    """The HTTP address of a run's process; `run --receivers` keeps the folders of receivers in the
-    learner's."""
+    """Return the HTTP address of one of the run's processes; None if it is unknown.
+
+    The receivers of `run --receivers` have their folders in the learner's run folder.
+    """
     found: dict[str, str] = load(run).get(role) or load(run.parent).get(role) or {}
     return found.get("http")
 
 
 def peers_of(run: Path, role: str) -> dict[str, tuple[str, int]]:
-    """Return the address and the process id of the run's other processes that live on this machine.
+    """Return the address and process id of the run's other living processes on this machine.
 
-    A process lives if it holds its role's lock and has told its address. A process that was
-    stopped, that starts, or that runs on another machine is left out.
+    A process lives if it holds its role's lock and has published its address. A process that has
+    stopped, is starting, or runs on another machine is left out.
 
     Args:
         run: this process's own run folder.
-        role: of this process.
+        role: this process's role.
     """
     found: dict[str, tuple[str, int]] = {}
     for folder in (run.parent, run, *sorted(run.glob("receiver-*"))):
@@ -50,6 +52,6 @@ def peers_of(run: Path, role: str) -> dict[str, tuple[str, int]]:
 
 
 def announced(settings: Namespace) -> dict[str, str]:
-    """What endpoints.json tells beside addresses: where `stream-ssl status` finds the token."""
+    """Return what endpoints.json has beside addresses: the token file, for `stream-ssl status`."""
     file = settings.http.token_file
     return {} if file is None else {"token_file": str(file.absolute())}

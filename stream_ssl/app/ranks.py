@@ -1,4 +1,4 @@
-"""The ranks of a run that torchrun started: how they meet, and that they are of one run."""
+"""The ranks of a run that torchrun started: join the group, and check that all ranks agree."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ log = logging.getLogger("stream_ssl.ranks")
 
 
 def rank() -> int:
-    """Of this process, by what torchrun told it."""
+    """Return the rank of this process, as torchrun set it."""
     return int(os.environ.get("RANK", 0))
 
 
 def role() -> str:
-    """What this process is called in the run's folder: "learner", and "learner-1" and so on."""
+    """Return this process's role in the run's folder: "learner", "learner-1", "learner-2", ..."""
     return f"learner-{rank()}" if rank() else "learner"
 
 
 def meet(settings: Namespace, stack: ExitStack) -> Ranks:
-    """Join the other ranks; a process that torchrun did not start is alone.
+    """Join the other ranks. A process that torchrun did not start is alone.
 
-    On GPUs each rank of a host takes one, and they talk by NCCL; else by gloo.
+    On GPUs each rank of a host uses one GPU, and the ranks communicate by NCCL; otherwise by gloo.
 
     Raises:
-        Misconfigured: the device is none, or this rank has no GPU.
+        Misconfigured: the device does not exist, or this rank has no GPU.
         Failure: the others cannot be reached within `ranks.timeout`.
     """
     if not settings.learner.device.startswith("cuda"):
@@ -72,8 +72,8 @@ def meet(settings: Namespace, stack: ExitStack) -> Ranks:
     try:
         store, number, size = next(rendezvous("env://", timeout=timeout))
         if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-            # torchrun keeps that over a restart, with the addresses of ranks that are dead. The
-            # store of a rank is new; and hosts that joined later have counted fewer restarts.
+            # torchrun keeps its store over a restart, with the addresses of dead ranks. The
+            # restart count separates them. A host that joined later has counted fewer restarts.
             store = PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
         dist.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",
@@ -96,12 +96,12 @@ def meet(settings: Namespace, stack: ExitStack) -> Ranks:
 
 @dataclass(frozen=True)
 class Part:
-    """Which journal this rank reads, and as which of those that read it.
+    """The journal that a rank reads, and its place among the ranks that read this journal.
 
     Attributes:
-        folder: of the receiver.
-        rank, readers: which rank of the run this is, and which ones read the same journal.
-        journal: its id; None where one process will find out.
+        folder: the receiver's run folder.
+        rank, readers: this rank of the run, and all ranks that read the same journal.
+        journal: the journal's id; None if one process reads it, which finds the id later.
         apart: whether ranks have journals of their own.
     """
 
@@ -113,20 +113,22 @@ class Part:
 
     @property
     def number(self) -> int:
-        """Of this rank among the readers; the first tells the receiver how far all are."""
+        """This rank's place among the readers. Reader 0 tells the receiver how far all are."""
         return self.readers.index(self.rank)
 
 
 def part_of(settings: Namespace, ranks: Ranks, saved: Saved | None) -> Part:
-    """Which journal this rank reads.
+    """Return the journal that this rank reads.
 
     Args:
-        saved: what the run goes on from; if it tells of several journals, ranks have their own,
-            though the settings name no folders.
+        settings: the learner's settings.
+        ranks: all ranks of the run.
+        saved: the checkpoint that the run resumes from. If it holds several journals, the ranks
+            have journals of their own, even if the settings name no folders.
 
     Raises:
         Misconfigured: a host has fewer ranks than receivers.
-        Failure: a receiver has made no journal yet.
+        Failure: a receiver has not created its journal yet.
     """
     rank, size = ranks.group.rank, ranks.group.size
     folders = [Path(folder) for folder in settings.ranks.receivers]
@@ -155,7 +157,7 @@ def part_of(settings: Namespace, ranks: Ranks, saved: Saved | None) -> Part:
 
 
 def _one_journal(ranks: Ranks, run: Path, begun: bool) -> str | None:
-    """The id of the journal that all ranks read, which must know it alike when they go on."""
+    """Return the id of the journal that all ranks read. Check that all see the same one."""
     if ranks.alone:
         return None
     told = {rank: one for rank, one in enumerate(ranks.tell(journal_id(run / "journal"))) if one}
@@ -172,10 +174,11 @@ def _one_journal(ranks: Ranks, run: Path, begun: bool) -> str | None:
 
 
 def check_shared(ranks: Ranks, run: Path) -> None:
-    """Refuse a run folder that is not the same on all ranks, which write checkpoints together.
+    """Reject a run folder that is not the same on all ranks. They write checkpoints together.
 
     Raises:
-        Misconfigured: some do not see what the first writes there.
+        Misconfigured: some ranks do not see a file that rank 0 writes there.
+        Failure: rank 0 cannot write there.
     """
     if ranks.alone:
         return
@@ -204,10 +207,10 @@ def check_shared(ranks: Ranks, run: Path) -> None:
 
 
 def check_alike(ranks: Ranks, config: Mapping[str, Any]) -> None:
-    """Refuse ranks of other configuration or code.
+    """Reject ranks whose configuration, code or torch differ.
 
     Raises:
-        Misconfigured: some differ; the message names the first difference, and both values.
+        Misconfigured: some differ. The message names the first difference, and both values.
     """
     if ranks.alone:
         return
@@ -224,7 +227,7 @@ def check_alike(ranks: Ranks, config: Mapping[str, Any]) -> None:
 
 
 def code_hash() -> str:
-    """Of every source file of the two packages that learn."""
+    """Return a hash of all source files of the packages that learn."""
     digest = hashlib.sha256()
     for package in (stream_ssl, memory):
         root = Path(package.__file__ or "").parent

@@ -1,4 +1,4 @@
-"""The receiver's process: the loop, and those who watch it."""
+"""The receiver's process: its loop and its observers."""
 
 from __future__ import annotations
 
@@ -40,17 +40,18 @@ T = TypeVar("T")
 log = logging.getLogger("stream_ssl.receiver")
 
 PLAIN = "plain"
-"""Value of `access` that asks for plain text."""
+"""The value of `access` for plain text, without keys."""
 PATIENCE = 15.0
 """Seconds without a round of the loop after which the process counts as stuck."""
 
 
 def receive(settings: Namespace, resolved: Mapping[str, Any], stop: threading.Event) -> None:
-    """Take samples until `stop` is set; then commit what is held, acknowledge, and return.
+    """Receive samples until `stop` is set. Then commit and acknowledge the samples held.
 
     Args:
-        settings: as the receiver's parser gives them.
-        resolved: the same as plain values, for the metrics.
+        settings: the settings, as the receiver's parser returns them.
+        resolved: the same settings as plain values, for the metrics.
+        stop: set to end the process.
     """
     with configuring():
         host, port = split_address(settings.http.receiver)
@@ -130,13 +131,14 @@ def receive(settings: Namespace, resolved: Mapping[str, Any], stop: threading.Ev
 
 
 def listen_again(listen: Callable[[str], T], bind: str, run: Path) -> T:
-    """Listen; where the port may be any, at the one that the run's receiver had before, if it is
-    free. Producers that are connected know that one.
+    """Listen. If the settings leave the port open, prefer the port of the run's previous receiver.
+
+    Connected producers know the previous port. It is used if it is free.
 
     Args:
         listen: listens at an address.
-        bind: the address that the settings name.
-        run: the run's folder, with the endpoints.json of before.
+        bind: the address in the settings.
+        run: the run's folder, with the endpoints.json of the previous receiver.
     """
     host, _, port = bind.rpartition(":")
     before = str(load(run).get("receiver", {}).get("data")) if port in ("0", "*") else ""
@@ -155,7 +157,7 @@ def listen_again(listen: Callable[[str], T], bind: str, run: Path) -> T:
 
 
 def _why(record: ReceiverRecord) -> str:
-    """Return what keeps producers from credit, with what to do."""
+    """Return why producers get no credit, and the remedy."""
     if record.disk_full:
         return "the disk of the journal is full, the journal is not; make room on the disk"
     if record.full:
@@ -164,7 +166,7 @@ def _why(record: ReceiverRecord) -> str:
 
 
 def access_of(settings: Namespace, run: Path) -> Access | None:
-    """Return who may send; None: plain text. Keys of the run are made in the folder `run`.
+    """Return who may send; None: plain text. A run without keys creates them in the folder `run`.
 
     Raises:
         ValueError: plain text is asked for beyond loopback, or a key file cannot be used.
@@ -190,7 +192,7 @@ def access_of(settings: Namespace, run: Path) -> Access | None:
 
 
 def dry_run(settings: Namespace) -> None:
-    """Build what `receive` builds, in a folder that is then removed and without a port.
+    """Build what `receive` builds, in a temporary folder and without a port.
 
     Raises:
         ValueError: the settings cannot work.

@@ -1,4 +1,4 @@
-"""Options that are gone: what holds instead, for old configuration files and old run folders."""
+"""Removed options, and how old configuration files and run folders that name them are handled."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 
 class Gone(NamedTuple):
-    """A removed option: the value that always holds now, and a sentence for the user."""
+    """A removed option: the value that now always holds, and a sentence for the user."""
 
     value: Any
     now: str
@@ -45,7 +45,7 @@ REMOVED: dict[str, Gone] = {
     "observe.prequential.rate": Gone(4.0, "the learning rate of the linear probe is 4.0"),
     "http.producers": Gone(True, "metrics have a label for each of the first 256 producers"),
 }
-"""By option. The value is the one that a run without the option always had."""
+"""Removed options by name. `value` is the value that a run without the option always had."""
 
 POLICIES = (
     "hybrid",
@@ -56,7 +56,7 @@ POLICIES = (
 
 
 def why_refused(option: str, value: object) -> str | None:
-    """Return the error about a removed option or a removed value; None where it is neither."""
+    """Return the error about a removed option or a removed value; None if neither applies."""
     if option in REMOVED:
         return f"{option} is gone: {REMOVED[option].now}. Delete it"
     if (option, value) == ("learner.anchors", "mixed"):
@@ -70,10 +70,10 @@ def why_refused(option: str, value: object) -> str | None:
 
 
 def without(config: Mapping[str, Any], path: str = "") -> tuple[dict[str, Any], list[str]]:
-    """Return a stored configuration without the removed options.
+    """Return a stored configuration without removed options, and the values that are lost.
 
-    The second part has a line "option: the run's value (now: what holds)" for each option whose
-    value was not the one that always holds now.
+    The second part has a line "option: the run's value (now: the present rule)" for each option
+    whose value differs from the value that now always holds.
     """
     kept: dict[str, Any] = {}
     lost: list[str] = []
@@ -91,10 +91,10 @@ def without(config: Mapping[str, Any], path: str = "") -> tuple[dict[str, Any], 
 
 
 def check_run(config: Mapping[str, Any]) -> None:
-    """Refuse to go on with a run that depends on something that was removed.
+    """Reject a run that depends on a removed feature.
 
     Raises:
-        ValueError: the message names it.
+        ValueError: the run depends on one. The message names it.
     """
     memory = config.get("memory") or {}
     policy = str((memory.get("eviction") or {}).get("class_path"))

@@ -1,7 +1,7 @@
-"""What a restart may change of a run's configuration, and what a run keeps from its beginning.
+"""The options that a restart may change, and the options that a run fixes at its beginning.
 
-Each option is on one of two lists, which docs/restart.md repeats for users; a test fails for a new
-option that is on neither.
+Each option is in one of two lists, which docs/restart.md repeats for users. A test fails for a new
+option that is in neither.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from stream_ssl.renamed import with_current_names
 log = logging.getLogger("stream_ssl.learner")
 
 FIXED = (
-    # What the samples become, and in which batches.
+    # The samples and their batches.
     *("decoder.size", "decoder.channels", "decoder.subclass"),
     "batches.batch_size",
     *("vectors.dim", "vectors.dtype", "vectors.widths", "vectors.noise"),
-    # The network; a checkpoint's tensors fit no other.
+    # The network: a checkpoint's tensors fit no other.
     *("encoder.width", "encoder.depths", "encoder.stem", "encoder.block"),
     *("encoder.model", "encoder.head", "encoder.weights", "encoder.frozen"),
     *("projector.dim", "projector.hidden", "projector.batchnorm"),
-    # What is learned.
+    # The objective.
     *("views.crop", "views.flip", "views.jitter", "views.grey", "views.blur", "views.mean"),
     "views.std",
     "views.transform",
     *("loss", "method", "optimiser.name", "learner.seed", "learner.anchors"),
     *("learner.plain_keys", "learner.draw", "learner.sync_batchnorm"),
-    # What the memory holds, and by which rule.
+    # The memory and its policy.
     *("memory.capacity", "memory.eviction", "memory.descriptor"),
 )
-"""A checkpoint means nothing, or something else, under other values: the run's own win."""
+"""Options whose values the run keeps. Under other values its checkpoints would have no meaning."""
 
 MAY_CHANGE = (
     *("optimiser.learning_rate", "optimiser.weight_decay", "optimiser.clip", "schedule"),
@@ -61,19 +61,19 @@ MAY_CHANGE = (
     "ranks.receivers",
     "ranks.lost",
 )
-"""The new value is used from the restart on."""
+"""Options whose new values are used from the restart on."""
 
 ABSENT = object()
 
 
 @dataclass(frozen=True)
 class Restart:
-    """The configuration that a run goes on with, and how it differs from others.
+    """The configuration with which a run resumes, and its differences.
 
     Args:
         config: plain values.
-        kept: "option: the run's value (asked for: another)", of options that a run fixes.
-        changed: "option: the run's value -> the new one", of options that may change.
+        kept: lines "option: the run's value (asked for: another)", for options that a run fixes.
+        changed: lines "option: the run's value -> the new one", for options that may change.
     """
 
     config: dict[str, Any]
@@ -82,12 +82,12 @@ class Restart:
 
 
 def merge(asked: Mapping[str, Any], run: Mapping[str, Any]) -> Restart:
-    """What a run goes on with.
+    """Return the configuration with which a run resumes.
 
     Args:
         asked: the configuration of the restart, as plain values.
-        run: the one stored in the checkpoint. Options that it lacks, being older than they are, are
-            taken from `asked`.
+        run: the configuration stored in the checkpoint. Options that are newer than the checkpoint
+            are taken from `asked`.
     """
     run = _with_memory_defaults(_with_own_parts(_with_named_method(with_current_names(run))))
     config = {name: dict(v) if isinstance(v, Mapping) else v for name, v in asked.items()}
@@ -104,7 +104,7 @@ def merge(asked: Mapping[str, Any], run: Mapping[str, Any]) -> Restart:
             kept += [f"{where}: {_show(a)} (asked for: {_show(b)})" for where, a, b in lines]
     for path in MAY_CHANGE:
         ours, theirs = _get(run, path), _get(asked, path)
-        # Of the receiver's sections a learner knows what the file says alone.
+        # A learner knows only those options of the receiver that the file sets.
         if ours is not ABSENT or path.partition(".")[0] in RECEIVER_SECTIONS:
             lines = _differences(path, ours, theirs)
             changed += [f"{where}: {_show(a)} -> {_show(b)}" for where, a, b in lines]
@@ -112,12 +112,17 @@ def merge(asked: Mapping[str, Any], run: Mapping[str, Any]) -> Restart:
 
 
 def resume(parser: ArgumentParser, settings: Namespace, run: Mapping[str, Any]) -> Namespace:
-    """Return the settings to go on with from a checkpoint that stored the configuration `run`.
+    """Return the settings with which to resume from a checkpoint.
 
-    Log what is kept, what changes, and which options are gone.
+    The log says which options are kept, changed or removed.
+
+    Args:
+        parser: the parser that returned `settings`.
+        settings: the settings of the restart.
+        run: the configuration stored in the checkpoint.
 
     Raises:
-        ValueError: the run depends on something that was removed.
+        ValueError: the run depends on a removed feature.
     """
     check_run(run)
     run, lost = without(run)
@@ -142,9 +147,10 @@ def resume(parser: ArgumentParser, settings: Namespace, run: Mapping[str, Any]) 
 
 
 def stored(run: Path) -> Mapping[str, Any] | None:
-    """Return the configuration in a run's newest checkpoint; None where there is none.
+    """Return the configuration in a run's newest checkpoint; None if there is no checkpoint.
 
-    It is read without a lock, and without a check of the checkpoint's hashes."""
+    The file is read without a lock, and without a check of the checkpoint's hashes.
+    """
     try:
         state = read_map(run / "checkpoints" / "latest" / "state.json", 16 << 20)
         config: Mapping[str, Any] = state["config"]
@@ -171,7 +177,7 @@ def _differences(path: str, ours: Any, theirs: Any) -> Iterator[tuple[str, Any, 
 
 
 def _plain(value: Any) -> Any:
-    # JSON has no tuples: one that was stored comes back as a list.
+    # JSON has no tuples: a stored tuple comes back as a list.
     return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
@@ -180,7 +186,7 @@ def _show(value: Any) -> str:
 
 
 def _with_named_method(run: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A run from before there was a choice of methods was MoCo's."""
+    """Add the method MoCo to a configuration from before methods could be chosen."""
     method = run.get("method")
     if method is None or "class_path" in method:
         return run
@@ -188,7 +194,7 @@ def _with_named_method(run: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _with_own_parts(run: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A run from before there was a choice of networks, transforms and decoders had ours."""
+    """Add the defaults to a configuration from before networks and transforms could be chosen."""
     own: dict[str, dict[str, Any]] = {
         "encoder": {"model": None, "head": None, "weights": None, "frozen": []},
         "views": {"transform": None},
@@ -198,8 +204,11 @@ def _with_own_parts(run: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _with_memory_defaults(run: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A run from before there was a choice of descriptors counts duplicates on embeddings, and one
-    from before the default policy was written out has null for it."""
+    """Add the memory's defaults to an old configuration.
+
+    Before descriptors could be chosen, duplicates were counted on embeddings. Before the default
+    policy was written out, its value was null.
+    """
     memory = {"descriptor": {"class_path": "stream_ssl.memory.descriptors.Embedding"}} | run.get(
         "memory", {}
     )

@@ -1,4 +1,4 @@
-"""When a process is asked to stop."""
+"""Stop a process when it is asked to stop."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ import threading
 log = logging.getLogger(__name__)
 
 PARENT = "STREAM_SSL_PARENT"
-"""Environment: the process id of the supervisor that started this one."""
+"""Environment variable: the process id of the supervisor that started this process."""
 
 PARSED = "STREAM_SSL_PARSED"
-"""Environment: the file that the supervisor's learner creates once it has parsed its settings."""
+"""Environment variable: the file that the learner creates once it has parsed its settings."""
 
 KILLED = 128
-"""Exit status of a process that stands for one that signal N killed: 128 + N."""
+"""Exit status of a process whose child was killed by signal N: KILLED + N."""
 
 STARTED_BY = (PARENT, "TORCHELASTIC_RUN_ID")
-"""Environment of a process that our supervisor, or torchrun, asks to stop, and kills where it takes
-too long."""
+"""Environment variables of a process whose starter stops it, and kills it if it takes too long."""
 
 
 def stop_on_signals() -> threading.Event:
-    """An event that SIGTERM, SIGINT, the end of the terminal and the supervisor's death set.
+    """Return an event that SIGTERM, SIGINT, SIGHUP and the supervisor's death set.
 
-    A second signal ends the process at once, for whoever cannot wait. Not where another process
-    sees to that: systemd asks each process of a service to stop, and then that one does.
+    A second signal ends the process at once. A process that a supervisor or torchrun started
+    ignores the second signal: systemd signals each process of a service, and then the starter
+    signals it again.
     """
     stop = threading.Event()
     alone = not any(name in os.environ for name in STARTED_BY)
@@ -42,7 +42,7 @@ def stop_on_signals() -> threading.Event:
 
     signal.signal(signal.SIGTERM, handle)
     signal.signal(signal.SIGINT, handle)
-    if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # nohup ignores it
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # nohup sets it to be ignored
         signal.signal(signal.SIGHUP, handle)
     if parent := os.environ.get(PARENT):
         threading.Thread(target=watch_parent, args=(int(parent), stop), daemon=True).start()
@@ -50,7 +50,7 @@ def stop_on_signals() -> threading.Event:
 
 
 def _obey(came: queue.SimpleQueue[int], stop: threading.Event) -> None:
-    """Set `stop` whenever a signal came.
+    """Set `stop` after each signal.
 
     The handler must not set the event itself. It runs in the main thread, perhaps in the middle of
     `stop.wait()`, which holds the event's lock. Setting it there would wait for that lock for ever.
@@ -62,8 +62,10 @@ def _obey(came: queue.SimpleQueue[int], stop: threading.Event) -> None:
 
 
 def watch_parent(parent: int, stop: threading.Event) -> None:
-    """Set `stop` once this is no more the parent: an orphan would hold its port and its lock
-    against the supervisor's successor."""
+    """Set `stop` once the parent is gone.
+
+    An orphan would keep its port and its lock, which the next supervisor's processes need.
+    """
     while not stop.wait(1.0):
         if os.getppid() != parent:
             log.warning(

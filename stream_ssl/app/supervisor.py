@@ -1,4 +1,4 @@
-"""Starts a run's processes, restarts those that die, and stops them in order."""
+"""Start a run's processes, restart those that die, and stop them in order."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from stream_ssl.observe.catalogue import RESTARTS
 log = logging.getLogger("stream_ssl.supervisor")
 
 USAGE = 2
-"""Exit status of a process whose configuration is wrong: starting it again mends nothing."""
+"""Exit status of a process whose configuration is wrong. A restart would not repair it."""
 
 CRASHES, CRASH_SECONDS = 3, 300.0
-"""After so many crashes by one signal within so many seconds, the log says what to change."""
+"""After CRASHES crashes by one signal within CRASH_SECONDS, the log says what to change."""
 NATIVE = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT)
 """Signals of faults in native code. A child writes the stacks of its threads before it ends."""
 NATIVE_REMEDY = (
@@ -38,7 +38,7 @@ KILLED_REMEDY = (
 
 
 def signal_of(status: int) -> signal.Signals | None:
-    """Return the signal that killed a process with this exit status, or a process that it ran."""
+    """Return the signal that killed a process with this exit status, or that killed its child."""
     try:
         return signal.Signals(-status if status < 0 else status - KILLED)
     except ValueError:
@@ -46,7 +46,7 @@ def signal_of(status: int) -> signal.Signals | None:
 
 
 def ending(status: int, pid: int) -> str:
-    """Return how a process ended, in words, and where its stacks are."""
+    """Return a description of how a process ended, and where its stacks are."""
     number = signal_of(status)
     if number is None:
         return f"ended with status {status}"
@@ -61,8 +61,11 @@ def ending(status: int, pid: int) -> str:
 
 @dataclass
 class BackOff:
-    """How long to wait before the next start: doubles from `first` to `longest` seconds, and
-    starts again at `first` after `healthy` seconds of life."""
+    """The wait before the next start, in seconds.
+
+    It doubles from `first` to `longest`, and starts again at `first` after a process has lived for
+    `healthy` seconds.
+    """
 
     first: float = 1.0
     longest: float = 30.0
@@ -70,7 +73,7 @@ class BackOff:
     _next: float = field(default=0.0, init=False)
 
     def after(self, lived: float) -> float:
-        """Seconds to wait after a process that lived for `lived` seconds."""
+        """Return the seconds to wait after a process that lived for `lived` seconds."""
         fresh = self._next == 0.0 or lived >= self.healthy
         wait = self.first if fresh else self._next
         self._next = min(2 * wait, self.longest)
@@ -89,27 +92,27 @@ class Child:
     start_at: float = 0.0
     restarts: int = 0
     worked: bool = False
-    """Whether it has once lived for as long as `back_off` calls healthy."""
+    """Whether the process has once lived for `back_off.healthy` seconds."""
     may_start: Callable[[], bool] = lambda: True
-    """Asked before each start; a start that may not happen yet is tried again."""
+    """Called before each start. If it returns False, the start is tried again later."""
     crashes: deque[tuple[float, signal.Signals | None]] = field(
         default_factory=lambda: deque(maxlen=CRASHES)
     )
-    """The time and the signal of each of its latest crashes."""
+    """Time and signal of each of the latest crashes."""
 
     def start(self, clock: Callable[[], float]) -> None:
-        """Start the process; it stops by itself should we die."""
+        """Start the process. It stops by itself if this process dies."""
         self.process = subprocess.Popen(
             self.command,
             stdin=subprocess.DEVNULL,
-            # Memory that grows over days is mostly glibc's arenas, one or more a thread.
+            # Without this limit, glibc's arenas of each thread grow the memory over days.
             env={
                 "MALLOC_ARENA_MAX": "2",
                 **os.environ,
                 PARENT: str(os.getpid()),
                 RESTARTS: str(self.restarts),
             },
-            start_new_session=True,  # a terminal's Ctrl-C comes to us; we stop them in order
+            start_new_session=True,  # Ctrl-C reaches only this process, which stops all in order
         )
         self.started = clock()
         log.info("%s started, pid %d", self.name, self.process.pid)
@@ -119,8 +122,9 @@ class Supervisor:
     """Keeps processes alive.
 
     Args:
-        commands: command line by name, in the order in which they start; they stop in reverse.
-        stop_seconds: how long a process may take over SIGTERM before it is killed.
+        commands: command lines by name, in the order of their start. They stop in reverse order.
+        stop_seconds: seconds that a process may take to stop after SIGTERM before it is killed.
+        clock: monotonic seconds.
     """
 
     def __init__(
@@ -134,7 +138,7 @@ class Supervisor:
         self._clock = clock
 
     def run(self, stop: threading.Event, poll: float = 0.2) -> int:
-        """Watch until `stop` is set; returns the exit status for the whole."""
+        """Watch the processes until `stop` is set, and return the exit status of the whole."""
         status = 0
         try:
             while not stop.is_set():
@@ -147,13 +151,13 @@ class Supervisor:
         return status or stopped
 
     def _tend(self, child: Child) -> int | None:
-        """Start the child if it is due; returns USAGE if it will never live."""
+        """Start the child if it is due. Return USAGE if its configuration is wrong."""
         now = self._clock()
         if child.process is None:
             if now >= child.start_at and child.may_start():
                 try:
                     child.start(self._clock)
-                except OSError as error:  # no memory, no processes left, an upgrade half done
+                except OSError as error:  # no memory, no free process, an unfinished upgrade
                     self._start_later(child, now, 0.0, f"cannot be started ({error})")
             return None
         status = child.process.poll()
@@ -165,7 +169,7 @@ class Supervisor:
                 "%s: wrong configuration (its message is above); nothing restarts", child.name
             )
             return status
-        # Settings that worked were edited, or what they name is away: no reason to stop the other.
+        # The settings worked before: somebody edited them, or a file is away. The others go on.
         why = ", for its configuration does not work any more" if status == USAGE else ""
         lived = now - child.started
         child.worked |= lived >= child.back_off.healthy
@@ -174,7 +178,7 @@ class Supervisor:
         return None
 
     def _tell_of_crashes(self, child: Child, now: float, number: signal.Signals | None) -> None:
-        """Say what to change once a child crashes over and over in the same way."""
+        """Log a remedy once a child has crashed several times by the same signal."""
         child.crashes.append((now, number))
         alike = number is not None and {other for _, other in child.crashes} == {number}
         if alike and len(child.crashes) == CRASHES and now - child.crashes[0][0] <= CRASH_SECONDS:
@@ -207,21 +211,21 @@ class Supervisor:
                 status = 1
             log.info("%s stopped with status %d", child.name, status)
             if status == -signal.SIGTERM:
-                status = 0  # it had not come as far as to take the signal over: nothing to drain
+                status = 0  # it did not handle the signal yet, so there was nothing to drain
             worst = worst or (status and 1)
         return worst
 
 
 def command(*arguments: str) -> list[str]:
-    """Return the command line of one of our own commands, in this interpreter.
+    """Return the command line of one of this program's commands, in this interpreter.
 
-    With `-P`, a file of the working folder (`click.py`) does not replace a library of that name.
+    With `-P`, a file in the working folder (`click.py`) does not replace a library of that name.
     """
     return [sys.executable, "-P", "-m", "stream_ssl.app.cli", *arguments]
 
 
 def learner_command(ranks: int, arguments: Sequence[str]) -> list[str]:
-    """Return the command line of a learner of so many ranks on this host."""
+    """Return the command line of a learner with this many ranks on this host."""
     if ranks == 1:
         return command("learner", *arguments)
     return [sys.executable, "-P", "-m", "stream_ssl.app.launch_ranks", str(ranks), *arguments]

@@ -1,4 +1,4 @@
-"""Settings of the numeric libraries' threads; they are read once, when the library is loaded."""
+"""Settings for the threads of numeric libraries, which read them once, when they are loaded."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import os
 
 
 def share_cores() -> None:
-    """Let idle worker threads sleep. Call before torch or numpy is imported.
+    """Let idle worker threads sleep. Call this before torch or numpy is imported.
 
-    By default OpenMP's threads spin while they wait for each other. Beside another busy process on
-    the same cores that turns a parallel region of 1 ms into one of 100: whoever spins holds the
-    core that the other thread needs. OpenBLAS is asked only for small products here, which a
-    second thread slows down. What the user has set is left alone.
+    By default OpenMP's threads spin while they wait for each other. A spinning thread holds a core
+    that another thread needs: beside another busy process, a parallel region of 1 ms takes 100 ms.
+    OpenBLAS computes only small products here, which a second thread slows down. Values that the
+    user has set are kept.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

@@ -1,4 +1,4 @@
-"""Which classes a file may name that somebody else wrote: an export, or a checkpoint."""
+"""Restrict the classes that a file of another author may name: an export, or a checkpoint."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from jsonargparse import _actions, _typehints, _util
 
 OURS = ("stream_ssl",)
 NETWORKS = ("torch.nn", "torchvision", "timm")
-"""Packages whose modules (`torch.nn.Module`) may be named; their other classes may not."""
+"""Packages whose subclasses of `torch.nn.Module` may be named; other classes in them may not."""
 BUILDERS = ("torchvision.models", "timm")
-"""Packages whose functions may be named: these functions return a network."""
+"""Packages whose functions may be named. These functions return a network."""
 TIMM_FILES = ("checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay")
 """Arguments of `timm.create_model` that name files or addresses, which timm may unpickle."""
 DOWNLOADS = ("weights", "weights_backbone", "pretrained")
@@ -27,14 +27,14 @@ _import_object = _util.import_object
 
 @contextmanager
 def only_known_classes(whose: str, sections: Any) -> Iterator[None]:
-    """Let jsonargparse import nothing but known classes within the block.
+    """Let jsonargparse import only known classes within the block.
 
     Args:
-        whose: names the file in the error.
-        sections: what the file says.
+        whose: the name of the file in the error.
+        sections: the content of the file.
 
     Raises:
-        ValueError: the file names something else; nothing of that was imported.
+        ValueError: the file names another class or function, which was not imported or not used.
     """
     refused: list[str] = []
     token = _refused.set(refused)
@@ -47,7 +47,7 @@ def only_known_classes(whose: str, sections: Any) -> Iterator[None]:
         raise _untrusted(whose, refused) from error
     finally:
         _refused.reset(token)
-    if refused:  # jsonargparse has tried another type of the option
+    if refused:  # jsonargparse caught the error and tried another type of the option
         raise _untrusted(whose, refused)
 
 
@@ -60,7 +60,7 @@ def _untrusted(whose: str, refused: list[str]) -> ValueError:
 
 
 def _guarded(name: str, *arguments: Any, **options: Any) -> Any:
-    """Import an object as jsonargparse does; inside `only_known_classes`, a known class alone."""
+    """Import an object as jsonargparse does; within `only_known_classes`, only a known class."""
     refused = _refused.get()
     if refused is None:
         return _import_object(name, *arguments, **options)
@@ -69,9 +69,9 @@ def _guarded(name: str, *arguments: Any, **options: Any) -> Any:
         raise ImportError(f"{name} is not imported")
     try:
         found = _import_object(name, *arguments, **options)
-    except (ImportError, AttributeError):  # there is no such class
+    except (ImportError, AttributeError):  # no such class exists
         raise
-    except Exception:  # jsonargparse denies some paths of its own accord
+    except Exception:  # jsonargparse itself denies some paths
         refused.append(name)
         raise
     if not _known(found):
@@ -81,7 +81,7 @@ def _guarded(name: str, *arguments: Any, **options: Any) -> Any:
 
 
 def _known(found: Any) -> bool:
-    """Whether an object is one that a file may name, by the module in which it is defined."""
+    """Return whether a file may name this object. The object's defining module decides."""
     from torch import nn
 
     home = str(getattr(found, "__module__", ""))
@@ -95,7 +95,8 @@ def _known(found: Any) -> bool:
 def without_downloads(value: Any, packages: tuple[str, ...] = DOWNLOADERS) -> Any:
     """Return settings in which no builder of these packages asks for weights.
 
-    A checkpoint and an export hold all weights themselves."""
+    A checkpoint and an export hold all weights themselves.
+    """
     if isinstance(value, list):
         return [without_downloads(part, packages) for part in value]
     if not isinstance(value, Mapping):
@@ -122,7 +123,7 @@ def _within(name: str, packages: tuple[str, ...]) -> bool:
 
 
 def _check_timm(value: Any) -> None:
-    """Refuse arguments that make `timm.create_model` read files or ask a model hub."""
+    """Reject arguments that make `timm.create_model` read files or ask a model hub."""
     if isinstance(value, list):
         for part in value:
             _check_timm(part)
@@ -142,5 +143,5 @@ def _check_timm(value: Any) -> None:
         _check_timm(part)
 
 
-for _module in (_util, _actions, _typehints):  # each has taken the function's name over
+for _module in (_util, _actions, _typehints):  # each module holds its own reference
     setattr(_module, "import_object", _guarded)  # noqa: B010 - mypy does not know it

@@ -1,6 +1,6 @@
-"""`--from`: a new run that begins with the weights of an old one and, where it fits, its memory.
+"""`--from`: begin a new run with the weights of an old one and, if it fits, its memory.
 
-Shapes: k slots that are occupied, B of them.
+Shapes: k occupied slots, B of them.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from stream_ssl.methods.momentum import Momentum, move_towards
 log = logging.getLogger("stream_ssl.learner")
 
 SLOTS = 256
-"""Slots that are offered to the new memory at once."""
+"""Slots that are offered to the new memory in one call."""
 
 
 def warm_start(settings: Namespace, learner: Learner) -> None:
-    """Give a learner that has seen nothing what the checkpoint at `settings["from"]` holds.
+    """Load the checkpoint at `settings["from"]` into a learner that has read no samples.
 
     The optimiser, the schedule and the counters begin anew.
 
     Args:
-        settings: of the new run.
-        learner: as built from them.
+        settings: the settings of the new run.
+        learner: the learner that was built from them.
 
     Raises:
-        ValueError: there is no whole checkpoint, or its encoder is of other shapes.
+        ValueError: no whole checkpoint exists, or its encoder has other shapes.
     """
     place = Path(settings["from"])
     try:
@@ -62,7 +62,7 @@ def warm_start(settings: Namespace, learner: Learner) -> None:
 
 
 def take_weights(method: Method, checkpoint: Path) -> list[str]:
-    """Load what has the same name and shape; returns the parts of which something was left out.
+    """Load the weights that fit by name and shape. Return the parts that are not fully loaded.
 
     Raises:
         ValueError: the encoder's weights do not fit.
@@ -80,7 +80,7 @@ def take_weights(method: Method, checkpoint: Path) -> list[str]:
         )
     method.load_state_dict(fitting, strict=False)
     if isinstance(method, Momentum) and any(name.startswith("key_") for name in missing):
-        # Of an old run without a key encoder: it begins as a copy, as in every new run.
+        # The old run had no key encoder: it begins as a copy of the encoder, as in every new run.
         move_towards(method.encoder, method.key_encoder, 1.0)
         move_towards(method.projector, method.key_projector, 1.0)
         missing = [name for name in missing if not name.startswith("key_")]
@@ -88,8 +88,13 @@ def take_weights(method: Method, checkpoint: Path) -> list[str]:
 
 
 def take_memory(learner: Learner, checkpoint: Path) -> tuple[int, str]:
-    """Offer the old memory's samples to the new one, oldest first, as the stream once did: a larger
-    one keeps all, and of a smaller one the policy chooses. Returns how many, and why none."""
+    """Offer the old memory's samples to the new one, oldest first, as the stream once did.
+
+    A larger memory keeps all samples. For a smaller memory the policy chooses.
+
+    Returns:
+        How many samples were offered, and a reason if none were.
+    """
     memory, config = learner.memory, facts(checkpoint)["config"]
     state = upgraded(memory_of(checkpoint))
     columns, names = part(state, "columns"), ProducerNames(producer_names(state))
@@ -102,7 +107,7 @@ def take_memory(learner: Learner, checkpoint: Path) -> tuple[int, str]:
         return 0, "images in a file (memory.image_file), which is gone"
     offered = 0
     try:
-        slots_k = np.argsort(columns["born"].numpy())  # no two were born at once
+        slots_k = np.argsort(columns["born"].numpy())  # all values of `born` differ
         for start in range(0, len(slots_k), SLOTS):
             slots_B = slots_k[start : start + SLOTS]
             images = images_of(columns, slots_B)

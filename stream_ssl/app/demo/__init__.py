@@ -1,1 +1,1 @@
-"""The demo: the whole system at work on embedded images, shown live and written up in a report."""
+"""The demo: it runs the whole system on embedded images, shows it live and writes a report."""

@@ -1,4 +1,4 @@
-"""The report's plots, as inline SVG whose colours follow the page's light or dark scheme.
+"""The report's plots, as inline SVG in the colours of the page's light or dark scheme.
 
 C classes.
 """
@@ -21,7 +21,7 @@ from stream_ssl.app.demo.data import CLASSES
 from stream_ssl.app.demo.measures import HOLDERS, TITLES, Holder
 from stream_ssl.observe.scrape import Points
 
-# matplotlib draws with stand-in colours; the finished SVG names the page's CSS variables instead.
+# matplotlib draws with stand-in colours, which the page's CSS variables replace in the SVG.
 INK, MUTED, GRID = "#00000a", "#00000b", "#00000c"
 STREAM, QUEUE, DUEL, PLAIN = "#00000d", "#00000e", "#00000f", "#00001a"
 VARIABLES = {
@@ -62,7 +62,7 @@ STYLE: Any = {
 
 
 def class_bars(parts: Mapping[Holder, Sequence[float]], alt: str) -> Markup:
-    """Share of each class in stream, queue and memory; each [C]."""
+    """Plot the share of each class in stream, queue and memory; each sequence is [C]."""
     with mpl.rc_context(STYLE):
         figure, (axes,) = _figure(9.0, 3.4)
         for i, holder in enumerate(HOLDERS):
@@ -91,7 +91,7 @@ def class_bars(parts: Mapping[Holder, Sequence[float]], alt: str) -> Markup:
 def collision_curves(
     true: Mapping[Holder, Points], expected: Mapping[Holder, Points], alt: str
 ) -> Markup:
-    """Collisions over time: true ones by labels on the left, without labels right."""
+    """Plot collisions over time: true ones by labels on the left, label-free ones on the right."""
     with mpl.rc_context(STYLE):
         figure, (left, right) = _figure(9.0, 3.0, columns=2)
         for axes, curves, title in (
@@ -99,7 +99,7 @@ def collision_curves(
             (right, expected, "Without labels: two slots, by their thumbnails"),
         ):
             for holder, points in curves.items():
-                # The queue wider: it shows where the two run together.
+                # The wider line of the queue stays visible below the memory's line.
                 width = 3.2 if holder == "queue" else 1.8
                 _line(axes, points, COLOUR[holder], TITLES[holder], scale=100, width=width)
             axes.set_title(title, pad=10)
@@ -112,7 +112,7 @@ def collision_curves(
 
 
 def loss_curve(points: Points, smooth: Points, alt: str) -> Markup:
-    """The loss at each poll, faint, and its running mean."""
+    """Plot the loss at each poll, faint, and its running mean."""
     with mpl.rc_context(STYLE):
         figure, (axes,) = _figure(9.0, 2.7)
         _line(axes, points, PLAIN, "at each poll", width=1.0)
@@ -124,7 +124,7 @@ def loss_curve(points: Points, smooth: Points, alt: str) -> Markup:
 
 
 def flow_curves(received: Points, trained: Points, lag: Points, alt: str) -> Markup:
-    """Samples per second in and out of the journal, and how far the learner is behind."""
+    """Plot samples per second into and out of the journal, and the learner's lag."""
     with mpl.rc_context(STYLE):
         figure, (left, right) = _figure(9.0, 2.7, columns=2)
         _line(left, received, STREAM, "received")
@@ -140,7 +140,7 @@ def flow_curves(received: Points, trained: Points, lag: Points, alt: str) -> Mar
 
 
 def accuracy_bars(rows: Sequence[tuple[str, float, str]], alt: str) -> Markup:
-    """(name, accuracy, colour), from top to bottom."""
+    """Plot a bar for each row (name, accuracy, colour), from top to bottom."""
     with mpl.rc_context(STYLE):
         figure, (axes,) = _figure(9.0, 0.5 + 0.42 * len(rows))
         names, accuracies, colours = zip(*rows, strict=True)
@@ -189,7 +189,7 @@ def _svg(figure: Figure, alt: str) -> Markup:
     text = re.sub(r'(<svg [^>]*?)height="[^"]*pt"', r"\1", text, count=1)
     for colour, variable in VARIABLES.items():
         text = text.replace(colour, f"var(--{variable})")
-    # One page holds several figures: their ids must differ.
+    # The ids of all figures on a page must differ.
     prefix = f"f{zlib.crc32(alt.encode()):x}-"
     text = re.sub(r'\bid="', f'id="{prefix}', text)
     text = re.sub(r'href="#|url\(#', lambda found: found.group() + prefix, text)

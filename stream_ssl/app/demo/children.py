@@ -1,4 +1,4 @@
-"""The processes that the demo starts: their logs, their end."""
+"""Start and stop the demo's processes, and keep their logs."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ LINES = 15
 
 
 class ChildFailed(RuntimeError):
-    """A process of the demo ended, or did not come up; the message ends with its log's tail."""
+    """A process of the demo ended or did not start. The message ends with the tail of its log."""
 
 
 class Child:
-    """One process, with all that it prints in a file.
+    """One process whose output goes to a file.
 
     Args:
-        name: what a message calls it.
+        name: the name of the process in errors.
         command: the command line.
         log: the file.
     """
@@ -35,25 +35,25 @@ class Child:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, PARENT: str(os.getpid())},  # it ends should we be killed
-                start_new_session=True,  # Ctrl-C comes to us alone; we stop the others in order
+                env={**os.environ, PARENT: str(os.getpid())},  # it stops if this process dies
+                start_new_session=True,  # Ctrl-C reaches only this process, which stops all
             )
 
     @property
     def status(self) -> int | None:
-        """Exit status, None while it runs."""
+        """The exit status; None while the process runs."""
         return self._process.poll()
 
     def check(self) -> None:
-        """Raises ChildFailed if it no longer runs."""
+        """Raise ChildFailed if the process has ended."""
         if self.status is not None:
             raise self.failed(f"ended with status {self.status}")
 
     def stop(self, seconds: float) -> None:
-        """SIGTERM, and wait until it has ended.
+        """Send SIGTERM and wait for the end of the process.
 
         Raises:
-            ChildFailed: it did not in so many seconds, and was killed; or it failed.
+            ChildFailed: the process failed, or did not end within `seconds` and was killed.
         """
         if self.status is None:
             self._process.send_signal(signal.SIGTERM)
@@ -67,18 +67,18 @@ class Child:
             raise self.failed(f"ended with status {self.status}")
 
     def end(self, seconds: float = 30.0) -> None:
-        """SIGTERM, then SIGKILL if that is not enough; nothing if it has ended."""
+        """Send SIGTERM, then SIGKILL after `seconds`. Do nothing if the process has ended."""
         if self.status is not None:
             return
         self._process.send_signal(signal.SIGTERM)
         try:
             self._process.wait(seconds)
         except subprocess.TimeoutExpired:
-            self._process.kill()  # what it has started itself sees that, and ends
+            self._process.kill()  # its own children notice, and end
             self._process.wait()
 
     def failed(self, how: str) -> ChildFailed:
-        """The error, with the last lines of the log."""
+        """Return the error, with the last lines of the log."""
         with self.log.open(errors="replace") as file:
             tail = "".join(f"  {line}" for line in deque(file, LINES))
         return ChildFailed(f"the {self.name} {how}; its log {self.log} ends with:\n{tail}".rstrip())

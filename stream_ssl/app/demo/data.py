@@ -1,4 +1,4 @@
-"""The embedded images, and which of them the stream may never carry.
+"""The embedded images, and their division into streamed and held-out images.
 
 N images.
 """
@@ -40,17 +40,17 @@ SHA256 = {
 
 
 class DataDamaged(RuntimeError):
-    """An embedded file is missing or not the one that was released."""
+    """An embedded file is missing, or differs from the released file."""
 
 
 @dataclass(frozen=True)
 class Split:
-    """Indices into the embedded images; the three are disjoint and each is balanced.
+    """Indices of the embedded images in three disjoint, balanced sets.
 
     Args:
-        streamed: 7,000 images, all that the stream may carry.
+        streamed: 7,000 images that the stream may contain.
         reference: 2,000 held-out images, the neighbours of the kNN probe.
-        query: 1,000 held-out images whose class the probe must find.
+        query: 1,000 held-out images whose classes the probe predicts.
     """
 
     streamed: NDArray[np.int64]
@@ -59,7 +59,7 @@ class Split:
 
 
 def folder() -> Traversable:
-    """Where the embedded files lie."""
+    """Return the folder of the embedded files."""
     return files("stream_ssl.app").joinpath("data")
 
 
@@ -83,7 +83,7 @@ def check(where: Traversable | None = None) -> None:
 
 
 def load() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """All embedded images, uint8 [10000, 28, 28], and their classes, int64 [10000].
+    """Return all embedded images, uint8 [10000, 28, 28], and their classes, int64 [10000].
 
     Raises:
         DataDamaged: an embedded file is missing or differs.
@@ -97,7 +97,7 @@ def load() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
 
 
 def split(label_N: NDArray[np.int64]) -> Split:
-    """Divide the images, class by class in file order: reference, then query, then streamed."""
+    """Divide the images of each class in file order: reference, then query, then streamed."""
     rows_by_class = [np.flatnonzero(label_N == label) for label in range(len(CLASSES))]
     held = REFERENCE_PER_CLASS + QUERY_PER_CLASS
 

@@ -1,4 +1,4 @@
-"""What a person sees while the demo runs: a live page in a terminal, plain lines elsewhere."""
+"""The display of a running demo: a live page in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ NARROW = 72
 
 @dataclass
 class Progress:
-    """How far the demo is.
+    """The progress of the demo.
 
     Args:
-        stage: what is being done.
-        elapsed: seconds since the start.
-        total: seconds the stream runs.
-        detail: a few words on what is being waited for.
+        total: seconds that the stream runs.
+        stage: the current stage.
+        elapsed: seconds since the start of the stream.
+        detail: a few words on the current wait.
     """
 
     total: float
@@ -61,11 +61,12 @@ class Progress:
 
 @dataclass(frozen=True)
 class Sparkline:
-    """A curve one line high, as wide as there is room.
+    """A curve of one line's height, as wide as the space.
 
     Args:
-        values: in order of time.
-        span: values at the bottom and at the top; by default the lowest and the highest.
+        values: values in order of time.
+        style: style of rich.
+        span: values at the bottom and at the top. None: the lowest and the highest value.
     """
 
     values: Sequence[float]
@@ -88,7 +89,7 @@ class Sparkline:
 
 @dataclass(frozen=True)
 class Share:
-    """A bar of `part` in [0, 1], on a scale that ends at `full`, with the percentage after it."""
+    """A bar of `part` in [0, 1] on a scale that ends at `full`, followed by the percentage."""
 
     part: float
     full: float
@@ -112,7 +113,7 @@ class Share:
 
 
 def resample(values: Sequence[float], width: int) -> list[float]:
-    """At most `width` values: means of equal stretches, so that a long run still fits."""
+    """Return at most `width` values: means over equal stretches."""
     if len(values) <= width:
         return list(values)
     edges = [round(i * len(values) / width) for i in range(width + 1)]
@@ -120,12 +121,12 @@ def resample(values: Sequence[float], width: int) -> list[float]:
 
 
 def clock(seconds: float) -> str:
-    """Minutes and seconds, as 1:05."""
+    """Return minutes and seconds, as 1:05."""
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
 
 
 def size(amount: float) -> str:
-    """Bytes in decimal units, three digits."""
+    """Return bytes in decimal units, with three digits."""
     for unit in ("B", "kB", "MB"):
         if amount < 999.5:
             return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.3g} {unit}"
@@ -136,7 +137,7 @@ def size(amount: float) -> str:
 def page(
     history: History, progress: Progress, width: int, ascii_only: bool = False
 ) -> RenderableType:
-    """The whole live page, 22 lines high; below 72 columns without the panels."""
+    """Return the whole live page, 22 lines high. Below 72 columns it has no panels."""
     if width < NARROW:
         return Group(_header(progress, ascii_only), _classes(history))
     panels = Table.grid(expand=True)
@@ -234,7 +235,7 @@ def _classes(history: History) -> Table:
 
 
 def line(history: History, progress: Progress) -> str:
-    """The page in one line, for logs."""
+    """Return the page as one line, for logs."""
     start = f"[{clock(progress.elapsed)}] {progress.stage}: "
     if progress.stage not in MEASURED:
         return start + progress.detail
@@ -257,11 +258,15 @@ def line(history: History, progress: Progress) -> str:
 
 
 class Display:
-    """Shows the history and the progress while its block runs.
+    """A context that shows history and progress.
 
     Args:
-        console: where to; a live page when it is a terminal, else a line each `every` seconds
-            and at each change of stage.
+        history: the scraped metrics.
+        progress: the progress of the demo.
+        console: a terminal shows a live page. Another console gets a line every `every` seconds,
+            and a line at each change of stage.
+        every: seconds between two lines.
+        now: monotonic seconds.
     """
 
     def __init__(
@@ -294,7 +299,7 @@ class Display:
             self._live.stop()
 
     def update(self, stage: Stage | None = None, detail: str | None = None) -> None:
-        """Take note of a stage or a detail, and print a line where one is due."""
+        """Set the stage or the detail, and print a line if one is due."""
         if stage is not None:
             self._progress.stage = stage
         if detail is not None:

@@ -1,4 +1,4 @@
-"""What the learnt encoder is worth: held-out images, found by their nearest neighbours.
+"""Measure the demo's encoders: a kNN probe on held-out images.
 
 Shapes: B batch, C channels, F features, H height, W width, K slots, N images, Q queries.
 """
@@ -20,7 +20,7 @@ from stream_ssl.bounded_files import read_map
 from stream_ssl.evaluation.neighbours import knn_accuracy
 
 Extractor = Callable[[Tensor], Tensor]
-"""Gives features [B, F] of images."""
+"""A function that returns features [B, F] of images."""
 
 BATCH = 250
 NEIGHBOURS = 20
@@ -31,8 +31,8 @@ class Probe:
     """Accuracy of the nearest neighbours' vote on the held-out query images.
 
     Args:
-        overall: part of all queries.
-        by_class: part of each class's queries.
+        overall: accuracy over all queries.
+        by_class: accuracy over the queries of each class.
     """
 
     overall: float
@@ -41,18 +41,18 @@ class Probe:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What the two learners' checkpoints are worth, and what the working memory holds.
+    """The measured accuracies, and the content of the working memory.
 
     Args:
-        probes: by representation: the encoder trained from the working memory, the one trained
-            with a queue, the same before training, raw pixels.
+        probes: by representation: "memory" (encoder trained from the working memory), "queue"
+            (encoder trained with a queue), "untrained" and "pixels".
         image_KHW: the memory's images.
         label_K: their classes.
         key_K: the keys of their samples.
-        updates: of the weights when the checkpoint was made.
-        samples: samples of the stream read until then.
-        queue_updates: of the other learner's weights.
-        queue_samples: samples of the stream that it read.
+        updates: updates of the weights until the checkpoint.
+        samples: samples of the stream read until the checkpoint.
+        queue_updates: updates of the queue's learner.
+        queue_samples: samples of the stream that the queue's learner read.
     """
 
     probes: Mapping[str, Probe]
@@ -66,7 +66,7 @@ class Evaluation:
 
 
 def evaluate(checkpoint: Path, of_queue: Path) -> Evaluation:
-    """Evaluate the checkpoint folders of both learners; takes some seconds."""
+    """Evaluate the checkpoint folders of both learners. Takes some seconds."""
     from stream_ssl.app.encoder import fresh_encoder, load_encoder
 
     state, queue_state = (read_map(folder / "state.json") for folder in (checkpoint, of_queue))
@@ -84,7 +84,7 @@ def evaluate(checkpoint: Path, of_queue: Path) -> Evaluation:
 def memory_content(
     checkpoint: Path,
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
-    """Grey images [K, H, W] of the occupied slots, their labels [K] and their keys [K].
+    """Return grey images [K, H, W], labels [K] and keys [K] of the occupied slots.
 
     Raises:
         ValueError: the memory keeps no images.
@@ -115,7 +115,7 @@ def probe_all(extractors: Mapping[str, Extractor]) -> dict[str, Probe]:
 
 @torch.inference_mode()
 def features(extract: Extractor, image_NHW: NDArray[np.uint8]) -> Tensor:
-    """Features [N, F] of grey images, a batch at a time, in float32 on the CPU."""
+    """Return features [N, F] of grey images, in float32 on the CPU, computed in batches."""
     image_NCHW = torch.from_numpy(image_NHW[:, None].copy())
     return torch.cat(
         [
@@ -126,5 +126,5 @@ def features(extract: Extractor, image_NHW: NDArray[np.uint8]) -> Tensor:
 
 
 def pixels(image_BCHW: Tensor) -> Tensor:
-    """The image itself as features [B, C * H * W], in [0, 1]."""
+    """Return the images themselves as features [B, C * H * W], in [0, 1]."""
     return image_BCHW.flatten(1).float() / 255

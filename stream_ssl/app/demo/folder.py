@@ -1,4 +1,4 @@
-"""The demo's folder: its files' names, and how it is made ready for another run."""
+"""The files of the demo's folder, and its preparation for another run."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ OURS = (
 
 
 class NotOurs(RuntimeError):
-    """The folder holds what no demo has written."""
+    """The folder holds files that no demo has written."""
 
 
 def claim(out: Path) -> None:
-    """Make the folder, or take one that an earlier demo made.
+    """Create the folder, or accept one that an earlier demo created.
 
     Raises:
-        NotOurs: it holds something else.
-        ValueError: it cannot be written.
+        NotOurs: the folder holds other files.
+        ValueError: the folder cannot be written.
     """
     check_writable(out, "folder", "give another one with --out")
     if out.is_dir() and any(out.iterdir()) and not (out / MARK).exists():
@@ -44,7 +44,7 @@ def claim(out: Path) -> None:
 
 
 def clear(out: Path) -> None:
-    """Remove what an earlier demo left, and nothing else."""
+    """Remove the files of an earlier demo, and nothing else."""
     for name in OURS:
         path = out / name
         if path.is_dir() and not path.is_symlink():

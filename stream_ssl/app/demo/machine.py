@@ -1,4 +1,4 @@
-"""What a measurement was made on: hardware and versions."""
+"""The hardware and software versions of a measurement."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PACKAGES = ("torch", "numpy", "pyzmq", "faiss-cpu", "faiss-gpu", "kornia", "lmdb
 
 
 def hardware() -> dict[str, str]:
-    """Processor, cores that this process may use, memory, system."""
+    """Return processor, number of usable cores, main memory and system."""
     gigabytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
     return {
         "processor": processor(),
@@ -22,24 +22,24 @@ def hardware() -> dict[str, str]:
 
 
 def processor() -> str:
-    """The processor's model name."""
+    """Return the processor's model name."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:  # no Linux
+    except OSError:  # not on Linux
         return platform.processor() or platform.machine()
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.machine())
 
 
 def cores() -> int:
-    """Cores that this process may use."""
+    """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python, of stream-ssl and of what the figures depend on."""
+    """Return the versions of Python, stream-ssl and the packages that affect the figures."""
     found = {"Python": platform.python_version()}
     for package in ("stream-ssl", *PACKAGES):
         try:

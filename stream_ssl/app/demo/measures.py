@@ -1,4 +1,4 @@
-"""What the demo reads out of the metrics: shares of classes, collisions, effective classes.
+"""Figures that the demo computes from metrics: class shares, collisions, effective classes.
 
 C classes.
 """
@@ -17,12 +17,15 @@ Holder = Literal["stream", "queue", "working"]
 HOLDERS: tuple[Holder, ...] = ("stream", "queue", "working")
 MEMORIES: tuple[Holder, ...] = ("queue", "working")
 TITLES: Mapping[Holder, str] = {"stream": "stream", "queue": "queue", "working": "DUEL memory"}
-"""What a reader calls them; "working" is the label of the memory that trains the encoder."""
+"""Titles for readers. "working" is the metrics' label of the memory that trains the encoder."""
 
 
 def side_by_side(ours: Snapshot, theirs: Snapshot) -> Snapshot:
-    """Our daemon's values, with the other's memory as "queue", and the stream's classes as the
-    other counts them: ours turns most samples away uncounted."""
+    """Return the daemon's values, with the other daemon's memory as "queue".
+
+    The stream's classes are counted by the other daemon, because ours drops most samples before it
+    counts their classes.
+    """
     queue = {
         name.replace('memory="working"', 'memory="queue"'): value
         for name, value in theirs.values.items()
@@ -32,7 +35,7 @@ def side_by_side(ours: Snapshot, theirs: Snapshot) -> Snapshot:
 
 
 def counts(values: Mapping[str, float], holder: Holder) -> list[float]:
-    """Samples of each class: seen so far in the stream, or held now in a memory; [C]."""
+    """Return samples of each class [C]: seen in the stream so far, or now held in a memory."""
     if holder == "stream":
         return [
             values.get(key("stream_ssl_stream_class_samples_total", {"class": str(c)}), 0.0)
@@ -45,13 +48,13 @@ def counts(values: Mapping[str, float], holder: Holder) -> list[float]:
 
 
 def shares(amounts: Sequence[float]) -> list[float]:
-    """Parts of the whole; zeros of an empty one."""
+    """Return the parts of the whole; zeros if the whole is 0."""
     whole = sum(amounts)
     return [amount / whole if whole else 0.0 for amount in amounts]
 
 
 def newest_counts(history: History, holder: Holder) -> list[float]:
-    """The newest counts that are not all zero, or zeros; [C]."""
+    """Return the newest counts [C] that are not all zero, else zeros."""
     for snapshot in reversed(history.snapshots):
         found = counts(snapshot.values, holder)
         if sum(found):
@@ -60,12 +63,15 @@ def newest_counts(history: History, holder: Holder) -> list[float]:
 
 
 def meeting(a: Sequence[float], b: Sequence[float]) -> float:
-    """Chance that one drawn from each share the class: sum of products of their shares."""
+    """Return the probability that a draw from `a` and a draw from `b` have the same class.
+
+    This is the sum of the products of their shares.
+    """
     return sum(p * q for p, q in zip(shares(a), shares(b), strict=True))
 
 
 def true_collisions(history: History, holder: Holder) -> list[tuple[float, float]]:
-    """(time, chance that a sample of the stream and a slot of the memory share their class)."""
+    """Return (time, probability that a sample of the stream and a slot share their class)."""
     points = []
     for snapshot in history.snapshots:
         held, streamed = counts(snapshot.values, holder), counts(snapshot.values, "stream")
@@ -75,18 +81,18 @@ def true_collisions(history: History, holder: Holder) -> list[tuple[float, float
 
 
 def expected_collisions(history: History, holder: Holder) -> list[tuple[float, float]]:
-    """(time, mean score between two slots of the memory); what can be seen without labels."""
+    """Return (time, mean score between two slots of the memory). It needs no labels."""
     points = history.series("stream_ssl_memory_similarity", memory=holder)
     return [point for point in points if point[1] > 0]  # 0 until the memory holds two slots
 
 
 def near_copies(originals: Sequence[str]) -> float:
-    """Part of these samples that show a picture which another of them shows already."""
+    """Return the share of samples whose picture another of these samples already shows."""
     return 1 - len(set(originals)) / len(originals) if originals else 0.0
 
 
 def losses(history: History) -> list[tuple[float, float]]:
-    """(time, loss) from the first step on; before it the gauge says 0."""
+    """Return (time, loss) from the first step on. Before that step the gauge is 0."""
     return [
         (snapshot.time, snapshot.values["stream_ssl_loss"])
         for snapshot in history.snapshots
@@ -95,6 +101,6 @@ def losses(history: History) -> list[tuple[float, float]]:
 
 
 def entropy_classes(amounts: Sequence[float]) -> float:
-    """Effective number of classes: exponential of the entropy of the shares, 0 when empty."""
+    """Return the effective number of classes: exp of the entropy of the shares, 0 if empty."""
     parts = [p for p in shares(amounts) if p > 0]
     return math.exp(-sum(p * math.log(p) for p in parts)) if parts else 0.0

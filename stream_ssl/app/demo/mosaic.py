@@ -1,4 +1,4 @@
-"""Many small images as one picture.
+"""Combine many small images into one picture.
 
 N images.
 """
@@ -16,14 +16,14 @@ from PIL import Image
 def by_class(
     image_NHW: NDArray[np.uint8], label_N: NDArray[np.int64], count: int, seed: int = 0
 ) -> NDArray[np.uint8]:
-    """A sample of at most `count` images without replacement, in order of their class."""
+    """Return at most `count` random images without replacement, in the order of their classes."""
     count = min(count, len(image_NHW))
     chosen = np.random.default_rng(seed).choice(len(image_NHW), count, replace=False)
     return image_NHW[chosen[np.argsort(label_N[chosen], kind="stable")]]
 
 
 def tile(image_NHW: NDArray[np.uint8], columns: int) -> NDArray[np.uint8]:
-    """The images in rows of `columns`; the last row is filled up with black."""
+    """Return the images in rows of `columns`. Black images fill the last row."""
     count, height, width = image_NHW.shape
     rows = -(-count // columns)
     cells = np.zeros((rows * columns, height, width), np.uint8)
@@ -33,7 +33,7 @@ def tile(image_NHW: NDArray[np.uint8], columns: int) -> NDArray[np.uint8]:
 
 
 def png_uri(picture_HW: NDArray[np.uint8]) -> str:
-    """A grey picture as a data address that a page can show without a file beside it."""
+    """Return a grey picture as a data address, which a page can show without another file."""
     file = io.BytesIO()
     Image.fromarray(picture_HW).save(file, "PNG", optimize=True)
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()

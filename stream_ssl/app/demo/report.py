@@ -1,4 +1,4 @@
-"""The report: one HTML file that needs nothing beside it."""
+"""The report: one HTML file without other files."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ COLOURS = {"memory": charts.DUEL, "queue": charts.QUEUE}
 
 @dataclass(frozen=True)
 class Facts:
-    """What the report says about the run besides its figures.
+    """Facts about the run for the report, besides its figures.
 
     Args:
-        created: date and time, as it shall stand in the page.
+        created: date and time, as the page shows them.
         seconds: how long the stream ran.
-        parked: part of the stream that shows a scene before which the robot is parked.
+        parked: share of the stream's samples that show the scene of a stop.
         scenes: how many scenes there are.
-        stretch: samples of a stay before one, on average.
-        run: (name, value) of versions, hardware, settings.
+        stretch: mean number of samples of a stop.
+        run: (name, value) of versions, hardware and settings.
         commands: command lines that were run.
-        places: (what, path) of what the run left.
-        addresses: HTTP address by role, while it ran.
-        config: the configuration file's text.
+        places: (what, path) of the run's files.
+        addresses: HTTP addresses by role during the run.
+        config: the text of the configuration file.
     """
 
     created: str
@@ -99,7 +99,7 @@ def write(
 
 
 def headlines(f: Figures) -> list[tuple[str, str, str]]:
-    """(figure, what it is, what to compare it with) for the top of the page."""
+    """Return (figure, what it is, its comparison) for the top of the page."""
     return [
         (
             f"{f['memory_near_copies']:.0%}",
@@ -131,7 +131,7 @@ def headlines(f: Figures) -> list[tuple[str, str, str]]:
 
 
 def outcome(f: Figures) -> str:
-    """The demo in one sentence: what the two encoders are worth, with their uncertainty."""
+    """Return the result in a sentence: the accuracy of both encoders, with its uncertainty."""
     return (
         "In the same time, on the same stream, the encoder trained from the DUEL memory "
         f"{_compare(f['knn_memory_accuracy'], f['knn_queue_accuracy'])} the one trained with a "
@@ -140,7 +140,7 @@ def outcome(f: Figures) -> str:
 
 
 def beside(f: Figures) -> str:
-    """What else the accuracies say."""
+    """Return sentences that compare the other accuracies."""
     memory, queue, untrained, pixels = (
         f[f"knn_{name}_accuracy"] for name in ("memory", "queue", "untrained", "pixels")
     )
@@ -161,7 +161,7 @@ def _compare(ours: float, other: float, verb: str = "ended") -> str:
 
 
 def plots(history: History, evaluation: Evaluation, facts: Facts) -> dict[str, Any]:
-    """The plots by name, as SVG."""
+    """Return the plots by name, as SVG."""
     parts = {holder: shares(newest_counts(history, holder)) for holder in HOLDERS}
     true = {holder: true_collisions(history, holder) for holder in MEMORIES}
     expected = {holder: expected_collisions(history, holder) for holder in MEMORIES}
@@ -206,7 +206,7 @@ def plots(history: History, evaluation: Evaluation, facts: Facts) -> dict[str, A
 
 
 def mosaics(evaluation: Evaluation, sent: Replay) -> dict[str, tuple[str, int, int, int]]:
-    """(data address, images, width, height) of queue and memory, equally many images of each."""
+    """Return (data address, images, width, height) by name, with equally many images of each."""
     count = min(COLUMNS * ROWS, len(evaluation.image_KHW), len(sent.newest_KHW))
     found = {}
     for name, image_NHW, label_N in (
@@ -220,7 +220,7 @@ def mosaics(evaluation: Evaluation, sent: Replay) -> dict[str, tuple[str, int, i
 
 
 def accuracy_rows(evaluation: Evaluation) -> list[tuple[str, list[float], int]]:
-    """(class, accuracy by representation, which of them is best) for the table."""
+    """Return rows of the table: (class, accuracy by representation, index of the best)."""
     probes = list(evaluation.probes.values())
     rows = []
     for c, name in enumerate(CLASSES):
@@ -230,7 +230,7 @@ def accuracy_rows(evaluation: Evaluation) -> list[tuple[str, list[float], int]]:
 
 
 def smooth(points: Points, seconds: float = 5.0) -> Points:
-    """Means over the `seconds` before each point."""
+    """Return the mean over the `seconds` before each point."""
     return [
         (time, fmean(value for at, value in points[: i + 1] if at > time - seconds))
         for i, (time, _) in enumerate(points)

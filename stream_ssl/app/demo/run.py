@@ -1,4 +1,4 @@
-"""The demo from start to end: the real commands as processes, watched through their metrics."""
+"""The demo from start to end: it starts the real commands and scrapes their metrics."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ log = logging.getLogger("stream_ssl.demo")
 
 
 class Interrupted(Exception):
-    """Ctrl-C or SIGTERM."""
+    """The user pressed Ctrl-C, or SIGTERM arrived."""
 
 
 def run(seconds: float, out: Path) -> int:
     """Run the demo and write its report.
 
     Args:
-        seconds: how long the stream runs, at least 15; start and evaluation take some 20 more.
-        out: the run's folder. What an earlier demo left there is replaced.
+        seconds: how long the stream runs, at least 15. Start and evaluation take some 20 s more.
+        out: the run's folder. The files of an earlier demo are replaced.
 
     Returns:
         0: done; 1: a process failed; 2: wrong arguments; 130: interrupted.
@@ -79,18 +79,18 @@ def run(seconds: float, out: Path) -> int:
 
 
 def addresses_of(run: Path) -> dict[str, str]:
-    """HTTP address by role."""
+    """Return the HTTP addresses of a run by role."""
     return {role: entry["http"] for role, entry in load(run).items()}
 
 
 class Demo:
-    """One run.
+    """One run of the demo.
 
     Args:
         seconds: how long the stream runs.
         out: the run's folder, empty.
-        console: where the display goes.
-        stop: set when the user has had enough.
+        console: the console of the display.
+        stop: set when the user interrupts the demo.
     """
 
     def __init__(self, seconds: float, out: Path, console: Console, stop: threading.Event) -> None:
@@ -106,7 +106,7 @@ class Demo:
         self._queue_scraper = Scraper(lambda: addresses_of(self._queue))
 
     def run(self) -> None:
-        """Stream, stop, evaluate, write."""
+        """Stream the images, stop the processes, evaluate and write the report."""
         self._write_settings()
         with self._display:
             with ExitStack() as stack:
@@ -120,7 +120,7 @@ class Demo:
             self._console.print(line, highlight=False, soft_wrap=True, markup=False)
 
     def _stream(self, stack: ExitStack) -> None:
-        """Two daemons, each fed the same stream by a producer of its own, at its own pace."""
+        """Run two daemons. Each receives the same stream from its own producer, at its own pace."""
         ours, theirs = (str(self._out / name) for name in (folder.CONFIG, folder.QUEUE_CONFIG))
         runs = {"daemon": self._out, "queue-daemon": self._queue}
         daemons = [
@@ -168,7 +168,7 @@ class Demo:
         return both <= set(self._scraper.scrape().up) and both <= set(load(self._queue))
 
     def _watch(self, children: list[Child]) -> None:
-        """Scrape and show until the time is over and something was learned."""
+        """Scrape and show metrics until the time is over and the first step is made."""
         self._scraper = Scraper(self._addresses)
         detail = (
             f"metrics: {', '.join(f'{url}/metrics' for url in self._seen.values())}; "
@@ -187,20 +187,20 @@ class Demo:
         self._progress.elapsed = self._progress.total
 
     def _halt(self, producers: list[Child], daemons: list[Child]) -> None:
-        """Stop producers, then learners and receivers; each learner writes its last checkpoint."""
+        """Stop the producers, then the daemons. Each learner writes a last checkpoint."""
         self._display.update("checkpoint", "stopping the processes; the learners write checkpoints")
         for producer in producers:
-            producer.end()  # what it has not delivered is no loss: the stream has no end
-        self._history.append(self._scrape())  # now that nothing more comes
+            producer.end()  # undelivered samples are no loss, because the stream is endless
+        self._history.append(self._scrape())  # final figures, after the last sample
         for daemon, out in zip(daemons, (self._out, self._queue), strict=True):
             daemon.stop(STOP_SECONDS)
             if not (out / LATEST).exists():
                 raise daemon.failed("wrote no checkpoint")
 
     def _finish(self) -> tuple[Mapping[str, float], Table]:
-        """Evaluate and write everything; returns the figures, and the main ones as a table."""
+        """Evaluate and write all files. Return the figures, and a table of the main ones."""
         self._display.update("evaluating", "asking the held-out images' neighbours")
-        # Only now: it brings torch, and the learner needed the cores.
+        # This imports torch, so it waits until the learner has released the cores.
         from stream_ssl.app.demo import evaluation, report, summary
 
         found = evaluation.evaluate(self._out / LATEST, self._queue / LATEST)

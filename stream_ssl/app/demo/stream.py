@@ -1,4 +1,4 @@
-"""The demo's stream: the embedded images, as a robot's camera sends them that is parked mostly.
+"""The demo's stream: embedded images in the order of a camera on a robot that is mostly parked.
 
 N images, K slots.
 """
@@ -30,14 +30,14 @@ IMAGES, LABELS = "streamed-images-idx3-ubyte", "streamed-labels-idx1-ubyte"
 
 @dataclass(frozen=True)
 class Replay:
-    """What was sent, made again: the stream is a function of its settings.
+    """The samples that were sent, generated again: the stream is a function of its settings.
 
     Attributes:
-        newest_KHW: the last images, which a queue of K slots would hold.
+        newest_KHW: the newest images, which a queue of K slots would hold.
         newest_K: their classes.
         newest_originals: the ids of the pictures that they show.
-        originals: by the key of every sample sent, the id of the picture that it shows: of the
-            scene where the robot was parked, else its own.
+        originals: the id of the shown picture, by the key of each sample sent. A sample of a stop
+            shows the scene's picture; any other sample shows its own.
     """
 
     newest_KHW: NDArray[np.uint8]
@@ -47,7 +47,7 @@ class Replay:
 
 
 def write_images(where: Path) -> None:
-    """Write the images that may be streamed, and their labels, as IDX files of their own."""
+    """Write the images that may be streamed, and their labels, as IDX files."""
     image_NHW, label_N = data.load()
     rows = data.split(label_N).streamed
     where.mkdir()
@@ -57,10 +57,10 @@ def write_images(where: Path) -> None:
 
 
 def settings(where: Path) -> dict[str, Any]:
-    """The file that `stream-ssl produce idx --config FILE` takes, as plain values.
+    """Return the content of the file for `stream-ssl produce idx --config FILE`, as plain values.
 
     Args:
-        where: the folder that `write_images` made.
+        where: the folder that `write_images` created.
     """
     return {
         "source": {
@@ -71,13 +71,13 @@ def settings(where: Path) -> dict[str, Any]:
         },
         "parked": {"share": SHARE, "scenes": SCENES, "stretch": float(STRETCH)},
         "shape": {"rate": SAMPLES_PER_SECOND},
-        # Little, so that little waits when the learner sets the pace.
+        # A small buffer, so that few samples wait when the learner sets the pace.
         "producer": {"buffer_bytes": 256 * 1024},
     }
 
 
 def replay(where: Path, sent: int, slots: int) -> Replay:
-    """The first `sent` samples again, and what a queue of `slots` holds then."""
+    """Generate the first `sent` samples again, and return what a queue of `slots` then holds."""
     chosen = settings(where)
     again = Parked(IdxDataset(**chosen["source"]), **chosen["parked"]).samples()
     newest: deque[Sample] = deque(maxlen=max(1, slots))
@@ -96,5 +96,5 @@ def replay(where: Path, sent: int, slots: int) -> Replay:
 
 
 def original(sample: Sample) -> str:
-    """The id of the picture that a sample shows: its scene's, or its own."""
+    """Return the id of the picture that a sample shows: its scene's id, or its own."""
     return str((sample.meta or {}).get("duplicate_of", sample.id))

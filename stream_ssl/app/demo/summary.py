@@ -1,4 +1,4 @@
-"""Every figure of a demo run by name: as summary.json, and as a table for the terminal."""
+"""All figures of a demo run by name, for summary.json and for a table in the terminal."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from stream_ssl.app.demo.measures import (
 from stream_ssl.learning.records import PHASES
 from stream_ssl.observe.scrape import History, Points
 
-if TYPE_CHECKING:  # it brings torch, which the live display does without
+if TYPE_CHECKING:  # these import torch, which the live display does not need
     from stream_ssl.app.demo.evaluation import Evaluation
     from stream_ssl.app.demo.stream import Replay
 
 Figures = dict[str, float]
 
 ENOUGH_UPDATES = 200
-"""Updates below which an encoder has hardly begun to learn."""
+"""Below this number of updates an encoder has hardly begun to learn."""
 
 NAMES: Mapping[Holder, str] = {"stream": "stream", "queue": "queue", "working": "memory"}
 
 
 def figures(history: History, evaluation: Evaluation, sent: Replay) -> Figures:
-    """All figures; shares, probabilities and accuracies lie in [0, 1]."""
+    """Return all figures. Shares, probabilities and accuracies are in [0, 1]."""
     held = [sent.originals[key] for key in evaluation.key_K.tolist()]
     return {
         "memory_near_copies": near_copies(held),
@@ -56,7 +56,7 @@ def figures(history: History, evaluation: Evaluation, sent: Replay) -> Figures:
 
 
 def too_few_updates(found: Mapping[str, float]) -> str:
-    """Return the warning of a run that was too short to judge its encoder, or an empty string."""
+    """Return a warning if the run was too short to judge its encoder, else an empty string."""
     if found["updates"] >= ENOUGH_UPDATES:
         return ""
     return (
@@ -153,7 +153,7 @@ def _accuracy(evaluation: Evaluation) -> Figures:
 
 
 def mean_rate(points: Points) -> float:
-    """A counter's rise per second between the first and the last moment at which it moved."""
+    """Return a counter's rise per second between its first and its last change."""
     rises = [
         (before[0], after[0], after[1] - before[1])
         for before, after in pairwise(points)
@@ -165,7 +165,7 @@ def mean_rate(points: Points) -> float:
 
 
 def tail_mean(points: Points, seconds: float = 10.0) -> float:
-    """Mean of the last `seconds`; 0 without points."""
+    """Return the mean of the last `seconds`; 0 without points."""
     if not points:
         return 0.0
     end = points[-1][0]
@@ -173,7 +173,7 @@ def tail_mean(points: Points, seconds: float = 10.0) -> float:
 
 
 def table(found: Figures) -> Table:
-    """The main figures, for the terminal."""
+    """Return the main figures as a table for the terminal."""
     rows = Table(box=box.SIMPLE, show_header=False, title="Summary", title_justify="left")
     rows.add_column("what")
     rows.add_column("figure", justify="right", no_wrap=True)

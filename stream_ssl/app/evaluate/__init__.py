@@ -1,1 +1,1 @@
-"""stream-ssl evaluate: checkpoints and labelled sets to a report."""
+"""The work of stream-ssl evaluate: from checkpoints and labelled sets to a report."""

@@ -35,11 +35,11 @@ STAGE = "stage {}"
 
 
 def evaluate(settings: Namespace, name: str) -> Evaluation:
-    """Evaluate as the command line says; writes the report, prints the table.
+    """Evaluate as the command line asks, write the report and print the table.
 
     Args:
-        settings: as parsed.
-        name: of the source of `settings.data`.
+        settings: the parsed options.
+        name: name of the source in `settings.data`.
     """
     with configuring():
         check_settings(settings)
@@ -80,10 +80,10 @@ def evaluate(settings: Namespace, name: str) -> Evaluation:
 
 
 def check_settings(settings: Namespace) -> None:
-    """Refuses what can be refused before anything is read.
+    """Reject wrong options before anything is read.
 
     Raises:
-        ValueError: it cannot work.
+        ValueError: the options cannot work.
     """
     if min(settings.k) < 1:
         raise ValueError(f"--k {min(settings.k)}: at least 1 neighbour is asked")
@@ -124,7 +124,7 @@ def _encoders(settings: Namespace, checkpoint: Path) -> dict[str, Encoder]:
 
 
 def _alike(checkpoint: Path, other: Path) -> Path:
-    """Refuses a checkpoint that takes other images than the first."""
+    """Return `other`, or reject it if it was trained on images of another decoder."""
     first, second = (encoder.facts(path)["config"]["decoder"] for path in (checkpoint, other))
     if first != second:
         raise ValueError(
@@ -241,7 +241,7 @@ def _notes(readers: Sequence[Reader], encoded: Encoded) -> list[str]:
 
 
 def _names(readers: Sequence[Reader], classes: Sequence[int]) -> list[str]:
-    """Of the classes, where the source has them; else their numbers."""
+    """Return the names of the classes if the source has them, else their numbers."""
     names = next((found for reader in readers if (found := reader.class_names)), None)
     return [names[c] if names and c < len(names) else str(c) for c in classes]
 

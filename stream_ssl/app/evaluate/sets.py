@@ -1,4 +1,4 @@
-"""From NAME:PLACE on the command line to readers of references and queries."""
+"""Turn NAME:PLACE on the command line into readers of references and queries."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from stream_ssl.feed.decode import Payloads
 from stream_ssl.producers.sources import SOURCES
 
 LABELLED = tuple(name for name in SOURCES if name != "watch")
-"""Sources that may carry labels and that end."""
+"""Names of the sources that end and may carry labels."""
 
 FIXED = {"split", "shuffle", "seed", "epochs"}
-"""What evaluation decides itself."""
+"""Options of a source that the evaluation sets itself."""
 
 SPLITS = {"train", "training", "test", "testing", "val", "valid", "validation"}
-"""Folders that data sets are laid in, above those of their classes."""
+"""Names of folders that separate training from test images, above the folders of the classes."""
 
 
 def parse(spec: str) -> tuple[str, str | None]:
-    """A source's name and where its data lies, None where that is not said.
+    """Return a source's name and the place of its data; None if the place is not given.
 
     Raises:
-        ValueError: no such source.
+        ValueError: the source is unknown.
 
     >>> parse("cifar:data/cifar10")
     ('cifar', 'data/cifar10')
@@ -45,10 +45,10 @@ def parse(spec: str) -> tuple[str, str | None]:
 def add_source(
     parser: ArgumentParser, arguments: Sequence[str], fixed: Set[str] = frozenset(FIXED)
 ) -> str | None:
-    """Give a command the options of the source that its --data names, as `stream-ssl produce` has
-    them but for the `fixed` ones, under "source". Returns the source's name; None without --data.
+    """Add the options of the source that --data names, under "source". Return the source's name.
 
-    Exits with status 2 where there is no such source.
+    The options are those of `stream-ssl produce`, without the `fixed` ones. Without --data, the
+    result is None. An unknown source exits with status 2.
     """
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--data")
@@ -59,7 +59,7 @@ def add_source(
         name, where = parse(spec)
     except ValueError as error:
         parser.error(f"--data {error}")
-    # Of the synthetic source the seed is what it shows, not an order.
+    # The seed of the synthetic source sets its images, not their order.
     skip = fixed - {"seed"} if name == "synthetic" else fixed
     parser.add_class_arguments(SOURCES[name], "source", skip=set(skip))
     if where is not None:
@@ -68,35 +68,34 @@ def add_source(
 
 
 def place_of(name: str) -> str:
-    """The argument of a source that says where its data lies: its first."""
+    """Return the name of a source's first argument, which says where its data is."""
     return next(iter(inspect.signature(SOURCES[name]).parameters))
 
 
 def has_splits(name: str, options: Mapping[str, Any]) -> bool:
-    """Whether a source tells training from test images itself."""
+    """Return whether a source separates training from test images."""
     splits = "split" in inspect.signature(SOURCES[name]).parameters
     return splits and options.get("images") is None
 
 
 def check_ends(name: str, options: Mapping[str, Any]) -> None:
-    """Refuse a source that never ends.
+    """Reject a source that never ends.
 
     Raises:
-        ValueError: it is the synthetic one, without a count.
+        ValueError: the source is the synthetic one, without a count.
     """
     if name == "synthetic" and options.get("count") is None:
         raise ValueError("the synthetic source never ends: say how many with --source.count 2000")
 
 
 def make(name: str, options: Mapping[str, Any], seed: int | None, **more: Any) -> Any:
-    """A source that ends, in a keyed order where it can be shuffled; as stored where `seed` is
-    None.
+    """Return a source that ends, in an order that `seed` shuffles; None: in stored order.
 
-    Shuffled, because batches of one class alone would spoil embeddings that are normalised by the
-    statistics of their batch.
+    Shuffling matters because batches of a single class would spoil embeddings that are normalised
+    by the statistics of their batch.
 
     Raises:
-        ValueError, FileNotFoundError: as the source has it.
+        ValueError, FileNotFoundError: raised by the source.
     """
     given = {key: value for key, value in options.items() if value is not None} | more
     if "passes" in inspect.signature(SOURCES[name]).parameters:
@@ -114,18 +113,18 @@ def readers(
     batch: int,
     seed: int,
 ) -> list[Reader]:
-    """Readers that give references and queries.
+    """Return readers that yield references and queries.
 
-    A set with splits of its own gives its training images as references and its test images as
-    queries; any other is divided, or gives queries alone where `references` names another set.
+    A set with splits yields its training images as references and its test images as queries.
+    Another set is divided. If `references` names a set, the source yields queries only.
 
     Args:
         name, options: the source.
-        references: NAME:PLACE of a set of references, whole; None: from the source itself.
-        decoder: of the encoder's run.
-        division: which samples are taken.
-        batch: images at once.
-        seed: of the order.
+        references: NAME:PLACE of a set that is used whole as references; None: use the source.
+        decoder: the decoder of the encoder's run.
+        division: which samples are used.
+        batch: images in a batch.
+        seed: seed of the order.
 
     Raises:
         ValueError, FileNotFoundError: a source cannot be built.
