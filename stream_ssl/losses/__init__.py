@@ -13,7 +13,7 @@ from stream_ssl.losses.schedules import OverSteps, Ramp
 from stream_ssl.losses.self_labeling import SelfLabeling
 from stream_ssl.losses.supervised import SupervisedContrastive
 
-# SimCLR's name for it: which rows are anchors and which are masked is the method's affair.
+# SimCLR calls InfoNCE "NT-Xent". The method chooses the anchors and the masked rows.
 NTXent = InfoNCE
 
 # One line per loss; the contract tests run over this table.

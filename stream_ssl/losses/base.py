@@ -1,4 +1,4 @@
-"""What every loss takes and returns.
+"""The interface of every loss: its arguments, its result and the checks of both.
 
 Shapes: B anchors, M positives per anchor, N negatives, D dimensions.
 """
@@ -18,11 +18,13 @@ from stream_ssl.losses.group import Group
 
 
 class Diagnostics(Mapping[str, float]):
-    """Numbers for the metrics, by name. They stay on their device until one is read, because
-    reading waits for the device; a caller with other numbers to read fetches `on_device` with them.
+    """A mapping from names to numbers for the metrics.
+
+    The numbers stay on their device until the first read, because a read waits for the device. A
+    caller that fetches other numbers anyway can fetch `on_device` together with them.
 
     Args:
-        numbers: 0-dimensional tensors of one device.
+        numbers: 0-dimensional tensors, all on one device.
     """
 
     def __init__(self, numbers: Mapping[str, Tensor]) -> None:
@@ -31,7 +33,11 @@ class Diagnostics(Mapping[str, float]):
         self._read: dict[str, float] | None = None
 
     def read(self, numbers: list[float] | None = None) -> dict[str, float]:
-        """As floats; `numbers` is what `on_device` holds, where that was read already."""
+        """Return the numbers as floats.
+
+        Args:
+            numbers: the values of `on_device`, if the caller has already fetched them.
+        """
         if self._read is None:
             numbers = self.on_device.tolist() if numbers is None else numbers
             self._read = dict(zip(self._names, numbers, strict=True))
@@ -49,7 +55,13 @@ class Diagnostics(Mapping[str, float]):
 
 @dataclass(frozen=True, slots=True)
 class LossOutput:
-    """`loss` is the mean of `per_anchor` [B]; `diagnostics` are numbers for the metrics."""
+    """The result of a loss.
+
+    Attributes:
+        loss: the mean of `per_anchor`, 0-dimensional.
+        per_anchor: the loss of each anchor [B].
+        diagnostics: numbers for the metrics, by name.
+    """
 
     loss: Tensor
     per_anchor: Tensor
@@ -57,15 +69,18 @@ class LossOutput:
 
 
 class Mix(NamedTuple):
-    """Momentum mixup: anchor b shows `theta_B[b]` of sample b, and for the rest the positive view
-    of sample `permutation_B[b]` (int64)."""
+    """The mixture of images that momentum mixup gives each anchor.
+
+    Anchor b shows a share `theta_B[b]` of sample b. The rest is the positive view of sample
+    `permutation_B[b]` (int64).
+    """
 
     permutation_B: Tensor
     theta_B: Tensor
 
 
 class LossInputs(NamedTuple):
-    """The arguments of a call, see `Loss.forward`."""
+    """The arguments of one call of a loss, see `Loss.forward`."""
 
     z_BD: Tensor
     positive_BMD: Tensor
@@ -78,22 +93,21 @@ class LossInputs(NamedTuple):
 
 
 class Loss(nn.Module, ABC):
-    """A contrastive loss on unit rows. It owns no memory: negatives are handed to it.
+    """A contrastive loss on rows of unit norm.
 
-    `negative` is [N, D], shared by all anchors, or [B, N, D], one set per anchor. `mask_BN` is
-    True where an entry must be left out, of the sums and of the count N. Gradients reach the
-    anchors, and positives and negatives where these ask for one. float64 in gives float64
-    arithmetic; everything else is computed in float32, under autocast too.
-
-    What a loss requires of its caller:
+    A loss owns no memory: the caller passes the negatives. `negative` is either [N, D], shared by
+    all anchors, or [B, N, D], one set per anchor. `mask_BN` is True for entries to leave out of the
+    sums and of the count N. Gradients reach the anchors. Gradients also reach positives and
+    negatives that require them. The loss computes in float64 if the anchors are float64, otherwise
+    in float32, also under autocast.
 
     Attributes:
-        needs_labels: it reads `same_BN`: an oracle, for experiments.
-        needs_prior: it reads `prior_B`.
-        uses_negatives: False where it looks at positives alone.
-        takes_mix: it can label mixed anchors (`mix`).
-        batch_sized: True where N must be as small as a batch's.
-        across_ranks: it can compare with negatives that lie on several ranks (`group`).
+        needs_labels: the loss reads `same_BN`. Such a loss is an oracle, for experiments.
+        needs_prior: the loss reads `prior_B`.
+        uses_negatives: False if the loss reads only positives.
+        takes_mix: the loss can label mixed anchors (`mix`).
+        batch_sized: True if N must be about the size of a batch.
+        across_ranks: the loss accepts negatives that are distributed over several ranks (`group`).
     """
 
     needs_labels: bool = False
@@ -104,8 +118,11 @@ class Loss(nn.Module, ABC):
     across_ranks: bool = False
 
     def begin(self, step: int) -> None:
-        """Called before each update with its number: schedules follow from it alone, so that a
-        resumed run repeats."""
+        """Set the step of the next update.
+
+        The learner calls this before each update. Schedules depend only on the step, so a resumed
+        run gives the same numbers.
+        """
 
     def forward(
         self,
@@ -119,24 +136,24 @@ class Loss(nn.Module, ABC):
         mix: Mix | None = None,
         group: Group | None = None,
     ) -> LossOutput:
-        """Losses of the anchors.
+        """Return the losses of the anchors.
 
         Args:
             z_BD: anchors.
             positive_BMD: M other views of each anchor's sample.
             negative: [N, D] or [B, N, D].
             mask_BN: bool, True for a negative to leave out.
-            same_BN: bool, True where a negative is known by label to share the anchor's class.
+            same_BN: bool, True if the labels say that the negative shares the anchor's class.
             prior_B: tau+ of each anchor, in [0, 1): the probability that a negative shares its
-                class. Values outside give losses that are not finite.
-            mix: how the anchors' images were mixed, where they were.
-            group: the ranks, where each has a part of the negatives and as many anchors. Then
-                `mask_BN` and `same_BN` have a row for each anchor of all ranks, in order of rank,
-                and the mean over ranks of loss and gradients is that of one process that has all
-                anchors and all negatives.
+                class. Values outside this range give losses that are not finite.
+            mix: the mixture of the anchors' images; None for images that are not mixed.
+            group: the ranks, if each rank holds a part of the negatives and the same number of
+                anchors. `mask_BN` and `same_BN` then have one row for each anchor of all ranks, in
+                order of rank. The mean over ranks of loss and gradients equals the result of one
+                process with all anchors and all negatives.
 
         Raises:
-            ValueError: a shape does not fit, or what the loss needs is missing.
+            ValueError: a shape does not fit, or an argument that the loss needs is missing.
         """
         inputs = LossInputs(z_BD, positive_BMD, negative, mask_BN, same_BN, prior_B, mix, group)
         self.check_inputs(inputs)
@@ -145,10 +162,10 @@ class Loss(nn.Module, ABC):
 
     @abstractmethod
     def compute(self, inputs: LossInputs) -> LossOutput:
-        """Losses of the anchors, from checked arguments; autocast is off."""
+        """Return the losses of the anchors. The arguments are checked and autocast is off."""
 
     def check_inputs(self, inputs: LossInputs) -> None:
-        """ValueError unless shapes fit and nothing that the loss needs is missing."""
+        """Raise ValueError if a shape does not fit or a required argument is missing."""
         check_shapes(inputs)
         name = type(self).__name__
         if self.needs_labels and inputs.same_BN is None:
@@ -171,7 +188,11 @@ class Loss(nn.Module, ABC):
 
 
 def check_temperature(temperature: float) -> float:
-    """The temperature itself; ValueError unless it is a positive, finite number."""
+    """Return the temperature as a float.
+
+    Raises:
+        ValueError: it is not a positive, finite number.
+    """
     number = isinstance(temperature, int | float) and not isinstance(temperature, bool)
     if not (number and math.isfinite(temperature) and temperature > 0):
         raise ValueError(
@@ -182,14 +203,14 @@ def check_temperature(temperature: float) -> float:
 
 
 def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
-    """ValueError unless the value is one of the choices."""
+    """Raise ValueError unless `value` is one of `choices`."""
     if value not in choices:
         *first, last = [f'"{choice}"' for choice in choices]
         raise ValueError(f"{name} is {value!r}: choose {', '.join(first)} or {last}")
 
 
 def check_shapes(inputs: LossInputs) -> None:
-    """ValueError unless they fit together as `Loss` says."""
+    """Raise ValueError unless the shapes fit together as `Loss` describes."""
     z_BD, positive_BMD, negative, mask_BN, same_BN, prior_B, mix, group = inputs
     if z_BD.ndim != 2 or z_BD.shape[0] == 0:
         raise ValueError(f"anchors have shape {tuple(z_BD.shape)}: expected [B, D] with B >= 1")

@@ -1,7 +1,7 @@
-"""What the losses that compare positives with negatives share.
+"""The base class of the losses that compare positives with negatives.
 
-Each is a closed form in the logits of the positives and the logsumexp over the negatives; this
-base finds both, and the diagnostics.
+Each of these losses is a closed form of the positives' logits and the logsumexp over the negatives.
+The base class computes both, and the diagnostics.
 
 Shapes: B anchors, M positives per anchor, N negatives, D dimensions.
 """
@@ -31,35 +31,35 @@ from stream_ssl.losses.scan import promote
 FalseNegatives = Literal["keep", "exclude"]
 
 LINEAR_FROM = 40.0
-"""softplus(x) = x above this, exactly so in float64 as well."""
+"""Above this value softplus(x) equals x exactly, also in float64."""
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
     """The terms of a loss's formula, in float32 or float64.
 
-    An anchor without negatives has 0 for its logsumexp, so that no formula meets infinity; its
-    loss is set to 0 afterwards.
+    An anchor without negatives has logsumexp 0, so that no formula meets infinity. Its loss is set
+    to 0 afterwards.
     """
 
     inputs: LossInputs
     z_BD: Tensor
     positive_BMD: Tensor
     negative: Tensor  # [N, D] or [B, N, D], in the caller's float type
-    mask_BN: Tensor | None  # what is left out, an oracle's choice included
+    mask_BN: Tensor | None  # True: left out, by the caller or by an oracle
     cosine_BM: Tensor
     logit_BM: Tensor  # s+
-    logsumexp_B: Tensor  # of s_i, or of power s_i
+    logsumexp_B: Tensor  # logsumexp of s_i times `Contrastive.power`
     count_B: Tensor  # N, at least 1
     sums: NegativeSums
 
     @property
     def log_mean_B(self) -> Tensor:
-        """log of the mean of e^{s_i}."""
+        """The logarithm of the mean of e^{s_i}."""
         return self.logsumexp_B - self.count_B.log()
 
     def mean(self, value_B: Tensor) -> Tensor:
-        """Mean over the anchors that have a negative; 0 where none has."""
+        """Return the mean over the anchors that have a negative, or 0 if no anchor has any."""
         has_B = self.sums.count_B > 0
         kept_B = value_B.to(self.cosine_BM).where(has_B, 0.0)
         return kept_B.sum() / has_B.sum().clamp_min(1)
@@ -68,8 +68,10 @@ class Terms:
 class AnchorLoss(NamedTuple):
     """The loss of each anchor.
 
-    `clamped_B`: bool, True where an estimate fell to its floor; None: the loss has no floor.
-    `diagnostics`: further 0-dimensional numbers for the metrics.
+    Attributes:
+        loss_B: the losses.
+        clamped_B: bool, True if an estimate fell to its floor; None for a loss without a floor.
+        diagnostics: more 0-dimensional numbers for the metrics.
     """
 
     loss_B: Tensor
@@ -78,29 +80,35 @@ class AnchorLoss(NamedTuple):
 
 
 class Contrastive(Loss):
-    """Positives against negatives at a temperature. An anchor without any negative has loss 0 and
-    no gradient.
+    """A loss that compares positives with negatives at a temperature.
 
-    Diagnostics: `positive_similarity` and `negative_similarity` (mean cosine), `negatives`
-    (mean number counted), `effective_negatives` (exponential of the entropy of the softmax over
-    the negatives, mean), `clamp_rate` (share of anchors whose estimate fell to its floor; 0 of a
-    loss that has none), and `first` (share of anchors closer to their positives than to any
-    negative), which the fused pass of a GPU cannot tell. Both shares, and the mean `prior` of the
-    losses that have one, are of the anchors that have a negative.
+    An anchor without negatives has loss 0 and no gradient.
+
+    Diagnostics:
+     - `positive_similarity` and `negative_similarity`: mean cosines.
+     - `negatives`: mean number of unmasked negatives.
+     - `effective_negatives`: mean exponential of the entropy of the softmax over the negatives.
+     - `clamp_rate`: share of anchors whose estimate fell to its floor; 0 for a loss without a
+       floor.
+     - `first`: share of anchors that are closer to their positives than to any negative. The fused
+       pass on a GPU does not provide it.
+
+    `clamp_rate`, `first` and the mean `prior` of the losses with a prior refer only to anchors that
+    have a negative.
 
     Args:
-        temperature: t; cosines are divided by it. 0.05 to 1 is usual.
-        false_negatives: "keep", or "exclude" for the oracle: negatives that are known by label to
-            share the anchor's class are left out of the sums and of the count.
+        temperature: t, the divisor of the cosines. Usual values are 0.05 to 1.
+        false_negatives: "keep"; or "exclude", an oracle that leaves out negatives whose label is
+            the anchor's class, both of the sums and of the count.
 
     Raises:
-        ValueError: an argument outside its range.
+        ValueError: an argument is outside its range.
     """
 
     across_ranks = True
     oracles: tuple[str, ...] = ("keep", "exclude")
-    power: float = 1.0  # by which a loss multiplies s_i in its pass over the negatives
-    beside: float | None = None  # by which, from there, for a second logsumexp: `sums.beside_B`
+    power: float = 1.0  # factor of s_i in the pass over the negatives
+    beside: float | None = None  # factor on top of `power` for a second logsumexp, `sums.beside_B`
 
     def __init__(self, temperature: float = 0.2, false_negatives: str = "keep") -> None:
         super().__init__()
@@ -111,7 +119,7 @@ class Contrastive(Loss):
 
     @abstractmethod
     def per_anchor(self, terms: Terms) -> AnchorLoss:
-        """The formula, for anchors that have a negative."""
+        """Return the loss by the formula; anchors without negatives are set to 0 afterwards."""
 
     def compute(self, inputs: LossInputs) -> LossOutput:
         terms = self._terms(inputs)
@@ -166,24 +174,24 @@ class Contrastive(Loss):
         return f"temperature={self.temperature}{oracle}"
 
 
-# Sums and differences of exponentials whose exponents do not fit into a float. The gradient of a
-# branch that was not taken is exactly 0, never 0 x infinity.
+# The functions below work with logarithms, because the exponentials would overflow a float. The
+# gradient of a branch that was not taken is exactly 0, never 0 x infinity.
 
 
 def log_mean_exp(logit_BM: Tensor) -> Tensor:
-    """log of the mean of e^x over the last dimension, which is kept."""
+    """Return the logarithm of the mean of e^x over the last dimension, which is kept."""
     return logit_BM.logsumexp(-1, keepdim=True) - math.log(logit_BM.shape[-1])
 
 
 def log_difference(larger: Tensor, smaller: Tensor) -> Tensor:
-    """log(e^larger - e^smaller); -inf, and no gradient, where that is not positive."""
+    """Return log(e^larger - e^smaller); -inf without gradient if the difference is not positive."""
     gap = larger - smaller
-    not_positive = gap <= 0  # False of NaN, which so reaches the caller's check
+    not_positive = gap <= 0  # False for NaN, so that a NaN reaches the caller's check
     safe = gap.masked_fill(not_positive, 1.0)
     log = larger + torch.log(-torch.expm1(-safe))
     return log.masked_fill(not_positive, -math.inf)
 
 
 def minus_log_share(part: Tensor, rest: Tensor) -> Tensor:
-    """-log(e^part / (e^part + e^rest)), whichever is the larger."""
+    """Return -log(e^part / (e^part + e^rest)), accurate for any order of the two."""
     return F.softplus(rest - part, threshold=LINEAR_FROM)

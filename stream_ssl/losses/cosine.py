@@ -1,4 +1,4 @@
-"""SimSiam's and BYOL's loss, which knows no negatives.
+"""The loss of SimSiam and BYOL, which uses no negatives.
 
 Shapes: B anchors, M positives per anchor, N negatives, D dimensions.
 """
@@ -16,16 +16,16 @@ from stream_ssl.losses.scan import promote
 class NegativeCosine(Loss):
     """The mean over the positives of `-cos` (SimSiam, eq. 1) or `2 - 2 cos` (BYOL, eq. 2).
 
-    Anchors are the predictor's unit rows; the method stops the positives' gradient. Negatives and
-    masks are accepted and ignored.
+    The anchors are the predictor's unit rows. The method stops the gradient of the positives. The
+    loss accepts negatives and masks but ignores them.
 
     Diagnostics: `positive_similarity` (mean cosine).
 
     Args:
-        form: "simsiam" or "byol"; the gradient of the second is twice that of the first.
+        form: "simsiam" or "byol"; the gradient of "byol" is twice the gradient of "simsiam".
 
     Raises:
-        ValueError: another form.
+        ValueError: `form` is not one of the two.
     """
 
     uses_negatives = False

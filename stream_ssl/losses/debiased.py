@@ -1,4 +1,4 @@
-"""The negative-debiased loss, and tau+, by which the debiased losses correct.
+"""The negative-debiased loss, and the prior tau+ of the debiased losses.
 
 Shapes: B anchors, M positives per anchor, N negatives, D dimensions.
 """
@@ -31,21 +31,23 @@ Prior = float | OverSteps | Literal["memory", "labels"]
 
 
 class PriorCorrected(Contrastive):
-    """A loss that corrects for false negatives, or false positives, by tau+: the probability that a
-    negative shares the anchor's class. It belongs to the distribution that the negatives come
-    from: with a working memory that is the memory, not the stream.
+    """A base for losses that use tau+ to correct for false negatives or false positives.
 
-    Diagnostics, besides those of every contrastive loss: `prior` (mean tau+ used).
+    tau+ is the probability that a negative shares the anchor's class. It describes the distribution
+    from which the negatives are drawn. With a working memory, this is the distribution of the
+    memory, not of the stream.
+
+    Diagnostics, in addition to those of `Contrastive`: `prior` (the mean tau+ used).
 
     Args:
         temperature: see `Contrastive`.
-        prior: tau+. A number in [0, 1); a schedule, such as `Ramp`; "memory": each anchor's own,
-            which the memory measures (`prior_B`); "labels": each anchor's true share among the
-            negatives (`same_BN`), an oracle, kept away from 0 and 1 by 1 / (N + 1).
+        prior: tau+. A number in [0, 1); or a schedule, such as `Ramp`; or "memory": the value that
+            the memory measures for each anchor (`prior_B`); or "labels", an oracle: each anchor's
+            true share among the negatives (`same_BN`), kept at least 1 / (N + 1) away from 0 and 1.
         false_negatives: see `Contrastive`.
 
     Raises:
-        ValueError: an argument outside its range.
+        ValueError: an argument is outside its range.
     """
 
     def __init__(
@@ -76,7 +78,7 @@ class PriorCorrected(Contrastive):
         self._step = step
 
     def tau(self, terms: Terms) -> Tensor:
-        """tau+ of each anchor [B]."""
+        """Return tau+ of each anchor [B]."""
         if self.prior == "labels":
             return true_share(terms)
         if self.prior == "memory":
@@ -94,21 +96,21 @@ class Debiased(PriorCorrected):
     `g = max((mean_i e^{s_i} - tau+ mean_j e^{s+_j}) / (1 - tau+), e^{-1/t})`.
 
     Mitigating Distributional Biases in Contrastive Learning, eq. 6-7; slides, eq. 11-12. All M
-    positives enter g; the loss of an anchor is the mean over its positives in the place of s+.
-    With tau+ = 0 it is InfoNCE.
+    positives enter g. The loss of an anchor is the mean of the formula over its positives as s+.
+    With tau+ = 0 the loss is InfoNCE.
 
-    At low temperature the estimate is often below its floor (`clamp_rate`). With floor "clamp" such
-    an anchor's negatives get no gradient; with "biased" it is compared with the mean of all
-    negatives instead, as InfoNCE does (appendix B).
+    At low temperature the estimate g is often below its floor (see the diagnostic `clamp_rate`).
+    With floor "clamp", the negatives of such an anchor get no gradient. With floor "biased", such
+    an anchor uses the mean of all negatives instead, as InfoNCE does (appendix B).
 
     Args:
-        temperature: t; cosines are divided by it.
+        temperature: t, the divisor of the cosines.
         prior: tau+, see `PriorCorrected`.
-        floor: what becomes of an anchor whose estimate falls to its floor: "clamp" or "biased".
+        floor: treatment of an anchor whose estimate falls to its floor: "clamp" or "biased".
         false_negatives: see `Contrastive`, also for the diagnostics.
 
     Raises:
-        ValueError: an argument outside its range.
+        ValueError: an argument is outside its range.
     """
 
     def __init__(
@@ -130,7 +132,7 @@ class Debiased(PriorCorrected):
         return AnchorLoss(loss_B, clamped_B, {"prior": terms.mean(tau_B.detach())})
 
     def log_mean(self, terms: Terms) -> Tensor:
-        """log of the mean of e^{s_i} [B]."""
+        """Return the logarithm of the mean of e^{s_i} [B]."""
         return terms.log_mean_B
 
     def extra_repr(self) -> str:
@@ -140,7 +142,7 @@ class Debiased(PriorCorrected):
 def negative_debiased(
     terms: Terms, log_mean_B: Tensor, tau_B: Tensor, floor: Floor, temperature: float
 ) -> tuple[Tensor, Tensor]:
-    """The loss [B], and where its estimate fell to its floor [B]."""
+    """Return the loss [B], and a bool [B] that is True if the estimate fell to its floor."""
     log_false_B = tau_B.log() + log_mean_exp(terms.logit_BM).squeeze(1)
     log_g_B = log_difference(log_mean_B, log_false_B) - torch.log1p(-tau_B)
     least = -1 / temperature
@@ -155,10 +157,13 @@ def negative_debiased(
 
 
 def true_share(terms: Terms) -> Tensor:
-    """Share of negatives of the anchor's class [B], also where an oracle then leaves them out."""
+    """Return the share of negatives of the anchor's class [B], in [1 / (N + 1), 1 - 1 / (N + 1)].
+
+    The share also counts negatives that an oracle leaves out of the loss.
+    """
     same_BN, mask_BN = terms.inputs.same_BN, terms.inputs.mask_BN
     assert same_BN is not None
-    # Of the anchors of all ranks, who each have a row here.
+    # `same_BN` has a row for each anchor of all ranks, so the counts need as many rows.
     like_AD = terms.z_BD.detach().new_empty(len(same_BN), 0)
     count_A = count_negatives(like_AD, same_BN.shape[1], mask_BN)
     both_A2 = torch.stack([count_A, count_same(like_AD, same_BN, mask_BN)], dim=1)

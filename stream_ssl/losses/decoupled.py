@@ -1,4 +1,4 @@
-"""DCL and DCLW: the positive taken out of the denominator.
+"""DCL and DCLW: InfoNCE without the positive in the denominator.
 
 Shapes: B anchors, M positives per anchor, N negatives, D dimensions.
 """
@@ -15,20 +15,21 @@ from stream_ssl.losses.group import of_all
 
 
 class Decoupled(Contrastive):
-    """`-w s+ + logsumexp_i(s_i)`: one logsumexp over all negatives. It may be negative.
+    """`-w s+ + logsumexp_i(s_i)`, with one logsumexp over all negatives. The loss may be negative.
 
-    Decoupled Contrastive Learning (slides, eq. 4), where w = 1. DCLW has the von Mises-Fisher
-    weight `w = 2 - e^{cos / sigma} / mean e^{cos / sigma}`, the mean over all pairs of the batch:
-    pairs that differ more count more. The weight carries no gradient: with one, a pair nearer than
-    the others would be pushed apart. With M > 1 the mean over the positives.
+    Decoupled Contrastive Learning (slides, eq. 4) has w = 1. DCLW has the von Mises-Fisher weight
+    `w = 2 - e^{cos / sigma} / mean e^{cos / sigma}`, with the mean over all pairs of the batch.
+    Pairs that are less similar get a larger weight. The weight carries no gradient, because its
+    gradient would push apart the pairs that are closest. With M > 1 positives, the loss is the mean
+    over the positives.
 
     Args:
-        temperature: t; cosines are divided by it.
-        sigma: null: DCL; a number: DCLW with this width (the paper has 0.5).
+        temperature: t, the divisor of the cosines.
+        sigma: width of the weight of DCLW (0.5 in the paper); null selects DCL.
         false_negatives: see `Contrastive`, also for the diagnostics.
 
     Raises:
-        ValueError: an argument outside its range.
+        ValueError: an argument is outside its range.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class Decoupled(Contrastive):
         return AnchorLoss(terms.logsumexp_B - logit_BM.mean(1))
 
     def _weight(self, terms: Terms) -> Tensor:
-        """w of each pair [B, M]; the mean is over the pairs of all ranks."""
+        """Return w of each pair [B, M]. The mean in w is over the pairs of all ranks."""
         assert self.sigma is not None
         group, batch = terms.inputs.group, len(terms.z_BD)
         weight_AM = von_mises_fisher_weight(of_all(terms.cosine_BM, group), self.sigma)
@@ -64,7 +65,7 @@ class Decoupled(Contrastive):
 
 @torch.no_grad()
 def von_mises_fisher_weight(cosine_BM: Tensor, sigma: float) -> Tensor:
-    """w of each pair [B, M]."""
+    """Return w of each pair [B, M], see `Decoupled`."""
     # e^x / mean(e^x) is the softmax over all pairs, times their number.
     share_BM = (cosine_BM / sigma).flatten().softmax(0).view_as(cosine_BM)
     return 2 - share_BM * cosine_BM.numel()

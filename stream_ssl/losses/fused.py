@@ -1,11 +1,13 @@
-"""The pass of `scan` as attention: queries are the anchors, keys and values the negatives.
+"""The pass of `scan` on an attention kernel.
+
+The anchors are the queries. The negatives are the keys and the values.
 
 Attention returns the softmax-weighted mean and the logsumexp, and stores no logits. A batch of
-anchors is too few queries to fill a device, so the negatives are split into parts that run in
-parallel and are merged.
+anchors has too few queries to use the whole device. So the negatives are split into parts that run
+in parallel, and the results are merged.
 
-The kernel takes no bool mask, but a float bias for each pair. So masked negatives are processed a
-few thousand at a time, and the biases never take more than `MASKED` floats.
+The kernel takes a float bias for each pair instead of a bool mask. So masked negatives are
+processed in chunks, and the biases of a chunk take at most `MASKED` floats.
 
 Shapes: B anchors, N negatives, C negatives of one chunk, D dimensions, S parts, P of one part.
 """
@@ -22,14 +24,14 @@ from torch.nn import functional as F
 
 from stream_ssl.losses.scan import Scan, chunks, count_negatives, merge, scan
 
-PARTS = 32  # run in parallel
-ALIGNED = 16  # the kernel reads masks in multiples of this
-DIMS = 4  # and rows of float32 in multiples of this
-MASKED = 1 << 23  # floats of a mask at a time
+PARTS = 32  # parts that run in parallel
+ALIGNED = 16  # the kernel reads masks in multiples of this number
+DIMS = 4  # the kernel reads rows of float32 in multiples of this number
+MASKED = 1 << 23  # largest number of bias floats in one chunk
 
 
 def can_fuse(anchor_BD: Tensor, negative: Tensor) -> bool:
-    """Whether the kernel takes these: on a GPU, float32, shared negatives."""
+    """Return whether the kernel accepts the tensors: on a GPU, float32, shared negatives."""
     return (
         anchor_BD.is_cuda
         and anchor_BD.dtype == torch.float32
@@ -41,8 +43,11 @@ def can_fuse(anchor_BD: Tensor, negative: Tensor) -> bool:
 
 @functools.cache
 def sound(device: torch.device) -> bool:
-    """Whether the kernel agrees with `scan` on this device: tried once, on few rows, because the
-    operator is not in torch's public interface and its arithmetic depends on the device."""
+    """Return whether the kernel agrees with `scan` on this device.
+
+    The kernel is tried once, on few rows, because the operator is not in torch's public interface
+    and its arithmetic depends on the device. A disagreement or an error gives a warning.
+    """
     generator = torch.Generator().manual_seed(0)
     anchor_BD = F.normalize(torch.randn(40, 16, generator=generator), dim=1) / 0.05
     negative_ND = F.normalize(torch.randn(1100, 16, generator=generator), dim=1)
@@ -65,8 +70,8 @@ def sound(device: torch.device) -> bool:
 def fused_scan(
     anchor_BD: Tensor, negative_ND: Tensor, mask_BN: Tensor | None, beside: float | None = None
 ) -> Scan:
-    """As `scan`, but without the largest logit; `beside` costs a second pass."""
-    lse = [anchor_BD.new_full((1, len(anchor_BD)), -math.inf)]  # of no negatives
+    """Return the same as `scan`, but without the largest logit. `beside` costs a second pass."""
+    lse = [anchor_BD.new_full((1, len(anchor_BD)), -math.inf)]  # the result without negatives
     means = [anchor_BD.new_zeros(1, *anchor_BD.shape)]
     total_B = anchor_BD.new_zeros(len(anchor_BD))
     for chunk in chunks(anchor_BD, len(negative_ND), most=None if mask_BN is None else MASKED):
@@ -87,7 +92,10 @@ def fused_scan(
 
 
 def _split(size: int) -> list[tuple[slice, int]]:
-    """Slices, and into how many equal, aligned parts each is cut: nearly all, and a remainder."""
+    """Return slices and the number of equal, aligned parts in each.
+
+    The first slice holds most columns in `PARTS` parts; the second holds the rest as one part.
+    """
     each = size // (PARTS * ALIGNED) * ALIGNED
     cut = each * PARTS
     pieces = [(slice(0, cut), PARTS), (slice(cut, size), 1)]
@@ -97,7 +105,7 @@ def _split(size: int) -> list[tuple[slice, int]]:
 def _attend(
     anchor_BD: Tensor, key_SPD: Tensor, mask_BC: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Logsumexp [S, B] and weighted mean [S, B, D] of each part, and the sum of all logits [B]."""
+    """Return logsumexp [S, B] and weighted mean [S, B, D] of each part, and all logits' sum [B]."""
     (batch, dim), parts = anchor_BD.shape, len(key_SPD)
     query, key = anchor_BD.expand(parts, 1, batch, dim).contiguous(), key_SPD.unsqueeze(1)
     if mask_BC is None:
@@ -109,14 +117,14 @@ def _attend(
     total_B = ((kept_SBP @ key_SPD).sum(0) * anchor_BD).sum(1)
     mean, logsumexp = _attention(query, key, kept_SBP.log_().unsqueeze(1))  # -inf, or 0
     lse_SB = logsumexp[:, 0, :batch].to(anchor_BD.dtype)
-    # For a row without any negative the kernel's result is undefined.
+    # The kernel's result for a row without negatives is undefined.
     none_SB = mask_SBP.all(-1)
     lse_SB = lse_SB.masked_fill(none_SB, -math.inf)
     return lse_SB, mean[:, 0].masked_fill(none_SB.unsqueeze(2), 0.0), total_B
 
 
 def _kept(like: Tensor, mask_SBP: Tensor) -> Tensor:
-    """0 where left out, else 1, in rows that lie at multiples of ALIGNED."""
+    """Return 1 for kept and 0 for masked entries, in rows whose size is a multiple of ALIGNED."""
     *rows, size = mask_SBP.shape
     padded = like.new_ones(*rows, -(-size // ALIGNED) * ALIGNED)
     return padded[..., :size].masked_fill_(mask_SBP, 0.0)
@@ -126,7 +134,7 @@ def _attention(query: Tensor, key: Tensor, bias: Tensor | None) -> tuple[Tensor,
     aten = torch.ops.aten
     if query.is_cuda:
         found = aten._scaled_dot_product_efficient_attention(query, key, key, bias, True, scale=1.0)
-    else:  # for the tests: the same algebra
+    else:  # the tests use the CPU kernel, which computes the same
         found = aten._scaled_dot_product_flash_attention_for_cpu(
             query, key, key, attn_mask=bias, scale=1.0
         )

@@ -1,10 +1,10 @@
-"""Anchors of all ranks against negatives that each rank has its own part of.
+"""Exchange between ranks that each hold a part of the negatives.
 
-No negative travels. Each rank compares the anchors of all with its own negatives, and hands the
-partial results back to the rank of the anchor, where they merge exactly: what travels grows with
-the anchors, not with the negatives.
+Negatives are never sent. Each rank compares the anchors of all ranks with its own negatives. It
+then returns the partial results to the anchors' ranks, where they are merged exactly. The traffic
+grows with the number of anchors, not with the number of negatives.
 
-Shapes: W ranks, B anchors of each rank, A = W B of all, in order of rank.
+Shapes: W ranks, B anchors of each rank, A = W B anchors of all ranks, in order of rank.
 """
 
 from __future__ import annotations
@@ -15,26 +15,29 @@ from torch import Tensor
 
 
 class Group(Protocol):
-    """The ranks. `stream_ssl.memory.process_group.ProcessGroup` is one."""
+    """The ranks of a run, for example `stream_ssl.memory.process_group.ProcessGroup`."""
 
     rank: int
     size: int
 
     def gather_equal(self, row_B: Tensor) -> Tensor:
-        """The rows of all ranks [A, ...]."""
+        """Return the rows of all ranks [A, ...]."""
 
     def exchange(self, row_R: Tensor) -> Tensor:
-        """[W, B, ...]: what each rank has for this one's rows, of its rows [A, ...] for all."""
+        """Send each rank its part of `row_R` [A, ...] and return the parts received [W, B, ...]."""
 
     def all_reduce_sum(self, value: Tensor) -> Tensor:
-        """The sum over ranks, element by element."""
+        """Return the element-wise sum over ranks."""
 
 
 def of_all(row_B: Tensor, group: Group | None) -> Tensor:
-    """The rows of all ranks [A, ...], without gradient; None: of this process alone."""
+    """Return the rows of all ranks [A, ...], without gradient.
+
+    Without a group, return the rows of this process unchanged.
+    """
     return row_B if group is None else group.gather_equal(row_B.detach())
 
 
 def summed(value_A: Tensor, group: Group | None) -> Tensor:
-    """[B, ...]: the sums over ranks of what each has for this one's anchors."""
+    """Return the sum over ranks of their values for this rank's anchors [B, ...]."""
     return value_A if group is None else group.exchange(value_A).sum(0)

@@ -1,4 +1,4 @@
-"""HCL: the debiased loss with the hard negatives weighted up.
+"""HCL: the debiased loss with larger weights for hard negatives.
 
 Shapes: B anchors, M positives per anchor, N negatives, D dimensions.
 """
@@ -14,23 +14,23 @@ from stream_ssl.losses.debiased import Debiased, Floor, Prior
 
 
 class HardNegative(Debiased):
-    """`Debiased`, where `mean_i e^{s_i}` is weighted by `w_i = e^{beta s_i} / mean_k e^{beta s_k}`.
+    """`Debiased` with weights `w_i = e^{beta s_i} / mean_k e^{beta s_k}` in `mean_i w_i e^{s_i}`.
 
     Contrastive Learning with Hard Negative Samples (Robinson et al. 2021), eq. 4. The weights are
-    importance weights of a sampling distribution and carry no gradient; in the authors' code they
-    do, which multiplies the gradient of the weighted mean by about 1 + beta. With beta = 0 it is
-    `Debiased`. `effective_negatives` is of the softmax of (1 + beta) s, by which the negatives
-    pull.
+    importance weights of a sampling distribution, so they carry no gradient. In the authors' code
+    they do, which multiplies the gradient of the weighted mean by about 1 + beta. With beta = 0 the
+    loss is `Debiased`. The diagnostic `effective_negatives` refers to the softmax of (1 + beta) s,
+    which also weights the gradient of the negatives.
 
     Args:
-        temperature: t; cosines are divided by it.
-        prior: tau+, see `PriorCorrected`. 0 weights the negatives and corrects nothing.
-        beta: weight of the hard negatives: 0 all alike, 0.5 to 2 is usual.
+        temperature: t, the divisor of the cosines.
+        prior: tau+, see `PriorCorrected`. With 0, the negatives are weighted but not debiased.
+        beta: strength of the weights: 0 gives equal weights; usual values are 0.5 to 2.
         floor: see `Debiased`.
         false_negatives: see `Contrastive`, also for the diagnostics.
 
     Raises:
-        ValueError: an argument outside its range.
+        ValueError: an argument is outside its range.
     """
 
     def __init__(
@@ -49,10 +49,11 @@ class HardNegative(Debiased):
         self.beside = self.beta / self.power if self.beta else None
 
     def log_mean(self, terms: Terms) -> Tensor:
-        """log of the weighted mean: lse((1 + beta) s) - lse(beta s).
+        """Return the logarithm of the weighted mean [B]: lse((1 + beta) s) - lse(beta s).
 
-        d/ds_i of the first is (1 + beta) p_i, where p is the softmax of (1 + beta) s. With constant
-        weights it is p_i: that share of the first keeps its gradient, the rest is detached.
+        The derivative of the first term by s_i is (1 + beta) p_i, where p is the softmax of
+        (1 + beta) s. With constant weights the derivative must be p_i. So a share 1 / (1 + beta) of
+        the first term keeps its gradient and the rest is detached.
         """
         if self.beta == 0:
             return terms.log_mean_B

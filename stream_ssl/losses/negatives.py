@@ -1,8 +1,8 @@
-"""Sums over the negatives that keep no [B, N] tensor for the backward pass.
+"""Sums over the negatives that store no [B, N] tensor for the backward pass.
 
 The gradient of logsumexp_n(z . n / t) by the anchor z is the softmax-weighted mean of the
-negatives over t, so the forward pass keeps that [B, D] instead of the [B, N] logits. Every loss of
-the debiased family is a closed form in this logsumexp.
+negatives, divided by t. So the forward pass keeps this mean [B, D] instead of the logits [B, N].
+Every loss of the debiased family is a closed form of this logsumexp.
 
 Shapes: B anchors, N negatives, C negatives of one chunk, D dimensions.
 """
@@ -32,19 +32,19 @@ from stream_ssl.losses.scan import (
 
 
 class NegativeSums(NamedTuple):
-    """Results of one pass for each anchor; only `logsumexp_B` carries a gradient."""
+    """The results of one pass over the negatives. Only `logsumexp_B` carries a gradient."""
 
-    logsumexp_B: Tensor  # of z . n / t over the negatives counted; -inf when there is none
-    count_B: Tensor  # negatives counted
+    logsumexp_B: Tensor  # logsumexp of z . n / t over the unmasked negatives; -inf without any
+    count_B: Tensor  # number of unmasked negatives
     total_B: Tensor  # sum of the logits
-    entropy_B: Tensor  # nats of the softmax over the negatives; 0 when there is none
-    mean_BD: Tensor  # of the negatives, weighted by that softmax; 0 when there is none
-    largest_B: Tensor | None  # largest logit, -inf when there is none; None: not known (GPU)
-    beside_B: Tensor | None  # logsumexp of `beside` times the logits, where asked for
+    entropy_B: Tensor  # entropy of the softmax over the negatives, in nats; 0 without negatives
+    mean_BD: Tensor  # mean of the negatives, weighted by the softmax; 0 without negatives
+    largest_B: Tensor | None  # largest logit, -inf without negatives; None: not known (GPU)
+    beside_B: Tensor | None  # logsumexp of `beside` times the logits; None if not requested
 
     @property
     def logsumexp_or_0_B(self) -> Tensor:
-        """The logsumexp, but 0 when there is no negative, so that formulas stay finite."""
+        """The logsumexp, with 0 for anchors without negatives, so that formulas stay finite."""
         return self.logsumexp_B.masked_fill(self.count_B == 0, 0.0)
 
 
@@ -56,35 +56,37 @@ def sum_negatives(
     group: Group | None = None,
     beside: float | None = None,
 ) -> NegativeSums:
-    """`NegativeSums` of unit rows `z_BD` against `negative` [N, D] or [B, N, D].
+    """Return the `NegativeSums` of unit rows `z_BD` against `negative` [N, D] or [B, N, D].
 
-    No [B, N] tensor outlives its chunk. Works in float64 if the anchors do, else in float32.
+    No [B, N] tensor outlives its chunk. The sums are float64 for float64 anchors, otherwise
+    float32.
 
     Args:
         z_BD: anchors.
-        negative: on several ranks this one's part [N, D].
-        mask_BN: True: left out; on several ranks with a row for each anchor of all.
+        negative: negatives; on several ranks the part of this rank [N, D].
+        mask_BN: bool, True for a negative to leave out; on several ranks one row for each anchor of
+            all ranks.
         temperature: t.
-        group: the ranks; None: this process alone.
-        beside: a positive factor of the logits for a second logsumexp, found in the same pass.
+        group: the ranks; None for a single process.
+        beside: a positive factor of the logits for a second logsumexp.
     """
     return NegativeSums(*_NegativeSums.apply(z_BD, negative, mask_BN, temperature, group, beside))
 
 
 def sum_weighted(negative: Tensor, like_BD: Tensor, weight: Callable[[slice], Tensor]) -> Tensor:
-    """[B, D]: sums of the negatives by constant weights.
+    """Return the sums [B, D] of the negatives with constant weights.
 
     Args:
         negative: [N, D] or [B, N, D].
-        like_BD: a tensor of the sum's shape, type and device.
-        weight: the weights [B, C] of a chunk, called again in the backward pass.
+        like_BD: a tensor with the shape, type and device of the result.
+        weight: returns the weights [B, C] of a chunk. The backward pass calls it again.
     """
     found: Tensor = _WeightedSum.apply(negative, like_BD.detach(), weight)
     return found
 
 
 def merged(found: Scan, group: Group | None) -> Scan:
-    """Of the partial results that all ranks have for this one's anchors the whole."""
+    """Merge the partial results of all ranks for this rank's anchors."""
     if group is None:
         return found
     largest_A = found.logsumexp_B if found.largest_B is None else found.largest_B
@@ -156,8 +158,11 @@ def _negative_gradient(
     mask_BN: Tensor | None,
     logsumexp_B: Tensor,
 ) -> Tensor:
-    """d/dn: the softmax is computed again, chunk by chunk, so that nothing [B, N] is kept. The
-    anchors, over t, are those of all ranks."""
+    """Return the gradient by the negatives, in their shape.
+
+    The softmax is computed again chunk by chunk, so that no [B, N] tensor is kept. `anchor_BD` has
+    the anchors of all ranks, divided by t.
+    """
     if group is not None:
         grad_B, logsumexp_B = group.gather_equal(torch.stack([grad_B, logsumexp_B], 1)).unbind(1)
     share = softmax_of(anchor_BD, negative, mask_BN, logsumexp_B)
@@ -173,7 +178,7 @@ def _negative_gradient(
 def softmax_of(
     anchor_BD: Tensor, negative: Tensor, mask_BN: Tensor | None, logsumexp_B: Tensor
 ) -> Callable[[slice], Tensor]:
-    """The softmax over the negatives, a chunk [B, C] at a time, from its logsumexp."""
+    """Return a function that computes the softmax over the negatives for one chunk [B, C]."""
     shift_B1 = logsumexp_B.masked_fill(logsumexp_B == -math.inf, 0.0).unsqueeze(1)
 
     def share(chunk: slice) -> Tensor:

@@ -31,33 +31,34 @@ class PositiveDebiased(PriorCorrected):
     `P = (sum_i e^{s_i} + e^{s+} + e^{1/t}) / (N + 2)` and
     `R = max((P - (1 - tau+) P-) / tau+, e^{-1/t})`.
 
-    Mitigating Distributional Biases in Contrastive Learning, eq. 12-14, multiplied through by
-    tau+; the floor is ours. e^{1/t} is the anchor with itself.
+    Mitigating Distributional Biases in Contrastive Learning, eq. 12-14, multiplied by tau+. The
+    paper has no floor of R. The term e^{1/t} is the anchor compared with itself.
 
-    The pair weighs 1 / (N + 2), so N must be batch-sized: at N = 65,536 its gradient is a
-    thousandth of InfoNCE's and the loss log(N + 1), whatever the encoder.
+    The pair has weight 1 / (N + 2), so N must be about the size of a batch. At N = 65,536 the
+    gradient is a thousandth of InfoNCE's, and the loss is log(N + 1) for every encoder.
 
-    With M > 1 positives:
-     - "pos-grouping": their mean of e^{s+} is in P.
+    With M > 1 positives, `aggregation` selects one of three forms:
+     - "pos-grouping": P contains the mean of e^{s+} over the positives.
      - "loss-combination" (eq. 16): the mean of the loss over all M (M + 1) ordered pairs of the
-       sample's views, the anchor's among them: each view in turn is the anchor, each other its one
-       positive, against the anchor's negatives. With M = 1 both orders of the pair. Gradients
-       reach the views that ask for one.
-     - "mixed" (the authors' code): alpha `Debiased` + (1 - alpha) "pos-grouping".
+       sample's views, including the anchor. In each pair the first view is the anchor and the
+       second its one positive. All pairs use the anchor's negatives. M = 1 gives both orders of the
+       pair. Gradients reach the views that require them.
+     - "mixed" (the authors' code): alpha x `Debiased` + (1 - alpha) x "pos-grouping".
 
     Args:
-        temperature: t; cosines are divided by it.
+        temperature: t, the divisor of the cosines.
         prior: tau+ in (0, 1), see `PriorCorrected`.
-        aggregation: of the positives, see above.
+        aggregation: form of the loss for several positives, see above.
         alpha: share of the negative-debiased loss in "mixed", in [0, 1].
-        floor: that loss's, see `Debiased`.
-        most_negatives: N beyond which it refuses to work.
-        false_negatives: see `Contrastive`, also for the diagnostics; or "split", an oracle too:
-            false negatives are in P, which then is a sample of all classes, and not in P-. Lemma 1
-            assumes this, and with it the limit is reached.
+        floor: floor of the negative-debiased loss in "mixed", see `Debiased`.
+        most_negatives: largest N that the loss accepts, at least 1.
+        false_negatives: see `Contrastive`, also for the diagnostics. The further value "split" is
+            an oracle too: false negatives count in P, which is then a sample of all classes, but
+            not in P-. Lemma 1 assumes this split, and with the split the loss reaches its limit.
 
     Raises:
-        ValueError: an argument outside its range; at a call, more negatives than `most_negatives`.
+        ValueError: an argument is outside its range; or a call has more negatives than
+            `most_negatives`.
     """
 
     batch_sized = True
@@ -114,13 +115,14 @@ class PositiveDebiased(PriorCorrected):
         return AnchorLoss(loss_B, clamped_B, {"prior": terms.mean(tau_B.detach())})
 
     def _grouped(self, terms: Terms, tau_B: Tensor) -> tuple[Tensor, Tensor]:
-        """Loss with the positives' mean in P, and where R fell to its floor: [B]."""
+        """Return the loss [B] with the positives' mean in P, and a bool [B]: R at its floor."""
         mean_B1 = log_mean_exp(terms.logit_BM)
         loss_B1, clamped_B1 = self._pairs(terms, tau_B, terms.z_BD, mean_B1, terms.logsumexp_B)
         return loss_B1.squeeze(1), clamped_B1.squeeze(1)
 
     def _combined(self, terms: Terms, tau_B: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean loss over the ordered pairs of views, and where any R fell to its floor: [B]."""
+        """Return the mean loss [B] over ordered pairs of views, and a bool [B]: any R at its floor.
+        """
         view_BVD = torch.cat([terms.z_BD.unsqueeze(1), terms.positive_BMD], 1)
         logit_BVV = view_BVD @ view_BVD.mT / self.temperature
         losses, clamped = [], []
@@ -149,13 +151,14 @@ class PositiveDebiased(PriorCorrected):
         logit_BM: Tensor,
         logsumexp_B: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Loss of each pair, and where R fell to its floor: [B, M] both. The logits and the
-        logsumexp over the negatives are those of `anchor_BD`.
+        """Return the loss of each pair [B, M], and a bool [B, M]: R fell to its floor.
 
-        With S false negatives that are in P alone,
-        `R tau+ (N + S + 2) = e^{s+} + e^{1/t} + sum_S e^{s_k} + c sum_N e^{s_i}` and
-        `c = (tau+ (N + S + 2) - 2 - S) / N`: in this form the two large sums are not subtracted
-        from each other, and for c >= 0 nothing is subtracted.
+        `logit_BM` and `logsumexp_B` (over the negatives) belong to `anchor_BD`.
+
+        With S false negatives that stand only in P, the formula is
+        `R tau+ (N + S + 2) = e^{s+} + e^{1/t} + sum_S e^{s_k} + c sum_N e^{s_i}` with
+        `c = (tau+ (N + S + 2) - 2 - S) / N`. This form does not subtract two large sums from each
+        other, and for c >= 0 it subtracts nothing.
         """
         own, count_B = 1 / self.temperature, terms.count_B
         sum_BM = torch.logaddexp(logit_BM, logit_BM.new_full((), own))
@@ -167,7 +170,7 @@ class PositiveDebiased(PriorCorrected):
         share_B = (weight_B - 2 - others_B) / count_B
         more_B1 = (share_B.clamp_min(0).log() + logsumexp_B).unsqueeze(1)
         less_B1 = ((-share_B).clamp_min(0).log() + logsumexp_B).unsqueeze(1)
-        # One of the two is -inf, and adds or takes away nothing.
+        # At least one of the two is -inf, so it adds or subtracts nothing.
         sum_BM = log_difference(torch.logaddexp(sum_BM, more_B1), less_B1)
         log_r_BM = sum_BM - weight_B.log().unsqueeze(1)
         clamped_BM = log_r_BM <= -own
@@ -175,7 +178,7 @@ class PositiveDebiased(PriorCorrected):
         return minus_log_share(log_r_BM, logsumexp_B.unsqueeze(1)), clamped_BM
 
     def _false_negatives(self, terms: Terms, anchor_BD: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Logsumexp and number of the false negatives [B], where they are in P."""
+        """Return logsumexp and number of the false negatives [B] if they count in P, else None."""
         if self.false_negatives != "split" or terms.inputs.same_BN is None:
             return None
         other_BN = ~terms.inputs.same_BN

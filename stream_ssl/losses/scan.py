@@ -1,4 +1,4 @@
-"""One pass over the negatives in chunks: a streaming softmax.
+"""One pass over the negatives in chunks, as a streaming softmax.
 
 Shapes: B anchors, N negatives, C negatives of one chunk, D dimensions, S parts.
 """
@@ -11,26 +11,29 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# Logits computed at a time: few enough for a core's cache, enough to keep a GPU busy.
+# Logits per chunk: few enough for the cache of a CPU core, and enough to keep a GPU busy.
 CHUNK_LOGITS_CPU = 1 << 19
 CHUNK_LOGITS_GPU = 1 << 25
 
 
 class Scan(NamedTuple):
-    """Results of one pass for each anchor, -inf and 0 where there is no negative."""
+    """The results of one pass for each anchor. Without negatives they are -inf or 0."""
 
-    logsumexp_B: Tensor  # of the logits of the negatives counted
-    mean_BD: Tensor  # of the negatives, weighted by the softmax of their logits
-    count_B: Tensor  # negatives counted
+    logsumexp_B: Tensor  # logsumexp of the unmasked negatives' logits
+    mean_BD: Tensor  # mean of the negatives, weighted by the softmax of their logits
+    count_B: Tensor  # number of unmasked negatives
     total_B: Tensor  # sum of the logits
-    largest_B: Tensor | None  # largest logit; None where the pass cannot tell
-    beside_B: Tensor | None = None  # logsumexp of `beside` times the logits, where asked for
+    largest_B: Tensor | None  # largest logit; None if the pass does not compute it
+    beside_B: Tensor | None = None  # logsumexp of `beside` times the logits; None: not requested
 
 
 def scan(
     anchor_BD: Tensor, negative: Tensor, mask_BN: Tensor | None, beside: float | None = None
 ) -> Scan:
-    """Running maximum, sum and weighted mean; the logits are anchor . negative."""
+    """Return the `Scan` of the logits anchor . negative, with a running maximum, sum and mean.
+
+    The anchors are already divided by the temperature.
+    """
     batch, size = len(anchor_BD), negative.shape[-2]
     largest_B = anchor_BD.new_full((batch,), -math.inf)
     weight_B, beside_weight_B = anchor_BD.new_zeros(2, batch)
@@ -46,7 +49,7 @@ def scan(
             total_B += logit_BC.masked_fill_(mask_BC, 0.0).sum(1)
             logit_BC.masked_fill_(mask_BC, -math.inf)
         new_B = torch.maximum(largest_B, logit_BC.amax(1))
-        # A row without any negative so far has -inf as its maximum, and -inf - -inf is NaN.
+        # A row without negatives so far has the maximum -inf, and -inf - -inf would be NaN.
         shift_B = new_B.masked_fill(new_B == -math.inf, 0.0)
         logit_BC.sub_(shift_B.unsqueeze(1))
         rescale_B = torch.exp(largest_B - shift_B)
@@ -64,7 +67,7 @@ def scan(
 
 
 def merge(logsumexp_SB: Tensor, mean_SBD: Tensor) -> tuple[Tensor, Tensor]:
-    """Logsumexp [B] and weighted mean [B, D] of all negatives from those of S parts, exactly."""
+    """Merge the logsumexps and means of S parts exactly; return [B] and [B, D]."""
     logsumexp_B = logsumexp_SB.logsumexp(0)
     finite_B = logsumexp_B.masked_fill(logsumexp_B == -math.inf, 0.0)
     share_SB = (logsumexp_SB - finite_B).exp()
@@ -72,7 +75,7 @@ def merge(logsumexp_SB: Tensor, mean_SBD: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def count_negatives(anchor_BD: Tensor, size: int, mask_BN: Tensor | None) -> Tensor:
-    """Number of negatives that the mask leaves [B], in the anchors' float type."""
+    """Return the number of unmasked negatives of each anchor [B], in the anchors' float type."""
     count_B = anchor_BD.new_full((len(anchor_BD),), float(size))
     if mask_BN is not None:
         for chunk in chunks(anchor_BD, size):
@@ -81,13 +84,13 @@ def count_negatives(anchor_BD: Tensor, size: int, mask_BN: Tensor | None) -> Ten
 
 
 def same_and_kept(same_BN: Tensor, mask_BN: Tensor | None, chunk: slice) -> Tensor:
-    """bool [B, C]: of the anchor's class, and not masked."""
+    """Return a bool [B, C]: the negative is of the anchor's class and not masked."""
     same_BC = same_BN[:, chunk]
     return same_BC if mask_BN is None else same_BC & ~mask_BN[:, chunk]
 
 
 def count_same(anchor_BD: Tensor, same_BN: Tensor, mask_BN: Tensor | None) -> Tensor:
-    """Number of negatives of the anchor's class that the mask leaves [B], likewise."""
+    """Return the number of unmasked negatives of the anchor's class [B], as `count_negatives`."""
     count_B = anchor_BD.new_zeros(len(anchor_BD))
     for chunk in chunks(anchor_BD, same_BN.shape[1]):
         count_B += _count_true(same_and_kept(same_BN, mask_BN, chunk))
@@ -95,33 +98,37 @@ def count_same(anchor_BD: Tensor, same_BN: Tensor, mask_BN: Tensor | None) -> Te
 
 
 def _count_true(flag_BC: Tensor) -> Tensor:
-    # torch sums bools as int64, all made at once: so by chunks, and as bytes.
+    # torch sums bools through an int64 copy of the tensor. A view as bytes avoids the copy.
     return flag_BC.view(torch.uint8).sum(1, dtype=torch.int32)
 
 
 def logits(anchor_BD: Tensor, negative_CD: Tensor) -> Tensor:
-    """[B, C]"""
+    """Return the logits anchor . negative [B, C]."""
     if negative_CD.ndim == 2:
         return anchor_BD @ negative_CD.T
     return torch.bmm(negative_CD, anchor_BD.unsqueeze(2)).squeeze(2)
 
 
 def weighted_sum(weight_BC: Tensor, negative_CD: Tensor) -> Tensor:
-    """[B, D]: sums of the negatives, weighted."""
+    """Return the weighted sums of the negatives [B, D]."""
     if negative_CD.ndim == 2:
         return weight_BC @ negative_CD
     return torch.bmm(weight_BC.unsqueeze(1), negative_CD).squeeze(1)
 
 
 def weighted_sum_grad(weight_BC: Tensor, anchor_BD: Tensor, negative: Tensor) -> Tensor:
-    """[C, D] or [B, C, D]: the gradient of `weighted_sum` by the negatives."""
+    """Return the gradient of `weighted_sum` by the negatives, [C, D] or [B, C, D]."""
     if negative.ndim == 2:
         return weight_BC.T @ anchor_BD
     return weight_BC.unsqueeze(2) * anchor_BD.unsqueeze(1)
 
 
 def chunks(anchor_BD: Tensor, size: int, numbers: int = 1, most: int | None = None) -> list[slice]:
-    """Slices of columns such that B x columns x numbers fit a chunk, or `most` where given."""
+    """Return slices of columns such that B x columns x numbers fits one chunk.
+
+    `most` limits the size of a chunk further. A slice has at least 256 columns, except the last
+    one.
+    """
     budget = CHUNK_LOGITS_GPU if anchor_BD.is_cuda else CHUNK_LOGITS_CPU
     budget = budget if most is None else min(budget, most)
     step = max(256, budget // (len(anchor_BD) * numbers))
@@ -129,10 +136,10 @@ def chunks(anchor_BD: Tensor, size: int, numbers: int = 1, most: int | None = No
 
 
 def negative_chunks(anchor_BD: Tensor, negative: Tensor) -> list[slice]:
-    """`chunks` of negatives; where each anchor has its own, D numbers count for each."""
+    """Return the `chunks` of the negatives. With negatives per anchor, each takes D numbers."""
     return chunks(anchor_BD, negative.shape[-2], negative.shape[-1] if negative.ndim == 3 else 1)
 
 
 def promote(z_BD: Tensor) -> Tensor:
-    """float64 stays, everything else becomes float32."""
+    """Return the tensor as float32; a float64 tensor is returned unchanged."""
     return z_BD if z_BD.dtype == torch.float64 else z_BD.float()

@@ -1,4 +1,4 @@
-"""Numbers that change over training, from the step alone, so that a resumed run repeats."""
+"""Numbers that depend only on the training step, so that a resumed run repeats them."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from typing import Literal
 
 
 class OverSteps(ABC):
-    """A number at every step of the learner; 0 is the first."""
+    """A number for every step of the learner; the first step is 0."""
 
     @abstractmethod
     def at(self, step: int) -> float: ...
 
     @abstractmethod
     def bounds(self) -> tuple[float, float]:
-        """The least and the largest value of `at`, for checks beforehand."""
+        """Return the smallest and the largest value of `at`, for checks before training."""
 
 
 class Ramp(OverSteps):
-    """From one number to another, constant before and after.
+    """A number that changes from `first` to `last` over `steps` steps and is constant otherwise.
 
     Args:
         last: the number after the ramp.
-        steps: its length.
-        first: the number before it.
-        begin: the step at which it leaves `first`.
-        shape: "linear", or "cosine", which leaves and arrives slowly.
+        steps: length of the ramp in steps, at least 1.
+        first: the number before the ramp.
+        begin: the step at which the ramp starts, at least 0.
+        shape: "linear", or "cosine", which starts and ends slowly.
 
     Raises:
-        ValueError: a number is not finite, or a step out of range.
+        ValueError: a number is not finite, or an argument is outside its range.
     """
 
     def __init__(
@@ -65,10 +65,10 @@ class Ramp(OverSteps):
 
 
 def value_at(value: float | OverSteps, step: int) -> float:
-    """The number itself, or what it is at the step."""
+    """Return the number, or the schedule's value at the step."""
     return value.at(step) if isinstance(value, OverSteps) else float(value)
 
 
 def bounds(value: float | OverSteps) -> tuple[float, float]:
-    """The least and the largest value that a number or schedule has."""
+    """Return the smallest and the largest value of a number or schedule."""
     return value.bounds() if isinstance(value, OverSteps) else (float(value), float(value))

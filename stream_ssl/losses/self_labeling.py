@@ -1,4 +1,4 @@
-"""Self-labeling refinement: the positive says which other keys deserve to be near.
+"""Self-labeling refinement: soft labels that the positive derives from its similarity to the keys.
 
 Shapes: B anchors, M positives per anchor, N negatives, D dimensions.
 """
@@ -19,37 +19,38 @@ class SelfLabeling(Contrastive):
     """Cross-entropy with soft labels, `-sum_k y_k log softmax_k(s(x, b_k))`.
 
     A Theory-Driven Self-Labeling Refinement Method (poster). The keys b of an anchor are its
-    positive x~ and the negatives not masked: the keys of the batch and the memory. Its label is
-    `y = (1 - alpha - beta) onehot + alpha p + beta q`, where p is the softmax over the keys of
-    `s(x~, b_k) / sharpening`, and q the same without x~ itself. No gradient flows through y; the
-    keys get the gradient of their own logits where they ask for one. With alpha = beta = 0 it is
-    InfoNCE. With M > 1 the mean over the positives, each with its own label.
+    positive x~ and the unmasked negatives, from the batch and the memory. The anchor's label is
+    `y = (1 - alpha - beta) onehot + alpha p + beta q`. Here p is the softmax over the keys of
+    `s(x~, b_k) / sharpening`, and q is the same softmax without x~ itself. No gradient flows
+    through y. Keys that require a gradient get the gradient of their own logits. With alpha = beta
+    = 0 the loss is InfoNCE. With M > 1 positives, the loss is the mean over the positives, each
+    with its own label.
 
-    Since y sums to 1, the loss is `logsumexp_k s_k - x . (sum_k y_k b_k) / t`: a pass over the
-    negatives for each of M + 1 rows, one more with mixup, and nothing [B, N] kept.
+    Since y sums to 1, the loss is `logsumexp_k s_k - x . (sum_k y_k b_k) / t`. It needs M + 1
+    passes over the negatives, and one more pass with mixup, but keeps no [B, N] tensor.
 
-    Momentum mixup (`mix`): the images of the anchors are mixed by the method,
-    `x'_i = theta_i x_i + (1 - theta_i) x~_k`, and the loss is theta_i times the cross-entropy of
-    x'_i as sample i plus (1 - theta_i) times that of x'_i as sample k, each against that sample's
-    own keys. Where i and k have the same keys, as in the poster, that is its
-    `y'_i = theta_i y_i + (1 - theta_i) y_k`. Diagnostics are those of x'_i as sample i.
+    With momentum mixup (`mix`) the method mixes the anchors' images:
+    `x'_i = theta_i x_i + (1 - theta_i) x~_k`. The loss is then theta_i times the cross-entropy of
+    x'_i as sample i, plus (1 - theta_i) times that of x'_i as sample k. Each cross-entropy uses the
+    keys of its own sample. If i and k have the same keys, as in the poster, this equals the
+    poster's `y'_i = theta_i y_i + (1 - theta_i) y_k`. The diagnostics describe x'_i as sample i.
 
     Args:
-        temperature: t; cosines are divided by it.
+        temperature: t, the divisor of the cosines.
         alpha: weight of p, a number or a schedule.
-        beta: weight of q, likewise; alpha + beta is at most 1.
-        sharpening: tau', by which the label's logits are divided once more, in (0, 1].
-        rise: steps over which alpha and beta rise linearly from 0, where they are numbers; 0 for
-            none.
+        beta: weight of q, a number or a schedule; alpha + beta is at most 1.
+        sharpening: tau' in (0, 1], a second divisor of the label's logits.
+        rise: number of steps over which numbers alpha and beta rise linearly from 0; 0 for no rise.
+            Schedules are not changed.
         false_negatives: see `Contrastive`, also for the diagnostics.
 
     Raises:
-        ValueError: an argument outside its range.
+        ValueError: an argument is outside its range.
     """
 
     takes_mix = True
 
-    across_ranks = False  # it goes over the negatives by itself
+    across_ranks = False  # the labels read only the negatives of this process
 
     def __init__(
         self,
@@ -87,8 +88,8 @@ class SelfLabeling(Contrastive):
         mix = terms.inputs.mix
         if mix is None:
             return AnchorLoss(own_B)
-        # Row k of keys and mask meets the anchor that shows sample k; this way round no [B, N] or
-        # [B, N, D] need be permuted.
+        # Row k of keys and mask is paired with the anchor that shows sample k. Permuting the
+        # anchors avoids permuting a [B, N] or [B, N, D] tensor.
         shown_BD = terms.z_BD[torch.argsort(mix.permutation_B)]
         sums = sum_negatives(shown_BD, terms.negative, terms.mask_BN, self.temperature)
         shown_B = self._cross_entropy(terms, shown_BD, sums.logsumexp_or_0_B, target_BMD)
@@ -99,14 +100,17 @@ class SelfLabeling(Contrastive):
     def _cross_entropy(
         self, terms: Terms, x_BD: Tensor, logsumexp_B: Tensor, target_BMD: Tensor
     ) -> Tensor:
-        """Cross-entropy [B] of rows x against their keys; the logsumexp is over the negatives."""
+        """Return the cross-entropy [B] of rows x against their keys.
+
+        `logsumexp_B` is over the negatives.
+        """
         logit_BM = torch.einsum("bd,bmd->bm", x_BD, terms.positive_BMD) / self.temperature
         all_BM = torch.logaddexp(logit_BM, logsumexp_B.unsqueeze(1))
         meant_BM = torch.einsum("bd,bmd->bm", x_BD, target_BMD) / self.temperature
         return (all_BM - meant_BM).mean(1)
 
     def _targets(self, terms: Terms) -> Tensor:
-        """sum_k y_k b_k of each positive's label [B, M, D]."""
+        """Return sum_k y_k b_k for each positive's label [B, M, D]."""
         alpha, beta = value_at(self.alpha, self._step), value_at(self.beta, self._step)
         if alpha == beta == 0:
             return terms.positive_BMD
@@ -118,7 +122,7 @@ class SelfLabeling(Contrastive):
         return torch.stack(found, 1)
 
     def _own_and_others(self, terms: Terms, positive_BD: Tensor) -> tuple[Tensor, Tensor]:
-        """p of the positive itself [B], and the mean of the negatives by q [B, D]."""
+        """Return p of the positive itself [B] and the q-weighted mean of the negatives [B, D]."""
         at_label = self.temperature * self.sharpening
         label_BD, fixed = positive_BD.detach(), terms.negative.detach()
         sums = sum_negatives(label_BD, fixed, terms.mask_BN, at_label)

@@ -1,4 +1,4 @@
-"""Supervised contrastive loss: an oracle, the upper bound to compare with.
+"""The supervised contrastive loss, an oracle that gives an upper bound for comparisons.
 
 Shapes: B anchors, M positives per anchor, N negatives, C of one chunk, D dimensions.
 """
@@ -14,21 +14,21 @@ from stream_ssl.losses.scan import count_same, same_and_kept
 
 
 class SupervisedContrastive(Contrastive):
-    """`-mean_{p in P} log(e^{s_p} / sum_{a in A} e^{s_a})`, the mean outside the logarithm.
+    """`-mean_{p in P} log(e^{s_p} / sum_{a in A} e^{s_a})`, with the mean outside the logarithm.
 
-    Supervised Contrastive Learning (Khosla et al. 2020), eq. 2. A: the anchor's M positives and
-    all negatives not masked; P: the positives and those negatives that share its class by label
-    (`same_BN`). It needs labels: an experiment, not a way to learn from an unlabelled stream. See
-    `Contrastive` for the diagnostics.
+    Supervised Contrastive Learning (Khosla et al. 2020), eq. 2. A contains the anchor's M positives
+    and all negatives that are not masked. P contains the positives and those negatives of A whose
+    label is the anchor's class (`same_BN`). The loss needs labels, so it is for experiments and
+    cannot learn from an unlabelled stream. See `Contrastive` for the diagnostics.
 
     Args:
-        temperature: t; cosines are divided by it.
+        temperature: t, the divisor of the cosines.
 
     Raises:
-        ValueError: t is not positive and finite; at a call, labels are missing.
+        ValueError: the temperature is not positive and finite; or, in a call, labels are missing.
     """
 
-    across_ranks = False  # it goes over the negatives by itself
+    across_ranks = False  # `sum_same` reads only the negatives of this process
 
     def __init__(self, temperature: float = 0.2) -> None:
         super().__init__(temperature)
@@ -42,7 +42,7 @@ class SupervisedContrastive(Contrastive):
 
 
 def sum_same(terms: Terms) -> tuple[Tensor, Tensor]:
-    """Sum [B, D] and number [B] of the negatives of the anchor's class."""
+    """Return the sum [B, D] and the number [B] of the negatives of the anchor's class."""
     same_BN, mask_BN = terms.inputs.same_BN, terms.mask_BN
     assert same_BN is not None
 
