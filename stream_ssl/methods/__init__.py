@@ -1,4 +1,4 @@
-"""Methods: how views become a loss. One file and one line each."""
+"""Methods of self-supervised learning. Each method is one file and one line of `METHODS`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from stream_ssl.methods.self_labeling import SelfLabelingMoCo
 from stream_ssl.methods.simclr import SimCLR
 from stream_ssl.methods.simsiam import SimSiam
 
-# One line per method; the contract tests run over this table. MoCo under DUEL's eviction policy is
-# D-MoCo: the same class.
+# One line per method; the contract tests run over this table. D-MoCo is the class MoCo with DUEL's
+# eviction policy in the memory.
 METHODS: dict[str, type[Method]] = {
     "moco": MoCo,
     "simclr": SimCLR,
@@ -23,7 +23,7 @@ METHODS: dict[str, type[Method]] = {
 }
 
 Samples = Batch
-"""The name of this type in earlier versions."""
+"""An alias for code that was written for earlier versions."""
 
 __all__ = [
     "BYOL",

@@ -1,7 +1,7 @@
-"""What a method is: views and a memory in, a loss and keys for the memory out.
+"""The interface of every method: it takes views and a memory, and returns a loss and keys.
 
 Shapes: V views, B samples, C channels, H height, W width, D embedding, F features, b images encoded
-at a time, M = V - 1 positives, A = V B anchors where each view is one.
+at a time, M = V - 1 positives, A = V B anchors if each view is an anchor.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from stream_ssl.memory import WorkingMemory
 
 Transform = Callable[[Tensor], Tensor]
-"""uint8 images [b, C, H, W] of the memory to what the encoder takes."""
+"""Converts uint8 images [b, C, H, W] of the memory to the encoder's input."""
 
 
 def repeated(batch: Batch[Tensor], times: int) -> Batch[Tensor]:
-    """Ids, hashes and labels of a batch, repeated as a whole."""
+    """Return the batch's ids, hashes and labels, repeated `times` times as a whole."""
     return Batch(
         batch.ids_B.repeat(times),
         None if batch.hashes_B is None else batch.hashes_B.repeat(times),
@@ -38,32 +38,39 @@ def repeated(batch: Batch[Tensor], times: int) -> Batch[Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class MethodOutput:
-    """`keys_BD`: detached unit rows in float32, which the memory stores for these samples."""
+    """The result of one forward pass.
+
+    Attributes:
+        loss: the losses of the anchors.
+        keys_BD: detached unit rows in float32, which the memory stores for the samples.
+    """
 
     loss: LossOutput
     keys_BD: Tensor
 
 
 class Method(nn.Module, ABC):
-    """A way of learning. The learner does not know which it runs.
+    """A way of learning. The learner uses every method through this interface alone.
 
     Args:
-        encoder: images to features.
-        projector: features to embeddings; states its `dim`.
-        loss: what is minimised.
-        views: augmented views of each sample that `forward` takes: an anchor and its positives.
-        key_statistics: what BatchNorm uses where images are encoded for the memory alone: the
-            statistics of their "batch", as anchors have them, or the running "average".
+        encoder: network from images to features.
+        projector: network from features to embeddings, with the embedding size in its attribute
+            `dim`.
+        loss: the loss to minimise.
+        views: number of augmented views of each sample: an anchor and its positives, at least 2.
+        key_statistics: statistics that BatchNorm uses to encode images only for the memory: "batch"
+            for the statistics of these images, as for anchors; "average" for the running averages.
 
     Raises:
-        ValueError: an argument outside its range, or a loss or projector that does not fit.
+        ValueError: an argument is outside its range, or a loss or projector does not fit.
     """
 
     contrasts: ClassVar[bool] = True
-    """Whether anchors are pushed away from negatives; then the loss must use them, else it must
-    not."""
+    """Whether the method pushes anchors away from negatives. The loss must then use negatives;
+    otherwise it must not.
+    """
     needs_images: ClassVar[bool] = False
-    """Whether the memory must keep images."""
+    """Whether the memory must store images."""
 
     def __init__(
         self,
@@ -84,30 +91,39 @@ class Method(nn.Module, ABC):
         self.encoder, self.projector, self.loss = encoder, projector, loss
         self.views, self.key_statistics = views, key_statistics
         self.dim = dim
-        """D, which the memory must share."""
+        """D, the embedding size; the memory must have the same size."""
         Method.train(self)
 
     @abstractmethod
     def forward(
         self, view_VBCHW: Sequence[Tensor], samples: Batch[Tensor], memory: WorkingMemory
     ) -> MethodOutput:
-        """Loss of a batch. The memory is only read; see `prepare` for what may change it."""
+        """Return the loss and the keys of a batch. The memory is only read, see `prepare`.
+
+        Args:
+            view_VBCHW: V views of the batch's samples.
+            samples: ids, hashes and labels of the samples.
+            memory: the source of negatives from the past.
+        """
 
     @property
     def key_networks(self) -> tuple[nn.Module, nn.Module]:
-        """The encoder and the projector of keys."""
+        """The encoder and the projector of the keys."""
         return self.encoder, self.projector
 
     @torch.no_grad()
     def encode_keys(self, image_BCHW: Tensor) -> Tensor:
-        """Detached unit rows [B, D] as the memory holds them; changes no state."""
+        """Return detached unit rows [B, D], as the memory stores them. This changes no state."""
         encoder, projector = self.key_networks
         with normalising_by(self.key_statistics, encoder, projector):
             return unit(projector(encoder(image_BCHW)))
 
     @torch.no_grad()
     def features(self, image_BCHW: Tensor) -> Tensor:
-        """The encoder's features [B, F] for evaluation: no gradient, running statistics."""
+        """Return the encoder's features [B, F] for evaluation, without gradient.
+
+        BatchNorm uses its running statistics.
+        """
         was_training = self.encoder.training
         self.encoder.eval()
         try:
@@ -118,7 +134,7 @@ class Method(nn.Module, ABC):
         return feature_BF.float()
 
     def train(self, mode: bool = True) -> Self:
-        """As for any module, but frozen stages stay in evaluation mode."""
+        """Set the training mode, as for any module, but keep frozen stages in evaluation mode."""
         super().train(mode)
         keep_frozen(self)
         return self
@@ -130,29 +146,39 @@ class Method(nn.Module, ABC):
 
     @property
     def needs_labels(self) -> bool:
-        """Whether the loss reads labels: an oracle, for experiments."""
+        """Whether the loss reads labels. Such a loss is an oracle, for experiments."""
         return self.loss.needs_labels
 
     def begin(self, step: int) -> None:
-        """Called before each update with the learner's step: schedules are functions of it alone,
-        so that a resumed run repeats."""
+        """Set the learner's step before an update.
+
+        Schedules depend only on the step, so a resumed run repeats them.
+        """
         self.loss.begin(step)
 
     def prepare(self, memory: WorkingMemory, transform: Transform) -> None:
-        """Called before each `forward`, for methods that encode the memory again.
+        """Prepare for the next `forward`; the learner calls this before each one.
+
+        Methods that encode the memory's images again override it.
 
         Args:
-            memory: its embeddings may be refreshed.
-            transform: makes the memory's images what the encoder takes.
+            memory: the memory, whose embeddings may be refreshed.
+            transform: converts the memory's images to the encoder's input.
         """
         del memory, transform
 
     def after_update(self) -> None:
-        """Called after each optimiser step; a momentum encoder follows here."""
+        """Follow an optimiser step; a method with a momentum encoder moves it here."""
 
     def check(self, memory: WorkingMemory, batch: int | None = None) -> None:
-        """ValueError unless the method can work with this memory, and batches of so many samples
-        where that is known. Called before anything starts."""
+        """Raise ValueError unless the method can work with this memory.
+
+        The learner calls this before it starts anything.
+
+        Args:
+            memory: the memory of the run.
+            batch: number of samples in a batch, if known.
+        """
         del batch
         if self.dim != memory.dim:
             raise ValueError(
@@ -166,7 +192,7 @@ class Method(nn.Module, ABC):
             )
 
     def check_views(self, view_VBCHW: Sequence[Tensor]) -> None:
-        """ValueError unless there are as many as this method takes."""
+        """Raise ValueError unless the number of views is the method's."""
         if len(view_VBCHW) != self.views:
             raise ValueError(f"got {len(view_VBCHW)} views: this method wants {self.views}")
 
@@ -185,13 +211,13 @@ class Method(nn.Module, ABC):
 
 
 def others(z_AD: Tensor, views: int) -> Tensor:
-    """The other views of each anchor's sample, [A, M, D]; anchors are ordered view by view."""
+    """Return the other views of each anchor's sample [A, M, D]. Anchors are sorted by view."""
     z_VBD = z_AD.view(views, -1, z_AD.shape[1])
     shifted = [z_VBD.roll(-shift, dims=0).flatten(0, 1) for shift in range(1, views)]
     return torch.stack(shifted, dim=1)
 
 
 def unit(z_BD: Tensor) -> Tensor:
-    """Rows of unit norm."""
-    # In float32 whatever autocast computed: the memory refuses rows that are off unit norm.
+    """Return the rows scaled to unit norm, in float32."""
+    # Half precision is not exact enough: the memory rejects rows whose norm is not 1.
     return F.normalize(z_BD.float(), dim=1)

@@ -1,4 +1,4 @@
-"""BYOL: guess what a slow average of oneself makes of another view.
+"""BYOL: predict the embedding that a slow average of the network gives another view.
 
 Shapes: V views, B samples, C channels, H height, W width, D embedding, A = V B anchors.
 """
@@ -22,26 +22,26 @@ if TYPE_CHECKING:
 
 
 class BYOL(Momentum):
-    """Each view's guess against a momentum network's embeddings of the other views.
+    """Comparison of each view's prediction with a momentum network's embeddings of the other views.
 
-    Grill et al. 2020, eq. 2. No negatives; the target is the momentum copy.
+    Grill et al. 2020, eq. 2. The method uses no negatives. The targets come from the momentum copy.
 
-    The memory gets the target's embeddings of the second view: training batches may be drawn from
-    it.
+    The memory stores the target's embeddings of the second view, because training batches may be
+    drawn from the memory.
 
-    BatchNorm: each view passes alone, in target and trained network. Without negatives there is
-    nothing to pick the positive from, so what the statistics tell is of no use. Use a projector
-    with `batchnorm: hidden`.
+    BatchNorm: each view passes alone, both in the target and in the trained network. Batch
+    statistics could reveal the positive among negatives, but this method has no negatives. Use a
+    projector with `batchnorm: hidden`.
 
     Args:
-        encoder, projector: see `Method`; copied for the target.
+        encoder, projector: see `Method`; the target is a copy of both.
         loss: NegativeCosine.
         predictor_hidden: width of the predictor's hidden layer.
         common: `momentum` and `key_statistics` of the target, see `Momentum`; and `views`: each
-            guesses the others.
+            view predicts the other views.
 
     Raises:
-        ValueError: an argument outside its range, or a loss that does not fit.
+        ValueError: an argument is outside its range, or the loss does not fit.
     """
 
     contrasts = False

@@ -1,4 +1,4 @@
-"""D-SimCLR: SimCLR, and against a memory of images that is encoded again at each step.
+"""D-SimCLR: SimCLR with additional negatives from a memory of images, encoded again at each step.
 
 Shapes: A anchors, D embedding, k slots of the memory, b images encoded at a time, C channels, H
 height, W width.
@@ -23,31 +23,33 @@ if TYPE_CHECKING:
     from stream_ssl.memory import WorkingMemory
 
 CHUNK = 256
-"""Images of the memory encoded at a time."""
+"""Largest number of memory images encoded at a time."""
 
 
 class DSimCLR(SimCLR):
-    """SimCLR with negatives from a memory of images besides.
+    """SimCLR with additional negatives from a memory of images.
 
-    Negatives are those of the batch and the memory's images, which the current encoder encodes
-    before each step, with the gradient stopped (DUEL, section 4).
+    The negatives are those of SimCLR and the memory's images. The current encoder encodes these
+    images before each step, with the gradient stopped (DUEL, section 4). In the paper the memory
+    holds 512 images, and each step encodes all of them.
 
-    The fresh embeddings go back to their slots, so that the eviction policy counts duplicates of
-    the current embeddings. The paper's memory holds 512 images; each step encodes all of them.
+    The fresh embeddings replace the older ones in their slots, so the eviction policy counts
+    duplicates by current embeddings.
 
-    BatchNorm: as SimCLR. The memory passes in batches of its own, of up to 256; with statistics by
-    "batch" its embeddings are normalised as the anchors' are, but by other images, so that an
-    anchor could tell the memory from its batch; no statistic singles out its positive, which shares
-    its own with all negatives of the batch.
+    BatchNorm: as in SimCLR. The memory's images pass in separate batches of up to 256. With
+    `key_statistics` "batch" their statistics differ from those of the anchors' batch. So an anchor
+    could distinguish the memory from its batch. But no statistic reveals an anchor's positive,
+    because the positive has the same statistics as all negatives of the batch.
 
     Args:
         encoder, projector, loss: see `Method`.
-        negatives: n, slots of the memory that an anchor is compared with; null: all.
-        negatives_by: how n are chosen: "uniform", "hardest" or "stratified", see `MemoryNegatives`.
+        negatives: number n of memory slots that an anchor is compared with; null: all.
+        negatives_by: how the n slots are chosen: "uniform", "hardest" or "stratified", see
+            `MemoryNegatives`.
         common: `views` and `key_statistics`, see `Method`.
 
     Raises:
-        ValueError: an argument outside its range, or a loss that does not fit.
+        ValueError: an argument is outside its range, or the loss does not fit.
     """
 
     needs_images = True
@@ -68,18 +70,21 @@ class DSimCLR(SimCLR):
     def negatives(
         self, z_AD: Tensor, keys: Batch[Tensor], anchors: Batch[Tensor], memory: WorkingMemory
     ) -> NegativeSet:
-        """All views of the other samples, and the memory."""
+        """Return all views of the other samples, and the memory's negatives."""
         of_batch = super().negatives(z_AD, keys, anchors, memory)
         return of_batch.concat(self.memory_negatives.draw(z_AD, anchors, memory))
 
     @torch.no_grad()
     def prepare(self, memory: WorkingMemory, transform: Transform) -> None:
-        """Encode the memory again; it stays as it is where the encoder gives no unit rows."""
+        """Encode the memory's images again and refresh its embeddings.
+
+        The memory stays unchanged if the encoder gives rows whose norm is not 1.
+        """
         slots_k = torch.arange(len(memory), device=memory.device)
         if not len(slots_k):
             return
         device = next(self.encoder.parameters()).device
-        # Even chunks: the statistics of a last one of few images would be poor.
+        # Chunks of equal size, because a small last chunk would have poor batch statistics.
         size = math.ceil(len(slots_k) / math.ceil(len(slots_k) / CHUNK))
         chunks = [memory.images_of(slots).to(device) for slots in torch.split(slots_k, size)]
         z_kD = torch.cat([self.encode_keys(transform(image_bCHW)) for image_bCHW in chunks])

@@ -29,22 +29,23 @@ if TYPE_CHECKING:
 
 
 class MoCo(Momentum):
-    """Anchors from the trained encoder, keys and memory from a slow average of it.
+    """Contrast of anchors from the trained encoder with keys from its slow average.
 
-    DUEL, Algorithm 2, line 8: the negatives of anchor b are the other keys of the batch and the
-    memory. Entries of the same sample id or the same content hash (0: unknown) are masked. The
-    memory's eviction policy is the whole difference between MoCo v2 (a queue, Oldest) and D-MoCo
-    (MostDuplicated).
+    The negatives of an anchor are the other keys of the batch and the memory (DUEL, Algorithm 2,
+    line 8). Entries with the anchor's sample id or content hash are masked (hash 0: unknown). MoCo
+    v2 and D-MoCo differ only in the memory's eviction policy: a queue (Oldest) for MoCo v2, and
+    MostDuplicated for D-MoCo.
 
     Args:
         encoder, projector, loss: see `Method`.
-        negatives: n, slots of the memory that an anchor is compared with; null: all.
-        negatives_by: how n are chosen: "uniform", "hardest" or "stratified", see `MemoryNegatives`.
-        common: `momentum` and `key_statistics`, see `Momentum`; and `views`: an anchor, and
-            views - 1 positives, the first of which goes to the memory.
+        negatives: number n of memory slots that an anchor is compared with; null: all.
+        negatives_by: how the n slots are chosen: "uniform", "hardest" or "stratified", see
+            `MemoryNegatives`.
+        common: `momentum` and `key_statistics`, see `Momentum`; and `views`: one anchor and
+            views - 1 positives. The memory stores the first positive.
 
     Raises:
-        ValueError: an argument outside its range, or a loss that does not fit.
+        ValueError: an argument is outside its range, or the loss does not fit.
     """
 
     def __init__(
@@ -71,13 +72,13 @@ class MoCo(Momentum):
         return MethodOutput(contrast(self.loss, z_BD, positive_BMD, negatives, memory), key_BD)
 
     def positives(self, view_VBCHW: Sequence[Tensor]) -> Tensor:
-        """Keys of every view but the anchor's, [B, M, D]."""
+        """Return the keys of all views except the anchor's [B, M, D]."""
         return torch.stack([self.encode_keys(view) for view in view_VBCHW[1:]], dim=1)
 
     def negatives(
         self, z_BD: Tensor, key_BD: Tensor, samples: Batch[Tensor], memory: WorkingMemory
     ) -> NegativeSet:
-        """The keys of the batch and of the memory."""
+        """Return the keys of the batch and of the memory."""
         anchors = of_all_ranks(samples, memory)
         of_batch = batch_negatives(key_BD, anchors, samples)
         return of_batch.concat(self.memory_negatives.draw(z_BD, anchors, memory))

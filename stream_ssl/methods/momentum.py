@@ -1,4 +1,4 @@
-"""A network that follows the trained one slowly, and encodes the keys.
+"""The base of methods whose keys come from a slow average of the trained network.
 
 Shapes: B samples, C channels, H height, W width, D embedding.
 """
@@ -17,24 +17,25 @@ from stream_ssl.methods.norm import Statistics, forget_statistics
 
 
 class Momentum(Method):
-    """A method whose keys come from copies of encoder and projector that follow their weights.
+    """A method whose keys come from slow moving averages of the encoder and the projector.
 
-    BatchNorm: the trained encoder normalises with the statistics of its batch. What the key
-    encoder does is `key_statistics`. "batch": it normalises with the statistics of the batch of
-    keys and keeps none, so that keys are sound from the first step on; what a key knows of its
-    batch can leak to its anchor. "average": it runs on buffers that follow the trained encoder's
-    by the same momentum as the weights (as in EMAN, Cai et al. 2021). A key is then a function of
-    its own image alone and nothing leaks, but the buffers start far from the truth: for runs of
-    many times 1 / (1 - momentum) updates.
+    BatchNorm: the trained encoder uses the statistics of its batch. `key_statistics` selects the
+    statistics of the key encoder:
+     - "batch": the key encoder uses the statistics of the batch of keys and keeps none. Keys are
+       sound from the first step. Batch statistics can leak information from a key to its anchor.
+     - "average": the key encoder uses buffers that follow the trained encoder's buffers with the
+       same momentum as the weights (as in EMAN, Cai et al. 2021). A key depends only on its own
+       image, so nothing leaks. But the buffers start far from good values, so use this only for
+       runs of many times 1 / (1 - momentum) updates.
 
     Args:
         encoder, projector, loss: see `Method`; encoder and projector are copied.
-        momentum: share of the key encoder that each update keeps, in [0, 1).
-        key_statistics: what the key encoder's BatchNorm uses, "batch" or "average".
+        momentum: share of the key encoder's weights that each update keeps, in [0, 1).
+        key_statistics: statistics of the key encoder's BatchNorm, "batch" or "average".
         common: `views`, see `Method`.
 
     Raises:
-        ValueError: an argument outside its range, or a loss that does not fit.
+        ValueError: an argument is outside its range, or the loss does not fit.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class Momentum(Method):
         move_towards(self.projector, self.key_projector, 1 - self.momentum)
 
     def train(self, mode: bool = True) -> Self:
-        """As for any module, but the key encoder stays in evaluation mode."""
+        """Set the training mode, as for any module, but keep the key encoder in evaluation mode."""
         super().train(mode)
         self.key_encoder.eval()
         self.key_projector.eval()
@@ -76,7 +77,13 @@ class Momentum(Method):
 
 
 def move_towards(target: nn.Module, moved: nn.Module, share: float) -> None:
-    """Weights and floating buffers move by `share` of the way; counters are copied."""
+    """Move the weights and floating-point buffers of `moved` towards `target`.
+
+    Args:
+        target: the module to follow.
+        moved: the module to change. Its integer buffers are copied from `target`.
+        share: share of the distance to move, in (0, 1].
+    """
     weights: list[Tensor] = list(moved.parameters())
     if weights:
         torch._foreach_lerp_(weights, list(target.parameters()), share)

@@ -1,4 +1,4 @@
-"""The negatives of a batch's anchors, from the batch and the memory, and what is masked.
+"""The negatives of a batch's anchors, from the batch and the memory, and their masks.
 
 Shapes: B anchors, S keys of the batch, n negatives of the memory, N = S + n, D embedding, M
 positives.
@@ -23,25 +23,28 @@ if TYPE_CHECKING:
 Sampling = Literal["uniform", "hardest", "stratified"]
 
 BATCHES = 2
-"""A loss made for batch-sized N takes at most this many batches of the memory."""
+"""Largest number of memory slots, in batches, that a loss for batch-sized N accepts."""
 
 LARGEST_PRIOR = 0.5
 
 SMOOTHING = 32
-"""An anchor's prior is measured as if this many further slots had the batch's mean score with it.
-That changes little with a full memory; with a handful of slots an anchor's own mean is noise."""
+"""Strength of the smoothing of each anchor's prior, in slots.
+
+The prior is measured as if the memory had this many more slots with the batch's mean score. With a
+full memory the effect is small. With only a few slots an anchor's own mean would be noise.
+"""
 
 
 class NegativeSet(NamedTuple):
-    """Negatives [N, D], or [B, N, D] where each anchor has its own, and what is known of them."""
+    """Negatives [N, D], or [B, N, D] with a set for each anchor, with their masks and labels."""
 
     negative: Tensor
-    mask_BN: Tensor  # True: left out, being the anchor itself or a copy
-    same_BN: Tensor | None  # True: known by its label to share the anchor's class
-    # On several ranks: columns are this rank's negatives, rows the anchors of all ranks.
+    mask_BN: Tensor  # True: left out, because it has the anchor's sample id or content hash
+    same_BN: Tensor | None  # True: the labels say that it shares the anchor's class
+    # On several ranks the columns are this rank's negatives and the rows all ranks' anchors.
 
     def concat(self, other: NegativeSet) -> NegativeSet:
-        """These, then the others."""
+        """Return these negatives followed by the other ones."""
         anchors = len(self.mask_BN)
         parts = [self.negative, other.negative.to(self.negative)]
         if any(part.ndim == 3 for part in parts):
@@ -54,7 +57,7 @@ class NegativeSet(NamedTuple):
 
 
 def batch_negatives(key_SD: Tensor, anchors: Batch[Tensor], keys: Batch[Tensor]) -> NegativeSet:
-    """The keys of a batch; those of the anchor's own sample id or content are masked."""
+    """Return the keys of a batch; keys with the anchor's own id or content hash are masked."""
     mask_BS = anchors.ids_B.unsqueeze(1) == keys.ids_B
     if anchors.hashes_B is not None and keys.hashes_B is not None:
         hashes_B1 = anchors.hashes_B.unsqueeze(1)
@@ -63,7 +66,7 @@ def batch_negatives(key_SD: Tensor, anchors: Batch[Tensor], keys: Batch[Tensor])
 
 
 def of_all_ranks(anchors: Batch[Tensor], memory: WorkingMemory) -> Batch[Tensor]:
-    """Ids, hashes and labels of the anchors of all ranks that hold the memory, in order of rank."""
+    """Return ids, hashes and labels of the anchors of all ranks, in order of rank."""
     if memory.group.size == 1:
         return anchors
     known: dict[str, Any] = anchors.columns()
@@ -74,16 +77,16 @@ def of_all_ranks(anchors: Batch[Tensor], memory: WorkingMemory) -> Batch[Tensor]
 
 
 class MemoryNegatives:
-    """Draws negatives from the memory.
+    """A sampler of negatives from the memory.
 
     Args:
-        negatives: n, slots of the memory that an anchor is compared with; null: all.
-        negatives_by: how n are chosen: "uniform"; "hardest", for each anchor those most similar to
-            it: B x n x D numbers; "stratified", equally many from each k-means cell. Drawn by
-            torch's global generator.
+        negatives: number n of memory slots that an anchor is compared with; null: all.
+        negatives_by: how the n slots are chosen, with torch's global generator. "uniform": at
+            random. "hardest": for each anchor the most similar slots, which needs B x n x D
+            numbers. "stratified": equally many from each k-means cell.
 
     Raises:
-        ValueError: an argument outside its range.
+        ValueError: an argument is outside its range.
     """
 
     def __init__(self, negatives: int | None, negatives_by: Sampling) -> None:
@@ -98,12 +101,12 @@ class MemoryNegatives:
         self.negatives, self.negatives_by = negatives, negatives_by
 
     def draw(self, z_BD: Tensor, anchors: Batch[Tensor], memory: WorkingMemory) -> NegativeSet:
-        """Negatives for these anchors; slots of their own ids or contents are masked.
+        """Return negatives for these anchors; slots with the anchor's own id or content are masked.
 
         Args:
-            z_BD: this rank's anchors.
-            anchors: those of all ranks.
-            memory: where they are drawn from; this rank's part of them from its shard.
+            z_BD: the anchors of this rank.
+            anchors: ids, hashes and labels of the anchors of all ranks.
+            memory: the memory to draw from; each rank draws its part from its own shard.
         """
         drawn = self._draw(z_BD, anchors, memory)
         device = anchors.ids_B.device
@@ -112,13 +115,13 @@ class MemoryNegatives:
         return NegativeSet(drawn.z_ND.to(device), mask_Bn, same_class(anchors.labels_B, labels_n))
 
     def check(self, loss: Loss, memory: WorkingMemory, batch: int | None, views: int = 1) -> None:
-        """ValueError unless the memory has as many, and the loss works with as many.
+        """Raise ValueError unless the memory has enough slots and the loss accepts the number.
 
         Args:
-            loss: what they are for.
-            memory: where they are drawn from.
-            batch: samples of a batch on each rank, where known.
-            views: of each sample that are negatives too.
+            loss: the loss that uses the negatives.
+            memory: the memory to draw from.
+            batch: number of samples in a batch on each rank, if known.
+            views: number of views of each sample that are negatives too.
         """
         capacity, ranks = memory.capacity_of_all, memory.group.size
         if ranks > 1 and self.negatives_by == "hardest":
@@ -147,14 +150,17 @@ class MemoryNegatives:
                 hashes_B=anchors.hashes_B,
                 each=True,
             )
-        # Not by the memory's own generator: a forward pass leaves the memory as it is.
+        # A forward pass must not change the memory, so it does not use the memory's generator.
         generator = torch.default_generator
         return memory.negatives(
             memory.group.share(self.negatives), generator, how=self.negatives_by
         )
 
     def _labels(self, drawn: Negatives, memory: WorkingMemory) -> Tensor:
-        """Labels of the negatives, found by id: `Negatives` has no slot numbers."""
+        """Return the labels of the negatives.
+
+        The labels are found by id, because `Negatives` has no slot numbers.
+        """
         if self.negatives is None:
             return memory.labels
         ordered = torch.sort(memory.ids)
@@ -163,7 +169,7 @@ class MemoryNegatives:
 
 
 def check_size(loss: Loss, batch: int, views: int, drawn: int) -> None:
-    """ValueError unless the loss works with this many views of a batch and slots of the memory."""
+    """Raise ValueError unless the loss accepts this many views of a batch and memory slots."""
     total, most = views * batch + drawn, getattr(loss, "most_negatives", math.inf)
     if loss.batch_sized and (drawn > BATCHES * batch or total > most):
         raise ValueError(
@@ -182,10 +188,12 @@ def contrast(
     memory: WorkingMemory,
     mix: Mix | None = None,
 ) -> LossOutput:
-    """The loss of anchors, and what else it reads: labels, and the prior that the memory measures.
+    """Return the loss of the anchors.
+
+    The loss also gets the labels and the prior that the memory measures, if it reads them.
 
     Raises:
-        ValueError: it reads labels, and a batch or the memory has none.
+        ValueError: the loss reads labels, and the batch or the memory has none.
     """
     if loss.needs_labels and negatives.same_BN is None:
         raise ValueError(
@@ -206,9 +214,12 @@ def contrast(
 
 @torch.no_grad()
 def prior(z_BD: Tensor, memory: WorkingMemory) -> Tensor:
-    """tau+ of each anchor, float32 [B]: its expected collision probability with the memory's
-    embeddings (DUEL, Definition 2), smoothed by `SMOOTHING` slots of the batch's mean and within
-    [1 / capacity, 0.5]. A copy of the anchor in the memory counts as one slot."""
+    """Return tau+ of each anchor, float32 [B], in [1 / capacity, 0.5].
+
+    tau+ is the anchor's expected collision probability with the memory's embeddings (DUEL,
+    Definition 2). It is smoothed with `SMOOTHING` slots of the batch's mean. A slot that holds the
+    anchor's own sample counts like any other slot.
+    """
     group = memory.group
     measured_A = memory.prior(group.gather_equal(z_BD.detach())).to(z_BD.device, torch.float32)
     slots = memory.occupied_of_all
@@ -218,7 +229,9 @@ def prior(z_BD: Tensor, memory: WorkingMemory) -> Tensor:
 
 
 def same_class(labels_B: Tensor | None, labels_N: Tensor | None) -> Tensor | None:
-    """bool [B, N], True where both are known (>= 0) and equal; None where there are no labels."""
+    """Return a bool [B, N] that is True if both labels are known (>= 0) and equal; None without
+    labels.
+    """
     if labels_B is None or labels_N is None:
         return None
     return (labels_B.unsqueeze(1) == labels_N) & (labels_B >= 0).unsqueeze(1)

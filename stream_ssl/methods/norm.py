@@ -1,4 +1,4 @@
-"""BatchNorm where it meets a single value, and whose statistics it uses.
+"""BatchNorm for single values, frozen stages and several ranks, and the choice of its statistics.
 
 Shapes: B samples, C channels, W ranks.
 """
@@ -20,9 +20,12 @@ Statistics = Literal["average", "batch"]
 
 
 class _SingleValue:
-    """One value per channel has no variance, and torch refuses it. Here such an input is normalised
-    by the running averages and does not change them; without averages the value is its own mean,
-    and the output is the bias."""
+    """A BatchNorm that accepts one value per channel.
+
+    One value has no variance, so torch raises an error for it. This class normalises such an input
+    by the running averages and does not change them. Without averages the value is its own mean, so
+    the output is the bias.
+    """
 
     def forward(self: _BatchNorm, value: Tensor) -> Tensor:  # type: ignore[misc]
         if value.numel() != value.shape[1] or not (self.training or self.running_mean is None):
@@ -40,15 +43,15 @@ class _SingleValue:
 
 
 class BatchNorm1d(_SingleValue, nn.BatchNorm1d):
-    """torch's, but accepts a batch of one sample."""
+    """torch's BatchNorm1d, but it accepts a batch of one sample."""
 
 
 class BatchNorm2d(_SingleValue, nn.BatchNorm2d):
-    """torch's, but accepts a single value per channel."""
+    """torch's BatchNorm2d, but it accepts a single value per channel."""
 
 
 def forget_statistics(module: nn.Module) -> None:
-    """Let every BatchNorm use the statistics of its batch, in evaluation mode too."""
+    """Make every BatchNorm use the statistics of its batch, also in evaluation mode."""
     for layer in batchnorms(module):
         layer.track_running_stats = False
         layer.running_mean = layer.running_var = layer.num_batches_tracked = None
@@ -56,7 +59,7 @@ def forget_statistics(module: nn.Module) -> None:
 
 @contextmanager
 def normalising_by(statistics: Statistics, *modules: nn.Module) -> Iterator[None]:
-    """Every BatchNorm uses its batch's statistics, or its running averages, and changes neither."""
+    """Make every BatchNorm use its batch's statistics or its averages, and change neither."""
     found = [layer for module in modules for layer in batchnorms(module)]
     before = [(layer.training, layer.track_running_stats) for layer in found]
     try:
@@ -71,10 +74,12 @@ def normalising_by(statistics: Statistics, *modules: nn.Module) -> Iterator[None
 
 @contextmanager
 def synchronised(group: Group, module: nn.Module) -> Iterator[None]:
-    """Every BatchNorm that uses its batch's statistics uses those of all ranks' batches as one.
+    """Make every BatchNorm normalise by the statistics of all ranks' batches together.
 
-    Batches may differ in size. All ranks must make the same passes, forward and backward; a layer's
-    pass costs an exchange each way. torch's SyncBatchNorm computes the same, on GPUs alone.
+    This applies to layers that use their batch's statistics. The batches may differ in size. All
+    ranks must make the same forward and backward passes. Each layer needs one exchange in the
+    forward pass and one in the backward pass. torch's SyncBatchNorm computes the same, but only on
+    GPUs.
     """
     found = batchnorms(module)
     for layer in found:
@@ -120,7 +125,7 @@ def _follow(layer: _BatchNorm, mean_C: Tensor, variance_C: Tensor) -> None:
 
 
 class _Gathered(torch.autograd.Function):
-    """The rows of all ranks; a row's gradient is the sum of what each rank has for it."""
+    """The rows of all ranks. The gradient of a row is the sum of its gradients on all ranks."""
 
     @staticmethod
     def forward(ctx: Any, row_1C: Tensor, group: Group) -> Tensor:
@@ -134,21 +139,23 @@ class _Gathered(torch.autograd.Function):
 
 
 def batchnorms(module: nn.Module) -> list[_BatchNorm]:
-    """Every BatchNorm of a network that is not frozen."""
+    """Return every BatchNorm of a network that is not frozen."""
     layers = (layer for layer in module.modules() if isinstance(layer, _BatchNorm))
     return [layer for layer in layers if not getattr(layer, "frozen", False)]
 
 
 def freeze(stage: nn.Module) -> None:
-    """No gradient from here on, and evaluation mode, which `Method.train` leaves: BatchNorm uses
-    its averages and does not change them."""
+    """Stop the gradient of a stage and set it to evaluation mode for good.
+
+    `Method.train` does not change the mode. BatchNorm uses its averages and does not change them.
+    """
     stage.requires_grad_(False).eval()
     for module in stage.modules():
         module.frozen = True  # type: ignore[assignment]
 
 
 def keep_frozen(module: nn.Module) -> None:
-    """Evaluation mode for what is frozen, after `train()` has reached it."""
+    """Set frozen modules back to evaluation mode after a call of `train()`."""
     for part in module.modules():
         if getattr(part, "frozen", False):
             part.training = False

@@ -1,4 +1,4 @@
-"""Self-labeling refinement on MoCo: images are mixed, and so are their labels.
+"""Self-labeling refinement on MoCo, with mixed images and mixed labels.
 
 Shapes: V views, B samples, C channels, H height, W width, M positives.
 """
@@ -27,20 +27,21 @@ if TYPE_CHECKING:
 class SelfLabelingMoCo(MoCo):
     """MoCo with soft labels and momentum mixup.
 
-    Anchors are `x'_i = theta_i x_i + (1 - theta_i) x~_k` with x~_k the positive view of a random
-    sample (self-labeling refinement, poster). The soft labels, and how alpha and beta rise, are the
-    loss's. Without mixup this is MoCo.
+    The anchors are `x'_i = theta_i x_i + (1 - theta_i) x~_k`, where x~_k is the positive view of a
+    random sample (self-labeling refinement, poster). The loss defines the soft labels and the rise
+    of alpha and beta. Without mixup the method is MoCo.
 
-    BatchNorm: as MoCo.
+    BatchNorm: as in MoCo.
 
     Args:
         encoder, projector: see `Method`.
         loss: SelfLabeling.
-        mixup: theta is drawn from Beta(mixup, mixup), by torch's global generator; 0: no mixup.
-        common: see `MoCo`; of several positives the first is mixed and remembered.
+        mixup: parameter of the distribution Beta(mixup, mixup) of theta, drawn with torch's global
+            generator; 0 for no mixup.
+        common: see `MoCo`. With several positives, the first positive is mixed and stored.
 
     Raises:
-        ValueError: an argument outside its range, or a loss that does not fit.
+        ValueError: an argument is outside its range, or the loss does not fit.
     """
 
     def __init__(
@@ -79,7 +80,9 @@ class SelfLabelingMoCo(MoCo):
         return MethodOutput(loss, key_BD)
 
     def draw(self, count: int, device: torch.device) -> Mix:
-        """Which samples are mixed, and by how much; drawn on the CPU, so that every device draws
-        the same."""
+        """Draw the mixture of each anchor.
+
+        The numbers are drawn on the CPU, so that they do not depend on the device.
+        """
         theta_B = Beta(self.mixup, self.mixup).sample((count,))
         return Mix(to_device(torch.randperm(count), device), to_device(theta_B, device))

@@ -1,4 +1,4 @@
-"""SimCLR: all views of a batch against each other.
+"""SimCLR: contrast between all views of a batch.
 
 Shapes: V views, B samples, C channels, H height, W width, D embedding, A = V B anchors.
 """
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 
 
 class SimCLR(Method):
-    """All views of a batch against each other.
+    """Contrast between all views of a batch.
 
-    Each view is an anchor; its positives are the other views of its sample, its negatives the views
-    of the other samples: 2 (B - 1) of them with two views (Chen et al. 2020, eq. 1).
+    Each view is an anchor. Its positives are the other views of its sample, and its negatives are
+    the views of the other samples: 2 (B - 1) negatives with two views (Chen et al. 2020, eq. 1).
+    Samples with the same id or content hash are not negatives of each other.
 
-    There is no second encoder; gradients reach anchors, positives and negatives. The memory gets
-    the second view's embeddings, detached. It gives no negatives here, but measures the prior, and
-    training batches may be drawn from it. Samples of one id or content hash are no negatives of
-    each other.
+    There is no second encoder: gradients reach anchors, positives and negatives. The memory stores
+    the detached embeddings of the second view. SimCLR takes no negatives from the memory, but the
+    memory measures the prior, and training batches may be drawn from it.
 
-    BatchNorm: all views pass as one batch. Anchor, positive and negatives share their statistics,
-    so these tell nothing about which row is whose positive.
+    BatchNorm: all views pass as one batch. Anchors, positives and negatives share the same
+    statistics, so the statistics do not reveal which row is the positive of an anchor.
 
     Args: see `Method`.
     """
@@ -55,7 +55,14 @@ class SimCLR(Method):
     def negatives(
         self, z_AD: Tensor, keys: Batch[Tensor], anchors: Batch[Tensor], memory: WorkingMemory
     ) -> NegativeSet:
-        """All views of the other samples. The keys are this rank's, the anchors those of all."""
+        """Return all views of the other samples.
+
+        Args:
+            z_AD: the views' embeddings on this rank.
+            keys: ids, hashes and labels of the views on this rank.
+            anchors: ids, hashes and labels of the anchors of all ranks.
+            memory: not used here.
+        """
         del memory
         return batch_negatives(z_AD, anchors, keys)
 

@@ -1,4 +1,4 @@
-"""SimSiam: guess one view from another, and let only the guess learn.
+"""SimSiam: predict one view's embedding from another view, with the target's gradient stopped.
 
 Shapes: V views, B samples, C channels, H height, W width, D embedding, A = V B anchors.
 """
@@ -21,25 +21,27 @@ if TYPE_CHECKING:
 
 
 class SimSiam(Method):
-    """Each view's guess against the other views' embeddings, whose gradient is stopped.
+    """Comparison of each view's prediction with the other views' embeddings, without their
+    gradient.
 
-    Chen and He 2021, eq. 1 to 4. No negatives, no momentum encoder.
+    Chen and He 2021, eq. 1 to 4. The method uses no negatives and no momentum encoder.
 
-    The memory gets the second view's embeddings: training batches may be drawn from it.
+    The memory stores the second view's embeddings, because training batches may be drawn from the
+    memory.
 
-    BatchNorm: each view passes alone, and the predictor's hidden layer is normalised. Without
-    negatives there is nothing to pick the positive from, so what the statistics tell is of no use;
-    the method relies on them not to collapse. Use a projector with `batchnorm: all`.
+    BatchNorm: each view passes alone, and the predictor's hidden layer is normalised. Batch
+    statistics could reveal the positive among negatives, but this method has no negatives. The
+    method needs batch statistics to avoid collapse. Use a projector with `batchnorm: all`.
 
     Args:
         encoder, projector: see `Method`.
         loss: NegativeCosine.
         predictor_hidden: width of the predictor's hidden layer; null: a quarter of the dimension,
             as in the paper.
-        common: `views`, of which each guesses the others; and `key_statistics`, see `Method`.
+        common: `views`, each of which predicts the other views; and `key_statistics`, see `Method`.
 
     Raises:
-        ValueError: an argument outside its range, or a loss that does not fit.
+        ValueError: an argument is outside its range, or the loss does not fit.
     """
 
     contrasts = False
@@ -70,14 +72,16 @@ class SimSiam(Method):
 
 
 class Predictor(nn.Module):
-    """Guesses one view's embedding [B, D] from another's: one hidden layer, BatchNorm and ReLU.
+    """A network that predicts one view's embedding [B, D] from another's.
+
+    It has one hidden layer, with BatchNorm and ReLU.
 
     Args:
         dim: D.
-        hidden: width of the hidden layer.
+        hidden: width of the hidden layer, at least 1.
 
     Raises:
-        ValueError: no hidden layer.
+        ValueError: `hidden` is less than 1.
     """
 
     def __init__(self, dim: int, hidden: int) -> None:
