@@ -121,8 +121,7 @@ class PositiveDebiased(PriorCorrected):
         return loss_B1.squeeze(1), clamped_B1.squeeze(1)
 
     def _combined(self, terms: Terms, tau_B: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the mean loss [B] over ordered pairs of views, and a bool [B]: an R at its floor.
-        """
+        """Return the mean loss [B] over ordered pairs of views, and a bool [B]: R at its floor."""
         view_BVD = torch.cat([terms.z_BD.unsqueeze(1), terms.positive_BMD], 1)
         logit_BVV = view_BVD @ view_BVD.mT / self.temperature
         losses, clamped = [], []
