@@ -1,1 +1,1 @@
-"""From batches to an encoder: views, pace, the learner, and its checkpoints."""
+"""Training of an encoder on a stream: views, pace, the learner and its checkpoints."""

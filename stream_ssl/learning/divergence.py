@@ -1,4 +1,4 @@
-"""Divergence: updates that are skipped in a row, and what the learner does about them."""
+"""Detection of divergence from skipped updates, and the state of the recovery."""
 
 from __future__ import annotations
 
@@ -7,25 +7,27 @@ from collections import deque
 from stream_ssl.learning.records import NOT_FINITE, StepRecord
 
 ROW = 20
-"""After so many skipped updates in a row the weights count as diverged. After a reload, so many
-updates without a skipped one prove that the reload helped."""
+"""The weights count as diverged after this number of skipped updates in a row.
+
+After a reload, the same number of updates without a skip proves that the reload helped.
+"""
 FAULTS = 3
-"""The learner stops taking samples at so many faults ..."""
+"""The learner stops reading samples after this number of reloads within `WITHIN` updates."""
 WITHIN = 1000
-"""... within so many updates."""
+"""The number of updates within which `FAULTS` reloads stop the learner."""
 
 
 class Divergence:
-    """Counts skipped updates, and tells when to reload and when to stop.
+    """A counter of skipped updates that tells when to reload and when to stop.
 
     Every rank of a run consumes the same records, so all ranks count alike.
 
     Attributes:
-        skipped_in_a_row: updates skipped since the last one that was made, or since a reload.
-        reloads: checkpoints reloaded since the process started.
-        halted: the learner takes no more samples from the journal.
+        skipped_in_a_row: updates skipped since the last update that was made, or since a reload.
+        reloads: number of checkpoints reloaded since the process started.
+        halted: the learner reads no more samples from the journal.
         recovering: a checkpoint was reloaded, and fewer than `ROW` updates followed without a skip.
-        reloaded_from: the step that made the weights that were reloaded last.
+        reloaded_from: the step that made the weights of the last reload.
         updated: the step that made the present weights. Checkpoints store it, so two checkpoints
             with the same value hold the same weights.
     """
@@ -39,10 +41,10 @@ class Divergence:
         self.reloaded_from = 0
         self._made_in_a_row = 0
         self._attempts = 0
-        self._faults: deque[int] = deque(maxlen=FAULTS)  # number of the attempt at each
+        self._faults: deque[int] = deque(maxlen=FAULTS)  # number of updates tried at each reload
 
     def consume(self, record: StepRecord) -> None:
-        """Take one record."""
+        """Count one record."""
         if record.skipped in NOT_FINITE:
             self._attempts += 1
             self._made_in_a_row = 0
@@ -61,7 +63,7 @@ class Divergence:
 
     @property
     def limit(self) -> int:
-        """Weights to reload were made before this step.
+        """The step before which weights to reload must have been made.
 
         The present weights give no finite update. Weights that were reloaded and failed within
         `ROW` updates are not tried again.
@@ -69,11 +71,13 @@ class Divergence:
         return self.reloaded_from if self.recovering else self.updated
 
     def restored(self, updated: int) -> None:
-        """The weights are now those that step `updated` made."""
+        """Record that the weights are now those that step `updated` made."""
         self.updated = updated
 
     def reloaded(self, updated: int) -> None:
-        """A checkpoint was reloaded after a fault, with the weights that step `updated` made."""
+        """Record that a checkpoint was reloaded after a fault, with weights that step `updated`
+        made.
+        """
         self.reloads += 1
         self.recovering = True
         self.updated = self.reloaded_from = updated
@@ -83,7 +87,7 @@ class Divergence:
             self.halted = True
 
     def halt(self) -> None:
-        """There is nothing to reload."""
+        """Stop the learner, because there is no checkpoint to reload."""
         self.halted = True
 
     @property
@@ -93,11 +97,11 @@ class Divergence:
 
     @property
     def healthy(self) -> bool:
-        """Whether updates are made as they should be."""
+        """Whether training works normally: not halted, not recovering and not diverged."""
         return not (self.halted or self.recovering or self.skipped_in_a_row >= ROW)
 
     def __str__(self) -> str:
-        """One sentence for operators; empty while all is well."""
+        """Return one sentence for operators; empty while all is well."""
         if self.halted:
             return (
                 "training has diverged and stopped: lower optimiser.learning_rate or set "

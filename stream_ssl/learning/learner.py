@@ -1,4 +1,4 @@
-"""The loop: batch, views, loss against the memory, update, insertion, record.
+"""The learner: it takes batches from a stream, updates the method and yields a record per step.
 
 Shapes: B samples, D embedding.
 """
@@ -35,30 +35,35 @@ from stream_ssl.memory.compute import to_device, to_host
 from stream_ssl.memory.draws import ORDERS, DrawOrder
 from stream_ssl.methods import Method
 
-POLL = 0.1  # seconds between looks at `stop` while no batch comes
-RANK_SEEDS = 1000  # between the seeds of two ranks' views and draws
+POLL = 0.1  # seconds between two checks of `stop` while no batch comes
+RANK_SEEDS = 1000  # difference of the seeds of two ranks
 IDLE = 1.0  # seconds without a record after which an Idle is yielded
 ON_HOST = ("received_B",)
-"""Columns that nothing on the device reads: they are not copied."""
+"""Columns that nothing on the device reads, so they are not copied to it."""
 
 
 class IncompatibleConfig(ValueError):
-    """The parts of a learner, or the samples it gets, do not fit each other as configured."""
+    """The parts of a learner, or the samples that it receives, do not fit each other."""
 
 
 class Stream(Protocol):
-    """Where batches come from."""
+    """A source of batches."""
 
     def next(self, timeout: float) -> Batch[NDArray[Any]] | None:
-        """The next batch, or None if none came within `timeout` seconds."""
+        """Return the next batch, or None if no batch came within `timeout` seconds."""
 
     def lag(self) -> float:
-        """Seconds for which the oldest batch that is whole has waited; 0 if none is."""
+        """Return for how many seconds the oldest complete batch has waited; 0 if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """All that a run consists of: tensors by file, and facts that JSON holds."""
+    """The complete state of a run.
+
+    Attributes:
+        tensors: tensors by file name and tensor name.
+        facts: values that JSON can store.
+    """
 
     tensors: Mapping[str, Mapping[str, Tensor]]
     facts: Mapping[str, Any]
@@ -73,69 +78,78 @@ class Capture:
 
 
 def made_by(facts: Mapping[str, Any]) -> int:
-    """Return the step that made a capture's weights; captures of older releases name their own."""
+    """Return the step that made a capture's weights.
+
+    Captures of older releases do not store this step. For them the result is the capture's own
+    step.
+    """
     return int(facts.get("updated", facts["step"]))
 
 
 class Learner:
     """Trains `method` on `batches` against `memory`; `run` yields a record per step.
 
-    A step takes one batch of the stream; `step.py` has its two forms. With anchors "stream" the
-    update is made on that batch, whose keys then join the memory. With anchors "memory" (DUEL's
-    alternative: update the memory first) the key encoder encodes one view of the batch, the keys
-    join the memory, and the update is made on as many samples drawn from it, which may be of the
-    batch or older. A sample drawn from the memory is no negative of itself, and its fresh key goes
-    back to its slot. The keys are of the key encoder before the update.
+    Each step takes one batch of the stream. `step.py` describes its two forms:
+     - With anchors "stream", the update uses the batch. Its keys then join the memory.
+     - With anchors "memory" (DUEL's alternative: update the memory first), the keys of the batch
+       join the memory. The update then uses as many samples drawn from the memory. They may be of
+       the batch or older. A drawn sample is not a negative of itself, and its fresh key replaces
+       the key in its slot. The keys come from the key encoder before the update.
 
-    An update whose loss, keys or gradient are not finite is skipped, see `step.py`.
+    An update is skipped if its loss, keys or gradient are not finite, see `step.py`.
 
-    On a GPU the host waits for the device twice in a step besides what the memory does: behind the
-    backward pass, for what decides on the update, and at the end, for the record; and once more
-    each time that keys are made for the memory alone.
+    On a GPU, each step waits for the device twice, in addition to the waits of the memory. The
+    first wait follows the backward pass and reads the numbers that decide on the update. The second
+    wait is at the end of the step, for the record. There is one more wait each time that keys are
+    made only for the memory.
 
-    On a CPU with fixed `threads` and a stream that repeats itself from an
-    offset, a run that was captured, killed and restored ends bit-equal to one that was not.
+    On a CPU with fixed `threads` and a stream that can repeat from an offset, a run that was
+    captured, killed and restored ends bit-equal to an uninterrupted run.
 
-    Several ranks that hold a memory together (`WorkingMemory(group=...)`) learn together: each has
-    a stream of its own, all take every step at once, with the mean gradient, and so have the same
-    weights. One whose stream has nothing new updates on what its shard gives, see `step.py`.
+    Several ranks can hold one memory (`WorkingMemory(group=...)`) and learn together. Each rank has
+    its own stream. All ranks take every step at the same time and use the mean gradient, so they
+    have the same weights. A rank whose stream has nothing new updates on samples from its shard,
+    see `step.py`.
 
     Args:
-        method: what is trained.
-        memory: where negatives come from, and keys go.
+        method: the method to train.
+        memory: the source of negatives. It stores the keys.
         views: the augmentation.
         batches: the stream.
-        optimiser: with `schedule` it gives the learning rate.
-        schedule: factor of the learning rate by update; constant by default.
-        pace: updates per sample; one per batch by default.
+        optimiser: the optimiser's settings. The schedule multiplies its learning rate.
+        schedule: factor of the learning rate for each update; constant by default.
+        pace: number of updates per sample; by default one update per batch.
         device: "cpu", "cuda" or "cuda:1".
-        precision: what the method computes in; losses, keys and memory stay in float32.
-        seed: of all the learner's draws, and of the first weights.
-        threads: of torch on the CPU; null leaves its default. A run repeats with the same number.
-        reencode: stalest slots of the memory to re-encode after each step; a few dozen or more
-            where keys are normalised by the statistics of their batch.
-        anchors: what updates are made on: the batch of the "stream", or one drawn from the
-            "memory", which then has to keep images.
-        write_back: let the fresh keys of samples drawn from the memory, as anchors or for replays,
-            replace the older ones in their slots. It costs no encoding.
-        plain_keys: encode images as they are, not augmented, where only the memory asks: batches
-            that join without being trained on, and slots re-encoded. Duplicates are then found
-            with less noise.
-        draw: how they are drawn: "uniform"; "epochs", newcomers first and then each slot once
-            before any comes again; or "inverse-count", in proportion to 1 / (1 + N(j)) of their
-            duplicate counts.
-        novelty: when a sample counts as a near-duplicate of what the memory holds, and is turned
-            away before it is encoded; the others join once they fill a batch. "auto" compares the
-            pictures closely (docs/duplicates.md). A number is a cosine of descriptors: the
-            memory's descriptor must be of images, such as Thumbnail, or Weighted with one, which
-            part alone is compared. null: every sample is encoded.
-        sync_batchnorm: of several ranks: in an update BatchNorm normalises by the statistics of all
-            ranks' batches, as one process would, for some exchanges a layer (docs/scale.md); else
-            by those of its own rank's. What is encoded for the memory alone is so always.
-        offset: where `batches` begins.
+        precision: number type in which the method computes. Losses, keys and memory stay in
+            float32.
+        seed: seed of all random draws of the learner, and of the initial weights.
+        threads: number of torch threads on the CPU, at least 1; null keeps torch's default. A run
+            repeats only with the same number.
+        reencode: number of the memory's stalest slots to re-encode after each step, 0 or more. Use
+            a few dozen or more if keys are normalised by the statistics of their batch.
+        anchors: samples that updates use: the batch of the "stream", or samples drawn from the
+            "memory", which must then store images.
+        write_back: whether the fresh keys of samples drawn from the memory, as anchors or for
+            replays, replace the older keys in their slots. This needs no extra encoding.
+        plain_keys: whether images that are encoded only for the memory are encoded without
+            augmentation. This concerns batches that join without training, and re-encoded slots.
+            Duplicates are then found with less noise.
+        draw: how samples are drawn from the memory: "uniform"; "epochs", which draws newly admitted
+            samples first and then each slot once before any repeats; or "inverse-count", with
+            probability proportional to 1 / (1 + N(j)), where N(j) is the duplicate count.
+        novelty: test that drops near-duplicates of the memory's samples before they are encoded.
+            The other samples join once they fill a batch. "auto" compares the pictures closely
+            (docs/duplicates.md). A number is a cosine of descriptors; the memory's descriptor must
+            then be of images, such as Thumbnail, or Weighted with such a part, and only this part
+            is compared. null: every sample is encoded.
+        sync_batchnorm: whether, on several ranks, BatchNorm normalises updates by the statistics of
+            all ranks' batches, as one process would. This takes some exchanges per layer
+            (docs/scale.md). false: by the statistics of the rank's own batch. Images encoded only
+            for the memory always use their own rank's statistics.
+        offset: the position where `batches` starts.
 
     Raises:
-        ValueError: parts that do not fit each other, or an argument outside its range.
+        ValueError: parts do not fit each other, or an argument is outside its range.
     """
 
     def __init__(
@@ -197,14 +211,15 @@ class Learner:
         self._batch_size = 0
 
     def run(self, stop: threading.Event) -> Iterator[StepRecord | Idle | CheckpointDue | ReloadDue]:
-        """Learn until `stop` is set, on any rank. Between two records the state is whole and can be
-        captured.
+        """Learn until `stop` is set on any rank. Yield a record per step.
 
-        An update that is due comes before the next batch: where a run was interrupted then makes
-        no difference to the order of its updates.
+        Between two records the state is complete and can be captured.
 
-        Once the weights have diverged, a `ReloadDue` asks for `reload`. The learner goes on either
-        way. Once it is halted, it takes no batch and makes no update.
+        An update that is due is made before the next batch is read. So an interruption does not
+        change the order of a run's updates.
+
+        When the weights have diverged, a `ReloadDue` asks the caller to call `reload`. The learner
+        continues in either case. After it is halted, it reads no batch and makes no update.
         """
         self.method.train()
         last_record = time.monotonic()
@@ -218,7 +233,7 @@ class Learner:
             active = not (reload or self.divergence.halted)
             due = active and self.pace.must_update() and self._can_replay()
             if not stopping and not due and active:
-                # Nobody waits for a stream that pauses while others have samples.
+                # Ranks with samples must not wait for a rank whose stream pauses.
                 busy = not self.ranks.alone and any(self.ranks.last.batches)
                 with self._step.timer("data"):
                     batch = self.batches.next(0.0 if busy else POLL)
@@ -252,10 +267,12 @@ class Learner:
             last_record = time.monotonic()
 
     def capture(self, live: bool = False) -> Capture:
-        """The state after the last record; the tensors are the live ones, so save them now.
+        """Return the state after the last record.
+
+        The tensors are the live ones, so save them before the learner continues.
 
         Args:
-            live: those of the memory too, which are copies otherwise.
+            live: whether the memory's tensors are live too; by default they are copies.
         """
         tensors = {
             "model": self.method.state_dict(),
@@ -280,9 +297,10 @@ class Learner:
         )
 
     def restore(self, capture: Capture) -> None:
-        """Go on from a capture. `batches` must begin at its offset.
+        """Continue from a capture. `batches` must begin at the capture's offset.
 
-        Raises ValueError if method, memory or optimiser are not those it was made with.
+        Raises:
+            ValueError: method, memory or optimiser do not fit the capture.
         """
         tensors, facts = capture.tensors, capture.facts
         try:
@@ -304,12 +322,13 @@ class Learner:
         self.divergence.restored(made_by(facts))
 
     def reload(self, capture: Capture) -> None:
-        """Take weights, optimiser, memory and random state from a capture of this run.
+        """Load weights, optimiser, memory and random state from a capture of this run.
 
-        The place in the stream stays: steps, samples, pace and the samples that wait for a batch.
-        So the samples on which the weights diverged are not read again.
+        The position in the stream does not change: steps, samples, pace and the samples that wait
+        for a batch. So the samples on which the weights diverged are not read again.
 
-        Raises ValueError as `restore` does.
+        Raises:
+            ValueError: as in `restore`.
         """
         facts = {**self.capture(live=True).facts, "updated": made_by(capture.facts)}
         self.restore(Capture({**capture.tensors, "waiting": self._novelty.state()}, facts))
@@ -319,8 +338,10 @@ class Learner:
         return self._batch_size > 0 and self._step.can_draw
 
     def _train(self, batch: Batch[NDArray[Any]] | None, turn: Turn) -> StepRecord:
-        """A step on a batch of the stream, or on what of it and of those before is new; None on a
-        rank that has none while others do."""
+        """Make a step on new samples of the stream.
+
+        `batch` is None on a rank that has no batch while other ranks have one.
+        """
         if batch is not None:
             self._check(batch)
             self.offset = batch.offset
@@ -346,14 +367,14 @@ class Learner:
                 )
                 if update_due:
                     self.pace.updated()
-        if new is uploaded and batch is not None:  # on the host already
+        if new is uploaded and batch is not None:  # the host already has ids and labels
             ids_labels_2B = torch.from_numpy(np.stack([batch.ids_B, np.asarray(batch.labels_B)]))
         else:
             ids_labels_2B = _ids_labels(result.batch)
         return self._record(result, ids_labels_2B, self._novelty)
 
     def _nothing(self) -> Batch[Tensor]:
-        """A batch of no samples."""
+        """Return a batch without samples."""
         none_B = torch.empty(0, dtype=torch.int64, device=self.device)
         shape, images_BCHW = self.memory.image_shape, None
         if shape is not None:
@@ -361,7 +382,7 @@ class Learner:
         return Batch(none_B, none_B, none_B, images_BCHW, offset=self.offset)
 
     def _check(self, batch: Batch[NDArray[Any]]) -> None:
-        """ValueError if the learner's parts do not go with batches like this."""
+        """Raise ValueError unless the learner's parts fit a batch like this."""
         if len(batch) > self._batch_size:
             check_batch(self.method, self.memory, self.pace, self.anchors, len(batch))
         if self.method.needs_labels:
@@ -370,7 +391,7 @@ class Learner:
             check_labels(self.method, labelled)
 
     def _replay(self) -> StepRecord:
-        """A step on samples of the memory."""
+        """Make a step on samples of the memory."""
         with self._randomness:
             result = self._step.replay(self._batch_size, self.pace.updates)
             self.pace.updated()
@@ -379,10 +400,10 @@ class Learner:
     def _record(
         self, result: StepResult, ids_labels_2B: Tensor, novelty: Novelty | None = None
     ) -> StepRecord:
-        """What happened, with ids and labels on the CPU.
+        """Return the record of a step, with ids and labels on the CPU.
 
         Args:
-            novelty: of a batch of the stream; None on replays.
+            novelty: the novelty test of a batch of the stream; None for replays.
         """
         batch, update, admission = result.batch, result.update, result.admission
         evicted_origins: Sequence[Origin | None] = ()
@@ -427,7 +448,7 @@ class Learner:
 
 
 def _ids_labels(batch: Batch[Tensor]) -> Tensor:
-    """int64 [2, B], read from the device at once."""
+    """Return ids and labels, int64 [2, B], with one read from the device."""
     assert batch.labels_B is not None, "-1 where there are none"
     return to_host(torch.stack([batch.ids_B, batch.labels_B]))
 
@@ -456,14 +477,14 @@ def _read(result: StepResult) -> tuple[dict[str, float], float, float | None, fl
 
 
 class Upload:
-    """Brings batches of the stream to the device.
+    """Copies batches of the stream to the device.
 
-    To a GPU they go through pinned memory, so that the host does not wait for a copy. There are two
-    sets of pinned buffers, made once and used in turn: one is filled while the other may still be
-    copied from, and none before its last copy is done.
+    Copies to a GPU go through pinned memory, so the host does not wait for them. Two sets of pinned
+    buffers are allocated once and used in turn. A set is filled only after its last copy has ended,
+    while the other set may still be in use.
 
     Args:
-        device: where batches are wanted.
+        device: the target of the copies.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -471,7 +492,10 @@ class Upload:
         self._now, self._next = _Pinned(), _Pinned()
 
     def __call__(self, batch: Batch[NDArray[Any]]) -> Batch[Tensor]:
-        """The batch as tensors there; copies to a GPU overlap with what it still computes."""
+        """Return the batch as tensors on the device.
+
+        Copies to a GPU overlap with the GPU's computations.
+        """
         columns = {
             name: torch.from_numpy(column)
             for name, column in batch.columns().items()
@@ -489,7 +513,7 @@ class Upload:
 
 
 class _Pinned:
-    """One set of pinned buffers by column, and the moment when they were last copied from."""
+    """One set of pinned buffers by column, with the event of its last copy."""
 
     def __init__(self) -> None:
         self._buffers: dict[str, Tensor] = {}
@@ -515,7 +539,7 @@ def _shapes(columns: Mapping[str, Tensor]) -> dict[str, torch.Size]:
     return {name: column.shape for name, column in columns.items()}
 
 
-# -- whether parts and settings fit each other
+# -- Checks of the parts and settings
 
 
 def _check_parts(
@@ -526,7 +550,7 @@ def _check_parts(
     draw: str,
     reencode: int,
 ) -> None:
-    """ValueError unless each setting is in its range, and method and memory can work with it."""
+    """Raise ValueError unless each setting is in its range and method and memory support it."""
     method.check(memory)
     if precision not in ("float32", "bfloat16"):
         raise ValueError(f'precision is {precision!r}: choose "float32" or "bfloat16"')
@@ -556,7 +580,7 @@ def _check_without_images(reencode: int, anchors: str) -> None:
 def check_batch(
     method: Method, memory: WorkingMemory, pace: Pace, anchors: str, batch: int
 ) -> None:
-    """ValueError unless batches of so many samples go with the method, the memory and the pace."""
+    """Raise ValueError unless batches of this size fit the method, the memory and the pace."""
     method.check(memory, batch)
     if memory.capacity < batch and anchors != "stream":
         raise ValueError(
@@ -572,7 +596,7 @@ def check_batch(
 
 
 def check_labels(method: Method, labelled: bool) -> None:
-    """IncompatibleConfig if the loss reads labels and there are none."""
+    """Raise IncompatibleConfig if the loss reads labels and there are none."""
     if method.needs_labels and not labelled:
         raise IncompatibleConfig(
             f"{type(method.loss).__name__} reads labels, as it is set, and there are none: stream "

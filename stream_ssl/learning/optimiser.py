@@ -1,4 +1,4 @@
-"""The optimiser by name, with its settings, and its state as plain tensors."""
+"""The settings of the optimiser, and its state as plain tensors."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-MOMENTUM = 0.9  # of SGD, as in MoCo
-BETAS = (0.9, 0.999)  # of Adam and AdamW, as in their paper
+MOMENTUM = 0.9  # for SGD, as in MoCo
+BETAS = (0.9, 0.999)  # for Adam and AdamW, as in their papers
 
 
 @dataclass(frozen=True, slots=True)
 class OptimiserSettings:
-    """What updates the weights.
+    """The optimiser of the weights and its settings.
 
     Args:
         name: "adam", "adamw" or "sgd".
-        learning_rate: before the schedule's factor.
-        weight_decay: of all weights.
-        clip: largest norm of the gradient; null does not clip.
+        learning_rate: learning rate before the schedule's factor, positive.
+        weight_decay: decay of all weights.
+        clip: largest norm of the gradient, positive; null does not clip.
 
     Raises:
-        ValueError: an argument outside its range.
+        ValueError: an argument is outside its range.
     """
 
     name: Literal["adam", "adamw", "sgd"] = "adam"
@@ -42,7 +42,7 @@ class OptimiserSettings:
             raise ValueError(f"clip is {self.clip}: a norm is positive; None does not clip")
 
     def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        """The optimiser over these parameters."""
+        """Return the optimiser for these parameters."""
         rate, decay = self.learning_rate, self.weight_decay
         if self.name == "sgd":
             return torch.optim.SGD(parameters, lr=rate, weight_decay=decay, momentum=MOMENTUM)
@@ -51,7 +51,10 @@ class OptimiserSettings:
 
 
 def optimiser_tensors(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimiser's state, flat: "7.exp_avg" belongs to parameter 7 in order."""
+    """Return the optimiser's state as a flat mapping.
+
+    The name "7.exp_avg" belongs to parameter 7, in the optimiser's order.
+    """
     flat: dict[str, Tensor] = {}
     for index, parameter in enumerate(_parameters(optimiser)):
         for name, value in optimiser.state.get(parameter, {}).items():
@@ -61,7 +64,11 @@ def optimiser_tensors(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 
 def load_optimiser(optimiser: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Put back what `optimiser_tensors` gave. ValueError if a shape does not fit."""
+    """Load a state that `optimiser_tensors` returned.
+
+    Raises:
+        ValueError: a shape does not fit its parameter.
+    """
     parameters = _parameters(optimiser)
     optimiser.state.clear()
     for key, value in tensors.items():
@@ -73,8 +80,8 @@ def load_optimiser(optimiser: torch.optim.Optimizer, tensors: Mapping[str, Tenso
                 f"{tuple(parameter.shape)}: the checkpoint is of another model"
             )
         if value.ndim:
-            # In the parameter's own memory layout: other strides take other vector code, and the
-            # last bit of a sum may differ.
+            # Keep the parameter's memory layout: with other strides torch runs other vector code,
+            # which may change the last bit of a sum.
             value = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
         else:
             value = value.clone()

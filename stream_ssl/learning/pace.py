@@ -1,4 +1,4 @@
-"""How many updates a received sample is worth."""
+"""The number of updates for each received sample."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any, Literal
 
 
 class Pace:
-    """Counts samples and updates, and says whether an update is due or allowed.
+    """A counter of samples and updates that tells whether an update is due.
 
-    It knows no clock: a faster device changes when updates happen, never how many a sample is
-    worth. Between two batches `updates == floor(target)`.
+    The pace does not depend on time. A faster device changes when updates happen, but not how many
+    updates a sample gets. Between two batches `updates == floor(target)`.
 
     Args:
-        updates_per_sample: updates that a received sample is worth; 1 / batch size is one update a
-            batch, and null the same whatever the batch size. Beyond that, updates are made on
-            images of the memory.
-        counts: what a sample is: each one "received", or only those that are "new", so that
-            updates slow down while `Learner(novelty=...)` turns samples away.
+        updates_per_sample: number of updates per received sample, positive. 1 / batch size gives
+            one update per batch; null does so for every batch size. Larger values make additional
+            updates on images of the memory.
+        counts: samples that count: every "received" sample, or only "new" samples, so that updates
+            slow down while `Learner(novelty=...)` drops near-duplicates.
 
     Raises:
-        ValueError: an argument outside its range.
+        ValueError: an argument is outside its range.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Pace:
         if counts not in ("received", "new"):
             raise ValueError(f'counts is {counts!r}: choose "received" or "new"')
         self.counts = counts
-        # A fraction, for 0.01 added up as floats drifts off the whole numbers.
+        # A sum of floats such as 0.01 drifts away from whole numbers; a sum of fractions does not.
         self._worth = (
             None
             if updates_per_sample is None
@@ -52,41 +52,43 @@ class Pace:
 
     @property
     def samples(self) -> int:
-        """Samples counted."""
+        """Number of samples counted."""
         return self._samples
 
     @property
     def updates(self) -> int:
-        """Updates made."""
+        """Number of updates made."""
         return self._updates
 
     @property
     def target(self) -> Fraction:
-        """Updates that the samples counted are worth."""
+        """Number of updates due for the samples counted so far."""
         return self._target
 
     def received(self, count: int) -> None:
-        """A batch of `count` samples came, of those that are counted."""
+        """Count a batch with `count` samples that count."""
         if count < 1:
             raise ValueError(f"received {count} samples: a batch has at least 1")
         self._samples += count
         self._target += 1 if self._worth is None else count * self._worth
 
     def updated(self) -> None:
-        """An update was made."""
+        """Count one update."""
         self._updates += 1
 
     def must_update(self) -> bool:
-        """True while at least one whole update is due."""
+        """Return whether at least one whole update is due."""
         return self._target - self._updates >= 1
 
     def replays(self, batch: int) -> bool:
-        """Return whether a batch of this size is worth more than the one update on itself, which
-        needs images to train on again."""
+        """Return whether a batch of this size gets more than one update.
+
+        The further updates need images of the memory.
+        """
         return self._worth is not None and self._worth * batch > 1
 
     def state_dict(self) -> dict[str, int]:
-        """Counts as JSON can hold them."""
+        """Return the counts, as values that JSON can store."""
         return {
             "samples": self._samples,
             "updates": self._updates,
@@ -95,7 +97,7 @@ class Pace:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from counts that `state_dict` gave."""
+        """Continue from counts that `state_dict` returned."""
         self._samples = int(state["samples"])
         self._updates = int(state["updates"])
         self._target = Fraction(int(state["target_numerator"]), int(state["target_denominator"]))

@@ -1,4 +1,4 @@
-"""Learning rates for a stream without an end: a factor per step, from the step number alone."""
+"""Learning rate schedules for an endless stream. The factor depends only on the step number."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Protocol
 
 
 class Schedule(Protocol):
-    """The factor by which the learning rate is multiplied at a step (0 is the first)."""
+    """A function from the step (0 is the first) to the factor of the learning rate."""
 
     def __call__(self, step: int) -> float: ...
 
 
 class Constant:
-    """1 at every step, after a linear rise.
+    """A factor of 1 at every step, after a linear rise.
 
     Args:
-        warmup: steps of the rise.
+        warmup: number of steps of the rise, 0 or more.
     """
 
     def __init__(self, warmup: int = 0) -> None:
@@ -27,13 +27,14 @@ class Constant:
 
 
 class Cosine:
-    """A half cosine from 1 to `floor`, again and again (SGDR, eq. 5).
+    """A factor that follows half a cosine from 1 to `floor`, again and again (SGDR, eq. 5).
 
     Args:
-        period: steps from 1 to the floor.
-        warmup: steps of a linear rise before the first period.
-        floor: where a period ends, a share of the learning rate in [0, 1].
-        repeat: begin a new period where one ends, as an endless stream needs; else stay there.
+        period: number of steps from 1 to the floor, at least 1.
+        warmup: number of steps of a linear rise before the first period, 0 or more.
+        floor: factor at the end of a period, in [0, 1].
+        repeat: whether a new period starts when one ends, as an endless stream needs; else the
+            factor stays at the floor.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class Cosine:
 
 
 def _rise(step: int, warmup: int) -> float:
-    # The first step already moves: (step + 1), not step.
+    # (step + 1) gives the first step a factor above 0.
     return min(1.0, (step + 1) / warmup) if warmup else 1.0
 
 

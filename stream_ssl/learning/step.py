@@ -1,18 +1,18 @@
 """One step of the learner: a batch joins the memory, and the weights are updated once.
 
-`Step.run` is DUEL's Algorithm 2, in two forms by what the update's anchors are:
+`Step.run` is DUEL's Algorithm 2. It has two forms, which differ in the anchors of the update:
 
     stream   update on the batch; the batch joins the memory
     memory   the batch joins the memory; update on samples drawn from it
 
-Where the loss or the gradient is not finite, or the keys are not of unit norm, there is no update:
-weights, optimiser and BatchNorm's averages stay as they were, `StepRecord.skipped` says why, and
-the learner goes on with the next batch: the update counts in schedule and pace as if it were made.
-The batch joins the memory nevertheless if its own keys are of unit norm.
+The update is skipped if the loss or the gradient is not finite, or if the keys are not of unit
+norm. Weights, optimiser and BatchNorm's averages then stay unchanged, and `StepRecord.skipped`
+gives the reason. The schedule and the pace count a skipped update as made, and the learner
+continues with the next batch. The batch still joins the memory if its own keys are of unit norm.
 
-On several ranks all take the step together, and the mean of their losses decides for all. A rank
-whose stream has nothing new has an empty batch: it updates on samples that its shard of the memory
-gives, and adds none.
+Several ranks take each step together, and their mean loss decides for all ranks. A rank whose
+stream has nothing new has an empty batch. It updates on samples from its shard of the memory and
+adds no samples.
 
 Shapes: B samples, R re-encoded slots, K slots, C channels, H height, W width, D embedding.
 """
@@ -45,17 +45,25 @@ from stream_ssl.methods.norm import synchronised
 
 
 class Keys(NamedTuple):
-    """Embeddings [B, D] for the memory, and whether it may take them: all finite, of unit norm."""
+    """Embeddings [B, D], and whether the memory accepts them: all finite and of unit norm."""
 
     keys_BD: Tensor
     usable: bool
 
 
 class Update(NamedTuple):
-    """The result of an update. `skipped` is as in `StepRecord`; None if the weights were updated.
+    """The result of an update.
 
-    `change` is the norm of the change of the weights over their norm, 0-dimensional and on the
-    device; None if they were not updated.
+    Attributes:
+        skipped: the reason for a skipped update, as in `StepRecord`; None if the weights were
+            updated.
+        loss: the mean loss over ranks.
+        grad_norm: norm of the gradient before clipping; NaN if the loss or the keys were not
+            usable.
+        learning_rate: the learning rate of this update.
+        diagnostics: the loss's diagnostics.
+        change: norm of the change of the weights over their norm, 0-dimensional, on the device;
+            None if they were not updated.
     """
 
     skipped: str | None
@@ -67,33 +75,33 @@ class Update(NamedTuple):
 
 
 class CollisionStats(NamedTuple):
-    """A batch against the memory as it was before, on the memory's device."""
+    """Collisions of a batch with the memory before the batch joins, on the memory's device."""
 
     expected: Tensor  # mean collision probability, 0-dimensional
-    pairs: Tensor  # what `count_pairs` counts
-    duplicates_B: Tensor  # expected number of slots that show the same as each sample
+    pairs: Tensor  # the result of `count_pairs`
+    duplicates_B: Tensor  # expected number of slots that duplicate each sample
 
 
 class StepResult(NamedTuple):
-    """What the learner records. `collisions` is None with keys that are not usable."""
+    """The result of a step, from which the learner makes its record."""
 
-    batch: Batch[Tensor]  # of the stream; in a replay the one drawn
-    keys_BD: Tensor  # of this batch
+    batch: Batch[Tensor]  # the batch of the stream; in a replay the drawn samples
+    keys_BD: Tensor  # the keys of this batch
     update: Update
-    collisions: CollisionStats | None
+    collisions: CollisionStats | None  # None: the keys are not usable, or there is no batch
     admission: Admission | None  # None: nothing joined the memory
-    cosines: Mapping[str, Tensor]  # of old and new embeddings of slots, 0-dimensional, on a device
+    cosines: Mapping[str, Tensor]  # mean cosines of old and new embeddings, 0-dimensional
 
 
 class Step:
-    """The step of one run; `Learner` documents the arguments.
+    """The step of one run. `Learner` documents the arguments.
 
-    What an update depends on is read from the device once, behind the backward pass: whether loss,
-    keys and gradient are finite.
+    The numbers that decide on an update are read from the device once, after the backward pass:
+    whether loss, keys and gradient are finite.
 
     Attributes:
-        timer: the seconds of the step by phase.
-        optimiser: of the method's weights.
+        timer: seconds of the step by phase.
+        optimiser: the optimiser of the method's weights.
     """
 
     def __init__(
@@ -124,7 +132,7 @@ class Step:
         self._buffers = Backup(list(method.buffers()))
         self._weights = Backup(self._parameters)
         self._averages = [one for one in method.buffers() if one.is_floating_point()]
-        # Counts on embeddings are those of all ranks: all must tell what they encoded again.
+        # Duplicate counts are kept over all ranks, so all ranks must refresh their slots together.
         self._refresh_together = memory.descriptor.moves and not ranks.alone
         self.optimiser = optimiser.build(self._parameters)
         self.timer = PhaseTimer(device)
@@ -132,14 +140,15 @@ class Step:
     def run(
         self, batch: Batch[Tensor], number: int, update_due: bool, size: int, all_have: bool = True
     ) -> StepResult:
-        """A step on a batch of the stream, without an update if none is due.
+        """Make a step on a batch of the stream. Without a due update the batch only joins the
+        memory.
 
         Args:
-            batch: on the device; empty on a rank that has none.
-            number: of updates before.
-            update_due: False lets the batch join the memory and updates nothing.
-            size: samples of a batch that is not empty.
-            all_have: whether no rank's is empty.
+            batch: the batch on the device; empty on a rank that has none.
+            number: number of updates made before.
+            update_due: whether to make an update.
+            size: number of samples in a batch that is not empty.
+            all_have: whether every rank has a batch with samples.
         """
         if not update_due:
             result = self._join(batch)
@@ -154,12 +163,12 @@ class Step:
         return self._with_reencoding(result)
 
     def skip(self, batch: Batch[Tensor]) -> StepResult:
-        """No step, for want of new samples in this batch."""
+        """Return the result of a step without new samples."""
         keys_0D = self._memory.embeddings.new_empty(0, self._memory.dim)
         return StepResult(batch[:0], keys_0D, Update("novelty"), None, None, {})
 
     def replay(self, count: int, number: int) -> StepResult:
-        """A step on `count` samples drawn from the memory, with no batch of the stream."""
+        """Make a step on `count` samples drawn from the memory, without a batch of the stream."""
         drawn = self._drawn(count)
         update, keys = self._update(drawn, number)
         collisions = self._measure(drawn, keys)
@@ -169,11 +178,11 @@ class Step:
 
     @property
     def can_draw(self) -> bool:
-        """Whether each rank has a sample to draw."""
+        """Whether each rank can draw at least one sample."""
         return self._shards_have(1)
 
     def _shards_have(self, samples: int) -> bool:
-        """Whether each rank's shard has as many, with images."""
+        """Return whether each rank's shard has at least so many samples, with images."""
         memory = self._memory
         there = memory.occupied_of_all // memory.group.size
         return there >= samples and memory.images is not None
@@ -185,24 +194,26 @@ class Step:
         return StepResult(batch, keys.keys_BD, Update("pace"), *self._admit(batch, keys), {})
 
     def _train_on_stream(self, batch: Batch[Tensor], number: int) -> StepResult:
-        """Update on the batch, whose keys then join the memory."""
+        """Update on the batch, then let its keys join the memory."""
         update, keys = self._update(batch, number)
         self._refresh_nothing()
         return StepResult(batch, keys.keys_BD, update, *self._admit(batch, keys), {})
 
     def _train_without_batch(self, batch: Batch[Tensor], number: int, size: int) -> StepResult:
-        """Update on samples drawn from the memory, beside ranks that have a batch."""
+        """Update on samples drawn from the memory, while other ranks update on a batch."""
         drawn = self._drawn(size)
         update, drawn_keys = self._update(drawn, number)
         cosines, none = self._refresh(drawn, drawn_keys), self._encode_batch(batch)
         return StepResult(batch, none.keys_BD, update, *self._admit(batch, none), cosines)
 
     def _train_on_memory(self, batch: Batch[Tensor], number: int, size: int) -> StepResult:
-        """Let the batch join the memory, then update on as many samples drawn from it (the paper's
-        alternative: the memory first)."""
+        """Let the batch join the memory, then update on as many samples drawn from the memory.
+
+        This is the alternative that the DUEL paper names: update the memory first.
+        """
         keys = self._encode_batch(batch)
         admitted = self._admit(batch, keys)
-        if not self.can_draw:  # the very first keys were not usable
+        if not self.can_draw:  # the first keys of the run were not usable
             return StepResult(batch, keys.keys_BD, Update("keys"), *admitted, {})
         drawn = self._drawn(size)
         update, drawn_keys = self._update(drawn, number)
@@ -212,17 +223,17 @@ class Step:
     # -- Weights
 
     def _update(self, batch: Batch[Tensor], number: int) -> tuple[Update, Keys]:
-        """Views, loss, gradient and optimiser step; the batch's keys."""
+        """Make views, loss, gradient and optimiser step. Return the update and the batch's keys."""
         self._method.begin(number)
         images_BCHW, rate = images_of(batch), self._settings.learning_rate * self._schedule(number)
         with self.timer("data"):
             views = [self._views(images_BCHW) for _ in range(self._method.views)]
-        # A forward pass on numbers that are not finite leaves them in BatchNorm's averages.
+        # A forward pass on numbers that are not finite spoils BatchNorm's averages.
         self._buffers.save()
         with self.timer("memory"), self._autocast():
             self._method.prepare(self._memory, self._key_view)
         with self.timer("forward"), self._autocast(), self._synchronised():
-            # Only a loss with an oracle is shown the labels.
+            # Only a loss that is an oracle may read the labels.
             known = batch if self._method.needs_labels else replace(batch, labels_B=None)
             output = self._method(views, known, self._memory)
         with self.timer("backward"):
@@ -246,7 +257,7 @@ class Step:
         return Update(skipped, loss, grad_norm, rate, diagnostics, change), keys
 
     def _synchronised(self) -> AbstractContextManager[None]:
-        # In updates alone: these all ranks make together, with as many passes.
+        # Only updates can synchronise, because all ranks make them with the same passes.
         together = self._sync_batchnorm
         return synchronised(self._memory.group, self._method) if together else nullcontext()
 
@@ -257,7 +268,9 @@ class Step:
         return [p.grad for p in self._parameters if p.grad is not None]
 
     def _step_optimiser(self, norm: Tensor, rate: float) -> Tensor:
-        """Make one optimiser step along a gradient of this norm; return the weights' change."""
+        """Make one optimiser step along a gradient of this norm. Return the weights' relative
+        change.
+        """
         if self._settings.clip is not None:
             torch.nn.utils.clip_grads_with_norm_(self._parameters, self._settings.clip, norm)
         for group in self.optimiser.param_groups:
@@ -274,7 +287,7 @@ class Step:
         return Keys(self._memory.embeddings.new_empty(0, self._memory.dim), True)
 
     def _encode(self, images_BCHW: Tensor) -> Keys:
-        """Keys for the memory alone."""
+        """Return keys of images that are encoded only for the memory."""
         with self.timer("data"):
             view_BCHW = self._key_view(images_BCHW)
         return self._keys_of(view_BCHW)
@@ -292,13 +305,13 @@ class Step:
     # -- Memory
 
     def _drawn(self, count: int) -> Batch[Tensor]:
-        # As many on every rank, whose shards differ by one slot while they fill.
+        # Every rank must draw the same number, but shards differ by one slot while they fill.
         count = min(count, self._memory.occupied_of_all // self._memory.group.size)
         with self.timer("data"):
             return draw_batch(self._memory, count, self._device, self._draw)
 
     def _measure(self, batch: Batch[Tensor], keys: Keys) -> CollisionStats | None:
-        """Collisions of a batch with the memory as it is."""
+        """Return the collisions of a batch with the present memory."""
         if not keys.usable or not len(batch):
             return None
         with self.timer("memory"):
@@ -311,11 +324,11 @@ class Step:
     def _admit(
         self, batch: Batch[Tensor], keys: Keys
     ) -> tuple[CollisionStats | None, Admission | None]:
-        """Let a batch join the memory, once its collisions are measured."""
+        """Measure the collisions of a batch, then let the batch join the memory."""
         collisions = self._measure(batch, keys)
         if not keys.usable and self._ranks.alone:
             return None, None
-        if not keys.usable:  # the others add theirs all the same
+        if not keys.usable:  # the other ranks still add theirs, so this rank adds none
             self._admit(batch[:0], self._encode_batch(batch[:0]))
             return None, None
         with self.timer("memory"):
@@ -330,7 +343,7 @@ class Step:
         return collisions, admission
 
     def _refresh(self, drawn: Batch[Tensor], keys: Keys) -> Mapping[str, Tensor]:
-        """Give the fresh keys of drawn samples back to their slots."""
+        """Replace the keys in the slots of drawn samples by their fresh keys."""
         if not self._write_back:
             return {}
         assert drawn.slots_B is not None, "what is drawn from the memory has slots"
@@ -338,12 +351,14 @@ class Step:
         return {} if drift is None else {"written_back_cosine": drift}
 
     def _refresh_nothing(self) -> None:
-        """Take part in what other ranks may refresh."""
+        """Take part in the other ranks' refresh, without any slots."""
         if self._refresh_together and self._write_back:
             self._replace(torch.empty(0, dtype=torch.int64), Keys(torch.empty(0), False))
 
     def _replace(self, slots_R: Tensor, keys: Keys) -> Tensor | None:
-        """Mean cosine of old and new embeddings of these slots; None where nothing was replaced."""
+        """Replace embeddings; return the mean cosine of old and new ones, or None if none was
+        replaced.
+        """
         if keys.usable:
             with self.timer("memory"):
                 return self._memory.refresh(slots_R, keys.keys_BD).mean()
@@ -353,7 +368,7 @@ class Step:
         return None
 
     def _with_reencoding(self, result: StepResult) -> StepResult:
-        """The same after the stalest slots were re-encoded, if that is asked for."""
+        """Re-encode the stalest slots, if configured, and add their mean cosine to the result."""
         if not self._reencode or not self.can_draw:
             return result
         slots_R = self._memory.stalest(self._reencode)
@@ -364,10 +379,11 @@ class Step:
 
 
 class PhaseTimer:
-    """Adds up seconds under the phase of the step that is running.
+    """A sum of seconds for each phase of the current step.
 
-    On a CPU it is the host's monotonic time. On a GPU, whose kernels run asynchronously, it is the
-    device's time between the phase's first and last kernel, waiting for the host included.
+    On a CPU the seconds are the host's monotonic time. A GPU runs kernels asynchronously, so there
+    the seconds are the device's time between the phase's first and last kernel. They include the
+    device's waits for the host.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -375,7 +391,7 @@ class PhaseTimer:
         self.restart()
 
     def restart(self) -> None:
-        """A new step begins."""
+        """Start a new step with 0 seconds in each phase."""
         self._seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0)
         self._spans: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
 
@@ -393,8 +409,11 @@ class PhaseTimer:
 
     @property
     def seconds(self) -> Mapping[str, float]:
-        """By phase. On a GPU this waits for the end of the last phase: read it behind the step's
-        numbers, when there is nothing left to wait for."""
+        """Seconds by phase.
+
+        On a GPU this waits for the end of the last phase. Read it after the step's other numbers,
+        so that it does not add a wait.
+        """
         if self._spans:
             self._spans[-1][2].synchronize()
         for phase, begin, end in self._spans:
@@ -403,7 +422,7 @@ class PhaseTimer:
         return dict(self._seconds)
 
     def _event(self) -> torch.cuda.Event | None:
-        """Recorded by the GPU after all that was launched so far; None on a CPU."""
+        """Return an event that the GPU records after all work launched so far; None on a CPU."""
         if self._gpu is None:
             return None
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -412,10 +431,10 @@ class PhaseTimer:
 
 
 class Backup:
-    """Copies of tensors, to undo what happened to them; one kernel a dtype makes or restores them.
+    """Copies of tensors, to undo changes. One kernel per dtype saves or restores them.
 
     Args:
-        live: the tensors, which stay the same objects.
+        live: the tensors to save, which must stay the same objects.
     """
 
     def __init__(self, live: Iterable[Tensor]) -> None:
@@ -426,13 +445,13 @@ class Backup:
 
     @torch.no_grad()
     def save(self) -> None:
-        """Copy the present values."""
+        """Save the present values."""
         for live, kept in self._pairs:
             torch._foreach_copy_(kept, live)
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Give the tensors the saved values."""
+        """Set the tensors to the saved values."""
         for live, kept in self._pairs:
             torch._foreach_copy_(live, kept)
 
@@ -450,13 +469,13 @@ class Backup:
 
 
 def images_of(batch: Batch[Tensor]) -> Tensor:
-    """The images of a batch that is to be encoded."""
+    """Return the images of a batch that is to be encoded."""
     assert batch.images_BCHW is not None, "only images can be encoded"
     return batch.images_BCHW
 
 
 def producers_of(batch: Batch[Tensor]) -> list[str | None] | None:
-    """The name of who sent each sample; None where nobody is known."""
+    """Return the name of each sample's producer, None if unknown."""
     if batch.origins_B is None:
         return None
     return [origin and (origin.producer or None) for origin in batch.origins_B]
@@ -468,7 +487,7 @@ def draw_batch(
     device: torch.device,
     how: DrawOrder = "uniform",
 ) -> Batch[Tensor]:
-    """At most `count` samples of the memory, each at most once, as `WorkingMemory.sample`."""
+    """Draw at most `count` samples of the memory, each at most once, see `WorkingMemory.sample`."""
     draw = memory.sample(min(count, len(memory)), how=how)
     slots_B, images_BCHW, ids_B = draw.slots, draw.images, draw.ids
     assert images_BCHW is not None, "only a memory that keeps images is drawn from"
@@ -482,7 +501,10 @@ def draw_batch(
 
 
 def joined(first: Batch[Tensor], second: Batch[Tensor]) -> Batch[Tensor]:
-    """The samples of both, without slots; offset and rejected are the second's."""
+    """Return the samples of both batches, without slots.
+
+    `offset` and `rejected` are the second batch's.
+    """
     others = second.columns()
     columns: dict[str, Any] = {
         name: torch.cat([column, others[name]]) for name, column in first.columns().items()
@@ -492,18 +514,20 @@ def joined(first: Batch[Tensor], second: Batch[Tensor]) -> Batch[Tensor]:
 
 
 def is_usable(keys_BD: Tensor) -> Tensor:
-    """bool, 0-dimensional: finite and of unit norm, as the memory requires. An encoder that died
-    gives zeros."""
+    """Return a 0-dimensional bool: all rows are finite and of unit norm, as the memory requires.
+
+    A collapsed encoder can give zeros, which are not usable.
+    """
     norm_B = torch.linalg.vector_norm(keys_BD, dim=1)
     usable: Tensor = ((norm_B - 1).abs() < 1e-3).all()
     return usable
 
 
 def count_pairs(labels_B: Tensor, labels_K: Tensor) -> Tensor:
-    """int64 [3] on their device: pairs of equal labels, labelled samples, labelled slots.
+    """Return int64 [3]: pairs with equal labels, labelled samples, labelled slots.
 
-    Classes are any numbers from 0 on: they are looked up, not counted in a table of their range.
-    The device is not waited for, nor is a [B, K] tensor made.
+    Class numbers may be any integers from 0. They are looked up, not counted in a table of their
+    range. The function neither waits for the device nor makes a [B, K] tensor.
     """
     known_B, known_K = labels_B >= 0, labels_K >= 0
     sorted_B = labels_B.sort().values
@@ -513,10 +537,15 @@ def count_pairs(labels_B: Tensor, labels_K: Tensor) -> Tensor:
 
 
 def true_collisions(pairs: Sequence[float]) -> float | None:
-    """Share in [0, 1] of pairs of a labelled sample and a labelled slot that have the same label,
-    from what `count_pairs` counted; None where either side has no labels.
+    """Return the share, in [0, 1], of labelled pairs of sample and slot that have the same label.
 
-    What DUEL's Definition 2 estimates without labels.
+    DUEL's Definition 2 estimates this share without labels.
+
+    Args:
+        pairs: the result of `count_pairs`.
+
+    Returns:
+        The share; None if no sample or no slot has a label.
     """
     equal, samples, slots = pairs
     return equal / (samples * slots) if samples and slots else None
@@ -525,7 +554,7 @@ def true_collisions(pairs: Sequence[float]) -> float | None:
 def _read(
     loss: Tensor, usable: Tensor, norm: Tensor, diagnostics: Mapping[str, float]
 ) -> tuple[float, bool, float, Mapping[str, float]]:
-    """All of it on the host, waiting for the device once."""
+    """Read all numbers on the host, with one wait for the device."""
     parts = [torch.stack([loss.detach().double(), usable.double(), norm.double()])]
     if isinstance(diagnostics, Diagnostics):
         parts.append(diagnostics.on_device.double())
@@ -536,7 +565,7 @@ def _read(
 
 
 def _reason_to_skip(loss: float, usable: bool, norm: float) -> str | None:
-    """Why there may be no update; None if there may."""
+    """Return the reason to skip the update, or None."""
     if not math.isfinite(loss):
         return "loss"
     if not usable:
