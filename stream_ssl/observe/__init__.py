@@ -1,1 +1,1 @@
-"""What a run shows of itself: metrics, health, balance, drift, and a probe of the features."""
+"""The observation of a run: metrics, health, conditions, probes, drift and the page."""

@@ -1,8 +1,8 @@
-"""Every metric of a run: its name, unit, labels and help, and the record's field that fills it.
+"""The catalogue of all metrics: name, unit, labels, help, and the record's field that fills them.
 
-To add a metric, add a `Spec` to `learner_metrics.py`, `receiver_metrics.py` or to BOTH below.
+To add a metric, add a `Spec` to `learner_metrics.py`, to `receiver_metrics.py` or to BOTH below.
 CONTRIBUTING.md lists all steps. `make docs` makes docs/metrics.md from the catalogue. The tests
-check the dashboard and the alerts against it.
+check the dashboard and the alerts against the catalogue.
 """
 
 from __future__ import annotations
@@ -18,20 +18,26 @@ REFUSALS = (
     *("denied", "handshake", "internal", "no-key", "plain-receiver", "server-key", "silent"),
     "zmtp",
 )
-"""Why a connection is refused, beside the wire's reasons: its key is not on the allow-list; its
-handshake is none; an error of ours; it speaks plain text; it uses keys and we do not; it has
-another receiver's public key; it never says HELLO, as one whose routing id is another's; it speaks
-ZMTP 1 or 2, or HTTP."""
+"""Reasons to refuse a connection, beside the reasons of the wire protocol:
+
+- denied: the key is not on the allow-list.
+- handshake: the handshake is not valid.
+- internal: the receiver failed.
+- no-key: the producer sends plain text, and the receiver uses keys.
+- plain-receiver: the producer uses keys, and the receiver does not.
+- server-key: the producer has the public key of another receiver.
+- silent: the peer never sends HELLO, for example because its routing id is already in use.
+- zmtp: the peer speaks ZMTP 1 or 2, or HTTP."""
 BAD_SAMPLES = ("damaged", "empty", "expensive", "fields", "format", "packet", "pixels", "shape")
 SIGNALS = ("loss", "collision", "embedding", "image")
 CLASSIFIERS = ("linear", "knn", "no_change", "majority")
-"""Of the online probe: two that go by the embeddings, and two that need none."""
+"""The classifiers of the online probe. The first two use the embeddings, the last two do not."""
 RESTARTS = "STREAM_SSL_RESTARTS"
-"""Environment: how often a supervisor has started this process again."""
+"""The environment variable that holds how often the supervisor has restarted this process."""
 PRODUCERS = 256
-"""Producers are told apart up to so many; the rest are counted as "other"."""
+"""The most producers with a label of their own. All others count as "other"."""
 CLASSES = 64
-"""Class labels "0" to "63" are told apart; the rest are counted as "other"."""
+"""The number of class labels, "0" to "63". All other classes count as "other"."""
 
 BOTH: tuple[Spec, ...] = (
     Spec(
@@ -72,5 +78,5 @@ CATALOGUE: tuple[Spec, ...] = (*BOTH, *RECEIVER, *LEARNER)
 
 
 def of_role(role: Role) -> tuple[Spec, ...]:
-    """The metrics that a process of this role exports."""
+    """Return the metrics that a process of this role exports."""
     return tuple(spec for spec in CATALOGUE if spec.role in (role, "both"))

@@ -1,4 +1,4 @@
-"""Makes docs/metrics.md from the catalogue."""
+"""A script that makes docs/metrics.md from the catalogue."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PAGE_SECTIONS = {"receiver": "Receiver", "learner": "Learner", "both": "Both"}
 
 
 def page() -> str:
-    """docs/metrics.md, Markdown."""
+    """Return the text of docs/metrics.md, in Markdown."""
     lines = [PAGE_HEAD]
     for role, title in PAGE_SECTIONS.items():
         lines += [f"## {title}", ""]
@@ -46,8 +46,8 @@ def _entry(spec: Spec) -> list[str]:
 
 
 def _library() -> Iterator[tuple[str, str, str]]:
-    """Name, kind and help of what the client library exports of a process."""
-    # Imported here: `stream-ssl run` needs the catalogue and no metrics.
+    """Yield name, kind and help of each metric that the client library exports."""
+    # Imported here, because `stream-ssl run` needs the catalogue but not the client library.
     from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 
     registry = CollectorRegistry()

@@ -1,4 +1,4 @@
-"""Is the process alive, is it ready: what its loops and checks last said."""
+"""The health of a process: whether it is alive and ready, from its loops and checks."""
 
 from __future__ import annotations
 
@@ -10,28 +10,29 @@ from dataclasses import dataclass
 from stream_ssl.observe.conditions import CONDITIONS, OF_CHECK, Lit
 
 STARTING = "starting"
-"""The detail of the check "started" until the loop runs."""
+"""The detail of the check "started" until the main loop runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Whether all is well, and the state of each part."""
+    """A summary of the health: whether all parts are OK, and the state of each part."""
 
     ok: bool
     parts: dict[str, dict[str, object]]
 
 
 class Health:
-    """Loops tick, checks are set; the server asks. All methods may be called from any thread.
+    """The state of a process's loops and readiness checks, which the HTTP server reads.
 
-    A loop that is expected counts as alive for its `patience` from the moment it is announced.
+    All methods may be called from any thread. After `expect`, a loop counts as alive for its
+    `patience`, even before its first tick.
 
     Args:
-        clock: monotonic seconds.
+        clock: returns monotonic seconds.
 
     Attributes:
-        conditions: those that `watch.py` found lit at its last look, the worst first.
-        refused: of a receiver: whose message was refused last, by reason.
+        conditions: the conditions that `watch.py` found at its last look, the worst first.
+        refused: for a receiver, the peer whose message was refused last, by reason.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -54,26 +55,26 @@ class Health:
             self._loops[loop] = (self._clock(), patience)
 
     def tick(self, loop: str) -> None:
-        """The loop has gone round once.
+        """Record that the loop has completed one turn.
 
         Raises:
-            KeyError: a loop that was not announced by `expect`.
+            KeyError: `expect` was not called for this loop.
         """
         with self._lock:
             self._loops[loop] = (self._clock(), self._loops[loop][1])
 
     def forget(self, loop: str) -> None:
-        """The loop has ended as it should; it is not missed."""
+        """Stop expecting a loop that has ended normally."""
         with self._lock:
             self._loops.pop(loop, None)
 
     def set(self, check: str, ready: bool, detail: str = "") -> None:
-        """Record a readiness check by name, such as "journal" or "room"."""
+        """Record the result of a readiness check, such as "journal" or "credit"."""
         with self._lock:
             self._checks[check] = (ready, detail)
 
     def live(self) -> Status:
-        """Every loop has ticked within its patience."""
+        """Return whether every loop has ticked within its patience."""
         with self._lock:
             now = self._clock()
             parts: dict[str, dict[str, object]] = {
@@ -87,7 +88,11 @@ class Health:
         return _status(parts)
 
     def ready(self) -> Status:
-        """Alive, every check holds, and no condition is lit that makes the process unready."""
+        """Return whether the process is ready.
+
+        A process is ready if it is alive, every check passes, and no condition with `unready` is
+        present.
+        """
         with self._lock:
             parts: dict[str, dict[str, object]] = {
                 name: {"ok": ok, "detail": detail} for name, (ok, detail) in self._checks.items()
@@ -101,13 +106,16 @@ class Health:
 
     @property
     def starting(self) -> bool:
-        """The process has not reached its loop yet."""
+        """Whether the process has not reached its main loop yet."""
         with self._lock:
             return self._checks.get("started") == (False, STARTING)
 
     def problems(self) -> list[dict[str, object]]:
-        """All that needs attention, the worst first, as plain values: the lit conditions, and
-        failing checks whose condition is not lit yet."""
+        """Return everything that needs attention, as plain values for JSON.
+
+        The list has the present conditions, the worst first. The failing checks follow, if their
+        condition is not present yet.
+        """
         told = [lit.told() for lit in self.conditions]
         known = {lit.condition.name for lit in self.conditions}
         for name, part in self.ready().parts.items():
@@ -115,7 +123,7 @@ class Health:
             if part["ok"] or name in known or (condition and condition.name in known):
                 continue
             if name == "started":
-                continue  # it is starting or stopping, which is no fault
+                continue  # the process is starting or stopping, which is not a fault
             detail = part.get("detail") or (
                 f"the {name}'s loop last went round {part.get('seconds_since_tick')} s ago"
             )

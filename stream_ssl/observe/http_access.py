@@ -1,8 +1,8 @@
-"""Who may read over HTTP: this machine alone, or whoever has the token.
+"""Access control for HTTP: only this machine, or every client that has the token.
 
-Three questions are asked of each request, in this order: is its Host ours (a page elsewhere must
-not reach a server on loopback by a name that it has pointed there), does it bear the token or the
-cookie that a log-in left, and if not, is it a browser that is to be shown the log-in.
+Without a token, the Host header must be a loopback name. This check stops DNS rebinding: another
+website could point its own name at loopback. With a token, a request must carry the token or the
+cookie of a log-in. A browser without either is redirected to the log-in form.
 """
 
 from __future__ import annotations
@@ -24,16 +24,18 @@ from stream_ssl.wire.address import is_loopback_host
 
 COOKIE = "stream-ssl-session"
 SESSION_SECONDS = 7 * 24 * 3600
-"""How long a browser stays logged in."""
+"""Seconds that a browser stays logged in."""
 MOST_BYTES = 4096
-"""The most bytes of a token's file."""
+"""The maximum size of a token file, in bytes."""
 LEAST_TOKEN = 16
-"""Characters of a token, at least."""
+"""The minimum length of a token, in characters."""
 MOST_BODY = 4096
-"""Bytes of a log-in form."""
+"""The maximum size of a log-in form, in bytes."""
 
 OPEN = ("/healthz", "/readyz", "/login", "/static/")
-"""What needs no token: probes, which then learn nothing but yes or no, and the log-in itself."""
+"""Paths that need no token: the probes, the log-in form and the static files.
+
+Without a token, the probes only answer yes or no."""
 
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
@@ -45,18 +47,18 @@ HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-cache",
 }
-"""Of every answer that does not say otherwise."""
+"""Headers of every response that does not set them itself."""
 
 
 class Token:
-    """A shared secret: of Prometheus as a bearer token, of people as what they log in with.
+    """A shared secret: programs send it as a bearer token, people log in with it.
 
     Args:
         secret: at least LEAST_TOKEN printable ASCII characters without blanks.
-        clock: seconds since the Unix epoch.
+        clock: returns seconds since the Unix epoch.
 
     Raises:
-        ValueError: it is shorter, or has other characters.
+        ValueError: the secret is too short or has other characters.
     """
 
     def __init__(self, secret: str, clock: Callable[[], float] = time.time) -> None:
@@ -70,10 +72,10 @@ class Token:
 
     @classmethod
     def load(cls, path: Path) -> Token:
-        """The token of a file's only line.
+        """Load a token from a file that holds nothing else.
 
         Raises:
-            ValueError: the file cannot be read, may be read by everybody, or holds no token.
+            ValueError: the file cannot be read, everybody may read it, or it holds no token.
         """
         remedy = (
             "make one with: (umask 077; "
@@ -100,7 +102,7 @@ class Token:
             raise ValueError(f"http.token_file {path}: {error}") from None
 
     def admits(self, headers: Headers, cookies: Mapping[str, str]) -> bool:
-        """Whether a request bears the token, or the cookie of a session that has not ended."""
+        """Return whether a request has the token or the cookie of a session that is valid."""
         kind, _, given = headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer" and self.matches(given.strip()):
             return True
@@ -110,11 +112,14 @@ class Token:
         return hmac.compare_digest(mark.encode(), self._mark(until).encode())
 
     def matches(self, given: str) -> bool:
-        """Whether it is the token, in a time that does not tell how much of it is right."""
+        """Return whether `given` is the token. The comparison takes constant time."""
         return hmac.compare_digest(given.encode(), self.secret.encode())
 
     def session(self) -> str:
-        """A cookie's value that `admits` takes for SESSION_SECONDS; it does not hold the token."""
+        """Return a cookie value that `admits` accepts for SESSION_SECONDS.
+
+        The value does not contain the token.
+        """
         until = str(int(self._clock()) + SESSION_SECONDS)
         return f"{until}.{self._mark(until)}"
 
@@ -125,13 +130,14 @@ class Token:
 
 
 class Guard:
-    """Turns away what may not be read, and gives every answer its HEADERS; ASGI.
+    """An ASGI middleware that rejects requests without permission and adds HEADERS.
 
     Args:
-        app: who answers what is let through. `scope["state"]["admitted"]` tells it whether the
-            request may read all.
-        token: None: only this machine, by a Host that says so.
-        public: take any Host without a token.
+        app: the application that answers accepted requests. `scope["state"]["admitted"]` tells the
+            application whether the request may read everything.
+        token: the token that requests must have. None accepts only requests whose Host is a
+            loopback name.
+        public: accept any Host if there is no token.
     """
 
     def __init__(self, app: ASGIApp, token: Token | None, public: bool) -> None:
@@ -185,10 +191,10 @@ class Guard:
 
 
 async def read_form(request: Request) -> dict[str, str]:
-    """The fields of a posted form; the last of those that stand twice.
+    """Return the fields of a posted form. If a field occurs twice, the last value counts.
 
     Raises:
-        ValueError: it is longer than MOST_BODY, or no UTF-8.
+        ValueError: the form is longer than MOST_BODY, has more than 8 fields, or is not UTF-8.
     """
     body = b""
     async for part in request.stream():
@@ -200,8 +206,11 @@ async def read_form(request: Request) -> dict[str, str]:
 
 
 def log_in(response: Response, token: Token, https: bool) -> Response:
-    """Give a browser the cookie that `Token.admits` takes. It has no Path, so that it goes to the
-    folder that it was given in: behind a proxy, this server's prefix and nothing beside it."""
+    """Add the cookie that `Token.admits` accepts to a response, and return the response.
+
+    The cookie has no Path, so the browser sends it only below the folder of the log-in form. Behind
+    a proxy, this folder is the prefix of this server.
+    """
     response.set_cookie(
         COOKIE,
         token.session(),

@@ -1,4 +1,4 @@
-"""The description of one metric: an entry of the catalogue."""
+"""The type of a catalogue entry, which describes one metric."""
 
 from __future__ import annotations
 
@@ -12,20 +12,22 @@ Kind = Literal["counter", "gauge", "histogram", "info"]
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """One metric.
+    """The description of one metric.
 
     Attributes:
-        name: without prefix; a counter's ends in `_total`, an info's in `_info`.
-        unit: what the value counts; shown in OpenMetrics where the name carries it.
-        help: one sentence, exported with the metric.
+        role: the role of the processes that export the metric.
+        kind: the Prometheus type.
+        name: the name without prefix. It ends in `_total` for a counter, in `_info` for an info.
+        unit: the unit of the value. OpenMetrics shows it if the name ends in the unit.
+        help: one sentence that is exported with the metric.
         look: what an operator should look for.
-        labels: label names.
-        buckets: upper bounds, of a histogram.
-        field: what fills it, "StepRecord.near_copies": an attribute of ReceiverRecord in the
-            receiver; of StepRecord, CheckpointRecord or MemoryStats in the learner. A mapping gives
-            one value for each value of the label. A counter is raised by it with every record, so
-            it holds what came since the one before. None, NaN and infinity leave it as it was. A
-            field of MemoryStats has the label "memory".
+        labels: the label names.
+        buckets: the upper bounds of a histogram.
+        field: the attribute that fills the metric, such as "StepRecord.near_copies". The receiver
+            has ReceiverRecord. The learner has StepRecord, CheckpointRecord and MemoryStats; fields
+            of MemoryStats have the label "memory". A mapping holds one value for each value of the
+            label. A counter adds the value of each record. A gauge is set, and a histogram observes
+            the value. None, NaN and infinity leave the metric unchanged.
     """
 
     role: Role
@@ -40,5 +42,5 @@ class Spec:
 
     @property
     def full_name(self) -> str:
-        """The name as it is exported."""
+        """The exported name, with prefix."""
         return PREFIX + self.name

@@ -1,4 +1,4 @@
-"""Finds hung processes: each process of a run asks the others whether they answer."""
+"""Detection of hung processes: each process of a run asks the others whether they answer."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Found = Mapping[str, tuple[str, int]]
 
 
 def hangs(role: str, pid: int, address: str) -> str:
-    """Return the sentence about a process that exists and does not answer."""
+    """Return the sentence that reports a process that exists and does not answer."""
     return f"the {role} (pid {pid}) exists and does not answer at {address}"
 
 
 def answers(address: str) -> bool:
-    """Return whether a process answers at all; an answer that says no counts."""
+    """Return whether a process answers at all. An answer with an error status counts, too."""
     connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=ASK_SECONDS)
     try:
         connection.request("GET", "/healthz")
@@ -35,20 +35,20 @@ def answers(address: str) -> bool:
 
 
 class Peers:
-    """Remembers for how long each peer has not answered.
+    """A record of how long each peer has not answered.
 
     Call `ask` every ASK_EVERY seconds.
 
     Args:
-        find: gives the peers that exist now.
-        clock: monotonic seconds.
+        find: returns the peers that exist now.
+        clock: returns monotonic seconds.
     """
 
     def __init__(
         self, find: Callable[[], Found], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._find, self._clock = find, clock
-        self._silent: dict[tuple[str, str, int], float] = {}  # since when
+        self._silent: dict[tuple[str, str, int], float] = {}  # silent since, seconds
 
     def ask(self) -> None:
         """Ask each peer once."""
@@ -65,7 +65,7 @@ class Peers:
         return list(self._sentences().values())
 
     def why(self, address: str) -> str:
-        """Return the sentence about the peer at this address; empty unless it hangs."""
+        """Return the sentence about the peer at this address; empty if the peer does not hang."""
         return self._sentences().get(address, "")
 
     def _sentences(self) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Reads the processes' /metrics, the way a Prometheus does, and keeps what it read."""
+"""A small Prometheus client: it reads /metrics of the processes and keeps the snapshots."""
 
 from __future__ import annotations
 
@@ -17,23 +17,27 @@ from stream_ssl.bounded_files import read_text
 
 PREFIX = "stream_ssl_"
 Points = Sequence[tuple[float, float]]
-"""Moments, seconds, and the values then."""
+"""Pairs of (time in seconds, value)."""
 
 UNUSED_ENDINGS = (
     "_bucket",
     "_created",
     "config_info",
-)  # most of a page, and nothing here reads them
+)  # most of the page, and not used here
 
 
 def key(name: str, labels: Mapping[str, str]) -> str:
-    """A sample's name as Prometheus writes it, labels in alphabetical order."""
+    """Return a sample's name as Prometheus writes it, with the labels in alphabetical order."""
     inner = ",".join(f"{label}={json.dumps(value)}" for label, value in sorted(labels.items()))
     return f"{name}{{{inner}}}" if inner else name
 
 
 def parse(text: str, role: str) -> dict[str, float]:
-    """Samples of one page by key. Names that every process has are labelled with the role."""
+    """Return the samples of one /metrics page by key.
+
+    Samples of the client library have the same names in every process. They get the label `job`,
+    which is the role.
+    """
     values = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -48,12 +52,12 @@ def parse(text: str, role: str) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What the processes said at one moment.
+    """The metrics of all processes at one moment.
 
     Args:
-        time: seconds since the scraper was made.
-        values: samples by key.
-        up: roles that answered.
+        time: seconds since the scraper was created.
+        values: the samples by key.
+        up: the roles that answered.
     """
 
     time: float
@@ -62,14 +66,14 @@ class Snapshot:
 
 
 class Scraper:
-    """Asks each process for its metrics.
+    """A client that reads the metrics of each process.
 
     Args:
-        urls: gives the HTTP address by role; called at each scrape, since a restarted process
-            has another port.
+        urls: returns the HTTP address by role. It is called at each scrape, because a restarted
+            process has another port.
         timeout: seconds to wait for one process.
-        clock: monotonic, seconds.
-        token: of http.token_file; None where there is none.
+        clock: returns monotonic seconds.
+        token: the token in http.token_file, or None if there is none.
     """
 
     def __init__(
@@ -86,7 +90,7 @@ class Scraper:
         self._start = clock()
 
     def scrape(self) -> Snapshot:
-        """One snapshot; a process that does not answer is left out."""
+        """Return one snapshot. It leaves out processes that do not answer."""
         values: dict[str, float] = {}
         up = []
         for role, url in self._urls().items():
@@ -112,7 +116,7 @@ class Scraper:
 
 @dataclass
 class History:
-    """Snapshots in order of time."""
+    """A list of snapshots in order of time."""
 
     snapshots: list[Snapshot] = field(default_factory=list)
 
@@ -121,11 +125,11 @@ class History:
 
     @property
     def elapsed(self) -> float:
-        """Time of the last snapshot, seconds."""
+        """The time of the last snapshot, in seconds; 0 without snapshots."""
         return self.snapshots[-1].time if self.snapshots else 0.0
 
     def last(self, name: str, default: float = 0.0, **labels: str) -> float:
-        """The newest value of a sample; `default` before there is one."""
+        """Return the newest value of a sample, or `default` if there is none."""
         wanted = key(name, labels)
         for snapshot in reversed(self.snapshots):
             if wanted in snapshot.values:
@@ -133,31 +137,34 @@ class History:
         return default
 
     def has(self, name: str, **labels: str) -> bool:
-        """Whether any snapshot holds the sample."""
+        """Return whether any snapshot has the sample."""
         wanted = key(name, labels)
         return any(wanted in snapshot.values for snapshot in self.snapshots)
 
     def series(self, name: str, **labels: str) -> list[tuple[float, float]]:
-        """(time, value) wherever the sample was there."""
+        """Return (time, value) for each snapshot that has the sample."""
         wanted = key(name, labels)
         return [(s.time, s.values[wanted]) for s in self.snapshots if wanted in s.values]
 
     def total(self, name: str, **labels: str) -> float:
-        """What a counter rose by in all, over restarts of its process."""
+        """Return the total rise of a counter, including rises before its process restarted."""
         values = [value for _, value in self.series(name, **labels)]
         return sum(_increases(values)) + values[0] if values else 0.0
 
     def rate(self, name: str, window: float = 5.0, **labels: str) -> float:
-        """A counter's rise per second over the last `window` seconds; 0 without two values."""
+        """Return a counter's rise per second over the last `window` seconds.
+
+        The rate is 0 if there are fewer than two values.
+        """
         return _rate(self.series(name, **labels), window)
 
     def rates(self, name: str, window: float = 5.0, **labels: str) -> list[tuple[float, float]]:
-        """(time, rise per second over the `window` seconds before), from the second value on."""
+        """Return (time, rate) from the second value on, with rates as in `rate`."""
         points = self.series(name, **labels)
         return [(points[i][0], _rate(points[: i + 1], window)) for i in range(1, len(points))]
 
     def save(self, path: Path) -> None:
-        """Write the snapshots, one JSON object a line."""
+        """Write the snapshots to a file, one JSON object per line."""
         with path.open("w") as file:
             for s in self.snapshots:
                 line = {"time": round(s.time, 3), "up": s.up, "values": s.values}
@@ -165,7 +172,7 @@ class History:
 
     @classmethod
     def load(cls, path: Path) -> History:
-        """Read what `save` wrote."""
+        """Load a file that `save` wrote."""
         return cls(list(_read(read_text(path, 256 << 20, links=True).splitlines())))
 
 
@@ -176,13 +183,13 @@ def _read(lines: Iterable[str]) -> Iterator[Snapshot]:
 
 
 def _increases(values: list[float]) -> Iterator[float]:
-    """Rises between neighbours; a counter that fell restarted at 0, as Prometheus takes it."""
+    """Yield the rise between neighbours. A counter that fell restarted at 0, as in Prometheus."""
     for before, after in pairwise(values):
         yield after - before if after >= before else after
 
 
 def _rate(points: list[tuple[float, float]], window: float) -> float:
-    """Rise per second over the window before the last point."""
+    """Return the rise per second over the window before the last point; 0 without two points."""
     if len(points) < 2:
         return 0.0
     first = len(points) - 2

@@ -1,4 +1,4 @@
-"""The HTTP side of a process: /metrics, /healthz, /readyz and the page."""
+"""The HTTP server of a process: /metrics, /healthz, /readyz and the page."""
 
 from __future__ import annotations
 
@@ -35,40 +35,44 @@ from stream_ssl.wire.address import is_loopback_host
 log = logging.getLogger(__name__)
 
 MOST_CONNECTIONS = 64
-"""Connections held open at once; one more closes the one that has been quiet for longest."""
+"""The most connections that are open at once.
+
+One more connection closes the connection that has been idle for the longest time."""
 
 BACKLOG = 128
-"""Connections that the kernel holds until they are accepted."""
+"""The length of the kernel's queue of connections that the server has not accepted yet."""
 
 REQUEST_SECONDS = 10.0
-"""Seconds in which a connection must send its request, body included."""
+"""Seconds that a client has to send a whole request, body included."""
 
 ANSWER_SECONDS = 60.0
-"""Seconds after REQUEST_SECONDS in which an answer must be made and taken."""
+"""Seconds after REQUEST_SECONDS in which the server must make and send the response."""
 
 LOG_IN_SECONDS = 1.0
-"""Seconds that a wrong token is answered after."""
+"""Delay in seconds before the server answers a wrong token. It slows down guessing."""
 
 PAGE = Path(__file__).parent / "page"
 
 
 class Server:
-    """Serves one process's registry, health and page from a daemon thread; a context manager.
+    """An HTTP server for the metrics, the health and the page of one process.
+
+    The server runs in a daemon thread. It is a context manager.
 
     Args:
         registry: the metrics to expose.
-        health: what /healthz and /readyz ask.
-        role: of this process, "receiver" or "learner".
-        host: address to listen on.
-        port: 0 takes a free one; `address` has the actual one.
-        public: allow an address other than loopback without a token. Whoever reaches the port
-            then sees all: figures, names of producers, images.
-        sources: what the page can tell of beside the metrics; its `token` lets those alone in who
-            have it, and allows other addresses too.
+        health: the state that /healthz and /readyz report.
+        role: the role of this process, "receiver" or "learner".
+        host: the address to listen on.
+        port: the port to listen on. 0 chooses a free port; `address` holds the actual port.
+        public: allow an address other than loopback without a token. Everybody who reaches the
+            port can then read the metrics, the names of the producers and the images.
+        sources: the data that the page shows beside the metrics. If its `token` is set, clients
+            must send the token, and `host` may be any address.
 
     Raises:
-        ValueError: an address other than loopback without `public` and without a token.
-        OSError: the address cannot be listened on.
+        ValueError: `host` is not loopback, `public` is false and there is no token.
+        OSError: the server cannot listen on the address.
     """
 
     def __init__(
@@ -93,7 +97,7 @@ class Server:
             uvicorn.Config(
                 application(registry, health, role, self._history, self.sources, public),
                 http=BoundedProtocol,
-                backlog=1,  # accepted in one turn: see BoundedServer
+                backlog=1,  # the connections accepted in one turn: see BoundedServer
                 ws="none",
                 loop="asyncio",
                 lifespan="off",
@@ -109,9 +113,9 @@ class Server:
         )
 
     def start(self) -> str:
-        """Serve until `close`; returns the address, such as `http://127.0.0.1:43121`.
+        """Serve until `close` is called. Return the address, such as `http://127.0.0.1:43121`.
 
-        Connections are taken from the moment of construction; they are answered from now on.
+        The constructor already listens. The server answers waiting connections from now on.
         """
         self._history.sample()
         self._sampling.start()
@@ -119,7 +123,7 @@ class Server:
         return self.address
 
     def close(self) -> None:
-        """Stop serving, and wait until the port is free."""
+        """Stop serving and close the port."""
         if self._thread.is_alive():
             self._server.should_exit = True
             self._thread.join()
@@ -135,14 +139,14 @@ class Server:
 
 
 class BoundedServer(uvicorn.Server):
-    """uvicorn's server, which accepts few connections at a time.
+    """A uvicorn server that accepts few connections at a time.
 
-    asyncio accepts as many connections in a turn as its backlog has, and logs an error for each one
-    while descriptors are short. All of them are open before the first one is counted.
+    asyncio accepts up to `backlog` connections in one turn. All of them are open before the server
+    counts the first one. If file descriptors run out, asyncio logs an error for each connection.
     """
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen with a short turn of `Config.backlog`, and with the kernel's long queue."""
+        """Accept `Config.backlog` connections a turn, and give the kernel a queue of BACKLOG."""
         await super().startup(sockets)
         for listening in sockets or ():
             listening.listen(BACKLOG)
@@ -150,16 +154,16 @@ class BoundedServer(uvicorn.Server):
 
 _requests_log = RateLimitedLogger(log, seconds=60.0, lines=3)
 _INVALID = "Invalid HTTP request received."
-# `send_400_response` logs the same with the address, and not without end.
+# `send_400_response` logs the same message with the address and at a limited rate.
 logging.getLogger("uvicorn.error").addFilter(lambda record: record.getMessage() != _INVALID)
 
 
 class BoundedProtocol(H11Protocol):
-    """A connection of uvicorn's that cannot stay open for longer than it is used.
+    """A uvicorn connection with time limits and without pipelining.
 
-    A request must be complete within REQUEST_SECONDS, also one that follows another one. Its answer
-    must be taken within ANSWER_SECONDS. A client that sends its next request before it has the
-    answer gets that answer alone, with `Connection: close`.
+    The client must send each request within REQUEST_SECONDS, and read the response within
+    ANSWER_SECONDS. If a client sends its next request before it has the response, the server sends
+    only that response, with `Connection: close`.
     """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -173,21 +177,24 @@ class BoundedProtocol(H11Protocol):
             min(others, key=lambda other: (other.busy, other.since)).abort()
 
     def data_received(self, data: bytes) -> None:
-        """Answer no pipelined requests, which would keep other connections waiting."""
+        """Close the connection after a response if the client pipelines requests.
+
+        Pipelined requests would make other connections wait.
+        """
         super().data_received(data)
         if self.conn.their_state is h11.DONE and self.conn.trailing_data[0] and self.busy:
-            scope = self.cycle.scope  # as if the client had asked to close the connection
+            scope = self.cycle.scope  # as if the client asked to close the connection
             scope["headers"] = [*scope["headers"], (b"connection", b"close")]
-            self.cycle.keep_alive = False  # also where the answer has begun
+            self.cycle.keep_alive = False  # also if the response has begun
 
     def send_400_response(self, msg: str) -> None:
-        """Answer bytes that are no request, and log who sent them."""
+        """Answer bytes that are not an HTTP request, and log the address that sent them."""
         peer = self.client[0] if self.client else "an unknown address"
         _requests_log.warning("invalid", f"{peer} sent no valid HTTP request to the page's port")
         super().send_400_response(msg)
 
     def on_response_complete(self) -> None:
-        """Wait for the next request, or until the last bytes of the answer are taken."""
+        """Start the timer for the next request, or for sending the last bytes of the response."""
         self.timer.cancel()
         self.since = self.loop.time()
         if self.transport.is_closing():
@@ -201,13 +208,13 @@ class BoundedProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def abort(self) -> None:
-        """Close the connection at once, and stop counting it."""
+        """Close the connection at once and remove it from the count."""
         self.connections.discard(self)
         self.transport.abort()
 
     @property
     def busy(self) -> bool:
-        """Whether a request was received whole and its answer is being made or sent."""
+        """Whether a whole request has arrived and its response is not complete yet."""
         cycle = cast(RequestResponseCycle | None, self.cycle)
         return cycle is not None and not cycle.more_body and not cycle.response_complete
 
@@ -226,7 +233,10 @@ def application(
     sources: Sources | None = None,
     public: bool = False,
 ) -> Guard:
-    """The ASGI application, for tests and for those who bring their own server."""
+    """Return the ASGI application, for tests and for other servers.
+
+    See `Server` for the arguments.
+    """
     sources = Sources() if sources is None else sources
     api = Api(role, health, History(registry, role) if history is None else history, sources)
     templates = Environment(loader=FileSystemLoader(PAGE / "templates"), autoescape=True)
@@ -291,7 +301,12 @@ def application(
 
 
 def check_public(host: str, public: bool) -> None:
-    """ValueError if the page would leave the machine and nobody allowed it."""
+    """Raise ValueError if the page would be reachable from other machines without permission.
+
+    Args:
+        host: the address to listen on.
+        public: whether the configuration allows other machines.
+    """
     if not public and not is_loopback_host(host):
         raise ValueError(
             f"metrics address {host!r} is not loopback, and there is no token: whoever reaches the "
@@ -301,14 +316,17 @@ def check_public(host: str, public: bool) -> None:
 
 
 def reachable(host: str) -> str:
-    """How a URL names the host that is listened on. Of all of them, which no URL can name: the
-    address of this machine's, or this container's, own name, or loopback where it has none."""
+    """Return the host that a URL needs to reach a server that listens on `host`.
+
+    A URL cannot name "all addresses" (0.0.0.0 or ::). For these, return the address of this
+    machine's own host name. If the name has no local address, return loopback.
+    """
     if host not in ("0.0.0.0", "::", ""):
         return f"[{host}]" if ":" in host else host
     try:
         address = socket.gethostbyname(socket.gethostname())
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.bind((address, 0))  # it is one of ours
+            probe.bind((address, 0))  # fails unless the address is local
     except OSError:
         return "127.0.0.1"
     return address
@@ -329,7 +347,7 @@ def _listen(host: str, port: int) -> socket.socket:
 def _reply(
     status: Status, all_of_it: bool, problems: list[dict[str, object]] | None = None
 ) -> JSONResponse:
-    """Answer yes or no to everybody, and tell the reasons to those who may read the metrics."""
+    """Return `ok` to every client, and the reasons only to clients that may read the metrics."""
     body: dict[str, object] = {"ok": status.ok}
     if all_of_it:
         body["failing"] = [name for name, part in status.parts.items() if not part["ok"]]

@@ -1,1 +1,1 @@
-"""The status page: what it asks for, as JSON, and the files that a browser shows it with."""
+"""The status page: its JSON API, and the files that a browser loads."""

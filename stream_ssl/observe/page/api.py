@@ -1,8 +1,9 @@
-"""What the page asks for, as JSON: figures, memory, producers, checkpoints of this process, and of
-the run's other one through this one.
+"""The JSON API of the page: figures, memory, producers and checkpoints.
 
-Every question is a GET under `api/ROLE/`. What cannot be answered says why: 400 what was asked
-wrongly, 404 what is not there, 503 what cannot be had now, 502 what the other process did not say.
+Each question is a GET under `api/ROLE/`. A process forwards questions for the other role to the
+other process of the run. Errors have a reason and a status: 400 for wrong arguments, 404 for things
+that do not exist, 502 if the other process does not answer, 503 for things that are not available
+now.
 """
 
 from __future__ import annotations
@@ -39,18 +40,18 @@ if TYPE_CHECKING:
 
 ROLES: tuple[Role, ...] = ("receiver", "learner")
 MOST_ANSWER = 8 << 20
-"""Bytes of the other process's answer, at most."""
+"""The maximum size of the other process's answer, in bytes."""
 PEER_SECONDS, STATE_SECONDS = 15.0, 4.0
-"""The other process must answer within so many seconds. Its state alone is quicker to give."""
+"""Time-outs in seconds for questions to the other process, and for its `state` alone."""
 ASKED_BY_PEER = "x-stream-ssl-asked-by"
 MOST_ROWS = 512
 
 Peer = Callable[[str], str | None]
-"""The HTTP address of the run's process of a role; None where there is none."""
+"""Returns the HTTP address of the process with a role, or None if there is none."""
 
 
 class Refused(Exception):
-    """A question that is not answered, with the status and why."""
+    """A question that the API does not answer, with the HTTP status and the reason."""
 
     def __init__(self, status: int, why: str) -> None:
         super().__init__(why)
@@ -59,16 +60,18 @@ class Refused(Exception):
 
 @dataclass
 class Sources:
-    """What a process can tell of, beside its metrics. Set when it is there, from any thread.
+    """The data that a process can show beside its metrics.
+
+    Any thread may set an attribute as soon as the data exists.
 
     Attributes:
         run: the run's folder.
-        memory: of a learner; None until it is built.
-        group: of a learner whose ranks have met.
-        producers: of a receiver.
-        peer: where the other process is.
-        hung: why the process at an address is not worth asking; empty unless it hangs.
-        token: of both.
+        memory: the view of a learner's memory; None until the memory is built.
+        group: the view of a learner's ranks; None until the ranks have connected.
+        producers: the view of a receiver's producers.
+        peer: returns the address of the other process.
+        hung: returns a sentence if the process at an address hangs, else an empty string.
+        token: the token of both processes.
     """
 
     run: Path | None = None
@@ -81,12 +84,13 @@ class Sources:
 
 
 class Api:
-    """Answers under `api/`.
+    """The handler of all questions under `api/`.
 
     Args:
-        role: of this process.
-        health, history: its own.
-        sources: what else it can tell of.
+        role: the role of this process.
+        health: the health of this process.
+        history: the figures of this process.
+        sources: the other data of this process.
     """
 
     def __init__(self, role: Role, health: Health, history: History, sources: Sources) -> None:
@@ -109,11 +113,11 @@ class Api:
         }
 
     def routes(self) -> list[Route]:
-        """For the application; answered in a pool of threads, since they may wait."""
+        """Return the routes. Starlette answers them in a thread pool, because they may block."""
         return [Route("/api/{role}/{question:path}", self.answer)]
 
     def answer(self, request: Request) -> Response:
-        """One question."""
+        """Answer one question, or forward it to the other process."""
         role, question = request.path_params["role"], request.path_params["question"]
         try:
             if role not in ROLES:
@@ -122,7 +126,7 @@ class Api:
                 known = ", ".join(self._questions)
                 raise Refused(404, f"no such question {question[:40]!r}; there are: {known}")
             if role != self._role:
-                if ASKED_BY_PEER in request.headers:  # else two could ask each other for ever
+                if ASKED_BY_PEER in request.headers:  # no endless forwarding
                     raise Refused(502, f"this is the {self._role}: endpoints.json is out of date")
                 return self._ask_peer(role, question, request.url.query)
             return _json(self._questions[question](Query(request.query_params)))
@@ -261,20 +265,20 @@ class Api:
 
 
 class Query:
-    """The arguments of a question, each taken once; a wrong one is a 400 that says why."""
+    """The arguments of a question. Each method takes one; a wrong value raises a 400."""
 
     def __init__(self, given: Mapping[str, str]) -> None:
         self._given = dict(given)
 
     def choice(self, name: str, choices: tuple[str, ...]) -> str:
-        """One of the choices; the first where not given."""
+        """Take one of the choices; the first choice is the default."""
         value = self._given.pop(name, choices[0])
         if value not in choices:
             raise Refused(400, f"{name} is {value[:40]!r}: must be one of {', '.join(choices)}")
         return value
 
     def integer(self, name: str, default: int | None, least: int, most: int) -> int:
-        """A whole number; without a default it must be given."""
+        """Take a whole number from `least` to `most`. It is required if `default` is None."""
         value = self._given.pop(name, None)
         if value is None and default is not None:
             return default
@@ -283,14 +287,14 @@ class Query:
         return _integer(name, value, least, most)
 
     def integers(self, name: str, most: int) -> list[int]:
-        """Whole numbers >= 0 with commas between, at most so many."""
+        """Take 1 to `most` whole numbers >= 0, separated by commas."""
         values = self._given.pop(name, "").split(",")
         if not 1 <= len(values) <= most:
             raise Refused(400, f"{name} has {len(values)} numbers: must have 1 to {most}")
         return [_integer(name, value, 0, 1 << 40) for value in values]
 
     def number(self, name: str, default: float) -> float:
-        """A finite number."""
+        """Take a finite number."""
         text = self._given.pop(name, None)
         try:
             value = default if text is None else float(text)
@@ -301,14 +305,14 @@ class Query:
         return value
 
     def text(self, name: str, most: int) -> str:
-        """Any text of so many characters; empty where not given."""
+        """Take a text of at most `most` characters; the default is empty."""
         value = self._given.pop(name, "")
         if len(value) > most:
             raise Refused(400, f"{name} has {len(value)} characters: at most {most}")
         return value
 
     def end(self) -> None:
-        """There is nothing else."""
+        """Raise a 400 if arguments are left that no method has taken."""
         for name in self._given:
             raise Refused(400, f"there is no argument {name[:40]!r} here")
 
@@ -324,7 +328,10 @@ _CHECKPOINTS_LOCK = threading.Lock()
 
 
 def checkpoints(folder: Path) -> list[dict[str, Any]]:
-    """The checkpoints of a run, the newest first. One that cannot be read says why."""
+    """Return the checkpoints of a run, the newest first.
+
+    An unreadable checkpoint has an `error` with the reason.
+    """
     try:
         latest = (folder / "latest").resolve().name
         found = sorted((path for path in folder.glob("step-*") if path.is_dir()), reverse=True)

@@ -1,6 +1,6 @@
-"""The ranks of a run side by side, as the page shows them: what each did of late.
+"""The recent work of each rank of a run, as the page shows it.
 
-Every rank knows it of all: they tell each other with the flags of each turn.
+The ranks exchange their figures with the flags of each turn, so every rank knows all of them.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from stream_ssl.batch import START, Offset
 from stream_ssl.learning.ranks import Work
 
 WINDOW = 10.0
-"""Seconds over which rates and means are."""
+"""Seconds that the rates and means cover."""
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """What stays as it is from a start of the group to the next.
+    """The facts of one rank that only change when the group starts again.
 
     Attributes:
-        host: its name.
-        journal: the id of that which the rank reads; None where it has none yet.
+        host: the name of the rank's host.
+        journal: the id of the journal that the rank reads; None if it has none yet.
     """
 
     host: str
@@ -32,13 +32,13 @@ class Member:
 
 
 class GroupView:
-    """Thread-safe: the learner's loop gives, the page asks.
+    """A thread-safe view of the ranks: the learner's loop fills it, and the page reads it.
 
     Args:
-        members: by rank.
-        parked: ids of journals of the run that none of them reads.
-        capacity: of the memory, slots of all shards.
-        clock: monotonic, seconds.
+        members: the members by rank.
+        parked: the ids of the run's journals that no rank reads.
+        capacity: the capacity of the memory, in slots of all shards.
+        clock: returns monotonic seconds.
     """
 
     def __init__(
@@ -56,13 +56,13 @@ class GroupView:
     def consume(
         self, step: int, work: Sequence[Work], slots: int, offsets: Sequence[Offset]
     ) -> None:
-        """What ranks have done up to this step.
+        """Record the work of all ranks up to this step.
 
         Args:
-            step: steps so far.
-            work: by rank.
-            slots: that all shards hold.
-            offsets: where each one's stream stands, by rank.
+            step: the number of steps so far.
+            work: the work so far, by rank.
+            slots: the occupied slots of all shards.
+            offsets: the position in the stream, by rank.
         """
         now = self._clock()
         with self._lock:
@@ -72,8 +72,11 @@ class GroupView:
                 self._past.popleft()
 
     def summary(self) -> dict[str, object]:
-        """For JSON. What is per step is None where there was none of late; the slowest rank is the
-        one that was busy for longest, None where that is within a tenth of the shortest."""
+        """Return the figures of the last WINDOW seconds, for JSON.
+
+        Figures per step are None if there was no step. `slowest` is the rank with the longest busy
+        time. It is None if no rank was busy more than 1.1 times as long as the least busy rank.
+        """
         with self._lock:
             if not self._past:
                 return {"ranks": [], "parked": list(self._parked), "slowest": None}

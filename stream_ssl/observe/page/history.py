@@ -1,7 +1,7 @@
-"""Figures of a process over time, for the page's charts; read from its own metrics.
+"""The figures of a process over time, for the page's charts, read from its own metrics.
 
-A chart is to show the last minutes closely and the whole run as well, in bounded memory: two
-tracks of the same series, of which the longer one halves its resolution whenever it is full.
+Two tracks hold the same series in bounded memory. The track "recent" has the last half hour at full
+resolution. The track "whole" has all of the time, and halves its resolution whenever it is full.
 """
 
 from __future__ import annotations
@@ -18,16 +18,19 @@ from prometheus_client import CollectorRegistry
 from stream_ssl.observe.metric_spec import PREFIX, Role
 
 EVERY = 2.0
-"""Seconds between two points of the last minutes."""
+"""Seconds between two points of the track "recent"."""
 POINTS = 900
-"""Points of a track: half an hour of the last minutes."""
+"""The maximum number of points of a track: half an hour for the track "recent"."""
 
 
 @dataclass(frozen=True)
 class Series:
-    """One line of a chart: a metric by its catalogue name, and the labels of the series.
+    """One line of a chart.
 
-    `rate` turns a counter into its rise per second.
+    Attributes:
+        metric: the name of the metric in the catalogue.
+        labels: the labels of the series.
+        rate: show the rise per second of a counter.
     """
 
     metric: str
@@ -85,12 +88,13 @@ SERIES: Mapping[Role, Mapping[str, Series]] = {
 
 
 class Track:
-    """Rows of values over time, at most `points` of them.
+    """At most `points` rows of values over time.
 
     Args:
-        points: even.
-        every: least seconds between two rows.
-        whole: keep all of the time, at half the resolution whenever it is full; else the last part.
+        points: the maximum number of rows, an even number.
+        every: the least seconds between two rows.
+        whole: True keeps all of the time, and halves the resolution whenever the track is full.
+            False keeps the newest rows.
     """
 
     def __init__(self, points: int, every: float, whole: bool) -> None:
@@ -99,7 +103,7 @@ class Track:
         self._rows: list[tuple[float, Sequence[float]]] = []
 
     def append(self, at: float, values: Sequence[float]) -> None:
-        """Keep a row, unless one was kept less than `every` seconds ago."""
+        """Add a row, unless the last row is less than `every` seconds old."""
         if self._rows and at - self._rows[-1][0] < 0.99 * self.every:
             return
         self._rows.append((at, values))
@@ -111,19 +115,19 @@ class Track:
                 del self._rows[0]
 
     def rows(self, since: float) -> list[tuple[float, Sequence[float]]]:
-        """Those behind `since`, and the one before them: a rate needs it."""
+        """Return the rows after `since`, and the row before them, which rates need."""
         behind = sum(at > since for at, _ in self._rows)
         return self._rows[max(0, len(self._rows) - behind - 1) :]
 
 
 class History:
-    """The newest values of a process's metrics. Call `sample` every EVERY seconds.
+    """The values of a process's metrics over time. Call `sample` every EVERY seconds.
 
     Args:
-        registry: what is sampled.
-        role: whose SERIES.
-        clock: monotonic seconds, so that a clock that is set stops and disorders nothing.
-        wall: seconds since the Unix epoch.
+        registry: the metrics to read.
+        role: the role, which chooses the SERIES.
+        clock: returns monotonic seconds, so that a change of the system clock has no effect.
+        wall: returns seconds since the Unix epoch.
     """
 
     def __init__(
@@ -159,12 +163,14 @@ class History:
                 track.append(self._clock(), row)
 
     def read(self, track: str, since: float = 0.0) -> dict[str, object]:
-        """Columns for JSON: `time` and each series, None where there is no value; beside them
-        `epoch`, the Unix time at which `time` is 0 by what the clock says now.
+        """Return columns for JSON: `time`, and each series with None for missing values.
+
+        `every` is the resolution in seconds. `epoch` is the Unix time at which `time` is 0,
+        computed from the current system clock.
 
         Args:
             track: "recent" or "whole".
-            since: a `time`; only later rows are given.
+            since: a value of `time`; the result has only later rows.
 
         Raises:
             KeyError: there is no such track.
@@ -182,7 +188,7 @@ class History:
         return columns
 
     def latest(self) -> dict[str, float | None]:
-        """The newest value of each series; rates over the last ten seconds."""
+        """Return the newest value of each series. Rates cover the last ten seconds."""
         with self._lock:
             rows = self._tracks["recent"].rows(self._clock() - 10.0)
         return {

@@ -1,7 +1,7 @@
-"""The working memory as the page shows it: slots in order, pictures, neighbours, a map.
+"""The working memory as the page shows it: sorted slots, pictures, neighbours and a map.
 
-Shapes: A descriptor, D embedding, K capacity, k occupied slots, S slots spread over them, n slots
-asked for, C H W image.
+Shapes: A descriptor, D embedding, K capacity, k occupied slots, S evenly spaced slots, n requested
+slots, C H W image.
 """
 
 from __future__ import annotations
@@ -37,34 +37,35 @@ from stream_ssl.observe.page.umap_plane import UmapPlane
 from stream_ssl.observe.slot_history import Eviction, Fate, SlotHistory, shrunk
 
 PAIRS = 24
-"""Dropped samples that are shown beside what they are near-duplicates of."""
+"""The number of dropped samples that the page shows beside their twins."""
 
 FRESH = 3.0
-"""Seconds for which a snapshot serves, at least; longer where it took longer to make than
-SNAPSHOT_SHARE of that."""
+"""The least seconds for which a snapshot is used.
+
+A snapshot that took long is used for longer, so that snapshots keep to SNAPSHOT_SHARE."""
 SNAPSHOT_SHARE = 0.008
-"""Share of the learner's time that snapshots may take; all else that is asked has `StepJobs`'s."""
+"""The share of the learner's time for snapshots. `StepJobs` has its own share for other jobs."""
 MAPPED = 4096
-"""Slots on the map, at most: as many evenly spread ones."""
+"""The maximum number of slots on the map. A larger memory shows this many, evenly spaced."""
 COMPARED = 1 << 20
-"""Pairs of slots compared for the share of near-copies, at a time."""
+"""Pairs of slots that one snapshot compares for the share of near-duplicates."""
 TILE = 96
-"""Side of a picture that is sent, pixels, at most."""
+"""The maximum side of a picture on the page, in pixels."""
 PIXELS = 8 << 20
-"""Values of the pictures read at once, at most."""
+"""The maximum number of values (pixels times channels) of the pictures read at once."""
 TILES = 256
-"""Pictures sent at once, at most; fewer where they are large."""
+"""The maximum number of pictures sent at once. Large pictures lower it; see PIXELS."""
 CELLS = 12
-"""Clusters told apart where the stream carries no labels."""
+"""The number of clusters that replace the classes of a stream without labels."""
 NEAR = 0.98
-"""Cosine from which two slots are near-copies, where the memory's `duplicates` says nothing."""
+"""The cosine of near-duplicate slots if the memory's `duplicates` gives no threshold."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The columns of the occupied slots at one moment, on the host, and some of the rows.
+    """A copy of the occupied slots at one moment, on the host: all columns, and some embeddings.
 
-    `duplicates_k` is None where the policy keeps no counts and counting would take too long.
+    `duplicates_k` is None if the policy keeps no counts and counting would take too long.
     """
 
     at: float  # seconds since the Unix epoch
@@ -80,27 +81,27 @@ class Snapshot:
     duplicates_k: NDArray[np.float64] | None
     slots_S: NDArray[np.int64]
     z_SD: Tensor
-    near_copies: float  # share of the slots that have one, of those compared
-    seconds: float  # that it took the learner
+    near_copies: float  # share of the compared slots that have a near-duplicate
+    seconds: float  # time that the learner spent on the copy
 
     def __len__(self) -> int:
-        """k"""
+        """Return k, the number of occupied slots."""
         return len(self.ids_k)
 
 
 class MemoryView:
-    """Answers what the page asks of a learner's memory.
+    """The page's view of a learner's memory.
 
-    Only `consume` and the jobs that it serves run on the learner's thread: a snapshot of the
-    columns (some milliseconds for 65,536 slots), pictures of at most `TILES` slots, or one search.
-    All else is made of the snapshot by whoever asks. Nothing is copied unless somebody asks, and
-    never more than `jobs` allows.
+    Only `consume` and its jobs run on the learner's thread. A job copies the columns (some
+    milliseconds for 65,536 slots), reads the pictures of at most `TILES` slots, or makes one
+    search. The thread that asks computes everything else from the snapshot. Nothing is copied
+    unless a viewer asks. Snapshots keep to SNAPSHOT_SHARE, and other jobs to the share of `jobs`.
 
     Args:
         memory: the working memory.
-        origins: of its samples, as the learner keeps them.
-        jobs: how the learner's thread is asked.
-        clock: seconds since the Unix epoch.
+        origins: the origins of the samples, as the learner keeps them.
+        jobs: runs jobs on the learner's thread.
+        clock: returns seconds since the Unix epoch.
     """
 
     def __init__(
@@ -114,28 +115,28 @@ class MemoryView:
         self.slots = SlotHistory(memory, clock)
         self._umap: UmapPlane[Snapshot] = UmapPlane()
         self._memory, self._origins, self._clock = memory, origins, clock
-        self._lock = threading.Lock()  # one thread makes what others wait for
+        self._lock = threading.Lock()  # one thread makes a snapshot, the others wait for it
         self._snapshot: Snapshot | None = None
-        self._generator = torch.Generator().manual_seed(0)  # not the learner's: it draws the same
+        self._generator = torch.Generator().manual_seed(0)  # the learner has its own draws
         self._dropped: deque[tuple[int, float, Dropped]] = deque(maxlen=PAIRS)
-        self._numbers = itertools.count()  # of those dropped
+        self._numbers = itertools.count()  # numbers of the dropped samples
         self._compared: deque[tuple[int, int]] = deque(maxlen=32)
         self._map: tuple[Snapshot, dict[str, Any]] | None = None
         self._axes_2D: NDArray[np.float32] | None = None
-        nearest(torch.eye(2), torch.eye(2), k=1)  # loads faiss now, not between two steps
+        nearest(torch.eye(2), torch.eye(2), k=1)  # load faiss now, not between two steps
 
     def consume(self, record: object) -> None:
-        """Take one record of `Learner.run`, then serve what was asked. On the learner's thread."""
+        """Take one record of `Learner.run`, then run waiting jobs, on the learner's thread."""
         if isinstance(record, StepRecord):
             self.slots.consume(record)
             shown = (one for one in record.dropped if one.twin_CHW is not None)
             self._dropped.extend((next(self._numbers), self._clock(), one) for one in shown)
         self.jobs.serve()
 
-    # What is asked, by any other thread.
+    # Questions, from any other thread.
 
     def summary(self) -> dict[str, Any]:
-        """Balance, near-copies, and histograms of ages, duplicate counts and draws.
+        """Return the balance, the share of near-duplicates, and histograms of the slots.
 
         Raises:
             Busy: the learner has no time.
@@ -169,13 +170,13 @@ class MemoryView:
         }
 
     def listing(self, sort: str, offset: int, limit: int) -> dict[str, Any]:
-        """Slots in order, the first of which is number `offset`.
+        """Return up to `limit` slots in order, from number `offset` on.
 
         Args:
-            sort: "duplicates", "drawn", "oldest", "newest" or "stalest": those with most
-                duplicates, drawn most often, ... come first.
-            offset: from 0.
-            limit: 1 to 512.
+            sort: "duplicates", "drawn", "oldest", "newest" or "stalest". The slots with the most
+                duplicates, the most draws and so on come first.
+            offset: the number of the first slot, from 0.
+            limit: the number of slots, 1 to 512.
 
         Raises:
             Busy: the learner has no time.
@@ -186,7 +187,7 @@ class MemoryView:
         return {"at": snapshot.at, "total": len(snapshot), "offset": offset, "slots": rows}
 
     def slot(self, slot: int, neighbours: int = 12) -> dict[str, Any]:
-        """One slot and those nearest to it, by cosine of descriptors and of embeddings.
+        """Return one slot and its nearest slots, by cosine of descriptors and of embeddings.
 
         Raises:
             LookupError: there is no such slot, or it is empty.
@@ -207,11 +208,11 @@ class MemoryView:
         return {**self._row(snapshot, slot), "near": near}
 
     def pictures(self, slots: Sequence[int]) -> dict[str, Any]:
-        """The images of these slots as they are now, side by side in one JPEG or PNG.
+        """Return the current images of these slots, side by side in one JPEG or PNG.
 
         Returns:
-            `tile`, the side of each in pixels, `columns` of the sheet, `ids` as strings, None where
-            a slot is empty, and `sheet`, a data URL.
+            `tile`, the side of each image in pixels; `columns`, the number of columns; `ids`, the
+            ids as strings, None for empty slots; `sheet`, the image as a data URL.
 
         Raises:
             LookupError: the memory keeps no images.
@@ -224,11 +225,11 @@ class MemoryView:
         return found
 
     def map(self, by: str = "pca") -> dict[str, Any]:
-        """Slots on a plane, each coordinate -1 to 1.
+        """Return the slots as points on a plane, with coordinates from -1 to 1.
 
         Args:
-            by: "pca", the embeddings' two principal axes, or "umap". As long as that is being made
-                for the first time, or has failed, the axes stand in, and `note` says so.
+            by: "pca" for the two principal axes of the embeddings, or "umap". If no UMAP map exists
+                yet, the result is the PCA map, and its `note` gives the reason.
 
         Raises:
             LookupError: UMAP is not installed.
@@ -251,13 +252,14 @@ class MemoryView:
         return _placed(*made, by="umap")
 
     def close(self) -> None:
-        """Whoever waits, or asks later, is told that the learner stops."""
+        """Close the jobs and end UMAP. Waiting and later questions raise Busy."""
         self.jobs.close()
         self._umap.close()
 
     def evictions(self, limit: int) -> dict[str, Any]:
-        """Who left lately, the last first, and `pictures` of them, as `pictures` gives them; None
-        where there are none.
+        """Return the newest evictions, the last first, and their `pictures`.
+
+        `pictures` has the form that the method `pictures` returns. It is None without pictures.
 
         Raises:
             Busy: the learner has no time.
@@ -275,16 +277,17 @@ class MemoryView:
         return {"evictions": told, "pictures": _pictures(list(map(str, ids)), image_nCHW)}
 
     def dropped_pairs(self, limit: int) -> dict[str, Any]:
-        """Return the samples dropped last, each with the picture that it is a near-duplicate of.
+        """Return the newest dropped samples, each with its twin, the last first.
 
-        The last comes first. `pictures` shows both of a pair, under the names that it gives.
+        The twin is the picture that the sample is a near-duplicate of. `pictures` has both images
+        of each pair, under the names in the pair's own `pictures`.
         """
         lately = list(self._dropped)[: -limit - 1 : -1]
         told, names, images = [], [], []
         for number, at, one in lately:
             pair = [f"dropped-{number}", f"twin-{number}"]
             for image in (one.picture_CHW, one.twin_CHW):
-                assert image is not None  # others were left out
+                assert image is not None  # `consume` left out samples without pictures
                 images.append(shrunk(image[None], min(TILE, image.shape[1]))[0])
             names += pair
             told.append(
@@ -302,15 +305,15 @@ class MemoryView:
         return {"dropped": told, "pictures": pictures}
 
     def producers(self, limit: int) -> dict[str, Any]:
-        """What each producer has in the memory, against what it sent: news, or repetition.
+        """Return for each producer the slots that it holds and the fate of its samples.
 
         Raises:
             Busy: the learner has no time.
         """
         snapshot = self.snapshot()
         held = Counter(origin.producer for origin in snapshot.origins_k if origin is not None)
-        fates = dict(self.slots.fates)  # a copy in one step: the learner goes on counting
-        # Those whose samples came before this process did have a place too.
+        fates = dict(self.slots.fates)  # copied in one step, because the learner goes on counting
+        # A producer whose samples came before this process started also holds slots.
         chosen = sorted(fates.keys() | held, key=lambda name: (-held[name], name))[:limit]
         return {
             "occupied": len(snapshot),
@@ -321,10 +324,12 @@ class MemoryView:
         }
 
     def snapshot(self) -> Snapshot:
-        """One that is at most as old as FRESH, or else the last one that there was time for.
+        """Return a fresh snapshot, or the last snapshot if the learner has no time for another.
+
+        See FRESH for how long a snapshot stays fresh.
 
         Raises:
-            Busy: there is none yet, and the learner has no time.
+            Busy: there is no snapshot yet, and the learner has no time.
         """
         with self._lock:
             held = self._snapshot
@@ -380,9 +385,9 @@ class MemoryView:
 
     @property
     def most_pictures(self) -> int:
-        """How many may be asked for at once; 0 where the memory keeps none."""
+        """How many pictures may be asked for at once; 0 if the memory has no pictures."""
         shape = self._memory.image_shape
-        if shape is None or shape[0] not in (1, 3):  # these are the bytes of vectors
+        if shape is None or shape[0] not in (1, 3):  # the images are the bytes of vectors
             return 0
         return min(TILES, max(1, PIXELS // math.prod(shape)))
 
@@ -394,7 +399,10 @@ class MemoryView:
         return duplicates.threshold
 
     def _near_copies(self) -> float:
-        """Share of the slots that have a near-copy, of those compared lately: a few at a time."""
+        """Return the share of the recently compared slots that have a near-duplicate.
+
+        Each call compares a few random slots with all others.
+        """
         row_kA = self._memory.descriptors
         if len(row_kA) < 2:
             return math.nan
@@ -433,7 +441,7 @@ class MemoryView:
         ids = [None if s is None else str(i) for s, i in zip(held, id_n, strict=True)]
         return ids, to_host(shrunk(image_nCHW, side))
 
-    # Of a snapshot.
+    # Computed from a snapshot.
 
     def _row(self, snapshot: Snapshot, slot: int) -> dict[str, Any]:
         counts_k = snapshot.duplicates_k
@@ -457,7 +465,7 @@ class MemoryView:
         centred_SD = z_SD - z_SD.mean(axis=0)
         variance_D, axes_DD = np.linalg.eigh(centred_SD.T @ centred_SD / len(z_SD))
         axes_2D = axes_DD[:, [-1, -2]].T.astype(np.float32)
-        if self._axes_2D is not None:  # an axis has no sign of its own: keep that of before
+        if self._axes_2D is not None:  # the sign of an axis is arbitrary, so keep the last sign
             axes_2D *= np.where((axes_2D * self._axes_2D).sum(axis=1, keepdims=True) < 0, -1, 1)
         self._axes_2D = axes_2D
         total = max(1e-12, float(variance_D.sum()))
@@ -466,7 +474,7 @@ class MemoryView:
 
 
 def _placed(snapshot: Snapshot, point_S2: NDArray[np.float32], by: str = "pca") -> dict[str, Any]:
-    """A map of the snapshot's slots at these points."""
+    """Return the map that puts the snapshot's slots at these points."""
     slots_S, counts_k = snapshot.slots_S, snapshot.duplicates_k
     labels_S = snapshot.labels_k[slots_S]
     if len(point_S2):
@@ -486,7 +494,7 @@ def _placed(snapshot: Snapshot, point_S2: NDArray[np.float32], by: str = "pca") 
 
 
 def balance(snapshot: Snapshot) -> dict[str, Any]:
-    """Slots by class where any is labelled, else by cluster of the embeddings, most first."""
+    """Return the slots by class, or by embedding cluster without labels; the largest first."""
     if (snapshot.labels_k >= 0).any():
         names, counts = np.unique(snapshot.labels_k, return_counts=True)
         named = [(str(n) if n >= 0 else "none", int(c)) for n, c in zip(names, counts, strict=True)]
@@ -512,7 +520,10 @@ def _pictures(ids: Sequence[str | None], image_nCHW: Tensor) -> dict[str, Any] |
 
 
 def sheet(image_nCHW: Tensor, columns: int) -> str:
-    """Images side by side, as a data URL: PNG where they are small, else JPEG."""
+    """Return uint8 images side by side as a data URL.
+
+    The format is PNG if the side is below 16 or no multiple of 8, else JPEG.
+    """
     count, channels, side, _ = image_nCHW.shape
     rows = math.ceil(count / columns)
     padded = image_nCHW.new_zeros(rows * columns, channels, side, side)
@@ -542,7 +553,7 @@ def _order(snapshot: Snapshot, sort: str) -> NDArray[np.int64]:
 
 
 def _histogram(values_k: NDArray[Any], bins: int = 24) -> dict[str, list[float]]:
-    """Counts of values in `bins` equal parts of their range, and the edges."""
+    """Return the counts of the values in `bins` equal parts of their range, and the edges."""
     if not len(values_k):
         return {"edges": [], "counts": []}
     counts, edges = np.histogram(values_k, bins=bins)

@@ -1,5 +1,7 @@
-"""The producers as the page shows them: sorted, sought, with rates. The receiver's thread hands
-copies over at most once a second, and only while somebody looks."""
+"""The producers as the page shows them: sorted, filtered and with rates.
+
+The receiver's thread copies its table at most once a second, and only while a viewer asks.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +14,20 @@ from typing import Any
 from stream_ssl.receiver.sessions import ProducerRecord
 
 EVERY = 1.0
-"""Least seconds between two copies."""
+"""The least seconds between two copies of the table."""
 WATCHED = 30.0
-"""Seconds for which copies are made after somebody has looked."""
+"""Seconds for which the table is copied after the last question."""
 WINDOW = 10.0
-"""Seconds that rates are over."""
+"""Seconds that the rates cover."""
 
 SORTS = ("silent", "name", "rate", "samples", "rejected", "repeated", "newest")
 
 
 class ProducersView:
-    """The last copies of the receiver's table.
+    """The last copies of the receiver's table of producers.
 
     Args:
-        clock: monotonic seconds, that of the records.
+        clock: returns monotonic seconds; the same clock as that of the records.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -34,10 +36,13 @@ class ProducersView:
         self._changed = threading.Condition(self._lock)
         self._watched_until = self._next = 0.0
         self._newest: tuple[float, list[ProducerRecord]] | None = None
-        self._samples: deque[tuple[float, dict[str, int]]] = deque(maxlen=32)  # by name, over time
+        self._samples: deque[tuple[float, dict[str, int]]] = deque(maxlen=32)  # by name, by time
 
     def offer(self, table: Callable[[], list[ProducerRecord]]) -> None:
-        """Copy the table, if somebody looks and it is time. For the receiver's thread."""
+        """Copy the table if a viewer asked recently and EVERY seconds have passed.
+
+        Only the receiver's thread calls this method.
+        """
         now = self._clock()
         if now >= self._watched_until or now < self._next:
             return
@@ -51,12 +56,13 @@ class ProducersView:
             self._changed.notify_all()
 
     def listing(self, sort: str, find: str, offset: int, limit: int) -> dict[str, Any]:
-        """Producers in order, and how many there are.
+        """Return up to `limit` producers in order, and the number of producers.
 
         Args:
             sort: one of SORTS.
-            find: a part of the name, case ignored.
-            offset, limit: which of them.
+            find: a part of the name; upper and lower case are the same.
+            offset: the number of the first producer, from 0.
+            limit: the number of producers.
         """
         at, records, earlier = self._read()
         found = [
@@ -71,7 +77,7 @@ class ProducersView:
         }
 
     def _read(self) -> tuple[float, Sequence[ProducerRecord], tuple[float, dict[str, int]]]:
-        """The newest copy, and the samples by name about WINDOW seconds before it."""
+        """Return the newest copy, and the samples by name from about WINDOW seconds before it."""
         with self._changed:
             now = self._clock()
             self._watched_until = now + WATCHED

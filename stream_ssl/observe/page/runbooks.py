@@ -1,4 +1,4 @@
-"""The runbooks of docs/runbooks, served beside the page: what to do about each red light."""
+"""The runbooks of docs/runbooks as HTML. The page links them from its red lights."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from markdown_it import MarkdownIt
 
 HERE = Path(__file__).parent
 FOLDERS = (HERE / "docs" / "runbooks", HERE.parents[2] / "docs" / "runbooks")
-"""Where they lie in an installed package, and in a checkout."""
+"""The folder of the runbooks in an installed package, and in a checkout."""
 
 NAMES = frozenset(
     path.stem for folder in FOLDERS if folder.is_dir() for path in folder.glob("*.md")
@@ -16,7 +16,7 @@ NAMES = frozenset(
 
 
 def render(name: str) -> str:
-    """A runbook as HTML.
+    """Return a runbook as HTML.
 
     Raises:
         LookupError: there is no such runbook.
@@ -25,7 +25,7 @@ def render(name: str) -> str:
         raise LookupError(f"no such runbook {name[:40]!r}; there are: {', '.join(sorted(NAMES))}")
     folder = next(folder for folder in FOLDERS if (folder / f"{name}.md").is_file())
     text = (folder / f"{name}.md").read_text(encoding="utf-8")
-    # A link to another runbook is one to its page here.
+    # A link to another runbook must open the page of that runbook.
     text = text.replace(".md)", ")")
     html: str = MarkdownIt("commonmark", {"html": False}).enable("table").render(text)
     return html

@@ -1,7 +1,7 @@
-"""Work that other threads ask of the learner's thread, done between two of its steps.
+"""Jobs that other threads give to the learner's thread, which runs them between two steps.
 
-Between two steps the memory is whole, and only the learner's own thread may read it: slots change
-during a step, and on a GPU another thread's kernels would break into a graph being captured.
+Only the learner's thread may read the memory, between two steps. Slots change during a step, and on
+a GPU the kernels of another thread would disturb the capture of a graph.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 MOST_WAITING = 16
-"""Jobs that wait at once; one more is refused."""
+"""The most jobs that wait at once. One more job is refused."""
 
 MOST_CREDIT = 0.05
-"""Seconds of unused time that are saved up for a burst of jobs, at most."""
+"""The most seconds of unused time that are saved for a burst of jobs."""
 
 MOST_DEBT = 0.1
-"""Longest pause after one long job, in seconds: else a job during which the machine stood still
-would keep the page blind for minutes."""
+"""The most seconds of debt after a long job.
+
+Without the limit, a job during which the machine stood still would stop the page for minutes."""
 
 
 class Busy(Exception):
@@ -31,17 +32,17 @@ class Busy(Exception):
 
 
 class StepJobs:
-    """Runs jobs in a bounded share of the learner's time.
+    """A queue of jobs that take a bounded share of the learner's time.
 
-    Each job is paid for by the time that passes after it: one of 10 ms at a share of 0.01 lets the
-    next one start a second later. So the share is kept whatever is asked, and however often.
+    The time after a job pays for the job. At a share of 0.01, the next job starts one second after
+    a job of 10 ms. So the share holds for any jobs and any number of viewers.
 
     Args:
-        share: of the time of the thread that calls `serve`, above 0 and at most 1.
-        clock: monotonic seconds.
+        share: the share of the time of the thread that calls `serve`, above 0 and at most 1.
+        clock: returns monotonic seconds.
 
     Raises:
-        ValueError: a share outside its range.
+        ValueError: `share` is outside its range.
     """
 
     def __init__(self, share: float = 0.01, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -56,16 +57,19 @@ class StepJobs:
         )
 
     def ask(self, job: Callable[[], T], timeout: float = 10.0, metered: bool = True) -> T:
-        """What `job` returns, or raises, on the learner's thread. For any other thread.
+        """Run `job` on the learner's thread, and return its result or raise its exception.
+
+        Any other thread may call this method.
 
         Args:
-            job: what to run.
-            timeout: seconds to wait until it begins.
-            metered: False for one whose asker keeps it within a share of its own: it is run at
-                once, and costs the others nothing.
+            job: the function to run.
+            timeout: seconds to wait until the job begins.
+            metered: False for a caller that limits its own share. Such a job runs at the next
+                pause, and does not count against the share of the other jobs.
 
         Raises:
-            Busy: too many wait, or none was run within `timeout` seconds.
+            Busy: too many jobs wait, the job did not begin within `timeout` seconds, or `close` was
+                called.
         """
         future: Future[T] = Future()
         try:
@@ -79,10 +83,10 @@ class StepJobs:
         except TimeoutError:
             if future.cancel():
                 raise Busy(f"the learner came to no pause within {timeout:g} s") from None
-            return future.result()  # it began, or ended, just now
+            return future.result()  # the job has just begun or ended
 
     def close(self) -> None:
-        """Nothing is run any more: whoever waits, or asks later, is told so at once."""
+        """Stop running jobs. Waiting and later calls of `ask` raise Busy at once."""
         self._closed = True
         with suppress(queue.Empty):
             while True:
@@ -92,11 +96,11 @@ class StepJobs:
 
     @property
     def used(self) -> float:
-        """Share of the time since it was made that jobs took."""
+        """The share of the time that jobs have taken since the queue was created."""
         return self.spent / max(1e-9, self._clock() - self._began)
 
     def serve(self) -> None:
-        """Run what waits, as far as there is time for it. For the learner's thread."""
+        """Run waiting jobs as far as the share allows. Only the learner's thread calls this."""
         if self._jobs.empty():
             return
         now = self._clock()
@@ -115,7 +119,7 @@ class StepJobs:
                 self._credit = max(-MOST_DEBT, self._credit - (now - before))
         self._since = now
         for waiting in later:
-            with suppress(queue.Full):  # its place was taken: it times out
+            with suppress(queue.Full):  # the queue is full again, so the job times out
                 self._jobs.put_nowait(waiting)
 
 

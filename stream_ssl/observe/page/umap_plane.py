@@ -1,7 +1,8 @@
-"""A plane by UMAP, made in a process of its own: it takes seconds, and compiles itself.
+"""A map of embeddings by UMAP, computed in a process of its own.
 
-Run as a module it is that process: embeddings float32 [n, D] and where to begin, float32 [n, 2], on
-its standard input, the plane on its output, as .npy.
+UMAP takes seconds and compiles code at its start, so it must not run in the learner's process. Run
+as a module, this file is the UMAP process. It reads embeddings, float32 [n, D], and start points,
+float32 [n, 2], from standard input. It writes the map to standard output. All are .npy data.
 """
 
 from __future__ import annotations
@@ -21,16 +22,18 @@ from numpy.typing import NDArray
 T = TypeVar("T")
 
 SHARE = 0.05
-"""Of one processor, that planes may take, at a low priority, while somebody looks at them."""
+"""The share of one processor that UMAP may take, at low priority, while a viewer asks for it."""
 LEAST = 4
-"""Rows without which there is no neighbourhood."""
+"""The least number of rows for UMAP, which needs neighbours."""
 
 
 class UmapPlane(Generic[T]):
-    """The newest plane, and another one in the making when that is due. From any thread.
+    """The newest UMAP map. A new map is computed in the background when it is due.
+
+    Any thread may call the methods.
 
     Attributes:
-        failure: why the last attempt failed; empty if it did not.
+        failure: why the last attempt failed; empty if it succeeded.
     """
 
     def __init__(self) -> None:
@@ -42,19 +45,20 @@ class UmapPlane(Generic[T]):
 
     @staticmethod
     def installed() -> bool:
-        """Whether there is UMAP."""
+        """Return whether UMAP is installed."""
         return find_spec("umap") is not None
 
     def newest(
         self, key: T, z_nD: NDArray[np.float32], begin_n2: NDArray[np.float32]
     ) -> tuple[T, NDArray[np.float32]] | None:
-        """The newest plane, float32 [n, 2], and the key that it was asked with; None as long as
-        there is none.
+        """Return the key and the map, float32 [n, 2], of the newest finished UMAP.
+
+        Return None if no map is finished. Start a new process if one is due.
 
         Args:
-            key: what the rows are of.
-            z_nD: embeddings.
-            begin_n2: a plane to begin with, so that the new one is turned alike.
+            key: identifies the rows, such as the snapshot that they come from.
+            z_nD: the embeddings.
+            begin_n2: start points, so that a new map has the orientation of the last one.
         """
         with self._lock:
             if self._process is None and time.monotonic() >= self._due and len(z_nD) >= LEAST:
@@ -64,7 +68,7 @@ class UmapPlane(Generic[T]):
             return self._made
 
     def close(self) -> None:
-        """End the process, if there is one."""
+        """Kill the UMAP process if it runs, and start no other one."""
         with self._lock:
             self._due = float("inf")
             if self._process is not None:
@@ -107,7 +111,7 @@ def _packed(*arrays: NDArray[np.float32]) -> bytes:
 
 
 def main() -> None:
-    """The process."""
+    """Run the UMAP process."""
     os.nice(10)
     import umap
 
