@@ -1,4 +1,4 @@
-"""Turns the loops' records into metrics: ReceiverMetrics and LearnerMetrics, one a process."""
+"""The conversion of records into metrics. Each process has ReceiverMetrics or LearnerMetrics."""
 
 from __future__ import annotations
 
@@ -61,45 +61,52 @@ if TYPE_CHECKING:
     from stream_ssl.observe.recent_rank import RecentRank
     from stream_ssl.receiver.receiver import ReceiverRecord
 
-# A `_created` series beside each counter would double their number; Prometheus does not use them.
+# Prometheus does not use the `_created` series, which would double the number of series.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 OTHER = "other"
 
 FARTHEST = 2.0
-"""The value that novelty_distance gets for a sample that no held picture comes near."""
+"""The largest value of novelty_distance: no picture in the memory is near the sample."""
 
 LIMIT = 65
-"""Values of one label that are told apart; later ones are counted as "other"."""
+"""The most values of one label. Further values count as "other"."""
 
 WORKING = "working"
-"""Label of the memory that the learner trains from; shadows have names of their own."""
+"""The label of the memory that the learner trains from. Shadows have their own names."""
 
 Family = Counter | Gauge | Histogram
 
 
 class Measured(Collector):
-    """A gauge without the values that nobody has set: none is told as 0."""
+    """A collector for a gauge that leaves out values that nobody has set.
+
+    The client library would export them as 0.
+    """
 
     def __init__(self, gauge: Gauge) -> None:
         self._gauge = gauge
 
     def describe(self) -> Iterable[Metric]:
-        """Its name and help, without a value."""
+        """Return the name and the help of the gauge, without a value."""
         return self._gauge.describe()
 
     def collect(self) -> Iterator[Metric]:
-        """What has been set; the family itself in any case."""
+        """Yield the family with the values that have been set."""
         for family in self._gauge.collect():
             family.samples = [one for one in family.samples if not math.isnan(one.value)]
             yield family
 
 
 class Labels:
-    """The values of one label: those known in advance, then new ones up to `LIMIT`, then "other".
+    """A bounded set of the values of one label: known values, new values, then "other".
 
-    A label's values come from outside (reasons, classes): without a bound, each new one would be
-    a new series for the life of the process.
+    Values such as classes and producers come from outside. Without a bound, each new value would
+    add a series for the life of the process.
+
+    Args:
+        known: values that are known in advance.
+        limit: the most values. Further values become "other".
     """
 
     def __init__(self, known: Iterable[str] = (), limit: int = LIMIT) -> None:
@@ -107,7 +114,7 @@ class Labels:
         self._limit = limit
 
     def fold(self, value: str) -> str:
-        """The value, or "other" when there are too many already."""
+        """Return the value, or "other" if there are already too many values."""
         if value in self.values:
             return value
         if len(self.values) >= self._limit:
@@ -120,10 +127,11 @@ class Families:
     """The metrics of one role.
 
     Args:
-        registry: where they are registered; each process, and each test, has its own.
+        registry: the registry for the metrics. Each process, and each test, has its own.
         role: "receiver" or "learner".
-        known: values known in advance, by label name; counters by them are at 0 from the start.
-        config: settings to export as labels of config_info.
+        known: the label values that are known in advance, by label name or "metric.label". Counters
+            with these values start at 0.
+        config: the settings to export as labels of config_info.
     """
 
     def __init__(
@@ -169,24 +177,30 @@ class Families:
         child.observe(value)
 
     def light(self, lit: Mapping[tuple[str, str], bool]) -> None:
-        """Tell which conditions are lit, by name and producer; all others are not."""
+        """Export the conditions that are present, by name and producer. All others are 0."""
         shown = dict.fromkeys(
             {(one.name, "") for one in conditions.of_role(self.role)} | self._were_lit, False
         )
         self._were_lit |= set(lit)
         for (name, producer), value in {**shown, **lit}.items():
-            if not value:  # first, for several producers may count as "other"
+            if not value:  # before the 1s, because several producers may share "other"
                 self.set("condition", 0.0, name=name, producer=producer)
         for name, producer in lit:
             self.set("condition", 1.0, name=name, producer=producer)
 
     def describe(self, config: Mapping[str, object]) -> None:
-        """Export settings that are known only now as labels of config_info."""
+        """Export settings as labels of config_info. They replace the earlier settings."""
         self._config.info(settings(config))
 
     def fill(self, record: object, /, **labels: str) -> None:
-        """Take the metrics that name a field of the record; one that is None, or no finite number,
-        leaves its metric."""
+        """Fill the metrics whose `Spec.field` names an attribute of the record.
+
+        A value that is None or not finite leaves its metric unchanged.
+
+        Args:
+            record: a record of the class that `Spec.field` names.
+            labels: further labels of the metrics.
+        """
         put = {"counter": self.add, "gauge": self.set, "histogram": self.observe}
         for spec in self._specs:
             owner, _, name = spec.field.partition(".")
@@ -198,17 +212,17 @@ class Families:
                 put[spec.kind](spec.name, value, **labels)
 
     def fold(self, name: str, label: str, value: str) -> str:
-        """The value of this label, or "other" where too many are told apart already."""
+        """Return the value, or "other" if this label already has too many values."""
         return self._labels[name, label].fold(value)
 
     def compute(self, name: str, value: Callable[[], float], /, **labels: str) -> None:
-        """Let a gauge be computed when it is read; NaN: it has no value then."""
+        """Compute a gauge whenever it is read. It has no value while the result is NaN."""
         child = self._child(name, labels)
         assert isinstance(child, Gauge), f"{name} is no gauge"
         child.set_function(value)
 
     def watch(self, folders: Mapping[str, Path]) -> None:
-        """Tell how much space is left where these folders are, by what they are for."""
+        """Export the free space of the disks of these folders, by name."""
         for name, folder in folders.items():
             self.compute("disk_free_bytes", partial(free, folder), folder=name)
 
@@ -220,7 +234,7 @@ class Families:
         return family.labels(**bounded)
 
     def _create(self, spec: Spec) -> Family:
-        # The library appends the unit itself; it appears as UNIT in OpenMetrics.
+        # The library appends the unit itself, and shows it as UNIT in OpenMetrics.
         stem = spec.full_name.removesuffix("_total")
         unit = spec.unit if spec.unit and stem.endswith(f"_{spec.unit}") else ""
         family: Family
@@ -265,7 +279,7 @@ class Families:
 
 
 def free(folder: Path) -> float:
-    """Bytes that are left to us there; NaN where that cannot be asked."""
+    """Return the free bytes on the disk of a folder; NaN if the system gives an error."""
     try:
         return float(shutil.disk_usage(folder).free)
     except OSError:
@@ -273,7 +287,7 @@ def free(folder: Path) -> float:
 
 
 def set_aside(checkpoints: Path) -> float:
-    """Damaged checkpoints that still lie there; NaN where that cannot be asked."""
+    """Return the number of damaged checkpoints in a folder; NaN if the folder is unreadable."""
     try:
         return float(sum(path.name.startswith("damaged-") for path in checkpoints.iterdir()))
     except OSError:
@@ -281,16 +295,17 @@ def set_aside(checkpoints: Path) -> float:
 
 
 def settings(config: Mapping[str, object], limit: int = 256) -> dict[str, str]:
-    """Nested settings as labels: `{"loss": {"temperature": 0.2}}` becomes loss_temperature="0.2".
+    """Return nested settings as labels.
 
-    At most `limit` of them, each cut to 128 characters; what looks like a secret is left out.
+    `{"loss": {"temperature": 0.2}}` becomes loss_temperature="0.2". There are at most `limit`
+    labels, of at most 128 characters each. Settings that look like a secret are left out.
     """
     flat: dict[str, str] = {}
     for key, value in config.items():
         if re.search("secret|password|token", key):
             continue
         name = re.sub(r"[^a-z0-9_]", "_", key.lower()).strip("_") or "value"
-        if name[0].isdigit():  # no label may begin so
+        if name[0].isdigit():  # a label must not begin with a digit
             name = f"setting_{name}"
         if isinstance(value, Mapping):
             flat.update({f"{name}_{inner}": text for inner, text in settings(value).items()})
@@ -300,12 +315,12 @@ def settings(config: Mapping[str, object], limit: int = 256) -> dict[str, str]:
 
 
 class ReceiverMetrics:
-    """Metrics of the receiver.
+    """The metrics of the receiver.
 
     Args:
-        registry: a registry of its own; `self.registry` is what the server exposes.
+        registry: a registry for these metrics alone. The server exposes it as `self.registry`.
         config: the resolved settings, exported as config_info.
-        folders: where it writes, by what for.
+        folders: the folders that the receiver writes, by purpose.
     """
 
     def __init__(
@@ -327,35 +342,35 @@ class ReceiverMetrics:
 
     @property
     def light(self) -> Callable[[Mapping[tuple[str, str], bool]], None]:
-        """Tells which conditions are lit."""
+        """The function that exports which conditions are present."""
         return self._families.light
 
     def started(self) -> None:
-        """The process has reached its loop."""
+        """Report that the process has reached its main loop."""
         self._families.set("starting", 0.0)
 
     def consume(self, record: ReceiverRecord) -> None:
         """Take one record of `Receiver.run`."""
         self._ticked = time.monotonic()
         self._families.fill(record)
-        # The record has the total since the journal was opened.
+        # The record has the total since the journal was opened, and a counter needs the rise.
         damaged = max(0, record.journal_damaged - self._damaged)
         self._families.add("journal_damaged_segments_total", damaged)
         self._damaged = record.journal_damaged
 
 
 class LearnerMetrics:
-    """Metrics of the learner.
+    """The metrics of the learner.
 
     Args:
-        registry: a registry of its own; `self.registry` is what the server exposes.
-        memories: names of all memories, the working one first; shadows after it.
-        classes: number of classes when it is known in advance: their series start at 0.
-        diagnostics: names that the loss reports, when known in advance.
+        registry: a registry for these metrics alone. The server exposes it as `self.registry`.
+        memories: the names of all memories: the working memory first, then the shadows.
+        classes: the number of classes if it is known in advance; their series then start at 0.
+        diagnostics: the names of the loss's diagnostics if they are known in advance.
         config: the resolved settings, exported as config_info.
-        folders: where it writes, by what for.
-        clock: seconds since the Unix epoch; only the age of a checkpoint needs them.
-        monotonic: seconds that nobody sets.
+        folders: the folders that the learner writes, by purpose.
+        clock: returns seconds since the Unix epoch, for the age of a checkpoint.
+        monotonic: returns monotonic seconds.
     """
 
     def __init__(
@@ -390,12 +405,12 @@ class LearnerMetrics:
         if (checkpoints := (folders or {}).get("checkpoints")) is not None:
             self._families.compute("checkpoints_damaged", lambda: set_aside(checkpoints))
         self._clock, self._monotonic = clock, monotonic
-        self._checkpoint_time = clock()  # until there is one, the age counts from the start
+        self._checkpoint_time = clock()  # without a checkpoint, its age counts from the start
         self._classes_held: dict[str, set[str]] = {}
-        self._holders: set[str] = set()  # producers that held slots when that was told last
-        self._unsaved_since = math.inf  # when the first step was made that no checkpoint holds
+        self._holders: set[str] = set()  # producers that held slots at the last report
+        self._unsaved_since = math.inf  # time of the first step that no checkpoint holds
         self._step_number, self._ticked = 0, math.nan
-        self._totals: dict[tuple[str, ...], float] = {}  # as last told
+        self._totals: dict[tuple[str, ...], float] = {}  # as last reported
         compute = self._families.compute
         compute("checkpoint_age_seconds", lambda: max(0.0, self._clock() - self._checkpoint_time))
         compute("checkpoint_lag_seconds", lambda: max(0.0, monotonic() - self._unsaved_since))
@@ -403,20 +418,20 @@ class LearnerMetrics:
 
     @property
     def light(self) -> Callable[[Mapping[tuple[str, str], bool]], None]:
-        """Tells which conditions are lit."""
+        """The function that exports which conditions are present."""
         return self._families.light
 
     def describe(self, config: Mapping[str, object]) -> None:
-        """Export the settings, where they were not known at the start."""
+        """Export settings that were not known at the start."""
         self._families.describe(config)
 
     def started(self) -> None:
-        """The process has reached its loop."""
+        """Report that the process has reached its main loop."""
         self._families.set("starting", 0.0)
 
     def consume(self, record: StepRecord | Idle | CheckpointRecord) -> None:
-        """Take one record of `Learner.run`, or what `Checkpointer.save` returned."""
-        # Imported here: the receiver's process has no torch.
+        """Take one record of `Learner.run`, or the record that `Checkpointer.save` returned."""
+        # Imported here, because the receiver's process has no torch.
         from stream_ssl.learning.records import Idle, StepRecord
 
         self._ticked = self._monotonic()
@@ -427,12 +442,12 @@ class LearnerMetrics:
         elif not isinstance(record, Idle):
             unsaved = self._unsaved_since
             self.resumed(record.step, record.created)
-            if record.step < self._step_number:  # steps made while it was written
+            if record.step < self._step_number:  # steps during the writing of the checkpoint
                 self._unsaved_since = max(unsaved, self._ticked - record.seconds)
             self._families.fill(record)
 
     def admitted(self, memory: str, admission: Admission) -> None:
-        """Count what a shadow's `consume` returns; the working memory's comes with its step."""
+        """Count the result of a shadow's `consume`. `consume` counts that of the working memory."""
         add = self._families.add
         add("memory_inserted_total", admission.inserted, memory=memory)
         add("memory_evictions_total", len(admission.evicted), memory=memory)
@@ -443,13 +458,15 @@ class LearnerMetrics:
     def observe_memory(
         self, memory: str, stats: MemoryStats, class_counts: Mapping[int, int] | None = None
     ) -> None:
-        """Report the state of a memory. `stats()` has an eigen-decomposition: call it now and then.
+        """Report the state of a memory.
+
+        `WorkingMemory.stats` makes an eigendecomposition, so do not call it at every step.
 
         Args:
-            memory: one of the names given at the start.
-            stats: of `WorkingMemory.stats`.
-            class_counts: labelled slots by class, of `balance.class_counts`; classes that left the
-                memory go to 0.
+            memory: a name from `memories` of the constructor.
+            stats: the result of `WorkingMemory.stats`.
+            class_counts: labelled slots by class, from `balance.class_counts`. Classes that left
+                the memory become 0.
         """
         put = self._families.set
         self._families.fill(stats, memory=memory)
@@ -468,8 +485,10 @@ class LearnerMetrics:
             self._class_slots(memory, class_counts)
 
     def observe_producers(self, holdings: Mapping[str | None, Holding]) -> None:
-        """Report what each producer holds of the working memory, of `WorkingMemory.holdings`. One
-        that holds nothing any more goes to 0."""
+        """Report the slots of each producer, from `WorkingMemory.holdings`.
+
+        Producers that no longer hold slots become 0.
+        """
         slots, guaranteed = (Counting(dict.fromkeys(self._holders, 0)) for _ in range(2))
         for producer, holding in holdings.items():
             label = OTHER if producer is None else producer
@@ -482,7 +501,7 @@ class LearnerMetrics:
             self._families.set("producer_guaranteed_slots", guaranteed[label], producer=label)
 
     def observe_balance(self, balance: Balance) -> None:
-        """Report the stream's balance."""
+        """Report the effective rank and the classes of the stream."""
         put = self._families.set
         put("stream_effective_rank", balance.effective_rank)
         put("stream_class_entropy_nats", balance.class_entropy)
@@ -504,30 +523,39 @@ class LearnerMetrics:
     def observe_drift(
         self, shift: float, image_shift: float, detections: Mapping[str, int]
     ) -> None:
-        """Report the shifts of embeddings and thumbnails, and the changes found since the call
-        before, by signal."""
+        """Report the drift of the stream.
+
+        Args:
+            shift: the shift of the embeddings.
+            image_shift: the shift of the thumbnails.
+            detections: changes found since the last call, by signal.
+        """
         self._families.set("embedding_shift", shift)
         self._families.set("image_shift", image_shift)
         for signal, found in detections.items():
             self._families.add("drift_detections_total", found, signal=signal)
 
     def observe_collisions(self, calibrated: float | None, near_copies: float | None) -> None:
-        """Report what `collisions.py` found; None where it can tell nothing."""
+        """Report the results of `collisions.py`. None leaves a metric unchanged."""
         if calibrated is not None:
             self._families.set("collision_probability", calibrated, kind="calibrated")
         if near_copies is not None:
             self._families.set("memory_near_copies_ratio", near_copies)
 
     def observe_gpu(self, memory: Mapping[str, int]) -> None:
-        """Report bytes of the GPU's memory, by kind."""
+        """Report the GPU's memory in bytes, by kind."""
         for kind, value in memory.items():
             self._families.set("gpu_memory_bytes", value, kind=kind)
 
     def observe_prequential(
         self, found: Mapping[str, tuple[float, float, float]], samples: int
     ) -> None:
-        """Report accuracy, balanced accuracy and kappa by classifier, and how many samples were
-        predicted since the call before."""
+        """Report the results of the online probe.
+
+        Args:
+            found: (accuracy, balanced accuracy, kappa) by classifier.
+            samples: samples predicted since the last call.
+        """
         self._families.add("prequential_samples_total", samples)
         names = ("prequential_accuracy", "prequential_balanced_accuracy", "prequential_kappa")
         for classifier, values in found.items():
@@ -541,7 +569,7 @@ class LearnerMetrics:
         put("held_out_step", record.step)
         put("held_out_probe_seconds", record.seconds)
         for label, accuracy in record.result.per_class.items():
-            if label < CLASSES:  # the mean of all others would say nothing of any
+            if label < CLASSES:  # a mean of all other classes would mean nothing
                 put("held_out_class_accuracy", accuracy, **{"class": _class_label(label)})
 
     def observe_journal(
@@ -552,14 +580,14 @@ class LearnerMetrics:
         rejected: Mapping[tuple[str, str], int],
         decoded: Mapping[str, int],
     ) -> None:
-        """Report how far the learner is behind the journal, and what it could not read.
+        """Report how far the learner is behind the journal, and the data that it could not read.
 
         Args:
-            waiting: records that were not read yet.
-            pending: samples that were read and not trained on.
-            corrupt: records left out as corrupt since the reader opened.
-            rejected: samples that could not be decoded, by reason and producer, since then.
-            decoded: samples that were decoded, by producer, since then.
+            waiting: records that the learner has not read yet.
+            pending: samples that the learner has read but not trained on.
+            corrupt: corrupt records that were skipped since the reader was opened.
+            rejected: samples that could not be decoded since then, by reason and producer.
+            decoded: samples that were decoded since then, by producer.
         """
         self._families.set("lag_records", waiting)
         self._families.set("pending_samples", pending)
@@ -570,19 +598,19 @@ class LearnerMetrics:
             self._raise_to("quarantined_samples_total", samples, reason=reason, producer=producer)
 
     def resumed(self, step: int, created: float) -> None:
-        """The learner goes on from a checkpoint made at `created`, seconds since the Unix epoch."""
+        """Report the newest checkpoint: its step, and the Unix time of its creation."""
         self._checkpoint_time, self._unsaved_since = created, math.inf
         self._families.set("checkpoint_timestamp_seconds", created)
         self._families.set("checkpoint_step", step)
         self._families.set("step", max(step, self._step_number))
 
     def observe_ranks(self, busy: Sequence[float], slots: int, group: RankGroup) -> None:
-        """What the ranks of a run have done so far.
+        """Report the work of the ranks so far.
 
         Args:
-            busy: seconds by rank, of `stream_ssl.learning.ranks.Work`.
-            slots: that all shards hold.
-            group: the ranks, as this one has met them.
+            busy: busy seconds by rank, from `stream_ssl.learning.ranks.Work`.
+            slots: the occupied slots of all shards.
+            group: the group that this rank belongs to.
         """
         for rank, seconds in enumerate(busy):
             self._raise_to("rank_busy_seconds_total", seconds, rank=str(rank))
@@ -598,17 +626,17 @@ class LearnerMetrics:
         self._totals[key] = total
 
     def observe_divergence(self, divergence: Divergence) -> None:
-        """Report how many updates were skipped in a row, and what the learner did about it."""
+        """Report updates skipped in a row, reloads, and whether the learner has halted."""
         self._families.set("skipped_updates_in_a_row", divergence.skipped_in_a_row)
         self._raise_to("divergence_reloads_total", divergence.reloads)
         self._families.set("learner_halted", divergence.halted)
 
     def parked(self, journals: int) -> None:
-        """So many journals of the run are read by no rank."""
+        """Report the number of the run's journals that no rank reads."""
         self._families.set("parked_journals", journals)
 
     def checkpoint_failed(self) -> None:
-        """A checkpoint could not be written."""
+        """Count a checkpoint that could not be written."""
         self._families.add("checkpoint_failures_total")
 
     def _step(self, record: StepRecord) -> None:
@@ -637,7 +665,7 @@ class LearnerMetrics:
             add(name, record.batch)
         elif not record.replay:
             add("skipped_samples_total", record.batch, reason=record.skipped)
-        # The last loss stays when no update was due. It does not outlive an update that failed.
+        # The last loss stays if no update was due. A failed update removes it.
         if record.skipped in NOT_FINITE:
             self._families.set("loss", math.nan)
             self._families.set("gradient_norm", math.nan)
@@ -655,7 +683,7 @@ class LearnerMetrics:
             self.admitted(WORKING, record.admission)
 
     def _by_producer(self, name: str, origins: Iterable[Origin | None], /, **labels: str) -> None:
-        """Count samples by who sent them."""
+        """Count samples by producer."""
         for producer, count in Counting(
             one.producer if one is not None else OTHER for one in origins
         ).items():
@@ -666,10 +694,10 @@ class LearnerMetrics:
             self._families.set(name, value, **labels)
 
     def _class_slots(self, memory: str, counts: Mapping[int, int]) -> None:
-        # Imported here: the receiver's process has no torch.
+        # Imported here, because the receiver's process has no torch.
         from stream_ssl.observe.balance import entropy
 
-        folded = dict.fromkeys(self._classes_held.get(memory, ()), 0)  # those that left, at 0
+        folded = dict.fromkeys(self._classes_held.get(memory, ()), 0)  # classes that left are 0
         for label, slots in counts.items():
             folded[_class_label(label)] = folded.get(_class_label(label), 0) + slots
         self._classes_held[memory] = {label for label, slots in folded.items() if slots}

@@ -1,6 +1,6 @@
-"""Decides which conditions of a process are lit, from the process's own metrics.
+"""The decision which conditions of a process are present, from the process's own metrics.
 
-A `Background` reads the metrics every two seconds, so that it also sees a loop that has stopped.
+A `Background` thread runs it every two seconds, so it also finds a main loop that has stopped.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ EVERY = 2.0
 """Seconds between two looks."""
 GAPS_KEPT, LEAST_GAPS = 64, 3
 KEYS = frozenset({"denied", "unauthorised", "no-key", "plain-receiver", "server-key"})
-"""Reasons of refusal that speak of a key."""
+"""Reasons of refusal that concern a key."""
 MISMATCHES = {
     "no-key": "no-key: the producer speaks plain text and this receiver asks for keys; restart the "
     "producer with --run or with a key",
@@ -48,18 +48,20 @@ MISFITS = {
     "version": "the producer speaks another version of the protocol; upgrade the older side",
     "zmtp": "a browser, or another program that is no producer, uses this port; stop it",
 }
-"""Cause and remedy by reason of refusal, for reasons that do not speak of a key."""
+"""Cause and remedy by reason of refusal, for reasons that do not concern a key."""
 SKIPS_OF_CHOICE = frozenset({"pace", "novelty"})
 
 Finding = tuple[str, str, str]
-"""Name of a condition, the producer or "", and a sentence; an empty sentence for the summary."""
+"""(condition's name, producer or "", sentence).
+
+An empty sentence stands for the condition's summary."""
 
 
 class Figures:
-    """The metrics of one moment.
+    """The metrics at one moment.
 
     Args:
-        registry: what to read.
+        registry: the registry to read.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -71,7 +73,7 @@ class Figures:
                     self._samples[name].append((sample.labels, float(sample.value)))
 
     def get(self, name: str, **labels: str) -> float:
-        """The sum over the series with these labels; NaN where there is none."""
+        """Return the sum over the series with these labels; NaN if there is none."""
         found = [
             value
             for given, value in self._samples.get(name, ())
@@ -80,7 +82,7 @@ class Figures:
         return sum(found) if found else math.nan
 
     def by(self, name: str, label: str) -> dict[str, float]:
-        """The sums by one label."""
+        """Return the sums of a metric by the values of one label."""
         sums: dict[str, float] = defaultdict(float)
         for labels, value in self._samples.get(name, ()):
             sums[labels.get(label, "")] += value
@@ -88,13 +90,14 @@ class Figures:
 
 
 class Rise:
-    """By how much counters rose within the last `seconds`.
+    """The rise of counters within a sliding window.
 
-    Every counter is at 0 when its process starts. What was counted before the first look counts as
-    risen, such as damage that is found while the journal is opened.
+    Every counter starts at 0 with its process. Events before the first look count as a rise, such
+    as damage that is found while the journal is opened.
 
     Args:
-        clock: monotonic seconds.
+        seconds: the length of the window.
+        clock: returns monotonic seconds.
     """
 
     def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
@@ -102,7 +105,7 @@ class Rise:
         self._old: deque[tuple[float, Mapping[str, float]]] = deque([(clock(), {})])
 
     def __call__(self, totals: Mapping[str, float]) -> dict[str, float]:
-        """Take the totals of now, and return the rises; NaN for a counter that is NaN."""
+        """Take the current totals, and return the rises. A total of NaN has a rise of NaN."""
         now = self._clock()
         while len(self._old) > 1 and self._old[1][0] <= now - self._seconds:
             self._old.popleft()
@@ -114,15 +117,15 @@ class Rise:
 
     @property
     def span(self) -> float:
-        """Seconds that the rises are over."""
+        """Seconds that the rises cover."""
         return self._clock() - self._old[0][0]
 
 
 class Held:
-    """For how long something has been true without a break.
+    """The time for which conditions have been true without a break.
 
     Args:
-        clock: monotonic seconds.
+        clock: returns monotonic seconds.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -130,7 +133,7 @@ class Held:
         self._since: dict[str, float] = {}
 
     def __call__(self, key: str, true: bool) -> float:
-        """Seconds; 0 where it is not true."""
+        """Take the current state of a key, and return for how many seconds it has been true."""
         if not true:
             self._since.pop(key, None)
             return 0.0
@@ -138,41 +141,41 @@ class Held:
 
 
 class Silence:
-    """How long each counter has stood still, and how long it usually does.
+    """The time since each counter last changed, and the usual time between two changes.
 
     Args:
-        clock: monotonic seconds.
+        clock: returns monotonic seconds.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._last: dict[str, tuple[float, float]] = {}  # value, and when it changed
+        self._last: dict[str, tuple[float, float]] = {}  # (value, time of change)
         self._gaps: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=GAPS_KEPT))
 
     def take(self, totals: Mapping[str, float]) -> None:
-        """Take the totals of now."""
+        """Take the current totals."""
         now = self._clock()
         for key, value in totals.items():
             before = self._last.get(key)
             if before is None or value != before[0]:
-                if before is not None:  # an outage is no usual gap
+                if before is not None:  # an outage must not count as a usual gap
                     self._gaps[key].append(min(now - before[1], self._limit(key)))
                 self._last[key] = (value, now)
 
     def restart(self, key: str | None) -> None:
-        """Start the wait for one counter, or for all, again from now."""
+        """Start the silence of one counter, or of all for None, again from now."""
         now = self._clock()
         for one, (value, _) in self._last.items():
             if key in (None, one):
                 self._last[one] = (value, now)
 
     def usual(self, key: str) -> float | None:
-        """The mean of the last gaps; None where there were too few."""
+        """Return the mean of the last gaps in seconds; None if there were fewer than LEAST_GAPS."""
         gaps = self._gaps[key]
         return statistics.fmean(gaps) if len(gaps) >= LEAST_GAPS else None
 
     def too_long(self, key: str) -> float:
-        """Seconds of a silence that is longer than it should be; else 0."""
+        """Return the seconds of a silence that is too long; 0 if it is not."""
         if key not in self._last:
             return 0.0
         silent = self._clock() - self._last[key][1]
@@ -186,22 +189,22 @@ class Silence:
 
 
 class Watch:
-    """Looks at a process's metrics and health, and lights conditions.
+    """A watch over a process's metrics and health that finds the present conditions.
 
-    A condition that begins is logged as a WARNING, one that ends as INFO.
+    The start of a condition is logged as a WARNING, its end as INFO.
 
     Args:
-        role: of the process.
-        registry: its metrics.
-        health: its loops and checks; the lit conditions are put there.
-        light: tells the metrics that a condition is lit, by its name and producer.
-        folders: where the process writes, by what for.
-        journal: of a learner: the folder of the journal, on whose disk the receiver reports.
-        checkpoint_seconds: between two checkpoints, as configured.
-        first: whether this process speaks for all ranks.
-        hung: gives a sentence for each other process of the run that hangs.
-        clock: monotonic seconds.
-        wall: seconds since the Unix epoch.
+        role: the role of the process.
+        registry: the metrics of the process.
+        health: the loops and checks of the process. The watch sets `health.conditions`.
+        light: exports the present conditions as metrics, by name and producer.
+        folders: the folders that the process writes, by purpose.
+        journal: for a learner, the folder of the journal. The receiver reports on its disk.
+        checkpoint_seconds: the configured seconds between two checkpoints.
+        first: whether this process reports for all ranks.
+        hung: returns a sentence for each other process of the run that hangs.
+        clock: returns monotonic seconds.
+        wall: returns seconds since the Unix epoch.
     """
 
     def __init__(
@@ -227,16 +230,16 @@ class Watch:
         self._held, self._silence = Held(clock), Silence(clock)
         self._lags: deque[tuple[float, float]] = deque()
         self._offset = wall() - clock()
-        self._jump = (-math.inf, 0.0)  # when, and by how much
-        self._clock_seen: dict[str, tuple[float, float]] = {}  # a difference, and `_offset` then
-        self._progress = (math.nan, clock())  # samples, and when they last changed
+        self._jump = (-math.inf, 0.0)  # (time, seconds)
+        self._clock_seen: dict[str, tuple[float, float]] = {}  # (difference, `_offset` then)
+        self._progress = (math.nan, clock())  # (samples, time of the last change)
         self._updated = (math.nan, clock())
         self._lit: dict[tuple[str, str], Lit] = {}
         self._seen: dict[tuple[str, str], float] = {}
         self._log = RateLimitedLogger(log, seconds=600.0, lines=3)
 
     def try_look(self) -> None:
-        """Look, and tell the health whether that worked. Call it every EVERY seconds."""
+        """Look, and report to the health whether it worked. Call it every EVERY seconds."""
         try:
             self.look()
         except Exception as error:
@@ -247,7 +250,7 @@ class Watch:
             self._health.set("conditions", True)
 
     def look(self) -> None:
-        """Decide once which conditions are lit."""
+        """Decide once which conditions are present."""
         now, figures = self._clock(), Figures(self._registry)
         found = {(name, who): says for name, who, says in self._findings(figures)}
         for key, says in found.items():
@@ -308,7 +311,10 @@ class Watch:
             )
 
     def _disk(self, figures: Figures) -> Iterator[Finding]:
-        """One finding for each disk. The receiver speaks for the journal's."""
+        """Yield at most one finding for all disks that are nearly full.
+
+        The learner leaves out the disk of the journal, because the receiver reports it.
+        """
         journal = None if self._journal is None else device(self._journal)
         least = at.DISK_CHECKPOINTS * figures.get("checkpoint_bytes")
         told: set[int | None] = set() if journal is None else {journal}
@@ -443,17 +449,17 @@ class Watch:
             return
         for who in sorted({*clocks, *live}):
             ahead = clocks.get(who, 0.0)
-            if abs(ahead) <= at.CLOCK_SECONDS:  # the time of a picture may lie in the past
+            if abs(ahead) <= at.CLOCK_SECONDS:  # captures may lie in the past, as in recordings
                 ahead = max(0.0, live.get(who, 0.0))
             if abs(ahead) > at.CLOCK_SECONDS:
                 way = "ahead of" if ahead > 0 else "behind"
                 yield "clock", who, f"{who}'s clock is {seconds(abs(ahead))} {way} this machine's"
 
     def _producer_clocks(self, figures: Figures, live: Mapping[str, float]) -> dict[str, float]:
-        """Return by how much the clock of each producer is ahead of this machine's now.
+        """Return by how many seconds each producer's clock is ahead of this machine's clock now.
 
         Args:
-            live: how much later than its arrival the latest sample was captured, by producer.
+            live: the capture time of the latest sample minus its arrival time, by producer.
         """
         told = figures.by("producer_clock_offset_seconds", "producer")
         finished = figures.by("producer_finished", "producer")
@@ -630,7 +636,7 @@ class Watch:
     def _shares(
         self, name: str, bad: Mapping[str, float], good: Mapping[str, float], says: str
     ) -> Iterator[Finding]:
-        """A finding for each producer of whose samples too many are bad."""
+        """Yield a finding for each producer whose share of bad samples is too large."""
         worse = self._rise(f"{name} bad", at.BAD_SECONDS, bad)
         better = self._rise(f"{name} good", at.BAD_SECONDS, good)
         span = seconds(max(EVERY, self._rises[f"{name} bad"].span))
@@ -645,12 +651,15 @@ class Watch:
         return self._rises[key](totals)
 
     def _rise_of(self, name: str, figures: Figures, window: float) -> float:
-        """Return how much one counter rose within `window` seconds; NaN if there is none."""
+        """Return the rise of one counter within `window` seconds; NaN if there is none."""
         return self._rise(name, window, {name: figures.get(name)})[name]
 
 
 def device(folder: Path) -> int | None:
-    """The disk that a folder, or the nearest folder above it, is on; None where nobody can say."""
+    """Return the device id of the disk of a folder, or of its nearest readable parent.
+
+    Return None if no parent is readable.
+    """
     for path in (folder, *folder.parents):
         try:
             return path.stat().st_dev
@@ -660,17 +669,17 @@ def device(folder: Path) -> int | None:
 
 
 def counted(counts: Mapping[str, float]) -> str:
-    """3 denied, 1 no-key."""
+    """Return counts as text, such as "3 denied, 1 no-key"."""
     return ", ".join(f"{count:.0f} {reason}" for reason, count in sorted(counts.items()))
 
 
 def percent(share: float) -> str:
-    """99.9 %, and 100 % only for all."""
+    """Return a share as text, such as "99.90 %". Only a share of 1 gives "100 %"."""
     return "100 %" if share == 1 else f"{min(share, 0.9999):.2%}".replace("%", " %")
 
 
 def seconds(value: float) -> str:
-    """A time for people: 45 s, 12 min, 3.5 h, 40 days."""
+    """Return a duration as text: 45 s, 12 min, 3.5 h, 40 days."""
     if value > 36_500 * 86_400:
         return "more than 100 years"
     for size, name in ((86_400, "days"), (3600, "h"), (60, "min")):
