@@ -1,4 +1,4 @@
-"""How balanced the stream is: by its labels where it has some, by its embeddings always.
+"""The balance of the stream, by its labels and by its embeddings.
 
 Shapes: B batch, D embedding.
 """
@@ -19,30 +19,35 @@ if TYPE_CHECKING:
     from stream_ssl.learning.records import StepRecord
 
 MOST_CLASSES = 4096
-"""Labels that are told apart; those that are met when there are so many count as one, BEYOND."""
+"""The most recent classes with a count of their own. Further classes count as BEYOND."""
 BEYOND = -1
 FORGOTTEN = 1e-3
-"""Weight below which a class no longer counts among the recent ones."""
+"""A class is removed from the recent classes if its weight is below this."""
 
 
 def class_counts(labels: Tensor) -> Mapping[int, int]:
-    """How often each class occurs; samples without label (-1) are left out."""
+    """Return how often each class occurs. Samples without a label (-1) are left out."""
     return Counter(label for label in labels.tolist() if label >= 0)
 
 
 def entropy(counts: Iterable[float]) -> float:
-    """Entropy in nats of the distribution that counts describe; 0 when they are all 0."""
+    """Return the entropy of the distribution of these counts, in nats; 0 if all are 0."""
     positive = [count for count in counts if count > 0]
     total = sum(positive)
     return max(0.0, -sum(count / total * math.log(count / total) for count in positive))
 
 
 class Balance:
-    """Running balance of the stream that the learner trains on.
+    """The running balance of the stream that the learner trains on.
 
     Args:
-        half_life: samples after which one counts half as much in what is said of the recent
-            stream.
+        half_life: number of samples after which a sample has half its weight, above 0.
+
+    Attributes:
+        recent: the weights of the recent classes, by label.
+
+    Raises:
+        ValueError: `half_life` is not above 0.
     """
 
     def __init__(self, half_life: float = 20_000.0) -> None:
@@ -54,13 +59,15 @@ class Balance:
         self._moment_DD: Tensor | None = None
 
     def consume(self, record: StepRecord) -> None:
-        """Take the keys and labels of a fresh batch; replays, and keys that the memory did not
-        take, say nothing of the stream."""
+        """Take one step.
+
+        Replays, and keys that were not offered to the memory, do not count as part of the stream.
+        """
         if record.admission is not None:
             self.update(record.keys_BD, record.labels_B)
 
     def update(self, keys_BD: Tensor, labels_B: Tensor) -> None:
-        """Take a batch: unit-norm rows, and class labels with -1 where there is none."""
+        """Take a batch of unit-norm rows and their class labels, -1 for no label."""
         decay = 0.5 ** (len(keys_BD) / self.half_life)
         moment_DD = keys_BD.float().T @ keys_BD.float()
         if self._moment_DD is None:
@@ -79,17 +86,20 @@ class Balance:
 
     @property
     def effective_rank(self) -> float:
-        """Of the recent stream, from its embeddings; 0 before the first. A contrastive encoder
-        spreads a frequent class over many directions, so that it is no number of classes; see
-        docs/numbers.md. Costs O(D^3): a few milliseconds, so ask now and then."""
+        """The effective rank of the embeddings of the recent stream; 0 before the first batch.
+
+        It is not a number of classes, because a contrastive encoder spreads a frequent class over
+        many directions; see docs/numbers.md. It costs O(D^3), a few milliseconds, so do not read it
+        at every step.
+        """
         return 0.0 if self._moment_DD is None else spectral_rank(self._moment_DD)
 
     @property
     def class_entropy(self) -> float:
-        """Entropy in nats of the recent labels; 0 when there are none."""
+        """The entropy of the recent labels in nats; 0 without labels."""
         return entropy(self.recent.values())
 
     def take_new(self) -> Mapping[int, int]:
-        """Labelled samples by class since the call before."""
+        """Return the number of labelled samples since the last call, by class."""
         new, self._new = self._new, Counter()
         return new

@@ -1,7 +1,7 @@
-"""Every condition of a run that asks for attention: its thresholds, its words and its alert.
+"""The conditions of a run that need attention: thresholds, texts and alerts.
 
-The table is the one source of the page's lights, `stream-ssl status`, /readyz, the log and the
-alerts. `watch.py` decides which conditions are lit. `make docs` makes the alert rules from it.
+The page, `stream-ssl status`, /readyz, the log and the alerts all use this table. `watch.py`
+decides which conditions are present. `make docs` makes the alert rules from the table.
 """
 
 from __future__ import annotations
@@ -15,89 +15,91 @@ from stream_ssl.observe.metric_spec import Role
 Severity = Literal["warning", "critical"]
 
 HOLD_SECONDS = 60.0
-"""A condition ends when it has been absent for so long, so that it does not flap."""
+"""Seconds that a condition must be absent before it ends, so that it does not flap."""
 
 # -- thresholds
 
 LAG_SECONDS = 600.0
 LAG_GROWS_SECONDS = 600.0
-"""Lag that has grown in each minute of this time counts, too ..."""
+"""A lag that has grown in each minute of this time counts, too, ..."""
 LAG_GROWN_SECONDS = 60.0
-"""... once it is above this."""
+"""... if it is more than this."""
 GAPS = 20.0
-"""A producer is silent when it has sent nothing for so many of its usual gaps, ..."""
+"""A producer is silent if it has sent nothing for this many of its usual gaps, ..."""
 SILENT_SECONDS = 60.0
 """... and for at least this long."""
 UNKNOWN_GAP_SECONDS = 100.0
-"""The same for a producer that has sent too little to have a usual gap."""
+"""The limit for a producer that has sent too little to have a usual gap."""
 NO_PRODUCER_SECONDS = 90.0
 NO_CREDIT_SECONDS = 60.0
 BAD_SHARE, BAD_SAMPLES, BAD_SECONDS = 0.01, 3, 600.0
-"""Bad samples above this share, and at least this many, within so many seconds."""
+"""Bad samples: more than this share, and at least this number, within this many seconds."""
 DROPPED_SHARE, DROPPED_SAMPLES, DROPPED_SECONDS = 0.99, 20, 100.0
-"""Near-duplicates from this share on, and at least this many, within so many seconds."""
+"""Near-duplicates: at least this share, and at least this number, within this many seconds."""
 STUCK_SECONDS = 90.0
 SKIPPED_IN_A_ROW = 20
 SKIPPED_IN_AN_HOUR = 10
 RANK_SHARE = 0.2
-"""Collapse: the effective rank, less 1, has fallen below this share of its recent maximum ..."""
+"""Collapse: the effective rank, minus 1, is below this share of its recent maximum, minus 1, ..."""
 IMAGE_SHARE = 0.7
-"""... while that of the images has kept more than this share of its own ..."""
+"""... while the rank of the images is above this share of its own maximum, ..."""
 COLLAPSE_SECONDS = 30.0
-"""... for so long."""
+"""... for this many seconds."""
 COLLAPSED_RANK = 1.5
-"""An effective rank below this is a collapse by itself, once it was so for ..."""
+"""An effective rank below this is also a collapse, if it lasts for COLLAPSED_SECONDS."""
 COLLAPSED_SECONDS = 240.0
 FLAT_SHARE, FLAT_GRADIENT, FLAT_CHANGE = 0.15, 0.05, 0.008
-"""An encoder does not learn if the effective rank of its embeddings, less 1, is below this share of
-that of the images. In addition the norm of the gradient is below the second number, or an update
-changes the weights by more than the third number, relative to their norm.
+"""An encoder does not learn if two things are true. The effective rank of its embeddings, minus 1,
+is below FLAT_SHARE of the rank of the images, minus 1. The norm of the gradient is below
+FLAT_GRADIENT, or an update changes the weights by more than FLAT_CHANGE of their norm.
 
-Measured after 60 updates on CIFAR-10, on a patrol's frames and on video (docs/numbers.md). Rates of
-0.03 to 10 had shares of 0.01 to 0.12, with norms below 0.03 or changes of 0.009 and more. Sane runs
-had norms of 0.37 and more, and changes of 0.0003 to 0.0057. Their shares were 0.05 to 0.48."""
+These values were measured after 60 updates on CIFAR-10, on a patrol's frames and on video; see
+docs/numbers.md. Learning rates of 0.03 to 10 had shares of 0.01 to 0.12, with norms below 0.03 or
+changes of 0.009 and more. Healthy runs had norms of 0.37 and more, changes of 0.0003 to 0.0057,
+and shares of 0.05 to 0.48."""
 FLAT_UPDATES, WILD_UPDATES, FLAT_SECONDS = 10, 50, 30.0
-"""The rule needs so many updates of this process: the first number for a small gradient, the second
-for large changes. Then it must hold for so many seconds. A rate of 0.003 is sane, and its first 20
-updates change the weights by 0.012 each while the embeddings hardly differ yet."""
+"""The rule needs FLAT_UPDATES updates of this process for a small gradient, and WILD_UPDATES for
+large changes. It must then hold for FLAT_SECONDS. Large changes need more updates, because the
+first 20 updates at a good rate of 0.003 change the weights by 0.012 each."""
 ONE_PICTURE_RANK, ONE_PICTURE_COPIES, ONE_PICTURE_SECONDS = 1.05, 0.99, 60.0
-"""One picture: the effective rank of the recent images is below this number, and near-copies are
-at least this share of the memory's slots, for so long.
+"""One picture: the effective rank of the recent images is below the first number, and
+near-duplicates are at least the second number as a share of the slots, for this many seconds.
 
-Measured: one picture has a rank of 1.00, and of 1.01 with noise of 5 levels. Two pictures have
-2.0. The frames of a fixed camera in a street have 1.16."""
+Measured ranks: one picture has 1.00, and 1.01 with noise of 5 levels. Two pictures have 2.0. The
+frames of a fixed camera in a street have 1.16."""
 HUNG_SECONDS = 60.0
-"""A process whose role is held, and that has not answered for so long, hangs."""
+"""A process hangs if it exists and has not answered for this many seconds."""
 CHECKPOINT_SECONDS = 3600.0
 DISK_BYTES, DISK_CHECKPOINTS = 1e9, 2
 CLOCK_SECONDS = 60.0
-"""A step of this machine's clock, or a difference between it and a producer's clock, by more."""
+"""The limit for a jump of this machine's clock, and for its difference to a producer's clock."""
 CLOCK_JUMP_SHOWN_SECONDS = 600.0
 REFUSED, SILENT_CONNECTIONS, REFUSED_SECONDS = 3, 12, 120.0
-"""Refusals for a key, or connections without a message, within so many seconds."""
+"""Refusals for a key, or connections without a message, within this many seconds."""
 MISFITS, MISFITS_SECONDS, MISFITS_AGAIN_SECONDS = 6, 600.0, 120.0
-"""Refusals for another reason: at least so many, within so many seconds, and some of them both in
-the last and before the last so many seconds. A port scanner is done sooner."""
+"""Refusals for another reason: at least MISFITS within MISFITS_SECONDS. Some must lie in the
+last MISFITS_AGAIN_SECONDS and some before, because a port scan takes less time."""
 RESTART_SECONDS = 900.0
 START_SECONDS = 600.0
 SLOW_COMMIT_SHARE, SLOW_COMMITS, SLOW_SECONDS = 0.01, 5, 600.0
 EVENT_SECONDS = 3600.0
-"""Events that need a look at any time, such as a damaged segment, are shown for so long."""
+"""Seconds that single events are shown, such as a damaged segment."""
 COLLISION_PROBABILITY, NEAR_DUPLICATE_SHARE, QUALITY_SECONDS = 0.5, 0.5, 1800.0
 SLOW_RANK, SLOW_RANK_SECONDS = 1.5, 900.0
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One way in which a run needs attention.
+    """A fault of a run that needs attention.
 
     Attributes:
-        name: as in the metric's label; also the file name of its runbook.
-        role: the process that sees it.
-        summary: one sentence for an alert, which knows no figures; {producer} is its label.
-        remedy: what to do, in one or two sentences.
-        unready: /readyz says no while it is lit. A receiver stays in service while a camera is
-            silent, so this is true only where the process itself cannot do its work.
+        name: the value of the metric's label, and the file name of the runbook.
+        role: the role of the process that watches the condition.
+        severity: the severity of the alert.
+        summary: one sentence without figures, for an alert. "{producer}" stands for the producer.
+        remedy: the action to take, in one or two sentences.
+        unready: /readyz fails while the condition is present. It is true only if the process itself
+            cannot work: a receiver stays in service while a camera is silent.
     """
 
     name: str
@@ -109,7 +111,7 @@ class Condition:
 
     @property
     def alert(self) -> str:
-        """Its alert's name."""
+        """The name of the condition's alert."""
         return "StreamSsl" + "".join(word.capitalize() for word in self.name.split("-"))
 
 
@@ -118,9 +120,10 @@ class Lit:
     """A condition that is present.
 
     Attributes:
-        producer: whom it concerns; "" for all.
+        condition: the condition.
+        producer: the producer that it concerns; "" if it concerns none.
         says: a sentence that names the cause, with figures.
-        since: Unix time at which it began.
+        since: the Unix time at which it began.
     """
 
     condition: Condition
@@ -129,7 +132,7 @@ class Lit:
     since: float
 
     def told(self) -> dict[str, object]:
-        """The same as plain values, for JSON."""
+        """Return the condition as plain values, for JSON."""
         one = self.condition
         return {
             "name": one.name,
@@ -339,16 +342,16 @@ OF_CHECK = {
     "cursor": "disk-low",
     "checkpoint": "checkpoint-failing",
 }
-"""The condition of each loop and readiness check."""
+"""The condition of each loop and of each readiness check."""
 
 
 def of_role(role: Role) -> tuple[Condition, ...]:
-    """The conditions that a process of this role watches."""
+    """Return the conditions that a process of this role watches."""
     return tuple(one for one in TABLE if one.role in (role, "both"))
 
 
 def plural(count: float, noun: str) -> str:
-    """1 part, 1,200 parts."""
+    """Return a number with a noun, such as "1 part" or "1,200 parts"."""
     return f"{count:,.0f} {noun}{'' if round(count) == 1 else 's'}"
 
 
@@ -373,7 +376,7 @@ DOWN = (
 
 
 def alerts() -> str:
-    """deploy/prometheus/alerts.yml, YAML."""
+    """Return the text of deploy/prometheus/alerts.yml, in YAML."""
     rules = [_rule("StreamSslDown", "down", 'up{job="stream-ssl"} == 0', "critical", "90s")]
     rules += [
         _rule(one.alert, one.name, f'stream_ssl_condition{{name="{one.name}"}} == 1')

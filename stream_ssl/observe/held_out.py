@@ -1,4 +1,4 @@
-"""A kNN probe on a held-out labelled set, every so many steps while learning goes on.
+"""A kNN probe on a held-out labelled set, at regular steps of the learner.
 
 Shapes: B batch, C channels, H height, W width, F features, N references, Q queries.
 """
@@ -31,15 +31,18 @@ BATCH = 250
 
 @dataclass
 class HeldOut:
-    """A kNN probe on a held-out labelled set, every so many steps.
+    """Settings of a kNN probe on a held-out labelled set.
 
     Args:
-        source: one of producers.sources, by class_path and init_args; it must end, carry labels,
-            and give samples that the stream does not carry.
-        every: steps between two probes.
-        k: neighbours that vote.
-        references_per_class: labelled neighbours that are sought among.
-        queries_per_class: samples whose class must be found; as many of each.
+        source: a source of producers.sources, by class_path and init_args. The source must end and
+            have labels. Its samples must not be in the stream.
+        every: steps between two probes, at least 1.
+        k: number of neighbours that vote, at least 1.
+        references_per_class: labelled images of each class among which neighbours are searched.
+        queries_per_class: images of each class that the probe classifies.
+
+    Raises:
+        ValueError: a number is below 1.
     """
 
     source: Labelled
@@ -56,7 +59,7 @@ class HeldOut:
 
 @dataclass(frozen=True, slots=True)
 class HeldOutRecord:
-    """What a probe found, at which step, and how long it took."""
+    """The result of a probe, with its step and its duration in seconds."""
 
     step: int
     result: ProbeResult
@@ -64,15 +67,16 @@ class HeldOutRecord:
 
 
 class HeldOutProbe:
-    """Keeps the set as uint8 images, and encodes all of it at each probe.
+    """A probe that keeps the set as uint8 images and encodes all of it each time.
 
     Args:
-        settings: what is probed, and when.
-        decoder: of the run.
-        features: features [B, F] of uint8 images [B, C, H, W], in evaluation mode.
+        settings: the source and the numbers of the probe.
+        decoder: the decoder of the run.
+        features: maps uint8 images [B, C, H, W] to features [B, F], in evaluation mode.
 
     Raises:
-        ValueError: a sample without label, one class only, or fewer than k references.
+        ValueError: a sample has no label, there is only one class, or there are fewer than k
+            references.
     """
 
     def __init__(
@@ -98,12 +102,12 @@ class HeldOutProbe:
         self._check()
 
     def consume(self, record: StepRecord | Idle) -> HeldOutRecord | None:
-        """Probe when a step asks for it."""
+        """Probe after every `settings.every` steps; return None at all other steps."""
         step = getattr(record, "step", 0)
         return self.probe(step) if step and step % self.settings.every == 0 else None
 
     def probe(self, step: int) -> HeldOutRecord:
-        """Encode and classify now."""
+        """Encode and classify the set now, and log the accuracy."""
         begun = time.monotonic()
         feature_NF, feature_QF = map(self._encode, (self._reference_NCHW, self._query_QCHW))
         if not bool(torch.isfinite(feature_NF).all() and torch.isfinite(feature_QF).all()):

@@ -1,6 +1,6 @@
-"""Test, then learn: how well the stream's own labels can be told from its embeddings, now.
+"""A test-then-train probe: how well the embeddings predict the stream's own labels.
 
-Shapes: B samples, D embedding, W samples of the window, C classes met so far.
+Shapes: B samples, D embedding, W samples of the window, C classes so far.
 """
 
 from __future__ import annotations
@@ -21,53 +21,58 @@ if TYPE_CHECKING:
     from stream_ssl.learning.records import StepRecord
 
 SIMILARITIES = 1 << 24
-"""Most cosines of a batch with the window that are in memory at once."""
+"""The most cosines between a batch and the window that are in memory at once."""
 
 NEIGHBOURS = 20
-"""Rows that vote: the k of the kNN evaluations of MoCo and DINO lies between 10 and 200."""
+"""The number of neighbours that vote. The kNN evaluations of MoCo and DINO use 10 to 200."""
 
 RATE = 4.0
-"""Learning rate of the linear probe, on keys of unit norm."""
+"""The learning rate of the linear probe, for keys of unit norm."""
 
 MOST_CLASSES = 4096
-"""Samples of classes met after so many are left out."""
+"""The most classes. The probe leaves out samples of any further class."""
 
 
 class Matrix(Protocol):
-    """What is used of river's confusion matrix, which has no types."""
+    """The used part of river's confusion matrix, which has no types."""
 
     def update(self, y_true: int, y_pred: int, w: float) -> None: ...
     def revert(self, y_true: int, y_pred: int, w: float) -> None: ...
 
 
 class Prequential:
-    """Predicts each labelled batch before it learns from it (Gama et al., On evaluating stream
-    learning algorithms, 2013), with four classifiers on the keys that join the memory.
+    """A prequential probe, which predicts each labelled batch before it learns from the batch.
 
-    "linear", a softmax regression that takes one gradient step a batch; "knn", the vote of the
-    nearest of the last labelled samples; "no_change", the label of the sample before; "majority",
-    the most frequent of the last labels. The last two need no embeddings: on a stream that is
-    correlated in time or ruled by one class they are hard to beat, and a probe that does not says
-    nothing good of the encoder. Keys are of augmented views unless the run has `plain_keys`.
+    The method is from Gama et al., On evaluating stream learning algorithms, 2013. Four classifiers
+    work on the keys that join the memory:
 
-    Accuracy, balanced accuracy and Cohen's kappa are river's, over the last `window` samples.
-    Nothing is drawn, and what is learned stays as it is. Classifiers run where the keys lie; what
-    they predict of a batch is read at once.
+    - "linear": a softmax regression with one gradient step per batch.
+    - "knn": the vote of the nearest of the last labelled samples.
+    - "no_change": the label of the previous sample.
+    - "majority": the most frequent of the last labels.
+
+    The last two use no embeddings. They are hard to beat on a stream that is correlated in time or
+    dominated by one class. The embeddings are useful only if the first two beat them. The keys come
+    from augmented views unless the run has `plain_keys`.
+
+    Accuracy, balanced accuracy and Cohen's kappa are computed by river over the last `window`
+    samples. The probe draws no random numbers and does not change the encoder. The classifiers run
+    on the device of the keys.
 
     Args:
-        window: labelled samples that the figures are over, and that neighbours are taken from; 0
-            switches the probe off.
+        window: number of labelled samples for the figures and for the neighbours, at least 0; 0
+            turns the probe off.
 
     Raises:
-        ValueError: an argument outside its range.
+        ValueError: `window` is negative.
     """
 
     def __init__(self, window: int = 2048) -> None:
         if window < 0:
             raise ValueError(f"window {window}: must be 0 or more")
         self.window = window
-        self._index: dict[int, int] = {}  # of a class's label: classes in the order they were met
-        self._matrices: dict[str, Matrix] = {}  # from the first labelled batch on
+        self._index: dict[int, int] = {}  # class number by label, in order of arrival
+        self._matrices: dict[str, Matrix] = {}  # filled by the first scored batch
         self._scored: deque[tuple[int, dict[str, Counter[tuple[int, int]]]]] = deque()
         self._count = self._new = 0
         self._keys_WD: Tensor | None = None
@@ -75,13 +80,21 @@ class Prequential:
         self._weight_CD: Tensor | None = None
 
     def consume(self, record: StepRecord) -> None:
-        """Take a fresh batch; replays, unlabelled samples, and keys that the memory did not take
-        are left out."""
+        """Take one step.
+
+        The probe leaves out replays, unlabelled samples, and keys that were not offered to the
+        memory.
+        """
         if self.window and not record.replay and record.admission is not None:
             self.update(record.keys_BD, record.labels_B)
 
     def update(self, keys_BD: Tensor, labels_B: Tensor) -> None:
-        """Predict a batch, score, then learn from it: unit-norm rows, labels with -1 for none."""
+        """Predict a batch, score the predictions, then learn from the batch.
+
+        Args:
+            keys_BD: rows of unit norm.
+            labels_B: class labels; -1 for samples without a label.
+        """
         index_B = torch.tensor([self._number(label) for label in to_host(labels_B).tolist()])
         rows = (index_B >= 0).nonzero().flatten()
         if not len(rows):
@@ -89,12 +102,15 @@ class Prequential:
         keys_BD, class_B = keys_BD.detach().float(), index_B[rows]
         if len(rows) < len(index_B):
             keys_BD = keys_BD[to_device(rows, keys_BD.device)]
-        if self._keys_WD is not None:  # before the first batch there is nothing to go by
+        if self._keys_WD is not None:  # nothing is learned before the first batch
             self._score(self._predict(keys_BD, class_B), class_B)
         self._learn(keys_BD, class_B)
 
     def read(self) -> Mapping[str, tuple[float, float, float]]:
-        """(accuracy, balanced accuracy, kappa) by classifier; empty before the second batch."""
+        """Return (accuracy, balanced accuracy, kappa) by classifier.
+
+        The result is empty before the second labelled batch.
+        """
         if not self._scored:
             return {}
         metrics = _river_metrics()
@@ -108,7 +124,7 @@ class Prequential:
         }
 
     def take_new(self) -> int:
-        """Samples predicted since the call before."""
+        """Return the number of samples predicted since the last call."""
         new, self._new = self._new, 0
         return new
 
@@ -129,7 +145,7 @@ class Prequential:
         return dict(zip(CLASSIFIERS, found, strict=True))
 
     def _nearest(self, keys_BD: Tensor) -> Tensor:
-        """The class that the nearest of the window vote for."""
+        """Return the classes, int64 [B], that the nearest samples of the window vote for."""
         assert self._keys_WD is not None
         k, step = min(NEIGHBOURS, len(self._keys_WD)), max(1, SIMILARITIES // len(self._keys_WD))
         class_W = to_device(self._class_W, keys_BD.device)
@@ -150,7 +166,7 @@ class Prequential:
         for name, counts in pairs.items():
             for (true, guess), times in counts.items():
                 self._matrices[name].update(true, guess, float(times))
-        # Batch by batch, the newest always whole.
+        # Whole batches leave the window, and the newest batch always stays.
         while len(self._scored) > 1 and self._count - self._scored[0][0] >= self.window:
             gone, pairs = self._scored.popleft()
             self._count -= gone
@@ -176,12 +192,12 @@ class Prequential:
 
 
 def _river_metrics() -> Any:
-    # Imported where labels come: it brings scipy.stats, a sixth of the time that a start takes.
+    # Imported only when labels arrive, because it loads scipy.stats: a sixth of the start time.
     from river import metrics
 
     return metrics
 
 
 def _with_bias(keys_BD: Tensor) -> Tensor:
-    """Rows [B, D + 1], the last column a 1 for the bias."""
+    """Return rows [B, D + 1] whose last column is 1, for the bias."""
     return torch.cat([keys_BD, torch.ones_like(keys_BD[:, :1])], dim=1)

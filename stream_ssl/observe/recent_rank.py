@@ -1,4 +1,4 @@
-"""The effective rank of the recent keys, against its own recent maximum: what shows a collapse.
+"""The effective rank of the recent keys and its recent maximum, which reveal a collapse.
 
 Shapes: B batch, D embedding.
 """
@@ -25,25 +25,30 @@ if TYPE_CHECKING:
 log = logging.getLogger("stream_ssl.health")
 
 HALF_LIFE = 256.0
-"""Samples after which one counts half as much in a rank: a collapse shows within a thousand."""
+"""The half-life of a sample in a rank, in samples. A collapse shows within a thousand samples."""
 LEAST_SAMPLES = 256
-"""Samples before a rank means anything."""
+"""The least number of samples for a rank."""
 PEAK_HALF_LIFE = 200_000.0
-"""Samples in which a maximum that is not reached again falls by half of what is above 1."""
+"""The half-life of a maximum minus 1, in samples, while the rank does not reach it again."""
 COLLAPSED_HALF_LIFE = 10 * PEAK_HALF_LIFE
-"""The same during a collapse: a true one stays told for long, and a wrong maximum ends."""
+"""The half-life during a collapse.
+
+It is long, so that a collapse stays visible. It is finite, so that a wrong maximum ends."""
 FILE = "ranks.json"
 MOST_BYTES = 4096
 
 
 class RecentRank:
-    """Effective ranks of keys and of thumbnails, each with its recent maximum.
+    """The effective ranks of the keys and of the thumbnails, each with its recent maximum.
 
-    A covered camera lowers both ranks; a collapse lowers that of the keys alone. The maxima are
-    kept in a file of the run's folder, so that a restart of a collapsed run does not hide it.
+    A covered camera lowers both ranks. A collapse lowers only the rank of the keys. A file in the
+    run's folder keeps the maxima, so that a restart does not hide a collapse.
 
     Args:
-        folder: of the run; None keeps nothing.
+        folder: the run's folder; None saves nothing.
+
+    Attributes:
+        peaks: the maxima by "keys" and "images".
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -55,7 +60,7 @@ class RecentRank:
         self._saved = dict(self.peaks)
 
     def consume(self, record: StepRecord) -> None:
-        """Take the keys of a step, replays included: an encoder may collapse on those alone."""
+        """Take the keys of a step. Replays count, too, because an encoder may collapse on them."""
         keys_BD = record.keys_BD.float()
         if not len(keys_BD) or not bool(torch.isfinite(keys_BD).all()):
             return
@@ -66,16 +71,17 @@ class RecentRank:
             self._add("images", self._thumbnail(keys_BD, record.images_BCHW).float())
 
     def measure(self) -> dict[str, float]:
-        """Return the ranks of now, by "keys" and "images"; empty before there are enough samples.
+        """Return the current ranks by "keys" and "images".
 
-        The maxima follow the ranks, and are saved when they have changed.
+        The result is empty before LEAST_SAMPLES samples. The call also updates the maxima, and
+        saves them if they have changed.
         """
         if self._samples < LEAST_SAMPLES:
             return {}
         ranks = {name: spectral_rank(moment) for name, moment in self._moments.items()}
         for name, rank in ranks.items():
             peak, most = self.peaks.get(name, rank), len(self._moments[name])
-            if peak > 1.01 * most:  # a rank may exceed the dimension by rounding
+            if peak > 1.01 * most:  # rounding may put a rank above the dimension
                 log.warning(
                     "%s: the maximum %.6g of %s is above %d, its dimension; the run starts a new "
                     "maximum", self._file, peak, name, most,
@@ -96,7 +102,7 @@ class RecentRank:
         self._moments[name] = moment_DD
 
     def _load(self) -> dict[str, float]:
-        """Return the maxima of the run so far; what cannot be one is ignored with a warning."""
+        """Return the saved maxima of the run. Ignore invalid values, with a warning."""
         if self._file is None:
             return {}
         try:
@@ -126,5 +132,5 @@ class RecentRank:
         try:
             durable.write(self._file, json.dumps(self.peaks), wait=False)
         except OSError:
-            return  # the disk is full, which other conditions tell; tried again at the next change
+            return  # other conditions report a full disk; the next change tries again
         self._saved = dict(self.peaks)
