@@ -1,8 +1,9 @@
-"""How many pairs collide: cosines to probabilities, by labels, and near-copies, without any.
+"""The collision probability, by calibration on labels, and the share of near-duplicates.
 
-A score h only rises with the cosine: its mean over pairs is a similarity, on a scale of its own.
+The score h rises with the cosine, but its mean over pairs is no probability. The calibration maps
+cosines to probabilities.
 
-Shapes: B batch, K slots, D embedding, A descriptor, N bins of the cosine, S slots looked at.
+Shapes: B batch, K slots, D embedding, A descriptor, N bins of the cosine, S compared slots.
 """
 
 from __future__ import annotations
@@ -25,18 +26,20 @@ if TYPE_CHECKING:
 
 BINS = 2000
 LEAST = 100
-"""Pairs of either kind below which nothing is said."""
+"""The least number of equal pairs, and of different pairs, for a fit."""
 
 LOOKED_AT = 256
-"""Slots of which the nearest other one is sought."""
+"""The most slots for which near-duplicates are searched."""
 
 
 class Calibration:
-    """P(same | cosine) by isotonic regression: the increasing function nearest to what was counted
-    (Zadrozny and Elkan, 2002).
+    """A fit of P(same | cosine) by isotonic regression (Zadrozny and Elkan, 2002).
+
+    The fit is the increasing function that is nearest to the counted shares.
 
     Args:
-        half_life: calls of `take` after which pairs count half: the encoder moves on.
+        half_life: number of calls of `take` after which pairs have half their weight. Old pairs
+            lose weight because the encoder changes.
     """
 
     def __init__(self, half_life: float = 50.0) -> None:
@@ -44,15 +47,22 @@ class Calibration:
         self._same_N, self._all_N = np.zeros((2, BINS))
 
     def take(self, cosine: Tensor, same: Tensor) -> None:
-        """Pairs of which it is known whether they are the same: cosine and bool, of one shape."""
+        """Take pairs of known kind.
+
+        Args:
+            cosine: the cosines of the pairs.
+            same: bool, whether each pair is the same; the shape of `cosine`.
+        """
         for counts_N, pairs in ((self._same_N, cosine[same]), (self._all_N, cosine)):
             counts_N *= self._decay
             counts_N += histogram(pairs)
 
     @property
     def probability_N(self) -> NDArray[np.float64] | None:
-        """P(same) in each bin of the cosine from -1 to 1; None before `LEAST` pairs of either
-        kind."""
+        """P(same) in each bin of the cosine from -1 to 1.
+
+        None before there are LEAST equal pairs and LEAST different pairs.
+        """
         same, total = self._same_N.sum(), self._all_N.sum()
         if min(same, total - same) < LEAST:
             return None
@@ -64,7 +74,7 @@ class Calibration:
         return probability_N
 
     def mean(self, cosine: Tensor) -> float | None:
-        """Mean P(same) over these pairs; None before there is a fit, or of no pairs."""
+        """Return the mean P(same) over these pairs; None without a fit or without pairs."""
         probability_N, counts_N = self.probability_N, histogram(cosine)
         if probability_N is None or not counts_N.any():
             return None
@@ -72,18 +82,18 @@ class Calibration:
 
 
 def histogram(cosine: Tensor) -> NDArray[np.float64]:
-    """How many lie in each of `BINS` parts of [-1, 1]."""
+    """Return how many cosines lie in each of `BINS` equal parts of [-1, 1]."""
     inside = cosine.detach().float().clamp(-1.0, 1.0).flatten()
     counts_N = torch.histc(inside, BINS, -1.0, 1.0)
     return np.asarray(counts_N.cpu(), np.float64)
 
 
 class ClassCollisions:
-    """The probability that a sample of the stream and a slot share a class, over all pairs, from
-    the few of them in which both have a label.
+    """The probability that a sample of the stream and a slot of the memory share a class.
 
-    Labels of one sample in fifty do. Where they stop, the last fit goes on: right for as long as
-    the encoder and the classes stay as they were.
+    It is fitted to the pairs in which both have a label, and applied to all pairs. Labels for one
+    sample in fifty are enough. If the labels stop, the last fit stays in use. It is right only as
+    long as the encoder and the classes do not change.
     """
 
     def __init__(self) -> None:
@@ -91,12 +101,15 @@ class ClassCollisions:
         self._newest: StepRecord | None = None
 
     def consume(self, record: StepRecord) -> None:
-        """Take one step; replays are no samples of the stream."""
+        """Take one step. Replays are left out, because they are no samples of the stream."""
         if record.admission is not None:
             self._newest = record
 
     def measure(self, memory: WorkingMemory) -> float | None:
-        """Of the newest batch with the memory; None before enough labelled pairs were seen."""
+        """Return the probability for the newest batch and the memory.
+
+        Return None without a new batch, or before there are enough labelled pairs.
+        """
         record, self._newest = self._newest, None
         if record is None or not len(memory):
             return None
@@ -114,12 +127,13 @@ class ClassCollisions:
 def near_copies(memory: WorkingMemory) -> float | None:
     """Return the share of the slots that are near-duplicates of another slot.
 
-    Each slot is compared with the slots that are nearest to it by the memory's descriptor. The
-    share is None if the memory holds no images. It is also None if the descriptor depends on the
-    encoder, because training moves the descriptors of near-duplicates apart.
+    At most LOOKED_AT evenly spaced slots are compared, each with the NEIGHBOURS slots that are
+    nearest to it by the memory's descriptor. The share is None if the memory holds no images, holds
+    vectors, or has fewer than two slots. It is also None if the descriptor depends on the encoder, because training
+    moves the descriptors of near-duplicates apart.
 
     Args:
-        memory: an even sample of its slots is looked at.
+        memory: the working memory.
     """
     count, descriptor = len(memory), memory.descriptor
     if count < 2 or memory.images is None or descriptor.moves or not descriptor.needs_images:

@@ -1,4 +1,4 @@
-"""Watches loss, collisions and embeddings for a change of level.
+"""Drift detection: changes of level in loss, collisions, embeddings and images.
 
 Shapes: B batch, D embedding.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Detector(Protocol):
-    """What is used of river's detectors, which have no types."""
+    """The used part of river's detectors, which have no types."""
 
     @property
     def drift_detected(self) -> bool: ...
@@ -30,44 +30,54 @@ class Detector(Protocol):
 
 
 class Mean:
-    """Exponential mean of rows, unbiased from the first batch on."""
+    """An exponential mean of rows, known only up to its length.
+
+    Args:
+        half_life: number of samples after which a row has half its weight.
+    """
 
     def __init__(self, half_life: float) -> None:
         self._half_life = half_life
         self._sum_D: Tensor | None = None
 
     def update(self, rows_BD: Tensor) -> None:
-        """Take a batch."""
+        """Take a batch of rows."""
         decay = 0.5 ** (len(rows_BD) / self._half_life)
         new_D = rows_BD.sum(dim=0)
         self._sum_D = new_D if self._sum_D is None else self._sum_D * decay + new_D
 
     def cosine(self, other_D: Tensor) -> float:
-        """With another direction; 1 before the first batch."""
+        """Return the cosine between the mean and another direction; 1 before the first batch."""
         if self._sum_D is None:
             return 1.0
         return to_host(cosine_similarity(self._sum_D, other_D, dim=0)).item()
 
     @property
     def direction_D(self) -> Tensor | None:
-        """The mean, up to its length; None before the first batch."""
+        """The direction of the mean, not normalised; None before the first batch."""
         return self._sum_D
 
 
 class Drift:
-    """Change detection by ADWIN (Bifet and Gavalda, 2007), one detector a signal.
+    """A drift detector with one ADWIN (Bifet and Gavalda, 2007) for each signal.
 
-    Signals: "loss"; "collision", the mean score of batch and memory; "embedding" and "image", the
-    cosine of each batch's mean key, and mean thumbnail, with their long running means. The first
-    three move as the encoder learns, early in a run above all; "image" moves with the stream alone.
+    The signals are:
+
+    - "loss": the loss.
+    - "collision": the mean score between the batch and the memory.
+    - "embedding": the cosine between the batch's mean key and the long running mean of the keys.
+    - "image": the same cosine for thumbnails.
+
+    The first three also change because the encoder learns, mostly early in a run. "image" changes
+    only with the stream.
 
     Args:
-        delta: a detector's bound on the probability of a false alarm.
-        short: half-life, in samples, of the mean of the present.
-        long: half-life, in samples, of the mean of the past.
+        delta: the bound on the probability of a false alarm of one detector.
+        short: the half-life of the mean of the present, in samples.
+        long: the half-life of the mean of the past, in samples.
 
     Raises:
-        ValueError: not 0 < short < long.
+        ValueError: 0 < short < long is not true.
     """
 
     def __init__(self, delta: float = 0.002, short: float = 2_000, long: float = 50_000) -> None:
@@ -81,8 +91,11 @@ class Drift:
         self._new = dict.fromkeys(SIGNALS, 0)
 
     def consume(self, record: StepRecord) -> None:
-        """Take one step. Replays are left out: the memory's loss is on another level than the
-        stream's. So are values that are not finite."""
+        """Take one step.
+
+        Replays are left out, because the loss of replayed samples has another level than the loss
+        of the stream. Values that are not finite are left out, too.
+        """
         if record.replay:
             return
         self._watch("loss", record.loss)
@@ -96,20 +109,20 @@ class Drift:
 
     def _follow(self, signal: str, row_BD: Tensor) -> None:
         short, long = self._means[signal]
-        # Against the mean of what came before: the running means themselves are too correlated
-        # from step to step for a test that supposes independent values.
+        # Compare the batch, not the short mean, with the past: ADWIN assumes independent values,
+        # and running means are correlated from step to step.
         self._watch(signal, long.cosine(row_BD.sum(dim=0)))
         short.update(row_BD)
         long.update(row_BD)
 
     @property
     def shift(self) -> float:
-        """1 - cosine between the short and the long running mean of the keys, in [0, 2]."""
+        """1 - cosine between the short and the long running mean of the keys, from 0 to 2."""
         return self._shift("embedding")
 
     @property
     def image_shift(self) -> float:
-        """The same of thumbnails, which no training moves."""
+        """The same value for thumbnails, which training does not change."""
         return self._shift("image")
 
     def _shift(self, signal: str) -> float:
@@ -118,7 +131,7 @@ class Drift:
         return 0.0 if now_D is None else max(0.0, 1.0 - long.cosine(now_D))
 
     def take_new(self) -> Mapping[str, int]:
-        """Changes found since the call before, by signal."""
+        """Return the number of changes found since the last call, by signal."""
         new, self._new = self._new, dict.fromkeys(SIGNALS, 0)
         return new
 

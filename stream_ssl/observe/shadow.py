@@ -1,4 +1,4 @@
-"""A second memory beside the working one: what another eviction policy would have kept.
+"""Shadow memories, which show what another eviction policy would have kept.
 
 Shapes: B samples, D embedding, A descriptor, C H W image.
 """
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 class Shadow:
-    """Feeds a memory with the keys that the working memory is fed; the learner never sees it.
+    """A memory that gets the same keys as the working memory. The learner does not use it.
 
     Args:
-        name: its label in the metrics, such as "queue".
-        memory: a memory without images, with the policy to compare; its descriptor is a
-            `StepDescriptor` where the working memory's reads images.
+        name: the label in the metrics, such as "queue".
+        memory: a memory without images, with the policy to compare. Its descriptor must be a
+            `StepDescriptor` if the descriptor of the working memory reads images.
     """
 
     def __init__(self, name: str, memory: WorkingMemory) -> None:
@@ -31,7 +31,10 @@ class Shadow:
         self.memory = memory
 
     def consume(self, record: StepRecord) -> Admission | None:
-        """Add the keys of one step; None for a step that added none to the working memory."""
+        """Add the keys of one step.
+
+        Return None if the step offered no keys to the working memory.
+        """
         if record.admission is None:
             return None
         if isinstance(self.memory.descriptor, StepDescriptor):
@@ -42,12 +45,13 @@ class Shadow:
 
 
 class StepDescriptor(Descriptor):
-    """Describes a step's images, for memories that keep none.
+    """A descriptor of a step's images, for memories that keep no images.
+
+    Several memories can share it: it computes the rows of a step only once.
 
     Args:
-        descriptor: the working memory's. A step's rows are computed once, however many memories
-            share this.
-        image_shape: (C, H, W).
+        descriptor: the descriptor of the working memory.
+        image_shape: the shape (C, H, W) of the images.
     """
 
     needs_images = False
@@ -59,7 +63,7 @@ class StepDescriptor(Descriptor):
         self._row_BA: Tensor | None = None
 
     def take(self, record: StepRecord) -> None:
-        """Describe the images of this step from now on."""
+        """Use the images of this step from now on."""
         if record is not self._record:
             self._record, self._row_BA = record, None
 

@@ -1,9 +1,9 @@
-"""What the memory does not keep: who left lately, small pictures of those, and what became of each
-producer's samples, which it is told where it asks.
+"""The recent past of the memory: evictions, their pictures, and the fate of samples by producer.
 
-It begins anew with the process, and nothing that is learned depends on it.
+The history starts with the process, and training does not depend on it. `VerdictFeed` sends the
+fates to producers that ask for them.
 
-Shapes: B samples of a step; n pictures, R kept, C S S small.
+Shapes: B samples of a step, n pictures, R kept pictures, C S S small picture.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
     from stream_ssl.receiver.verdicts import VerdictSender
 
 EVICTIONS = 256
-"""Evictions remembered."""
+"""The number of evictions that are kept."""
 PRODUCERS = 4096
-"""Producers whose samples are counted apart; OTHERS has those of the rest."""
+"""The most producers with a count of their own. All others count under OTHERS."""
 OTHERS = "others"
 PICTURED = 64
-"""Evicted images of which a step keeps pictures, at most: the last ones."""
+"""The most pictures that one step keeps, of its last evictions."""
 SIDE = 48
-"""Of these pictures, pixels, at most."""
+"""The maximum side of these pictures, in pixels."""
 SHARE = 0.001
-"""Of the time, that keeping pictures may take."""
+"""The share of the learner's time that keeping pictures may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +46,13 @@ class Eviction:
     """A sample that left the memory.
 
     Attributes:
-        at: seconds since the Unix epoch.
-        age: samples offered between its arrival and its leaving.
-        origin: where it came from; None where that is not known.
-        by: where the sample came from that took its slot; None where that cannot be told: in the
-            batch that filled the memory, or where an id came twice in one.
-        slot: which one.
+        at: the time of the eviction, in seconds since the Unix epoch.
+        id: the id of the sample.
+        age: samples offered to the memory between its arrival and its eviction.
+        origin: the origin of the sample; None if unknown.
+        by: the origin of the sample that took its slot. None if unknown: on several ranks, in the
+            batch that filled the memory, or if a batch has the same id twice.
+        slot: the slot that the sample left.
     """
 
     at: float
@@ -64,28 +65,28 @@ class Eviction:
 
 @dataclass(slots=True)
 class Fate:
-    """What became of a producer's samples at admission, since this process started."""
+    """Counts of a producer's samples at admission, since this process started."""
 
     offered: int = 0
     refused: int = 0
-    # By the learner's `novelty` or the memory's `duplicates`, let in or not.
+    # Found by the learner's `novelty` or the memory's `duplicates`, admitted or not.
     near_duplicates: int = 0
 
 
 class SlotHistory:
-    """Follows a memory by the learner's records; on the learner's thread alone.
+    """A history of a memory's slots, made from the learner's records.
 
-    A step costs some microseconds a sample.
+    Only the learner's thread may use it. A step costs some microseconds per sample.
 
     Args:
         memory: the working memory.
-        clock: seconds since the Unix epoch.
-        pictures: of those that leave; they are taken from here on.
+        clock: returns seconds since the Unix epoch.
+        pictures: keeps the pictures of evicted samples; by default a new `EvictedPictures`.
 
     Attributes:
-        evictions: those that left lately; where pictures are taken, those that have one.
-        latest: all of the last record.
-        fates: by producer; those beyond PRODUCERS under OTHERS.
+        evictions: the newest evictions. If pictures are taken, only evictions with a picture.
+        latest: all evictions of the last record.
+        fates: the fates by producer. Producers beyond PRODUCERS share OTHERS.
     """
 
     def __init__(
@@ -101,9 +102,9 @@ class SlotHistory:
         self.fates: dict[str, Fate] = {}
 
     def consume(self, record: StepRecord) -> None:
-        """Take one record, when its step is done."""
+        """Take one record, after its step."""
         self.latest = []
-        for origin in record.turned_away:  # before the memory was asked
+        for origin in record.turned_away:  # dropped before the memory was asked
             self._count_fate(origin, refused=True, near=True)
         if record.admission is not None:
             ids = to_host(record.ids_B).tolist()
@@ -121,8 +122,11 @@ class SlotHistory:
         joined: Sequence[Origin | None],
         origins: Sequence[Origin | None],
     ) -> None:
-        """The last of this step's evictions. In a full memory each newcomer that joined evicted
-        one, in order; on several ranks others' newcomers evict here, and ours there."""
+        """Keep the last evictions of this step.
+
+        In a full memory each admitted sample evicts one sample, in order. On several ranks this
+        order is unknown, because samples of one rank evict slots of another rank.
+        """
         if len(joined) != len(admission.evicted) or self._memory.group.size > 1:
             joined = [None] * len(admission.evicted)
         gone = (column.tolist() for column in (admission.evicted, admission.ages, admission.left))
@@ -145,15 +149,15 @@ class SlotHistory:
 
 
 class EvictedPictures:
-    """Small pictures of those that left lately, the last `EVICTIONS` of them.
+    """Small pictures of the last `EVICTIONS` evicted samples.
 
-    They are taken just before their slots are overwritten, on the learner's thread, and lie where
-    the memory's images do, so that a GPU is not waited for. Some are passed over where taking all
-    would exceed `SHARE` of the time.
+    The learner's thread takes them just before it overwrites the slots. They stay on the device of
+    the memory's images, so that the thread does not wait for a GPU. Pictures are left out if they
+    would take more than `SHARE` of the time.
 
     Args:
-        memory: the working memory; one without images has none.
-        clock: monotonic seconds.
+        memory: the working memory. A memory without images has no pictures.
+        clock: returns monotonic seconds.
     """
 
     def __init__(
@@ -163,7 +167,7 @@ class EvictedPictures:
         self._next, self._count = -math.inf, 0
         self._new: Tensor | None = None
         shape, images = memory.image_shape, memory.images
-        self._taken = shape is not None and shape[0] in (1, 3)  # else the bytes of vectors
+        self._taken = shape is not None and shape[0] in (1, 3)  # other shapes hold vectors
         if shape is None or images is None or not self._taken:
             return
         side = min(SIDE, shape[1])
@@ -174,10 +178,10 @@ class EvictedPictures:
         memory.on_overwrite(self.keep)
 
     def keep(self, slots: Tensor) -> None:
-        """Take pictures of what these slots hold."""
+        """Take pictures of the samples in these slots, before they are overwritten."""
         images, began = self._memory.images, self._clock()
         if images is None or began < self._next or len(images) < self._memory.capacity:
-            return  # nobody leaves before the memory is full
+            return  # no time for pictures, or no evictions before the memory is full
         slots = slots[-PICTURED:]
         id_n = self._memory.ids[slots].to(images.device)
         small_nCSS = shrunk(images[slots.to(images.device)], self._small_RCSS.shape[-1])
@@ -190,15 +194,20 @@ class EvictedPictures:
         self._next = now + (now - began) / SHARE
 
     def take_new(self) -> set[int] | None:
-        """The ids whose pictures were taken since the call before; None where none ever are."""
+        """Return the ids of the pictures taken since the last call.
+
+        Return None if this memory never has pictures.
+        """
         new, self._new = self._new, None
         if not self._taken:
             return None
         return set() if new is None else set(to_host(new).tolist())
 
     def of(self, ids: Sequence[int]) -> tuple[list[int], Tensor]:
-        """Those of these ids that have a picture, and the pictures, uint8 [n, C, S, S], on the
-        host. On the learner's thread."""
+        """Return the ids that have a picture, and the pictures, uint8 [n, C, S, S], on the host.
+
+        Only the learner's thread may call this method.
+        """
         if not self._count:
             return [], torch.zeros(0, 3, 1, 1, dtype=torch.uint8)
         newest = range(max(0, self._count - EVICTIONS), self._count)
@@ -210,34 +219,42 @@ class EvictedPictures:
 
 
 def shrunk(image_nCHW: Tensor, side: int) -> Tensor:
-    """uint8 images of at most this side, the means of what each pixel covers."""
+    """Return uint8 images of at most this side, shrunk by averaging.
+
+    Args:
+        image_nCHW: square uint8 images.
+        side: the side of the result in pixels. Smaller images are returned unchanged.
+    """
     if image_nCHW.shape[-1] <= side:
         return image_nCHW
     return adaptive_avg_pool2d(image_nCHW.float(), side).round().to(torch.uint8)
 
 
 def _around(begin: int, count: int) -> list[tuple[int, int, int]]:
-    """(start, stop, of which the first) in a ring of `EVICTIONS`, in one part or two."""
+    """Return the parts of a ring of `EVICTIONS` for `count` rows from `begin` on.
+
+    There are one or two parts: (start in the ring, stop in the ring, number of the first row).
+    """
     first = min(count, EVICTIONS - begin)
     return [(begin, begin + first, 0), (0, count - first, first)][: 2 if count > first else 1]
 
 
-# -- told to the producers that ask
+# -- verdicts for producers that ask for them
 
 
 class VerdictFeed:
-    """Tells producers of each step's newcomers and evictions; on the learner's thread.
+    """A feed that sends producers the verdicts on their samples, on the learner's thread.
 
     Args:
-        history: of the slots, which has consumed the same record before.
-        sender: where to. Nothing is put together unless it is wanted.
+        history: the history of the slots. It must consume each record before the feed does.
+        sender: sends the verdicts. The feed makes none unless `sender.wanted` is true.
     """
 
     def __init__(self, history: SlotHistory, sender: VerdictSender) -> None:
         self._history, self._sender = history, sender
 
     def consume(self, record: StepRecord) -> None:
-        """Take one record."""
+        """Send the verdicts of one record: kept, refused and evicted samples."""
         if not self._sender.wanted:
             return
         verdicts: dict[str, list[Verdict]] = defaultdict(list)
