@@ -129,8 +129,8 @@ def near_copies(memory: WorkingMemory) -> float | None:
 
     At most LOOKED_AT evenly spaced slots are compared, each with the NEIGHBOURS slots that are
     nearest to it by the memory's descriptor. The share is None if the memory holds no images, holds
-    vectors, or has fewer than two slots. It is also None if the descriptor depends on the encoder, because training
-    moves the descriptors of near-duplicates apart.
+    vectors, or has fewer than two slots. It is also None if the descriptor depends on the encoder,
+    because training moves the descriptors of near-duplicates apart.
 
     Args:
         memory: the working memory.

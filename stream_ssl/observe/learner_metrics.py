@@ -225,7 +225,7 @@ LEARNER: tuple[Spec, ...] = (
         "image: the stream changed. The other signals move as the encoder learns, too.",
         ("signal",),
     ),
-    # -- learner: probes, by labels where the stream or a held-out set has some
+    # -- learner: probes that use labels of the stream or of a held-out set
     Spec(
         "learner", "counter", "prequential_samples_total", "samples",
         "Labelled samples that the online probe predicted before it learned from them.",
@@ -267,7 +267,7 @@ LEARNER: tuple[Spec, ...] = (
         "Time of the last probe of the held-out set, in which nothing is learned.",
         "Above a few per cent of its interval: probe less often, or fewer samples.",
     ),
-    # -- learner: memories, the working one and its shadows, told apart by a label
+    # -- learner: the working memory and its shadows, by the label "memory"
     Spec(
         "learner", "gauge", "memory_slots", "slots", "Slots that are filled.",
         "Reaches the capacity after as many samples, and stays.", ("memory",),
@@ -385,7 +385,7 @@ LEARNER: tuple[Spec, ...] = (
         "Journals of this run that no rank reads, for their hosts are not there.",
         "Above 0: what they hold is learned when their hosts are back.",
     ),
-    # -- learner: several ranks; not there on one process
+    # -- learner: several ranks; absent with one process
     Spec(
         "learner", "counter", "rank_busy_seconds_total", "seconds",
         "Seconds that each rank of the group spent on its own, as all ranks know it.",

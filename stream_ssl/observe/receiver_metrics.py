@@ -7,7 +7,7 @@ from stream_ssl.observe.metric_spec import Spec
 FSYNC_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 RECEIVER: tuple[Spec, ...] = (
-    # -- receiver: what comes in
+    # -- receiver: incoming data
     Spec(
         "receiver", "counter", "received_packets_total", "packets",
         "Packets taken from producers for the first time.",

@@ -1,7 +1,7 @@
-// Figures over time, by uPlot; one card a chart, in both roles' time.
+// Charts of the figures over time, drawn by uPlot. Each chart is a card and shows both roles.
 import { ask, bytes, colour, duration, element, number, onTheme, percent } from "./lib.js";
 
-const KEEP = 900; // points, as many as a process keeps
+const KEEP = 900; // the number of points that a process keeps
 const text = (format) => (value) => (value == null ? "–" : [format(value)].flat().join(" "));
 const NUMBER = text(number), PERCENT = text(percent), SECONDS = text(duration), BYTES = text(bytes);
 
@@ -48,7 +48,7 @@ export class Charts {
     const since = track === "recent" && held?.time.length ? held.time.at(-1) + 0.01 : 0;
     const { every, epoch, ...columns } = await ask(role, "history", { track, since });
     if (!since) { this.tables[role] = { ...columns, epoch }; return; }
-    held.epoch = epoch; // the clock may have been set
+    held.epoch = epoch; // the system clock may have changed
     for (const [name, values] of Object.entries(columns)) {
       held[name].push(...values);
       held[name].splice(0, held[name].length - KEEP);
@@ -67,7 +67,7 @@ class Chart {
   }
 
   show(tables) {
-    // A series that never had a value (no labels, no replays) has no line, and a chart of none no card.
+    // A series without values has no line. A chart without lines has no card.
     const there = this.lines.filter(({ role, name }) => tables[role]?.[name].some((v) => v != null && (v !== 0 || !this.some)));
     const drawn = there.length > 1 ? there.filter((line, at) => at === 0 || tables[line.role][line.name].some((v) => v)) : there;
     this.figure.hidden = drawn.length === 0;
@@ -102,7 +102,7 @@ class Chart {
     }, this.data, this.plot);
   }
 
-  /** Values at the cursor, in the keys; without one the last. */
+  /** Show the values at the cursor in the legend, or the last values without a cursor. */
   point(u) {
     this.drawn.forEach((line, at) => {
       const column = this.data[at + 1];
@@ -124,7 +124,7 @@ function clock(at, seconds) {
   return new Date(at * 1000).toLocaleTimeString([], seconds ? { ...shown, second: "2-digit" } : shown);
 }
 
-/** A histogram as bars, without an axis of counts: what matters is the shape. */
+/** A histogram of bars. It has no axis of counts, because only the shape matters. */
 export class Histogram {
   constructor(title, note) {
     this.plot = element("div", { class: "plot", role: "img" });

@@ -1,4 +1,4 @@
-// The ranks of a run side by side; nothing of it is shown where one process learns.
+// The ranks of a run side by side. The section is hidden with one process and no parked journal.
 import { ask, bytes, duration, element, number, percent, rate } from "./lib.js";
 
 export class GroupSection {
@@ -13,7 +13,7 @@ export class GroupSection {
     let got;
     try { got = await ask("learner", "ranks"); } catch (error) {
       note.textContent = error.message;
-      for (const row of this.body.rows) row.className = "gone";  // what was told last
+      for (const row of this.body.rows) row.className = "gone";  // these rows are out of date
       return;
     }
     const group = got.ranks.length > 1;

@@ -1,5 +1,5 @@
-// Asking, elements, and numbers for people. Whatever a producer may have named goes through
-// `element`, which makes text of it: nothing here writes HTML.
+// Requests, elements, and formats of numbers. Names from producers go through `element`, which
+// inserts them as text. No code here writes HTML, so a name cannot inject any.
 
 export async function ask(role, question, args = {}) {
   const query = new URLSearchParams(args).toString();
@@ -11,7 +11,7 @@ export async function ask(role, question, args = {}) {
   return body;
 }
 
-/** An element with attributes, listeners (`onclick`), and children: elements, or text. */
+/** Create an element with attributes, listeners (`onclick`) and children (elements or text). */
 export function element(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -51,7 +51,7 @@ export function duration(seconds) {
   return [Math.round(seconds / 86400), "days"];
 }
 
-/** A colour of the page's style by its name. */
+/** Return a colour of the page's style by its name. */
 export function colour(name) {
   const probe = element("i");
   probe.style.color = `var(${name})`;
@@ -61,7 +61,7 @@ export function colour(name) {
   return value;
 }
 
-/** A shade between few and many, for a share of 0 to 1. */
+/** Return a shade between "few" and "many" for a share of 0 to 1. */
 export function shade(share) {
   return `color-mix(in oklab, var(--many) ${Math.round(100 * Math.min(1, Math.max(0, share)))}%, var(--few))`;
 }

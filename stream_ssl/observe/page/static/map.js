@@ -1,8 +1,8 @@
-// Slots on the plane of the two principal axes, or of UMAP: points for all that were sent, pictures where there
-// is room for one.
+// The map of slots, on the two principal axes or by UMAP. Each slot is a point, and a picture if
+// there is room.
 import { ask, colour, duration, element, number, onTheme } from "./lib.js";
 
-const CELL = 58; // pixels of a picture's place
+const CELL = 58; // pixels of a cell for one picture
 const HUES = 12;
 
 export class MapSection {
@@ -43,7 +43,7 @@ export class MapSection {
     return [width / 2 + this.data.x[at] * (width / 2 - 34), height / 2 - this.data.y[at] * (height / 2 - 34)];
   }
 
-  /** One slot for each cell of the screen that has any. */
+  /** Return one slot for each cell of the screen that has slots. */
   spread() {
     const cells = new Map();
     this.data.slots.forEach((slot, at) => {

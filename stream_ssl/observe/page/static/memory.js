@@ -1,11 +1,11 @@
-// The memory: balance, histograms, the mosaic, one slot with its neighbours, who was evicted.
+// The memory: balance, histograms, the mosaic, one slot with its neighbours, and evictions.
 import { Histogram } from "./charts.js";
 import { ask, duration, element, number, shade, who } from "./lib.js";
 
-const PAGE = 128; // slots of the mosaic at once
-const HELD = 4096; // pictures kept
+const PAGE = 128; // slots on one page of the mosaic
+const HELD = 4096; // the number of pictures that are kept
 
-/** Pictures by the sample's id; only those that are not here yet are asked for. */
+/** A cache of pictures by the sample's id. It only requests missing pictures. */
 export class Pictures {
   constructor() { this.byId = new Map(); this.most = 64; }
 
@@ -17,7 +17,7 @@ export class Pictures {
     }
   }
 
-  /** Keep those of a sheet that are not here yet. */
+  /** Add the pictures of a sheet that are not in the cache. */
   add(got) {
     const url = URL.createObjectURL(blob(got.sheet));
     const rows = Math.ceil(got.ids.length / got.columns);
@@ -35,7 +35,7 @@ export class Pictures {
     }
   }
 
-  /** Show a sample's picture as the background of an element; nothing where there is none. */
+  /** Show a sample's picture, if there is one, as the background of an element. */
   paint(target, id) {
     const picture = this.byId.get(id);
     if (!picture) { target.style.backgroundImage = ""; return; }
@@ -119,7 +119,7 @@ export class MemorySection {
     const got = await ask("learner", "memory/slots", { sort: $("#mosaic-sort").value, offset: this.offset, limit: PAGE });
     if (!got.slots.length && this.offset) { this.turn(-Infinity); return; }
     this.rows = got.slots;
-    this.peak = Math.max(this.offset ? this.peak ?? 0 : 0, ...got.slots.map((row) => row.duplicates ?? 0), 1); // below one expected duplicate there are few
+    this.peak = Math.max(this.offset ? this.peak ?? 0 : 0, ...got.slots.map((row) => row.duplicates ?? 0), 1); // below 1, all slots have few duplicates
     $("#mosaic-where").textContent = got.total ? `${number(got.offset + 1)}–${number(got.offset + got.slots.length)} of ${number(got.total)}` : "empty";
     $("#mosaic-back").disabled = !got.offset;
     $("#mosaic-on").disabled = got.offset + PAGE >= got.total;
@@ -198,7 +198,7 @@ export class MemorySection {
     ]));
   }
 
-  /** A cell with the picture of one that left; empty where none was taken. */
+  /** Return a cell with the picture of an evicted sample; empty without a picture. */
   gone(id) {
     if (!this.pictures.byId.has(id)) return element("td");
     const tile = element("span", { class: "tile small" });

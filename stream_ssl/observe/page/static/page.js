@@ -1,4 +1,4 @@
-// The page: what is asked when, and the sections that show it. No build step; modules as they are.
+// The page: it sends the requests and fills the sections. The modules need no build step.
 import { Charts } from "./charts.js";
 import { GroupSection } from "./group.js";
 import { MemorySection } from "./memory.js";
@@ -9,7 +9,7 @@ import { ask, bytes, duration, element, number, percent, rate } from "./lib.js";
 const ROLES = ["receiver", "learner"];
 const states = {}; // role -> its last state, or { error }
 
-/** Asks again `seconds` after each answer, while `where` can be seen and the page is in front. */
+/** Ask again `seconds` after each answer, while `where` and the page are visible. */
 function repeat(seconds, where, work) {
   let visible = !where;
   const round = async () => {

@@ -1,4 +1,4 @@
-// Who sends: the silent first, a page of them at a time.
+// The table of producers, one page at a time; silent producers come first.
 import { ask, bytes, duration, element, number, rate } from "./lib.js";
 
 const PAGE = 50;
@@ -6,13 +6,13 @@ const COLUMNS = [
   ["name", "name"], ["silent", "last heard"], ["newest", "known for"], ["rate", "rate"], ["samples", "samples"],
   ["repeated", "sent again"], ["rejected", "rejected"], [null, "in the memory"], [null, "credit"],
 ];
-const LATE = 60; // seconds of silence of a connected producer, above which it is marked
+const LATE = 60; // seconds of silence after which a connected producer is marked
 
 export class ProducersSection {
   constructor() {
     this.sort = "silent";
     this.limit = PAGE;
-    this.round = 0; // what the memory holds is asked for in every third
+    this.round = 0; // every third round also asks for the slots in the memory
     this.body = document.querySelector("#producers-table tbody");
     this.heads = COLUMNS.map(([sort, title], at) => element("th", { scope: "col", class: at > 2 && !["rejected", "in the memory"].includes(title) ? "n" : null },
       sort ? element("button", { onclick: () => { this.sort = sort; this.refresh(); } }, title) : title));
@@ -37,7 +37,7 @@ export class ProducersSection {
   }
 }
 
-/** Slots held, and their share beside that of the stream: less is repetition, more is news. */
+/** Return the held slots, and their share of the memory beside the share of the stream. */
 function inMemory(name, fates) {
   const fate = fates?.producers[name];
   if (!fate) return "–";
@@ -47,7 +47,7 @@ function inMemory(name, fates) {
   return `${number(fate.held)} slots: ${share(fate.held, fates.occupied)} of it${stream}${near}`;
 }
 
-/** Those of whom the memory holds samples, and who sent none since the receiver started. */
+/** Return rows for producers that hold slots but have sent nothing since the receiver started. */
 function silent(producers, fates) {
   const known = new Set(producers.map((one) => one.name));
   return Object.keys(fates?.producers ?? {}).filter((name) => !known.has(name) && fates.producers[name].held).map((name) =>
