@@ -1,4 +1,4 @@
-"""For all tests: the numeric libraries share the cores with the processes that tests start."""
+"""Settings of all tests: the numeric libraries share the cores with the processes of tests."""
 
 import os
 import tempfile
@@ -13,21 +13,24 @@ from stream_ssl.app.threads import share_cores
 
 share_cores()
 
-# A process that waits for a busy core is late: an example's time says nothing about the code.
+# A process may wait for a busy core, so the time of an example says nothing about the code.
 hypothesis.settings.register_profile("without a deadline", deadline=None)
 hypothesis.settings.load_profile("without a deadline")
 
 
 @pytest.hookimpl(optionalhook=True)  # `make mutations` goes without xdist
 def pytest_xdist_auto_num_workers() -> int:
-    """Of `pytest -n auto`: five more than cores, for tests wait a third of their time."""
+    """Return the number of workers for `pytest -n auto`: five more than cores.
+
+    Tests spend a third of their time waiting.
+    """
     ours = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return (ours or 1) + 5
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_setupnodes(config: pytest.Config, specs: list) -> None:
-    """xdist's processes are forked from one that has made the imports, and theirs too."""
+    """Start xdist's workers, and the processes that they start, by a fork of a warm interpreter."""
     import execnet
 
     stack = ExitStack()

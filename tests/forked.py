@@ -1,8 +1,8 @@
-"""Processes that begin where a program's imports end: forked from one that has made them.
+"""Processes that are forked from a process that has already imported the program's modules.
 
-They are processes like any other, with their own memory, signals and exit status, and SIGKILL ends
-them as it ends a daemon; only the seconds that importing torch takes are spent once. What a test
-says of imports, of the environment or of the interpreter needs `subprocess` instead.
+They have their own memory, signals and exit status, and SIGKILL ends them as it ends a daemon. Only
+torch's import time of several seconds is saved. Use `subprocess` for tests of imports, of the
+environment or of the interpreter.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 import warm
 
-MADE = (  # torch's compiler is what a first optimiser imports
+MADE = (  # the first optimiser imports torch's compiler
     *("stream_ssl.app.learn", "stream_ssl.app.receive", "stream_ssl.app.commands.produce"),
     *("stream_ssl.app.commands.check", "stream_ssl.app.commands.run", "torch._dynamo"),
 )
@@ -31,9 +31,10 @@ _context.set_forkserver_preload(list(MADE))
 
 
 class Forked:
-    """A process that calls `main` with its arguments and exits with what that returns.
+    """A process that calls `main` with its arguments and exits with the returned status.
 
-    As much of `subprocess.Popen` as tests use. What it prints goes to the end of `output`.
+    It has the part of `subprocess.Popen` that tests use. Its output is appended to the file
+    `output`.
     """
 
     def __init__(self, main: Callable[..., Any], *arguments: Any, output: Path) -> None:
@@ -69,7 +70,10 @@ class Forked:
 
 @cache
 def _start_server() -> None:
-    """Beginning warm. What else multiprocessing starts, as the product has it, are whole ones."""
+    """Start the fork server in a warm interpreter.
+
+    Other processes that multiprocessing starts use the normal interpreter, as in the product.
+    """
     if warm.PROGRAM in os.environ:
         resource_tracker.ensure_running()
         _context.set_executable(os.environ[warm.PROGRAM])
@@ -80,7 +84,7 @@ def _start_server() -> None:
 
 
 def run_script(script: Path, environment: dict[str, str] | None = None) -> None:
-    """A main: runs a script in its folder as a reader would, who takes warnings for errors."""
+    """Run a script in its folder, with warnings as errors. Use it as a `main`."""
     os.chdir(script.parent)
     os.environ.update(environment or {})
     warnings.simplefilter("error")

@@ -1,11 +1,12 @@
-"""Breaks the code in many places, one at a time, and says which the tests do not notice.
+"""Break the code in many places, one at a time, and report the changes that no test notices.
 
     .venv/bin/python tests/mutations.py            all of mutations.yaml, in a copy of the tree
-    .venv/bin/python tests/mutations.py losses/    those whose file has this in its path
+    .venv/bin/python tests/mutations.py losses/    mutations of files with this in their path
 
-A place is a whole line that stands once in its file, what it becomes, and the tests that must then
-fail; all of these are first seen to pass. Each is tried in a process forked from one that has made
-the imports. Exit status 1: some mutation survived, or a line is gone.
+A mutation names a whole line that occurs once in its file, its replacement, and the tests that must
+then fail. The script first checks that these tests pass without the mutation. Each mutation is
+tried in a process forked from one that has imported the libraries. Exit status 1: a mutation
+survived, or a line is gone.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import TypedDict
 
 ROOT = Path(__file__).parents[1]
-LIMIT = 400  # seconds; a mutation that makes the tests wait longer has been noticed
+LIMIT = 400  # seconds; a mutation that makes the tests wait longer counts as killed
 
 
 class Mutation(TypedDict):
@@ -33,7 +34,7 @@ class Mutation(TypedDict):
 
 
 def copy_tree(to: Path) -> None:
-    """The files that git knows, and new ones that it does not ignore."""
+    """Copy the tracked files, and new files that git does not ignore."""
     listed = ["git", "-C", ROOT, "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
     names = subprocess.run(listed, check=True, capture_output=True, text=True).stdout
     for name in filter(None, names.split("\0")):
@@ -43,7 +44,7 @@ def copy_tree(to: Path) -> None:
 
 
 def outcome(tree: Path, mutation: Mutation, limit: float = LIMIT) -> str:
-    """Tries one; returns "killed", "survived" or "gone"."""
+    """Try one mutation. Return "killed", "survived" or "gone"."""
     file = tree / mutation["file"]
     source = file.read_text() if file.exists() else ""
     if source.count(mutation["line"] + "\n") != 1:
@@ -56,7 +57,7 @@ def outcome(tree: Path, mutation: Mutation, limit: float = LIMIT) -> str:
 
 
 def passes(tree: Path, tests: str, limit: float = LIMIT) -> bool:
-    """Whether these, as on pytest's command line, pass within so many seconds."""
+    """Return whether the tests, given as on pytest's command line, pass within `limit` seconds."""
     child = os.fork()
     if child == 0:
         os.setsid()
@@ -71,14 +72,14 @@ def passes(tree: Path, tests: str, limit: float = LIMIT) -> bool:
         return False
     finally:
         try:
-            os.killpg(child, signal.SIGKILL)  # and whatever it started
+            os.killpg(child, signal.SIGKILL)  # and all processes that it started
             os.waitpid(child, 0)
         except (ProcessLookupError, ChildProcessError):
             pass
 
 
 def _pytest(tree: Path, arguments: list[str]) -> int:
-    """In the forked process: all imports of ours come from the copy."""
+    """Run pytest in the forked process, with the project's modules from the copy."""
     os.chdir(tree)
     sys.path[:0] = [str(tree)]
     silent = os.open("/dev/null", os.O_WRONLY)
@@ -93,7 +94,7 @@ def _pytest(tree: Path, arguments: list[str]) -> int:
 
 
 def imports() -> None:
-    """What the tests import of others, once for all mutations."""
+    """Import the third-party modules of the tests, once for all mutations."""
     import kornia.augmentation
     import sklearn
     import torch

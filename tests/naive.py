@@ -1,4 +1,4 @@
-"""Obvious twins of the memory's parts, in float64, to compare with. Slow on purpose.
+"""Naive float64 implementations of the memory's parts, as references for tests. They are slow.
 
 Shapes: B newcomers, D embedding, K slots.
 """
@@ -15,7 +15,10 @@ from stream_ssl.memory.scores import Score
 
 
 def printed_algorithm_2(score: Score, z_KD: Tensor, x_BD: Tensor) -> list[int]:
-    """The slots of DUEL's Algorithm 2 as printed: all counts anew for every sample, O(K^2 D)."""
+    """Return the slots that DUEL's Algorithm 2 evicts, as printed: O(K^2 D) for each sample.
+
+    All counts are computed again for every sample.
+    """
     memory_KD = z_KD.clone()
     slots = []
     for x_D in x_BD:
@@ -28,9 +31,10 @@ def printed_algorithm_2(score: Score, z_KD: Tensor, x_BD: Tensor) -> list[int]:
 
 
 class IncrementalDuel:
-    """Algorithm 2 with counts carried along in float64, O(K D) a step; it judges a given step.
+    """Algorithm 2 with float64 counts that are updated at each step in O(K D).
 
-    With `compete` Algorithm 1's form: the newcomer joins first and may be the one that leaves.
+    It computes the regret of a step that the memory chose. With `compete` it implements Algorithm
+    1: the newcomer joins first and may be evicted itself.
     """
 
     def __init__(self, score: Score, z_KD: Tensor, compete: bool = False) -> None:
@@ -43,14 +47,14 @@ class IncrementalDuel:
         return torch.cat(blocks) - self.score((self.z_KD * self.z_KD).sum(dim=1))
 
     def judged(self, x_D: Tensor) -> Tensor:
-        """The counts among which the largest is sought; with `compete` the newcomer's is last."""
+        """Return the counts of the candidates. With `compete` the newcomer's count is last."""
         if not self.compete:
             return self.count_K
         near_K = self.score(self.z_KD @ x_D.to(torch.float64))
         return torch.cat([self.count_K + near_K, near_K.sum()[None]])
 
     def step(self, x_D: Tensor, slot: int) -> None:
-        """The newcomer takes over `slot`; -1: it is refused."""
+        """Put the newcomer into `slot`; -1 means that it was refused."""
         if slot < 0:
             return
         self.count_K -= self.score(self.z_KD @ self.z_KD[slot])
@@ -61,20 +65,20 @@ class IncrementalDuel:
         self.count_K[slot] = near_K.sum()
 
     def regret(self, slot: int, x_D: Tensor) -> float:
-        """How far this slot's count lies below the largest; slot -1 is the newcomer."""
+        """Return how far this slot's count is below the largest; slot -1 is the newcomer."""
         judged = self.judged(x_D)
         return float(judged.max() - judged[slot])
 
 
 class Queue:
-    """First in, first out, as a list of ids."""
+    """A first-in, first-out queue as a list of ids."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.ids: list[int] = []
 
     def add(self, ids: Sequence[int]) -> list[int]:
-        """Ids in the order in which they left."""
+        """Add ids and return the evicted ids in the order in which they left."""
         self.ids.extend(ids)
         gone = self.ids[: max(0, len(self.ids) - self.capacity)]
         self.ids = self.ids[len(gone) :]
@@ -84,7 +88,7 @@ class Queue:
 def replay_ids(
     slots_before: Sequence[int], plan: Sequence[int], newcomers: Sequence[int]
 ) -> tuple[list[int], list[int]]:
-    """Ids by slot after newcomers went to the slots of `plan` in turn, and the ids evicted."""
+    """Return ids by slot after newcomers took the slots of `plan` in turn, and the evicted ids."""
     ids, evicted = list(slots_before), []
     for slot, newcomer in zip(plan, newcomers, strict=True):
         evicted.append(ids[slot])
@@ -93,12 +97,12 @@ def replay_ids(
 
 
 def reservoir_law(capacity: int, seen: int) -> float:
-    """The probability that any one of `seen` samples is held."""
+    """Return the probability that one of `seen` samples is in the reservoir."""
     return min(1.0, capacity / seen)
 
 
 def unit_rows(rng: np.random.Generator, kind: str, count: int, dim: int) -> Tensor:
-    """Test streams, float64 unit rows: the kinds on which eviction rules differ."""
+    """Return a test stream of float64 unit rows. Eviction rules differ on these kinds of stream."""
     if kind == "one-hot":  # every cosine is 0 or 1, so counts tie exactly and often
         return torch.eye(dim, dtype=torch.float64)[torch.from_numpy(rng.integers(dim, size=count))]
     z_ND = rng.standard_normal((count, dim))

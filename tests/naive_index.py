@@ -1,4 +1,4 @@
-"""Obvious twins of the index, in float64, and what its tests share.
+"""Naive float64 implementations of the index, and helpers that its tests share.
 
 Shapes: D embedding, K slots, N rows.
 """
@@ -20,14 +20,14 @@ DIM = 32
 
 
 def exact_counts(score: Score, z_KD: Tensor) -> Tensor:
-    """N(j) of every row: with all rows, less with itself."""
+    """Return N(j) of every row: the sum of scores with all other rows."""
     wide_KD = z_KD.to(torch.float64)
     count_K = [score(rows @ wide_KD.T).sum(dim=1) for rows in torch.split(wide_KD, 512)]
     return torch.cat(count_K) - score((wide_KD * wide_KD).sum(dim=1))
 
 
 def near_sums(score: Score, z_KD: Tensor, cell_K: list[int], near: list[set[int]]) -> list[float]:
-    """For each row, h with every other row of its near cells, added up pair by pair."""
+    """Return, for each row, the sum of h over every other row of its near cells, pair by pair."""
     wide_KD = z_KD.to(torch.float64)
     h_KK = score(wide_KD @ wide_KD.T)
     total = []
@@ -38,7 +38,7 @@ def near_sums(score: Score, z_KD: Tensor, cell_K: list[int], near: list[set[int]
 
 
 def mean_by_sampling(score: Score, middle: float, spread: float) -> float:
-    """Mean of h over a normal cosine, by the sum over a fine grid."""
+    """Return the mean of h over a normally distributed cosine, as a sum over a fine grid."""
     step_S = np.linspace(-6, 6, 4001)
     weight_S = np.exp(-(step_S**2) / 2)
     h_S = score(torch.from_numpy(middle + spread * step_S)).numpy()
@@ -46,7 +46,10 @@ def mean_by_sampling(score: Score, middle: float, spread: float) -> float:
 
 
 def regrets(score: Score, z_KD: Tensor, plan: list[int], x_BD: Tensor) -> list[float]:
-    """(largest - evicted's) / largest exact count at each step; `z_KD` takes the newcomers."""
+    """Return (largest - evicted) / largest exact count at each step.
+
+    `z_KD` is modified: it takes the newcomers.
+    """
     found = []
     count_K = exact_counts(score, z_KD)
     for slot, x_D in zip(plan, x_BD, strict=True):
@@ -62,7 +65,7 @@ def regrets(score: Score, z_KD: Tensor, plan: list[int], x_BD: Tensor) -> list[f
 
 
 class EveryRow:
-    """Rows by id in a dict; every search looks at all of them."""
+    """Rows by id in a dict. Every search compares all of them."""
 
     def __init__(self) -> None:
         self.row: dict[int, Tensor] = {}
@@ -75,7 +78,7 @@ class EveryRow:
             del self.row[one]
 
     def search(self, z_D: Tensor, k: int) -> list[tuple[float, int]]:
-        """Cosine and id of the k nearest, the nearest first."""
+        """Return cosine and id of the k nearest rows, the nearest first."""
         found = [(float(row @ z_D.to(torch.float64)), one) for one, row in self.row.items()]
         return sorted(found, reverse=True)[:k]
 
@@ -94,7 +97,7 @@ def filled(
 
 
 def stream(rng: np.random.Generator, kind: str, count: int, dim: int = DIM) -> Tensor:
-    """`unit_rows`, or 20 clusters whose sizes fall as 1/rank, the same in every call."""
+    """Return `unit_rows`, or 20 clusters of sizes as 1/rank, the same in every call."""
     if kind != "ranked":
         return unit_rows(rng, kind, count, dim)
     centre_CD = unit_rows(np.random.default_rng(99), "uniform", 20, dim)
@@ -107,7 +110,7 @@ def stream(rng: np.random.Generator, kind: str, count: int, dim: int = DIM) -> T
 
 
 def offer(tally: ApproximateCounts, columns: Columns, x_BD: Tensor) -> list[int]:
-    """Add newcomers the way the memory does. The plan."""
+    """Add newcomers in the same way as the memory does. Return the plan."""
     plan: list[int] = []
     while len(x_BD):
         step = tally.choose(x_BD).tolist()

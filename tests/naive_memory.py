@@ -1,4 +1,4 @@
-"""Obvious twins of what surrounds the eviction policy, in float64. Slow on purpose.
+"""Naive float64 implementations of the memory around its eviction policy. They are slow.
 
 Shapes: B newcomers or anchors, D embedding, K slots, k occupied slots, n slots drawn.
 """
@@ -16,7 +16,7 @@ from torch import Tensor
 
 @dataclass
 class Slot:
-    """What a slot of the queue holds."""
+    """The content of one slot of the queue."""
 
     name: int
     row_D: Tensor
@@ -25,7 +25,7 @@ class Slot:
 
 @dataclass
 class Outcome:
-    """What became of a batch, as `Admission` tells it."""
+    """The result of a batch, with the fields of `Admission`."""
 
     slots: list[int] = field(default_factory=list)
     evicted: list[int] = field(default_factory=list)
@@ -35,13 +35,13 @@ class Outcome:
 
 
 class DeduplicatedQueue:
-    """A queue that asks of each newcomer in turn whether it has seen the like.
+    """A queue that compares each newcomer with all earlier samples, one by one.
 
     Args:
         capacity: K.
-        threshold: of the cosine; `unit` below it still counts as reached.
+        threshold: cosine from which a newcomer is a duplicate, less the tolerance `unit`.
         action: "count", "refuse" or "merge".
-        unit: rounding of a cosine.
+        unit: rounding error of a cosine.
     """
 
     def __init__(self, capacity: int, threshold: float, action: str, unit: float) -> None:
@@ -88,7 +88,7 @@ class DeduplicatedQueue:
 def hardest_one_by_one(
     anchor_BD: Tensor, z_kD: Tensor, barred_Bk: Tensor, count: int
 ) -> tuple[list[list[int]], list[int]]:
-    """The slots most similar to each anchor, and to any; what is barred comes last."""
+    """Return the slots most similar to each anchor, and to any anchor. Barred slots come last."""
     near_Bk = [
         [
             -math.inf if barred else float(a_D @ z_D)
@@ -102,8 +102,9 @@ def hardest_one_by_one(
 
 
 def ordered_choice_law(weights: Sequence[float], count: int) -> dict[tuple[int, ...], float]:
-    """The probability of every ordered choice of `count`, one drawn after the other in proportion
-    to its weight among those left.
+    """Return the probability of every ordered choice of `count` items.
+
+    Items are drawn one after the other, each in proportion to its weight among the remaining items.
     """
     law = {}
     for choice in itertools.permutations(range(len(weights)), count):
@@ -116,7 +117,10 @@ def ordered_choice_law(weights: Sequence[float], count: int) -> dict[tuple[int, 
 
 
 def stratified_law(sizes: Sequence[int], count: int) -> list[float]:
-    """The probability that a given member of each cell is among `count`, cells taking turns."""
+    """Return, for each cell, the probability that a given member is drawn.
+
+    Cells take turns until `count` members are drawn.
+    """
     taken = [0.0] * len(sizes)
     left = count
     while left:
@@ -129,11 +133,11 @@ def stratified_law(sizes: Sequence[int], count: int) -> list[float]:
 
 
 def nearest_rank(values: Sequence[float], share: float) -> float:
-    """The least value that at least this share of the values do not exceed."""
+    """Return the smallest value that is at least as large as this share of the values."""
     ordered = sorted(values)
     return next(v for n, v in enumerate(ordered, 1) if n >= share * len(ordered))
 
 
 def chi_square_bound(freedom: int) -> float:
-    """Exceeded by a chi-square of this many degrees about once in 100,000 times."""
+    """Return a bound that a chi-square of this many degrees exceeds about once in 100,000 times."""
     return freedom + 4.5 * math.sqrt(2 * freedom) + 9

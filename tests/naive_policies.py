@@ -1,7 +1,8 @@
-"""Obvious twins of the eviction policies, in float64, to judge them by. Slow on purpose.
+"""Naive float64 implementations of the eviction policies, as references for tests. They are slow.
 
-A rule looks at the samples held, in slot order, and at the newcomer, and names the slots it lets
-the newcomer take: one, or all that tie to rounding; -1 alone where it refuses the newcomer.
+A rule takes the held samples, in slot order, and the newcomer. It returns the slots that the
+newcomer may take. There are several if they tie within rounding. The set {-1} means that the
+newcomer is refused.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from stream_ssl.memory.scores import Score
 
 @dataclass(frozen=True)
 class Sample:
-    """One sample, as a twin knows it; `born` is its place in the stream."""
+    """One sample; `born` is its place in the stream."""
 
     z_D: Tensor
     label: int
@@ -33,7 +34,9 @@ def oldest(held: Sequence[Sample], newcomer: Sample) -> set[int]:
 
 
 def most_duplicated(score: Score) -> Rule:
-    """DUEL's Algorithm 2: the largest count, all counted again for every newcomer."""
+    """Return the rule of DUEL's Algorithm 2: evict the largest count, with all counts computed
+    again.
+    """
 
     def rule(held: Sequence[Sample], newcomer: Sample) -> set[int]:
         del newcomer
@@ -45,7 +48,10 @@ def most_duplicated(score: Score) -> Rule:
 
 
 def minimum_redundancy(held: Sequence[Sample], newcomer: Sample, rounding: float = 1e-13) -> set:
-    """All cosines again; the slots of the closest pairs; of these the closest next-nearest."""
+    """Return the slots of the closest pairs that also have the closest next-nearest neighbour.
+
+    All cosines are computed again.
+    """
     del newcomer
     z_KD = torch.stack([sample.z_D for sample in held]).to(torch.float64)
     cosine_KK = (z_KD @ z_KD.T).fill_diagonal_(-torch.inf)
@@ -61,7 +67,7 @@ def where(mask_K: Tensor) -> set[int]:
 
 
 def class_balanced(held: Sequence[Sample], newcomer: Sample) -> set[int]:
-    """The class of the most slots, the lowest label of those; of it the oldest."""
+    """Return the oldest slot of the class with the most slots, the lowest label if classes tie."""
     del newcomer
     labels = [sample.label for sample in held]
     fullest = max(sorted(set(labels)), key=labels.count)
@@ -70,7 +76,7 @@ def class_balanced(held: Sequence[Sample], newcomer: Sample) -> set[int]:
 
 
 class Part:
-    """A full or growing list of samples under a rule, that follows those who are said to leave."""
+    """Samples under a rule, with the memory's own evictions replayed and checked."""
 
     def __init__(self, rule: Rule, capacity: int, gone: Sequence[int]) -> None:
         self.rule, self.capacity = rule, capacity
@@ -78,7 +84,9 @@ class Part:
         self.gone = list(reversed(gone))
 
     def offer(self, newcomer: Sample) -> None:
-        """AssertionError where another left than the rule lets leave."""
+        """Add a newcomer. AssertionError if the memory evicted a sample that the rule does not
+        allow.
+        """
         if len(self.held) < self.capacity:
             self.held.append(newcomer)
             return
@@ -92,14 +100,14 @@ class Part:
 
 
 def follow(rule: Rule, capacity: int, stream: Sequence[Sample], gone: Sequence[int]) -> list[int]:
-    """Who is held by slot after the stream passed a memory of this rule.
+    """Return `born` of the held samples by slot, after the stream passed a memory with this rule.
 
     Args:
-        rule: what a policy is to do.
+        rule: the expected behaviour of the policy.
         capacity: of the memory.
         stream: every sample.
-        gone: `born` of those whom the policy evicted, in order. The twin follows where ties leave
-            a choice, and fails where the rule leaves none.
+        gone: `born` of the samples that the policy evicted, in order. If the rule allows several
+            slots, the twin follows the policy. Otherwise a different choice is an AssertionError.
     """
     memory = Part(rule, capacity, gone)
     for newcomer in stream:

@@ -1,4 +1,4 @@
-"""An obvious twin of shares: every producer is counted again for each newcomer. Slow on purpose."""
+"""A naive implementation of shares, which counts every producer again for each newcomer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stream_ssl.memory.scores import Score
 
 @dataclass(frozen=True)
 class Sent:
-    """One sample; `born` is its place in the stream, `producer` None for nobody."""
+    """One sample; `born` is its place in the stream, `producer` is None if there is none."""
 
     z_D: Tensor
     label: int
@@ -24,13 +24,13 @@ class Sent:
 
 
 Choice = Callable[[Sequence[Sent], Sent, set[int]], set[int]]
-"""The slots that may leave, of those that are open; -1 alone refuses the newcomer."""
+"""Choose the slots that may be evicted among the open slots. {-1} refuses the newcomer."""
 
 
 def guarantees(
     names: set[str | None], part: float, weights: Mapping[str, float], capacity: int
 ) -> dict[str | None, int]:
-    """Slots of each producer by name, by exact arithmetic."""
+    """Return the guaranteed slots of each producer by name, in exact arithmetic."""
     weight = {n: Fraction(0) if n is None else Fraction(weights.get(n, 1)) for n in names}
     total = sum(weight.values())
     if not total:
@@ -41,7 +41,7 @@ def guarantees(
 def open_slots(
     held: Sequence[Sent], newcomer: Sent, part: float, weights: Mapping[str, float]
 ) -> tuple[set[int], bool]:
-    """The slots that the newcomer may take, and whether it may be refused."""
+    """Return the slots that the newcomer may take, and whether the newcomer may be refused."""
     counts = Counter([sample.producer for sample in held] + [newcomer.producer])
     kept = guarantees(set(counts), part, weights, len(held))
     rich = {name for name in counts if counts[name] > kept[name]}
@@ -50,7 +50,7 @@ def open_slots(
 
 
 def of_largest(value: Callable[[Sequence[Sent]], Tensor], slack: float) -> Choice:
-    """The open slots of the largest value, or so close to it that rounding may decide."""
+    """Return a choice of the open slots with the largest value, within the rounding `slack`."""
 
     def choice(held: Sequence[Sent], newcomer: Sent, slots: set[int]) -> set[int]:
         value_K = value(held)
@@ -61,7 +61,7 @@ def of_largest(value: Callable[[Sequence[Sent]], Tensor], slack: float) -> Choic
 
 
 def counts(score: Score) -> Callable[[Sequence[Sent]], Tensor]:
-    """N(j) of every slot."""
+    """Return a function that computes N(j) of every slot."""
 
     def value(held: Sequence[Sent]) -> Tensor:
         z_KD = torch.stack([sample.z_D for sample in held])
@@ -71,7 +71,7 @@ def counts(score: Score) -> Callable[[Sequence[Sent]], Tensor]:
 
 
 def compete(score: Score) -> Choice:
-    """Algorithm 1: the newcomer is counted with the slots, and -1 stands for it."""
+    """Return the choice of Algorithm 1: -1 is the newcomer, which is counted with the slots."""
 
     def choice(held: Sequence[Sent], newcomer: Sent, slots: set[int]) -> set[int]:
         value_W = counts(score)([*held, newcomer])
@@ -83,7 +83,7 @@ def compete(score: Score) -> Choice:
 
 
 def redundant(score: Score, at_least: float, slack: float) -> Choice:
-    """The most duplicated of the open slots where its count is so large, else any of them."""
+    """Return a choice of the most duplicated open slot if it reaches `at_least`, else any."""
     by_count = of_largest(counts(score), slack)
 
     def choice(held: Sequence[Sent], newcomer: Sent, slots: set[int]) -> set[int]:
@@ -120,18 +120,20 @@ def follow(
     weights: Mapping[str, float],
     refuses: bool,
 ) -> list[Sent]:
-    """Who is held by slot after the stream. AssertionError where the wrong sample left or was
-    refused.
+    """Return the held samples by slot after the stream.
 
     Args:
-        choice: what the policy is to do.
+        choice: the expected behaviour of the policy.
         capacity: of the memory.
         stream: every sample.
-        gone: `born` of those whom the memory evicted, in order.
-        refused: `born` of those whom it refused.
-        part: of the slots that is guaranteed.
+        gone: `born` of the samples that the memory evicted, in order.
+        refused: `born` of the samples that the memory refused.
+        part: guaranteed share of the slots.
         weights: of producers.
-        refuses: whether the policy may refuse by its own rule, as -1 among the slots.
+        refuses: whether the policy itself may refuse; the slots then include -1.
+
+    Raises:
+        AssertionError: the memory evicted or refused a wrong sample.
     """
     held: list[Sent] = []
     left = iter(gone)

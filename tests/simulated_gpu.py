@@ -1,15 +1,15 @@
-"""A GPU for machines that have none: real values, a device of its own, and every wait noted.
+"""A simulated GPU for machines without one: real values, its own device, and a record of all waits.
 
-A tensor "on the GPU" is a wrapper that says it lies on cuda:0 and computes on the CPU. So code runs
-through unchanged, with its branches on `device.type` and `is_cuda`, and finds what it finds on the
-CPU. Where devices are mixed it fails as it would. Where the host waits for the device, the line
-that made it wait is noted.
+A tensor "on the GPU" is a wrapper that reports the device cuda:0 and computes on the CPU. The
+tested code runs unchanged, including its branches on `device.type` and `is_cuda`, and gets the same
+values as on the CPU. Mixing devices fails as on a real GPU. If the host waits for the device, the
+simulation records the line of code that waited.
 
-torch's FakeTensorMode does not serve: its tensors have no values, on which the plan of a memory
-depends, and its backward pass fails in a CUDA build on a machine without a GPU.
+torch's FakeTensorMode cannot be used, because its tensors have no values and the plan of a memory
+depends on values. Its backward pass also fails in a CUDA build on a machine without a GPU.
 
-What it does not see: the time anything takes; kernels (those of the CPU run in their place);
-autocast, which knows no such device; order on several streams. Name the device with its index.
+The simulation does not cover timing, CUDA kernels (CPU kernels run in their place), autocast, or
+the order of several streams. Name the device with its index.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ ROOT = Path(__file__).parent.parent
 OURS = tuple(f"{ROOT / package}/" for package in ("memory", "stream_ssl"))
 aten = torch.ops.aten
 
-# Operators whose result, or its size, the host must know: a GPU is waited for.
+# Operators whose result, or its size, the host must know, so that it waits for the GPU.
 READS = {
     *("_local_scalar_dense", "equal", "is_nonzero", "nonzero", "masked_select", "bincount"),
     *("_unique2", "unique_dim", "unique_consecutive", "_linalg_eigh", "linalg_cholesky_ex"),
 }
-# Operators that take indices of either device; those of the host are copied over, which waits.
+# Operators that take indices on either device. Indices on the host are copied, which waits.
 INDEXED = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"}
 COPIES = {"_to_copy", "copy_", "_foreach_copy_"}
 
 
 class OnGpu(Tensor):
-    """A tensor of the simulated GPU. Its numbers are those of `value`, on the CPU."""
+    """A tensor of the simulated GPU, with its numbers in the CPU tensor `value`."""
 
     value: Tensor
     device = property(lambda self: GPU)
@@ -54,7 +54,7 @@ class OnGpu(Tensor):
 
     @staticmethod
     def __new__(cls, value: Tensor) -> OnGpu:
-        # torch itself is told "meta": for a CUDA tensor its engine would ask the driver.
+        # The wrapper says "meta" to torch, because torch's engine would ask the driver about CUDA.
         return Tensor._make_wrapper_subclass(
             cls,
             value.size(),
@@ -80,12 +80,13 @@ class OnGpu(Tensor):
 
 @dataclass(frozen=True)
 class Wait:
-    """The host waited for the device.
+    """One wait of the host for the device.
 
-    `kind` is "read" where something comes to the host, or "upload": a copy to the device that is
-    not `non_blocking`, and so waits for all that was launched before. `line` tells who asked, as
-    "stream_ssl/learning/updates.py update"; `declared` whether through
-    `stream_ssl.memory.compute.to_host`.
+    Attributes:
+        kind: "read" if data comes to the host. "upload" for a copy to the device that is not
+            `non_blocking`, and so waits for all earlier work.
+        line: the caller, such as "stream_ssl/learning/step.py _read".
+        declared: whether the call went through `stream_ssl.memory.compute.to_host`.
     """
 
     kind: str
@@ -94,23 +95,23 @@ class Wait:
 
 
 class SimulatedGpu(TorchDispatchMode):
-    """Within it there is a device "cuda:0".
+    """A context manager that provides a device "cuda:0".
 
     Attributes:
-        waits: of the host for the device, in order.
+        waits: the waits of the host for the device, in order.
     """
 
-    _mode_key = torch._C._TorchDispatchModeKey.FAKE  # under this key torch asks for no driver
+    _mode_key = torch._C._TorchDispatchModeKey.FAKE  # torch asks for no driver under this key
 
     def __init__(self) -> None:
         super().__init__()
         self.waits: list[Wait] = []
         self._pinned: list[Tensor] = []
-        self._in_flight: list[tuple[Tensor, Tensor]] = []  # pinned sources, and what they held
+        self._in_flight: list[tuple[Tensor, Tensor]] = []  # pinned sources and contents
         self._patched = ExitStack()
 
     def count(self, *packages: str, kind: str = "read", declared: bool | None = None) -> Counter:
-        """Waits by the line that asked, where it is in one of these folders."""
+        """Return the waits by calling line, for lines in these folders."""
         return Counter(
             wait.line
             for wait in self.waits
@@ -129,7 +130,7 @@ class SimulatedGpu(TorchDispatchMode):
         for name, stand_in in stand_ins.items():
             self._patched.enter_context(mock.patch.object(torch.cuda, name, stand_in))
         self._switch(torch._C._only_lift_cpu_tensors, torch._C._set_only_lift_cpu_tensors)
-        # A module's parameters are replaced when it moves: another class cannot be put into them.
+        # Parameters are replaced when a module moves, because their class cannot change in place.
         future = torch.__future__
         self._switch(
             future.get_overwrite_module_params_on_conversion,
@@ -171,11 +172,11 @@ class SimulatedGpu(TorchDispatchMode):
         )
         if not to_gpu:
             return found
-        # What is written to in place stays the object it is.
+        # An in-place operation returns the same object.
         return _mapped(lambda one: there[id(one)] if id(one) in there else OnGpu(one), found)
 
     def _note(self, name: str, args: Any, tensors: list[Tensor]) -> None:
-        """What waits, and what fails."""
+        """Record a wait of this operator, and raise RuntimeError if it mixes devices."""
         if name in READS:
             self._wait("read")
         if name in INDEXED:
@@ -185,7 +186,7 @@ class SimulatedGpu(TorchDispatchMode):
                 elif index is not None and not isinstance(index, OnGpu):
                     self._wait("upload")
             tensors = [args[0], *args[2:3]]
-        strict = name in ("cat", "stack")  # elsewhere a single number may come from the host
+        strict = name in ("cat", "stack")  # other operators accept a single number from the host
         strangers = [one for one in tensors if not isinstance(one, OnGpu) and (one.ndim or strict)]
         if strangers:
             raise RuntimeError(
@@ -211,14 +212,16 @@ class SimulatedGpu(TorchDispatchMode):
         self.waits.append(Wait(kind, *_asked()))
 
     def landed(self, count: int) -> None:
-        """The first so many copies from pinned memory are done: what they read must be there."""
+        """Finish the first `count` copies from pinned memory, and check that their sources are
+        intact.
+        """
         done, self._in_flight = self._in_flight[:count], self._in_flight[count:]
         for source, held in done:
             assert torch.equal(source, held), "a pinned buffer was written to while in flight"
 
 
 class Event:
-    """In the place of torch.cuda.Event."""
+    """A replacement of torch.cuda.Event."""
 
     def __init__(self, gpu: SimulatedGpu) -> None:
         self._gpu, self._copies = gpu, []
@@ -235,7 +238,7 @@ class Event:
 
 
 def _tensors(given: Any) -> Iterator[Tensor]:
-    """Those of an operator's arguments; PyTorch's trees, which may be of anything, take longer."""
+    """Yield the tensors among an operator's arguments. This is faster than PyTorch's trees."""
     for one in given:
         if isinstance(one, Tensor):
             yield one
@@ -244,7 +247,7 @@ def _tensors(given: Any) -> Iterator[Tensor]:
 
 
 def _mapped(to: Callable[[Tensor], Tensor], given: Any) -> Any:
-    """Arguments or results with `to` of each tensor in its place."""
+    """Return arguments or results with each tensor replaced by `to(tensor)`."""
     if isinstance(given, Tensor):
         return to(given)
     if isinstance(given, (list, tuple)):
@@ -262,7 +265,7 @@ def _run(name: str, func: Any, args: Any, kwargs: Any) -> Any:
         found = aten._scaled_dot_product_flash_attention_for_cpu(
             query, key, value, attn_mask=bias, scale=kwargs["scale"]
         )
-        return *found, torch.zeros(()), torch.zeros(())  # and what dropout is seeded by
+        return *found, torch.zeros(()), torch.zeros(())  # and the seed and offset of dropout
     return func(*args, **kwargs)
 
 
@@ -271,7 +274,7 @@ def _shared(one: Tensor, other: Tensor) -> bool:
 
 
 def _asked() -> tuple[str, bool]:
-    """The line of ours that asked, and whether through `to_host`."""
+    """Return the project's line that called, and whether it called through `to_host`."""
     frame: FrameType | None = sys._getframe(1)
     declared = False
     while frame is not None:

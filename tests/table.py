@@ -1,4 +1,4 @@
-"""A table of small cases as one test with a subtest for each, where setting up costs more."""
+"""A decorator that runs a table of small cases as subtests of one test, with one setup."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ def table(
     cases: Iterable[Any],
     ids: Iterable[str] | Callable[[Any], str] | None = None,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """As `pytest.mark.parametrize`, in one test: all cases are run, and those that fail are named.
+    """Run all cases in one test, with arguments like `pytest.mark.parametrize`. Failures name the
+    case.
 
-    They share the test's fixtures, so that it suits what only reads these; pytest's own begin anew
-    for each case (see `anew`). Tables stack, the lowest as the innermost loop.
+    All cases share the test's fixtures, so use it for tests that only read them. pytest's own
+    fixtures are reset for each case (see `anew`). If tables are stacked, the lowest is the
+    innermost loop.
     """
     keys = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
     rows = [_row(case, len(keys)) for case in cases]
@@ -51,7 +53,9 @@ def table(
 
 @contextmanager
 def anew(fixtures: dict[str, Any], number: int) -> Iterator[dict[str, Any]]:
-    """A folder of its own under `tmp_path`, nothing patched, logged or printed yet."""
+    """Yield the fixtures for one case: a new folder under `tmp_path`, and reset patches and
+    captures.
+    """
     with pytest.MonkeyPatch.context() as monkeypatch:
         own = dict(fixtures)
         if "monkeypatch" in fixtures:
@@ -67,7 +71,7 @@ def anew(fixtures: dict[str, Any], number: int) -> Iterator[dict[str, Any]]:
 
 
 def _row(case: Any, width: int) -> tuple[str | None, Sequence[Any]]:
-    """The id of a case, where it has one, and its values."""
+    """Return the id of a case, if it has one, and its values."""
     if hasattr(case, "values") and hasattr(case, "id"):  # a pytest.param
         return case.id, case.values
     return None, (case,) if width == 1 else case

@@ -1,4 +1,4 @@
-"""Small files that others may have written: each reader has bounds, and names the fault."""
+"""Tests of readers of small untrusted files: each reader has bounds, and names the fault."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_only_small_regular_files_are_read(kind: str, says: str, tmp_path: Path)
 
 
 def test_a_file_that_an_operator_names_may_be_a_link(tmp_path: Path) -> None:
-    """Kubernetes mounts `NAME -> ..data/NAME`, and `..data` is a link, too."""
+    """Kubernetes mounts `NAME -> ..data/NAME`, and `..data` is a link too."""
     (tmp_path / "..2026").mkdir()
     (tmp_path / "..2026" / "allow.json").write_text("{}")
     (tmp_path / "..data").symlink_to("..2026")
@@ -103,7 +103,7 @@ def test_a_file_that_an_operator_names_may_be_a_link(tmp_path: Path) -> None:
 def test_keys_are_read_where_the_system_has_no_such_flags(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on Windows, where producers run."""
+    """Windows, on which producers run, has no such flags."""
     for name in ("O_NONBLOCK", "O_NOCTTY", "O_CLOEXEC", "O_NOFOLLOW"):
         monkeypatch.delattr(os, name)
     (tmp_path / "file.json").write_text("{}")
@@ -121,7 +121,7 @@ OPERATORS: dict[str, Callable[[Path], Any]] = {
     "token file": Token.load,
     "config": load_config,
 }
-"""Readers of files that an operator names, which may be links."""
+"""Readers of files that an operator names. These files may be links."""
 
 
 @pytest.mark.timeout(30)

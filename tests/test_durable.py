@@ -1,4 +1,4 @@
-"""Small files: the old or the new one at any moment, in the order that a power cut asks for."""
+"""Tests of small durable files: a power cut leaves either the old or the new file."""
 
 from __future__ import annotations
 

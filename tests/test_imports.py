@@ -1,4 +1,4 @@
-"""Who may import whom: the architecture, held line by line."""
+"""Tests of the architecture: which part may import which other part or library."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ ROOT = Path(__file__).parent.parent
 LINKED = ("memory", "producers")
 """Folders at the top of the repository that `stream_ssl/` links to."""
 SHARED = {"background", "batch", "decode_cost", "durable", "pictures", "rate_limited_logger"}
-"""Small modules that any part but memory may import."""
+"""Small modules that every part except memory may import."""
 
-# What each part of stream_ssl may import of the others, ...
+# The other parts that each part of stream_ssl may import ...
 MAY: dict[str, set[str]] = {
     **{part: set() for part in (*SHARED, "bounded_files", "renamed")},
     "wire": set(),
@@ -34,7 +34,7 @@ MAY: dict[str, set[str]] = {
     "evaluation": {"feed", "wire", "memory"},
     "observe": {"evaluation", "learning", "feed", "receiver", "journal", "wire", "memory"},
 }
-# ... and which parts may touch which heavy libraries.
+# ... and the parts that may import each heavy library.
 LIBRARIES = {
     "zmq": {"producers", "wire", "receiver", "conformance"},
     "lmdb": {"journal"},
@@ -50,14 +50,14 @@ LIBRARIES = {
 
 
 def part_of(module: str) -> str | None:
-    """The part of stream_ssl that a module is in."""
+    """Return the part of stream_ssl that contains a module."""
     first, _, rest = module.partition(".")
     part = rest.partition(".")[0]
     return part if first == "stream_ssl" and (part in MAY or part == "app") else None
 
 
 def imports_of(file: Path) -> set[str]:
-    """Modules that a file names in import statements, at any depth, type checking included."""
+    """Return the modules that a file imports, at any depth, including those for type checking."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
@@ -78,13 +78,13 @@ FILES = sorted(
 
 
 def module_of(file: Path) -> str:
-    """The module that a file is, by the one name under which it is installed."""
+    """Return the module name of a file, under the one name that is installed."""
     parts = file.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts if parts[0] == "stream_ssl" else ("stream_ssl", *parts))
 
 
 def wrong_imports(file: Path) -> Iterator[str]:
-    """What a file imports and may not, a line each."""
+    """Yield one line for each import that the file may not have."""
     path, here = file.relative_to(ROOT), part_of(module_of(file))
     for name in sorted(imports_of(file)):
         part, library = part_of(name), name.partition(".")[0]

@@ -1,4 +1,4 @@
-"""Every mutation of mutations.yaml still applies: its line is there once, and so are its tests."""
+"""Tests that every mutation of mutations.yaml still applies: its line and its tests exist."""
 
 from __future__ import annotations
 

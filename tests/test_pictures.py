@@ -1,4 +1,4 @@
-"""One file is one picture, whichever way its pixels take."""
+"""Tests that one file gives the same picture on every route to the learner."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RNG = np.random.default_rng(7)
 
 
 def learned(sample: Sample) -> NDArray[np.uint8]:
-    """The pixels that the learner sees."""
+    """Return the pixels that the learner sees."""
     return Decoder(SIDE).decode(sample)
 
 
@@ -89,7 +89,7 @@ def test_every_route_lays_transparent_pixels_over_white(
 
 
 def png(bits: int, kind: int, samples_HWC: NDArray[Any], clear: list[int]) -> bytes:
-    """A PNG of colour type 0 (grey), 2 (colour) or 3 (palette), with a transparent colour."""
+    """Return a PNG of colour type 0 (grey), 2 (colour) or 3 (palette) and a transparent colour."""
 
     def chunk(name: bytes, body: bytes) -> bytes:
         check = struct.pack(">I", zlib.crc32(name + body))
@@ -133,7 +133,7 @@ def test_transparent_colours_of_every_depth(
         clear_HW = (samples_HWC == clear).all(2)
         scaled = samples_HWC >> 8 if bits == 16 else samples_HWC * 255 // (2**bits - 1)
         expected_HWC = np.broadcast_to(scaled, (SIDE, SIDE, 3))
-    if (bits, kind) == (16, 2):  # Pillow reads the upper 8 bits: 0 and 1 are one level
+    if (bits, kind) == (16, 2):  # Pillow reads the upper 8 bits, so 0 and 1 are one level
         clear_HW = (samples_HWC >> 8 == np.array(clear) >> 8).all(2)
     expected_HWC = np.where(clear_HW[..., None], 255, expected_HWC)
     assert clear_HW.any()
@@ -149,7 +149,7 @@ def test_a_second_look_at_a_picture_is_the_same() -> None:
 
 
 def test_a_jpeg_made_of_pixels_with_alpha_lies_over_white() -> None:
-    """A robot's rgba8 image whose hidden colour is red."""
+    """The hidden colour of a robot's rgba8 image is red."""
     pixels_HWC = np.full((SIDE, SIDE, 4), (255, 0, 0, 0), np.uint8)
     for codec in ("jpeg", "webp", "raw"):
         sample = Sample("a", **Encoder(codec, 100)(pixels_HWC))  # type: ignore[arg-type]
@@ -166,7 +166,7 @@ def test_a_frame_with_alpha_lies_over_white(kind: str) -> None:
 
 
 def test_no_row_of_a_frame_keeps_the_alpha_of_another_frame() -> None:
-    """FFmpeg's own threads left rows behind in one of forty conversions."""
+    """FFmpeg's own threads left stale rows in one of forty conversions."""
     clear = np.full((SIDE, SIDE, 4), (255, 0, 0, 0), np.uint8)
     frame = converted(av.VideoFrame.from_ndarray(clear, format="rgba"), SIDE, SIDE, "yuva420p")
     raw = Frames(codec="raw")
@@ -174,7 +174,7 @@ def test_no_row_of_a_frame_keeps_the_alpha_of_another_frame() -> None:
 
 
 def test_a_frame_is_converted_in_one_thread() -> None:
-    """The test above sees the fault of several threads now and then only."""
+    """The test above detects several threads only now and then."""
     asked: list[dict[str, Any]] = []
     frame: Any = SimpleNamespace(reformat=lambda *size, **options: asked.append(options))
     converted(frame, 4, 4, "rgba")

@@ -1,4 +1,4 @@
-"""The recipes of CONTRIBUTING.md work, and name files that there are."""
+"""Tests that the recipes of CONTRIBUTING.md work, and name existing files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RECIPES = dict(re.findall(r"\*\*An? ([a-z ]+)\.\*\* (.*?)(?=\n\*\*|\n## )", PAGE
 
 
 def made(recipe: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """A module with what the recipe's snippet defines."""
+    """Return a module with the definitions of the recipe's snippet."""
     (code,) = re.findall(r"```python\n(.*?)```", RECIPES[recipe], re.DOTALL)
     module = ModuleType(f"recipe_of_a_{recipe.replace(' ', '_')}")
     monkeypatch.setitem(sys.modules, module.__name__, module)
@@ -61,7 +61,7 @@ def test_objects_are_where_the_table_says() -> None:
 
 
 def configured(**settings: Any) -> Any:
-    """What a config file with these settings builds."""
+    """Return the parts that a configuration with these settings builds."""
     parser = config.learner_parser()
     return parser.instantiate(parser.parse_string(json.dumps(settings)))
 

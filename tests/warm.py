@@ -1,11 +1,12 @@
-"""Interpreters that begin with imports made: forked from one that has made them, once for all.
+"""Interpreters that start with modules already imported, because they are forked from one process.
 
-torch and what comes with it take ten seconds of a core. Each of xdist's processes would take
-them, and each of these again for its server of forked processes (tests/forked.py). `interpreter`
-gives a program to start in the place of Python, with `-c` as they do. What it runs is forked from
-the one process that imports; the program itself hands over its open files, and waits for the end.
+Importing torch and its dependencies takes ten seconds of a core. Without this module, each xdist
+worker would import them, and so would each worker's fork server (tests/forked.py). `interpreter`
+creates a program that replaces Python and is started with `-c`. The program sends its open files to
+the process that has made the imports. That process forks, and the fork runs the code. The program
+waits until the fork ends.
 
-Nothing of ours is imported there, nor what pytest's plugins are made of.
+The process imports neither the project's modules nor the dependencies of pytest's plugins.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ MADE = (
     *("matplotlib.figure", "matplotlib.backends.backend_svg", "rich.console", "jsonargparse"),
     *("jinja2", "nats"),
 )
-PROGRAM = "STREAM_SSL_TESTS_PYTHON"  # where the program is, in the environment of xdist's processes
-FILES = 250  # as many as one message may carry
+PROGRAM = "STREAM_SSL_TESTS_PYTHON"  # path of the program, in the environment of xdist's workers
+FILES = 250  # the most that one message can carry
 
 
 @contextmanager
 def interpreter(folder: Path) -> Iterator[Path]:
-    """The program, in this folder; what it has started is ended with the block."""
+    """Yield the program, created in this folder. At the end, kill all processes that it started."""
     address, program = folder / "forks", folder / "python"
     ours = [sys.executable, "-SE", __file__, str(address)]
     program.write_text(f'#!/bin/sh\nexec {shlex.join(ours)} "$@"\n')
@@ -50,7 +51,7 @@ def interpreter(folder: Path) -> Iterator[Path]:
         code = f"import warm; exec(warm.serve({listener.fileno()}), vars(warm.main()))"
         server = subprocess.Popen(
             [sys.executable, "-c", code],
-            stdin=subprocess.PIPE,  # closed, at the latest, when this process ends
+            stdin=subprocess.PIPE,  # closes at the latest when this process ends
             cwd=Path(__file__).parent,
             pass_fds=[listener.fileno()],
         )
@@ -63,10 +64,10 @@ def interpreter(folder: Path) -> Iterator[Path]:
 
 
 def serve(number: int) -> str:
-    """Forks whenever the program is started; returns, in the forked process, the code to run."""
+    """Fork whenever the program is started. Return, in the forked process, the code to run."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # as while tests are collected
+        warnings.simplefilter("error")  # as during test collection
         for name in MADE:
             importlib.import_module(name)
     gc.freeze()
@@ -86,7 +87,7 @@ def serve(number: int) -> str:
             running[connection] = process
             for file in files:
                 os.close(file)
-        for connection in running.keys() & set(ready):  # the program has ended, or was killed
+        for connection in running.keys() & set(ready):  # the program has ended or was killed
             process = running.pop(connection)
             os.kill(process, signal.SIGKILL)
             os.waitpid(process, 0)
@@ -98,7 +99,7 @@ def serve(number: int) -> str:
 
 
 def main() -> types.ModuleType:
-    """A `__main__` of its own, as code has that follows -c."""
+    """Return a new `__main__` module, for code that follows -c."""
     sys.modules["__main__"] = types.ModuleType("__main__")
     return sys.modules["__main__"]
 
@@ -111,7 +112,7 @@ def _become(
     environment: dict[str, str],
     folder: str,
 ) -> str:
-    """Takes the program's files, by their numbers there, and all else that it was started with."""
+    """Take over the program's files, under their numbers, its environment and its folder."""
     moved = [fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, max(numbers) + 1) for file in files]
     for file in files:
         os.close(file)
@@ -119,7 +120,7 @@ def _become(
         os.dup2(file, wanted, inheritable=wanted < 3)
         os.close(file)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    atexit.register(gc.unfreeze)  # nanobind complains of what stays behind
+    atexit.register(gc.unfreeze)  # without this, nanobind warns about leaked objects
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
@@ -129,7 +130,7 @@ def _become(
 
 
 def _ask(address: str, *arguments: str) -> None:
-    """The program: the last file it sends is the end of a pipe that nobody else holds."""
+    """Send the program's request. The last file is the end of a pipe that nobody else holds."""
     numbers = [number for path in Path("/dev/fd").iterdir() if _is_open(number := int(path.name))]
     ended, held = os.pipe()
     place = arguments.index("-c") + 1
