@@ -1,4 +1,4 @@
-"""Where samples come from. A new source is one file, and one line in the table below."""
+"""The sources of a producer. A new source needs one file and one line in the table `SOURCES`."""
 
 from stream_ssl.producers.sources.base import Source
 from stream_ssl.producers.sources.camera import Camera

@@ -1,4 +1,4 @@
-"""Sources behind which a broker keeps each message until it is told that it is safe."""
+"""Support for sources whose broker keeps each message until the source acknowledges it."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ class Acknowledged(Source, Protocol):
     """A source that passes acknowledgements on to a broker."""
 
     def acknowledged(self, position: Position) -> None:
-        """All samples up to this position are on the receiver's disk, or refused for good.
+        """Record that all samples up to `position` are on the receiver's disk or rejected for good.
 
-        Called from any thread, in the order of the samples; must not wait.
+        Any thread may call this method, in the order of the samples. It must not block.
         """
         ...
 
     def lag(self) -> int | None:
-        """Messages that the broker has for this source and that were not sent; None: not known."""
+        """Return how many messages the broker holds that were not sent yet; None: unknown."""
         ...
 
     def close(self) -> None:
-        """Tell the broker what it was not told yet, and part from it."""
+        """Send the remaining acknowledgements to the broker, and disconnect."""
         ...
 
 
@@ -43,10 +43,10 @@ class _Sent:
 
 
 class Deliveries:
-    """Tells a source how far its samples are safe, although their fates become known in any order.
+    """Reports to a source how far its samples are settled, while deliveries complete in any order.
 
-    What is dropped, as a producer closes, holds up all that comes after it: the broker keeps these
-    messages, and the next run sends them.
+    A sample that is dropped because the producer closes holds back all later samples. The broker
+    keeps their messages, and the next run sends them.
     """
 
     def __init__(self, source: Acknowledged) -> None:
@@ -55,14 +55,14 @@ class Deliveries:
         self._sent: deque[_Sent] = deque()
 
     def expect(self, position: Position) -> Expected:
-        """The next sample, with the position after it; to be called with what became of it."""
+        """Return the callback for the next sample, whose position is `position`."""
         sent = _Sent(position)
         with self._lock:
             self._sent.append(sent)
         return Expected(self, sent)
 
     def _settle(self, sent: _Sent) -> None:
-        with self._lock:  # until the source has been told: it is to hear in order
+        with self._lock:  # hold the lock during the call, so that the source is told in order
             sent.settled = True
             last = None
             while self._sent and self._sent[0].settled:
@@ -82,12 +82,12 @@ class Expected:
             self._deliveries._settle(self._sent)
 
     def passed_over(self) -> None:
-        """The sample cannot be sent, and was counted: nothing is to wait for it."""
+        """Settle a sample that cannot be sent and was already counted."""
         self._deliveries._settle(self._sent)
 
 
 class UnreadableError(ValueError):
-    """A message that makes no sample; `reason` is what it is counted under."""
+    """A message that does not contain a valid sample. `reason` is the name of its counter."""
 
     def __init__(self, reason: str, why: str) -> None:
         super().__init__(why)
@@ -97,19 +97,19 @@ class UnreadableError(ValueError):
 def sample_of(
     data: bytes, headers: Mapping[str, str], place: str, time: float, source: str, **meta: object
 ) -> Sample:
-    """The sample of a message: an image file, described by its headers.
+    """Return the sample in a message, which is an image file described by headers.
 
     Args:
         data: a JPEG, PNG or WebP file.
         headers: `id`, `time` (seconds since the Unix epoch) and `label` describe the sample, in
-            upper or lower case; others become meta.
-        place: the message's own in the broker: the id where no header names one.
-        time: when the broker got it, seconds since the Unix epoch.
-        source: names where it was captured.
+            upper or lower case. Other headers become meta.
+        place: the message's place in the broker, used as the id if no header gives an id.
+        time: when the broker received the message, in seconds since the Unix epoch.
+        source: the source's name.
         meta: further facts.
 
     Raises:
-        UnreadableError: no image, or a header that breaks its rule.
+        UnreadableError: the data is not an image, or a header is invalid.
     """
     codec = codec_of(data)
     if codec is None:

@@ -1,4 +1,4 @@
-"""What a source is, and how its positions are made and checked."""
+"""The interface of a source, and functions that build and check the positions of a source."""
 
 from __future__ import annotations
 
@@ -14,38 +14,40 @@ from stream_ssl.wire.sample import Position, Sample
 
 log = logging.getLogger(__name__)
 
-SHOWN = 10  # of each reason
+SHOWN = 10  # log lines per reason
 SHOWN_CHARS = 300
 Facts = Mapping[str, str | int | float | bool | None]
-"""What a position holds true for: the settings and the files that fix the order of samples."""
+"""The settings and files that fix the order of samples. A position is valid only for them."""
 
 
 class Source(Protocol):
-    """Samples in a fixed order that can be taken up again at any of them."""
+    """A sequence of samples in a fixed order that can resume after any sample."""
 
     name: str
 
     def samples(self, position: Position = None) -> Iterator[tuple[Sample, Position]]:
-        """Each sample with the position after it.
+        """Yield each sample with the position after it.
 
         Args:
-            position: go on exactly after the sample it came with; None: from the start.
+            position: resume directly after the sample that was yielded with this position. None
+                starts from the first sample.
 
         Raises:
-            ValueError: the position was taken from another source, or under other settings.
+            ValueError: the position comes from another source, or from other settings.
         """
         ...
 
 
 class SourceError(ValueError):
-    """A source cannot go on; the message is a line for the user."""
+    """An error that ends a source. Its message is one line for the user."""
 
 
 def own_fault(error: Exception) -> bool:
-    """Return whether the program caused an error, and not the data that it read.
+    """Return True if a bug in this package caused the error, and False if the input data caused it.
 
-    Libraries raise errors of any type at damaged bytes, but in their own code. A call of ours that
-    a library's version does not know fails in our code.
+    Damaged input makes libraries raise errors of any type, but such an error is raised in library
+    code. A TypeError or AttributeError that is raised in our code is our bug, for example a call
+    that the installed version of a library does not support.
     """
     if isinstance(error, ImportError | NameError | MemoryError):
         return True
@@ -56,7 +58,10 @@ def own_fault(error: Exception) -> bool:
 
 
 class Skipped:
-    """What a source has left out, counted by reason; the first ones of each reason are logged."""
+    """Counts of the samples that a source skipped, by reason.
+
+    The first `SHOWN` samples of each reason are also logged.
+    """
 
     def __init__(self, source: str) -> None:
         self.by_reason: Counter[str] = Counter()
@@ -64,12 +69,12 @@ class Skipped:
         self._source = source
 
     def note(self, reason: str, what: object, why: object, count: int = 1) -> None:
-        """Count `what` under `reason`, once or `count` times; the log has `why`."""
+        """Add `count` to the counter of `reason`, and log `what` and `why`."""
         self.by_reason[reason] += count
         self._logged[reason] += 1
         if (logged := self._logged[reason]) <= SHOWN:
             more = "; more of this reason are only counted" if logged == SHOWN else ""
-            # Names in archives and folders may hold line ends and escape sequences.
+            # File names may contain line breaks and escape sequences, which must not reach the log.
             parts = (printable(str(part), SHOWN_CHARS) for part in (what, reason, why))
             log.warning("source %s: left out %s (%s): %s%s", self._source, *parts, more)
 
@@ -79,21 +84,21 @@ class Skipped:
 
 
 def mark(at: object, facts: Facts) -> dict[str, Any]:
-    """A position: where (`at`), and what it holds true for."""
+    """Return a position made of a place (`at`) and the facts for which the place is valid."""
     return {"at": at, "of": facts}
 
 
 def place(position: Position, facts: Facts, name: str, limits: tuple[int, ...]) -> tuple[int, ...]:
-    """The integers that `mark` was given as `at`; zeros for None.
+    """Return the integers that were passed to `mark` as `at`; zeros if `position` is None.
 
     Args:
-        position: what `mark` returned, perhaps after a round trip through JSON or msgpack.
-        facts: those of the source that is to go on.
-        name: the source's name, for the error.
-        limits: the largest value of each integer.
+        position: a return value of `mark`, perhaps after a round trip through JSON or msgpack.
+        facts: the facts of the source that resumes.
+        name: the source's name, used in the error message.
+        limits: the largest allowed value of each integer.
 
     Raises:
-        ValueError: no such position, or other facts.
+        ValueError: the position is malformed, or its facts differ from `facts`.
     """
     if position is None:
         return (0,) * len(limits)
@@ -111,10 +116,11 @@ def place(position: Position, facts: Facts, name: str, limits: tuple[int, ...]) 
 
 
 def checked(position: Position, facts: Facts, name: str) -> Any:
-    """The `at` of a position, once its facts have been found to be `facts`.
+    """Return the `at` of a position after checking that the position's facts equal `facts`.
 
     Raises:
-        ValueError: no such position, or other facts; it names each that differs.
+        ValueError: the position is malformed, or its facts differ. The message names each
+            difference.
     """
     if not (isinstance(position, Mapping) and isinstance(position.get("of"), Mapping)):
         raise wrong_position(name, f"{position!r:.80} is no position of a source")
@@ -130,7 +136,7 @@ def checked(position: Position, facts: Facts, name: str) -> Any:
 
 
 def wrong_position(name: str, what: str) -> ValueError:
-    """The error of a position that does not fit the source."""
+    """Return the error for a position that does not fit the source."""
     return ValueError(
         f"source {name!r}: the position does not fit: {what}. "
         "Give the source the settings and files it had, or start anew: under another producer "
@@ -139,7 +145,7 @@ def wrong_position(name: str, what: str) -> ValueError:
 
 
 def stop_source(source: Source) -> None:
-    """Ends a source that waits for something, where it can be ended."""
+    """Stop a blocked source, if it supports stopping."""
     stop = getattr(source, "stop", None)
     if stop is not None:
         stop()

@@ -1,7 +1,7 @@
-"""Compressed chunks of recorded messages: unpacked within bounds, and merged by time.
+"""Reads the compressed chunks of recordings within size limits, and merges their messages by time.
 
-A recording is somebody else's file. Each size, count and offset that it claims is checked before
-memory or time is spent on it, and a chunk that breaks a rule costs only itself.
+A recording is untrusted input. Every size, count and offset in it is checked before memory or time
+is spent on it. A chunk that breaks a rule does not affect the other chunks.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 
 from stream_ssl.producers.sources.recordings import DamagedError
 
-MAX_BYTES = 1 << 28  # of a chunk, packed or not, and of a message; far above any packet
-MAX_WAITING = 1 << 29  # bytes of messages that wait for their turn while chunks overlap in time
-FEW_RECORDS = 1 << 16  # that any chunk may hold; more need a byte of the file each
+MAX_BYTES = 1 << 28  # of a chunk, packed or unpacked, and of a message; far larger than a packet
+MAX_WAITING = 1 << 29  # maximum bytes of messages that are held while chunks overlap in time
+FEW_RECORDS = 1 << 16  # records allowed in any chunk; more need one packed byte each
 PIECE = 1 << 20
 
 Drop = Callable[[object, object], None]
-"""Counts and logs a part that is left out: what it is, and why."""
+"""Callback that counts and logs a part that is left out: (what, why)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +34,16 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class ChunkPlace:
-    """Where a chunk lies in its file, and the log times of its first and last message."""
+    """The position of a chunk in its file, and the log times of its first and last message."""
 
     at: int
     start: int
     end: int
-    size: int = 0  # bytes in the file, where the index tells it
+    size: int = 0  # bytes in the file; 0 if the index does not say
 
 
 class Waiting(NamedTuple):
-    """A chunk or a message in the order of times; a chunk comes before its own messages."""
+    """A chunk or a message in the time-ordered queue. A chunk sorts before its own messages."""
 
     time: int
     at: int
@@ -55,7 +55,7 @@ def unpacked(compression: str, data: bytes, size: int | None = None) -> bytes:
     """Return the plain bytes of a chunk or message that should have `size` bytes.
 
     Raises:
-        DamagedError: the data do not unpack to this size, or to more than MAX_BYTES.
+        DamagedError: the data unpack to another size, or to more than MAX_BYTES.
     """
     limit = MAX_BYTES if size is None else size
     if limit > MAX_BYTES:
@@ -66,7 +66,7 @@ def unpacked(compression: str, data: bytes, size: int | None = None) -> bytes:
             plain = b"".join(pieces(compression, data, limit))
         except DamagedError:
             raise
-        except Exception as error:  # each library has errors of its own
+        except Exception as error:  # each library raises its own error types
             raise DamagedError(f"its {compression} is damaged: {error}") from error
     if len(plain) > limit or (size is not None and len(plain) != size):
         raise DamagedError(f"it unpacks to {len(plain)} bytes or more, not to {limit}")
@@ -74,7 +74,7 @@ def unpacked(compression: str, data: bytes, size: int | None = None) -> bytes:
 
 
 def pieces(compression: str, data: bytes, limit: int) -> Iterator[bytes]:
-    """Unpack bytes piece by piece, until more than `limit` are out."""
+    """Yield the unpacked bytes in pieces, and stop once they exceed `limit` bytes."""
     done = 0
     if compression == "zstd":
         import zstandard
@@ -102,20 +102,20 @@ def pieces(compression: str, data: bytes, limit: int) -> Iterator[bytes]:
 
 
 def check_count(count: int, packed: int) -> None:
-    """Check how many records a chunk of `packed` bytes holds.
+    """Check the number of records in a chunk of `packed` bytes.
 
     Raises:
-        DamagedError: there are more than a recorder can write into so few bytes.
+        DamagedError: the chunk has more records than a recorder can write into so few bytes.
     """
     if count > FEW_RECORDS + packed:
         raise DamagedError(f"more than {count - 1} records in a chunk of {packed} bytes")
 
 
 def disjoint(chunks: Iterable[ChunkPlace], begin: int, end: int) -> list[ChunkPlace]:
-    """Return the chunks in the order of their places.
+    """Return the chunks in file order.
 
     Raises:
-        DamagedError: two chunks share bytes, or one lies outside [begin, end).
+        DamagedError: two chunks overlap, or a chunk lies outside [begin, end).
     """
     ordered, free = sorted(chunks, key=lambda chunk: chunk.at), begin
     for chunk in ordered:
@@ -131,13 +131,13 @@ def in_order(
     start: int,
     drop: Callable[[ChunkPlace, Exception], None],
 ) -> Iterator[Stored]:
-    """Yield messages from log time `start` on, by time and then by place in the file.
+    """Yield messages from log time `start` on, ordered by time and then by place in the file.
 
     Args:
-        chunks: those to read; each is opened when its first message is due.
-        read: yields the messages of a chunk; what it raises costs the rest of this chunk.
-        start: nanoseconds.
-        drop: hears of a chunk whose rest is left out.
+        chunks: the chunks to read. Each chunk is opened when its first message is due.
+        read: yields the messages of a chunk. If it raises, the rest of that chunk is left out.
+        start: log time in nanoseconds.
+        drop: called with (chunk, error) when the rest of a chunk is left out.
     """
     queue = [Waiting(chunk.start, chunk.at, -1, chunk) for chunk in chunks if chunk.end >= start]
     heapq.heapify(queue)
@@ -155,5 +155,5 @@ def in_order(
                         raise DamagedError("too many chunks overlap in time")
                     waiting += len(message.data)
                     heapq.heappush(queue, Waiting(message.log_time, at, number, message))
-        except Exception as error:  # whatever damaged bytes lead to
+        except Exception as error:  # damaged bytes can cause errors of any type
             drop(what, error)

@@ -1,4 +1,4 @@
-"""The fields of a sample, made to fit the wire's rules."""
+"""Functions that make the fields of a sample fit the rules of the wire."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OTHER_IMAGES = (
     *(".jpe", ".jfif", ".bmp", ".dib", ".tif", ".tiff", ".gif", ".avif", ".heic", ".heif"),
     *(".jp2", ".jxl", ".ppm", ".pgm", ".pnm"),
 )
-"""Names of images that folders list too: the bytes decide, and what is not sent is counted."""
+"""Extensions that folders also list. The first bytes decide; unsupported files are counted."""
 MAGIC = {
     b"BM": "BMP",
     b"II*\0": "TIFF",
@@ -31,11 +31,11 @@ MAGIC = {
 }
 DIGEST_CHARS = 16
 PROBE = 2**16  # bytes
-MAX_FILE = 256 * 2**20  # bytes; far above any packet
+MAX_FILE = 256 * 2**20  # bytes; far larger than any packet
 
 
 def codec_of(data: bytes) -> str | None:
-    """The codec by the first bytes, since names lie; None: not one that the wire carries."""
+    """Return the codec that the first bytes show, since names may be wrong; None: not supported."""
     if data.startswith(b"\xff\xd8\xff"):
         return "jpeg"
     if data.startswith(b"\x89PNG\r\n\x1a\n"):
@@ -46,7 +46,7 @@ def codec_of(data: bytes) -> str | None:
 
 
 def no_image(data: bytes) -> str:
-    """Return why bytes without a codec are not sent, and the remedy if there is one."""
+    """Return why bytes of an unsupported format are not sent, and the remedy if there is one."""
     kind = next((kind for magic, kind in MAGIC.items() if data.startswith(magic)), None)
     if data[4:12] in (b"ftypavif", b"ftypheic", b"ftypmif1"):
         kind = "AVIF or HEIF"
@@ -54,22 +54,22 @@ def no_image(data: bytes) -> str:
 
 
 def read_image(path: Path) -> bytes:
-    """The content of an image's file.
+    """Return the content of an image file.
 
     Raises:
-        OSError: it cannot be read, or is a pipe or device, or larger than any image.
+        OSError: the file cannot be read, is a pipe or a device, or exceeds `MAX_FILE` bytes.
     """
-    stat = path.stat()  # opening a pipe would wait for its other end
+    stat = path.stat()  # opening a pipe would block
     if not S_ISREG(stat.st_mode):
         raise OSError("not a regular file")
     if stat.st_size > MAX_FILE:
         raise OSError(f"{stat.st_size} bytes, more than the {MAX_FILE} that are read")
     with path.open("rb") as file:
-        return file.read(MAX_FILE + 1)  # of a file that grows meanwhile, a part
+        return file.read(MAX_FILE + 1)  # the file may grow while it is read
 
 
 def digest(parts: Iterable[bytes | memoryview]) -> str:
-    """64 bits of blake2b over the parts, as hexadecimal digits."""
+    """Return 64 bits of blake2b over the parts, as hexadecimal digits."""
     state = hashlib.blake2b(digest_size=DIGEST_CHARS // 2)
     for part in parts:
         state.update(part)
@@ -77,10 +77,10 @@ def digest(parts: Iterable[bytes | memoryview]) -> str:
 
 
 def file_name(path: Path) -> str:
-    """Return NAME~DIGEST, which names a file's content wherever the file lies.
+    """Return NAME~DIGEST, which identifies a file by name and content, in any folder.
 
-    Files of one name in several folders differ by the digest, which is of the size and of 64 KiB
-    at the beginning, in the middle and at the end. The digest of a folder is that of its files.
+    The digest distinguishes files with the same name in different folders. It covers the size, and
+    64 KiB at the beginning, in the middle and at the end. The digest of a folder covers its files.
 
     Raises:
         OSError: the file cannot be read.
@@ -98,13 +98,13 @@ def file_name(path: Path) -> str:
 
 
 def content_id(name: str, data: bytes | memoryview) -> str:
-    """Return NAME#DIGEST as an id: the same name and content have the same id, others have not."""
+    """Return the id NAME#DIGEST. Ids are equal only if both name and content are equal."""
     return short_id(f"{name}#{digest([data])}")
 
 
 def short_id(text: str) -> str:
-    """`text`, or where it is too long for an id its beginning and a digest of the whole."""
-    # Names of files need not be UTF-8; the wire's ids are.
+    """Return `text`, or its beginning and a digest of the whole if it is too long for an id."""
+    # File names need not be UTF-8, but ids must be.
     raw = text.encode(errors="surrogateescape")
     if len(raw) <= MAX_ID_BYTES and raw == text.encode(errors="replace"):
         return text
@@ -113,15 +113,15 @@ def short_id(text: str) -> str:
 
 
 def fitting_meta(*facts: Mapping[str, object]) -> dict[str, Scalar] | None:
-    """The scalars among the facts, as many as the wire's limit allows, first come first."""
+    """Return the scalars among the facts, in their order, up to the size limit of the wire."""
     meta: dict[str, Scalar] = {}
-    room = MAX_META_BYTES - 8  # the map's own head
+    room = MAX_META_BYTES - 8  # bytes for the map's header
     for key, value in (item for part in facts for item in part.items()):
         if key in meta or not isinstance(value, str | int | float | bool):
             continue
         try:
             size = len(msgpack.packb({key: value}))
-        except (OverflowError, UnicodeEncodeError):  # beyond 64 bits; a lone surrogate
+        except (OverflowError, UnicodeEncodeError):  # beyond 64 bits, or a lone surrogate
             continue
         if size <= room:
             room -= size
@@ -130,10 +130,10 @@ def fitting_meta(*facts: Mapping[str, object]) -> dict[str, Scalar] | None:
 
 
 def check_ranges(*rules: tuple[str, float, float, float]) -> None:
-    """Refuses a value outside its range; each rule is name, value, lowest, highest.
+    """Check values against ranges; each rule is (name, value, lowest, highest).
 
     Raises:
-        ValueError: names the first that is.
+        ValueError: a value is outside its range. The message names the first such value.
     """
     for what, value, low, high in rules:
         if not low <= value <= high or math.isnan(value):

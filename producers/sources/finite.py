@@ -1,4 +1,4 @@
-"""Order and positions of a source that holds all its samples at once."""
+"""Base class of sources that can read any of their samples by index."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ ENDLESS = 2**62
 
 
 class Finite(ABC):
-    """A source of `count` samples by index: passes over them, whole or in part, in a keyed order.
+    """A source of `count` samples that sends whole or partial passes in an order fixed by a seed.
 
     Args:
         name: the source's name on the wire.
-        count: how many samples there are.
-        content: identifies the files, so that a position is not used with others.
-        shuffle: a new order in each pass, a function of seed and pass; False: as stored.
-        seed: the key of the orders.
-        epochs: passes to make; null: endless.
-        subset: which samples to send: "start:stop:step" as Python slices, or a list of indices.
+        count: number of samples.
+        content: identifies the files, so that a position is rejected if the files change.
+        shuffle: whether to send each pass in a new order, computed from the seed and the number of
+            the pass. False sends the stored order.
+        seed: seed of the orders, 0 or more.
+        epochs: number of passes, 1 or more; null: endless.
+        subset: the samples to send, as a Python slice "start:stop:step" or a list of indices.
 
     Raises:
-        ValueError: an argument breaks its rule, or nothing is left to send.
+        ValueError: an argument is out of range, or the subset is empty.
     """
 
     def __init__(
@@ -62,16 +63,16 @@ class Finite(ABC):
         }
 
     def __len__(self) -> int:
-        """Samples in one pass."""
+        """Return the number of samples in one pass."""
         return len(self._index_N)
 
     def samples(self, position: Position = None) -> Iterator[tuple[Sample, Position]]:
-        """Each sample with the position after it; see `Source`."""
+        """Yield each sample with the position after it; see `Source`."""
         epoch, done = place(position, self._facts, self.name, (ENDLESS, len(self)))
         return self._passes(epoch, done)
 
     def stop(self) -> None:
-        """From any thread: `samples` ends, also where nothing can be read for long."""
+        """End `samples`, even while it skips unreadable samples. Thread-safe."""
         self._stopped.set()
 
     def _passes(self, epoch: int, done: int) -> Iterator[tuple[Sample, Position]]:
@@ -97,21 +98,21 @@ class Finite(ABC):
 
     @abstractmethod
     def _sample(self, index: int) -> Sample | None:
-        """The sample stored at `index`; None where it cannot be read."""
+        """Return the sample stored at `index`, or None if it cannot be read."""
 
 
 def nothing_readable(name: str) -> SourceError:
-    """The error of a pass that gave nothing: another would be as empty, for ever."""
+    """Return the error for a pass that sent no sample. Further passes would also send none."""
     return SourceError(
         f"source {name!r}: not one sample of a whole pass can be read; the log says why of each"
     )
 
 
 def select(count: int, subset: list[int] | str | None) -> NDArray[np.int64]:
-    """The indices that a subset names, in its order.
+    """Return the indices that `subset` selects, in the order of `subset`.
 
     Raises:
-        ValueError: no slice, or an index outside [0, count).
+        ValueError: `subset` is not a valid slice, or an index lies outside [0, count).
     """
     if subset is None:
         return np.arange(count)

@@ -1,4 +1,4 @@
-"""Files in a folder and below it, through links to folders too."""
+"""Lists the image files in a folder and its subfolders, and follows links to folders."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from stream_ssl.producers.sources.fields import OTHER_IMAGES, SUFFIXES
 def walk(
     root: Path, leave_out: Callable[[str, str, object], None], hidden: tuple[str, ...] = ()
 ) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """Yield the image files below the root, with their paths below it, "/" between.
+    """Yield the image files below the root, with their relative paths ("/" as separator).
 
-    Links to folders are followed, after all folders that are none. Each folder is listed once, so
-    links cannot lead round in circles.
+    Links to folders are followed after all real folders. Each folder is listed once, so links
+    cannot cause an endless loop.
 
     Args:
         root: the folder.
-        leave_out: is told of what cannot be listed: the reason, the path, and why.
-        hidden: names that begin so are passed over.
+        leave_out: called with (reason, path, why) for each entry that cannot be listed.
+        hidden: entries whose names start with one of these prefixes are ignored.
     """
     folders, links = [(str(root), "")], list[tuple[str, str]]()
     listed: set[tuple[int, int]] = set()
@@ -53,7 +53,7 @@ def walk(
 
 
 def is_folder(entry: os.DirEntry[str]) -> bool:
-    """Return whether the entry is a folder, or a link to one."""
+    """Return whether the entry is a folder or a link to a folder."""
     try:
         return entry.is_dir()
     except OSError:  # a link to itself

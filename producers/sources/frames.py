@@ -1,4 +1,4 @@
-"""Which frames of a video are sent, and as what."""
+"""Selection of the video frames to send, and their encoding."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from stream_ssl.producers.sources.base import Facts
 if TYPE_CHECKING:
     from av import VideoFrame
 
-SIDE = 32  # of the thumbnails that are compared
-INTRA = 1  # FFmpeg's AV_PICTURE_TYPE_I: a frame that refers to no other
+SIDE = 32  # pixels; height and width of the compared thumbnails
+INTRA = 1  # FFmpeg's AV_PICTURE_TYPE_I: a frame that refers to no other frame
 LIMITED = 1  # FFmpeg's AVCOL_RANGE_MPEG: black is 16, white is 235
 FULL_RANGE = np.clip((np.arange(256) - 16) * 255 / 219 + 0.5, 0, 255).astype(np.uint8)
-"""The grey level from 0 to 255, by the one of limited range. FFmpeg converts colours alone."""
-SIDE_DATA_KINDS = 64  # more than FFmpeg has
+"""Maps grey levels of limited range to 0..255. FFmpeg converts only colour frames itself."""
+SIDE_DATA_KINDS = 64  # more than the kinds that FFmpeg defines
 MATRIX_BYTES = 36
-ROUNDING = 1e-6  # of a frame: times of frames are floating-point numbers
+ROUNDING = 1e-6  # in frames; frame times are floating-point numbers
 
 Codec = Literal["raw", "jpeg", "webp"]
 
 
 class Encoder:
-    """Pixels as they travel.
+    """An encoder of pixels for the wire.
 
     Args:
         codec: "raw", "jpeg" or "webp".
-        quality: of JPEG and WebP, 1 to 100.
+        quality: JPEG or WebP quality, 1 to 100.
 
     Raises:
-        ValueError: quality is out of range.
-        ModuleNotFoundError: JPEG and WebP need Pillow.
+        ValueError: `quality` is out of range.
+        ModuleNotFoundError: Pillow, which JPEG and WebP need, is not installed.
     """
 
     def __init__(self, codec: Codec, quality: int) -> None:
@@ -48,9 +48,10 @@ class Encoder:
             self._pillow = Image
 
     def __call__(self, image_HWC: NDArray[np.uint8]) -> dict[str, Any]:
-        """Return a sample's data, codec and shape of H x W x C pixels, C in {1, 3, 4}.
+        """Return a sample's `data`, `codec` and `shape` for uint8 pixels [H, W, C], C in {1, 3, 4}.
 
-        JPEG has no alpha channel: transparent pixels are laid over white, as the learner does it.
+        JPEG has no alpha channel, so transparent pixels are composited over white. The learner does
+        the same.
         """
         if self.codec == "raw":
             return {"data": image_HWC.tobytes(), "codec": "raw", "shape": image_HWC.shape}
@@ -63,7 +64,7 @@ class Encoder:
 
             image = over_white(image)
         file = io.BytesIO()
-        # The fastest of WebP's methods: the others cost up to ten times as much for a tenth.
+        # The other methods of WebP take up to 10 times as long and save only a tenth of the size.
         image.save(
             file,
             self.codec,
@@ -74,21 +75,22 @@ class Encoder:
 
 
 class Frames:
-    """Chooses frames and makes payloads of them; all of it a function of the last one sent.
+    """A selector and encoder of frames. Each decision depends only on the frame that was sent last.
 
     Args:
-        fps: frames a second of the stream's time, at most; null: all.
-        key_frames: only frames that the stream stores whole. Most decoders pass over the others.
-        scene_change: send a frame only where it differs from the last one sent by more than this:
-            the mean absolute difference of 32 x 32 grey thumbnails, 0 to 1. Noise is below 0.01,
-            a cut above 0.1; 0: off.
-        size: scale down frames whose shorter side is longer than this; null: as they are.
-        codec: "jpeg" and "webp" are encoded anew, "raw" are the pixels.
-        quality: of JPEG and WebP, 1 to 100.
+        fps: the most frames to send per second of stream time, above 0; null: all frames.
+        key_frames: send only frames that the stream stores whole. Most decoders then skip the other
+            frames.
+        scene_change: send a frame only if it differs from the last sent frame by more than this
+            value, in [0, 1). The difference is the mean absolute difference of 32 x 32 grey
+            thumbnails. Noise is below 0.01, a cut is above 0.1; 0: off.
+        size: scale frames down until their shorter side has this many pixels; null: keep the size.
+        codec: "jpeg" or "webp" encode the frame; "raw" sends its pixels.
+        quality: JPEG or WebP quality, 1 to 100.
 
     Raises:
-        ValueError: an argument lies outside its range.
-        ModuleNotFoundError: JPEG and WebP need Pillow.
+        ValueError: an argument is out of range.
+        ModuleNotFoundError: Pillow, which JPEG and WebP need, is not installed.
     """
 
     def __init__(
@@ -118,7 +120,7 @@ class Frames:
         }
 
     def gate(self) -> Gate:
-        """A new choice of frames, which has sent none."""
+        """Return a new `Gate` that has not sent a frame yet."""
         return Gate(self._fps, self._scene_change)
 
     def wants(self, frame: VideoFrame) -> bool:
@@ -126,7 +128,7 @@ class Frames:
         return not self.key_frames or frame.key_frame or int(frame.pict_type) == INTRA
 
     def payload(self, frame: VideoFrame) -> dict[str, Any]:
-        """Return a sample's data, codec and shape, oriented as the stream says."""
+        """Return a sample's `data`, `codec` and `shape`, in the orientation of the stream."""
         width, height = frame.width, frame.height
         if self._size is not None and min(width, height) > self._size:
             scale = self._size / min(width, height)
@@ -141,7 +143,7 @@ class Frames:
 
 
 class Gate:
-    """Lets frames through; see `Frames`."""
+    """The frame rate and scene change filter of one stream; see `Frames`."""
 
     def __init__(self, fps: float | None, scene_change: float) -> None:
         self._fps, self._scene_change = fps, scene_change
@@ -149,7 +151,7 @@ class Gate:
         self._seen_HW: NDArray[np.int16] | None = None
 
     def takes(self, frame: VideoFrame, seconds: float) -> bool:
-        """Whether to send the frame of that time, which then counts as sent."""
+        """Return whether to send the frame at `seconds`. A frame that is taken counts as sent."""
         slot = None if self._fps is None else math.floor(seconds * self._fps + ROUNDING)
         if slot is not None and slot == self._slot:
             return False
@@ -163,15 +165,15 @@ class Gate:
 
 
 def display_matrix(frame: VideoFrame) -> tuple[int, int, int, int]:
-    """Return a, b, c, d: the pixel (x, y) is shown at (a x + c y, b x + d y), but for a shift.
+    """Return a, b, c, d: pixel (x, y) is shown at (a x + c y, b x + d y), ignoring the shift.
 
-    Files (QuickTime's matrix), bitstreams (H.264's and H.265's display orientation) and pictures
-    (EXIF in Motion JPEG) all arrive here.
+    FFmpeg provides this matrix for files (QuickTime matrix), bitstreams (display orientation of
+    H.264 and H.265) and pictures (EXIF in Motion JPEG).
     """
     from av.sidedata import sidedata
 
     kinds: Any = sidedata.Type
-    if not hasattr(kinds, "EXIF"):  # PyAV before 19 fails at kinds of side data that it lacks
+    if not hasattr(kinds, "EXIF"):  # PyAV before 19 fails on kinds that it lacks
         for value in range(SIDE_DATA_KINDS):
             if value not in kinds._value2member_map_:
                 member = object.__new__(kinds)
@@ -186,7 +188,7 @@ def display_matrix(frame: VideoFrame) -> tuple[int, int, int, int]:
 
 
 def oriented(image_HWC: NDArray[np.uint8], matrix: tuple[int, int, int, int]) -> NDArray[np.uint8]:
-    """Return the image turned and mirrored as the nearest of the eight orientations asks."""
+    """Return the image flipped and transposed to the orientation nearest to `matrix`."""
     a, b, c, d = matrix
     if abs(b) + abs(c) > abs(a) + abs(d):
         image_HWC, a, d = image_HWC.transpose(1, 0, 2), c, b
@@ -194,18 +196,18 @@ def oriented(image_HWC: NDArray[np.uint8], matrix: tuple[int, int, int, int]) ->
 
 
 def converted(frame: VideoFrame, width: int, height: int, kind: str) -> VideoFrame:
-    """Return the frame in this size and pixel format.
+    """Return the frame in the given size and pixel format.
 
-    One thread converts it. With several, FFmpeg 8 now and then leaves the alpha of the last row
-    that a thread converts as it was before.
+    The conversion uses one thread. With several threads, FFmpeg 8 sometimes does not update the
+    alpha of the last row that a thread converts.
     """
     how: Any = {"interpolation": "AREA"}
     try:
         return frame.reformat(width, height, kind, threads=1, **how)
-    except TypeError:  # an older PyAV has no such option, and converts in one thread
+    except TypeError:  # an older PyAV lacks `threads` and always converts in one thread
         return frame.reformat(width, height, kind, **how)
 
 
 def thumbnail(frame: VideoFrame) -> NDArray[np.int16]:
-    """Grey levels [32, 32]."""
+    """Return the grey levels [32, 32] of a frame."""
     return converted(frame, SIDE, SIDE, "gray").to_ndarray().astype(np.int16)

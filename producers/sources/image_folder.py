@@ -1,4 +1,4 @@
-"""A folder of image files; a subfolder is a class."""
+"""A source that reads a folder of image files, in which each subfolder is a class."""
 
 from __future__ import annotations
 
@@ -22,22 +22,23 @@ from stream_ssl.wire.sample import Sample
 
 
 class ImageFolder(Finite):
-    """JPEG, PNG and WebP files in a folder and below it, sent as they are.
+    """A source of the JPEG, PNG and WebP files in a folder and its subfolders, sent unchanged.
 
-    Each subfolder is a class, numbered by the sorted names, which may have folders within. Images
-    beside the subfolders have no label.
-    Sample ids are PATH#DIGEST: the path below the root, and a digest of the content. A file that
-    cannot be read, or is an image of another format, is logged, counted in `skipped` and left out.
-    Links to files and folders are followed; a folder is listed once, even if several links lead to
-    it. The root is listed once, at the start.
+    Each direct subfolder is a class and may contain further folders. Classes are numbered in the
+    sorted order of their names. Images directly in the root have no label.
+
+    Sample ids are PATH#DIGEST: the path below the root and a digest of the content. A file that
+    cannot be read or has another image format is logged, counted in `skipped` and left out. The
+    source follows links to files and folders. It lists each folder once, even if several links
+    point to the folder. The root is listed once, at the start.
 
     Args:
         root: the folder.
-        name: the source's name; null: that of the folder.
+        name: the source's name; null: the name of the folder.
 
     Raises:
-        FileNotFoundError: no such folder.
-        ValueError: no images in it.
+        FileNotFoundError: the folder does not exist.
+        ValueError: the folder contains no images.
     """
 
     def __init__(self, root: Path, name: str | None = None, **passes: Any) -> None:

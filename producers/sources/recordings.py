@@ -1,4 +1,4 @@
-"""Files of recorded samples, read one after the other, each gone on with behind any sample."""
+"""Base class of sources that read files of recorded samples and can resume after any sample."""
 
 from __future__ import annotations
 
@@ -24,29 +24,30 @@ from stream_ssl.wire.sample import Position, Sample
 log = logging.getLogger(__name__)
 
 Where = tuple[int, int]
-"""A place in a file: its time there, and how many samples of that time are before it."""
+"""A place in a file: (time, number of earlier samples with the same time)."""
 
 
 class DamagedError(Exception):
-    """A file cannot be read on from here."""
+    """A file cannot be read past this place."""
 
 
 class Recordings(ABC):
-    """Passes over files whose samples lie in the order of their times.
+    """Passes over files whose samples are ordered by time.
 
-    A position is [pass, time, number among those of that time] in one of the files; files may be
-    added behind it. What cannot be read is logged, counted in `skipped` and left out.
+    A position is [pass, time, number among the samples of that time] in one of the files. Files may
+    be added after the file of a position. Parts that cannot be read are logged, counted in
+    `skipped` and left out.
 
     Args:
         files: paths, globs, or brace expansions such as "drive-{00..09}.mp4".
-        epochs: passes to make; null: endless.
+        epochs: number of passes, 1 or more; null: endless.
         name: the source's name.
-        what: how messages call a file.
-        settings: what else positions hold true for.
+        what: the word for a file in messages.
+        settings: further facts for which positions are valid.
 
     Raises:
         FileNotFoundError: a pattern matches no file.
-        ValueError: braces or epochs break their rule.
+        ValueError: the braces or `epochs` are invalid.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class Recordings(ABC):
         self._stopped = threading.Event()
 
     def samples(self, position: Position = None) -> Iterator[tuple[Sample, Position]]:
-        """Each sample with the position after it; see `Source`."""
+        """Yield each sample with the position after it; see `Source`."""
         if position is None:
             return self._passes(0, 0, None)
         number = 0
@@ -80,7 +81,7 @@ class Recordings(ABC):
         return self._passes(at[0], number, (at[1], at[2]))
 
     def stop(self) -> None:
-        """From any thread: `samples` ends, also where it reads what is not sent."""
+        """End `samples`, even while it reads data that is not sent. Thread-safe."""
         self._stopped.set()
 
     def _facts(self, number: int) -> Facts:
@@ -110,7 +111,7 @@ class Recordings(ABC):
         log.info("source %s has been read to its end; %s", self.name, self.skipped)
 
     def _readable(self, path: Path, after: Where | None) -> Iterator[tuple[Sample, Where]]:
-        """Yield what lies before a file's end, its damage, or `stop`."""
+        """Yield the samples up to the end of the file, its first damage, or `stop`."""
         try:
             for item in self._recorded(path, after):
                 if self._stopped.is_set():
@@ -123,16 +124,16 @@ class Recordings(ABC):
             self.skipped.note("damaged", f"{path}, or the rest of it", why)
 
     def damages(self) -> tuple[type[Exception], ...]:
-        """Return the errors that damaged bytes lead to: with most libraries they are of any type.
+        """Return the error types that damaged bytes can cause; most libraries raise any type.
 
-        Another error is a fault of the program, and ends the source.
+        Any other error is a bug and ends the source.
         """
         return (Exception,)
 
     @abstractmethod
     def _recorded(self, path: Path, after: Where | None) -> Iterator[tuple[Sample, Where]]:
-        """The file's samples behind `after`; None: all.
+        """Yield the file's samples after `after`, or all samples if `after` is None.
 
         Raises:
-            Exception: the rest cannot be read; a DamagedError has the reason in words.
+            Exception: the rest cannot be read. A DamagedError has the reason as its message.
         """

@@ -1,4 +1,4 @@
-"""The files that names, globs and brace expansions stand for."""
+"""Expansion of file names, globs and braces to lists of files."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ BRACES = re.compile(r"\{([^{}]*)\}")
 
 
 def find_files(patterns: str | Sequence[str], what: str) -> list[Path]:
-    """The files that names, globs and brace expansions stand for, each pattern's sorted.
+    """Return the files that names, globs and brace expansions match, each glob sorted.
 
     Args:
-        patterns: one, or several in their order.
-        what: how the message calls a file, such as "shard".
+        patterns: one pattern, or several patterns in order.
+        what: the word for a file in messages, such as "shard".
 
     Raises:
         FileNotFoundError: a pattern matches no file.
@@ -23,7 +23,7 @@ def find_files(patterns: str | Sequence[str], what: str) -> list[Path]:
     files: list[Path] = []
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         for name in expand_braces(pattern):
-            # A file of that very name first: its name may hold what a glob takes for a pattern.
+            # Check for an exact file name first, because the name may contain glob characters.
             found = [name] if Path(name).exists() else sorted(glob.glob(name))  # noqa: PTH207
             if not found:
                 raise FileNotFoundError(
@@ -36,10 +36,10 @@ def find_files(patterns: str | Sequence[str], what: str) -> list[Path]:
 
 
 def expand_braces(pattern: str) -> list[str]:
-    """What a shell makes of {a,b} and {08..11}: every combination, in order.
+    """Expand {a,b} and {08..11} as a shell does: return every combination, in order.
 
     Raises:
-        ValueError: braces that hold neither a list nor a range of numbers.
+        ValueError: the braces contain neither a list nor a range of numbers.
     """
     match = BRACES.search(pattern)
     if match is None:

@@ -1,4 +1,4 @@
-"""Members of tar shards, in order from any header on; no size that a shard claims is believed."""
+"""A reader of tar shards that can start at any header and trusts no size that a shard claims."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from typing import IO, Any
 
 BLOCK = tarfile.BLOCKSIZE
 CHUNK = 2**18
-MAX_HEADER = 2**20  # bytes of a pax header or a long name: file systems allow names of some KiB
+MAX_HEADER = 2**20  # bytes of a pax header or a long name; file systems allow names of a few KiB
 MAX_PADDING = 2**24  # zero bytes between two archives
-MAX_RATIO, SLACK = 100, 2**26  # a packed shard has at most MAX_RATIO * its size + SLACK bytes
-MAX_DICTIONARY = 2**27  # bytes that unpacking xz may hold; `xz -9` needs 2**26
+MAX_RATIO, SLACK = 100, 2**26  # a packed shard may unpack to MAX_RATIO * its size + SLACK bytes
+MAX_DICTIONARY = 2**27  # bytes of memory for unpacking xz; `xz -9` needs 2**26
 DAMAGE = (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError, ValueError)
 EXTRA = (
     *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
@@ -35,32 +35,35 @@ RECORD = re.compile(rb"([0-9]{1,9}) ([^=]+)=")
 
 
 class ShardError(Exception):
-    """A shard cannot be read on from here."""
+    """A shard cannot be read past this byte."""
 
 
 Lost = tuple[str, str]
-"""Reason and sentence: why a member cannot be read."""
+"""(reason, sentence) that explain why a member cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
     """A file in a shard, the end of an archive, or a place that cannot be read."""
 
-    start: int  # where its header begins, in bytes of the unpacked shard
-    name: str  # "": no file
-    data: bytes | None = None  # None: not wanted, or lost
+    start: int  # offset of the header, in bytes of the unpacked shard
+    name: str  # "" for an item that is not a file
+    data: bytes | None = None  # None if it is not wanted or cannot be read
     lost: Lost | None = None
 
 
 def split_key(name: str) -> tuple[str, str]:
-    """Return a member's key and its extension: all from the first "." of its last part on."""
+    """Return the key and the lower-case extension of a member.
+
+    The extension begins at the first "." of the name's last part.
+    """
     folder, base = posixpath.split(name)
     key, dot, extension = base.partition(".")
     return posixpath.join(folder, key), (dot + extension).lower()
 
 
 class Gunzip:
-    """A decompressor of gzip with the interface of those of bz2 and lzma."""
+    """A gzip decompressor with the interface of the decompressors in bz2 and lzma."""
 
     def __init__(self) -> None:
         self._zlib, self._rest = zlib.decompressobj(31), b""
@@ -101,13 +104,13 @@ def unpacked(file: IO[bytes], magic: bytes, stopped: Callable[[], bool]) -> Iter
     """Yield the content of a packed file in parts of at most CHUNK bytes.
 
     Raises:
-        ShardError: the content is larger than MAX_RATIO allows, or other bytes follow it.
-        EOFError: the file is cut off.
+        ShardError: the content exceeds MAX_RATIO, or other bytes follow it.
+        EOFError: the file is truncated.
     """
     unpacker, total = PACKED[magic](), 0
     while not stopped():
         packed = b""
-        if unpacker.eof:  # another packed stream may follow, behind padding
+        if unpacker.eof:  # another packed stream may follow after padding
             packed = unpacker.unused_data.lstrip(b"\0")
             while not packed:
                 if not (more := file.read(CHUNK)):
@@ -131,14 +134,14 @@ def unpacked(file: IO[bytes], magic: bytes, stopped: Callable[[], bool]) -> Iter
 
 
 class Stream:
-    """The bytes of a shard's tar, read forward, and unpacked on the way.
+    """A forward reader of the tar bytes in a shard, which unpacks them if necessary.
 
     Attributes:
-        at: how many bytes were read or skipped.
-        most: an upper bound of the bytes in all. A larger claim is a lie.
+        at: number of bytes that were read or skipped.
+        most: upper bound of the total number of bytes. A member that claims more is damaged.
 
     Raises:
-        ShardError: the shard is packed in a way that is not read.
+        ShardError: the compression is not supported.
     """
 
     def __init__(self, file: IO[bytes], stopped: Callable[[], bool]) -> None:
@@ -153,13 +156,13 @@ class Stream:
         self.most = MAX_RATIO * size + SLACK if packing else size
 
     def read(self, size: int) -> bytes:
-        """Return the next `size` bytes; fewer at the end."""
+        """Return the next `size` bytes, or fewer at the end."""
         data = self._file.read(size) if self._parts is None else b"".join(self._taken(size))
         self.at += len(data)
         return data
 
     def skip(self, size: int) -> None:
-        """Leave out the next `size` bytes, or all up to the end."""
+        """Skip the next `size` bytes, or all remaining bytes."""
         if self._parts is None:
             self._file.seek(self.at + size)
             self.at += size
@@ -184,19 +187,19 @@ def read_members(
     limits: Mapping[str, int],
     stopped: Callable[[], bool] = lambda: False,
 ) -> Iterator[Member]:
-    """Yield the shard's files from the header at byte `start` on.
+    """Yield the files of a shard, starting with the header at byte `start`.
 
-    An item without a name marks the end of an archive, or a place that cannot be read. Reading
-    goes on at the next header.
+    A member without a name marks the end of an archive or a place that cannot be read. Reading
+    continues at the next header.
 
     Args:
         path: the shard.
-        start: where a header begins, in bytes of the unpacked shard.
-        limits: the most bytes of a wanted file, by its extension. Only these files are read.
-        stopped: whether to end.
+        start: offset of a header, in bytes of the unpacked shard.
+        limits: maximum size in bytes of each wanted extension. Only these files are read.
+        stopped: returns True to stop reading.
 
     Raises:
-        ShardError: the shard cannot be read on; names the byte.
+        ShardError: the shard cannot be read further. The message names the byte.
     """
     at = start
     try:
@@ -211,16 +214,16 @@ def read_members(
 
 
 class Members:
-    """The members behind a place of a stream; see `read_members`."""
+    """An iterator over the members of a stream; see `read_members`."""
 
     def __init__(
         self, stream: Stream, limits: Mapping[str, int], stopped: Callable[[], bool]
     ) -> None:
         self._stream, self._limits, self._stopped = stream, limits, stopped
-        self._told: dict[str, str] = {}  # what an extra header tells of the next member
-        self._lost: Lost | None = None  # why the next member cannot be read
-        self._zeros = 0  # bytes of zeros just read
-        self._searching = False  # for a header, behind a place that cannot be read
+        self._told: dict[str, str] = {}  # fields of the next member from extra headers
+        self._lost: Lost | None = None  # reason why the next member cannot be read
+        self._zeros = 0  # consecutive zero bytes just read
+        self._searching = False  # searching for a header after a damaged place
 
     def __iter__(self) -> Iterator[Member]:
         begin = self._stream.at
@@ -263,7 +266,7 @@ class Members:
             size = 0
         if info.type == tarfile.GNUTYPE_SPARSE and block[482]:
             while not self._stopped() and self._stream.read(BLOCK)[504:505] not in (b"", b"\0"):
-                pass  # further lists of holes
+                pass  # skip further lists of holes
         name = self._told.get("GNU.sparse.name") or self._told.get("path") or info.name
         limit = self._limits.get(split_key(name)[1])
         data, left_out = None, None
@@ -276,14 +279,14 @@ class Members:
                     raise ShardError(f"the {size} bytes of {name!r:.80} are cut off")
             self._stream.skip(padded(size) - len(data or b""))
         except (*DAMAGE, ShardError) as error:
-            yield Member(at, name, lost=("damaged", str(error)))  # its name ends the sample before
+            yield Member(at, name, lost=("damaged", str(error)))  # the name completes the previous sample
             raise
         self._told, self._lost = {}, None
         if info.isreg() or left_out:
             yield Member(at, name, data, left_out)
 
     def _why_not(self, info: tarfile.TarInfo, size: int, limit: int) -> Lost | None:
-        """Return why the content of a wanted member is not read."""
+        """Return why the content of a wanted member is not read, or None if it is read."""
         if info.islnk() or info.issym():
             remedy = "pack its content: tar --dereference --hard-dereference"
             return "link", f"a link to {info.linkname!r:.80}; {remedy}"
@@ -311,8 +314,8 @@ class Members:
 
 
 def header(block: bytes) -> tarfile.TarInfo | None:
-    """Return what a block of 512 bytes says as the header of a member; None: it is no header."""
-    if not CHECKSUM.fullmatch(block[148:156]):  # quickly, for all blocks of a damaged part
+    """Return the member header in a block of 512 bytes, or None if the block is not a header."""
+    if not CHECKSUM.fullmatch(block[148:156]):  # a fast check for the many blocks of a damaged part
         return None
     try:
         return tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
@@ -321,10 +324,10 @@ def header(block: bytes) -> tarfile.TarInfo | None:
 
 
 def pax_records(body: bytes) -> dict[str, str]:
-    """Return the records of a pax header: "LENGTH KEY=VALUE\\n" each.
+    """Return the records of a pax header, each of the form "LENGTH KEY=VALUE\\n".
 
     Raises:
-        ValueError: they are damaged.
+        ValueError: the records are damaged.
     """
     found: dict[str, str] = {}
     at = 0
@@ -341,10 +344,10 @@ def pax_records(body: bytes) -> dict[str, str]:
 
 
 def text(name: bytes) -> str:
-    """Return a name, which need not be UTF-8."""
+    """Decode a name, which need not be UTF-8."""
     return name.decode("utf-8", "surrogateescape")
 
 
 def padded(size: int) -> int:
-    """Return the bytes that a content takes in whole blocks."""
+    """Return the number of bytes that a content of `size` bytes occupies, in whole blocks."""
     return -(-size // BLOCK) * BLOCK

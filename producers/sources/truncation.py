@@ -1,6 +1,6 @@
-"""How many bytes of a media file are missing, by the sizes that the file itself tells.
+"""Detects truncated media files by the sizes that the files declare.
 
-FFmpeg ends at the last byte of a file that was cut off, and reports no error.
+FFmpeg stops at the last byte of a truncated file and reports no error.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-EBML, SEGMENT, CLUSTER = 0x1A45DFA3, 0x18538067, 0x1F43B675  # Matroska's ids of elements
+EBML, SEGMENT, CLUSTER = 0x1A45DFA3, 0x18538067, 0x1F43B675  # ids of Matroska elements
 BOXES = frozenset(b"ftyp moov mdat wide free skip styp moof mfra sidx uuid meta pdin udta".split())
-"""MP4's outermost boxes. Other bytes behind them are a camera's own."""
-MAX_ID, MAX_SIZE = 4, 8  # bytes of a Matroska element's head
+"""The top-level boxes of MP4. Cameras append other bytes after these boxes."""
+MAX_ID, MAX_SIZE = 4, 8  # bytes of the id and of the size of a Matroska element
 
 
 def missing_bytes(path: Path) -> int:
-    """Return how many bytes the file lacks; 0 where its format does not tell, or none is missing.
+    """Return how many bytes the file lacks; 0 if it is complete or its format is not supported.
 
-    Known are MP4 and QuickTime, Matroska and WebM, AVI and other RIFF files. Bytes of Matroska
-    that begin no element count as missing, up to the end of the file: zeros, as a power cut
-    leaves them.
+    The supported formats are MP4 and QuickTime, Matroska and WebM, and AVI and other RIFF files. In
+    a Matroska file, everything after the last valid element counts as missing, such as the zeros
+    that a power failure leaves.
 
     Raises:
         OSError: the file cannot be read.
@@ -40,7 +40,7 @@ def missing_bytes(path: Path) -> int:
 
 
 def boxes(file: IO[bytes], size: int) -> Iterator[int]:
-    """Yield where each of MP4's outermost boxes ends."""
+    """Yield the end of each top-level box of MP4, in bytes."""
     at = 0
     while at + 8 <= size:
         file.seek(at)
@@ -48,20 +48,20 @@ def boxes(file: IO[bytes], size: int) -> Iterator[int]:
         length = int.from_bytes(head[:4], "big")
         if length == 1:
             length = int.from_bytes(head[8:], "big")
-        if length < 8 or head[4:8] not in BOXES:  # 0: up to the end of the file
+        if length < 8 or head[4:8] not in BOXES:  # a length of 0 means up to the end of the file
             return
         at += length
         yield at
 
 
 def riffs(file: IO[bytes], size: int) -> Iterator[int]:
-    """Yield where each of a file's RIFF chunks ends; large AVI files have several."""
+    """Yield the end of each RIFF chunk, in bytes. Large AVI files have several chunks."""
     at = 0
     while at + 8 <= size:
         file.seek(at)
         head = file.read(8)
         length = int.from_bytes(head[4:], "little")
-        if head[:4] != b"RIFF" or length in (0, 0xFFFFFFFF):  # a recording that was not closed
+        if head[:4] != b"RIFF" or length in (0, 0xFFFFFFFF):  # the recorder did not close the file
             return
         at += 8 + length
         yield at
@@ -69,7 +69,7 @@ def riffs(file: IO[bytes], size: int) -> Iterator[int]:
 
 
 def elements(file: IO[bytes], size: int) -> Iterator[int]:
-    """Yield where Matroska's elements end, down to the blocks of its clusters."""
+    """Yield the end of each Matroska element, in bytes, including the blocks of clusters."""
     at = 0
     while at < size:
         file.seek(at)
@@ -82,7 +82,7 @@ def elements(file: IO[bytes], size: int) -> Iterator[int]:
             return
         length = int.from_bytes(head[id_bytes : id_bytes + size_bytes], "big")
         length &= (1 << 7 * size_bytes) - 1
-        unknown = length == (1 << 7 * size_bytes) - 1  # of a live stream
+        unknown = length == (1 << 7 * size_bytes) - 1  # live streams declare no size
         at = start + length
         if not unknown:
             yield at

@@ -1,4 +1,4 @@
-"""Image files that appear in a folder."""
+"""A source that watches a folder and sends image files as they appear."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ from stream_ssl.wire.sample import Position, Sample
 log = logging.getLogger(__name__)
 
 Key = tuple[int, str]
-"""(stamp in nanoseconds, path below the root): the order in which files are sent."""
+"""(stamp in nanoseconds, path below the root). Files are sent in the order of their keys."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A file at one look at the folder."""
+    """A file as one scan of the folder found it."""
 
     key: Key
     path: str
-    touched: int  # ns; the later of its two stamps
+    touched: int  # ns; the later of mtime and ctime
     mtime: int  # ns
 
 
 def look_at(path: str, order: str, below: str) -> Found | None:
-    """The file at `path`, called `below` in positions; None where there is none (any more)."""
+    """Return the file at `path`, named `below` in positions; None if it is not a regular file."""
     try:
         stat = Path(path).stat()
     except OSError:
@@ -50,41 +50,44 @@ def look_at(path: str, order: str, below: str) -> Found | None:
     if not S_ISREG(stat.st_mode):
         return None
     stamp = stat.st_mtime_ns if order == "mtime" else stat.st_ctime_ns
-    # A name need not be UTF-8; what stands in a position must be.
+    # File names need not be UTF-8, but positions must be.
     name = os.fsencode(below).decode(errors="backslashreplace")
     touched = max(stat.st_mtime_ns, stat.st_ctime_ns)
     return Found((max(stamp, 0), name), path, touched, stat.st_mtime_ns)
 
 
 class WatchedFolder:
-    """Sends image files as they appear in a folder or below, oldest first, as they are.
+    """A source that sends image files as they appear in a folder or its subfolders, oldest first.
 
-    A file is sent once it has rested `settle_seconds` since its last change, so that half-written
-    ones are not; none overtakes an older one that has not rested yet. Names that begin with "." or
-    "~" or do not end as an image's are taken for unfinished: rename them when they are complete.
+    A file is sent unchanged, `settle_seconds` after its last change, so that incomplete files are
+    not sent. A newer file waits until all older files are sent. Files are ignored as unfinished if
+    their name begins with "." or "~" or has no image extension. Rename such files when they are
+    complete.
 
-    Order and position are (stamp, path), and each run sends what lies above its position. A file
-    that turns up at or below it, being older than one already sent, is late: it is logged, counted
-    in `late` and left out. With `order="mtime"` so are files moved in with an old time (mv,
-    cp -p, rsync -t); `order="ctime"` goes by the time of their arrival instead, and sends a file
-    again after a chmod or a restore from backup. A file that was rewritten is sent again.
+    Files are ordered by (stamp, path), which is also the position. Each run sends the files above
+    its position. A file that appears later with a key at or below the position is late: it is
+    logged, counted in `late` and left out. With `order="mtime"`, a file that is moved in with an
+    old time (mv, cp -p, rsync -t) is late. `order="ctime"` uses the time of arrival instead, but
+    sends a file again after a chmod or a restore from backup. A file that is rewritten is sent
+    again.
 
-    Sample ids are the path below the root and a digest of the content, capture time is the file's
-    modification time. What cannot be read, or is no image, is logged, counted in `skipped` and
-    passed over. Links to files and folders are followed; a folder is listed once, even if several
-    links lead to it.
+    Sample ids are the path below the root and a digest of the content. The capture time is the
+    file's modification time. A file that cannot be read or is not an image is logged, counted in
+    `skipped` and left out. The source follows links to files and folders. It lists each folder
+    once, even if several links point to the folder.
 
     Args:
         root: the folder.
-        order: stamp that orders the files: of the last writing, or of the last change of any kind.
-        settle_seconds: how long a file must have rested. Clocks that disagree (network file
-            systems) need more. Files dated in the future wait until then.
-        poll_seconds: pause between two looks at the folder.
-        idle_seconds: end when nothing has come for this long; null: watch for ever.
-        name: the source's name; null: that of the folder.
+        order: stamp that orders the files: "mtime" (last write) or "ctime" (last change of any
+            kind).
+        settle_seconds: seconds that must pass after a file's last change. Use a larger value if
+            clocks disagree (network file systems). Files dated in the future wait until that time.
+        poll_seconds: seconds between two scans of the folder.
+        idle_seconds: end after this many seconds without a new file; null: watch for ever.
+        name: the source's name; null: the name of the folder.
 
     Raises:
-        FileNotFoundError: no such folder.
+        FileNotFoundError: the folder does not exist.
         ValueError: a time is negative.
     """
 
@@ -111,7 +114,7 @@ class WatchedFolder:
         self.skipped = Skipped(self.name)
         self._left_out: set[tuple[str, str]] = set()
         self._stopped = threading.Event()
-        # Public for tests, whose time passes as they say.
+        # Public, so that tests can replace the clocks.
         self.wall: Callable[[], float] = time.time
         self.monotonic: Callable[[], float] = time.monotonic
         self.sleep: Callable[[float], object] = self._stopped.wait
@@ -121,11 +124,11 @@ class WatchedFolder:
         self._facts: Facts = {"source": self.name, "order": order}
 
     def samples(self, position: Position = None) -> Iterator[tuple[Sample, Position]]:
-        """Each sample with the position after it; see `Source`."""
+        """Yield each sample with the position after it; see `Source`."""
         return self._watch(self._key(position))
 
     def stop(self) -> None:
-        """From any thread: `samples` ends, at once where it waits for files."""
+        """End `samples`, immediately if it waits for files. Thread-safe."""
         self._stopped.set()
 
     def _key(self, position: Position) -> Key:
@@ -139,7 +142,7 @@ class WatchedFolder:
         return at[0], at[1]
 
     def _watch(self, last: Key) -> Iterator[tuple[Sample, Position]]:
-        passed: set[Key] | None = None  # at or below `last`, and accounted for
+        passed: set[Key] | None = None  # keys at or below `last` that were sent or counted
         came = self.monotonic()
         while not self._stopped.is_set():
             files = sorted(self._look(), key=lambda found: found.key)
@@ -177,7 +180,7 @@ class WatchedFolder:
                 yield found
 
     def _leave_out(self, reason: str, what: str, why: object) -> None:
-        if (reason, what) not in self._left_out:  # once, not at every look
+        if (reason, what) not in self._left_out:  # log once, not at every scan
             self._left_out.add((reason, what))
             self.skipped.note(reason, what, why)
 
@@ -203,10 +206,10 @@ class WatchedFolder:
                 self.skipped.note("unreadable", path, "it was taken away while it was read")
                 return None
             if again.key != found.key:
-                return None  # rewritten meanwhile: it comes again, at its new time
+                return None  # the file was rewritten: a later scan finds it with its new stamp
             if again.touched == found.touched:
                 break
-            found = again  # a chmod, or a new link: its time is the same, it does not come again
+            found = again  # only other stamps changed: no later scan sends it again
         codec = codec_of(data)
         if codec is None:
             self.skipped.note("no image", path, no_image(data))

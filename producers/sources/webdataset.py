@@ -1,4 +1,4 @@
-"""Samples from tar shards in the WebDataset convention."""
+"""A source that reads samples from tar shards in the WebDataset convention."""
 
 from __future__ import annotations
 
@@ -26,45 +26,50 @@ from stream_ssl.producers.sources.tar import Member, ShardError, read_members, s
 from stream_ssl.wire.sample import Position, Sample
 
 LIMITS = {**dict.fromkeys(SUFFIXES, 2**26), ".cls": 2**10, ".json": 2**22}
-"""The most bytes of a member, by its extension: more than a packet holds."""
-SHOWN = 8  # extensions of other members that an error names
+"""Maximum size of a member in bytes, by extension. The limits exceed the size of a packet."""
+SHOWN = 8  # maximum number of other members' extensions in an error message
 
 
 @dataclass(slots=True)
 class Group:
-    """The members that share a key: one sample."""
+    """The members that share a key and form one sample."""
 
     key: str
-    parts: dict[str, bytes] = field(default_factory=dict)  # wanted ones, by extension
-    others: list[str] = field(default_factory=list)  # extensions
-    lost: tuple[str, str] | None = None  # reason and sentence: why it is not sent
+    parts: dict[str, bytes] = field(default_factory=dict)  # contents, by extension
+    others: list[str] = field(default_factory=list)  # extensions of ignored members
+    lost: tuple[str, str] | None = None  # (reason, sentence) if the sample is not sent
 
 
 class WebDataset:
-    """Tar shards read in sequence, one member after the other, nothing unpacked to disk.
+    """A source that reads tar shards in sequence, member by member, without unpacking them to disk.
 
-    Members that follow one another and share a name up to the first "." of its last part are one
-    sample: an image (.jpg, .jpeg, .png, .webp), a label (.cls, a decimal number) and facts (.json,
-    of which the scalars go along as meta); other members are passed over. Sample ids are
-    SHARD/KEY#DIGEST, with a digest of the image.
+    Consecutive members form one sample if their names are equal up to the first "." of the last
+    part. A sample consists of:
 
-    A sample that is not well formed is logged, counted in `skipped` and left out. So is a sample
-    with a link, a file with holes, or a file that is too large. Damage costs the samples on both
-    its sides, since they may lack members. Of two members with one name the later one counts, as
-    for tar.
+    - an image (.jpg, .jpeg, .png or .webp),
+    - optionally a label (.cls, a decimal number),
+    - optionally facts (.json), whose scalars are sent as meta.
 
-    A shard may be packed by gzip, bzip2 or xz, and may be several archives one after the other. A
-    position is a byte in a shard. Going on from it seeks in a plain tar, and unpacks up to it in a
-    packed one. Shards may be added behind the one a position lies in.
+    Other members are ignored. Sample ids are SHARD/KEY#DIGEST, with a digest of the image.
+
+    A malformed sample is logged, counted in `skipped` and left out. The same holds for a sample
+    with a link, a sparse file, or a file that is too large. At a damaged place, the samples on both
+    sides are left out, because they may lack members. If two members of a sample have the same
+    name, the later member is used, as in tar.
+
+    A shard may be compressed with gzip, bzip2 or xz, and may consist of several concatenated
+    archives. A position is a byte offset in a shard. To resume, the source seeks in a plain tar,
+    and unpacks a compressed shard up to the position. Shards may be added after the shard of a
+    position.
 
     Args:
         shards: paths, globs, or brace expansions such as "data-{000000..000009}.tar".
-        epochs: passes to make; null: endless.
+        epochs: number of passes, 1 or more; null: endless.
         name: the source's name.
 
     Raises:
         FileNotFoundError: a pattern matches no file.
-        ValueError: braces or epochs break their rule.
+        ValueError: the braces or `epochs` are invalid.
     """
 
     def __init__(
@@ -79,7 +84,7 @@ class WebDataset:
         self._stopped = threading.Event()
 
     def samples(self, position: Position = None) -> Iterator[tuple[Sample, Position]]:
-        """Each sample with the position after it; see `Source`."""
+        """Yield each sample with the position after it; see `Source`."""
         shard = 0
         if isinstance(position, dict) and isinstance(position.get("of"), dict):
             shard = position["of"].get("shard", 0)
@@ -90,7 +95,7 @@ class WebDataset:
         return self._passes(epoch, shard, start)
 
     def stop(self) -> None:
-        """From any thread: `samples` ends, also where it reads what is not sent."""
+        """End `samples`, even while it reads data that is not sent. Thread-safe."""
         self._stopped.set()
 
     def _facts(self, shard: int) -> Facts:
@@ -145,7 +150,7 @@ class WebDataset:
             self._note_damage(f"the rest of {path}", group, error)
 
     def _note_damage(self, what: str, group: Group | None, why: object) -> None:
-        """Count a place that cannot be read, with the sample that it cuts off."""
+        """Count a place that cannot be read, together with the sample that it interrupts."""
         cut = f"sample {group.key} and " if group else ""
         self.skipped.note("damaged", cut + what, why)
 
@@ -167,16 +172,16 @@ class WebDataset:
             return None
         try:
             return build(stem, group, self.name)
-        except ValueError as error:  # JSON's and UTF-8's errors are ValueErrors too
+        except ValueError as error:  # errors of JSON and UTF-8 are ValueErrors, too
             self.skipped.note("malformed", f"{stem}/{group.key}", error)
             return None
 
 
 def build(stem: str, group: Group, source: str) -> Sample:
-    """The sample that a group of members describes.
+    """Return the sample that a group of members describes.
 
     Raises:
-        ValueError: no image, or a label or facts that cannot be read.
+        ValueError: there is not exactly one image, or the label or the facts cannot be read.
     """
     images = [part for suffix in SUFFIXES if (part := group.parts.get(suffix[1:])) is not None]
     if len(images) != 1:
