@@ -1,4 +1,4 @@
-"""ROS 1 bags (wiki.ros.org/Bags/Format/2.0): messages by the index, or in the order of the file."""
+"""A reader of ROS 1 bags (wiki.ros.org/Bags/Format/2.0), by the index or in file order."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from stream_ssl.producers.sources.chunked import (
 from stream_ssl.producers.sources.recordings import DamagedError
 
 MAGIC = b"#ROSBAG V2.0\n"
-MAX_HEADER = 1 << 20  # bytes of a record's header or a connection's definition
+MAX_HEADER = 1 << 20  # bytes of a record's header or of a connection's definition
 MESSAGE, BAG, CHUNK, CHUNK_INFO, CONNECTION = 2, 3, 5, 6, 7
 NO_COUNT = 2**32 - 1
 
@@ -35,22 +35,22 @@ class Connection:
     """A topic of a bag."""
 
     topic: str
-    kind: str  # such as sensor_msgs/msg/Image
+    kind: str  # the type, such as sensor_msgs/msg/Image
     definition: str
 
 
 class BagFile:
-    """The messages of a ROS 1 bag whose connections are wanted.
+    """The messages in a ROS 1 bag whose connections are wanted.
 
     Args:
-        file: open for reading, in binary.
-        wanted: whether messages of a connection are to be read.
-        drop: hears of each part that cannot be read.
-        no_index: hears why the file is read in its own order, if it is.
-        stopped: ends the reading.
+        file: opened for reading, in binary mode.
+        wanted: returns whether to read the messages of a connection.
+        drop: called with (what, why) for each part that cannot be read.
+        no_index: called with the reason if the file is read in file order.
+        stopped: stops the reading when it is set.
 
     Raises:
-        DamagedError: it does not begin as ROS 1 bags do.
+        DamagedError: the file does not begin as a ROS 1 bag.
     """
 
     def __init__(
@@ -67,12 +67,12 @@ class BagFile:
         if self._read(0, len(MAGIC)) != MAGIC:
             raise DamagedError("it does not begin as ROS 1 bags do")
         self.connections: dict[int, Connection] = {}
-        self._known: dict[int, bool] = {}  # by connection: whether it is wanted
+        self._known: dict[int, bool] = {}  # whether a connection is wanted
 
     def messages(self, start: int) -> Iterator[Stored]:
-        """Yield the messages in the order of log times, from `start` on.
+        """Yield the messages in the order of log times, from log time `start` (nanoseconds) on.
 
-        A bag without a sound index is read in its own order, from the beginning up to the damage.
+        A bag without a valid index is read in file order, from the beginning up to the damage.
 
         Raises:
             DamagedError: the rest cannot be read.
@@ -97,10 +97,10 @@ class BagFile:
         return self._file.read(size)
 
     def _records(self, at: int, end: int) -> Iterator[tuple[Header, int, int]]:
-        """Yield header, place and size of the data of each record.
+        """Yield (header, offset of the data, size of the data) of each record.
 
         Raises:
-            DamagedError: the bytes from there on are no records.
+            DamagedError: the bytes at the next offset are not a record.
         """
         while at < end and not self._stopped.is_set():
             head, data_at = self._length(at, end)
@@ -110,7 +110,7 @@ class BagFile:
             at = data_at + 4 + size
 
     def _length(self, at: int, end: int, most: int = MAX_HEADER) -> tuple[int, int]:
-        """Return a length that stands at a place, and where what has this length ends."""
+        """Return the length prefix at an offset, and the offset where its content ends."""
         raw = self._read(at, 4)
         size = int.from_bytes(raw, "little")
         if len(raw) < 4 or size > end - at - 4:
@@ -120,10 +120,10 @@ class BagFile:
         return size, at + 4 + size
 
     def _index(self) -> dict[ChunkPlace, list[int]]:
-        """Return the chunks, with the connections of their messages.
+        """Return the chunks with the connections of their messages.
 
         Raises:
-            DamagedError, ValueError, KeyError, struct.error: the index is missing or unsound.
+            DamagedError, ValueError, KeyError, struct.error: the index is missing or damaged.
         """
         header, at, size = next(self._records(len(MAGIC), self._size))
         begin, connections, chunks = (
@@ -152,7 +152,7 @@ class BagFile:
         told = header_of(data)
         self.connections[number(header, "conn")] = Connection(
             header["topic"].decode(),
-            "/msg/".join(told["type"].decode().split("/")),  # as ROS 2 spells types
+            "/msg/".join(told["type"].decode().split("/")),  # the spelling of types in ROS 2
             told["message_definition"].decode(errors="replace"),
         )
         self._known.pop(number(header, "conn"), None)
@@ -172,10 +172,10 @@ class BagFile:
         yield from self._chunk(header, at, size)
 
     def _chunk(self, header: Header, at: int, size: int) -> Iterator[Stored]:
-        """Yield the messages of a chunk that are wanted, and learn its connections.
+        """Yield the wanted messages of a chunk, and store its connections.
 
         Raises:
-            DamagedError, ValueError, KeyError, struct.error: the rest of it cannot be read.
+            DamagedError, ValueError, KeyError, struct.error: the rest of the chunk cannot be read.
         """
         plain = unpacked(
             header["compression"].decode(), self._read(at, size), number(header, "size")
@@ -209,7 +209,7 @@ def header_of(data: bytes) -> Header:
     """Return the fields of a record's header, by name.
 
     Raises:
-        DamagedError: it is no header.
+        DamagedError: the bytes are not a header.
     """
     fields: Header = {}
     at = 0
@@ -223,10 +223,10 @@ def header_of(data: bytes) -> Header:
 
 
 def prefixed(data: bytes, at: int) -> tuple[bytes, int]:
-    """Return the bytes that follow their own length, and where they end.
+    """Return the bytes after a length prefix, and the offset of their end.
 
     Raises:
-        DamagedError: the length goes beyond the end.
+        DamagedError: the length exceeds the data.
     """
     size = int.from_bytes(data[at : at + 4], "little")
     if at + 4 + size > len(data):
@@ -235,16 +235,16 @@ def prefixed(data: bytes, at: int) -> tuple[bytes, int]:
 
 
 def number(header: Header, name: str) -> int:
-    """Return a number of a header."""
+    """Return an integer field of a header."""
     return int.from_bytes(header[name], "little")
 
 
 def operation(header: Header) -> int:
-    """Return what kind of record a header begins."""
+    """Return the record type in a header."""
     return number(header, "op")
 
 
 def log_time(header: Header, name: str) -> int:
-    """Return a time of a header, in nanoseconds."""
+    """Return a time field of a header, in nanoseconds."""
     seconds, nanoseconds = struct.unpack("<II", header[name])
     return int(seconds * 1_000_000_000 + nanoseconds)

@@ -1,4 +1,4 @@
-"""Frames of live streams: network and USB cameras, by FFmpeg's libraries (PyAV)."""
+"""A source of frames from live network and USB cameras, with FFmpeg's libraries (PyAV)."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-END_SECONDS = 0.5  # for the frame that is being read
-FIRST_PAUSE = 0.5  # seconds; doubled with each attempt
-DELAY_WINDOW = 60.0  # seconds over which the least delay is sought
-DELAY_LIMIT = 2.0  # seconds above the least delay: the stream's clock has been set anew
+END_SECONDS = 0.5  # timeout of the frame that is being read
+FIRST_PAUSE = 0.5  # seconds; doubles with each attempt
+DELAY_WINDOW = 60.0  # seconds; the window in which the minimum delay is measured
+DELAY_LIMIT = 2.0  # seconds above the minimum delay, after which the stream's clock counts as reset
 DEVICES = "/dev/video"
 
 
 class CaptureClock:
-    """Capture times from the times of a stream, which count from an unknown moment.
+    """Converts stream times, which count from an unknown moment, to capture times.
 
-    That moment is taken from the frame that came with the least delay in the last minute or two, so
-    that neither what waits in the network nor a camera's clock that drifts is in the times.
+    The moment is estimated from the frame with the minimum delay in the last one to two minutes.
+    Therefore neither network queues nor a drifting camera clock affect the capture times.
     """
 
     def __init__(self) -> None:
-        self._least = [math.inf, math.inf]  # of the window before, and of this one
+        self._least = [math.inf, math.inf]  # minimum delays of the previous and the current window
         self._begun = -math.inf
 
     def capture_time(self, seconds: float, now: float) -> float:
-        """When a frame of the stream's time `seconds`, received at `now`, was captured."""
+        """Return when a frame with stream time `seconds`, received at `now`, was captured."""
         delay = now - seconds
         if delay > min(self._least) + DELAY_LIMIT:
             self._least = [math.inf, math.inf]
@@ -53,29 +53,30 @@ class CaptureClock:
 
 
 class Camera:
-    """Frames of a live stream: RTSP, HTTP, RTMP, UDP, or a V4L2 device such as /dev/video0.
+    """A source of frames from a live stream: RTSP, HTTP, RTMP, UDP, or a V4L2 device (/dev/video0).
 
-    A stream that is lost or cannot be opened is tried again, after pauses that double from 0.5 s to
-    `retry_seconds`; each change is logged with its reason. The newest frames matter: when the
-    sender cannot keep up, the oldest of `waiting` ones make room, and are counted in `skipped`.
-    Nothing can be gone on with: after a restart the stream is taken up as it is then.
+    If the stream is lost or cannot be opened, the source retries after pauses that double from 0.5
+    s to `retry_seconds`, and logs each change with its reason. The newest frames matter most: if
+    the sender cannot keep up, the source drops the oldest waiting frames and counts them in
+    `skipped`. A live stream cannot resume at a position. A restart continues with the current
+    frames.
 
-    Sample ids are CONNECTED-N: when the connection was made, in milliseconds, and the frame's
-    number since. Capture times follow the stream's own clock.
+    Sample ids are CONNECTED-N: the time of the connection in milliseconds, and the number of the
+    frame since then. Capture times follow the stream's own clock.
 
     Args:
-        url: as rtsp://USER:PASSWORD@HOST/PATH or http://..., or a device's path. User and password
-            are neither logged nor sent.
-        rtsp_transport: how RTSP carries frames: "tcp" loses none, "udp" waits for none.
-        options: further ones of FFmpeg's for this kind of stream, such as {video_size: 1280x720}.
-        timeout: seconds without a frame after which a stream is given up and opened anew.
-        retry_seconds: longest pause between two attempts.
-        give_up_seconds: end with an error when no frame has come for so long; null: never.
-        waiting: frames that may wait for the sender.
+        url: rtsp://USER:PASSWORD@HOST/PATH, http://..., or the path of a device. The user and the
+            password are neither logged nor sent.
+        rtsp_transport: transport of RTSP frames: "tcp" loses no frames, "udp" has less delay.
+        options: further FFmpeg options for this kind of stream, such as {video_size: 1280x720}.
+        timeout: seconds without a frame after which the stream is reopened, above 0.
+        retry_seconds: longest pause between two attempts, in seconds, above 0.
+        give_up_seconds: seconds without a frame after which the source fails; null: never.
+        waiting: maximum number of frames that wait for the sender.
         name: the source's name.
 
     Raises:
-        ValueError: an argument breaks its rule.
+        ValueError: an argument is invalid.
         ModuleNotFoundError: PyAV or Pillow is not installed.
     """
 
@@ -91,7 +92,7 @@ class Camera:
         name: str = "camera",
         **frames: Any,
     ) -> None:
-        import av  # noqa: F401  # a machine without it is to say so at once
+        import av  # noqa: F401  # fail early if it is not installed
 
         if "://" not in url and not url.startswith(DEVICES):
             raise ValueError(
@@ -112,7 +113,8 @@ class Camera:
         self._url, self._timeout = url, timeout
         self._options: dict[str, str] = dict(options or {})
         if url.startswith("rtsp"):
-            # What came while the stream was examined is not played late: that would spoil times.
+            # Do not replay frames that arrive while FFmpeg probes the stream, since their times are
+            # wrong.
             own = {"rtsp_transport": rtsp_transport, "fflags": "nobuffer"}
             self._options = {**own, **self._options}
         self._retry_seconds, self._give_up_seconds = retry_seconds, give_up_seconds
@@ -124,19 +126,19 @@ class Camera:
         self._stopped = threading.Event()
 
     def samples(self, position: Position = None) -> Iterator[tuple[Sample, Position]]:
-        """Each sample with a position, which tells only that it was this source's; see `Source`."""
+        """Yield each sample with its position, which only identifies this source; see `Source`."""
         if position is not None:
             checked(position, self._facts, self.name)
         return self._sent()
 
     def stop(self) -> None:
-        """From any thread: `samples` ends at once."""
+        """End `samples` immediately. Thread-safe."""
         self._stopped.set()
         with self._changed:
             self._changed.notify()
 
     def _sent(self) -> Iterator[tuple[Sample, Position]]:
-        # In a thread of its own, for nothing can interrupt FFmpeg while it waits for a packet.
+        # FFmpeg cannot be interrupted while it waits for a packet, so a thread of its own reads.
         reader = threading.Thread(target=self._read, name=f"camera {self.name}", daemon=True)
         reader.start()
         try:
@@ -148,10 +150,10 @@ class Camera:
             log.info("source %s was stopped; %s", self.name, self.skipped)
         finally:
             self.stop()
-            reader.join(END_SECONDS)  # a device is free again; of a silent host, after `timeout`
+            reader.join(END_SECONDS)  # frees a device; a silent host ends after `timeout`
 
     def _next(self) -> tuple[VideoFrame, str, float] | None:
-        """The oldest frame that waits; None once stopped."""
+        """Return the oldest waiting frame; None once stopped."""
         with self._changed:
             self._changed.wait_for(lambda: self._ready or self._error or self._stopped.is_set())
             if self._stopped.is_set():
@@ -164,16 +166,16 @@ class Camera:
     def _read(self) -> None:
         try:
             self._keep_connected()
-        except Exception as error:  # in this thread nobody would hear of it
+        except Exception as error:  # passed on to the caller's thread
             with self._changed:
                 self._error = error
                 self._changed.notify()
 
     def _keep_connected(self) -> None:
-        """Take frames, and when there are none any more, try again; until stopped.
+        """Receive frames and reconnect when the stream ends, until stopped.
 
         Raises:
-            SourceError: none came for `give_up_seconds`.
+            SourceError: no frame came for `give_up_seconds`.
         """
         import av
 
@@ -197,7 +199,7 @@ class Camera:
             pause = min(2 * pause, self._retry_seconds)
 
     def _received(self) -> Iterator[tuple[VideoFrame, str, float]]:
-        """Chosen frames of one connection, with their ids and capture times."""
+        """Yield the selected frames of one connection, with their ids and capture times."""
         with self._opened() as container:
             stream = film_of(container)
             log.info("source %s: connected: %s", self.name, stream)
@@ -207,7 +209,7 @@ class Camera:
             film = Film(container, stream, self.skipped.note, what, key_frames, live=True)
             for number, frame in enumerate(film.frames(container.demux(stream))):
                 now = time.time()
-                # A stream's first frames may come before its clock is known; some have none.
+                # The first frames of a stream may lack a time, because its clock is not known yet.
                 captured = now if frame.pts is None else clock.capture_time(frame.time, now)
                 if self._frames.wants(frame) and gate.takes(frame, captured):
                     yield frame, f"{connected}-{number}", captured
@@ -225,13 +227,13 @@ class Camera:
                 **lenient(),
             )
             return container
-        except av.error.InvalidDataError:  # so FFmpeg calls an RTSP server's silence, too
+        except av.error.InvalidDataError:  # FFmpeg also raises it if an RTSP server is silent
             if time.monotonic() - began < self._timeout:
                 raise
             raise OSError(f"nothing came for {self._timeout:g} s") from None
 
     def _reason(self, error: Exception) -> str:
-        """Why a stream cannot be read, without its URL, which may hold a password."""
+        """Return why a stream cannot be read, without its URL, which may contain a password."""
         import av
 
         if isinstance(error, av.error.ExitError):

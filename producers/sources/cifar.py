@@ -1,6 +1,6 @@
-"""The binary form of CIFAR-10 and CIFAR-100.
+"""A source of the binary form of CIFAR-10 and CIFAR-100.
 
-Shapes: N images, R bytes a record: labels, then 32 x 32 pixels of red, of green, of blue.
+Shapes: N images, R bytes per record: labels, then 32 x 32 pixels each of red, green and blue.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ FILES = {
     (100, "train"): "train.bin",
     (100, "test"): "test.bin",
 }
-CLASSES = {10: (10,), 100: (20, 100)}  # of each label in a record
+CLASSES = {10: (10,), 100: (20, 100)}  # number of classes of each label in a record
 FOLDERS = {10: "cifar-10-batches-bin", 100: "cifar-100-binary"}
 
 
 class CifarBinary(Finite):
-    """CIFAR-10 or CIFAR-100, whichever lies in the folder; the files are mapped, not loaded.
+    """A source of CIFAR-10 or CIFAR-100, depending on the folder. The files are mapped, not loaded.
 
-    Sample ids are "SPLIT/INDEX". Samples of CIFAR-100 carry both labels, the one not chosen as
-    meta "coarse" or "fine".
+    Sample ids are "SPLIT/INDEX". CIFAR-100 samples carry both labels: the label that `labels` does
+    not select is sent as meta "coarse" or "fine".
 
     Args:
-        root: folder of the .bin files, or the one that holds cifar-10-batches-bin or
+        root: the folder of the .bin files, or the folder that contains cifar-10-batches-bin or
             cifar-100-binary.
-        split: the 50,000 or the 10,000.
-        labels: which of CIFAR-100's two labels is the sample's.
+        split: the 50,000 training images or the 10,000 test images.
+        labels: which of CIFAR-100's two labels is the sample's label.
         name: the source's name; null: "cifar10" or "cifar100".
 
     Raises:
-        ValueError: a file is not whole, or a label is none of the data set.
-        FileNotFoundError: no such files.
+        ValueError: a file is incomplete, a label is out of range, or the folder has both data sets.
+        FileNotFoundError: the files do not exist.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class CifarBinary(Finite):
     ) -> None:
         classes, files = find_files(Path(root), split)
         self._split = split
-        self._heads = 1 if classes == 10 else 2  # bytes of labels: CIFAR-100 has coarse, fine
+        self._heads = 1 if classes == 10 else 2  # bytes of labels: CIFAR-100 has coarse and fine
         self._column = 0 if classes == 10 or labels == "coarse" else 1
         self._other = None if classes == 10 else {"fine": "coarse", "coarse": "fine"}[labels]
         self._record_NR = [read_records(path, self._heads, classes) for path in files]
@@ -71,7 +71,7 @@ class CifarBinary(Finite):
         record_R = self._record_NR[part][index - self._starts[part]]
         plane_CX = record_R[self._heads :].reshape(3, SIDE * SIDE)
         pixel_XC = np.empty((SIDE * SIDE, 3), dtype=np.uint8)
-        for channel in range(3):  # half the time of a transposed copy
+        for channel in range(3):  # takes half the time of a transposed copy
             pixel_XC[:, channel] = plane_CX[channel]
         other = None if self._other is None else {self._other: int(record_R[1 - self._column])}
         return Sample(
@@ -85,11 +85,11 @@ class CifarBinary(Finite):
 
 
 def find_files(root: Path, split: str) -> tuple[int, list[Path]]:
-    """How many classes the data set has, and its files in order.
+    """Return the number of classes of the data set, and its files in order.
 
     Raises:
-        FileNotFoundError: none there.
-        ValueError: both data sets there.
+        FileNotFoundError: the folder contains no data set.
+        ValueError: the folder contains both data sets.
     """
     found = [
         (classes, files)
@@ -109,10 +109,10 @@ def find_files(root: Path, split: str) -> tuple[int, list[Path]]:
 
 
 def read_records(path: Path, heads: int, classes: int) -> NDArray[np.uint8]:
-    """The records [N, R] of one file.
+    """Return the records [N, R] of one file.
 
     Raises:
-        ValueError: not a whole number of records, or labels out of range.
+        ValueError: the file has no whole number of records, or a label is out of range.
     """
     size, length = path.stat().st_size, heads + PIXELS
     if size == 0 or size % length:
@@ -120,7 +120,7 @@ def read_records(path: Path, heads: int, classes: int) -> NDArray[np.uint8]:
             f"{path}: {size} bytes are not a whole number of records of {length}; "
             "it is truncated or damaged: fetch it again"
         )
-    # Indexing a memmap costs ten times what indexing an array does, and maps no less.
+    # Indexing a memmap takes ten times as long as indexing an array that views the same mapping.
     record_NR = np.asarray(np.memmap(path, dtype=np.uint8, mode="r")).reshape(-1, length)
     for label_N, count in zip(record_NR[:, :heads].T, CLASSES[classes], strict=True):
         if (largest := int(label_N.max())) >= count:

@@ -1,4 +1,4 @@
-"""Images from a list of URLs."""
+"""A source that downloads images from lists of URLs."""
 
 from __future__ import annotations
 
@@ -31,32 +31,32 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-READY = 64  # images that wait for the sender before no more are fetched
-TICK = 0.2  # seconds between two looks at whether to stop
-PASSED = 1000  # rows that are done already, between two looks
-END_SECONDS = 5.0  # for what is under way, once given up
+READY = 64  # images waiting for the sender; at this number, no more are fetched
+TICK = 0.2  # seconds between two checks of `stop`
+PASSED = 1000  # finished rows that are skipped between two yields to the event loop
+END_SECONDS = 5.0  # timeout of cancelled requests
 
 
 class Crawl:
-    """Images from lists of URLs, fetched many at a time, with respect for their hosts.
+    """A source of images from URL lists, which fetches many images at a time.
 
-    Lists are text (a URL a line), CSV, Parquet or JSON lines. Images are sent as they arrive. A
-    position says which rows of the lists are done: going on fetches each other one, and none twice.
-    Sample ids are the URLs, the same however often one is crawled. What gives no image is counted
-    by reason in `skipped`, and the first ones of each reason are logged.
+    Lists are text (one URL per line), CSV, Parquet or JSON Lines. Images are sent as they arrive. A
+    position records which rows of the lists are finished. A resumed crawl fetches each of the other
+    rows once. Sample ids are the URLs, so repeated crawls give the same ids. A row without an image
+    is counted by reason in `skipped`. The first rows of each reason are logged.
 
     Args:
         urls: paths, globs, or brace expansions such as "part-{000..127}.parquet".
-        column: of CSV, Parquet or JSON lines, that has the URL.
-        label: column with the class, a number; null: none.
-        keep: columns that travel as meta.
-        concurrency: requests at a time.
-        window: how many rows the crawl may be ahead of the oldest that is not done.
+        column: column of the URL in CSV, Parquet or JSON Lines.
+        label: column of the class, which must be an integer; null: no labels.
+        keep: columns that are sent as meta.
+        concurrency: number of concurrent requests, 1 to 1000.
+        window: how many rows the crawl may be ahead of the oldest unfinished row, 1 to 8192.
         name: the source's name.
 
     Raises:
         FileNotFoundError: a pattern matches no file.
-        ValueError: an argument breaks its rule.
+        ValueError: an argument is out of range.
         ModuleNotFoundError: a library is not installed.
     """
 
@@ -75,7 +75,7 @@ class Crawl:
 
         if not 1 <= concurrency <= 1000:
             raise ValueError(f"concurrency {concurrency}: must lie in [1, 1000]")
-        if not 1 <= window <= 8192:  # else a position would not fit into a packet
+        if not 1 <= window <= 8192:  # a position must fit into a packet
             raise ValueError(f"window {window}: must lie in [1, 8192]")
         self.name = name
         self.skipped = Skipped(name)
@@ -84,13 +84,13 @@ class Crawl:
         self._column, self._label, self._keep = column, label, keep or []
         self._concurrency, self._window = concurrency, window
         self._stopped = threading.Event()
-        for path in self._files:  # whose columns are refused at once
+        for path in self._files:  # fail early if a column is missing
             next(read_rows(path, column), None)
         sizes = [f"{path.name} {path.stat().st_size}".encode() for path in self._files]
         self._facts: Facts = {"source": name, "content": digest(sizes), "column": column}
 
     def samples(self, position: Position = None) -> Iterator[tuple[Sample, Position]]:
-        """Each sample with the position after it; see `Source`."""
+        """Yield each sample with the position after it; see `Source`."""
         first, done = 0, 0
         if position is not None:
             at = checked(position, self._facts, self.name)
@@ -103,7 +103,7 @@ class Crawl:
         return self._crawled(Progress(first, done))
 
     def stop(self) -> None:
-        """From any thread: `samples` ends, and what is being fetched is given up."""
+        """End `samples`, and cancel the running requests. Thread-safe."""
         self._stopped.set()
 
     def _crawled(self, progress: Progress) -> Iterator[tuple[Sample, Position]]:
@@ -125,13 +125,13 @@ class Crawl:
             raise nothing_readable(self.name)
 
     def rows(self) -> Iterator[Row]:
-        """Of all lists, one after the other."""
+        """Return an iterator over the rows of all lists, in order."""
         facts = [*self._keep, *([] if self._label is None else [self._label])]
         lists = (read_rows(path, self._column, facts) for path in self._files)
         return itertools.chain.from_iterable(lists)
 
     async def crawl(self, row: Row) -> Sample | None:
-        """What a row gives; None: nothing, and `skipped` says why."""
+        """Return the sample of a row, or None if there is none; `skipped` then has the reason."""
         from stream_ssl.producers.sources.fetch import Skip
 
         try:
@@ -150,12 +150,12 @@ class Crawl:
             self.skipped.note(skip.reason, row.url or "a row", skip)
         except (KeyError, ValueError, TypeError) as error:
             self.skipped.note("bad row", row.url, f"{type(error).__name__}: {error}")
-        except Exception as error:  # one host's answer ends no crawl
+        except Exception as error:  # the answer of one host must not end the crawl
             self.skipped.note("error", row.url, f"{type(error).__name__}: {error}")
         return None
 
     async def crawl_all(self, progress: Progress, work: Work) -> None:
-        """Crawl all rows that are not done, and hand over what they give.
+        """Crawl all unfinished rows, and hand over their results.
 
         Raises:
             SourceError: a list cannot be read to its end.
@@ -179,20 +179,23 @@ class Crawl:
                             group.create_task(one(number, row))
                     elif number % PASSED == 0:
                         await asyncio.sleep(0)
-            except SourceError as error:  # what is under way still ends
+            except SourceError as error:  # running requests still finish
                 unreadable = error
         if unreadable is not None:
             raise SourceError(f"source {self.name!r}: {unreadable}")
 
 
 class Progress:
-    """Which rows are done: all before `first`, and from there on those whose bits `done` has."""
+    """The set of finished rows.
+
+    All rows before `first` are finished, and row `first + i` is finished if bit i of `done` is 1.
+    """
 
     def __init__(self, first: int = 0, done: int = 0) -> None:
         self.first, self.done = first, done
 
     def finish(self, row: int) -> int:
-        """Mark a row as done; returns by how many rows `first` moves on."""
+        """Mark a row as finished, and return by how many rows `first` advances."""
         self.done |= 1 << (row - self.first)
         moved = 0
         while self.done & 1:
@@ -203,7 +206,7 @@ class Progress:
 
 
 class Work:
-    """A crawl under way, in an event loop of a thread of its own."""
+    """A running crawl, with an event loop in its own thread."""
 
     def __init__(self, crawl: Crawl, progress: Progress) -> None:
         self.room: asyncio.Semaphore | None = None
@@ -219,7 +222,7 @@ class Work:
         self._thread.start()
 
     def results(self, stopped: threading.Event) -> Iterator[tuple[int, Sample | None]]:
-        """Number of a row and what it gave, as they come; up to the end, or until stopped."""
+        """Yield (row number, sample or None) as results arrive, until the end or until stopped."""
         while not stopped.is_set():
             try:
                 result = self._results.get(timeout=TICK)
@@ -234,12 +237,12 @@ class Work:
             yield result
 
     def make_room(self, rows: int) -> None:
-        """Let the crawl go on by so many rows."""
+        """Allow the crawl to advance by `rows` rows."""
         if rows:
             self._soon(self._release, rows)
 
     def end(self) -> None:
-        """Give up what is under way."""
+        """Cancel the running requests, and wait for the thread."""
         self._soon(self._task.cancel)
         self._thread.join(END_SECONDS)
         if self._thread.is_alive():
@@ -256,7 +259,7 @@ class Work:
 
     def _run(self) -> None:
         try:
-            with self._runner:  # ends tasks that are left, as for a robots.txt
+            with self._runner:  # cancels remaining tasks, such as a request of robots.txt
                 self._loop.run_until_complete(self._task)
             self.put(None)
         except asyncio.CancelledError:
@@ -267,7 +270,7 @@ class Work:
 
 @contextlib.contextmanager
 def bar(name: str, total: int) -> Iterator[Callable[[int, str], None]]:
-    """Shows progress at a terminal: rows that are done, and what was left out."""
+    """Show a progress bar in a terminal: the finished rows, and counts of those left out."""
     if not sys.stderr.isatty():
         yield lambda _done, _left_out: None
         return

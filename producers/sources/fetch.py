@@ -1,4 +1,4 @@
-"""Images over HTTP, politely and safely: what one URL gives, or why it gives nothing."""
+"""Fetches images over HTTP, with limits that protect the hosts and the local network."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ from protego import Protego
 from stream_ssl.producers.sources.fields import codec_of
 from stream_ssl.producers.sources.public_addresses import embedded, is_public, special_row
 
-ROBOTS_BYTES = 512 * 1024  # RFC 9309 asks for 500 KiB at least; the rest is ignored
-ROBOTS_REDIRECTS = 5  # RFC 9309 asks for five at least
-ROBOTS_SECONDS = 24 * 3600.0  # RFC 9309: no copy of robots.txt is used for longer
-HEAD_BYTES = 16  # by which a codec is known
-MAX_HOSTS = 20_000  # remembered at a time
+ROBOTS_BYTES = 512 * 1024  # RFC 9309 requires at least 500 KiB; the rest is ignored
+ROBOTS_REDIRECTS = 5  # RFC 9309 requires at least five
+ROBOTS_SECONDS = 24 * 3600.0  # RFC 9309: a cached robots.txt must not be used for longer
+HEAD_BYTES = 16  # bytes that identify a codec
+MAX_HOSTS = 20_000  # kept in memory at a time
 REDIRECTS = {301, 302, 303, 307, 308}
 BUSY = {429, 503}
 PASSING = {"unreachable", "too slow"}
 UNSAFE = {"private address", "unresolved host", "bad URL"}
-RETRY_SECONDS = 600.0  # before a robots.txt that could not be had is asked for again
+RETRY_SECONDS = 600.0  # before a failed robots.txt is requested again
 OPT_OUTS = {"noai", "noimageai"}
-CONTROL = re.compile(r"[\0-\x08\x0e-\x1f]")  # in no text, as RFC 9309 has it
-PADDING = "\0\x1a"  # that some programs write behind a text
+CONTROL = re.compile(r"[\0-\x08\x0e-\x1f]")  # not allowed in a text by RFC 9309
+PADDING = "\0\x1a"  # that some programs append to a text
 USER_AGENT = re.compile(r"^\s*user[- ]?agent\s*:", re.IGNORECASE | re.MULTILINE)
 PLAIN = {"", "identity"}  # values of Content-Encoding
 GZIP = b"\x1f\x8b"
 
 
 class Skip(Exception):
-    """A URL gives no image: the reason under which it is counted, and the details."""
+    """A URL gives no image. `reason` names its counter, and the message has the details."""
 
     def __init__(self, reason: str, why: str) -> None:
         super().__init__(why)
@@ -54,34 +54,34 @@ class Skip(Exception):
 
 @dataclass
 class Host:
-    """What is known of an origin, such as https://a.example:8443."""
+    """The state of an origin, such as https://a.example:8443."""
 
     turns: asyncio.Semaphore
-    pool: httpcore.AsyncConnectionPool | None = None  # while it has users
+    pool: httpcore.AsyncConnectionPool | None = None  # exists while there are users
     robots: asyncio.Task[Protego | None] | None = None
     robots_at: float = 0.0
-    next_start: float = 0.0  # by the loop's clock
+    next_start: float = 0.0  # in the loop's time
     users: int = 0
 
 
 @dataclass
 class Response:
-    """A response, its body as far as it was wanted."""
+    """A response, with as much of its body as was read."""
 
     status: int
     headers: list[tuple[str, str]]
     body: bytes = field(default=b"", repr=False)
 
     def header(self, name: str) -> str:
-        """The header's value, or an empty text."""
+        """Return the value of a header, or an empty string."""
         return next((value for key, value in self.headers if key == name), "")
 
 
 class GuardedBackend(httpcore.AsyncNetworkBackend):
-    """Connects to public addresses alone, and to those that were checked.
+    """A network backend that connects only to public or allowed addresses.
 
-    A name is resolved once for each connection, and the connection goes to the address that was
-    looked at: a name that resolves otherwise the next moment (DNS rebinding) gains nothing.
+    A host name is resolved once per connection, and the connection uses the checked address. This
+    prevents DNS rebinding, in which a second lookup returns another address.
     """
 
     def __init__(self, allowed: Iterable[str]) -> None:
@@ -116,7 +116,11 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Any = None,
     ) -> httpcore.AsyncNetworkStream:
-        """A connection to the first of the host's addresses that answers; all must be public."""
+        """Connect to the first address of the host that answers.
+
+        Raises:
+            Skip: one of the addresses is neither public nor allowed.
+        """
         addresses = await self.resolve(host, port)
         for address in addresses:
             self.check(host, address)
@@ -131,12 +135,12 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
         raise failed
 
     async def sleep(self, seconds: float) -> None:
-        """Part of httpcore's interface."""
+        """Sleep; a method of httpcore's interface."""
         await asyncio.sleep(seconds)
 
 
 async def resolve(host: str, port: int) -> list[str]:
-    """The addresses of a host, by the system's resolver."""
+    """Return the addresses of a host from the system's resolver."""
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[list[str]] = loop.create_future()
 
@@ -156,37 +160,38 @@ async def resolve(host: str, port: int) -> list[str]:
         with contextlib.suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(tell, found, failed)
 
-    # A daemon thread, unlike the loop's own: a resolver that does not answer must not delay exits.
+    # Use a daemon thread, because a resolver that does not answer must not delay the exit.
     threading.Thread(target=ask, name=f"resolve {host}", daemon=True).start()
     return await answer
 
 
 class Fetcher:
-    """Fetches images, with respect for robots.txt, crawl delays and opt-outs.
+    """A downloader of images that respects robots.txt, crawl delays and opt-outs.
 
-    Before a URL is fetched its host's robots.txt is; a host whose robots.txt cannot be had (5xx,
-    no answer) is left alone, as RFC 9309 says. Responses that say `X-Robots-Tag: noai` or
-    `noimageai` are left out. 429 and 503 are waited for, as Retry-After says, and tried again.
-    Hosts are resolved once for each connection, and private, loopback, link-local and other
-    non-public addresses refused, also behind redirects.
+    - robots.txt: it is fetched before any URL of a host. If it is unavailable (5xx or no answer),
+      nothing is fetched from the host, as RFC 9309 requires.
+    - Opt-outs: responses with `X-Robots-Tag: noai` or `noimageai` are left out.
+    - Busy hosts: after 429 and 503, the request is retried at the time in Retry-After.
+    - Addresses: a host is resolved once per connection. Private, loopback, link-local and other
+      non-public addresses are rejected, even after redirects.
 
     Args:
-        agent: names this crawler to hosts and in robots.txt, best with an address to write to:
-            "my-crawler (+https://...)".
-        per_host: requests to one host at a time.
-        delay: seconds between the starts of two requests to one host; robots.txt may ask for more.
-        max_bytes: of an image; no more is read.
-        seconds: for one request, from its start to its last byte.
-        redirects: that are followed for one URL.
-        retries: of a URL whose host is busy or does not answer.
-        max_wait: seconds; a host that wants more patience is given up.
-        robots: whether robots.txt and X-Robots-Tag are respected.
-        allow_networks: addresses that may be fetched from though they are not public, such as
-            10.0.0.0/8.
-        authorities: file of certificates to trust instead of the usual ones; null: the usual ones.
+        agent: the name of this crawler in requests and for robots.txt, preferably with a contact
+            address: "my-crawler (+https://...)".
+        per_host: number of concurrent requests to one host.
+        delay: minimum seconds between the starts of two requests to one host. robots.txt may
+            require more.
+        max_bytes: maximum size of an image in bytes. No more is read.
+        seconds: timeout of one request, from its start to its last byte.
+        redirects: maximum number of redirects per URL.
+        retries: number of retries if a host is busy or does not answer.
+        max_wait: longest wait for a host in seconds. If a host requires more, its URL is skipped.
+        robots: whether to respect robots.txt and X-Robots-Tag.
+        allow_networks: non-public networks that may be contacted, such as 10.0.0.0/8.
+        authorities: file of trusted certificates, instead of the default; null: the default.
 
     Raises:
-        ValueError: an argument breaks its rule.
+        ValueError: an argument is out of range.
     """
 
     def __init__(
@@ -230,17 +235,17 @@ class Fetcher:
         )
 
     async def open(self, connections: int) -> None:
-        """In the loop that fetches: make ready for so many requests at a time."""
-        self._hosts = {}  # which belong to the loop of an earlier crawl
+        """Prepare for `connections` concurrent requests; call this in the loop that fetches."""
+        self._hosts = {}  # hosts of an earlier crawl belong to another loop
         self._slots = asyncio.Semaphore(connections)
-        self.flowing = asyncio.Event()  # cleared, no request starts
+        self.flowing = asyncio.Event()  # while cleared, no request starts
         self.flowing.set()
 
     async def fetch(self, url: str) -> bytes:
-        """The bytes of an image.
+        """Return the bytes of an image.
 
         Raises:
-            Skip: there is none to be had.
+            Skip: the URL gives no image.
         """
         here = parsed(url)
         for _ in range(self._redirects + 1):
@@ -251,7 +256,7 @@ class Fetcher:
         raise Skip("redirects", f"more than {self._redirects}, the last to {str(here)[:200]}")
 
     async def _patiently(self, url: httpx.URL) -> Response:
-        """The response, once the host's turn, its robots.txt and its being busy allow."""
+        """Return the response, with the waits and retries that the host requires."""
         async with self._turn(url) as host:
             rules = await self._rules(host, url)
             if rules is not None and not rules.can_fetch(str(url), self._agent):
@@ -279,14 +284,15 @@ class Fetcher:
 
     @contextlib.asynccontextmanager
     async def _turn(self, url: httpx.URL) -> AsyncIterator[Host]:
-        """One of a host's `per_host` turns."""
+        """Hold one of a host's `per_host` slots."""
         origin = str(url.copy_with(raw_path=b"/", userinfo=b"", fragment=None))
         if origin not in self._hosts and len(self._hosts) >= MAX_HOSTS:
             self._hosts = {name: host for name, host in self._hosts.items() if host.users}
         host = self._hosts.setdefault(origin, Host(asyncio.Semaphore(self._per_host)))
         host.users += 1
         if host.pool is None:
-            # One for each host: what a request costs grows with the connections of its pool.
+            # One pool per host, because the cost of a request grows with the connections in its
+            # pool.
             host.pool = httpcore.AsyncConnectionPool(
                 ssl_context=self._trust,
                 max_connections=self._per_host,
@@ -310,7 +316,7 @@ class Fetcher:
         host.next_start = loop.time() + delay
 
     async def _rules(self, host: Host, url: httpx.URL) -> Protego | None:
-        """What the host's robots.txt says; None: nothing."""
+        """Return the host's robots.txt rules, or None if there are none."""
         if not self._robots:
             return None
         age = time.monotonic() - host.robots_at
@@ -322,10 +328,10 @@ class Fetcher:
         return await asyncio.shield(host.robots)
 
     async def _read_robots(self, host: Host, url: httpx.URL) -> Protego | None:
-        """Return the host's rules; None: it has none (RFC 9309, section 2.3.1).
+        """Fetch the host's robots.txt, and return its rules or None (RFC 9309, section 2.3.1).
 
         Raises:
-            Skip: the rules cannot be had, so nothing may be fetched.
+            Skip: robots.txt is unavailable, so nothing may be fetched.
         """
         here = url.copy_with(raw_path=b"/robots.txt", fragment=None)
         for _ in range(ROBOTS_REDIRECTS + 1):
@@ -350,13 +356,13 @@ class Fetcher:
     async def _request(
         self, host: Host, url: httpx.URL, limit: int, image: bool = True
     ) -> Response:
-        """One request, and as much of its answer as may be an image of `limit` bytes.
+        """Send one request, and read as much of the answer as may be an image of `limit` bytes.
 
         Raises:
-            Skip: no answer, or one that is too long or too slow.
+            Skip: there is no answer, or the answer is too long or too slow.
         """
-        assert host.pool is not None  # while the turn lasts
-        # Parts, since httpcore would cut a whole URL at ";" and drop an empty query.
+        assert host.pool is not None  # `_turn` sets it
+        # Pass the parts: httpcore would cut a whole URL at ";" and drop an empty query.
         target = httpcore.URL(
             scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path
         )
@@ -396,10 +402,10 @@ class Fetcher:
 
 
 async def body(answer: httpcore.Response, limit: int, image: bool, coding: str) -> bytes:
-    """Return all of an image, or the first `limit` bytes of another file.
+    """Return a whole image, or the first `limit` bytes of another file.
 
     Raises:
-        Skip: the image is too long, or is none by its first bytes.
+        Skip: the image is too long, or its first bytes are not those of an image.
     """
     parts, size, known = [], 0, not image or coding not in PLAIN
     async for part in answer.aiter_stream():
@@ -424,17 +430,17 @@ async def body(answer: httpcore.Response, limit: int, image: bool, coding: str) 
 
 
 def unpacked(data: bytes, coding: str, limit: int) -> bytes:
-    """Return up to `limit` bytes of a body that was sent compressed, though identity was asked for.
+    """Return up to `limit` bytes of a body that was compressed although identity was requested.
 
     Raises:
-        Skip: the coding is unknown, or the bytes are not of it.
+        Skip: the coding is unknown, or the body is damaged.
     """
     if data.startswith(GZIP):
         form = 16 + zlib.MAX_WBITS
-    elif coding == "deflate":  # hosts send it with zlib's two bytes, and without
+    elif coding == "deflate":  # some hosts send deflate with a zlib header, some without
         form = zlib.MAX_WBITS if data[:1] == b"x" else -zlib.MAX_WBITS
     elif coding in ("gzip", "x-gzip"):
-        return data[:limit]  # some hosts announce it and send plain bytes
+        return data[:limit]  # some hosts declare gzip but send plain bytes
     else:
         raise Skip("no image", f"sent as {coding[:80]!r}, though identity was asked for")
     state = zlib.decompressobj(form)
@@ -448,16 +454,16 @@ def unpacked(data: bytes, coding: str, limit: int) -> bytes:
 
 
 def robots_text(data: bytes) -> str:
-    """Return the text of a robots.txt: UTF-8, or UTF-16 where it begins with a byte-order mark."""
+    """Return the text of a robots.txt: UTF-8, or UTF-16 if it begins with a byte-order mark."""
     wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     text = data.decode("utf-16" if wide else "utf-8", errors="replace")
-    return text.replace("\ufeff", "")  # files that were joined have a mark before each part
+    return text.replace("\ufeff", "")  # concatenated files contain several marks
 
 
 def is_robots_text(text: str) -> bool:
-    """Return whether this is a text, and not a coding such as Brotli that nobody announced.
+    """Return whether `text` is text, and not an undeclared coding such as Brotli.
 
-    A text in Latin-1 has some characters that cannot be decoded, and its rules can be read.
+    A text in Latin-1 contains some undecodable characters, but its rules can be read.
     """
     if CONTROL.search(text.rstrip(PADDING)):
         return False
@@ -465,17 +471,17 @@ def is_robots_text(text: str) -> bool:
 
 
 def parsed(url: str, base: httpx.URL | None = None) -> httpx.URL:
-    """Return the URL, relative to `base` if one is given. What is percent-encoded stays as it is.
+    """Return the URL, relative to `base` if given. Percent-encoded parts stay unchanged.
 
     Raises:
-        Skip: the URL is not one of http or https.
+        Skip: the URL is not a valid http or https URL.
     """
     try:
         found = httpx.URL(url)
         if base is not None:
             empty_query = "?" in url.partition("#")[0] and not found.query
             found = base.join(found)
-            if empty_query:  # which `join` drops
+            if empty_query:  # `join` drops an empty query
                 found = found.copy_with(query=b"")
     except (httpx.InvalidURL, ValueError, TypeError) as error:
         raise Skip("bad URL", f"{error}") from error
@@ -485,18 +491,21 @@ def parsed(url: str, base: httpx.URL | None = None) -> httpx.URL:
 
 
 def location(response: Response, base: httpx.URL) -> httpx.URL:
-    """Return where a redirect leads.
+    """Return the target of a redirect.
 
     Raises:
-        Skip: the response names no URL of http or https.
+        Skip: the response contains no valid http or https URL.
     """
-    # Hosts send raw UTF-8 too; its bytes are percent-encoded as they are.
+    # Some hosts send raw UTF-8, so percent-encode its bytes.
     raw = response.header("location").encode("latin-1")
     return parsed("".join(chr(byte) if byte < 128 else f"%{byte:02X}" for byte in raw), base)
 
 
 def opted_out(headers: list[tuple[str, str]], agent: str) -> str:
-    """The X-Robots-Tag that forbids learning from the image, for all or this agent; else empty."""
+    """Return the X-Robots-Tag that forbids all agents, or this agent, to learn from the image.
+
+    The result is empty if there is no such header.
+    """
     for name, value in headers:
         if name != "x-robots-tag":
             continue
@@ -510,13 +519,13 @@ def opted_out(headers: list[tuple[str, str]], agent: str) -> str:
 
 
 def retrieve_exception(task: asyncio.Task[Any]) -> None:
-    """Whoever waited for it may be gone: its error is then nobody's, and no bug."""
+    """Retrieve the task's exception, so that asyncio does not report it as never retrieved."""
     if not task.cancelled():
         task.exception()
 
 
 def retry_after(value: str, otherwise: float) -> float:
-    """Seconds, from a number or a date."""
+    """Return the seconds in a Retry-After value (number or date); `otherwise` if it is invalid."""
     with contextlib.suppress(ValueError, OverflowError):
         return max(0.0, float(value))
     with contextlib.suppress(ValueError, TypeError, OverflowError):
@@ -525,5 +534,5 @@ def retry_after(value: str, otherwise: float) -> float:
 
 
 def pause(attempt: int) -> float:
-    """Seconds before another attempt: 1, 2, 4, ..., and chance."""
+    """Return seconds before the next attempt: 1, 2, 4, ..., times a random factor of 0.5 to 1."""
     return float(2**attempt * random.uniform(0.5, 1.0))

@@ -1,4 +1,4 @@
-"""IDX files: the layout of MNIST, Fashion-MNIST and their kin.
+"""A source of images in IDX files, the format of MNIST and Fashion-MNIST.
 
 Shapes: N images, H x W pixels, C channels.
 """
@@ -23,20 +23,20 @@ STEMS = {"train": "train", "test": "t10k"}
 
 
 class IdxDataset(Finite):
-    """Images of an IDX file, with their labels; mapped, or where gzipped unpacked into memory.
+    """A source of images and labels in IDX files. Plain files are mapped, gzipped files are loaded.
 
-    Sample ids are "FILE/INDEX", with FILE the images' file name up to "-images".
+    Sample ids are "FILE/INDEX", where FILE is the name of the image file up to "-images".
 
     Args:
-        root: folder as torchvision lays it out (ROOT/FashionMNIST/raw/...), or the raw folder.
-        split: which of its two pairs of files.
-        images: instead of a root, the file of images.
-        labels: and the file of labels; null: the samples carry none.
-        name: the source's name; null: that of the data set's folder.
+        root: folder in torchvision's layout (ROOT/FashionMNIST/raw/...), or the raw folder.
+        split: which pair of files to read in `root`.
+        images: the file of images, instead of a root.
+        labels: the file of labels, used with `images`; null: the samples have no labels.
+        name: the source's name; null: the name of the data set's folder.
 
     Raises:
-        ValueError: a file is not IDX or not whole, or images and labels do not match in number.
-        FileNotFoundError: no such files.
+        ValueError: a file is not IDX or is incomplete, or the numbers of images and labels differ.
+        FileNotFoundError: the files do not exist.
     """
 
     def __init__(
@@ -84,11 +84,11 @@ class IdxDataset(Finite):
 
 
 def find_pair(root: Path, split: str) -> tuple[Path, Path]:
-    """Files of images and labels under ROOT, ROOT/raw or ROOT/*/raw.
+    """Return the files of images and labels under ROOT, ROOT/raw or ROOT/*/raw.
 
     Raises:
-        FileNotFoundError: none there.
-        ValueError: several data sets there.
+        FileNotFoundError: there is no such pair.
+        ValueError: there are several data sets.
     """
     stem = STEMS[split]
     folders = [root, root / "raw", *sorted(root.glob("*/raw"))]
@@ -110,13 +110,17 @@ def find_pair(root: Path, split: str) -> tuple[Path, Path]:
 
 
 def first_file(path: Path) -> Path | None:
-    """`path` or its compressed form, whichever is there."""
+    """Return `path` or its compressed form, if one of them exists."""
     packed = path.with_name(path.name + ".gz")
     return next((candidate for candidate in (path, packed) if candidate.is_file()), None)
 
 
 def read_images(path: Path) -> NDArray[np.uint8]:
-    """Pixels [N, H, W, C] of an IDX file of N x H x W or N x H x W x C bytes."""
+    """Return the pixels [N, H, W, C] of an IDX file of N x H x W or N x H x W x C bytes.
+
+    Raises:
+        ValueError: the dimensions are not those of images.
+    """
     array = read_idx(path)
     if array.ndim == 3:
         array = array[..., None]
@@ -128,7 +132,11 @@ def read_images(path: Path) -> NDArray[np.uint8]:
 
 
 def read_labels(path: Path, count: int) -> NDArray[np.uint8]:
-    """Labels [N] of an IDX file, one for each of `count` images."""
+    """Return the labels [N] of an IDX file, one label for each of `count` images.
+
+    Raises:
+        ValueError: the file has another number of labels.
+    """
     label_N = read_idx(path)
     if label_N.shape != (count,):
         raise ValueError(
@@ -139,10 +147,11 @@ def read_labels(path: Path, count: int) -> NDArray[np.uint8]:
 
 
 def read_idx(path: Path) -> NDArray[np.uint8]:
-    """The array of unsigned bytes in an IDX file, gzipped or not.
+    """Return the array of unsigned bytes in an IDX file, gzipped or not.
 
     Raises:
-        ValueError: the file is not IDX, not of bytes, or longer or shorter than it says.
+        FileNotFoundError: the file does not exist.
+        ValueError: the file is not IDX, has another type than bytes, or has the wrong length.
     """
     if not path.is_file():
         raise FileNotFoundError(f"no file {path}")
@@ -157,13 +166,14 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
     elif path.stat().st_size == 0:
         raise ValueError(f"{path}: the file is empty; fetch it again")
     else:
-        # Indexing a memmap costs ten times what indexing an array does, and maps no less.
+        # Indexing a memmap takes ten times as long as indexing an array that views the same
+        # mapping.
         body = np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))
     return parse_idx(body, path)
 
 
 def unpack(path: Path) -> bytearray:
-    """Return the content of a gzipped IDX file, or a little more than its sizes need."""
+    """Return the content of a gzipped IDX file, or slightly more than its header requires."""
     body = bytearray()
     with path.open("rb") as file:
         for part in unpacked(file, GZIP, lambda: False):
@@ -174,14 +184,18 @@ def unpack(path: Path) -> bytearray:
 
 
 def needed(body: bytearray | bytes) -> tuple[tuple[int, ...], int]:
-    """Return the sizes that an IDX file's head tells, and how many bytes the file needs."""
+    """Return the dimensions in an IDX file's header, and how many bytes the file needs."""
     head = 4 + 4 * body[3] if len(body) > 3 else 4
     sizes = tuple(int.from_bytes(body[at : at + 4], "big") for at in range(4, head, 4))
     return sizes, head + math.prod(sizes)
 
 
 def parse_idx(body: NDArray[np.uint8], path: Path) -> NDArray[np.uint8]:
-    """The array that an IDX file's bytes describe: 0, 0, type, rank, sizes (big-endian), values."""
+    """Return the array in an IDX file's bytes: 0, 0, type, rank, sizes (big-endian), values.
+
+    Raises:
+        ValueError: the bytes are not IDX of unsigned bytes, or have the wrong length.
+    """
     magic = body[:4].tolist()
     if magic[:3] != [0, 0, UBYTE] or not magic[3:] or not 1 <= magic[3] <= 4:
         raise ValueError(f"{path}: begins with {magic}, not 0, 0, {UBYTE}, 1..4: no IDX of bytes")

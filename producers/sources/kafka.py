@@ -1,4 +1,4 @@
-"""Images of a Kafka topic, by librdkafka (confluent-kafka)."""
+"""A source that consumes images from a Kafka topic with librdkafka (confluent-kafka)."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.2
-ASK_SECONDS = 10.0  # for the broker's answer to a question about offsets
-CLOSE_SECONDS = 30  # for the last commit and the good-bye
-PARTITIONS = MAX_POSITION_BYTES // 16  # whose offsets fit into a position
-READY = 64  # messages that wait for the sender, above which no more are taken
-FULL_SECONDS = 1.0  # for which that may be so before librdkafka is told to pause
+ASK_SECONDS = 10.0  # timeout of requests for offsets
+CLOSE_SECONDS = 30  # timeout of the last commit and of leaving the group
+PARTITIONS = MAX_POSITION_BYTES // 16  # the most partitions whose offsets fit into a position
+READY = 64  # messages waiting for the sender; at this number, no more are polled
+FULL_SECONDS = 1.0  # how long the queue may stay full before librdkafka is paused
 OURS: dict[str, Any] = {
-    # What `acknowledged` stores is committed each second and at the end; see also `_revoke`.
+    # librdkafka commits the offsets that `acknowledged` stores, each second and at the end.
     "enable.auto.commit": True,
     "enable.auto.offset.store": False,
     "auto.commit.interval.ms": 1000,
     "enable.partition.eof": False,
-    # All partitions are handed back before they are dealt anew, as `_revoke` expects.
+    # `_revoke` needs eager assignment, which revokes all partitions before they are reassigned.
     "partition.assignment.strategy": "range,roundrobin",
 }
-"""What at-least-once delivery rests on: a config file may not say otherwise."""
+"""Settings that at-least-once delivery depends on. A config file cannot override them."""
 DEFAULTS: dict[str, Any] = {"queued.max.messages.kbytes": 16_384, "fetch.error.backoff.ms": 500}
 HOPELESS = (
     *("_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED", "UNSUPPORTED_SASL_MECHANISM"),
@@ -53,30 +53,30 @@ HOPELESS = (
 
 
 class Kafka:
-    """Consumes a Kafka topic; offsets are committed once the receiver has the samples on disk.
+    """A consumer of a Kafka topic that commits offsets once the receiver has stored the samples.
 
-    A message is a JPEG, PNG or WebP file. Its headers `id`, `time` (seconds since the Unix epoch)
-    and `label` describe the sample, others and the key become meta. Without them the id is
-    TOPIC-PARTITION-OFFSET and the time the message's. What is no image is logged, counted in
-    `skipped` and committed past.
+    A message is a JPEG, PNG or WebP file. The headers `id`, `time` (seconds since the Unix epoch)
+    and `label` describe the sample. Other headers and the key become meta. Without these headers,
+    the id is TOPIC-PARTITION-OFFSET and the time is the message's timestamp. A message that is not
+    an image is logged and counted in `skipped`, and its offset is committed.
 
-    A position holds the offset of each partition. After a restart each partition goes on at the
-    later of this and the group's committed offset, so that a crash between the two acknowledgements
-    sends nothing twice. Several producers may share a group; where a partition changes hands,
-    what was under way may be sent twice, under the same id.
+    A position holds the offset of each partition. After a restart, each partition resumes at the
+    later of this offset and the group's committed offset. Therefore a crash between the two
+    acknowledgements does not send samples twice. Several producers may share a group. When a
+    partition moves to another producer, samples in flight may be sent twice, under the same id.
 
     Args:
-        topic: to consume.
-        group: the consumer group, whose offsets are committed.
-        servers: of the cluster, as HOST:PORT, HOST:PORT.
-        config: a file of further settings of librdkafka, KEY=VALUE a line: TLS and passwords go
-            here (security.protocol, ssl.ca.location, sasl.username, ...), and nowhere else.
-        start: where a group without offsets begins.
-        idle_seconds: end when nothing has come for this long; null: consume for ever.
+        topic: the topic to consume.
+        group: the consumer group whose offsets are committed.
+        servers: addresses of the cluster, as HOST:PORT, HOST:PORT.
+        config: a file of further librdkafka settings, with KEY=VALUE lines. TLS settings and
+            passwords (security.protocol, ssl.ca.location, sasl.username, ...) belong only here.
+        start: where a group without committed offsets starts.
+        idle_seconds: end after this many seconds without a message; null: consume for ever.
         name: the source's name.
 
     Raises:
-        ValueError: an argument or a line of `config` breaks its rule.
+        ValueError: an argument or a line of `config` is invalid.
         ModuleNotFoundError: confluent-kafka is not installed: pip install 'stream-ssl[kafka]'.
     """
 
@@ -90,7 +90,7 @@ class Kafka:
         idle_seconds: float | None = None,
         name: str = "kafka",
     ) -> None:
-        import confluent_kafka  # noqa: F401  # a machine without it is to say so at once
+        import confluent_kafka  # noqa: F401  # fail early if it is not installed
 
         if idle_seconds is not None and not idle_seconds > 0:
             raise ValueError(f"idle_seconds {idle_seconds}: must be above 0, or null for ever")
@@ -107,34 +107,35 @@ class Kafka:
         }
         self._idle = idle_seconds
         self._facts: Facts = {"source": name, "topic": topic, "group": group}
-        # Offsets of each partition: after what was consumed, after what was sent of it, and after
-        # what of that is on the receiver's disk.
+        # Next offset per partition: after the consumed messages, after the sent messages, and after
+        # the messages that are on the receiver's disk.
         self._next: dict[int, int] = {}
         self._sent: dict[int, int] = {}
         self._safe: dict[int, int] = {}
         self._lag: int | None = None
-        self._came = math.inf  # when the last message did, or partitions
+        self._came = math.inf  # time of the last message or assignment
         self._changed = threading.Condition()
         self._stopped = threading.Event()
         self._error: SourceError | None = None
         self._ready: deque[Message] = deque()
-        self._paused = False  # librdkafka takes no more from the broker
+        self._paused = False  # whether librdkafka has paused fetching
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
 
     def samples(self, position: Position = None) -> Iterator[tuple[Sample, Position]]:
-        """Each sample with the position after it; see `Source`.
+        """Yield each sample with the position after it; see `Source`.
 
         Raises:
-            SourceError: while running: the cluster refuses, or has lost what was consumed.
+            SourceError: during iteration, if the cluster rejects the consumer or has lost consumed
+                messages.
         """
         from confluent_kafka import Consumer
 
         self._next = self._offsets(position)
         try:
-            # librdkafka's own lines name no password.
+            # The log lines of librdkafka contain no password.
             consumer = Consumer({**self._settings, "error_cb": self._failed}, logger=log)
-        except Exception as error:  # KafkaException, of which it tells no more than a text
+        except Exception as error:  # a KafkaException, which carries only text
             raise ValueError(f"source {self.name!r}: {error}") from None
         consumer.subscribe([self.topic], on_assign=self._assign, on_revoke=self._revoke)
         self._thread = threading.Thread(
@@ -144,24 +145,27 @@ class Kafka:
         return self._consumed()
 
     def acknowledged(self, position: Position) -> None:
-        """Have the offsets committed within a second or two."""
+        """Commit the offsets of `position` within one or two seconds."""
         with self._changed:
             for partition, at in self._offsets(position).items():
                 self._safe[partition] = max(at, self._safe.get(partition, at))
             self._changed.notify_all()
 
     def lag(self) -> int | None:
-        """Messages of our partitions that were not sent; None: not known yet."""
+        """Return how many messages of our partitions were not sent yet; None: unknown."""
         return self._lag
 
     def stop(self) -> None:
-        """From any thread: `samples` ends at once."""
+        """End `samples` immediately. Thread-safe."""
         self._stopped.set()
         with self._changed:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Commit what is safe, and leave the group; a cluster that does not answer is given up."""
+        """Commit the offsets of stored samples, and leave the group.
+
+        If the cluster does not answer within CLOSE_SECONDS, log an error and give up.
+        """
         self.stop()
         self._closing.set()
         if self._thread is not None:
@@ -174,11 +178,11 @@ class Kafka:
                 )
             self._thread = None
 
-    # In the caller's thread
+    # Methods of the caller's thread
 
     def _consumed(self) -> Iterator[tuple[Sample, Position]]:
         while True:
-            with self._changed:  # a partition is not to change hands in between
+            with self._changed:  # a rebalance must not happen in between
                 if not self._waited():
                     break
                 message = self._ready.popleft()
@@ -191,7 +195,7 @@ class Kafka:
         log.info("source %s was stopped; %s", self.name, self.skipped)
 
     def _waited(self) -> bool:
-        """There is a message; False: the source was stopped, or idle for long enough."""
+        """Wait for a message; return False if the source was stopped or idle for `idle_seconds`."""
         while not self._ready and not self._stopped.is_set():
             if self._error is not None:
                 raise self._error
@@ -202,7 +206,7 @@ class Kafka:
         return not self._stopped.is_set()
 
     def _take(self, message: Message, readable: bool) -> Position:
-        """The position after a message; None: it is passed over."""
+        """Advance past a message, and return the position after it; None if it was not readable."""
         partition, offset = message.partition(), message.offset()
         assert partition is not None
         assert offset is not None
@@ -234,9 +238,9 @@ class Kafka:
             self.skipped.note(error.reason, f"message {place}", error)
             return None
 
-    # In a thread of its own, the only one that calls the consumer: a second would wait for `poll`,
-    # for ever when polls follow each other. It polls while the receiver is away, too: offsets are
-    # committed, and a group that changes does not wait for us.
+    # One thread makes all calls to the consumer, because `poll` would block a second thread.
+    # The thread polls even while the receiver is away, so that offsets are committed and a
+    # rebalance of the group does not wait for this member.
 
     def _serve(self, consumer: Consumer) -> None:
         told = -math.inf
@@ -250,24 +254,24 @@ class Kafka:
                     self._store(consumer)
                     self._lag = self._behind(consumer)
                     told = time.monotonic()
-        except Exception as error:  # in this thread nobody would hear of it
+        except Exception as error:  # passed on to the caller's thread
             self._error = SourceError(f"source {self.name!r}: {error}")
-        self._closing.wait()  # what is under way is acknowledged until then
+        self._closing.wait()  # until then, samples in flight may be acknowledged
         self._store(consumer)
         consumer.close()
 
     def _hold_back(self, consumer: Consumer) -> None:
-        """With enough at hand wait for room, but no longer than the group may wait for us."""
+        """Wait for room if the queue is full, but not so long that the group evicts this member."""
         enough = READY // 2 if self._paused else READY
         with self._changed:
             room = self._changed.wait_for(
                 lambda: self._stopped.is_set() or len(self._ready) < enough, FULL_SECONDS
             )
-        if not room:  # again each time: partitions may be new
+        if not room:  # repeated, because new partitions may have been assigned
             consumer.pause(consumer.assignment())
         elif self._paused:
             consumer.resume(consumer.assignment())
-            self._came = time.monotonic()  # the broker has to be asked first
+            self._came = time.monotonic()  # fetching restarts now, so the idle time does, too
         self._paused = not room
 
     def _arrived(self, message: Message) -> None:
@@ -279,7 +283,7 @@ class Kafka:
             self._came = time.monotonic()
             self._changed.notify_all()
 
-    # Partitions come and go; librdkafka calls these from poll() and close()
+    # Callbacks for assigned and revoked partitions, which librdkafka calls in poll() and close()
 
     def _assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         try:
@@ -287,7 +291,7 @@ class Kafka:
                 if one.error is not None:
                     raise SourceError(f"source {self.name!r}: {one.error.str()}")
                 self._place(consumer, one)
-        except Exception as error:  # which would be lost on its way through librdkafka
+        except Exception as error:  # librdkafka would discard the error
             self._error = SourceError(f"source {self.name!r}: {error}")
             return
         consumer.assign(self._placed(partitions))
@@ -296,7 +300,7 @@ class Kafka:
         log.info("source %s: partitions %s", self.name, [one.partition for one in partitions])
 
     def _place(self, consumer: Consumer, committed: TopicPartition) -> None:
-        """Where a partition goes on: at the later of the position and the committed offset."""
+        """Set a partition's next offset to the later of the position and the committed offset."""
         partition = committed.partition
         low, high = consumer.get_watermark_offsets(committed, ASK_SECONDS)
         begin = low if self._settings["auto.offset.reset"] == "earliest" else high
@@ -321,7 +325,7 @@ class Kafka:
             raise SourceError(f"source {self.name!r}: more than {PARTITIONS} partitions")
 
     def _revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        """Others take these over at the committed offsets: wait for what is under way."""
+        """Wait for the samples in flight and commit, since another member resumes there."""
         from confluent_kafka import KafkaException
 
         with self._changed:
@@ -330,9 +334,9 @@ class Kafka:
                 lambda: self._stopped.is_set() or self._settled(partitions), ASK_SECONDS
             )
         if (safe := self._storable(partitions)) and not self._stopped.is_set():
-            try:  # at once: the next member may ask before the second of auto-commit is over
+            try:  # before the automatic commit, since the next member may ask sooner
                 consumer.commit(offsets=safe, asynchronous=False)
-            except KafkaException as error:  # the group went on without us: sent twice, one id
+            except KafkaException as error:  # the group excluded us: sent twice, under one id
                 log.warning("source %s: offsets not committed: %s", self.name, error)
         with self._changed:
             for one in partitions:
@@ -363,19 +367,20 @@ class Kafka:
         return behind
 
     def _store(self, consumer: Consumer) -> None:
-        """Have what is safe committed."""
+        """Store the offsets of settled samples for the next automatic commit."""
         from confluent_kafka import KafkaException
 
         for one in self._storable(consumer.assignment()):
             try:
                 consumer.store_offsets(offsets=[one])
-            except KafkaException:  # it belongs to another member of the group by now
+            except KafkaException:  # another member of the group owns it now
                 log.debug("source %s: partition %d is no longer ours", self.name, one.partition)
 
     def _storable(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
-        """Offsets after what is safe, and after what was passed over behind it.
+        """Return the offsets to commit, including skipped messages after the settled samples.
 
-        Of these partitions alone: a position tells of others, too, which are another member's.
+        Only offsets of `partitions` are returned, because a position may also contain partitions
+        that other members own.
         """
         from confluent_kafka import TopicPartition
 
@@ -390,17 +395,17 @@ class Kafka:
             ]
 
     def _failed(self, error: KafkaError) -> None:
-        """A broker's or librdkafka's error; it goes on trying, so what is hopeless is ended."""
+        """Handle an error of a broker or librdkafka: end the source only if a retry cannot help."""
         if error.fatal() or error.name() in HOPELESS:
             self._error = SourceError(f"source {self.name!r}: {error.name()}: {error.str()}")
         else:
             log.warning("source %s: %s: %s", self.name, error.name(), error.str())
 
     def _offsets(self, position: Position) -> dict[int, int]:
-        """The offset of each partition.
+        """Return the offset of each partition in a position.
 
         Raises:
-            ValueError: not a position of this source.
+            ValueError: the position does not belong to this source.
         """
         if position is None:
             return {}
@@ -414,11 +419,11 @@ class Kafka:
 
 
 def settings_of(config: Path) -> dict[str, str]:
-    """The settings in a file of KEY=VALUE lines, as Kafka's own tools read them.
+    """Return the settings in a file of KEY=VALUE lines, parsed as Kafka's own tools do.
 
     Raises:
-        ValueError: the file is missing, others may read it, or a line breaks its rule; never with a
-            value, which may be a password.
+        ValueError: the file is missing, everyone may read its password, or a line is invalid. The
+            message never contains a value, which may be a password.
     """
     try:
         mode, text = config.stat().st_mode, read_text(config, links=True)

@@ -1,4 +1,4 @@
-"""LeRobot data sets: episodes of robots as Parquet, with images in it or in MP4; v2.1 and v3.0."""
+"""A source of LeRobot data sets (v2.1 or v3.0), whose images lie in Parquet or MP4 files."""
 
 from __future__ import annotations
 
@@ -39,36 +39,40 @@ COLUMNS = ["frame_index", "timestamp", "task_index"]
 
 @dataclass(frozen=True)
 class Clip:
-    """One camera's film, or images, of one episode."""
+    """The film or the images of one camera in one episode."""
 
     episode: int
     camera: str
-    length: int  # frames
+    length: int  # number of frames
     table: Path
-    video: Path | None  # None: the images lie in the table
-    begins: float  # seconds into the video
+    video: Path | None  # None if the images are in the table
+    begins: float  # start of the episode in the video, in seconds
 
 
 class LeRobot(VideoFiles):
-    """Frames of a LeRobot data set on disk, episode after episode and in each camera after camera.
+    """A source of the frames of a LeRobot data set on disk, ordered by episode, then camera.
 
-    Sample ids are CAMERA/EPISODE~DIGEST#FRAME, with the digest of the film or table that has the
-    frame. Labels are the index of the task. Capture time is the creation
-    time of the video file (that of its last change, less its duration, where it does not tell) plus
-    the frame's place in it: the format keeps times within an episode alone, which meta has as
-    `seconds`. Images in the Parquet files are encoded anew as films' frames are; their table's last
-    change stands for the film's. What cannot be read is logged, counted in `skipped` and left out.
+    Sample ids are CAMERA/EPISODE~DIGEST#FRAME, with a digest of the film or table that contains the
+    frame. The label is the index of the task.
+
+    The capture time is the creation time of the video file plus the frame's time in the file. If
+    the file has no creation time, its last modification counts as the end of the recording. The
+    format stores times only within an episode; meta contains them as `seconds`.
+
+    Images in Parquet files are encoded again, as the frames of films are. For these images, the
+    last modification of the table counts as the end of the recording. Parts that cannot be read are
+    logged, counted in `skipped` and left out.
 
     Args:
-        root: the data set's folder, with meta/info.json in it.
-        episodes: which to send: "start:stop:step" as Python slices, or a list of indices.
+        root: the folder of the data set, which contains meta/info.json.
+        episodes: the episodes to send, as a Python slice "start:stop:step" or a list of indices.
         cameras: names of features, such as observation.images.top; null: all films and images.
-        epochs: passes to make; null: endless.
+        epochs: number of passes, 1 or more; null: endless.
         name: the source's name.
 
     Raises:
-        FileNotFoundError: there is no such data set.
-        ValueError: it is of another format, or an argument breaks its rule.
+        FileNotFoundError: the data set does not exist.
+        ValueError: the data set has another format, or an argument is invalid.
         ModuleNotFoundError: PyArrow, PyAV or Pillow is not installed.
     """
 
@@ -82,7 +86,7 @@ class LeRobot(VideoFiles):
         **frames: Any,
     ) -> None:
         import av  # noqa: F401
-        import pyarrow  # noqa: F401  # a machine without them is to say so at once
+        import pyarrow  # noqa: F401  # fail early if they are not installed
 
         self._frames, self._root = Frames(**frames), Path(root)
         self._info = described(self._root)
@@ -109,8 +113,8 @@ class LeRobot(VideoFiles):
         self._tasks = dict(tasks(self._root))
 
     def _recorded(self, path: Path, after: Where | None) -> Iterator[tuple[Sample, Where]]:
-        """A place is [clip, frame]."""
-        del path  # meta/info.json, which names all others
+        """Yield the samples; a place is [index of the clip, frame]."""
+        del path  # meta/info.json, which leads to all other files
         rows = episode_rows(self._root)
         clips = [(e, camera) for e in self._episodes for camera in self._cameras]
         first, last = (0, -1) if after is None else after
@@ -121,7 +125,7 @@ class LeRobot(VideoFiles):
                 clip = clip_of(self._root, self._info, rows[episode], camera)
                 for sample, frame in self._filmed(clip, last if number == first else -1):
                     yield sample, (number, frame)
-            except Exception as error:  # damaged bytes lead the libraries to any
+            except Exception as error:  # damaged bytes can cause errors of any type
                 if own_fault(error):
                     raise
                 why = error if isinstance(error, DamagedError) else repr(error)
@@ -130,7 +134,7 @@ class LeRobot(VideoFiles):
                 return
 
     def _filmed(self, clip: Clip, last: int) -> Iterator[tuple[Sample, int]]:
-        """A clip's frames behind frame `last`, with their numbers."""
+        """Yield the samples of a clip after frame `last`, with their frame numbers."""
         row_N = frame_rows(clip)
         file = file_name(clip.video or clip.table).rpartition("~")[2]
         if clip.video is None:
@@ -156,14 +160,14 @@ class LeRobot(VideoFiles):
             )
 
     def _in_table(self, clip: Clip, last: int) -> Iterator[tuple[VideoFrame, int]]:
-        """Frames of the images behind number `last`."""
+        """Yield the images after frame `last`, with their frame numbers."""
         fps, gate = float(self._info["fps"]), self._frames.gate()
         for number, cell in images(clip, max(last, 0)):
             if self._stopped.is_set():
                 return
             try:
                 frame = picture(self._root, cell)
-            except Exception as error:  # as above
+            except Exception as error:  # damaged bytes can cause errors of any type
                 if own_fault(error):
                     raise
                 what = f"frame {number} of {clip.camera} of episode {clip.episode}"
@@ -174,7 +178,7 @@ class LeRobot(VideoFiles):
                 yield frame, number
 
     def _in_film(self, clip: Clip, video: Path, last: int) -> Iterator[tuple[VideoFrame, int]]:
-        """Frames of the film behind number `last`."""
+        """Yield the frames of the film after frame `last`, with their frame numbers."""
         import av
 
         fps, gate = float(self._info["fps"]), self._frames.gate()
@@ -189,7 +193,7 @@ class LeRobot(VideoFiles):
                 if number >= clip.length or self._stopped.is_set():
                     return
                 if number == last >= 0:
-                    gate.takes(frame, number / fps)  # as when it was sent
+                    gate.takes(frame, number / fps)  # restores the gate's state at that frame
                 elif number > sent:
                     sent = number
                     if self._frames.wants(frame) and gate.takes(frame, number / fps):
@@ -202,11 +206,11 @@ class LeRobot(VideoFiles):
 
 
 def described(root: Path) -> dict[str, Any]:
-    """What meta/info.json says.
+    """Return the content of meta/info.json.
 
     Raises:
-        FileNotFoundError: there is none.
-        ValueError: it is none of a LeRobot data set, or of another version.
+        FileNotFoundError: the file does not exist.
+        ValueError: the file is not from a LeRobot data set, or has another version.
     """
     file = root / "meta" / "info.json"
     if not file.is_file():
@@ -236,7 +240,7 @@ def described(root: Path) -> dict[str, Any]:
 
 
 def tables(folder: Path) -> Iterator[dict[str, Any]]:
-    """The rows of all Parquet files below a folder, but for the statistics."""
+    """Yield the rows of all Parquet files below a folder, without the columns of statistics."""
     from pyarrow import parquet
 
     for file in sorted(folder.rglob("*.parquet")):
@@ -246,7 +250,7 @@ def tables(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def lines(file: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a file of JSON lines; lines that are none are left out."""
+    """Yield the objects in a JSON Lines file. Lines without an object are left out."""
     with file.open("rb") as text:
         for line in text:
             with contextlib.suppress(ValueError, RecursionError):
@@ -255,10 +259,10 @@ def lines(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def episode_rows(root: Path) -> dict[int, dict[str, Any]]:
-    """What meta says of each episode, by its index.
+    """Return the metadata of each episode, by its index.
 
     Raises:
-        DamagedError: it cannot be read.
+        DamagedError: the metadata cannot be read.
     """
     jsonl = root / "meta" / "episodes.jsonl"
     try:
@@ -269,7 +273,7 @@ def episode_rows(root: Path) -> dict[int, dict[str, Any]]:
 
 
 def tasks(root: Path) -> Iterator[tuple[int, str]]:
-    """The sentence of each task, as far as they are told."""
+    """Yield (index, sentence) of each task, as far as the metadata can be read."""
     meta, jsonl = root / "meta", root / "meta" / "tasks.jsonl"
     try:
         if jsonl.is_file():
@@ -285,11 +289,11 @@ def tasks(root: Path) -> Iterator[tuple[int, str]]:
                 index = row.pop("task_index")
                 yield from ((index, text) for text in row.values() if isinstance(text, str))
     except (OSError, ValueError, KeyError):
-        return  # samples go without them
+        return  # samples are sent without the sentences
 
 
 def clip_of(root: Path, info: Mapping[str, Any], row: Mapping[str, Any], camera: str) -> Clip:
-    """Where an episode's film of a camera lies, or its images do."""
+    """Return where the film or the images of a camera are stored for an episode."""
     episode, filmed = (
         int(number_in(row, "episode_index")),
         info["features"][camera]["dtype"] == "video",
@@ -310,10 +314,10 @@ def clip_of(root: Path, info: Mapping[str, Any], row: Mapping[str, Any], camera:
 
 
 def number_in(row: Mapping[str, Any], name: str) -> float:
-    """Return a finite number of a table's row.
+    """Return a finite number from a row of a table.
 
     Raises:
-        DamagedError: it is none.
+        DamagedError: the value is not a finite number.
     """
     value = row.get(name)
     if isinstance(value, int | float) and math.isfinite(value):
@@ -322,10 +326,10 @@ def number_in(row: Mapping[str, Any], name: str) -> float:
 
 
 def filled(pattern: Any, **values: Any) -> str:
-    """Return the path that a pattern of meta/info.json makes.
+    """Return the path that a pattern of meta/info.json gives for `values`.
 
     Raises:
-        DamagedError: it makes none.
+        DamagedError: the pattern is invalid.
     """
     try:
         return str(pattern.format(**values))
@@ -334,10 +338,10 @@ def filled(pattern: Any, **values: Any) -> str:
 
 
 def inside(root: Path, name: str) -> Path:
-    """A file of the data set.
+    """Return the path of a file in the data set.
 
     Raises:
-        ValueError: it lies outside.
+        ValueError: the path lies outside the data set.
     """
     path = root / name
     if not path.resolve().is_relative_to(root.resolve()):
@@ -346,7 +350,10 @@ def inside(root: Path, name: str) -> Path:
 
 
 def images(clip: Clip, first: int) -> Iterator[tuple[int, Any]]:
-    """Number and cell of an episode's images from frame `first` on, a few in memory at a time."""
+    """Yield (frame number, cell) of an episode's images from frame `first` on.
+
+    Only a few images are in memory at a time.
+    """
     from pyarrow import dataset
 
     episode, number = dataset.field("episode_index"), dataset.field("frame_index")
@@ -363,13 +370,13 @@ def images(clip: Clip, first: int) -> Iterator[tuple[int, Any]]:
 
 
 def picture(root: Path, cell: Any) -> VideoFrame:
-    """Return the image of a cell, {"bytes": an encoded file, "path": where it lies without}.
+    """Return the image in a cell {"bytes": encoded file, "path": path that is used without bytes}.
 
-    The image is turned as its EXIF data says, and laid over white where it is transparent.
+    The image is rotated as its EXIF data says. Transparent pixels are composited over white.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: it is no image, or its pixels are no 8-bit numbers.
+        OSError: the file cannot be read.
+        ValueError: the data is not an image, or its pixels are not 8-bit numbers.
     """
     import av
     from PIL import Image
@@ -394,7 +401,7 @@ def picture(root: Path, cell: Any) -> VideoFrame:
 
 
 def frame_rows(clip: Clip) -> dict[int, dict[str, Any]]:
-    """Of each frame of an episode its row of the data.
+    """Return the data row of each frame of an episode, by frame number.
 
     Raises:
         DamagedError: the file cannot be read, or lacks frames.

@@ -1,4 +1,4 @@
-"""Images of MCAP files, as ROS 2 and Foxglove record them."""
+"""A source of images in MCAP files, as ROS 2 and Foxglove record them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ log = logging.getLogger(__name__)
 
 
 class McapFiles(RobotLogs):
-    """Images of MCAP files: ROS messages, and Foxglove's as Protobuf.
+    """A source of images in MCAP files: ROS messages, and Foxglove messages in Protobuf.
 
-    A file without an index, such as after a power cut, is read from its beginning up to the damage.
-    Sample ids are FILE~DIGEST/TOPIC@LOGTIME, in nanoseconds.
+    A file without an index, for example after a power failure, is read from its beginning up to the
+    damage. Sample ids are FILE~DIGEST/TOPIC@LOGTIME, with the log time in nanoseconds.
 
     Args:
         files: paths, globs, or brace expansions such as "drive-{00..09}.mcap".
@@ -28,12 +28,12 @@ class McapFiles(RobotLogs):
 
     Raises:
         FileNotFoundError: a pattern matches no file.
-        ValueError: an argument breaks its rule.
+        ValueError: an argument is invalid.
         ModuleNotFoundError: the MCAP libraries or Pillow are not installed.
     """
 
     def __init__(self, files: list[str] | str, name: str = "mcap", **logs: Any) -> None:
-        import mcap_protobuf  # noqa: F401  # a machine without it is to say so at once
+        import mcap_protobuf  # noqa: F401  # fail early if it is not installed
 
         super().__init__(files, name=name, **logs)
 
@@ -42,7 +42,7 @@ class McapFiles(RobotLogs):
 
 
 def mcap_messages(logs: RobotLogs, path: Path, start: int) -> Iterator[Message]:
-    """Yield the images of one MCAP file.
+    """Yield the image messages of one MCAP file.
 
     Raises:
         DamagedError: the rest cannot be read.
@@ -53,7 +53,7 @@ def mcap_messages(logs: RobotLogs, path: Path, start: int) -> Iterator[Message]:
         if (channel, schema) not in decoders:
             try:
                 decoders[channel, schema] = decoder_of(channel, schema)
-            except Exception as error:  # whatever a damaged schema leads to
+            except Exception as error:  # a damaged schema can cause errors of any type
                 if own_fault(error):
                     raise
                 decoders[channel, schema] = ValueError(f"{type(error).__name__}: {error}")
@@ -82,11 +82,11 @@ def mcap_messages(logs: RobotLogs, path: Path, start: int) -> Iterator[Message]:
 
 
 def decoder_of(channel: Channel, schema: Schema) -> Callable[[bytes], Any]:
-    """Return what decodes the messages of a channel.
+    """Return a function that decodes the messages of a channel.
 
     Raises:
-        ValueError: its encoding is not known.
-        Exception: whatever a damaged schema leads to.
+        ValueError: the encoding is not supported.
+        Exception: the schema is damaged.
     """
     form = channel.message_encoding, schema.encoding
     if form in (("cdr", "ros2msg"), ("ros1", "ros1msg")):

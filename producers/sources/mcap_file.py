@@ -1,4 +1,4 @@
-"""The MCAP container (mcap.dev/spec): messages by the index, or in the order of the file."""
+"""A reader of the MCAP container (mcap.dev/spec), by its index or in file order."""
 
 from __future__ import annotations
 
@@ -54,17 +54,17 @@ class Channel:
 
 
 class McapFile:
-    """The messages of an MCAP file whose channels are wanted.
+    """The messages in an MCAP file whose channels are wanted.
 
     Args:
-        file: open for reading, in binary.
-        wanted: whether messages of a channel and its schema are to be read.
-        drop: hears of each part that cannot be read.
-        no_index: hears why the file is read in its own order, if it is.
-        stopped: ends the reading.
+        file: opened for reading, in binary mode.
+        wanted: returns whether to read the messages of a channel with its schema.
+        drop: called with (what, why) for each part that cannot be read.
+        no_index: called with the reason if the file is read in file order.
+        stopped: stops the reading when it is set.
 
     Raises:
-        DamagedError: it does not begin as MCAP files do.
+        DamagedError: the file does not begin as an MCAP file.
     """
 
     def __init__(
@@ -82,12 +82,12 @@ class McapFile:
             raise DamagedError("it does not begin as MCAP files do")
         self.schemas: dict[int, Schema] = {}
         self.channels: dict[int, Channel] = {}
-        self._known: dict[int, bool] = {}  # by channel: whether it is wanted
+        self._known: dict[int, bool] = {}  # whether a channel is wanted
 
     def messages(self, start: int) -> Iterator[Stored]:
-        """Yield the messages in the order of log times, from `start` on.
+        """Yield the messages in the order of log times, from log time `start` (nanoseconds) on.
 
-        A file without a sound index is read in its own order, from the beginning up to the damage.
+        A file without a valid index is read in file order, from the beginning up to the damage.
 
         Raises:
             DamagedError: the rest cannot be read.
@@ -118,10 +118,10 @@ class McapFile:
         return self._file.read(size)
 
     def _records(self, at: int, end: int) -> Iterator[tuple[int, int, int]]:
-        """Yield opcode, place and size of the content of each record.
+        """Yield (opcode, offset of the content, size of the content) of each record.
 
         Raises:
-            DamagedError: the bytes from there on are no records.
+            DamagedError: the bytes at the next offset are not a record.
         """
         while at < end and not self._stopped.is_set():
             head = self._read(at, 9)
@@ -141,10 +141,10 @@ class McapFile:
         return self._read(at, size)
 
     def _index(self) -> dict[ChunkPlace, list[int]]:
-        """Return the chunks with the channels of their messages; none without an index.
+        """Return the chunks with the channels of their messages; empty if there is no index.
 
         Raises:
-            DamagedError, ValueError, struct.error: the summary is missing or unsound.
+            DamagedError, ValueError, struct.error: the summary is missing or damaged.
         """
         footer_at = self._size - FOOTER_BYTES
         footer = self._read(max(0, footer_at), FOOTER_BYTES)
@@ -186,11 +186,11 @@ class McapFile:
         return {chunk: found[chunk] for chunk in chunks}
 
     def _learn(self, end: int, complete: Callable[[], bool]) -> None:
-        """Read channels and schemas that the summary does not repeat, until all are known."""
+        """Read channels and schemas that are missing from the summary, until all are known."""
         try:
             for opcode, at, size in self._records(len(MAGIC), end):
                 if opcode == CHUNK:
-                    with contextlib.suppress(*BadRecord):  # told when its messages are due
+                    with contextlib.suppress(*BadRecord):  # reported when its messages are read
                         for _ in self._chunk(at, size):
                             pass
                 else:
@@ -201,7 +201,7 @@ class McapFile:
             self._drop("channels from there on", error)
 
     def _note(self, opcode: int, at: int, size: int) -> None:
-        """Remember a schema or channel; other records are left alone."""
+        """Store a schema or a channel, and ignore other records."""
         if opcode in (SCHEMA, CHANNEL):
             self._define(opcode, self._content(at, size))
 
@@ -241,10 +241,10 @@ class McapFile:
             return
 
     def _chunk(self, at: int, size: int) -> Iterator[Stored]:
-        """Yield the messages of a chunk that are wanted, and learn its channels.
+        """Yield the wanted messages of a chunk, and store its channels and schemas.
 
         Raises:
-            DamagedError, ValueError, struct.error: the rest of it cannot be read.
+            DamagedError, ValueError, struct.error: the rest of the chunk cannot be read.
         """
         data = self._content(at, size)
         whole, checksum = struct.unpack_from("<QI", data, 16)
@@ -309,10 +309,10 @@ class McapFile:
 
 
 def prefixed(data: bytes, at: int) -> tuple[bytes, int]:
-    """Return the bytes that follow their own length, and where they end.
+    """Return the bytes after a length prefix, and the offset of their end.
 
     Raises:
-        DamagedError, struct.error: the length goes beyond the record.
+        DamagedError, struct.error: the length exceeds the record.
     """
     (length,) = struct.unpack_from("<I", data, at)
     if length > len(data) - at - 4:
@@ -321,13 +321,13 @@ def prefixed(data: bytes, at: int) -> tuple[bytes, int]:
 
 
 def text(data: bytes, at: int) -> tuple[str, int]:
-    """Return the text at a place of a record, and where it ends."""
+    """Return the text at an offset of a record, and the offset of its end."""
     raw, end = prefixed(data, at)
     return raw.decode(), end
 
 
 def chunk_index(data: bytes) -> tuple[ChunkPlace, list[int]]:
-    """Return the place of a chunk, and the channels of its messages where the index names them."""
+    """Return the place of a chunk, and the channels that the index lists for it."""
     start, end, at, size = struct.unpack_from("<QQQQ", data)
     offsets, _ = prefixed(data, 32)
     ids = [channel for channel, _ in struct.iter_unpack("<HQ", offsets)]

@@ -1,4 +1,4 @@
-"""Images of a NATS JetStream stream (nats-py)."""
+"""A source that consumes images from a NATS JetStream stream (nats-py)."""
 
 from __future__ import annotations
 
@@ -28,45 +28,46 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CONNECT_SECONDS = 10.0
-MISSING_SECONDS = 10.0  # beyond two redeliveries, until messages count as another client's
+MISSING_SECONDS = 10.0  # after two redeliveries, until another client is suspected
 RETRY_SECONDS = 1
-FETCH = 64  # messages asked for at a time
+FETCH = 64  # messages per fetch
 FETCH_SECONDS = 0.5
-READY = 256  # messages that wait for the sender, above which no more are asked for
+READY = 256  # messages waiting for the sender; at this number, no more are fetched
 MAX_SEQUENCE = 2**62
 
 
 class Nats:
-    """Consumes a JetStream stream; messages are acknowledged once the receiver has them on disk.
+    """A consumer of a JetStream stream that acknowledges messages once the receiver stored them.
 
-    A message is a JPEG, PNG or WebP file. Its headers `id` (or `Nats-Msg-Id`), `time` (seconds
-    since the Unix epoch) and `label` describe the sample, others and the subject become meta.
-    Without them the id is STREAM-SEQUENCE and the time that of storing. What is no image is
-    logged, counted in `skipped` and terminated.
+    A message is a JPEG, PNG or WebP file. The headers `id` (or `Nats-Msg-Id`), `time` (seconds
+    since the Unix epoch) and `label` describe the sample. Other headers and the subject become
+    meta. Without these headers, the id is STREAM-SEQUENCE and the time is when the server stored
+    the message. A message that is not an image is logged, counted in `skipped` and terminated.
 
-    The durable consumer is this producer's alone, and is made where there is none. Samples go out
-    in the order of the stream; a position is the sequence of the last one. What a run that was
-    killed had not acknowledged, the server delivers again after `ack_wait`: it is waited for, and
-    of that what the receiver has already is only acknowledged.
+    The durable consumer must belong to this producer alone. It is created if it does not exist.
+    Samples are sent in stream order, and a position is the sequence number of the last sample.
+    After a crash, the server redelivers the unacknowledged messages when `ack_wait` has passed. The
+    source waits for them, and only acknowledges those that the receiver already has.
 
     Args:
         stream: the stream's name.
         durable: the name of the durable pull consumer.
-        servers: URLs, with commas between: nats://HOST:4222, or tls://HOST:4222.
-        subject: only messages of this subject, where the consumer is made; null: all.
-        credentials: a .creds file, or JSON with "user" and "password", or with "token"; for its
-            owner alone to read.
-        tls_ca: certificates to trust in place of the system's.
-        tls_certificate: this client's, with `tls_key`.
-        tls_key: see tls_certificate.
-        in_flight: messages that may be unacknowledged, where the consumer is made.
-        ack_wait: seconds after which the server takes a consumer for dead and delivers again, where
-            the consumer is made; renewed as long as this process lives.
-        idle_seconds: end when nothing has come for this long; null: consume for ever.
+        servers: URLs, separated by commas: nats://HOST:4222 or tls://HOST:4222.
+        subject: consume only this subject; null: all. Used only when the consumer is created.
+        credentials: a .creds file, or JSON with "user" and "password", or with "token". Other users
+            must not be able to read the file.
+        tls_ca: file of trusted certificates, instead of the system's.
+        tls_certificate: client certificate, used with `tls_key`.
+        tls_key: private key of `tls_certificate`.
+        in_flight: maximum number of unacknowledged messages. Used only when the consumer is
+            created.
+        ack_wait: seconds without a sign of life after which the server redelivers messages. This
+            process renews the time while it runs. Used only when the consumer is created.
+        idle_seconds: end after this many seconds without a message; null: consume for ever.
         name: the source's name.
 
     Raises:
-        ValueError: an argument breaks its rule.
+        ValueError: an argument is invalid.
         ModuleNotFoundError: nats-py is not installed: pip install 'stream-ssl[nats]'.
     """
 
@@ -85,7 +86,7 @@ class Nats:
         idle_seconds: float | None = None,
         name: str = "nats",
     ) -> None:
-        import nats  # noqa: F401  # a machine without it is to say so at once
+        import nats  # noqa: F401  # fail early if it is not installed
 
         for what, value in (
             ("in_flight", in_flight),
@@ -113,13 +114,13 @@ class Nats:
         self._client: Client | None = None
         self._opening: Future[tuple[JetStreamContext, str, int]] | None = None
         self._pulling: Future[None] | None = None
-        # In the order of the stream: delivered to us and not acknowledged. The loop's own.
+        # Delivered and unacknowledged messages by sequence; only the loop's thread uses this dict.
         self._in_hand: dict[int, Msg] = {}
-        self._held: list[int] | None = None  # of these, what waits for older ones; None: none does
-        self._last_delivery = 0  # the consumer's number of it
-        self._safe = 0  # sequence up to which all is on the receiver's disk, ...
-        self._target = 0  # ... and that which the loop is about to be told, ...
-        self._telling = False  # ... if it is
+        self._held: list[int] | None = None  # sequences that wait for older ones; None: not held
+        self._last_delivery = 0  # the consumer's delivery number
+        self._safe = 0  # sequence up to which all samples are on the receiver's disk
+        self._target = 0  # sequence that the loop will acknowledge next
+        self._telling = False  # whether an acknowledgement is scheduled
         self._behind: int | None = None
         self._ready: deque[tuple[int, Msg]] = deque()
         self._changed = threading.Condition()
@@ -128,11 +129,11 @@ class Nats:
         self._error: Exception | None = None
 
     def samples(self, position: Position = None) -> Iterator[tuple[Sample, Position]]:
-        """Each sample with the position after it; see `Source`.
+        """Yield each sample with the position after it; see `Source`.
 
         Raises:
-            SourceError: the server cannot be reached or refuses; while running, the consumer is
-                gone, or another client takes from it.
+            SourceError: the server cannot be reached or rejects the connection. During iteration:
+                the consumer was deleted, or another client consumes its messages.
         """
         self._thread.start()
         self._opening = self._call(self._open())
@@ -154,7 +155,7 @@ class Nats:
         return self._consumed()
 
     def acknowledged(self, position: Position) -> None:
-        """Acknowledge all messages up to there."""
+        """Acknowledge all messages up to `position`."""
         self._target = position["at"][0]
         if not self._telling:
             self._telling = True
@@ -162,29 +163,29 @@ class Nats:
                 self._call(self._acknowledge())
 
     def lag(self) -> int | None:
-        """Messages of the stream that were not sent; None: not known yet."""
+        """Return how many messages of the stream were not sent yet; None: unknown."""
         return None if self._behind is None else self._behind + len(self._ready)
 
     def stop(self) -> None:
-        """From any thread: `samples` ends at once."""
+        """End `samples` immediately. Thread-safe."""
         self._stopped.set()
         if self._opening is not None:
-            self._opening.cancel()  # without effect once it is done
+            self._opening.cancel()  # no effect if it is done
         with self._changed:
             self._changed.notify()
 
     def close(self) -> None:
-        """Hand back what was not acknowledged, and disconnect."""
+        """Hand unacknowledged messages back to the server, and disconnect."""
         self.stop()
         if self._thread.is_alive():
-            with contextlib.suppress(Exception):  # the server is away: it delivers again anyway
+            with contextlib.suppress(Exception):  # an absent server redelivers anyway
                 self._call(self._part()).result(CONNECT_SECONDS)
             self._call(end_of_tasks()).result()
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
         self._loop.close()
 
-    # In the caller's thread
+    # Methods of the caller's thread
 
     def _call(self, what: Coroutine[Any, Any, Any]) -> Future[Any]:
         if self._loop.is_closed():
@@ -205,7 +206,7 @@ class Nats:
         log.info("source %s was stopped; %s", self.name, self.skipped)
 
     def _take(self) -> tuple[int, Msg] | None:
-        """The next message in order; None once stopped, or idle for long enough."""
+        """Return the next message in order; None if stopped or idle for `idle_seconds`."""
         with self._changed:
             came = self._changed.wait_for(
                 lambda: self._ready or self._error or self._stopped.is_set(), self._idle
@@ -234,16 +235,16 @@ class Nats:
             subject=message.subject,
         )
 
-    # In the loop's thread
+    # Methods of the loop's thread
 
     async def _open(self) -> tuple[JetStreamContext, str, int]:
-        """Connect, find or make the consumer; also when the stream was created, and its end."""
+        """Connect, find or create the consumer; return the stream's creation time and end, too."""
         told: list[Exception] = []
         try:
             js = await self._connect(told)
             stream = await js.stream_info(self._stream)
             consumer = await self._find_consumer(js)
-        except Exception as error:  # nats-py raises many kinds
+        except Exception as error:  # nats-py raises many types
             cause = told[0] if told and isinstance(error, OSError) else error
             why = str(cause) or type(cause).__name__
             raise SourceError(f"source {self.name!r}: stream {self._stream!r}: {why}") from None
@@ -255,13 +256,13 @@ class Nats:
         return js, str(stream.created), stream.state.last_seq
 
     async def _connect(self, told: list[Exception]) -> JetStreamContext:
-        """Connected within CONNECT_SECONDS; `told` holds the client's last error meanwhile."""
+        """Connect within CONNECT_SECONDS; meanwhile, `told` holds the client's last error."""
         from nats.aio.client import Client
 
         async def failed(error: Exception) -> None:
-            if not (told and isinstance(error, OSError)):  # what the server said tells more
+            if not (told and isinstance(error, OSError)):  # the server's message is more specific
                 told[:] = [error]
-            if not self._stopped.is_set():  # a connection that is cut by our own close is no news
+            if not self._stopped.is_set():  # closing the connection ourselves is not an error
                 log.warning("source %s: %s", self.name, error or type(error).__name__)
 
         async def reconnected() -> None:
@@ -280,7 +281,7 @@ class Nats:
         return self._client.jetstream()
 
     async def _find_consumer(self, js: JetStreamContext) -> ConsumerInfo:
-        """The durable consumer, made where there is none."""
+        """Return the durable consumer; create it if it does not exist."""
         from nats.js.api import AckPolicy, ConsumerConfig
         from nats.js.errors import NotFoundError
 
@@ -299,7 +300,7 @@ class Nats:
         return found
 
     def _check(self, config: ConsumerConfig) -> None:
-        """Refuse a consumer that would lose messages."""
+        """Raise SourceError if the consumer's settings would lose messages."""
         from nats.js.api import AckPolicy
 
         if config.ack_policy != AckPolicy.EXPLICIT or config.deliver_subject:
@@ -338,7 +339,7 @@ class Nats:
                     await self._look(js)
         except NotFoundError:
             self._end(f"consumer {self._durable!r} or stream {self._stream!r} was deleted")
-        except Exception as error:  # in this thread nobody would hear of it
+        except Exception as error:  # passed on to the caller's thread
             self._end(str(error) or type(error).__name__)
 
     def _end(self, why: str) -> None:
@@ -355,7 +356,7 @@ class Nats:
         if sequence <= self._safe:
             await message.ack()
             return
-        known = sequence in self._in_hand  # the server did not hear in time that it is
+        known = sequence in self._in_hand  # the sign of life came too late
         self._in_hand[sequence] = message
         if known:
             return
@@ -365,12 +366,12 @@ class Nats:
             self._held.append(sequence)
 
     def _hold(self, why: str) -> None:
-        """Hand nothing over until the server has delivered again what is older."""
+        """Hold back new messages until the server has redelivered the older ones."""
         log.info("source %s: %s; it is waited for, %g s at most", self.name, why, self._ack_wait)
         self._held, self._held_since = [], time.monotonic()
 
     async def _look(self, js: JetStreamContext) -> None:
-        """Hand over what is held once all that the server thinks delivered is in our hands."""
+        """Hand over the held messages once all messages that the server delivered are here."""
         from nats.errors import Error
         from nats.js.errors import NotFoundError
 
@@ -378,7 +379,7 @@ class Nats:
             pending = (await js.consumer_info(self._stream, self._durable)).num_ack_pending or 0
         except NotFoundError:
             raise
-        except Error:  # it is away
+        except Error:  # the server is away
             return
         missing = pending - len(self._in_hand)
         if self._held is None:
@@ -407,11 +408,11 @@ class Nats:
         await self._in_hand.pop(sequence).term()
 
     async def _keep(self) -> None:
-        """Tell the server, before `ack_wait` is over, that what we hold is in good hands."""
+        """Renew the `ack_wait` of the messages in hand, three times per period."""
         while True:
             await asyncio.sleep(self._ack_wait / 3)
             for message in list(self._in_hand.values()):
-                with contextlib.suppress(Exception):  # acknowledged meanwhile; disconnected
+                with contextlib.suppress(Exception):  # acknowledged meanwhile, or disconnected
                     await message.in_progress()
 
     async def _part(self) -> None:
@@ -428,7 +429,7 @@ class Nats:
 
 
 async def end_of_tasks() -> None:
-    """All other tasks of this loop have ended."""
+    """Cancel all other tasks of this loop, and wait for their end."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
         task.cancel()
@@ -436,10 +437,11 @@ async def end_of_tasks() -> None:
 
 
 def secrets_of(path: Path) -> dict[str, Any]:
-    """How to authenticate, by a .creds file or JSON.
+    """Return the authentication arguments from a .creds file or JSON.
 
     Raises:
-        ValueError: the file is missing, others may read it, or it is neither; never with a secret.
+        ValueError: the file is missing, everyone may read it, or its format is wrong. The message
+            never contains a secret.
     """
     try:
         mode, text = path.stat().st_mode, read_text(path, links=True)
@@ -466,7 +468,7 @@ def secrets_of(path: Path) -> dict[str, Any]:
 def tls_of(
     servers: str, ca: Path | None, certificate: Path | None, key: Path | None
 ) -> dict[str, Any]:
-    """The TLS context, where TLS is asked for.
+    """Return the TLS context as connection arguments; empty if no argument asks for TLS.
 
     Raises:
         ValueError: a file cannot be used, or only one of certificate and key is given.
@@ -479,6 +481,6 @@ def tls_of(
         context = ssl.create_default_context(cafile=ca)
         if certificate is not None:
             context.load_cert_chain(certificate, key)
-    except OSError as error:  # ssl.SSLError is one
+    except OSError as error:  # includes ssl.SSLError
         raise ValueError(f"TLS files {ca}, {certificate}, {key}: {error}") from None
     return {"tls": context}

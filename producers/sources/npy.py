@@ -1,6 +1,6 @@
-"""Vectors of NumPy files.
+"""A source of vectors in NumPy files.
 
-Shapes: N vectors, D numbers each.
+Shapes: N vectors of D numbers each.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ MAX_HEADER = 2**16  # bytes, as many as version 1 of the format allows
 
 
 class NpyVectors(Finite):
-    """Vectors of a NumPy file: the embeddings of another model, or sensors' readings.
+    """A source of vectors in a NumPy file, such as embeddings of another model or sensor readings.
 
-    The file is mapped, not read at once. Sample ids are FILE~DIGEST/INDEX.
+    The file is mapped, not loaded. Sample ids are FILE~DIGEST/INDEX.
 
     Args:
-        file: .npy of float16 or float32 [N, D]; float64 is sent as float32.
-        labels: .npy of whole numbers [N]; null: the samples carry none.
-        name: the source's name; null: that of the file.
+        file: a .npy file of float16 or float32 [N, D]. Vectors of float64 are sent as float32.
+        labels: a .npy file of integers [N]; null: the samples have no labels.
+        name: the source's name; null: the name of the file.
 
     Raises:
-        ValueError: a file is none of NumPy, or of another shape or type.
-        FileNotFoundError: no such file.
+        ValueError: a file is not a NumPy file, or has a wrong shape or type.
+        FileNotFoundError: a file does not exist.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class NpyVectors(Finite):
     def _sample(self, index: int) -> Sample | None:
         name = short_id(f"{self._prefix}/{index}")
         label = None if self._label_N is None else int(self._label_N[index])
-        with np.errstate(over="ignore"):  # what is too large becomes infinite, which is refused
+        with np.errstate(over="ignore"):  # overflow gives infinite values, which are rejected
             value_D = self._value_ND[index].astype(self._dtype)
         try:
             return Sample.from_vector(value_D, name, source=self.name, label=label)
@@ -74,14 +74,15 @@ class NpyVectors(Finite):
 
 
 def mapped(file: Path) -> NDArray[Any]:
-    """Return the array of a .npy file, from disk as it is used.
+    """Return the array of a .npy file as a read-only memory map.
 
     Raises:
-        ValueError: it is none, or an archive of several (.npz), or of objects in need of pickle.
+        OSError: the file cannot be read.
+        ValueError: the file is not a .npy file, is an archive (.npz), or needs pickle.
     """
     try:
         if file.exists() and not file.is_file():
-            raise ValueError("it is not a regular file")  # opening a pipe would wait
+            raise ValueError("it is not a regular file")  # opening a pipe would block
         with file.open("rb") as begin:
             head = begin.read(12)
         if head[6:7] > b"\1" and (size := int.from_bytes(head[8:12], "little")) > MAX_HEADER:
@@ -89,7 +90,7 @@ def mapped(file: Path) -> NDArray[Any]:
         return np.lib.format.open_memmap(file, mode="r")
     except OSError:
         raise
-    except Exception as error:  # NumPy raises whatever a damaged header leads it to
+    except Exception as error:  # NumPy raises errors of any type for a damaged header
         if own_fault(error):
             raise
         raise ValueError(

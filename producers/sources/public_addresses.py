@@ -1,9 +1,10 @@
-"""Which addresses belong to the public internet.
+"""Decides which IP addresses belong to the public internet.
 
 The tables are IANA's special-purpose address registries, as they stood on 2026-07-18:
 iana.org/assignments/iana-ipv4-special-registry and iana.org/assignments/iana-ipv6-special-registry.
-Each row is (address block, name, whether the registry calls it globally reachable). A block whose
-column is empty or "N/A" counts as unreachable. To renew them, copy the rows and change the date.
+Each row is (address block, name, whether the registry calls the block globally reachable). A block
+whose column is empty or "N/A" counts as unreachable. To update the tables, copy the rows and change
+the date.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ IPV6 = (
     ("fe80::/10", "Link-Local Unicast", False),
 )
 
-# These two lie outside the special-purpose registries: RFC 5771, and IANA's IPv6 address space.
+# These two blocks are not in the special-purpose registries: RFC 5771, and IANA's IPv6 address
+# space.
 MULTICAST = IPv4Network("224.0.0.0/4")
 UNICAST = IPv6Network("2000::/3")  # IANA has assigned global unicast from no other block
 
@@ -78,16 +80,16 @@ _ROWS: list[Row] = sorted(
 
 
 def special_row(ip: IPv4Address | IPv6Address) -> Row | None:
-    """Return the most specific row of the registries that holds the address, if there is one."""
+    """Return the most specific row of the registries that contains the address, or None."""
     return next((row for row in _ROWS if ip.version == row[0].version and ip in row[0]), None)
 
 
 def embedded(ip: IPv4Address | IPv6Address) -> IPv4Address | None:
-    """Return the IPv4 address to which packets for an IPv6 address go in the end, if there is one.
+    """Return the IPv4 address to which packets for an IPv6 address are finally sent, or None.
 
-    The forms are IPv4-mapped, NAT64 (RFC 6052) and ISATAP (RFC 5214), which hides in any prefix.
-    The registries call all blocks of 6to4, Teredo and local NAT64 unreachable, and IPv4-compatible
-    and IPv4-translated addresses lie outside the unicast block.
+    The forms are IPv4-mapped, NAT64 (RFC 6052) and ISATAP (RFC 5214), which any prefix may contain.
+    The registries call all blocks of 6to4, Teredo and local NAT64 unreachable. IPv4-compatible and
+    IPv4-translated addresses lie outside the unicast block.
     """
     if isinstance(ip, IPv4Address):
         return None
@@ -97,12 +99,12 @@ def embedded(ip: IPv4Address | IPv6Address) -> IPv4Address | None:
 
 
 def is_public(ip: IPv4Address | IPv6Address) -> bool:
-    """Return whether the address, and the one that it embeds, is of the public internet."""
+    """Return whether the address, and an IPv4 address embedded in it, are public."""
     inner = embedded(ip)
     if inner is not None and not is_public(inner):
         return False
     if isinstance(ip, IPv6Address) and ip.ipv4_mapped is not None:
-        return True  # another spelling of an IPv4 address
+        return True  # a mapped address stands for its IPv4 address
     row = special_row(ip)
     if row is not None:
         return row[2]

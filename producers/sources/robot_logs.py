@@ -1,4 +1,4 @@
-"""Images in robots' logs, whatever container they lie in: which messages, and their pixels.
+"""Selection and conversion of images in robot logs, for any container format.
 
 Shapes: H x W pixels of C channels.
 """
@@ -27,10 +27,10 @@ log = logging.getLogger(__name__)
 IMAGES = {"Image", "RawImage", "CompressedImage"}
 PACKAGES = {"sensor_msgs", "foxglove", "foxglove_msgs"}
 VIDEO = {"CompressedVideo", "FFMPEGPacket", "theora_image_transport.Packet"}
-"""Types whose messages are parts of a video, which are counted and not read."""
+"""Types whose messages are parts of a video. They are counted but not read."""
 NOT_FITTING = (ValueError, TypeError, AttributeError, ArithmeticError, OSError)
-"""Errors of messages whose log defines its own types, or whose sides an encoder does not take."""
-MAX_PIXELS = 1 << 26  # of an image that is not compressed; far above any camera of a robot
+"""Errors of messages whose log defines its own types, or whose size an encoder rejects."""
+MAX_PIXELS = 1 << 26  # of an uncompressed image; far more than any robot camera has
 CHANNELS = {
     **{encoding: [0] for encoding in ("mono8", "8UC1", "mono16", "16UC1")},
     **{encoding: [0, 1, 2] for encoding in ("rgb8", "rgb16")},
@@ -38,18 +38,18 @@ CHANNELS = {
     **{encoding: [0, 1, 2, 3] for encoding in ("rgba8", "rgba16")},
     **{encoding: [2, 1, 0, 3] for encoding in ("bgra8", "bgra16", "8UC4", "16UC4")},
 }
-"""By encoding, where red, green, blue and alpha lie, or the one grey level."""
+"""By encoding: the channel indices of red, green, blue and alpha, or of the grey level."""
 BAYER = {
     f"bayer_{pattern}{bits}": ["rgb".index(colour) for colour in pattern]
     for pattern in ("rggb", "bggr", "gbrg", "grbg")
     for bits in (8, 16)
 }
-"""By encoding, the colours of the upper left 2 x 2 pixels, row by row."""
+"""By encoding: the colours of the upper left 2 x 2 pixels, row by row."""
 YUV = {
     **dict.fromkeys(("yuv422", "uyvy"), (1, 0, 2)),
     **dict.fromkeys(("yuv422_yuy2", "yuyv"), (0, 1, 3)),
 }
-"""By encoding, where the first level, U and V lie in the four bytes of two pixels."""
+"""By encoding: the indices of the first level, U and V in the four bytes of two pixels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,28 +57,28 @@ class Message:
     """A message of a log."""
 
     topic: str
-    kind: str  # its type, such as sensor_msgs/msg/Image
+    kind: str  # the type, such as sensor_msgs/msg/Image
     log_time: int  # ns
     decode: Callable[[], Any]
 
 
 class RobotLogs(Recordings):
-    """The images of files of messages, by topic or type, in the order of their log times.
+    """A source of the images in log files, by topic or type, in the order of their log times.
 
-    Compressed images travel as they are, others as `codec`. Capture time is the header's stamp, or
-    the log time where that is zero.
+    Compressed images are sent unchanged, other images are encoded with `codec`. The capture time is
+    the header's stamp, or the log time if the stamp is zero.
 
     Args:
         files: paths, globs, or brace expansions such as "drive-{00..09}.mcap".
         topics: names of topics, or types of messages; null: all images.
-        codec: "jpeg", "webp" or "raw", of images that are not compressed.
-        quality: of JPEG and WebP, 1 to 100.
-        epochs: passes to make; null: endless.
+        codec: encoding of uncompressed images: "jpeg", "webp" or "raw".
+        quality: JPEG or WebP quality, 1 to 100.
+        epochs: number of passes, 1 or more; null: endless.
         name: the source's name.
 
     Raises:
         FileNotFoundError: a pattern matches no file.
-        ValueError: an argument breaks its rule.
+        ValueError: an argument is invalid.
         ModuleNotFoundError: a library is not installed.
     """
 
@@ -101,7 +101,7 @@ class RobotLogs(Recordings):
 
     @abstractmethod
     def _messages(self, path: Path, start: int) -> Iterator[Message]:
-        """The log's messages that are wanted, from log time `start` (ns) or before it on.
+        """Yield the wanted messages, beginning at or before log time `start` (ns).
 
         Raises:
             Exception: the rest cannot be read.
@@ -109,13 +109,14 @@ class RobotLogs(Recordings):
 
     @property
     def stopped(self) -> threading.Event:
-        """Set when `stop` was called."""
+        """An event that `stop` sets."""
         return self._stopped
 
     def wanted(self, topic: str, kind: str, path: Path) -> bool:
         """Return whether messages of this topic and type are sent.
 
-        A topic of video is counted under "video messages", since no part of it is read.
+        A wanted topic of video messages is counted under "video messages", because video is not
+        read.
         """
         names = kind.replace("/", ".").split(".")
         package, name = names[0], names[-1]
@@ -126,14 +127,14 @@ class RobotLogs(Recordings):
         return package in PACKAGES and name in IMAGES
 
     def damaged(self, path: Path, what: object, why: object) -> None:
-        """Count a part of a file that cannot be read; the rest is read."""
+        """Count a part of a file that cannot be read. Reading continues with the next part."""
         if isinstance(why, Exception) and own_fault(why):
             raise why
         told = why if isinstance(why, DamagedError | str) else f"{type(why).__name__}: {why}"
         self.skipped.note("damaged", f"{what} of {path}", told)
 
     def no_index(self, path: Path, why: Exception) -> None:
-        """Log that a file is read in its own order."""
+        """Log that a file is read in file order."""
         log.warning("source %s: %s has no index: %s", self.name, path, why)
 
     def _recorded(self, path: Path, after: Where | None) -> Iterator[tuple[Sample, Where]]:
@@ -141,7 +142,8 @@ class RobotLogs(Recordings):
         for message in self._messages(path, 0 if after is None else after[0]):
             if self._stopped.is_set():
                 return
-            # Log times may fall where a log without an index is read in its own order.
+            # Without an index, log times may decrease; treat such a message as one of the last
+            # time.
             if where is None or message.log_time > where[0]:
                 where = (message.log_time, 0)
             else:
@@ -157,12 +159,12 @@ class RobotLogs(Recordings):
         what = f"{message.topic} at {message.log_time} of {path}"
         try:
             decoded = message.decode()
-        except Exception as error:  # damaged bytes lead the libraries to any
+        except Exception as error:  # damaged bytes can cause errors of any type
             if own_fault(error):
                 raise
             self.skipped.note("undecodable", what, f"{type(error).__name__}: {error}")
             return None
-        header = getattr(decoded, "header", decoded)  # which Foxglove's have not
+        header = getattr(decoded, "header", decoded)  # Foxglove messages have no header
         number = f".{where[1]}" if where[1] else ""
         try:
             return Sample(
@@ -195,7 +197,7 @@ class RobotLogs(Recordings):
 
 
 def stamp(header: Any) -> float:
-    """Seconds since the Unix epoch by a ROS header or a Foxglove message; 0: it tells none."""
+    """Return the stamp of a ROS header or Foxglove message in Unix seconds; 0 if there is none."""
     at = getattr(header, "stamp", None) or getattr(header, "timestamp", None)
     for seconds, nanoseconds in (("sec", "nanosec"), ("seconds", "nanos"), ("secs", "nsecs")):
         if hasattr(at, seconds):
@@ -206,10 +208,10 @@ def stamp(header: Any) -> float:
 def pixels(message: Any) -> NDArray[np.uint8]:
     """Return the uint8 pixels [H, W, C] of sensor_msgs/Image or foxglove.RawImage, C in {1, 3, 4}.
 
-    16 bits become their upper 8.
+    Of 16-bit values, only the upper 8 bits are kept.
 
     Raises:
-        ValueError: an unknown encoding, too few bytes, or too many pixels.
+        ValueError: the encoding is unknown, there are too few bytes, or too many pixels.
     """
     encoding, height, width = message.encoding, message.height, message.width
     channels = CHANNELS.get(encoding) or BAYER.get(encoding, [])[:1]
@@ -226,7 +228,7 @@ def pixels(message: Any) -> NDArray[np.uint8]:
         raise ValueError(
             f"{len(raw)} bytes in rows of {step} do not fill {height} x {width} {encoding}"
         )
-    # A view of rows, for the last one may end with its pixels, whatever `step` claims.
+    # The last row may end with its pixels, although `step` is longer, so use a strided view.
     image_HWC = np.ascontiguousarray(np.lib.stride_tricks.as_strided(raw, (height, row), (step, 1)))
     if encoding in YUV:
         return from_yuv(image_HWC, YUV[encoding])
@@ -240,7 +242,7 @@ def pixels(message: Any) -> NDArray[np.uint8]:
 
 
 def from_yuv(pair_HW: NDArray[np.uint8], places: tuple[int, int, int]) -> NDArray[np.uint8]:
-    """Return the colours [H, W, 3] of 4:2:2 bytes [H, 2 W], by BT.601 of limited range.
+    """Return the colours [H, W, 3] of 4:2:2 bytes [H, 2 W], by BT.601 with limited range.
 
     Raises:
         ValueError: the width is odd.
@@ -264,9 +266,9 @@ def from_yuv(pair_HW: NDArray[np.uint8], places: tuple[int, int, int]) -> NDArra
 
 
 def demosaic(image_HW: NDArray[np.uint8], pattern: list[int]) -> NDArray[np.uint8]:
-    """Colours [H, W, 3] of a Bayer sensor, bilinear.
+    """Return the colours [H, W, 3] of a Bayer sensor image [H, W], by bilinear interpolation.
 
-    Of a colour that a pixel lacks it gets the mean of its nearest neighbours that have it.
+    A missing colour of a pixel is the weighted mean of the adjacent pixels that have the colour.
     """
     height, width = image_HW.shape
     level_HW = np.pad(image_HW.astype(np.float32), 1)
@@ -282,7 +284,7 @@ def demosaic(image_HW: NDArray[np.uint8], pattern: list[int]) -> NDArray[np.uint
 
 
 def around(value_HW: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Sums over each pixel's neighbours: those beside it count twice, those at its corners once."""
+    """Return the weighted sum over each pixel's 8 neighbours: weight 2 at sides, 1 at corners."""
     height, width = value_HW.shape[0] - 2, value_HW.shape[1] - 2
     total_HW = np.zeros((height, width), np.float32)
     for down in range(3):

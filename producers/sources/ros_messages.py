@@ -1,7 +1,7 @@
-"""Image messages as ROS 1 and ROS 2 serialise them.
+"""Decoders of image messages that ROS 1 and ROS 2 serialised.
 
-The types of images never changed, so their layouts stand here. A definition in a file is somebody
-else's text: it is compared with the layout, and never made into a decoder.
+The layouts are constants, because the types of images have never changed. A definition in a file is
+untrusted input: it is compared with the layout, and never compiled to a decoder.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from stream_ssl.producers.sources.chunked import unpacked
 
-ZSTD = b"\x28\xb5\x2f\xfd"  # begins what is compressed so; no CDR message begins so
+ZSTD = b"\x28\xb5\x2f\xfd"  # first bytes of compressed data; no CDR message begins with them
 
 Layout = tuple[tuple[str, str], ...]
 
@@ -51,20 +51,20 @@ LAYOUTS: dict[tuple[str, str], Layout] = {
     ("foxglove_msgs", "RawImage"): FOXGLOVE_RAW,
     ("foxglove_msgs", "CompressedImage"): FOXGLOVE_COMPRESSED,
 }
-"""By package and name of a message's type."""
+"""Layouts by the package and name of the message type."""
 
 
 @lru_cache(maxsize=64)
 def decoder(kind: str, definition: str, ros1: bool) -> Callable[[bytes], Any]:
-    """Return what decodes messages of a type.
+    """Return a function that decodes messages of a type.
 
     Args:
-        kind: such as sensor_msgs/msg/Image.
-        definition: its text in the file; empty: the file has none.
-        ros1: whether the messages are serialised as in ROS 1, and not as CDR.
+        kind: the type, such as sensor_msgs/msg/Image.
+        definition: the type's definition in the file; empty if the file has none.
+        ros1: whether the messages are serialised as in ROS 1 instead of CDR.
 
     Raises:
-        ValueError: the type is not one of LAYOUTS, or the file defines it otherwise.
+        ValueError: the type is not in LAYOUTS, or the file defines the type differently.
     """
     layout = LAYOUTS.get((kind.split("/")[0], kind.split("/")[-1]))
     if layout is None:
@@ -75,10 +75,10 @@ def decoder(kind: str, definition: str, ros1: bool) -> Callable[[bytes], Any]:
 
 
 def plain(data: bytes, ros1: bool) -> bytes:
-    """Return a message that rosbag2 may have compressed; neither metadata nor schema tell it.
+    """Return a message without the compression of rosbag2, which only the first bytes reveal.
 
     Raises:
-        DamagedError: it is damaged, or becomes too large.
+        DamagedError: the data is damaged, or too large when unpacked.
     """
     return unpacked("zstd", data) if data.startswith(ZSTD) and not ros1 else data
 
@@ -108,11 +108,11 @@ def check_definition(kind: str, definition: str, layout: Layout, ros1: bool) -> 
 
 
 class Decoder:
-    """Reads the fields of one message; lengths are checked against its bytes."""
+    """A decoder of one message. Every length is checked against the message's bytes."""
 
     def __init__(self, data: bytes, ros1: bool) -> None:
         self._data, self._ros1 = data, ros1
-        self._at = 0 if ros1 else 4  # CDR begins with two bytes of its kind, and two more
+        self._at = 0 if ros1 else 4  # CDR begins with a header of four bytes
         self._order = "<" if ros1 or data[1:2] in (b"\1", b"\3") else ">"
         if not ros1 and len(data) < 4:
             raise ValueError(f"a message of {len(data)} bytes")
@@ -132,13 +132,13 @@ class Decoder:
             return self.message(STAMP)
         if kind == "header":
             if self._ros1:
-                self._number("I")  # a sequence number
+                self._number("I")  # the sequence number
             return self.message(HEADER)
         return self._number("i" if kind == "int32" else "I")
 
     def _number(self, form: str) -> int:
         if not self._ros1:
-            self._at += -self._at % 4  # numbers of CDR lie at multiples of their size
+            self._at += -self._at % 4  # CDR aligns numbers to their size
         return int(struct.unpack(self._order + form, self._take(4))[0])
 
     def _bytes(self) -> memoryview:

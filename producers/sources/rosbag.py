@@ -1,4 +1,4 @@
-"""Images of ROS bags: ROS 1 files, and ROS 2 folders and files."""
+"""A source of images in ROS bags: ROS 1 files, and ROS 2 folders and files."""
 
 from __future__ import annotations
 
@@ -23,18 +23,19 @@ from stream_ssl.producers.sources.ros_messages import decoder
 
 STORED = re.compile(r"^\s*-\s*['\"]?(?:.*/)?([^/'\"\s]+\.(?:db3|mcap)(?:\.zstd)?)['\"]?\s*$", re.M)
 MAX_METADATA = 1 << 24  # bytes
-GROWTH, ROOM = 1000, 1 << 30  # an unpacked bag has so many times its bytes, and a GiB, at most
-STEPS, STEPS_EACH = 10_000_000, 200  # of SQLite's machine: for any file, and for each of its bytes
-LOOK = 10_000  # steps between two looks
+GROWTH, ROOM = 1000, 1 << 30  # an unpacked bag may have GROWTH * its packed size + ROOM bytes
+STEPS, STEPS_EACH = 10_000_000, 200  # SQLite's steps: for any file, and per byte of the file
+LOOK = 10_000  # steps between two checks
 
 
 class RosBags(RobotLogs):
-    """Images of ROS 1 bags (.bag) and of ROS 2 bags: folders, or .db3 and .mcap files.
+    """A source of images in ROS 1 bags (.bag) and ROS 2 bags (folders, or .db3 and .mcap files).
 
-    A ROS 1 bag without an index, such as after a power cut, is read from its beginning up to the
-    damage. The files that lie in a ROS 2 folder are read one after the other; a damaged one costs
-    itself alone, and metadata.yaml is only asked which files are missing. Files and messages that
-    are compressed by zstd are unpacked. Sample ids are FILE~DIGEST/TOPIC@LOGTIME, in nanoseconds.
+    A ROS 1 bag without an index, for example after a power failure, is read from its beginning up
+    to the damage. The files in a ROS 2 folder are read one after the other. A damaged file does not
+    affect the others. metadata.yaml is used only to find missing files. Files and messages that are
+    compressed with zstd are unpacked. Sample ids are FILE~DIGEST/TOPIC@LOGTIME, with the log time
+    in nanoseconds.
 
     Args:
         files: paths, globs, or brace expansions such as "drive-{00..09}.bag".
@@ -42,12 +43,12 @@ class RosBags(RobotLogs):
 
     Raises:
         FileNotFoundError: a pattern matches no file.
-        ValueError: an argument breaks its rule.
+        ValueError: an argument is invalid.
         ModuleNotFoundError: lz4, zstandard or Pillow is not installed.
     """
 
     def __init__(self, files: list[str] | str, name: str = "rosbag", **logs: Any) -> None:
-        import lz4  # noqa: F401  # a machine without them is to say so at once
+        import lz4  # noqa: F401  # fail early if they are not installed
         import zstandard  # noqa: F401
 
         super().__init__(files, name=name, **logs)
@@ -64,7 +65,7 @@ class RosBags(RobotLogs):
         for file in files:
             try:
                 yield from self._file(file, start)
-            except Exception as error:  # the libraries raise whatever damaged bytes lead them to
+            except Exception as error:  # damaged bytes can cause errors of any type
                 self.damaged(file, "the rest of it", error)
 
     def _file(self, path: Path, start: int) -> Iterator[Message]:
@@ -110,7 +111,7 @@ class RosBags(RobotLogs):
         """Unpack a compressed file.
 
         Raises:
-            DamagedError: it is damaged, or becomes too large.
+            DamagedError: the file is too large when unpacked.
         """
         import zstandard
 
@@ -126,7 +127,7 @@ class RosBags(RobotLogs):
                             "may take; unpack it elsewhere with zstd -d"
                         )
                     out.write(piece)
-            except zstandard.ZstdError as error:  # what came before it may be read
+            except zstandard.ZstdError as error:  # the part before the damage may be readable
                 self.damaged(path, "the rest of it", error)
 
     def _sqlite(self, path: Path, start: int) -> Iterator[Message]:
@@ -135,7 +136,7 @@ class RosBags(RobotLogs):
         Raises:
             DamagedError, sqlite3.Error: the rest cannot be read.
         """
-        # A log of writes that were not merged, as after a crash, is read too.
+        # After a crash, a write-ahead log may contain messages, so it is read, too.
         with path.open("rb") as stream:
             missing = cut_off(stream.read(100), path.stat().st_size)
         logged = path.with_name(f"{path.name}-wal").exists()
@@ -144,7 +145,7 @@ class RosBags(RobotLogs):
             sqlite3.connect(place, uri=True, check_same_thread=False)
         ) as database:
             bound(database, path.stat().st_size, self.stopped)
-            if missing:  # without this SQLite reads nothing of a file that was cut off
+            if missing:  # otherwise SQLite rejects a truncated file
                 database.execute("PRAGMA writable_schema = ON")
             check_tables(database)
             topics = {}
@@ -154,7 +155,7 @@ class RosBags(RobotLogs):
             told = definitions(database)
             query = f"topic_id IN ({','.join('?' * len(topics))}) AND timestamp >= ?"
             table, order = "messages", "ORDER BY timestamp, id"
-            try:  # whether the index is whole; images are not read for that
+            try:  # checks the index without reading images
                 for _ in database.execute(select(table, query, order), (*topics, start)):
                     pass
             except sqlite3.DatabaseError as error:
@@ -169,7 +170,7 @@ class RosBags(RobotLogs):
                     ((data,),) = database.execute("SELECT data FROM messages WHERE id = ?", (row,))
                     if type(log_time) is not int or type(data) is not bytes:
                         raise DamagedError("its columns are of other types")
-                except Exception as error:  # of a damaged page, for one
+                except Exception as error:  # for example from a damaged page
                     self.damaged(path, f"the message {row} of {topic}", error)
                     continue
                 made = partial(decode, kind, told.get(kind, ""), False, data)
@@ -179,19 +180,19 @@ class RosBags(RobotLogs):
 
 
 def select(table: str, query: str, order: str) -> str:
-    """Return a query of where messages lie."""
+    """Return an SQL query for the places of messages."""
     return f"SELECT timestamp, topic_id, id FROM {table} WHERE {query} {order}"  # noqa: S608
 
 
 def decode(kind: str, definition: str, ros1: bool, data: bytes) -> Any:
-    """Return a message of ROS; see `decoder`."""
+    """Return a decoded ROS message; see `decoder`."""
     return decoder(kind, definition, ros1)(data)
 
 
 def parts(folder: Path) -> tuple[list[Path], list[str]]:
-    """Return the files of a ROS 2 bag in the order of their numbers, and the names of missing ones.
+    """Return the files of a ROS 2 bag in numeric order, and the names of missing files.
 
-    If a file lies there packed and unpacked, the source reads the unpacked one.
+    If a file exists both packed and unpacked, the unpacked file is used.
     """
     there = {
         file.name: file
@@ -219,8 +220,8 @@ def parts(folder: Path) -> tuple[list[Path], list[str]]:
 
 
 def cut_off(header: bytes, size: int) -> str:
-    """Return how much of a database is missing (sqlite.org/fileformat); empty: nothing."""
-    if len(header) < 100 or header[24:28] != header[92:96]:  # the number of pages is not told
+    """Return how much of a database is missing (sqlite.org/fileformat), or "" if it is complete."""
+    if len(header) < 100 or header[24:28] != header[92:96]:  # the header's page count is not valid
         return ""
     page = int.from_bytes(header[16:18], "big")
     whole = (65536 if page == 1 else page) * int.from_bytes(header[28:32], "big")
@@ -228,7 +229,7 @@ def cut_off(header: bytes, size: int) -> str:
 
 
 def bound(database: sqlite3.Connection, size: int, stopped: threading.Event) -> None:
-    """Bound what SQLite does for a file of `size` bytes, and interrupt it when the source stops."""
+    """Limit the work of SQLite for a file of `size` bytes, and interrupt it if the source stops."""
     database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_BYTES)
     database.execute("PRAGMA trusted_schema = OFF")
     left = (STEPS + STEPS_EACH * size) // LOOK
@@ -242,10 +243,10 @@ def bound(database: sqlite3.Connection, size: int, stopped: threading.Event) -> 
 
 
 def check_tables(database: sqlite3.Connection) -> None:
-    """Check that what is read are plain tables, and nothing that computes its rows.
+    """Check that the tables are plain tables without computed rows or columns.
 
     Raises:
-        DamagedError: they are not.
+        DamagedError: a table is missing, or is not a plain table.
     """
     found = database.execute(
         "SELECT name FROM sqlite_master WHERE type = 'table' AND rootpage > 0 "
@@ -262,7 +263,7 @@ def check_tables(database: sqlite3.Connection) -> None:
 
 
 def definitions(database: sqlite3.Connection) -> dict[str, str]:
-    """Return the definitions of types by name; bags of older ROS 2 have none."""
+    """Return the definitions of types by name. Bags of older ROS 2 versions have none."""
     with contextlib.suppress(sqlite3.Error):
         return {
             str(kind): str(told)

@@ -1,6 +1,6 @@
-"""Seeded images with known classes, known duplicates and known drift.
+"""A source of seeded images with known classes, known duplicates and known drift.
 
-Shapes: B samples of a block, C classes, H x W pixels, K channels.
+Shapes: B samples per block, C classes, H x W pixels, K channels.
 """
 
 from __future__ import annotations
@@ -17,42 +17,44 @@ from stream_ssl.producers.sources.base import Facts, mark, place
 from stream_ssl.producers.sources.finite import ENDLESS
 from stream_ssl.wire.sample import Position, Sample, Scalar
 
-BLOCK = 256  # drawn at once
-COARSE = 5  # knots a side of a prototype's random field
-STEPS = 64  # of a prototype's way from one anchor to the next
-BRIGHTNESS = 24  # levels by which samples of a class differ as a whole
+BLOCK = 256  # samples drawn at once
+COARSE = 5  # knots per side of a prototype's random field
+STEPS = 64  # steps of a prototype from one anchor to the next
+BRIGHTNESS = 24  # levels; largest brightness offset of a sample
 NEAR = 8  # levels of noise between a near-duplicate and its original
-POOL = 2**20  # places in the pool of noise
-CONCENTRATION = 2.0  # of the moving mix: its most frequent class is e^4 = 55 x its rarest
+POOL = 2**20  # start offsets in the noise pool
+CONCENTRATION = 2.0  # of the moving mix: the most frequent class has e^4 = 55 x the rarest's share
 
 
 class Synthetic:
-    """Samples of classes: each a smooth random field, shifted, brightened and noised per sample.
+    """A source of generated samples. Each class is a smooth random field.
 
-    Nothing is read: sample n is a function of the arguments and n, and its id is "SEED-n".
+    Each sample shifts its class's field, brightens it and adds noise. No files are read: sample n
+    depends only on the arguments and n. Its id is "SEED-n".
 
-    Duplicates repeat an earlier sample of the same block of 256, under an id of their own, with
-    meta "duplicate_of" (its id) and "duplicate" ("exact" or "near": fresh noise of up to 8 levels
-    a pixel).
+    A duplicate repeats an earlier sample of the same block of 256, under its own id. Its meta
+    contains "duplicate_of" (the id of the earlier sample) and "duplicate" ("exact" or "near"). A
+    near-duplicate adds new noise of up to 8 levels per pixel.
 
     Args:
-        count: samples to send; null: endless.
-        classes: how many, labelled 0, 1, ...
+        count: number of samples; null: endless.
+        classes: number of classes, labelled 0, 1, ...
         size: side of the square images, in pixels.
         channels: 1 (grey) or 3 (colour).
-        noise: levels of the noise of each pixel, 0 to 64: what tells apart samples of one class.
+        noise: levels of noise per pixel, 0 to 64. The noise distinguishes samples of one class.
         shift: largest shift of a class's field in each direction, in pixels.
-        duplicates: share of samples that repeat an earlier one, 0 to 0.9.
-        near: share of the duplicates that are near ones, 0 to 1; the rest are exact.
-        prototype_period: samples after which a class's field has become another, unrelated one,
-            on a straight way in 64 steps; null: fields stand still.
-        mix_period: samples in which the peak of the class mix goes once round the classes, the
-            most frequent one being 55 times as frequent as the rarest; null: all equally frequent.
-        seed: the key of all randomness.
+        duplicates: share of samples that repeat an earlier sample, 0 to 0.9.
+        near: share of near-duplicates among the duplicates, 0 to 1. The others are exact.
+        prototype_period: number of samples after which a class's field has changed to an unrelated
+            field, in 64 linear steps; null: the fields do not change.
+        mix_period: number of samples in which the peak of the class frequencies visits all classes
+            once. The most frequent class is 55 times as frequent as the rarest; null: all classes
+            are equally frequent.
+        seed: seed of all randomness.
         name: the source's name.
 
     Raises:
-        ValueError: an argument lies outside its range.
+        ValueError: an argument is out of range.
     """
 
     def __init__(
@@ -103,7 +105,7 @@ class Synthetic:
         }
 
     def samples(self, position: Position = None) -> Iterator[tuple[Sample, Position]]:
-        """Each sample with the position after it; see `Source`."""
+        """Yield each sample with the position after it; see `Source`."""
         (start,) = place(position, self._facts, self.name, (ENDLESS,))
         return self._from(start)
 
@@ -136,7 +138,7 @@ class Synthetic:
         }
 
     def class_shares(self, n: int) -> NDArray[np.float64]:
-        """The probabilities [C] of the classes from which sample n was drawn."""
+        """Return the class probabilities [C] of sample n."""
         if self._mix_period is None:
             return np.full(self.classes, 1.0 / self.classes)
         turn = n // BLOCK * BLOCK / self._mix_period
@@ -148,13 +150,13 @@ class Synthetic:
         rng = np.random.default_rng([self.seed, 0, block])
         height, width, channels = self._shape
         label_B = rng.choice(self.classes, size=BLOCK, p=self.class_shares(block * BLOCK))
-        # One window of the field for each sample: rows are H, pixels of a row are flat.
+        # One window of the field per sample: rows are H, the pixels of a row are flattened.
         view = sliding_window_view(
             self._prototypes(block * BLOCK), (height, width * channels), axis=(1, 2)
         )
         down_B, right_B = rng.integers(0, 2 * self._shift + 1, size=(2, BLOCK))
         image_BHX = view[label_B, down_B, right_B * channels]
-        # Fields keep below 255 minus all that is added: bytes never wrap, so none is clipped.
+        # Fields stay below 255 minus everything that is added, so bytes never overflow.
         image_BHX += rng.integers(0, BRIGHTNESS + 1, (BLOCK, 1, 1), dtype=np.uint8)
         image_BHX += self._noises(rng, BLOCK, self._noise).reshape(image_BHX.shape)
         origin_B, near_B = self._duplicate(rng, image_BHX, label_B)
@@ -168,9 +170,14 @@ class Synthetic:
     def _duplicate(
         self, rng: np.random.Generator, image_BHX: NDArray[np.uint8], label_B: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Replaces a share of the block by repetitions of originals before; -1: an original."""
+        """Replace part of the block by duplicates, and return two arrays [B].
+
+        The arrays contain the row of each sample's original (-1 if it is not a duplicate), and
+        whether the sample is a near-duplicate.
+        """
         origin_B = np.full(BLOCK, -1)
-        # The first of a block has nothing to repeat: the others make up for it.
+        # The first sample of a block has no earlier sample, so the others repeat slightly more
+        # often.
         repeat_B = rng.random(BLOCK) < self._duplicates * BLOCK / (BLOCK - 1)
         repeat_B[0] = False
         (original,) = np.nonzero(~repeat_B)
@@ -182,14 +189,14 @@ class Synthetic:
         label_B[repeat_B] = label_B[pick_B[repeat_B]]
         (rows,) = np.nonzero(near_B)
         jitter = self._noises(rng, len(rows), NEAR).reshape(len(rows), *image_BHX.shape[1:])
-        jitter[:, 0, 0] = NEAR  # a near-duplicate is never an exact one
+        jitter[:, 0, 0] = NEAR  # ensures that a near-duplicate differs from its original
         image_BHX[rows] += jitter
         return origin_B, near_B
 
     def _noises(self, rng: np.random.Generator, count: int, top: int) -> NDArray[np.uint8]:
-        """Noise [count, H W K] in 0..top: stretches of one pool, each from a place of its own.
+        """Return noise [count, H W K] in 0..top, as random slices of one pool.
 
-        Drawing bytes anew would cost more than all else together.
+        Drawing new bytes for each sample would take longer than all other steps together.
         """
         length = math.prod(self._shape)
         if top not in self._pools:
@@ -199,7 +206,7 @@ class Synthetic:
         return np.asarray(stretches[rng.integers(0, POOL, count)])
 
     def _prototypes(self, n: int) -> NDArray[np.uint8]:
-        """The fields [C, H + 2 shift, (W + 2 shift) K] of all classes at sample n."""
+        """Return the fields [C, H + 2 shift, (W + 2 shift) K] of all classes at sample n."""
         step = 0 if self._prototype_period is None else n * STEPS // self._prototype_period
         if self._fields is None or self._fields[0] != step:
             anchor, way = divmod(step, STEPS)
@@ -211,7 +218,7 @@ class Synthetic:
         return self._fields[1]
 
     def _anchor(self, number: int) -> NDArray[np.float64]:
-        """Random fields in [0, 1]: coarse noise, drawn out by linear interpolation."""
+        """Return random fields in [0, 1]: coarse noise, enlarged by linear interpolation."""
         side, channels = self._shape[0] + 2 * self._shift, self._shape[2]
         rng = np.random.default_rng([self.seed, 1, number])
         knots: NDArray[Any] = rng.random((self.classes, COARSE, COARSE, channels))
@@ -222,10 +229,10 @@ class Synthetic:
 
 
 def check(what: str, value: float | None, low: float, high: float) -> None:
-    """Refuses a number outside [low, high].
+    """Check that a number lies in [low, high].
 
     Raises:
-        ValueError: it is.
+        ValueError: the number is outside.
     """
     if value is not None and not low <= value <= high:
         raise ValueError(f"{what} {value}: must lie in [{low}, {high}]")

@@ -279,7 +279,7 @@ class Members:
                     raise ShardError(f"the {size} bytes of {name!r:.80} are cut off")
             self._stream.skip(padded(size) - len(data or b""))
         except (*DAMAGE, ShardError) as error:
-            yield Member(at, name, lost=("damaged", str(error)))  # the name completes the previous sample
+            yield Member(at, name, lost=("damaged", str(error)))  # its name ends the sample before
             raise
         self._told, self._lost = {}, None
         if info.isreg() or left_out:

@@ -1,4 +1,4 @@
-"""Lists of URLs: text, CSV, Parquet and JSON lines."""
+"""Readers of URL lists in text, CSV, Parquet and JSON Lines files."""
 
 from __future__ import annotations
 
@@ -12,36 +12,34 @@ from typing import Any, TextIO
 
 from stream_ssl.producers.sources.base import SourceError
 
-MAX_LINE = 1 << 20  # characters; a list without line ends must not fill the memory
+MAX_LINE = 1 << 20  # characters; a list without line breaks must not fill the memory
 
 MAX_COLUMN = 2**30  # bytes of a column in a row group of a Parquet file
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line of a list."""
+    """A row of a URL list."""
 
     url: str
     facts: dict[str, Any] = field(default_factory=dict)
 
 
 def read_rows(path: Path, column: str, facts: Sequence[str] = ()) -> Iterator[Row]:
-    """The rows of a list: .csv, .parquet, .jsonl (or .ndjson), or text with a URL a line.
+    """Yield the rows of a list: .csv, .parquet, .jsonl (or .ndjson), or text with one URL per line.
 
-    The source reads only the columns of the URL and of the named facts from a Parquet file.
-
-    A row that cannot be read has an empty URL. Empty lines of a text, and those that begin with
-    "#", are none.
+    From a Parquet file, only the columns of the URL and of `facts` are read. A row that cannot be
+    read has an empty URL. In a text file, empty lines and lines that begin with "#" are ignored.
 
     Raises:
-        SourceError: there is no such column, or the rest cannot be read.
+        SourceError: the column does not exist, or the rest of the list cannot be read.
     """
     kind = path.suffix.lower()
     try:
         if kind == ".parquet":
             yield from parquet_rows(path, column, facts)
             return
-        # utf-8-sig: spreadsheets begin their files with a mark.
+        # Spreadsheets begin their files with a byte-order mark, which utf-8-sig removes.
         with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
             lines = bounded_lines(file)
             if kind == ".csv":
@@ -58,7 +56,7 @@ def read_rows(path: Path, column: str, facts: Sequence[str] = ()) -> Iterator[Ro
 
 
 def bounded_lines(file: TextIO) -> Iterator[str]:
-    """Yield the lines of a list; a line that is too long becomes one that holds no URL."""
+    """Yield the lines of a list. A line that is too long becomes a text that is not a URL."""
     while line := file.readline(MAX_LINE):
         long = len(line) == MAX_LINE
         while len(line) == MAX_LINE and line[-1] not in "\r\n":
@@ -74,7 +72,7 @@ def parquet_rows(path: Path, column: str, facts: Sequence[str]) -> Iterator[Row]
     if column not in schema.names:
         raise absent(path, column, schema.names)
     wanted = [name for name in dict.fromkeys([column, *facts]) if name in schema.names]
-    # A text that many rows share is held once: a file of a kilobyte may repeat a megabyte.
+    # Dictionaries hold a repeated text once: a file of a kilobyte may repeat a megabyte.
     texts = [name for name in wanted if str(schema.field(name).type) in ("string", "large_string")]
     with parquet.ParquetFile(path, read_dictionary=texts) as file:
         for number in range(file.metadata.num_row_groups):
@@ -93,10 +91,10 @@ def columns_of(group: Any) -> Iterator[Any]:
 
 
 def check_bytes(path: Path, part: Any) -> None:
-    """Refuse a column of a row group that would fill the memory.
+    """Check that a column of a row group fits into memory.
 
     Raises:
-        SourceError: it claims more than MAX_COLUMN bytes.
+        SourceError: the column claims more than MAX_COLUMN bytes.
     """
     if part.total_uncompressed_size > MAX_COLUMN:
         raise SourceError(
@@ -107,7 +105,7 @@ def check_bytes(path: Path, part: Any) -> None:
 
 
 def csv_rows(path: Path, lines: Iterable[str], column: str) -> Iterator[Row]:
-    """Those of a CSV file."""
+    """Yield the rows of a CSV file."""
     reader = csv.DictReader(lines)
     if column not in (reader.fieldnames or []):
         raise absent(path, column, list(reader.fieldnames or []))
@@ -116,14 +114,14 @@ def csv_rows(path: Path, lines: Iterable[str], column: str) -> Iterator[Row]:
             facts = next(reader)
         except StopIteration:
             return
-        except csv.Error:  # a field that is too long; the next line is another row
+        except csv.Error:  # a field is too long; the next line is a new row
             yield Row("")
         else:
             yield Row(text(facts.pop(column)), facts)
 
 
 def json_row(column: str, line: str) -> Row:
-    """That of a line of JSON."""
+    """Return the row in a line of JSON; its URL is empty if the line is invalid."""
     try:
         facts = json.loads(line)
         return Row(text(facts.pop(column)), facts)
@@ -132,19 +130,19 @@ def json_row(column: str, line: str) -> Row:
 
 
 def text(value: object) -> str:
-    """Return a cell as a URL, without the spaces and line ends around it."""
+    """Return a cell as a URL, without surrounding spaces and line breaks."""
     if isinstance(value, bytes):
         value = value.decode(errors="replace")
     return "" if value is None else str(value).strip()
 
 
 def absent(path: Path, column: str, there: list[str]) -> SourceError:
-    """The error of a column that a list has not."""
+    """Return the error for a column that a list does not have."""
     return SourceError(f"{path} has no column {column!r}; it has {', '.join(map(repr, there))}")
 
 
 def count_rows(path: Path) -> int:
-    """About how many rows a list has."""
+    """Return the approximate number of rows in a list."""
     if path.suffix.lower() == ".parquet":
         from pyarrow import parquet
 

@@ -1,4 +1,4 @@
-"""Frames of video files, by FFmpeg's libraries (PyAV)."""
+"""A source of frames from video files, with FFmpeg's libraries (PyAV)."""
 
 from __future__ import annotations
 
@@ -31,39 +31,43 @@ U = TypeVar("U")
 Frac = Any  # a Fraction, or from PyAV 19 on an AVRational
 Packets = Iterator["Packet[VideoStream]"]
 Start = Callable[["InputContainer", "VideoStream"], Packets]
-"""Positions an opened file, and returns its packets from there on."""
+"""Positions an opened file and returns its packets from there on."""
 
 SEEKABLE = ("mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm")
-"""Formats that store the time of each packet: it is the same after a seek."""
-NO_TIMES = 0x80  # AVFMT_NOTIMESTAMPS: formats that store no times
-HIDDEN = ("vp8", "vp9", "av1")  # codecs some of whose packets are not to be shown
+"""Formats that store the time of each packet, so that a seek does not change the times."""
+NO_TIMES = 0x80  # AVFMT_NOTIMESTAMPS: formats without times
+HIDDEN = ("vp8", "vp9", "av1")  # codecs in which some packets are not shown
 BACK_SECONDS = (0, 2, 10, 60)
-"""How long before a position a key frame is sought, before a file is read from its beginning."""
-BACK_KEYS = (1, 2, 10)  # the same in key frames, where a file is read up to them
+"""How far before a position to look for a key frame, before the file is read from its beginning."""
+BACK_KEYS = (1, 2, 10)  # the same in key frames, for files that are read without a seek
 ENCODERS = 2  # threads
-OLDEST = 631_152_000  # 1990: an earlier creation time is a clock or a field that was never set
-GUESSED_RATE = 25  # frames a second of a stream that does not tell
+OLDEST = 631_152_000  # 1990: an earlier creation time is a clock or field that was not set
+GUESSED_RATE = 25  # frames per second, if the stream does not say
 
 
 class VideoFiles(Recordings):
-    """Frames of video files: MP4, Matroska, MPEG-TS, AVI and others that FFmpeg reads.
+    """A source of frames from video files: MP4, Matroska, MPEG-TS, AVI and others known to FFmpeg.
 
-    Sample ids are FILE~DIGEST#TIME, see `file_name`. TIME counts in units of the stream's time
-    base, and is the position, too. Capture time is the file's creation time plus the time in the
-    stream. A file without a creation time began at its last change, less its duration.
+    Sample ids are FILE~DIGEST#TIME; see `file_name`. TIME counts units of the stream's time base
+    and is also the position. The capture time is the file's creation time plus the time in the
+    stream. If a file has no creation time, its last modification counts as the end of the
+    recording.
 
-    Of several video streams the first that is no cover picture is sent. Damaged packets and
-    frames, frames whose time does not rise, and the missing end of a file that was cut off are
-    logged, counted in `skipped` and left out.
+    If a file has several video streams, the source sends the first one that is not a cover picture.
+    The source logs, counts in `skipped` and leaves out:
+
+    - damaged packets and frames,
+    - frames whose time does not increase,
+    - the missing end of a truncated file.
 
     Args:
         files: paths, globs, or brace expansions such as "drive-{00..09}.mp4".
-        epochs: passes to make; null: endless.
+        epochs: number of passes, 1 or more; null: endless.
         name: the source's name.
 
     Raises:
         FileNotFoundError: a pattern matches no file.
-        ValueError: an argument breaks its rule.
+        ValueError: an argument is invalid.
         ModuleNotFoundError: PyAV or Pillow is not installed.
     """
 
@@ -74,13 +78,13 @@ class VideoFiles(Recordings):
         name: str = "video",
         **frames: Any,
     ) -> None:
-        import av  # noqa: F401  # a machine without it is to say so at once
+        import av  # noqa: F401  # fail early if it is not installed
 
         self._frames = Frames(**frames)
         super().__init__(files, epochs, name, "video", self._frames.facts)
 
     def damages(self) -> tuple[type[Exception], ...]:
-        """Return the errors that a file's bytes may raise."""
+        """Return the error types that a file's bytes may cause."""
         import av
 
         return av.FFmpegError, OSError, DamagedError
@@ -118,7 +122,7 @@ class VideoFiles(Recordings):
                 assert frame.pts is not None
                 if after is not None and frame.pts <= after:
                     if frame.pts == after:
-                        gate.takes(frame, frame.time)  # as when it was sent
+                        gate.takes(frame, frame.time)  # restores the gate's state at that frame
                 elif last is not None and frame.pts <= last:
                     what = f"a frame of {path} at {frame.time:.3f} s"
                     remedy = (
@@ -137,7 +141,7 @@ class VideoFiles(Recordings):
                 self.skipped.note("damaged", f"the rest of {path}", why)
 
     def _from(self, path: Path, after: int | None) -> Iterator[VideoFrame]:
-        """Yield frames from the one at `after`, or from an earlier one."""
+        """Yield frames, beginning with the frame at `after` or an earlier frame."""
         for start in starts(path, after):
             with opened(path) as (container, stream):
                 note = self.skipped.note if start is beginning else ignore
@@ -155,15 +159,15 @@ class VideoFiles(Recordings):
 
 @contextmanager
 def opened(path: Path) -> Iterator[tuple[InputContainer, VideoStream]]:
-    """Open the file, and choose its video.
+    """Open a file and select its video stream.
 
     Raises:
-        DamagedError: it is no video.
+        DamagedError: the file is not a video.
     """
     import av
 
     try:
-        # FFmpeg opens only files that a playlist names, and no host.
+        # With the protocol `file:`, a playlist can name files only, and no hosts.
         container = av.open(f"file:{path}", **lenient())
     except av.FFmpegError as error:
         raise DamagedError(unreadable(path, str(error.strerror))) from error
@@ -172,7 +176,7 @@ def opened(path: Path) -> Iterator[tuple[InputContainer, VideoStream]]:
 
 
 def unreadable(path: Path, why: str) -> str:
-    """Say why FFmpeg cannot read a file, and what to do about it."""
+    """Return why FFmpeg cannot read a file, and the remedy."""
     with path.open("rb") as file:
         head = file.read(12)
     if not head:
@@ -188,10 +192,10 @@ def unreadable(path: Path, why: str) -> str:
 
 
 def film_of(container: InputContainer) -> VideoStream:
-    """Return the first video stream that is no cover picture.
+    """Return the first video stream that is not a cover picture.
 
     Raises:
-        DamagedError: there is none.
+        DamagedError: there is no such stream.
     """
     for stream in container.streams.video:
         if not is_picture(stream):
@@ -202,32 +206,32 @@ def film_of(container: InputContainer) -> VideoStream:
 
 
 def is_picture(stream: VideoStream) -> bool:
-    """Return whether the stream is a cover or thumbnails, and no film."""
+    """Return whether the stream contains only a cover picture or thumbnails."""
     from av.stream import Disposition
 
     return bool(stream.disposition & (Disposition.attached_pic | Disposition.timed_thumbnails))
 
 
 def lenient() -> dict[str, Any]:
-    """Return the arguments of `av.open` that allow titles in Latin-1. PyAV 19 always does."""
+    """Return arguments of `av.open` that accept titles in Latin-1. PyAV 19 always accepts them."""
     import av
 
     return {"metadata_errors": "replace"} if int(av.__version__.split(".")[0]) < 19 else {}
 
 
 def ignore(*_loss: object) -> None:
-    """Leave the losses of an attempt uncounted."""
+    """Ignore a loss, because another attempt will read the same packets."""
 
 
 def beginning(container: InputContainer, stream: VideoStream) -> Packets:
-    """Start with the first packet."""
+    """Return all packets, beginning with the first packet."""
     return container.demux(stream)
 
 
 def starts(path: Path, after: int | None) -> Iterator[Start]:
-    """Yield places from which to read, the nearest first, so that the frame at `after` comes.
+    """Yield places from which to read, nearest first, to reach the frame at `after`.
 
-    A place may turn out to lie behind that frame; the last one is the beginning.
+    A place may turn out to lie after that frame. The last place is the beginning of the file.
     """
     import av
 
@@ -247,7 +251,7 @@ def starts(path: Path, after: int | None) -> Iterator[Start]:
             counted = tells_no_times(container, stream)
             keys: list[int] = []
             if name not in SEEKABLE and not counted:
-                # After a seek FFmpeg may tell other times. Reading without decoding is fast.
+                # FFmpeg may report other times after a seek, and reading without decoding is fast.
                 keys = key_packets(container, stream, after)
         if name in SEEKABLE:
             for back in BACK_SECONDS:
@@ -272,23 +276,25 @@ def key_packets(container: InputContainer, stream: VideoStream, last: int) -> li
 
 
 def tells_no_times(container: InputContainer, stream: VideoStream) -> bool:
-    """Return whether frames must be counted from the beginning to know their times."""
+    """Return whether frame times are known only by counting frames from the beginning."""
     flags = container.format.flags
     bare = bool(int(getattr(flags, "value", flags)) & NO_TIMES)
     return bare or (container.format.name == "avi" and stream.codec_context.has_b_frames)
 
 
 class Film:
-    """The frames of packets, with their times and a count of the packets that gave none.
+    """Decodes packets to frames with times, and counts the packets that gave no frame.
 
     Args:
         container: the opened file or live stream.
-        stream: its video.
-        note: is told of losses, as `Skipped.note` is.
-        what: how messages call the file.
+        stream: its video stream.
+        note: called for each loss; see `Skipped.note`.
+        what: the name of the file in messages.
         key_frames: decode only frames that are stored whole.
-        after: time of the frame that was sent last; losses before it are not counted again.
-        live: what precedes the first key frame of a live stream is no loss.
+        after: time of the last sent frame, in units of the time base. Earlier losses are not
+            counted again.
+        live: whether the stream is live. Data before its first key frame then does not count as a
+            loss.
     """
 
     def __init__(
@@ -303,14 +309,14 @@ class Film:
     ) -> None:
         self.note, self._stream, self._what, self._after = note, stream, what, after
         self._avi = container.format.name == "avi"
-        self._waiting: list[int] = []  # a heap: times of AVI's packets whose frames did not come
+        self._waiting: list[int] = []  # a heap of the times of AVI packets without a frame yet
         self._last: int | None = None
-        self._due = 0  # packets behind `after`, less their frames and what is counted already
-        # Not decoding all frames would spoil the count that stands for their times.
+        self._due = 0  # packets after `after`, minus their frames and counted losses
+        # If frames are counted to find their times, all frames must be decoded.
         partly = key_frames and not tells_no_times(container, stream)
         self._counts = not (partly or live or stream.codec_context.name in HIDDEN)
         if partly:
-            # NONKEY passes over key frames of open GOPs in H.264 without recovery points.
+            # NONKEY also skips key frames of open GOPs in H.264 without recovery points.
             stream.codec_context.skip_frame = "NONINTRA"
 
     def frames(self, packets: Packets) -> Iterator[VideoFrame]:
@@ -325,7 +331,7 @@ class Film:
             for packet in packets:
                 yield from self._decoded(packet)
         except av.FFmpegError:
-            yield from self._decoded(None)  # frames that the decoder still holds
+            yield from self._decoded(None)  # flush the decoder
             raise
         if self._counts and self._due > 0:
             what = f"{self._due} packets of {self._what}"
@@ -339,11 +345,11 @@ class Film:
         if packet is not None and packet.size:
             time = packet.dts if self._avi or packet.pts is None else packet.pts
             due = not packet.is_discard and (self._after is None or (time or 0) > self._after)
-            if self._avi and packet.dts is not None:  # AVI stores an order, and no times of frames
+            if self._avi and packet.dts is not None:  # AVI stores the order of frames, no times
                 heapq.heappush(self._waiting, packet.dts)
                 packet.pts = None
         elif packet is not None and packet.dts is not None:
-            return  # AVI's sign for "as before", which a decoder would take for the end
+            return  # AVI's sign for "repeat the frame", which a decoder would take for the end
         self._due += due
         try:
             frames = self._stream.decode(packet)
@@ -358,7 +364,7 @@ class Film:
             self._set_time(frame)
             new = self._is_new(frame.pts)
             self._due -= new
-            if frame.interlaced_frame:  # a packet may be half of a frame
+            if frame.interlaced_frame:  # a packet may contain half a frame
                 self._counts = False
             if not frame.is_corrupt:
                 yield frame
@@ -380,28 +386,28 @@ class Film:
 
 
 def fraction(value: Frac, default: Fraction) -> Fraction:
-    """Return a number of PyAV's as a Fraction; the default where the file tells none."""
+    """Return a PyAV number as a Fraction, or the default if the file does not define it."""
     if value is None or not value.numerator or not value.denominator:
         return default
     return Fraction(value.numerator, value.denominator)
 
 
 def time_base(stream: VideoStream) -> Fraction:
-    """Return the seconds in the unit of the stream's times."""
+    """Return the unit of the stream's times, in seconds."""
     return fraction(stream.time_base, Fraction(1, 90_000))
 
 
 def step_of(stream: VideoStream) -> int:
-    """Return the usual time between two frames, in units of the stream's times."""
+    """Return the usual time between two frames, in units of the stream's time base."""
     rate = fraction(stream.guessed_rate, Fraction(GUESSED_RATE))
     return max(1, round(1 / (rate * time_base(stream))))
 
 
 def creation_time(path: Path) -> float:
-    """Return when a file's stream began, in seconds since the Unix epoch.
+    """Return when the recording of a file began, in seconds since the Unix epoch.
 
     Raises:
-        DamagedError: it is no video.
+        DamagedError: the file is not a video.
     """
     with opened(path) as (container, _):
         try:
@@ -414,7 +420,7 @@ def creation_time(path: Path) -> float:
 
 
 def ahead(work: Callable[[T], U], items: Iterable[T]) -> Iterator[tuple[T, U]]:
-    """Each item with `work(item)`, in order; done in threads, a few items before they are taken."""
+    """Yield each item with `work(item)`, in order; threads compute a few results ahead."""
     pending: deque[tuple[T, Future[U]]] = deque()
     with ThreadPoolExecutor(ENCODERS) as pool:
         for item in items:
